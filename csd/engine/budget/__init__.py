@@ -1,23 +1,25 @@
-"""Budgets: the number of drafted tokens that a step verifies, fixed or as many as pay.
+"""Budgets: the number of drafted tokens that a step verifies, fixed or chosen by expected gain.
 
-The model of `"auto"`. A step over m rows takes r(m) times a step without drafts, over the L live
-slots' roots alone. A drafted node that the graph expects to be accepted with probability p is
-accepted with probability c p. The step verifies the k likeliest nodes that maximise
+The model of `"auto"`. A step over m rows takes r(m) times as long as a step without drafts, which
+runs only the roots of the L live slots. A drafted node to which the graph assigns acceptance
+probability p is accepted with probability c p. The step verifies the k likeliest nodes, for the k
+that maximises
 
     ( 1 + c/L * (p_1 + .. + p_k) ) / r(L + k)          over k >= 0, 1 at k = 0
 
-which are committed tokens a slot by the time they take.
+which is the number of committed tokens per slot, divided by the time of the step.
 
 - Measure. r begins as the table that was timed when the engine started; each step corrects it
-  (`estimator`). c is the ratio of accepted nodes to expected ones. A step without drafts runs now
-  and then, because r is relative to it.
-- Probe, with a cool-down. After n steps in a row whose drafts do not pay the next one comes after
-  2^n steps, and verifies nodes whatever is expected of them once the cool-down is longest.
-- Stop on loss. Whatever is expected, a step drafts out of a credit, in steps without drafts, that
-  it changes by what it won or lost (`gate`).
+  (`estimator`). c is the ratio of accepted nodes to expected ones. A step without drafts runs from
+  time to time, because r is relative to it.
+- Probe, with a cool-down. After n consecutive steps whose drafts do not pay, the next step with
+  drafts follows 2^n steps later. Once the cool-down has its maximum length, that step verifies
+  nodes even if no gain is expected.
+- Stop on loss. Independent of expectations, drafts are limited by a credit, in units of steps
+  without drafts; each step adds its gain or subtracts its loss (`gate`).
 
-A call begins with the table alone. Decisions depend on time, tokens never do. Steps of fixed shapes
-choose among pool sizes by the same rule.
+A call begins with the uncorrected table. Measured times affect the budget, but never the tokens.
+Steps of fixed shapes choose among pool sizes by the same rule.
 """
 
 from csd.engine.budget.auto import AutoBudget, AutoPool

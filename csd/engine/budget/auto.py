@@ -1,4 +1,4 @@
-"""The automatic budgets: as many drafted tokens as pay for themselves."""
+"""The automatic budgets: the number of drafted tokens with the highest expected token rate."""
 
 from collections import deque
 
@@ -11,28 +11,29 @@ from csd.state.pool import acceptance, path_probability
 
 
 class Controller:
-    """Estimates of one call, for eager and for static steps."""
+    """Step times, calibration and drafting gate of one call, for eager and static steps."""
 
     def __init__(self, table: StepTimeTable):
         self.times, self.gate = StepTimeEstimator(table), SpeculationGate()
-        # drafted tokens, of about the last 100 expected ones; a call begins with so many of each
+        # numbers of drafted tokens, over about the last 100 expected ones; both start at RECENT
         self._expected = self._accepted = float(RECENT)
-        self._asked: deque[bool] = deque()  # whether drafts were asked for, of steps not yet read
+        self._asked: deque[bool] = deque()  # for each step not yet read: whether it might draft
 
     @property
     def calibration(self) -> float:
-        """Accepted drafted tokens for each expected one."""
+        """Ratio of accepted drafted tokens to expected ones."""
         return self._accepted / self._expected
 
     def should_draft(self) -> bool:
-        """True if the next step may draft; called once a step."""
+        """True if the next step may draft; called once per step."""
         self._asked.append(self.gate.should_draft())
         return self._asked[-1]
 
     def learn(self, live: int, base: int, record: Record, shares: list[float]) -> None:
         """Update from a step's record.
 
-        base: rows of a step without drafts; shares: weight of each slot's tokens.
+        live: number of live slots; base: rows of a step without drafts; shares: weight of each
+        slot's tokens.
         """
         asked = self._asked.popleft() if self._asked else bool(record.costs)
         seconds = record.draft_seconds + record.model_seconds
@@ -55,12 +56,12 @@ class Controller:
 
 
 class AutoBudget(FixedBudget):
-    """Picks the number of nodes of most expected tokens per second, 0 where none pays."""
+    """Chooses the number of nodes with the most expected tokens per second; 0 if none pay."""
 
     def __init__(self, table: StepTimeTable):
         super().__init__(0)
         self._control = Controller(table)
-        self._kept = PER_SLOT  # nodes that recent steps kept
+        self._kept = PER_SLOT  # number of nodes that recent steps verified
         self._penalties: Penalties = None
 
     def ask(self, live: int) -> int:
@@ -72,7 +73,7 @@ class AutoBudget(FixedBudget):
         control, self._penalties = self._control, penalties
         calibration, best_rate = control.calibration, 1.0
         if control.gate.probe:
-            # what drafts bring may have changed as well
+            # acceptance may also have changed since the last drafts
             calibration, best_rate = max(calibration, 1.0), 0.0
         weight = float(live) if penalties is None else sum(_shares(penalties))
         best, promised = 0, 0.0
@@ -96,22 +97,22 @@ class AutoBudget(FixedBudget):
 
 
 class AutoPool(FixedPool):
-    """Picks the pool size of most expected tokens per second; drafts fill it.
+    """Chooses the pool size with the most expected tokens per second; drafts fill the pool.
 
-    The last step that drafted shows what nodes bring: as many a live slot are accepted, and nodes
-    beyond those that it drafted count half as much as its last.
+    The expectation follows the last step that drafted: each live slot accepts as many nodes as in
+    that step, and each node in excess of its drafts counts half as much as its last node.
     """
 
     def __init__(self, table: StepTimeTable, sizes: list[int]):
         super().__init__(0, sizes)
         self._control = Controller(table)
-        self._worth: list[float] = []  # acceptance of that step's nodes, falling
-        self._live = 1  # slots that it had
+        self._worth: list[float] = []  # acceptance probabilities of that step's nodes, descending
+        self._live = 1  # live slots of that step
 
     def expect(self, live: int, nodes: int) -> float:
-        """Accepted nodes of `nodes` drafted ones."""
+        """Expected number of accepted nodes among `nodes` drafted ones."""
         if not self._worth:
-            # before the first record: half of the slots' next tokens are guessed
+            # before the first record: assume that drafts hit half of the slots' next tokens
             return min(nodes, live) / 2
         share = live / self._live
         known = nodes / share
@@ -143,5 +144,5 @@ class AutoPool(FixedPool):
 
 
 def _shares(penalties: Penalties) -> list[float]:
-    """Weight of a token of each slot: less where the slot is ahead of others."""
+    """Weight of each slot's tokens: lower if the slot is ahead of others, 0 without a sample."""
     return [path_probability(penalty) if penalty >= 0 else 0.0 for penalty in penalties or ()]

@@ -1,4 +1,4 @@
-"""Budgets of a given number of drafted tokens, and the protocol of every budget."""
+"""Budgets with a fixed number of drafted tokens, and the protocol of all budgets."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,15 +6,15 @@ from typing import Protocol
 from csd.engine.record import Record
 from csd.state.pool import MAX_NODES
 
-# drafted tokens of an automatic step at most: a live slot, and in all
+# most drafted tokens of an automatic step: per live slot, and in total
 PER_SLOT, MOST = 32, 128
 
-# progress penalties of the slots, -1 without a sample; None while samples wait for slots
+# progress penalty of each slot, -1 without a sample; None while samples wait for slots
 Penalties = Sequence[int] | None
 
 
 def nodes_of(live: int, nodes: int) -> int:
-    """`nodes` drafted tokens, at most as many as the trees of `live` slots have room for."""
+    """Number of drafted tokens: `nodes`, limited by the room in the trees of `live` slots."""
     return min(nodes, live * (MAX_NODES - 1))
 
 
@@ -24,29 +24,29 @@ def most_nodes(live: int) -> int:
 
 
 class Budget(Protocol):
-    """Decides how many drafted tokens a step verifies."""
+    """Protocol that chooses the number of drafted tokens that a step verifies."""
 
     def ask(self, live: int) -> int:
-        """Drafted tokens to propose for the next step over `live` slots; called once a step."""
+        """Drafted tokens to propose for the next step over `live` slots; called once per step."""
 
     def choose(self, live: int, costs: list[int], penalties: Penalties = None) -> int:
         """Number of the proposed tokens, cheapest first, that are worth verifying.
 
-        costs: `Pool.cost` of each plus its slot's progress penalty. penalties: of each slot.
+        costs: `Pool.cost` of each token plus its slot's progress penalty. penalties: of each slot.
         """
 
     def keep(self, nodes: int) -> None:
-        """Report how many of a step's proposed tokens are verified."""
+        """Record the number of a step's proposed tokens that are verified."""
 
     def pool(self, live: int) -> tuple[int, int]:
-        """Rows of the next pool and most drafted tokens, for a step of fixed shapes."""
+        """Returns the rows and the most drafted tokens of the next pool of fixed shapes."""
 
     def learn(self, live: int, record: Record) -> None:
-        """Update from the record of a step over `live` slots; called once a step, in order."""
+        """Update from the record of a step over `live` slots; called once per step, in order."""
 
 
 class FixedBudget(Budget):
-    """At most `nodes` drafted tokens a step, over all samples together."""
+    """At most `nodes` drafted tokens per step, over all samples together."""
 
     def __init__(self, nodes: int):
         self.nodes = nodes
@@ -69,7 +69,7 @@ class FixedBudget(Budget):
 
 
 class FixedPool(FixedBudget):
-    """At most `nodes` drafted tokens a step, in the smallest pool of `sizes` that holds them."""
+    """At most `nodes` drafted tokens per step, in the smallest pool of `sizes` that holds them."""
 
     def __init__(self, nodes: int, sizes: list[int]):
         super().__init__(nodes)
@@ -78,5 +78,5 @@ class FixedPool(FixedBudget):
     def pool(self, live: int) -> tuple[int, int]:
         wanted = live + nodes_of(live, self.nodes)
         size = next((size for size in self.sizes if size >= wanted), self.sizes[-1])
-        # not cut by the slots: each number is captured for itself
+        # not limited by the live slots: each number of nodes is captured as a separate graph
         return size, min(self.nodes, size)

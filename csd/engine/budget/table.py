@@ -10,21 +10,21 @@ from csd.schema.read import read_file
 
 
 class StepTimesFile(TypedDict):
-    """A file of step times."""
+    """Content of a file of step times."""
 
     rows: Annotated[list[Annotated[int, Between(1, 2**31 - 1)]], AtLeast(2)]
     seconds: Annotated[list[Annotated[float, Between(0, 1e9)]], AtLeast(2)]
 
 
 class StepTimeTable:
-    """Seconds of a step by its rows, linear between the timed sizes and beyond them.
+    """Seconds of a step by its number of rows, linear between the timed sizes and beyond them.
 
-    sizes: rows, rising; seconds: of a step over each, positive. More rows never take less: what
-    disturbs a timing only adds to it, so a later size bounds the earlier ones.
+    sizes: numbers of rows, ascending; seconds: of a step at each size, positive. Times never fall
+    with the rows: disturbances only add to a timing, so a larger size bounds the smaller ones.
     """
 
     def __init__(self, sizes: list[int], seconds: list[float], steady: bool = True):
-        """steady: whether the machine disturbed no timing."""
+        """steady: whether no disturbance affected the timings."""
         if len(sizes) != len(seconds) or len(sizes) < 2:
             raise ValueError(
                 f"seconds must be one per size, at least 2, got {len(seconds)} for {len(sizes)}"
@@ -41,7 +41,7 @@ class StepTimeTable:
 
     @classmethod
     def read(cls, path: str | Path) -> "StepTimeTable":
-        """From a JSON object with `rows` and `seconds`, as `python -m bench step_times` writes it.
+        """Read a JSON object with `rows` and `seconds`, as `python -m bench step_times` writes it.
 
         Raises ValueError, naming the file, for anything else.
         """
@@ -53,7 +53,7 @@ class StepTimeTable:
 
 
 def interpolate(xs: list[int], ys: list[float], x: int) -> float:
-    """Linear between the points (xs, ys), and beyond them along the first or last pair."""
+    """Interpolate the points (xs, ys) linearly; extrapolate along the first or last pair."""
     i = min(max(bisect.bisect_left(xs, x), 1), len(xs) - 1)
     (a, b), (ya, yb) = xs[i - 1 : i + 1], ys[i - 1 : i + 1]
     return ya + (yb - ya) * (x - a) / (b - a)

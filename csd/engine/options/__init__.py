@@ -1,9 +1,9 @@
 """The arguments of `csd.generate`, each defined once.
 
-`Options` is the static type of the keyword arguments, and the `Option` beside each type holds its
-default, its check, its command-line flag and its description. From these come the signatures that
+`Options` is the static type of the keyword arguments, and the `Option` next to each type holds its
+default, its check, its command-line flag and its description. The signatures that
 editors show (`signature.shows`), the checks of a call (`read_options`), the flags of the `csd`
-command (`flags.add_flags`) and the list in `help(csd.generate)`.
+command (`flags.add_flags`) and the list in `help(csd.generate)` are derived from them.
 """
 
 from collections.abc import Mapping
@@ -34,9 +34,9 @@ def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
 
 
 def read_options(given: Mapping[str, Any], kind: type = Options) -> dict[str, Any]:
-    """All arguments in `kind`, those not given at their defaults, each checked.
+    """Returns all arguments in `kind`, checked; missing arguments get their defaults.
 
-    Raises TypeError for an unknown one.
+    Raises TypeError for an unknown argument.
     """
     known_options = options_of(kind)
     for name in given:

@@ -14,24 +14,24 @@ from csd.schema.check import shown
 
 
 def or_none(check: Callable[..., Any], name: str, **limits: Any) -> Callable[[Any], Any]:
-    """`check` of a value that may also be None."""
+    """Returns `check` extended to accept None; limits: passed on to `check`."""
     return lambda value: None if value is None else check(name, value, **limits)
 
 
 def check_type(name: str, kinds: tuple[type, ...], expected: str, value: Any) -> None:
-    """Raises TypeError, naming the argument, for a value of another type."""
+    """Raises TypeError, naming the argument, for a value that is neither None nor of `kinds`."""
     if value is not None and not isinstance(value, kinds):
         raise TypeError(f"{name} must be {expected}, got a {type(value).__name__}")
 
 
 def check_drafter(value: Any) -> None:
-    """Raises TypeError or ValueError, naming `drafter`, for one that is not known."""
+    """Raises TypeError or ValueError, naming `drafter`, for an unknown drafter."""
     if value is not None:
         check_known(value)
 
 
 def check_function(name: str, arguments: int, expected: str, value: Any) -> None:
-    """Raises TypeError for a value that does not take so many arguments."""
+    """Raises TypeError for a value that is not a function of `arguments` arguments."""
     # a class, as in until=csd.Vote, is callable, but it is not a function of samples
     served = takes(value, arguments) or (name == "until" and isinstance(value, UntilRule))
     if value is not None and (not served or isinstance(value, type)):
@@ -39,14 +39,14 @@ def check_function(name: str, arguments: int, expected: str, value: Any) -> None
 
 
 def check_tokenizer(value: Any) -> None:
-    """Raises TypeError, naming `tokenizer`, for another object."""
+    """Raises TypeError, naming `tokenizer`, for an object without a tokenizer's methods."""
     reads = callable(value) and hasattr(value, "decode") and not isinstance(value, type)
     if value is not None and not reads:
         raise TypeError(f"tokenizer must be one of transformers', got {shown(value)}")
 
 
 def check_template(value: Any) -> None:
-    """Raises TypeError for anything but a dict with strings for keys."""
+    """Raises TypeError for anything but a dict with string keys."""
     check_type("chat_template_kwargs", (dict,), "a dict", value)
     if not all(isinstance(key, str) for key in value or ()):
         raise TypeError(f"chat_template_kwargs must have strings for keys, got {shown(value)}")
@@ -58,16 +58,16 @@ check_revision = partial(check_type, "revision", (str,), "a name")
 
 
 def check_record(value: Any) -> None:
-    """Raises TypeError, or OSError where the file could not be written."""
+    """Raises TypeError for a value that is no path, OSError if the file cannot be written."""
     if value is None:
         return
     check_path("record", value)
     folder = os.path.dirname(os.path.abspath(value))
-    # not after all has been drawn
+    # fail now, not after sampling
     if os.path.isdir(value) or not os.access(folder, os.W_OK | os.X_OK):
         raise OSError(f"record must be a file in a folder that can be written to, got {value!r}")
 
 
 def check_seed_or_none(value: Any) -> int | None:
-    """`check_seed` of a value that may also be None."""
+    """Apply `check_seed` unless the value is None."""
     return None if value is None else check_seed(value)

@@ -1,4 +1,4 @@
-"""Arguments of the drafts: none of them changes a token under the verifier `match`."""
+"""Arguments for drafts: none of them changes a token with the verifier `match`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ VERIFIERS = ("match", *DRAWS)
 
 
 def read_budget(text: str) -> str | int:
-    """Budget in the form of the command line."""
+    """Parse a budget of the command line."""
     return text if text == "auto" else int(text)
 
 

@@ -1,4 +1,4 @@
-"""Arguments of the ends: where prompts, samples and texts are cut, and when a prompt is done."""
+"""Arguments for ends: where prompts, samples and texts are cut, and when a prompt is done."""
 
 from functools import partial
 from typing import Annotated, TypedDict

@@ -8,15 +8,15 @@ from csd.engine.options import GenerateOptions, options_of, read_options
 
 
 def check_flags(args: Namespace, names: Iterable[str]) -> None:
-    """Before a model is loaded: raises TypeError or ValueError, naming one of `names`."""
+    """Check `names` before a model is loaded; raises TypeError or ValueError naming one."""
     read_options({name: getattr(args, name) for name in names}, GenerateOptions)
 
 
 def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> None:
-    """A flag for each of `names`; `defaults` replace those of `Options`."""
+    """Add a flag for each of `names` to `parser`; `defaults` replace those of `Options`."""
     known_options = options_of(GenerateOptions)
     listed = {*names}
-    # of all commands in one order
+    # in the same order for all commands
     for name in [name for name in known_options if name in listed]:
         option = known_options[name][1]
         default = defaults.get(name, option.default)

@@ -1,4 +1,4 @@
-"""Arguments of a model that a call loads by its name."""
+"""Arguments for a model that a call loads by name."""
 
 from typing import Annotated, TypedDict
 

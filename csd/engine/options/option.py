@@ -7,13 +7,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One argument. The names of its flag are "--" and its own with hyphens, and `short`."""
+    """One argument. Its flags are "--" plus its name with hyphens, and `short`."""
 
     default: Any
     help: str
-    # gets the value and returns the one to use, None for as it is; raises TypeError or ValueError
-    # naming the argument
+    # maps a value to the one to use, or to None if it is used unchanged; raises TypeError or
+    # ValueError naming the argument
     check: Callable[[Any], Any] | None = None
-    # how the command line reads it: a function of the text, bool, or list for a repeatable flag
+    # parser on the command line: a function of the text, bool, or list for a repeatable flag
     flag: Callable[[str], Any] | None = None
     short: str | None = None

@@ -1,4 +1,4 @@
-"""Arguments of the prompts' form, and of what a call reports and keeps."""
+"""Arguments for the form of prompts, and for the reports and records of a call."""
 
 from functools import partial
 from typing import Annotated, Any, TypedDict
@@ -20,7 +20,7 @@ from csd.schema.arguments import check_flag, check_whole
 
 
 class ResultOptions(TypedDict, total=False):
-    """Arguments that change no token: how prompts are read, and what is kept of samples."""
+    """Arguments that change no token: the form of prompts, and the records of samples."""
 
     tokenizer: Annotated[Any, Option(None, "in place of the model's own", check_tokenizer)]
     attention_mask: Annotated[

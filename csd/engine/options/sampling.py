@@ -1,4 +1,4 @@
-"""Arguments of the samples' distribution: which samples, filters, penalties, bans and grammars."""
+"""Arguments for the samples' distribution: which samples, filters, penalties, bans and grammars."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,12 +9,12 @@ from csd.engine.options.option import Option
 from csd.engine.sampling import check_option
 from csd.schema.arguments import LARGEST, check_whole
 
-# samples of a prompt that a call draws at most: each is an object in memory
+# most samples of a prompt per call: each is an object in memory
 MOST_SAMPLES = 1 << 20
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Arguments that decide which token is drawn at a place."""
+    """Arguments that decide which token is drawn at a position."""
 
     num_samples: Annotated[
         int,

@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable)
 
 
 def shows(kind: type) -> Callable[[F], F]:
-    """A decorator: the function's signature lists the arguments in `kind`, its docstring too."""
+    """Decorator that lists the arguments in `kind` in a function's signature and docstring."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
