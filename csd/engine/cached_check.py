@@ -1,6 +1,6 @@
 """Check of a GPU's kernels before the first sample: once per machine and version, then cached.
 
-`csd doctor` runs in a process of its own, so that the caller survives a kernel that faults.
+`csd doctor` runs in a separate process, so that the caller survives a kernel that faults.
 """
 
 import json
@@ -25,9 +25,9 @@ LOG = logging.getLogger("csd")
 def require_check(
     device: torch.device, dtype: torch.dtype, config: ModelSizes, exact: bool = False
 ) -> None:
-    """Raise RuntimeError, naming the operation, if one is wrong on `device`.
+    """Check the kernels; raises RuntimeError, naming the operation, if one is wrong on `device`.
 
-    The result is cached in $XDG_CACHE_HOME/csd, by device, versions, dtype, head sizes, vocabulary
+    Success is cached in $XDG_CACHE_HOME/csd, by device, versions, dtype, head sizes, vocabulary
     and `exact`. A device in exclusive use by this process is not checked; a warning is logged.
     """
     sizes = dict(
@@ -42,7 +42,7 @@ def require_check(
     if _cached(key) == key:
         return
     with _alone(key):
-        # another process, a rank of the same job perhaps, may have checked meanwhile
+        # another process, such as a rank of the same job, may have checked meanwhile
         if _cached(key) != key:
             _check(key, device, name, sizes, exact, checked["device"])
 

@@ -1,4 +1,4 @@
-"""One call of `generate` or `stream`: its arguments, checked, as requests to an engine."""
+"""One call of `generate` or `stream`: its checked arguments, as requests to an engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,32 +31,32 @@ class RunSettings:
 
     budget: str | int = "auto"
     speculate: bool = True
-    drafter: Any = None  # the engine's own when None
+    drafter: Any = None  # None: the engine's default
     verifier: str = "match"
-    share: str | None = None  # "call": other prompts draft too
+    share: str | None = None  # "call": draft from samples of other prompts too
     until: Until | None = None
     on_tokens: OnTokens | None = None
-    record_top: bool = False  # keep the target's top 8 at each token
-    drafts: bool = False  # keep each step's trees
-    measures: Measures = field(default_factory=Measures)  # of each place of the samples
-    # makes teacher forcing of the operations and a step's rows, in place of sampling
+    record_top: bool = False  # record the target's 8 likeliest tokens at each position
+    drafts: bool = False  # record each step's draft trees
+    measures: Measures = field(default_factory=Measures)  # at each position of the samples
+    # makes, from the operations and the rows of a step, the teacher forcing that replaces sampling
     forcing: Callable[[Ops, int], TeacherForcing] | None = None
-    returns_errors: bool = False  # a prompt whose logits are NaN ends alone
+    returns_errors: bool = False  # a prompt whose logits are NaN ends alone, not the call
     tokenizer: Any = None
-    progress: bool | None = False  # as of `csd.state.phases.wants_progress`
+    progress: bool | None = False  # as in `csd.state.phases.wants_progress`
 
 
 @dataclass(slots=True)
 class Call:
-    """The arguments of a call, checked."""
+    """Checked arguments of a call."""
 
     requests: list[Request]
     settings: RunSettings
     many: bool  # whether the prompt was a list of prompts
     bar: Progress | None = None  # shown while the call runs
-    record: str | Path | None = None  # the trace file to write at its end
-    file: WholeFile | None = None  # the same, open while the call runs
-    history: Any = None  # where it keeps its samples at its end, if a `History`
+    record: str | Path | None = None  # path of the trace file to write at the end
+    file: WholeFile | None = None  # that file, open while the call runs
+    history: Any = None  # if a `History`, gets the samples at the end
 
     @classmethod
     def read(
@@ -67,7 +67,7 @@ class Call:
         generation_config: Any,
         tokenizer: Any,
     ) -> "Call":
-        """Check the arguments of a call. Raises TypeError or ValueError naming the argument."""
+        """Check a call's arguments. Raises TypeError or ValueError that names the argument."""
         options = read_options(given)
         count, until = options["num_samples"], options["until"]
         if options["tokenizer"] is not None:
@@ -77,7 +77,7 @@ class Call:
         prompts, many = parse(
             prompt, tokenizer, config.vocab,
             options["attention_mask"], options["chat_template_kwargs"],
-            # a text that is cut may be of any length
+            # a prompt that is truncated may have any length
             config.context if kept is None else None,
             errors if returns else None,
         )  # fmt: skip
@@ -94,7 +94,7 @@ class Call:
                 **{name: options[name] for name in SAMPLING},
             )
 
-        # what is wrong with any prompt is the call's error
+        # arguments that are invalid for any prompt are an error of the whole call
         params = params_of(0, "an empty prompt")
         if params.stop and tokenizer is None:
             raise ValueError("stop strings need a tokenizer: pass tokenizer= or stop_token_ids")
@@ -106,7 +106,7 @@ class Call:
         seed = options["seed"]
         if seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        taken: dict[tuple[int, ...], int] = {}  # sample indices of each prompt so far
+        taken: dict[tuple[int, ...], int] = {}  # next free sample index of each prompt
         requests = []
         for i, ids in enumerate(prompts):
             if i not in errors:
@@ -153,16 +153,16 @@ class Call:
         return cls(requests, settings, many, bar, options["record"], history=history)
 
     def results(self) -> list[Samples]:
-        """Results of the prompts; samples that have not finished are cancelled."""
+        """Results of all prompts; unfinished samples are `cancelled`."""
         return [request.result() for request in self.requests]
 
     def finish_sample(self, request: Request, sample: Sample) -> None:
-        """Called when a sample has finished."""
+        """Update the progress bar after a sample has finished."""
         if self.bar is not None:
             self.bar.end_sample(request, sample)
 
     def open(self) -> None:
-        """Called before the first step: what cannot be written at the end is refused.
+        """Check, before the first step, that the history and the trace file can be written.
 
         Raises OSError or ValueError, naming the file.
         """
@@ -172,7 +172,7 @@ class Call:
             self.file = open_traces(self.record)
 
     def close(self) -> None:
-        """Called when the call has ended, by an error or without."""
+        """Write the trace file, store the history and end the bar, also after an error."""
         every([
             self._write_record,
             lambda: store_history(self.requests, self.history),
@@ -183,7 +183,7 @@ class Call:
         if self.file is None:
             return
         with self.file as file:
-            # a recording of nothing replaces none that is there
+            # without finished samples, an existing file stays as it is
             if any(request.finished for request in self.requests):
                 write_traces(file, map(trace_of, self.requests))
 

@@ -21,13 +21,13 @@ def step_of_call(
     tokenizer: Any,
     before: Changes | None,
 ) -> Step:
-    """`step` with the settings of a call, over the same memory.
+    """Returns `step` with the settings of a call, over the same memory.
 
-    before: changes of rows of earlier calls, whose tensors are taken where they fit.
+    before: row changes of earlier calls, whose tensors are reused if they fit.
     """
     drafter.start_call()
     verifier: MultiDraftVerifier | TeacherForcing | None = None
-    # without drafts, or without chance, every verifier samples the target
+    # without drafts, or if sampling is greedy, every verifier just samples the target
     drawn = settings.speculate and settings.verifier != "match"
     if drawn and requests[0].params.temperature > 0:
         verifier = MultiDraftVerifier(settings.verifier, drafter, step.ops)
@@ -51,7 +51,7 @@ def step_of_call(
 
 
 def _dynamic(step: Step) -> Step:
-    """The step with shapes that depend on the live slots."""
+    """The same step with shapes that depend on the live slots."""
     if not isinstance(step, StaticStep):
         return step
     return Step(step.decoder, None, step.cache, step.slots, step.ops)

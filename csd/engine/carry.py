@@ -1,4 +1,4 @@
-"""Samples of a call that ends in an error: the error carries them."""
+"""Samples of a call that ends in an error, attached to the error."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -9,13 +9,13 @@ from csd.engine.result import Samples
 
 
 class Carrying:
-    """An error within the block gets an attribute `samples` once a sample has been begun.
+    """Context that sets an attribute `samples` on an error, once a sample has begun.
 
-    It is what the call would have returned: a list with the `Samples` of each request, or where not
-    `many`, those of the only one. Samples that had not finished are `cancelled`.
+    Its value is the result of the call: a list with the `Samples` of each request, or if not
+    `many`, those of the only request. Unfinished samples are `cancelled`.
     """
 
-    # no generator: contextlib sets attributes of the error, which its class may not allow
+    # no @contextmanager: contextlib sets attributes of the error, which its class may forbid
     def __init__(self, requests: Sequence[Request], many: bool = True):
         self._requests, self._many = requests, many
 
@@ -36,7 +36,7 @@ def begun(requests: Sequence[Request]) -> bool:
 
 
 def every(acts: Sequence[Callable[[], Any]]) -> None:
-    """Call each one, in order, whether or not one before it has raised."""
+    """Call each function in order, whether or not an earlier one has raised."""
     with ExitStack() as stack:
         for act in reversed(acts):
             stack.callback(act)
@@ -46,5 +46,5 @@ def _drawn(requests: Sequence[Request]) -> list[Samples]:
     try:
         return [request.result() for request in requests]
     except BaseException:
-        # the error may be the tokenizer's own, which may be a panic
+        # the tokenizer may have caused the error, possibly by a panic: decode no texts
         return [request.result(texts=False) for request in requests]

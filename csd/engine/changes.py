@@ -1,7 +1,7 @@
-"""A step whose rows are changed before they are verified, as its samples ask.
+"""Changes of a step's rows of logits before verification, by the options of its samples.
 
-Nothing of it exists in a call that asks for nothing. The rules lie in tensors, so a step that only
-uses these is captured like any other; functions of the host need one that reads the device.
+A call without such options has no `Changes`. The rules are stored in tensors, so a step that only
+uses these is captured like any other; functions on the host need a step that reads the device.
 """
 
 import logging
@@ -32,7 +32,7 @@ _SERIAL = count()
 
 @dataclass(slots=True)
 class Changes:
-    """The rules of a call's samples, and the verification of rows that they change."""
+    """The rules of a call's samples, and the verification of the changed rows."""
 
     rules: Rules
     sizes: Sizes
@@ -40,11 +40,11 @@ class Changes:
     zeros: torch.Tensor  # [S] int32
     asked: Asked = field(default_factory=Asked)
     sets: dict[tuple, int] = field(default_factory=dict)
-    owners: list[Request | None] = field(default_factory=list)  # by slot
+    owners: list[Request | None] = field(default_factory=list)  # of each slot
     serial: int = field(default_factory=lambda: next(_SERIAL))
-    static: bool = False  # whether nothing may be read on the host
+    static: bool = False  # whether the host must not read the device
     grammars: Grammars | None = None
-    given: bool = False  # whether tokens are given in place of being drawn
+    given: bool = False  # whether tokens are given (teacher forcing), not drawn
 
     @classmethod
     def of_call(
@@ -56,11 +56,11 @@ class Changes:
         static: bool,
         tokenizer: Any = None,
     ) -> "Changes | None":
-        """Changes of a call, in the tensors of `before` where they fit; None where it has none."""
+        """Changes of a call, in the tensors of `before` if they fit; None without rules."""
         asked = asked_by(requests)
         if asked is None:
             return None
-        # samples without rules have some too, which ask for nothing
+        # samples without rules get a set of neutral ones
         params = {set_of(r.params): r.params for r in requests}
         sizes = sizes_of(requests, asked)
         if before is not None and before.fits(slots, vocab):
@@ -76,7 +76,7 @@ class Changes:
         )  # fmt: skip
 
     def fits(self, slots: Slots, vocab: int) -> bool:
-        """True if its tensors are for such slots."""
+        """True if the tensors match these slots and vocabulary."""
         bias = self.rules.bias
         same = bias.dtype == slots.logprobs.dtype and bias.device == slots.live.device
         return same and self.ones.shape[0] == slots.count and bias.shape[1] == vocab
@@ -95,11 +95,11 @@ class Changes:
 
     @property
     def key(self) -> tuple:
-        """The parts that a captured step depends on."""
+        """Part of a captured step's key: serial number of the tensors, and kinds of rules."""
         return self.serial, self.asked
 
     def fill(self, refills: list[Refill]) -> None:
-        """Slots get the rules of the samples that `refills` put there."""
+        """Write the rules of the samples that `refills` put into slots."""
         if not refills:
             return
         P = self.rules.prompt.shape[1]
@@ -117,7 +117,7 @@ class Changes:
         write_rows([(x, at, torch.tensor(found, dtype=x.dtype)) for x, found in values])
 
     def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
-        """The pool that a step runs, of at most `most` rows: grammars drop nodes and add some."""
+        """Returns the pool to run, of at most `most` rows: grammars remove nodes and add some."""
         if self.grammars is None or not pool.rows:
             return pool
         return self.grammars.plan(pool, slots, most)
@@ -125,7 +125,7 @@ class Changes:
     def decide(
         self, ops: Ops, logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
     ) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
-        """`ops.decide` of the rows as they are changed."""
+        """Run `ops.decide` on the changed rows of logits [M, V]; returns the same results."""
         longest = None if self.static else int(slots.generated.max())
         x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
         banned = None
@@ -135,12 +135,12 @@ class Changes:
         if self.asked.functions:
             apply_functions(x, forced, pool, slots, self.owners, self.given)
             if banned is not None:
-                # a function may not allow again what the grammar does not
+                # a function must not allow a token that the grammar bans
                 x.masked_fill_(banned, -torch.inf)
         if forced is not None:
             only(x, forced)
         short = keep_full(x, logits, self.static)
-        # a penalty and banned end tokens are in x already
+        # x already includes the repetition penalty and the bans of end tokens
         plain = replace(slots, penalty=self.ones, min_new=self.zeros)
         verdict = ops.verify(x, pool, plain)
         finish_rows(
@@ -150,12 +150,12 @@ class Changes:
         return verdict, *ops.snapshot(pool, verdict, top, trees)
 
     def emptied(self, s: int) -> int:
-        """The first place of the sample in slot s that had no token, else -1. The host waits."""
+        """First position of slot s at which no token was allowed, else -1; waits for the device."""
         return int(self.rules.empty[s]) - 1
 
 
 def log_uncaptured(device: torch.device) -> None:
-    """Log that steps on a GPU are run without being captured."""
+    """Warn once that steps on a GPU run without being captured."""
     if device.type == "cuda":
         _log_uncaptured()
 

@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Captures:
-    """Graphs that never run at once, and so share their allocations."""
+    """CUDA graphs that never run concurrently, and so share their allocations."""
 
     stream: Any = None
     warming: Any = None
     memory: Any = None
-    graphs: dict = field(default_factory=dict)  # key -> (graph, what its work returned)
+    graphs: dict = field(default_factory=dict)  # key -> (graph, result of the captured function)
 
     def get(self, key: Any, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """Return the graph of `run` and its result, captured at the first use of `key`.
@@ -34,7 +34,7 @@ class Captures:
         # graphs share memory if they are captured on the same stream
         self.stream = self.stream or torch.cuda.Stream()
         self.memory = self.memory or torch.cuda.graph_pool_handle()
-        # cuBLAS has a workspace per stream. After a warm-up on the captured stream, it would lie in
+        # cuBLAS has a workspace per stream. After a warm-up on the capture stream, it would lie in
         # ordinary memory, which others in the process may free and reuse while graphs need it
         self.warming = self.warming or torch.cuda.Stream()
         self.warming.wait_stream(torch.cuda.current_stream())
@@ -46,11 +46,11 @@ class Captures:
             torch.cuda.current_stream().wait_stream(self.warming)
             torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # a kernel that the collector frees meanwhile would end the capture
+        # if the garbage collector freed a kernel meanwhile, the capture would fail
         collecting = gc.isenabled()
         gc.disable()
         try:
-            # other threads may go on using the device
+            # other threads may continue to use the device
             options = dict(pool=self.memory, stream=self.stream, capture_error_mode="thread_local")
             with (
                 phase("capture a step", on_gpu, kind="compile"),

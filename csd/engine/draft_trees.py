@@ -4,26 +4,26 @@ from dataclasses import dataclass
 
 from csd.state.pool import path_probability
 
-# by the codes of `csd.state.pool`
+# names of the source codes in `csd.state.pool`
 SOURCES = ("", "own", "sibling", "prompt", "history", "model")
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tree of one sample in one step: lists over its nodes, the root (its last token) first."""
+    """Draft tree of a sample in a step: lists over its nodes, root (its last token) first."""
 
     step: int  # of the call, from 1
-    at: int  # tokens of the sample before the step
+    at: int  # number of tokens of the sample before the step
     tokens: list[int]
     parents: list[int]  # -1 for the root
     probabilities: list[float]  # estimated path probabilities; 1 for the root
-    sources: list[str]  # as `Sample.sources`; "" for the root
+    sources: list[str]  # as in `Sample.sources`; "" for the root
     path: list[int]  # the nodes that were accepted, in order
 
 
 @dataclass(slots=True)
 class Trees:
-    """The trees of all slots of a step, on the host."""
+    """Draft trees of all slots of a step, on the host: lists per slot [S] or pool row [M]."""
 
     start: list[int]
     nodes: list[int]

@@ -1,4 +1,4 @@
-"""The constraints that leave a sample without a token at a place."""
+"""Names of the constraints that leave a sample without a token to draw."""
 
 from collections.abc import Iterator
 
@@ -8,9 +8,9 @@ from csd.engine.sampling import SamplingParams
 
 
 def no_token_left(live: LiveSample, tokens: list[int], vocab: int, prompt: str) -> ValueError:
-    """The error of a sample that has no token to draw behind `tokens`.
+    """Returns the error of a sample that has no token to draw after `tokens`.
 
-    prompt: what the prompt is called.
+    prompt: name of the prompt in the message.
     """
     request = live.request
     names = " and ".join(_names(request.params, request.prompt, tokens, vocab))
@@ -21,7 +21,7 @@ def no_token_left(live: LiveSample, tokens: list[int], vocab: int, prompt: str) 
 
 
 def _names(params: SamplingParams, prompt: list[int], tokens: list[int], vocab: int) -> list[str]:
-    """The constraints that together ban all tokens, in their order."""
+    """Names of the constraints that together ban all tokens, in the order of `_bans`."""
     left, names = set(range(vocab)), []
     for name, banned in _bans(params, prompt, tokens, vocab):
         if left & banned:
@@ -29,7 +29,7 @@ def _names(params: SamplingParams, prompt: list[int], tokens: list[int], vocab: 
             names.append(name)
         if not left:
             return names
-    # the rest depends on the logits, or on what a grammar has read
+    # the other bans depend on the logits or on the state of a grammar
     others = [name for name in ("logits_processor", *GRAMMARS) if getattr(params, name)]
     return [*names, *(others or ["the model's own -inf"])]
 
@@ -37,7 +37,7 @@ def _names(params: SamplingParams, prompt: list[int], tokens: list[int], vocab: 
 def _bans(
     params: SamplingParams, prompt: list[int], tokens: list[int], vocab: int
 ) -> Iterator[tuple[str, set[int]]]:
-    """Tokens that each constraint bans behind a prompt and a sample's tokens."""
+    """Yield each constraint's name and the tokens it bans after a prompt and sample tokens."""
     before = prompt + tokens
     yield "logit_bias", {token for token, bias in params.logit_bias if bias == float("-inf")}
     yield "bad_words", {

@@ -32,12 +32,12 @@ from csd.state.device import current, on_device, stream_of
 from csd.state.forks import watch_forks
 from csd.state.phases import preparation, showing
 
-# of the int32 index of a step's rows, and of what a step's sizes take to time, far more than pay
+# far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
 MOST_SLOTS = 4096
-# each step behind is one more that finished samples take
+# with each step of lag, a finished sample takes one more step
 MOST_LAG = 64
 
-# the kinds a type checker can distinguish; a tensor is one prompt or many
+# kinds that a type checker can distinguish; a tensor is one prompt or several
 OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
 
@@ -49,31 +49,31 @@ class Engine(ModelResources):
         or a `Loaded` with anything that has a decoder's `config`, `forward` and `logits`.
     dtype: of a model that is loaded by name; by default its checkpoint's on a GPU and on a CPU that
         multiplies bfloat16 (float32 in place of float16 there), else float32.
-    max_slots: samples in flight at most, up to 4096; fewer where memory is short.
+    max_slots: most samples in flight, up to 4096; fewer if memory is short.
     memory: share of the free memory that caches and a step's rows may take, in (0, 1].
-    prefill_chunk: prompt tokens read at once. A prompt that is longer, when samples are in flight,
-        is read a chunk between two of their steps.
-    kernels: "reference", "cpu" or "triton", a backend (`csd.backends`); by default what fits the
-        device and the dtype. `engine.ops.name` is what was taken.
+    prefill_chunk: most prompt tokens read per pass. While samples are in flight, a longer prompt is
+        read one chunk at a time, between two of their steps.
+    kernels: backend "reference", "cpu" or "triton" (`csd.backends`); by default the one that fits
+        the device and the dtype. `engine.ops.name` is the backend in use.
     static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
-        default on a GPU. Drafters that read the device and other verifiers than "match" run
-        without.
-    lag: steps the host stays behind the device, at most 64, by default 1 where steps are static.
-        Results do not depend on it.
-    together: samples of a prompt in flight at once, at most, while other prompts wait; by default
-        a quarter of them. Those that come later draft from finished ones. Results do not depend on
-        it, but for the order in which samples finish.
+        default on a GPU. Drafters that read the device, and verifiers other than "match", run
+        without fixed shapes.
+    lag: number of steps that the host stays behind the device, at most 64; by default 1 if steps
+        are static. Results do not depend on it.
+    together: most samples of a prompt in flight while other prompts wait; by default a quarter of
+        its samples. Later samples draft from finished ones. Results do not depend on it, except for
+        the order in which samples finish.
     self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does,
-        before a model is loaded: about a minute, once for each machine, version, dtype and size of
-        heads and vocabulary. Raises RuntimeError where one is wrong.
-    decoder: "auto" runs csd's fused decoder where it has the family and the module is plain, else
-        the module itself, with a warning that names why; "fused" and "module" run one or raise.
-        `engine.decoder.name` is what was taken, `engine.decoder.why` what ruled out the fused one.
-        See docs/models.md.
-    exact: whether tokens and log-probabilities have the same bits whatever is drafted and batched,
-        in bfloat16, float16 and float32. By default where that takes no time, as in bfloat16 on
-        CPUs that multiply it; `engine.exact` is what was taken. On a GPU products are Triton's, or
-        with "cublas" cuBLAS's in blocks of 64 rows. See docs/exact.md.
+        before a model is loaded: about a minute, once per machine, version, dtype and sizes of
+        heads and vocabulary. Raises RuntimeError if a kernel is wrong.
+    decoder: "auto" runs csd's fused decoder if it supports the family and the module is plain, else
+        the module itself, with a warning that gives the reason; "fused" and "module" run that one
+        or raise. `engine.decoder.name` is the decoder in use, `engine.decoder.why` the reason
+        against the fused one. See docs/models.md.
+    exact: whether the bits of tokens and log-probabilities are independent of drafts and batch, in
+        bfloat16, float16 and float32. By default if that costs no time, as in bfloat16 on CPUs that
+        multiply it; `engine.exact` is the value in use. On a GPU, products run in Triton, or with
+        "cublas" in cuBLAS, in blocks of 64 rows. See docs/exact.md.
     """
 
     @names_arguments
@@ -125,9 +125,9 @@ class Engine(ModelResources):
         self.lag = int(self.static) if lag is None else lag
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did
-        self._ended = True  # whether the last call's slots and pages are free again
-        self._last: torch.cuda.Event | None = None  # when the last call's work was done
-        self._group_keys = count(1)  # never reused, by any call
+        self._ended = True  # whether the last call's slots and pages have been freed
+        self._last: torch.cuda.Event | None = None  # end of the last call's work
+        self._group_keys = count(1)  # of the groups of all calls, never reused
         watch_forks(self)
 
     def __enter__(self) -> "Engine":
@@ -139,16 +139,16 @@ class Engine(ModelResources):
     def warmup(
         self, *, num_samples: int = 16, prompt_tokens: int = 512, max_new_tokens: int = 512
     ) -> None:
-        """Prepare first calls: caches, compiled kernels or loops, and step times.
+        """Prepare first calls: allocate caches, compile kernels or loops, and time steps.
 
-        On a GPU also the graphs of all pool sizes, with and without drafts. Calls of at most these
-        sizes then capture and allocate nothing, but for options that change what a step computes,
-        as constraints and `top_logprobs` do. Raises as `generate` does.
+        On a GPU also capture the graphs of all pool sizes, with and without drafts. Calls of at
+        most these sizes then capture and allocate nothing, except for options that change the
+        computation of a step, such as constraints and `top_logprobs`. Raises as `generate` does.
         """
         prepare_first_call(self, num_samples, prompt_tokens, max_new_tokens)
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
-        """A call with its arguments checked, for `draw`. Raises as `generate` does."""
+        """Check the arguments of a call and return it for `draw`. Raises as `generate` does."""
         try:
             own = None if options.get("tokenizer") is not None else self.tokenizer
             return Call.read(prompt, options, self.config, self.generation_config, own)
@@ -185,7 +185,7 @@ class Engine(ModelResources):
     ) -> Samples | list[Samples]: ...
     @shows(Options)
     def generate(self, prompt: Any, **options: Unpack[Options]) -> Samples | list[Samples]:
-        """`csd.generate` on this engine.
+        """Run `csd.generate` on this engine.
 
         {options}
         """
@@ -203,14 +203,14 @@ class Engine(ModelResources):
     def stream(
         self, prompt: Any, **options: Unpack[Options]
     ) -> Generator[tuple[int, Sample], None, None]:
-        """`csd.stream` on this engine.
+        """Run `csd.stream` on this engine.
 
         {options}
         """
         return self._indexed(self.prepare(prompt, **options))
 
     def _indexed(self, call: Call) -> Generator[tuple[int, Sample], None, None]:
-        # a generator of its own: the arguments are checked before it, and to close it ends the run
+        # a separate generator, so that `stream` itself checks arguments; closing it ends the run
         with Carrying(call.requests, call.many), closing(self.draw(call)) as drawn:
             for request, sample in drawn:
                 yield request.index, sample
@@ -220,8 +220,8 @@ class Engine(ModelResources):
     ) -> Generator[tuple[Request, Sample], None, None]:
         """Draw the samples of `requests`; yields each sample as it finishes.
 
-        Closing the iterator cancels what is left. `requests` keep what was drawn until then.
-        feed: brings requests while the engine runs.
+        Closing the iterator cancels unfinished samples; `requests` keep their tokens so far.
+        feed: source of further requests while the engine runs.
         """
         self._not_within_a_stream()
         if not requests and feed is None:
@@ -229,12 +229,12 @@ class Engine(ModelResources):
         with self._lock:
             self._busy = threading.get_ident()
             if not self._ended:
-                # the last call was interrupted once more while it was being ended
+                # the last call was interrupted again while it ended
                 self._drop()
             self._ended = False
             stream = stream_of(self.device)
             if stream is not None and self._last is not None:
-                # the last call may have been made on another one
+                # the last call may have run on another stream
                 stream.wait_event(self._last)
             with current(self.device):
                 if self._loaded.refresh():
@@ -277,14 +277,14 @@ class Engine(ModelResources):
                 self._last = None if stream is None else stream.record_event()
 
     def refuse(self, error: Exception) -> None:
-        """Called when a call of this engine is refused for its arguments."""
+        """Called with the error of a call whose arguments are refused."""
 
     def _in_my_call(self) -> bool:
         """True if this thread is within a call of this engine."""
         return self._lock.locked() and self._busy == threading.get_ident()
 
     def after_fork(self) -> None:
-        # what a call of another thread has begun is dropped by the next call
+        # the next call drops the unfinished state of a call of another thread
         if not self._in_my_call():
             self._lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""The source of requests of a run that is open while it draws."""
+"""Source of requests that arrive while a run draws samples."""
 
 from typing import Any, Protocol
 
@@ -9,12 +9,15 @@ from csd.engine.step import Step
 
 
 class Feed(Protocol):
-    """Requests that come while an engine runs."""
+    """Protocol of a source of requests that arrive while an engine runs."""
 
     def prepare(self, engine: Any, drafter: Any, nodes: int) -> Step:
-        """The engine's step, over caches of its sizes; nodes: that a step drafts, if given."""
+        """Returns the engine's step, over caches of the feed's sizes.
+
+        nodes: drafted tokens per step if the budget is a number, else 0.
+        """
 
     def scheduler(
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
     ) -> Scheduler:
-        """One that takes them in between steps; options: as `Scheduler` has them."""
+        """Returns a scheduler that admits the requests between steps; options: `Scheduler`'s."""

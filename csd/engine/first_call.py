@@ -17,11 +17,11 @@ def prepare_first_call(
 ) -> None:
     """Prepare calls of these sizes; the arguments are those of `Engine.warmup`."""
     asked: dict[str, Any] = dict(num_samples=num_samples, seed=0, ignore_eos=True)
-    # not one token: it would be read by no step but the first
+    # a prompt of one token would be read by the first step only, without a prefill
     prompt = [0] * check_whole("prompt_tokens", prompt_tokens, 2, engine.config.context - 1)
     call = engine.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
     requests, settings = call.requests, call.settings
-    # caches of the size that is asked for, before a short call that fits them
+    # allocate caches of the requested sizes, which the short call below reuses
     _between_calls(engine, requests, lambda step: None)
     engine.generate(prompt, max_new_tokens=min(2, max_new_tokens), **asked)
 
