@@ -1,7 +1,7 @@
-"""`csd.generate` and `csd.stream`: many samples of a prompt, the same ones plain sampling draws.
+"""`csd.generate` and `csd.stream`: many samples of a prompt, the same that plain sampling draws.
 
-One engine is kept for each model: by object, as long as the model lives, or by where the model was
-loaded from, until `release`.
+One engine is kept per model: by object, as long as the model lives, or by the path or name that the
+model was loaded from, until `release`.
 """
 
 import os
@@ -17,9 +17,9 @@ from csd.engine.options.signature import shows
 from csd.engine.result import Sample, Samples
 from csd.state.phases import showing
 
-# by the name of the decoder that was asked for
+# for each model: engines by the name of the requested decoder
 _by_model: "weakref.WeakKeyDictionary[Any, dict[str, Engine]]" = weakref.WeakKeyDictionary()
-# with the files that were read
+# each with its model files, as `_files` lists them
 _by_name: dict[tuple, tuple[Engine, list]] = {}
 
 
@@ -47,13 +47,13 @@ def generate(
 
     {options}
 
-    Returns `Samples` (a list of them for a list of prompts). Ctrl-C returns what has been drawn;
-    samples that had not finished are `cancelled`.
+    Returns `Samples` (a list of them for a list of prompts). Ctrl-C returns the tokens drawn so
+    far; unfinished samples are `cancelled`.
 
     Raises ValueError or TypeError for arguments that cannot be served, naming the argument, and
-    OSError for a `record` or `history` that cannot be written, before the first step. Every error
-    after it (of a callback, of a disk that has filled up) has what was drawn until then as its
-    attribute `samples`, of the type that this function returns; the engine goes on.
+    OSError for a `record` or `history` that cannot be written, before the first step. Every later
+    error (of a callback, or of a full disk) has an attribute `samples` with the results so far, of
+    the type that this function returns; the engine remains usable.
     """
     engine, drawing = _resolve(model, options)
     return engine.generate(prompt, **drawing)
@@ -65,8 +65,8 @@ def stream(
 ) -> Generator[tuple[int, Sample], None, None]:
     """Yield (prompt index, Sample) as each sample finishes; the arguments are those of `generate`.
 
-    Closing the iterator cancels the rest and leaves the engine usable. With `until`, samples may
-    have been yielded beyond those that decided; `generate` calls them cancelled. Errors have
+    Closing the iterator cancels the rest and leaves the engine usable. With `until`, samples beyond
+    the deciding ones may have been yielded; `generate` returns these as `cancelled`. Errors have
     `samples` as those of `generate` do.
 
     {options}
@@ -92,7 +92,7 @@ def engine_for(
     revision: str | None = None,
     decoder: str = "auto",
 ) -> Engine:
-    """The engine `generate` keeps for a model; a new one where a path's files were changed."""
+    """Returns the engine kept for a model; makes a new one if a path's files have changed."""
     loading: dict[str, Any] = dict(device=device, dtype=dtype, revision=revision)
     if isinstance(model, Engine):
         given = loading | {"decoder": None if decoder == "auto" else decoder}
@@ -111,7 +111,7 @@ def engine_for(
     try:
         found = _by_model.get(model, {})
     except TypeError:
-        # it has no hash or no weak reference, so it is no model: the error comes below
+        # an object without a hash or weak references is not a model: Engine raises below
         found = {}
     if decoder not in found:
         made = Engine(model, **loading, decoder=decoder)
@@ -121,7 +121,7 @@ def engine_for(
 
 
 def _files(place: str) -> list[tuple[str, int, int]]:
-    """Name, time of the last change in ns, and bytes of a local model's files."""
+    """Path, time of the last change in ns, and bytes of each of a local model's files."""
     paths = [place]
     if os.path.isdir(place):
         paths = [os.path.join(place, name) for name in sorted(os.listdir(place))]
@@ -130,10 +130,10 @@ def _files(place: str) -> list[tuple[str, int, int]]:
 
 
 def _resolve(model: Any, options: GenerateOptions) -> tuple[Engine, Options]:
-    """The model's engine, and the arguments that are not about loading it."""
+    """Returns the model's engine, and the arguments that do not concern loading it."""
     drawing: Any = dict(options)
     try:
-        # before a model is loaded for nothing
+        # check before loading a model
         read_options(options, GenerateOptions)
         loading = {name: drawing.pop(name, None) for name in ("device", "dtype", "revision")}
         loading["decoder"] = drawing.pop("decoder", "auto")

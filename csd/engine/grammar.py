@@ -9,23 +9,23 @@ from typing import Any
 from csd.schema.check import shown
 from csd.schema.lazy import check_installed
 
-# fields of `SamplingParams`, of which a call gives one at most
+# fields of `SamplingParams`; a call sets at most one of them
 GRAMMARS = ("json_schema", "regex", "grammar")
 
-# between the parts of a JSON text: a model that writes spaces for ever would write no text
+# limits spaces between parts of a JSON text, since a model might write spaces for ever
 SPACE = {"whitespace_pattern": "[ \\t\\n]{0,40}"}
 
-# of tokenizers, by vocabulary; making one reads the whole vocabulary
+# llguidance's tokenizer by tokenizer and vocabulary size; making one reads the whole vocabulary
 _READERS: "weakref.WeakKeyDictionary[Any, dict[int, Any]]" = weakref.WeakKeyDictionary()
 
-# the grammars that were found to be some
+# valid grammars by tokenizer: (text, vocabulary size)
 _SERVED: "weakref.WeakKeyDictionary[Any, set[tuple[str, int]]]" = weakref.WeakKeyDictionary()
 
 
 def check_schema(name: str, value: Any) -> str | None:
-    """A JSON schema as text. Takes a dict, a text or a class of pydantic.
+    """Returns a JSON schema as text. Takes a dict, a text or a class of pydantic.
 
-    Raises TypeError or ValueError for what is none.
+    Raises TypeError or ValueError for any other value.
     """
     if value is None:
         return None
@@ -45,7 +45,7 @@ def check_schema(name: str, value: Any) -> str | None:
 
 
 def check_text(name: str, value: Any) -> str | None:
-    """Raises TypeError or ValueError for anything but a text that is not empty."""
+    """Returns `value`. Raises TypeError or ValueError unless it is None or a non-empty text."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -60,19 +60,19 @@ def check_text(name: str, value: Any) -> str | None:
 
 
 def has_grammar(params: Any) -> bool:
-    """True if a sample's parameters have one."""
+    """True if a sample's parameters include a grammar."""
     return any(getattr(params, name) is not None for name in GRAMMARS)
 
 
 def check_one(given: Mapping[str, Any]) -> None:
-    """Raises ValueError where more than one grammar is given."""
+    """Raises ValueError if more than one grammar is given."""
     names = [name for name in GRAMMARS if given.get(name) is not None]
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} exclude each other: give one")
 
 
 def source(given: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The argument that gives a grammar, and the grammar as llguidance has it."""
+    """Name of the argument that gives a grammar, and the grammar in llguidance's format."""
     for name in GRAMMARS:
         if given.get(name) is not None:
             check_installed("llguidance", "grammar", name)
@@ -94,13 +94,13 @@ def source(given: Mapping[str, Any]) -> tuple[str, str] | None:
 def _of_schema(text: str) -> str:
     from llguidance import LLMatcher
 
-    # options that a schema has of its own stand
+    # a schema's own options take precedence
     options: Any = None if "x-guidance" in json.loads(text) else SPACE
     return LLMatcher.grammar_from_json_schema(text, options)
 
 
 def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
-    """Raises ValueError, with the place that llguidance names, for a grammar that is none."""
+    """Raises ValueError for a grammar that llguidance rejects; in a schema, with the place."""
     found = source(given)
     if found is None:
         return
@@ -110,7 +110,7 @@ def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
     from llguidance import LLMatcher
 
     reader = reader_of(tokenizer, vocab)
-    # each prompt of a call asks for the same
+    # all prompts of a call have the same grammar
     served = _SERVED.setdefault(tokenizer, set())
     if (text, vocab) in served:
         return
@@ -122,11 +122,11 @@ def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
 
 
 def _place(text: str) -> str:
-    """The JSON pointer of the innermost part of a schema that llguidance does not read."""
+    """JSON pointer of the innermost part of a schema that llguidance rejects."""
     whole = json.loads(text)
     found, inside = "", whole
     while isinstance(inside, dict):
-        # references are to the whole schema
+        # references point into the whole schema
         shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
         parts = (p for p in _parts(inside) if not _reads(shared | p[1]))
         if (part := next(parts, None)) is None:
@@ -136,7 +136,7 @@ def _place(text: str) -> str:
 
 
 def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
-    """Schemas right within one, with their pointers."""
+    """Yield the JSON pointer and the content of each direct subschema."""
     for key, value in schema.items():
         listed: Any = ()
         if key in ("properties", "patternProperties", "$defs", "definitions"):
@@ -151,7 +151,7 @@ def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
 
 
 def _escaped(name: str | int) -> str:
-    """A name as a part of a JSON pointer."""
+    """Escape a name for use as a part of a JSON pointer."""
     return str(name).replace("~", "~0").replace("/", "~1")
 
 
@@ -163,7 +163,7 @@ def _reads(schema: dict) -> bool:
 
 
 def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:
-    """A matcher at the begin of a sample; None where there is no grammar."""
+    """Returns a matcher at the beginning of a sample; None without a grammar."""
     found = source({name: getattr(params, name) for name in GRAMMARS})
     if found is None:
         return None
@@ -173,7 +173,7 @@ def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:
 
 
 def reader_of(tokenizer: Any, vocab: int) -> Any:
-    """llguidance's reader of a tokenizer's tokens, made once for each."""
+    """llguidance's version of a tokenizer, made once per tokenizer and vocabulary size."""
     made = _READERS.setdefault(tokenizer, {})
     if vocab not in made:
         made[vocab] = _reader(tokenizer, vocab)
@@ -186,7 +186,7 @@ def _reader(tokenizer: Any, vocab: int) -> Any:
     if getattr(tokenizer, "is_fast", False):
         from llguidance.hf import from_tokenizer
 
-        # one whose tokens are neither bytes nor pieces with byte fallback is read below
+        # fails if tokens are neither bytes nor pieces with byte fallback: those are read below
         with suppress(Exception):
             return from_tokenizer(tokenizer, n_vocab=max(vocab, len(tokenizer)))
     from llguidance import TokenizerWrapper
@@ -195,7 +195,7 @@ def _reader(tokenizer: Any, vocab: int) -> Any:
 
 
 class _Pieces:
-    """A tokenizer of whole characters, as llguidance's wrapper reads it."""
+    """Adapter of a tokenizer of whole characters for llguidance's `TokenizerWrapper`."""
 
     def __init__(self, tokenizer: Any, vocab: int):
         end = getattr(tokenizer, "eos_token_id", None)
@@ -205,7 +205,7 @@ class _Pieces:
         self._tokenizer = tokenizer
         self.eos_token_id = size if end is None else end
         self.bos_token_id = None
-        # bytes that no text holds mark what is no text
+        # special and missing tokens get bytes that occur in no text
         self.tokens = [
             b"\xff<%d>" % i if i in special or i >= size else tokenizer.decode([i]).encode()
             for i in range(vocab)

@@ -1,4 +1,4 @@
-"""The `history` of a call: past samples for its requests, and the update after it."""
+"""The argument `history`: past samples for a call's requests, and its update afterwards."""
 
 import os
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _EXPECTED = "must be a csd.History or a list of past samples (token ids, texts o
 
 
 def check_history(history: Any) -> None:
-    """Raises TypeError for what is no history, ValueError for a closed one."""
+    """Raises TypeError for a value that is not a history, ValueError for a closed one."""
     if history is None or isinstance(history, list | tuple | Samples):
         return
     if not isinstance(history, History):
@@ -29,7 +29,7 @@ def check_history(history: Any) -> None:
 
 
 def check_apart(history: Any, record: str | PathLike[str] | None) -> None:
-    """Raises ValueError where a history's file is also to be replaced by a recording."""
+    """Raises ValueError if `record` would replace a file of the history."""
     if record is None or not isinstance(history, History):
         return
     record_file = Path(os.path.realpath(record))
@@ -42,10 +42,10 @@ def set_history(
 ) -> None:
     """Set each request's `history` to the past samples of its prompt.
 
-    history: a `History`; or the past samples of the one prompt; or where `many`, a list of
-    these, one entry a prompt, in which None is none.
+    history: a `History`; or the past samples of the only prompt; or if `many`, a list with one
+    such entry per prompt, None for a prompt without past samples.
 
-    Raises TypeError or ValueError naming the entry that cannot be served.
+    Raises TypeError or ValueError that names the entry that cannot be served.
     """
     check_history(history)
     if history is None:
@@ -71,7 +71,7 @@ def set_history(
 
 
 def wants_top(history: Any) -> bool:
-    """True if a history stores the target's top 8 at each token."""
+    """True if a history stores the target's 8 likeliest tokens at each position."""
     return isinstance(history, History) and history.top
 
 
@@ -83,7 +83,7 @@ def store_history(requests: Sequence[Request], history: Any) -> None:
     for request in requests:
         groups.setdefault(tuple(request.prompt), []).append(request)
     additions = []
-    # one addition a prompt, however often the call had it
+    # one addition per prompt, even if the prompt occurs several times in the call
     for prompt, members in groups.items():
         done = [
             (request, request.finished[i])
@@ -106,10 +106,10 @@ def store_history(requests: Sequence[Request], history: Any) -> None:
 
 
 def longest_first(requests: Sequence[Request]) -> list[Request]:
-    """The requests by falling mean length of their past samples.
+    """Sort the requests by descending mean length of their past samples.
 
     A call ends with its last sample, so a long one should not start last. A prompt without history
-    counts as the average one. Results do not depend on the order.
+    counts as an average one. Results do not depend on the order.
     """
     lengths = {id(r): sum(map(len, r.history)) / len(r.history) for r in requests if r.history}
     if not lengths:
@@ -121,7 +121,7 @@ def longest_first(requests: Sequence[Request]) -> list[Request]:
 def _past_samples(
     samples: Any, prompt: list[int], tokenizer: Any, vocab: int, name: str
 ) -> list[PastSample]:
-    """Past samples of one prompt, newest first."""
+    """Read the past samples of one prompt, oldest first; returns them newest first."""
     if samples is None:
         return []
     if isinstance(samples, Samples):
@@ -154,7 +154,7 @@ def _ids(entry: Any, tokenizer: Any, name: str) -> list[int]:
         isinstance(t, int) and not isinstance(t, bool) for t in entry
     ):
         raise TypeError(f"{name} must be a sample's token ids or its text, got {entry!r:.80}")
-    # before 32 bits are too few for one
+    # check before the conversion to 32 bits, which could overflow
     if entry and (max(entry) >= 1 << 31 or min(entry) < 0):
         raise ValueError(f"{name} must hold token ids, got {min(entry)} to {max(entry)}")
     return list(entry)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# a folder of the interpreter itself stays, even as the working folder
+# keep the interpreter's own folders, even if one is the working folder
 CODE = """
 import sys
 sys.path[:] = [*dict.fromkeys([x for x in {path} if x not in {here} or x in sys.path] + sys.path)]
@@ -46,5 +46,5 @@ def _is_here(path: str) -> bool:
         # an empty entry is the working folder
         return not path or os.path.samefile(path, os.getcwd())
     except OSError:
-        # one of the two is not there
+        # one of the two does not exist
         return False

@@ -1,9 +1,9 @@
 """Parallel compilation of a step's kernels, once per machine, model and version.
 
-Triton compiles a kernel when it is first launched, one after another. Forked children of this
-process run the step on tensors without memory instead, record what its launches compile, and each
-compile a share. Binaries stay in Triton's cache on disk, where this process's launches find them; a
-kernel that a child has not compiled is compiled by its launch.
+Triton compiles each kernel at its first launch, one by one. Instead, forked children of this
+process run the step on tensors without memory, record the compilations that its launches need, and
+each compile a share. The binaries are in Triton's cache on disk, where this process's launches find
+them; a kernel that no child has compiled is compiled at its launch.
 """
 
 import json
@@ -33,16 +33,16 @@ from csd.state.phases import note, phase
 from csd.state.version import __version__
 
 LOG = logging.getLogger("csd")
-# children at most; each needs some 100 MB beside what it shares with this process
+# most children; each needs about 100 MB in addition to the memory shared with this process
 MOST = 16
-# after so long the children are ended
+# time limit, after which the children are killed
 SECONDS = 300.0
 
 
 def compile_kernels(step: StaticStep, exact: bool) -> None:
-    """Compile the kernels of a GPU's step, unless this machine has done so before.
+    """Compile the kernels of a GPU's step, unless that was done on this machine before.
 
-    exact: whether rows have the same bits in every pool, for which other kernels are launched.
+    exact: whether rows have the same bits in every pool, which needs other kernels.
     """
     device = step.slots.live.device
     if device.type != "cuda" or knobs.runtime.interpret or not hasattr(os, "fork"):
@@ -61,7 +61,7 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
     if path.exists():
         return
     with alone(path):
-        # another process, a rank of the same job perhaps, may have done it meanwhile
+        # another process, such as a rank of the same job, may have done it meanwhile
         if path.exists():
             return
         announced = f"compiling kernels for {target.chip.name}, once per machine and version:"
@@ -73,14 +73,14 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
 
 
 def compile_in_children(step: StaticStep, target: Target, processes: int) -> bool:
-    """Compile the step's kernels for a target in up to `processes` processes; True if all are."""
+    """Compile the step's kernels in up to `processes` processes; True if all are compiled."""
     parts = min(processes, MOST)
     reader, writer = os.pipe()
     children: list[int] = []
     try:
         try:
             with warnings.catch_warnings():
-                # about threads of this process, whose locks a child does not take
+                # it warns of this process's other threads, but a child takes none of their locks
                 warnings.simplefilter("ignore", DeprecationWarning)
                 for part in range(parts):
                     children.append(os.fork() or _child(step, target, part, parts, writer))
@@ -98,7 +98,7 @@ def compile_in_children(step: StaticStep, target: Target, processes: int) -> boo
 
 
 def _watched(reader: int) -> bool:
-    """Read what children report until all have ended; True if every job was compiled."""
+    """Read the children's reports until all have ended; True if every job was compiled."""
     done, jobs, rest, errors = 0, 1, b"", set()
     late = time.monotonic() + SECONDS
     with selectors.DefaultSelector() as selector:
@@ -120,10 +120,10 @@ def _watched(reader: int) -> bool:
 
 
 def _child(step: StaticStep, target: Target, part: int, parts: int, writer: int) -> Any:
-    """Compile every `parts`-th job and end this process."""
+    """Compile every `parts`-th job from job `part` on, and end this process."""
 
     def report(**line: Any) -> None:
-        # of a pipe, writes of at most 4096 bytes are not mixed
+        # writes of at most 4096 bytes to a pipe are atomic
         os.write(writer, json.dumps(line).encode()[:2000] + b"\n")
 
     try:
@@ -138,11 +138,11 @@ def _child(step: StaticStep, target: Target, part: int, parts: int, writer: int)
 
 
 def jobs_of(step: StaticStep, target: Target) -> list[CompileJob]:
-    """The compilation jobs of a step's launches, each once.
+    """Returns the compilation jobs of a step's launches, without duplicates.
 
-    The step is of no use afterwards: layers like those before them are left out.
+    The step cannot be used afterwards: its decoder loses the layers that repeat earlier ones.
     """
-    # tensors of a GPU are neither made nor read
+    # CUDA need not be initialised: tensors of a GPU are neither made nor read
     torch.cuda._lazy_init = lambda: None
     if isinstance(step.decoder, Decoder):
         step.decoder.layers = step.decoder.layers[: step.decoder.config.unlike_layers]
@@ -157,7 +157,7 @@ def jobs_of(step: StaticStep, target: Target) -> list[CompileJob]:
 
 
 class WithoutMemory(TorchDispatchMode):
-    """Operations compute shapes only: their tensors are replaced by tensors without memory."""
+    """Mode in which operations compute shapes only, on tensors without memory (meta tensors)."""
 
     def __torch_dispatch__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None

@@ -1,6 +1,6 @@
-"""Measures of the places of samples beside their tokens, by the model's own logits.
+"""Likeliest tokens and entropy at the positions of samples, by the model's own logits.
 
-Only calls that ask for it compute any of it.
+They are computed only in calls that request them.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from csd.kernels.change_rows import blocks
 from csd.kernels.verify.reference_rows import log_sum_ref
 from csd.state.verdict import Verdict
 
-# as OpenAI's clients may ask for
+# limit of OpenAI's API
 MOST_TOP = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """The likeliest tokens and the entropy at each place of a sample, both at temperature 1."""
+    """The likeliest tokens and the entropy at each position of a sample, both at temperature 1."""
 
-    top: int = 0  # how many tokens
+    top: int = 0  # number of tokens
     entropy: bool = False
 
     def __bool__(self) -> bool:
@@ -28,15 +28,16 @@ class Measures:
     def of(
         self, logits: torch.Tensor, verdict: Verdict, static: bool
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Integers and floats by name, [S, A, ..]; of places behind a path they mean nothing.
+        """Returns integers and floats by name, [S, A, ..]; undefined after the end of a path.
 
-        logits: [M, V] of the model; static: whether nothing may be read, so all rows are measured.
+        logits: [M, V] of the model; static: whether the host must not read the device, so that all
+        rows are measured.
         """
         row = verdict.accept_row.clamp(min=0).long()
         if not static:
             kept = verdict.accept_row >= 0
             logits = logits[row[kept]]
-            # places behind a path point at any row
+            # entries after the end of a path index an arbitrary row
             row = (kept.flatten().cumsum(0) - 1).clamp(min=0).view_as(row)
         parts = [self._of_rows(logits[rows]) for rows in blocks(logits.shape[0])]
         tokens, values = (
@@ -54,18 +55,18 @@ class Measures:
             values["likely_logprob"] = x.gather(1, token).to(total.dtype) - total
         if self.entropy:
             logprob = x.to(total.dtype) - total
-            # a token of no probability adds none
+            # a token of probability 0 adds 0
             values["entropy"] = -(logprob.exp() * logprob.clamp(min=-1e4)).sum(-1)
         return tokens, values
 
 
 def largest(x: torch.Tensor, count: int) -> torch.Tensor:
-    """[R, count] int64, the tokens of the largest of x [R, V]; of equals the smaller first."""
+    """[R, count] int64, tokens of the largest of x [R, V], descending; ties: smaller id first."""
     if x.dtype == torch.float64:
         return x.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-    # -0.0 and 0.0 are equal
+    # + 0.0 turns -0.0 into 0.0, since both are equal
     bits = (x.float() + 0.0).view(torch.int32)
-    # in the order of the floats
+    # integers in the order of the floats
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     behind = x.shape[1] - 1 - torch.arange(x.shape[1], device=x.device)
     return x.shape[1] - 1 - ((order.long() << 32) | behind).topk(count).values % (1 << 32)

@@ -1,4 +1,4 @@
-"""Memory that the caches may take, and the number of slots that fit into it."""
+"""Memory of the caches, and the number of slots that fit into the memory available."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from csd.state.kv_cache import PAGE, KVCache, layer_shapes, pages_for, pages_hel
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of the caches of a call."""
+    """Cache sizes that a call needs."""
 
     slots: int  # samples in flight
-    groups: int  # prompts in flight, each with pages of its own
-    slot_pages: int  # of a sample's tokens
-    prompt_pages: int  # of the longest prompt
-    # of these, those that are held at once
+    groups: int  # prompts in flight, each with its own pages
+    slot_pages: int  # pages of a sample's tokens
+    prompt_pages: int  # pages of the longest prompt
+    # of these, the most that are held at once
     slot_held: int
     prompt_held: int
 
@@ -27,7 +27,7 @@ class Sizes:
     def of(
         cls, requests: list[Request], max_slots: int, reach: int | None = None, chunk: int = 0
     ) -> "Sizes":
-        """reach: keys that a row sees at most; chunk: tokens of a prompt that are read at once."""
+        """reach: most keys that a row attends to; chunk: prompt tokens read per pass."""
         slots = min(max_slots, sum(len(r.samples) for r in requests))
         slot_pages = pages_for(max(r.params.max_new_tokens for r in requests))
         prompt_pages = max(1, max(pages_for(len(r.prompt) - 1) for r in requests))
@@ -48,13 +48,13 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Sizes that caches have room for, whatever call they were made for."""
+    """Sizes that allocated caches have room for, whichever call they were made for."""
 
     slots: int
     slot_pages: int
     prompt_pages: int
-    pages: int  # of all samples and prompts in flight
-    rows: int  # of a step
+    pages: int  # in total, of all samples and prompts in flight
+    rows: int  # rows of a step
 
     @classmethod
     def of(cls, cache: KVCache) -> "Room":
@@ -71,7 +71,7 @@ class Room:
 
     @property
     def rounded_pages(self) -> int:
-        """The next power of two."""
+        """`pages`, rounded up to a power of two."""
         return _power_of_two(self.pages)
 
     def grown(
@@ -81,10 +81,12 @@ class Room:
         rows_of: Callable[[int, int], int],
         fits: Callable[["Room"], bool],
     ) -> "Room":
-        """The first that fits of: both with every size at the next power of two, so that calls
-        which grow slowly seldom allocate; both; its own.
+        """Returns sizes for this room and `before`, as far as they fit; else this room.
 
-        rows_of: rows of a step over some slots, and of a chunk of a prompt of some pages.
+        First choice: sizes rounded up to powers of two, so that slowly growing calls seldom
+        allocate. Second: the larger of each of the two sizes.
+
+        rows_of: (slots, prompt pages) -> rows that a step and a chunk of such a prompt need.
         """
         both = self.with_room_for(before)
         slots = min(_power_of_two(both.slots), max(max_slots, both.slots))
@@ -95,13 +97,16 @@ class Room:
         return next((room for room in (rounded, both) if fits(room)), self)
 
     def bytes(self, config: Any, dtype: torch.dtype, gathers: bool) -> int:
-        """Bytes of the cache, of a step's rows, and of the slots' tokens and log-probabilities."""
+        """Bytes of the cache, of a step's rows, and of the slots' tokens and log-probabilities.
+
+        gathers: as in `Demand.of`.
+        """
         page, (state, state_row) = KVCache.bytes_per_page(config, dtype), _states(config, dtype)
         own = torch.int32.itemsize + 2 * max(torch.float32.itemsize, dtype.itemsize)
         step = self.rows * (page // PAGE + config.vocab * dtype.itemsize + state_row)
         if gathers:
             step += _gathered(self.pages * page, config, dtype)
-        # as many prompts as samples may be in flight
+        # states of the samples, and of up to as many prompts in flight
         states = 2 * self.slots * state
         return self.pages * page + step + states + self.slots * self.slot_pages * PAGE * own
 
@@ -111,13 +116,16 @@ def _power_of_two(x: int) -> int:
 
 
 def _states(config: Any, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of the states of a sample or a prompt, and of a row of a step."""
+    """Bytes of the recurrent states of a sample or a prompt, and of a row of a step."""
     sizes = getattr(config, "states", None)
     return (sizes.slot_bytes(dtype), sizes.row_bytes(dtype)) if sizes else (0, 0)
 
 
 def _gathered(cached: int, config: Any, dtype: torch.dtype) -> int:
-    """Bytes of the largest layer's keys and values as they are, and of a copy in float32."""
+    """Bytes of the largest layer's keys and values, in `dtype` and in at least float32.
+
+    cached: bytes of the keys and values of all layers.
+    """
     wide = max(torch.float32.itemsize, dtype.itemsize)
     numbers = [shape.numbers for shape in layer_shapes(config)]
     return cached * max(numbers) // sum(numbers) * (dtype.itemsize + wide) // dtype.itemsize
@@ -125,12 +133,12 @@ def _gathered(cached: int, config: Any, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Bytes that caches take beside the weights, with some samples in flight at once."""
+    """Bytes that are needed in addition to the weights, for a number of samples in flight."""
 
     slots: int  # samples in flight
-    new: int  # keys and values of their tokens, reserved whole; with the samples' states
-    prompts: int  # of the prompts in flight, each stored once; with their states
-    step: int  # of the rows of a step or a chunk, and their logits
+    new: int  # keys and values of their new tokens, reserved in full, and their states
+    prompts: int  # keys and values of the prompts in flight, each stored once, and their states
+    step: int  # rows of a step or a chunk, and their logits
     drafter: int = 0  # keys and values of a draft model
 
     @classmethod
@@ -148,11 +156,12 @@ class Demand:
         slot_held: int | None = None,
         prompt_held: int | None = None,
     ) -> "Demand":
-        """slot_pages, prompt_pages: of a sample's tokens and of a prompt; slot_held, prompt_held:
-        of these, those that are held at once, all by default; rows: of a step.
+        """Returns the demand of a model for cache sizes and the rows of a step.
 
-        gathers: whether attention copies a layer's keys and values, as the batched one does: once
-        as they are, and once as float32.
+        slot_pages, prompt_pages: pages of a sample's tokens and of a prompt; slot_held,
+        prompt_held: of these, the most that are held at once, by default all. gathers: whether
+        attention copies a layer's keys and values, as the batched one does: once in their dtype,
+        and once as float32.
         """
         page, (state, state_row) = KVCache.bytes_per_page(config, dtype), _states(config, dtype)
         new = slots * ((slot_held or slot_pages) * page + state)
@@ -169,7 +178,7 @@ class Demand:
         return self.new + self.prompts + self.step + self.drafter
 
     def check(self, room: int) -> None:
-        """Raises MemoryError with the numbers when `room` bytes are too few."""
+        """Raises MemoryError with the numbers if `room` bytes are too few."""
         if self.total > room:
             new, prompts, step, total, most = map(
                 _size, (self.new, self.prompts, self.step, self.total, room)
@@ -190,16 +199,16 @@ def _size(count: int) -> str:
 
 
 def slots_that_fit(demand: Callable[[int], Demand], wanted: int, room: int) -> int:
-    """The most slots, at most `wanted`, whose demand fits into `room` bytes.
+    """Largest number of slots, at most `wanted`, whose demand fits into `room` bytes.
 
-    Raises MemoryError with the numbers when not even one slot fits.
+    Raises MemoryError with the numbers if not even one slot fits.
     """
     demand(1).check(room)
-    # it grows with the slots
+    # the demand grows with the slots
     return bisect_right(range(1, wanted + 1), room, key=lambda n: demand(n).total)
 
 
 def graph_tokens(requests: list[Request], sizes: Sizes) -> int:
-    """Tokens that the graph must hold: of the slots, and of the groups in flight."""
+    """Most tokens in the graph: new ones of slots, prompts and past samples of groups in flight."""
     texts = sorted(len(r.prompt) + sum(map(len, r.history)) for r in requests)[-sizes.groups :]
     return sizes.slots * max(r.params.max_new_tokens for r in requests) + sum(texts)

@@ -1,4 +1,4 @@
-"""The model of an engine as it is now, and the operations that run it."""
+"""The current model of an engine, and the operations that run it."""
 
 import os
 from contextlib import nullcontext
@@ -25,15 +25,15 @@ from csd.state.phases import phase
 
 
 class ModelResources(Resources):
-    """A model with its caches and operations; an `Engine` sets what is declared here."""
+    """A model with its caches and operations; base class of `Engine`."""
 
     exact: bool
-    _exact: Any  # the engine's arguments
+    _exact: Any  # this and the next two: the engine's arguments
     _static: bool | None
     _kernels: str | None
     _products: ExactProducts
     _loaded: Loaded
-    _cost_of: tuple | None  # what steps were timed for
+    _cost_of: tuple | None  # config, device and dtype for which steps were timed
 
     def _load(
         self,
@@ -44,7 +44,7 @@ class ModelResources(Resources):
         self_check: bool,
         **options: Any,
     ) -> None:
-        """Load a model and choose its operations; the arguments are an `Engine`'s.
+        """Load a model and choose its operations; the arguments are those of `Engine`.
 
         options: those of `csd.models.load.load`.
         """
@@ -53,7 +53,7 @@ class ModelResources(Resources):
         def check_kernels(on: torch.device, kind: torch.dtype, config: ModelSizes) -> None:
             nonlocal checked
             if not checked and on.type == "cuda" and kernels != "reference":
-                # of Triton's kernels only those are exact that are asked for
+                # Triton's kernels are exact only if `exact` requests it
                 require_check(on, kind, config, bool(exact))
                 checked = True
 
@@ -73,7 +73,7 @@ class ModelResources(Resources):
     def _take(self, loaded: Loaded) -> None:
         self._loaded = loaded
         if loaded.dtype != self.dtype and loaded.device.type == "cpu":
-            # a module that was cast: loops are of some dtypes
+            # the module was cast, and loops exist for some dtypes only
             self._ops = choose(self._kernels, loaded.device, loaded.dtype)
         self.static = self._whether_static(loaded)
         self.decoder, self.exact = choose_exact(self._exact, loaded, self._ops.name, self._products)
@@ -85,11 +85,11 @@ class ModelResources(Resources):
             self._cost_of, self._cost = timed, None
 
     def _whether_static(self, loaded: Loaded) -> bool:
-        """True if steps have fixed shapes. Raises ValueError where that is asked for in vain."""
+        """True if steps have fixed shapes. Raises ValueError if static=True is impossible."""
         name, on_gpu = self._ops.name, loaded.device.type == "cuda"
         if self._static and on_gpu and name == "reference":
             raise ValueError("static must be False with kernels='reference' on a GPU, got True")
-        # the references read the device
+        # the reference operations read the device
         static = on_gpu and name == "triton" if self._static is None else self._static
         if isinstance(loaded.decoder, ModuleDecoder):
             why = loaded.decoder.why_not_static if static else None
@@ -100,12 +100,12 @@ class ModelResources(Resources):
         return static
 
     def leave_model(self) -> None:
-        """Hold the user's module weakly from now on, as what keeps engines by module must."""
+        """Hold the user's module weakly from now on, as a cache of engines by module must."""
         self._loaded.kept = None
 
     @property
     def ops(self) -> Ops:
-        """The operations of its steps; setting others makes a new step."""
+        """Operations of the engine's steps; assigning others drops the step and its caches."""
         return self._ops
 
     @ops.setter
@@ -115,24 +115,24 @@ class ModelResources(Resources):
 
     @property
     def config(self) -> ModelSizes:
-        """Sizes and context of the model, as it is now. Raises where csd no longer runs it."""
+        """Current sizes and context of the model. Raises if csd no longer supports it."""
         return self._loaded.current_config()
 
     @property
     def generation_config(self) -> Any:
-        """The model's, as it is now."""
+        """The model's current generation config."""
         return self._loaded.current_generation_config()
 
     @property
     def tokenizer(self) -> Any:
-        """The one that was given, else that of the model's folder; None where there is none."""
+        """The engine's tokenizer argument, else the one in the model's folder; None without one."""
         return self._loaded.own_tokenizer()
 
     def release(self) -> None:
-        """Free the caches. The engine can still be used and allocates new ones."""
+        """Free the caches. The engine remains usable and allocates new ones."""
         self._drop()
         if self.device.type == "cuda":
-            # other processes cannot use what torch keeps of freed tensors
+            # other processes cannot use the memory of freed tensors that torch keeps
             torch.cuda.empty_cache()
 
     def _begin_call(self, requests: list[Request]) -> None:

@@ -1,8 +1,8 @@
-"""Parallel compilation: a second process compiles loops while this one compiles the layers'.
+"""Parallel compilation: a second process compiles loops while this one compiles the layers' ones.
 
 About half of the loops that a machine's first call compiles belong to the layers; the others
 verify, draft and insert. numba caches compiled loops in files, which both processes read. This
-process compiles whatever the second one has left out, or all loops if it fails.
+process compiles the loops that the second one has left out, or all loops if it fails.
 """
 
 import json
@@ -25,7 +25,7 @@ LOG = logging.getLogger("csd")
 
 @contextmanager
 def compile_in_parallel(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator[None]:
-    """Start a helper process as soon as the body compiles its first loop, and wait for it.
+    """Context that starts a helper process at the body's first compilation, and waits for it.
 
     dtype, vocab: of a step's logits. rows: numbers of rows to compile for. With one thread no
     process is started.
@@ -71,7 +71,7 @@ def _can_start() -> bool:
 
 
 def compile_step_loops(dtype: torch.dtype, vocab: int, rows: list[int]) -> None:
-    """Compile the loops of a step apart from those of its layers."""
+    """Compile the loops of a step, except for those of its layers."""
     ops, logprobs = loops(), torch.promote_types(dtype, torch.float32)
     slots = Slots.empty(rows[-1], vocab, 1, 1, logprobs)
     slots.group.zero_()

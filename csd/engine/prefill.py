@@ -1,4 +1,4 @@
-"""A prompt on its way into the caches, chunk by chunk, so that steps can run in between."""
+"""Reading of a prompt into the caches, chunk by chunk, so that steps can run in between."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from csd.graph.history import PastSample
 from csd.kernels.change_rows import own_chance
 from csd.kernels.prompt_rows import PromptChunk
 
-# rows of a prompt that the head reads at once where their log-probabilities are asked for
+# rows per pass of the LM head, if log-probabilities of a prompt's tokens are requested
 HEAD_ROWS = 32
 
 
 @dataclass(slots=True)
 class Prefill:
-    """All but the prompt's last token, which is the first root of its samples.
+    """Reads all but the last token of a prompt; the last one is the first root of its samples.
 
-    Chunks begin at multiples of `chunk_size`, whatever else is read or run between two of them, so
-    that a prompt's keys and values are the same in every batch.
+    Chunks begin at multiples of `chunk_size`, whatever is read or run between two of them, so that
+    a prompt's keys and values are the same in every batch.
     """
 
     step: Step
     request: Request
-    key: int  # the group's, never used before
+    key: int  # of the group, never used before
     chunk_size: int
     cross_prompt: CrossPromptHistory | None = None  # samples of other prompts of the call
-    at: int = 0  # tokens read
-    observed: int = 0  # how far the drafter got with them, as it counts
-    pieces: Iterator[int] | None = None  # of its past samples, not entered yet
+    at: int = 0  # number of tokens read
+    observed: int = 0  # tokens that the drafter has processed, by its own count
+    pieces: Iterator[int] | None = None  # enters past samples; rows of each piece
 
     @classmethod
     def begin(
@@ -47,22 +47,22 @@ class Prefill:
         request.group = group
         tokens = len(request.prompt) - 1
         request.pages = step.cache.take(step.cache.prompt_pages, group, tokens, chunk_size)
-        # from here on what the drafter keeps of the group is not free for others
+        # from here on, other groups cannot reuse the drafter's memory for this one
         step.slots.group_key[group].fill_(key)
         return cls(step, request, key, chunk_size, cross_prompt)
 
     @property
     def chunk(self) -> int:
-        """Tokens of the next chunk, 0 once all are read."""
+        """Number of tokens of the next chunk, 0 once all are read."""
         return min(self.chunk_size, len(self.request.prompt) - 1 - self.at)
 
     def next_chunk(self) -> PromptChunk:
-        """The part of the prompt that the next pass reads."""
+        """Returns the part of the prompt that the next pass reads."""
         tokens = self.request.prompt[self.at : self.at + self.chunk]
         return PromptChunk(self.request.group, tokens, self.at)
 
     def finish_chunk(self, hidden: torch.Tensor) -> None:
-        """Called behind the pass; hidden: what it has left of the chunk's rows."""
+        """Process a chunk after its pass; hidden: last hidden states [T, hidden] of its rows."""
         self.step.observe_hidden(hidden)
         if self.request.prompt_logprobs is not None:
             self._measure(hidden)
@@ -70,7 +70,7 @@ class Prefill:
         self._observe(self.at)
 
     def _measure(self, hidden: torch.Tensor) -> None:
-        """Append log-probabilities of the tokens after those that were just read."""
+        """Append the log-probabilities of the tokens that follow the rows just read."""
         logprobs = self.request.prompt_logprobs
         assert logprobs is not None
         for part in hidden.split(HEAD_ROWS):
@@ -80,7 +80,7 @@ class Prefill:
             logprobs += own_chance(logits, ids).tolist()
 
     def enter_history(self) -> int:
-        """Enter the next piece of the past samples; returns its rows, 0 at the end.
+        """Enter the next piece of the past samples; returns its number of rows, 0 at the end.
 
         The size of a piece bounds how long a step waits, whatever the history.
         """
@@ -103,7 +103,7 @@ class Prefill:
         return others
 
     def end(self) -> None:
-        """Open the group for its samples."""
+        """Set the group's prompt length in the slots, so that its samples can begin."""
         self.step.slots.prompt_len[self.request.group].fill_(len(self.request.prompt) - 1)
 
     def _observe(self, read: int) -> None:
@@ -117,7 +117,7 @@ class Prefill:
 def read_chunks(prefills: Sequence[Prefill]) -> list[torch.Tensor]:
     """Run the next chunk of each prompt in one pass; keys and values go to the groups' pages.
 
-    Returns each one's last hidden states.
+    Returns the last hidden states of each chunk.
     """
     step, parts = prefills[0].step, [prefill.next_chunk() for prefill in prefills]
     if len(parts) == 1:

@@ -1,4 +1,4 @@
-"""The bar that a call shows while it samples, in tokens."""
+"""Progress bar of a call, in tokens."""
 
 import time
 from collections.abc import Sequence
@@ -8,23 +8,26 @@ from tqdm.auto import tqdm
 from csd.engine.requests import Request
 from csd.engine.result import Sample
 
-# between two states of the bar
+# shortest time between two updates of the bar
 SECONDS = 0.1
 
 
 class Progress:
-    """Drawn tokens, of as many as the samples can still have; it appears with the first ones."""
+    """Bar of drawn tokens, out of the most that samples can have; appears with the first tokens."""
 
     def __init__(self, requests: Sequence[Request]):
         self._requests = requests
         self._most = sum(len(r.samples) * r.params.max_new_tokens for r in requests)
         self._samples = sum(len(r.samples) for r in requests)
         self._ended = 0
-        self._shown = 0.0  # when the bar was last brought up to date
+        self._shown = 0.0  # time of the last update of the bar
         self._bar: tqdm | None = None
 
     def show(self, now: bool = False) -> None:
-        """Called once a step for each sample with new tokens; shows some, or with `now` all."""
+        """Update the bar, at most every `SECONDS` unless `now`.
+
+        Called once per step for each sample with new tokens.
+        """
         clock = time.perf_counter()
         if not now and clock - self._shown < SECONDS:
             return
@@ -42,13 +45,13 @@ class Progress:
         self._bar.update(drawn - self._bar.n)
 
     def end_sample(self, request: Request, sample: Sample) -> None:
-        """Called when a sample has ended: what it has not drawn is no longer to come."""
+        """Subtract the tokens that an ended sample did not draw from the bar's total."""
         self._ended += 1
         self._most -= request.params.max_new_tokens - len(sample.tokens)
         self.show(now=True)
 
     def close(self) -> None:
-        """End the line, with its last state."""
+        """Show the last state, and end the line."""
         if self._bar is not None:
             self._bar.refresh()
             self._bar.close()

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-# rows whose logits are in memory at once
+# rows whose logits are in memory at the same time
 ROWS = 64
 
 
 @dataclass(slots=True)
 class PromptScores:
-    """Log-probabilities at temperature 1 of each token but the first, and of likelier ones.
+    """Log-probabilities at temperature 1 of each token but the first, and of the likeliest tokens.
 
-    count: likeliest tokens that are kept at each place.
+    count: number of likeliest tokens recorded at each position.
     """
 
     count: int
@@ -26,7 +26,7 @@ class PromptScores:
         hidden: torch.Tensor,
         following: list[int],
     ) -> None:
-        """Add a chunk: its last hidden states [T, hidden], and the token that follows each."""
+        """Add a chunk. hidden: last hidden states [T, hidden]; following: the token after each."""
         tokens = torch.tensor(following, device=hidden.device)
         for states, token in zip(hidden.split(ROWS), tokens.split(ROWS), strict=True):
             x = logits(states)
