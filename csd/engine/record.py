@@ -32,7 +32,10 @@ class Snapshot:
         cls, pool: Pool, verdict: Verdict, tensors: tuple[torch.Tensor, torch.Tensor], top: bool,
         trees: bool, more: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None,
     ) -> "Snapshot":  # fmt: skip
-        """tensors: integers and floats of `csd.kernels.snapshot`. more: further fields by name."""
+        """Lay out a step's result. tensors: integers and floats of `csd.kernels.snapshot`.
+
+        more: further integer and float fields, by name, that are appended.
+        """
         (S, A), M = verdict.accept_row.shape, pool.token.shape[0]
         fields = layout(S, M, A, top, trees)
         if more is None:
@@ -44,7 +47,7 @@ class Snapshot:
 def _with(
     fields: tuple, values: torch.Tensor, more: dict[str, torch.Tensor]
 ) -> tuple[tuple, torch.Tensor]:
-    """Append the fields of `more` to a layout and its tensor."""
+    """Append the fields of `more` to a layout and its flat tensor; returns both."""
     offset, added = values.numel(), []
     for name, x in more.items():
         added.append((name, tuple(x.shape), offset))
@@ -55,9 +58,9 @@ def _with(
 
 @dataclass(slots=True)
 class Record:
-    """Lists over the S slots; a slot without rows in the step has count 0."""
+    """A step's result on the host: lists over the S slots, with count 0 for a slot without rows."""
 
-    owners: list  # csd.engine.requests.LiveSample or None, of each slot in the step
+    owners: list  # csd.engine.requests.LiveSample or None for each slot, during the step
     count: list[int]
     nodes: list[int]  # rows of the slot, root included
     finish: list[int]
@@ -65,16 +68,16 @@ class Record:
     tokens: list[list[int]]  # [S, A]
     logprobs: list[list[float]]
     raw_logprobs: list[list[float]]
-    sources: list[list[int]]  # of each committed token: the drafted node it matched, ROOT if none
-    costs: list[int]  # of the drafted nodes, as `Pool.cost`
+    sources: list[list[int]]  # source of the drafted node that each token matched, ROOT if none
+    costs: list[int]  # costs of the drafted nodes, as in `Pool.cost`
     top: tuple[list, list] | None  # token and probability lists [S, A, 8], with record=
-    step: int  # of the call, from 1
+    step: int  # number of the step in the call, from 1
     trees: Trees | None  # with drafts=True
-    rows: int  # of the pool that was run, padding included
-    # by name, lists [S, A, ..] of `csd.engine.measures`
+    rows: int  # rows of the pool that the step ran, padding included
+    # lists [S, A, ..] of `csd.engine.measures`, by name
     measured: dict[str, list] = field(default_factory=dict)
-    # proposing and inserting, without deferred inserts of previous steps; all other phases. Static
-    # steps are timed as a whole, which counts as the model's
+    # draft_seconds: proposing and inserting, without deferred inserts of previous steps;
+    # model_seconds: all other phases. A static step is timed as a whole, all as model_seconds
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
 
@@ -114,7 +117,7 @@ class Record:
 
     @property
     def expected(self) -> float:
-        """Expected number of accepted drafted tokens, by their costs."""
+        """Expected number of accepted drafted tokens, computed from their costs."""
         return sum(map(acceptance, self.costs))
 
     @property
@@ -125,14 +128,14 @@ class Record:
 
 @dataclass(slots=True)
 class PendingRecord:
-    """Snapshot of a launched step, in transfer to the host."""
+    """Snapshot of a launched step, while it is copied to the host."""
 
     owners: list
     step: int
     layout: tuple
     ints: torch.Tensor
     floats: torch.Tensor
-    # before the step and behind its copies, both with timing
+    # CUDA events with timing: before the step, and after its copies
     begun: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
     draft_seconds: float = 0.0

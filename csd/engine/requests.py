@@ -17,7 +17,7 @@ from csd.models.config import ModelSizes
 from csd.models.streamed_text import SampleText
 from csd.schema.arguments import LARGEST
 
-# whether the first samples of a prompt are enough
+# True if the first samples of a prompt, the argument, are enough
 Until = Callable[[list[Sample]], bool]
 
 
@@ -27,13 +27,13 @@ class UntilRule(Protocol):
 
     @property
     def needs_text(self) -> bool:
-        """True if it reads the samples' texts."""
+        """True if the rule reads the samples' texts."""
 
     def of(self, total: int) -> Until:
         """The `until` of a prompt with `total` samples."""
 
 
-# (prompt index, sample index, new tokens, their text), once a step
+# called once per step with (prompt index, sample index, new tokens, their text)
 OnText = Callable[[int, int, list[int], str], Any]
 
 
@@ -46,20 +46,20 @@ class Request:
     params: SamplingParams
     samples: range  # the sample indices to draw
     seed: int
-    key: int  # of the noise
+    key: int  # key of the noise
     waiting: deque = field(init=False)
     live: dict = field(default_factory=dict)  # sample index -> LiveSample
     finished: dict = field(default_factory=dict)  # sample index -> Sample
     awaited: set = field(default_factory=set)  # sample indices that another request draws
     top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
-    history: list[PastSample] = field(default_factory=list)  # of its prompt, newest first
-    checked: int = 0  # the samples of the prefix that `until` has been called with
-    error: str | None = None  # why it is not served, or not to its end
-    prompt_logprobs: list[float | None] | None = None  # where asked for: of the tokens read so far
+    history: list[PastSample] = field(default_factory=list)  # past samples, newest first
+    checked: int = 0  # length of the longest prefix that `until` has been called with
+    error: str | None = None  # reason why the request is not served, or not to its end
+    prompt_logprobs: list[float | None] | None = None  # if requested: of the tokens read so far
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
-    tokenizer: Any = None  # for what shows its samples
+    tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.samples)
@@ -69,7 +69,7 @@ class Request:
     def of(
         cls, index: int, prompt: list[int], params: SamplingParams, samples: range, seed: int
     ) -> "Request":
-        """The noise's key follows from the seed and the prompt."""
+        """Make a request, whose noise key is computed from the seed and the prompt."""
         if samples.stop > LARGEST + 1:
             raise ValueError(
                 f"first_sample must leave room for the samples, whose indices end at {LARGEST}, "
@@ -82,7 +82,7 @@ class Request:
         return not (self.waiting or self.live or self.awaited)
 
     def whole(self, until: Until | None) -> bool:
-        """True if all its samples have ended, those that `until` has cancelled among them."""
+        """True if all its samples have ended, including those that `until` has cancelled."""
         if not self.done or len(self.finished) < len(self.samples):
             return False
         # an error may have come between the last sample's end and the decision
@@ -90,9 +90,10 @@ class Request:
         return until is None or decided or self.checked == len(self.samples)
 
     def prefix(self) -> list[Sample]:
-        """Finished samples up to the first index that has not finished.
+        """Finished samples before the first unfinished index.
 
-        Which ones finish first depends on lengths, so only this prefix may decide anything.
+        The order in which samples finish depends on their lengths, so `until` sees only this
+        prefix.
         """
         found = []
         for i in self.samples:
@@ -102,10 +103,10 @@ class Request:
         return found
 
     def decided(self, until: Until) -> bool:
-        """True if `until` is satisfied, called with each longer prefix in turn.
+        """True if `until` is satisfied; it is called with each longer prefix in turn.
 
-        How many samples finish at once depends on the batch. The shortest prefix that decides does
-        not, so what finished beyond it is cancelled like the rest.
+        The number of samples that finish at once depends on the batch. The shortest prefix that
+        satisfies `until` does not, so samples that finished beyond it are cancelled like the rest.
         """
         prefix = self.prefix()
         while self.checked < len(prefix):
@@ -118,9 +119,9 @@ class Request:
         return False
 
     def result(self, texts: bool = True) -> Samples:
-        """All samples; those that have not finished are `cancelled` with what they have.
+        """All samples; unfinished ones are `cancelled` and keep the tokens drawn so far.
 
-        texts: whether these get a text.
+        texts: whether unfinished samples get a text.
         """
         # an interrupt may have come while a sample was neither waiting nor live
         every = {i: Sample(i, None, [], [], [], "cancelled") for i in self.samples}
@@ -134,8 +135,8 @@ class Request:
 
 
 def check_served(requests: list[Request], config: ModelSizes) -> None:
-    """Raises ValueError where a model that was changed after its arguments were checked, as between
-    `stream` and its first sample, no longer holds a prompt and its new tokens."""
+    """Raises ValueError if a prompt and its new tokens no longer fit the model, which may change
+    after the arguments are checked, for example between `stream` and its first sample."""
     for request in requests:
         length = len(request.prompt) + request.params.max_new_tokens
         if max(request.prompt) >= config.vocab or length > config.context:
@@ -157,7 +158,7 @@ def _is_true(answer: Any) -> bool:
 
 
 class LiveSample:
-    """A sample in flight: what the host has read of it, which may lag behind the device."""
+    """Host copy of a sample in flight, which may be some steps older than the device's state."""
 
     def __init__(
         self, request: Request, index: int, pages: list[int], tokenizer: Any, streams: bool
@@ -175,7 +176,7 @@ class LiveSample:
         self.top: list[tuple[list[int], list[float]]] = []
         self.likely: list[list[tuple[int, float]]] = []
         self.entropies: list[float] = []
-        self.stopped = False  # by a stop string
+        self.stopped = False  # True once a stop string is complete
         self._text: SampleText | None = None
         if tokenizer is not None:
             params = request.params
@@ -191,7 +192,7 @@ class LiveSample:
         raw_logprobs: list[float],
         sources: list[int],
     ) -> None:
-        """Add a step's tokens up to the one that completes a stop string."""
+        """Append a step's tokens, up to the one that completes a stop string."""
         for row in zip(tokens, logprobs, raw_logprobs, sources, strict=True):
             self.tokens.append(row[0])
             self.logprobs.append(row[1])
@@ -202,7 +203,7 @@ class LiveSample:
                 break
 
     def note(self, measured: dict[str, list], s: int, count: int) -> None:
-        """Add what a step measured at the places of slot s."""
+        """Append a step's measured values at the first `count` positions of slot s."""
         if "likely_token" in measured:
             pairs = zip(measured["likely_token"][s], measured["likely_logprob"][s], strict=True)
             listed = [[*zip(*pair, strict=True)] for pair in pairs]
@@ -211,11 +212,11 @@ class LiveSample:
             self.entropies += measured["entropy"][s][:count]
 
     def take_text(self) -> str:
-        """The text that became certain since the last call, where texts are streamed."""
+        """Text that has become final since the last call, if texts are streamed; else empty."""
         return "" if self._text is None else self._text.take()
 
     def result(self, reason: str, with_text: bool = True) -> tuple[Sample, str]:
-        """The sample, and its text that `take_text` has not given."""
+        """Returns the sample, and the rest of its text that `take_text` has not returned."""
         if reason == "cancelled":
             self._even()
         stop_reason: str | int | None = None
@@ -238,7 +239,7 @@ class LiveSample:
             self.steps,
             self.drafts,
             self._forced(),
-            # these are noted before their tokens
+            # measured values are appended before their tokens
             self.likely[: len(self.tokens)],
             self.entropies[: len(self.tokens)],
         )
@@ -254,7 +255,7 @@ class LiveSample:
         return forced_places((begin, end, close), most, self.request.prompt, self.tokens, once)
 
     def _even(self) -> None:
-        """Drop tokens of which an interrupt let only a part be noted."""
+        """Cut all lists to one length: an interrupt may have come in the middle of an append."""
         lists: list[list] = [
             self.tokens, self.logprobs, self.raw_logprobs, self.sources, self.steps
         ]  # fmt: skip
@@ -265,5 +266,5 @@ class LiveSample:
             self._text.keep(shortest)
 
 
-# called once a step for each live sample with its new tokens and their text
+# called once per step for each live sample with its new tokens and their text
 OnTokens = Callable[[Request, LiveSample, list[int], str], None]

@@ -1,4 +1,4 @@
-"""Caches, slots and graphs of an engine, made for a call and kept for the next that fit."""
+"""Caches, slots and graphs of an engine, allocated for a call and reused by calls that fit."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -33,7 +33,7 @@ from csd.state.slots import Slots
 
 
 class Resources:
-    """Caches, slots, drafter and step costs of an `Engine`, which sets what is declared here."""
+    """Caches, slots, drafter and step costs of an `Engine`, which sets the fields declared here."""
 
     decoder: DecoderLike
     device: torch.device
@@ -44,23 +44,23 @@ class Resources:
     static: bool
     exact: bool
     _ops: Ops
-    _drafter_name: Any  # what the drafter at hand was made from
+    _drafter_name: Any  # the argument that the current drafter was made from
     _cost: StepTimeTable | None
 
     def _drop(self) -> None:
         self._step: Step | None = None
-        # bytes of the caches at hand, as they were counted before they were made
+        # bytes of the current caches, as estimated before they were allocated
         self.demand: Demand | None = None
-        self._limited: Room | None = None  # what a call wanted that memory had too few slots for
+        self._limited: Room | None = None  # room that a call wanted but memory could not hold
         self._counted = 0  # bytes of its steps' changed rows
-        self._text = 0, False  # tokens that the drafter was made for, and whether for a history
+        self._text = 0, False  # tokens that the drafter was made for, and True if for a history
         self._drafter: Any = None
-        self._dropped = 0  # contexts, as of the last call
-        self._changes: Changes | None = None  # rules of rows, whose tensors stay for calls to come
+        self._dropped = 0  # dropped contexts at the last call
+        self._changes: Changes | None = None  # rules of rows, whose tensors later calls reuse
 
     @property
     def captured(self) -> dict:
-        """The CUDA graphs of its steps, by pool size and what they do; none on a CPU."""
+        """CUDA graphs of the steps, by pool size and operation; empty on a CPU."""
         return self._step.captures.graphs if isinstance(self._step, StaticStep) else {}
 
     def _budget(self, settings: RunSettings, step: Step) -> FixedBudget | FixedPool:
@@ -77,9 +77,9 @@ class Resources:
     def _prepare(
         self, requests: list[Request], drafter: Any, share: str | None = None, nodes: int = 0
     ) -> Step:
-        """Caches large enough for `requests`; those at hand are kept when they are.
+        """Returns a step whose caches are large enough for `requests`; reuses the current if so.
 
-        nodes: that a step drafts where their number is given.
+        nodes: drafted nodes per step, if their number is given.
         """
         if drafter != self._drafter_name:
             self._drafter_name = drafter
@@ -107,18 +107,19 @@ class Resources:
             before = Room.of(self._step.cache)
             fits = before == before.with_room_for(least) or least == self._limited
             fits = fits and self._drafter.suits(tokens, history)
-            # what changes rows is no cache: a call may be the first that asks for it
+            # changed rows are not part of the caches: this call may be the first that needs them
             more = changed(before.rows) - self._counted
             fits = fits and (more <= 0 or more <= self.memory * free_bytes(self.device))
             if fits and self._step.cache.dtype == self.dtype:
                 return self._step
-            # caches only grow: else calls of two sizes would make them, and all graphs, in turn
+            # caches only grow: otherwise calls that alternate between two sizes would reallocate
+            # them, and capture all graphs again, at every call
             tokens, history = max(tokens, self._text[0]), history or self._text[1]
             tokens = max(tokens, before.with_room_for(least).rounded_pages * PAGE)
-            # its memory counts as free below
+            # drop the old caches first: their memory counts as free below
             self._drop()
 
-        # what a call leaves for the next must not be of one caller's inference mode
+        # tensors that later calls reuse must not be inference tensors of one caller
         with torch.inference_mode(False):
             made = make_drafter(self._drafter_name, self._ops, self.device, tokens, history)
         gathers = self._ops.name == "reference"
@@ -149,12 +150,12 @@ class Resources:
             made.attach(self.decoder, step.cache)
         if isinstance(step, StaticStep) and isinstance(made, StaticDrafter):
             compile_kernels(replace(step, drafter=made), self.exact)
-        # only now: the next call makes anew what a drafter that does not fit the model has left
+        # set last: if the drafter does not fit the model, the next call allocates anew
         self._step = step
         return step
 
     def _fit_history(self, requests: list[Request], share: str | None) -> None:
-        """Leave out the oldest samples that the graph has no room for."""
+        """Drop the oldest past samples that do not fit in the graph; counts them in the stats."""
         given = [request for request in requests if request.history]
         groups = min(len(requests), self.max_slots)
         if (given or share) and self._drafter.max_history((), groups) is None:
@@ -171,18 +172,18 @@ class Resources:
 
     @property
     def _reach(self) -> int | None:
-        """Keys that a row of any layer sees at most, where pages are taken by it.
+        """Largest number of keys that a row of any layer sees, which limits pages; None: no limit.
 
-        A drafter with keys and values of its own may use the same tables for texts that it sees
-        whole.
+        None with a drafter that has its own keys and values: it may use the same page tables and
+        see the whole text.
         """
         if not isinstance(self._drafter_name, str):
             return None
         return getattr(self.decoder.config, "reach", None)
 
     def _rows(self, slots: int, nodes: int = 0, prompt: int = 0) -> int:
-        """Rows of the largest pool, with at most `nodes` if given, and of a chunk of a prompt
-        of at most `prompt` tokens."""
+        """Largest number of rows of a pool, with at most `nodes` drafted nodes if given, or of a
+        chunk of a prompt of at most `prompt` tokens."""
         pool = slots + max(512, nodes_of(slots, nodes))
         return max(min(self.prefill_chunk, prompt), pool, sizes_for(slots)[-1])
 
@@ -190,7 +191,7 @@ class Resources:
         self, slots: int, slot_pages: int, prompt_pages: int, pages: int, context: int,
         rows: int | None = None,
     ) -> Step:  # fmt: skip
-        """A step without a drafter, whose slots keep `context` tokens; rows: of its pools."""
+        """Allocate a step without a drafter; slots keep `context` tokens, pools have `rows`."""
         cache = KVCache(
             self.decoder.config,
             slots=slots,
@@ -215,9 +216,9 @@ class Resources:
         return kind(self.decoder, None, cache, state, self._ops)
 
     def measure_steps(self, worth: float = NOT_WORTH) -> StepTimeTable:
-        """Seconds of forward and verify over a few pool sizes, on slots that hold nothing.
+        """Seconds of forward and verify for a few pool sizes, measured on empty slots.
 
-        worth: on a CPU sizes beyond the first that takes so many times the smallest are left out.
+        worth: on a CPU, sizes after the first that takes `worth` times the smallest are left out.
         """
         static = self.static and self.device.type == "cuda"
         sizes = sizes_to_time(self.max_slots, static)
@@ -226,9 +227,9 @@ class Resources:
         return time_steps(step, sizes, worth)
 
     def _step_times(self, step: Step) -> StepTimeTable:
-        """Cached step times, else those measured now, which are then cached.
+        """Cached step times; if there are none, measures and caches them.
 
-        step: of the call, whose graphs are measured where it has some.
+        step: the call's step; if it has CUDA graphs, these are measured instead and not cached.
         """
         if isinstance(step, StaticStep) and self.device.type == "cuda":
             return time_graphs(step, sizes_for(step.slots.count))
@@ -245,9 +246,9 @@ class Resources:
         return table
 
     def _newly_dropped(self, requests: list[Request]) -> int:
-        """Contexts that the graph had no room for since this was last called.
+        """Number of contexts that did not fit in the graph since the previous call of this method.
 
-        On a GPU only calls with a history or `share` count them: to read it, the host waits.
+        On a GPU 0 unless the call has a history or `share`: reading the count makes the host wait.
         """
         before = self._dropped
         found = None if self._drafter is None else self._drafter.dropped

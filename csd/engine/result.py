@@ -20,18 +20,18 @@ class Sample:
     """One sample of a prompt."""
 
     index: int
-    text: str | None  # cut before what ended it, unless `include_stop`; None without a tokenizer
+    text: str | None  # without what ended it, unless `include_stop`; None without a tokenizer
     tokens: list[int]  # with the end token, and the token that completes a stop string
-    logprobs: list[float]  # of the processed distribution; the model's own at temperature 0
-    raw_logprobs: list[float]  # of the model at temperature 1
+    logprobs: list[float]  # by the processed distribution; the model's own at temperature 0
+    raw_logprobs: list[float]  # by the model's distribution at temperature 1
     finish_reason: str  # "stop", "length" or "cancelled"
     stop_reason: str | int | None = None  # the stop string or end token that ended it
-    sources: list[str] = field(default_factory=list)  # who drafted each token, or ""
-    steps: list[int] = field(default_factory=list)  # of the call, that committed each
+    sources: list[str] = field(default_factory=list)  # source of each token's draft, or ""
+    steps: list[int] = field(default_factory=list)  # step of the call that committed each token
     drafts: list[Draft] = field(default_factory=list)  # with drafts=True
-    # with max_thinking_tokens: whether the spent budget left no choice at a token
+    # with max_thinking_tokens: True for each token that the exhausted budget forced
     forced: list[bool] = field(default_factory=list)
-    # with top_logprobs: of each token's place, pairs of a token id and its raw log-probability
+    # with top_logprobs: per token position, pairs of a token id and its raw log-probability
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)  # with entropy=True, in nats
 
@@ -40,7 +40,7 @@ class Sample:
 
 
 def _in_json(logprobs: list) -> list:
-    """Log-probabilities as JSON has them: null for -inf, which is no number there."""
+    """Log-probabilities for JSON: null in place of -inf, which JSON numbers cannot express."""
     return [None if x == -inf else x for x in logprobs] if -inf in logprobs else logprobs
 
 
@@ -52,17 +52,17 @@ def _pairs_in_json(pairs: list[tuple[int, float]]) -> list[tuple[int, float | No
 class Samples:
     """The samples of one prompt, in the order of their indices.
 
-    Printed, it has a line a sample; in a notebook, their texts coloured by where they were drafted.
+    Prints as one line per sample; a notebook shows the texts, coloured by the source of each draft.
     """
 
     samples: list[Sample]
     seed: int
     prompt_ids: list[int]
     stats: Stats
-    error: str | None = None  # with on_error="return": why it could not be served
-    # with prompt_logprobs=True: of each token of the prompt, None of the first
+    error: str | None = None  # with on_error="return": reason why the prompt was not served
+    # with prompt_logprobs=True: one per token of the prompt, None for the first
     prompt_logprobs: list[float | None] | None = None
-    # that read the texts; it is not copied or pickled with the samples
+    # tokenizer that decoded the texts; it is not copied or pickled with the samples
     tokenizer: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -105,15 +105,15 @@ class Samples:
         return [s.finish_reason for s in self.samples]
 
     def report(self, path: str | PathLike[str]) -> None:
-        """Write a page about the run, as `csd report` does; with `drafts=True` it has the graph.
+        """Write a page about the run, like `csd report`; with `drafts=True` it has the graph.
 
         Raises ValueError without a tokenizer, OSError where `path` cannot be written.
         """
         views.write_report(self, path)
 
     def to_pandas(self) -> "DataFrame":
-        """A row a sample: index, text, tokens (their number), finish_reason, stop_reason, logprob
-        (the sum over its tokens) and drafted (the share of tokens that were).
+        """DataFrame with one row per sample: index, text, tokens (their number), finish_reason,
+        stop_reason, logprob (sum over the tokens) and drafted (share of tokens that were drafted).
 
         Raises ImportError without pandas.
         """
@@ -121,11 +121,11 @@ class Samples:
 
     @staticmethod
     def json_schema() -> dict:
-        """The JSON schema of `to_dict`, with a description of each key."""
+        """JSON schema of the result of `to_dict`, with a description of each key."""
         return SCHEMA
 
     def to_dict(self) -> dict:
-        """The object that `json_schema` describes."""
+        """The result as a dict for JSON, which `json_schema` describes."""
         return {
             "texts": self.texts,
             "indices": [s.index for s in self.samples],

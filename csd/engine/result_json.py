@@ -1,4 +1,4 @@
-"""`csd sample --json`: what a call returned, with the texts of its token ids."""
+"""`csd sample --json`: the result of a call, with the texts of its token ids."""
 
 from dataclasses import asdict
 from typing import Any
@@ -9,7 +9,7 @@ from csd.engine.result import Samples
 def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
     """The object that `csd sample --json` prints: `out`, and the text of every token id in it.
 
-    With drafts, also each sample's list of `Draft`.
+    drafts: also include each sample's list of `Draft`.
     """
     result = out.to_dict() | {"model": model}
     ids = {*out.prompt_ids, *(t for tokens in out.tokens for t in tokens)}
@@ -24,8 +24,8 @@ def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
 
 
 def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
-    """The text of each token id within a text; half a character is U+FFFD."""
-    # some tokenizers drop the space a text starts with, so each is decoded after another
+    """Text of each token id inside a longer text; U+FFFD for a part of a character."""
+    # some tokenizers drop a leading space, so each id is decoded after another one
     before = tokenizer.decode(ids[:1])
     found = {}
     for i in ids:
@@ -35,7 +35,7 @@ def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
 
 
 def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:
-    """Texts of tokens that are parts of a character, by place: all of it at the last one."""
+    """Texts, by position, of tokens that are parts of a character: the last part gets all of it."""
     found: dict[int, str] = {}
     held: list[int] = []
     for i, token in enumerate(tokens):

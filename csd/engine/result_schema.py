@@ -1,4 +1,4 @@
-"""The JSON schema of what `Samples.to_dict` gives, with a description of each key."""
+"""JSON schema of the dict that `Samples.to_dict` returns, with a description of each key."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def _list(inside: dict[str, Any], description: str | None = None) -> dict[str, A
 TOKEN = {"type": "integer", "minimum": 0}
 COUNT = {"type": "integer", "minimum": 0}
 NUMBER = {"type": "number"}
-# a token that the model or a constraint rules out has none
+# null for a token that the model or a constraint rules out
 LOGPROB = {"type": ["number", "null"]}
 
 _STATS: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ _STATS: dict[str, dict[str, Any]] = {
     "tokens_per_step": NUMBER | {"description": "tau, tokens over sample_steps"},
 }  # fmt: skip
 
-# lists have one entry a sample, and lists in them one a token
+# lists have one entry per sample, and the lists in them one per token
 _KEYS: dict[str, dict[str, Any]] = {
     "texts": _list({"type": ["string", "null"]}, "of each sample; null without a tokenizer"),
     "indices": _list(COUNT, "the sample index of each, from which its noise follows"),

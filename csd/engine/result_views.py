@@ -1,4 +1,4 @@
-"""Views of results: a line a sample, HTML of a notebook, a table, a page."""
+"""Views of results: one line per sample, HTML for a notebook, a table, a page."""
 
 import html
 from collections.abc import Callable, Iterator
@@ -8,31 +8,31 @@ from typing import Any
 from csd.schema.lazy import check_installed
 from csd.schema.write import WholeFile
 
-# of a token's place in a text, by who drafted it
+# background colours of tokens in a text, by the source of the draft
 COLOURS = {
     "sampled": "#ececec", "own": "#8ecae6", "sibling": "#f4a259", "prompt": "#b8a1e3",
     "history": "#9bd18b", "model": "#e58fb1",
 }  # fmt: skip
-# characters of a text in a line
+# characters of a text that a line shows
 _SHOWN = 72
-# makes the page of a run; set by what is above this package
+# at most one function, which makes the page of a run; a package that imports this one sets it
 _pages: list[Callable[[Any], str]] = []
 
 
 def use_page(make: Callable[[Any], str]) -> None:
-    """Make pages by `make`, a function of a `Samples`."""
+    """Set the function that makes the page of a `Samples`."""
     _pages[:] = [make]
 
 
 def line(sample: Any) -> str:
-    """A sample in one line, its text cut."""
+    """A sample in one line, with its text shortened."""
     text = "" if sample.text is None else " ".join(sample.text.split())
     cut = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
     return f"{sample.index}: {_tokens(len(sample.tokens))}, {sample.finish_reason}: {cut!r}"
 
 
 def lines(out: Any) -> str:
-    """The samples of a prompt, one a line."""
+    """The samples of a prompt, one per line, after a line of totals."""
     count = "1 sample" if len(out) == 1 else f"{len(out)} samples"
     head = f"{count}, {_tokens(out.stats.tokens)}, seed {out.seed}"
     failed = [f"  error: {out.error}"] if out.error else []
@@ -44,7 +44,7 @@ def _tokens(count: int) -> str:
 
 
 def page_part(out: Any) -> str:
-    """HTML of the samples; tokens that were drafted have the colour of their source."""
+    """HTML of the samples, in which drafted tokens have the colour of their source."""
     seen = {source for sample in out for source in sample.sources if source}
     legend = "".join(
         f'<span style="background:{COLOURS[s]}99;padding:0 .4em;margin-right:.6em">{s}</span>'
@@ -65,7 +65,7 @@ def page_part(out: Any) -> str:
 
 
 def _runs(out: Any, sample: Any) -> Iterator[str]:
-    """The text of a sample by runs of tokens of one source."""
+    """Yields HTML of a sample's text, one part per run of tokens with the same source."""
     if out.tokenizer is None or len(sample.sources) != len(sample.tokens):
         yield html.escape(sample.text or "")
         return
@@ -74,7 +74,8 @@ def _runs(out: Any, sample: Any) -> Iterator[str]:
     for i in range(1, len(sources) + 1):
         if i < len(sources) and sources[i] == sources[start]:
             continue
-        # by what a text grows: parts of a character and spaces belong to what is around them
+        # the difference of two decoded prefixes: parts of a character and spaces depend on the
+        # tokens around them
         text = out.tokenizer.decode(sample.tokens[:i], skip_special_tokens=True).rstrip("\ufffd")
         new = html.escape(text[len(shown) :] if text.startswith(shown) else "")
         if new:
@@ -84,7 +85,7 @@ def _runs(out: Any, sample: Any) -> Iterator[str]:
 
 
 def frame(out: Any) -> Any:
-    """Computes `Samples.to_pandas`."""
+    """DataFrame with one row per sample, for `Samples.to_pandas`."""
     check_installed("pandas", "notebook", "to_pandas")
     import pandas
 
@@ -103,7 +104,7 @@ def frame(out: Any) -> Any:
 
 
 def write_report(out: Any, path: str | PathLike[str]) -> None:
-    """Writes `Samples.report`."""
+    """Write the page of `Samples.report` to `path`."""
     if out.tokenizer is None:
         raise ValueError("a report needs the samples' tokenizer: generate with tokenizer=")
     with WholeFile(fspath(path)) as file:

@@ -1,4 +1,4 @@
-"""Users' functions of rows: token ids and logits, in the manner of transformers' processors."""
+"""Users' functions of token ids and logits, called like transformers' logits processors."""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,12 @@ def apply_functions(
     owners: Sequence[Request | None],
     given: bool = False,
 ) -> None:
-    """Rows x [M, V], in place, as the functions of their slots' requests change them.
+    """Apply the functions of the slots' requests to logits x [M, V], in place.
 
-    Rows go level by level, so that a function gets only prefixes that a sample can have: of a row
-    whose parent cannot draw its token, or ends with it, nothing is asked. forced: [M], a row's only
-    token or -1; such rows are left to it. given: whether tokens are given in place of being drawn,
-    so that samples go on behind any of them.
+    Rows are processed level by level, so that functions are called only with prefixes that a
+    sample can have: not for a row whose token its parent cannot draw, or whose token ends the
+    sample. forced: [M], a row's only possible token or -1; rows with such a token are left as they
+    are. given: True if the tokens are input rather than drawn, so samples continue after any token.
     """
     rows = _Rows(forced, pool, slots, owners, given)
     for level in rows.levels():
@@ -53,7 +53,7 @@ def _run(functions: tuple, ids: torch.Tensor, logits: torch.Tensor) -> torch.Ten
 
 
 class _Rows:
-    """A pool's rows on the host."""
+    """Host copy of a pool's rows, with the prefix of each row that a sample can reach."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class _Rows:
         return () if owner is None else owner.params.logits_processor
 
     def prefix(self, row: int) -> list[int]:
-        """The tokens up to a row's own."""
+        """Tokens from the start of the prompt up to and including the row's own."""
         return self._prefixes[row]
 
     def levels(self) -> list[list[int]]:
-        """Rows of slots that have functions, by depth."""
+        """Rows of slots that have functions, one list per depth."""
         found: list[list[int]] = []
         for row, s in enumerate(self.slot):
             if s >= 0 and self.functions(row):
@@ -90,7 +90,7 @@ class _Rows:
         return found
 
     def reached(self, level: list[int], x: torch.Tensor) -> list[int]:
-        """Rows of a level that a sample can reach; their prefixes are kept from here on."""
+        """Rows of a level that a sample can reach, in order; stores their prefixes."""
         below = [row for row in level if self.depth[row] > 0 and self._goes_on(row)]
         if below:
             parents = torch.tensor([self.parent[row] for row in below], device=x.device)

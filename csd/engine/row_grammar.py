@@ -1,6 +1,6 @@
-"""Rows that a grammar changes: one matcher a sample, whose copies go along its tree.
+"""Grammar constraints of rows: one matcher per sample, copies of which walk its draft tree.
 
-With a budget of thought the grammar governs what follows the thought, and the budget what is in it.
+With a thinking budget, the budget governs the thought, and the grammar the text after it.
 """
 
 from collections.abc import Sequence
@@ -19,25 +19,25 @@ from csd.graph.host_tree import Row, pool_of_rows
 from csd.state.pool import MAX_DEPTH, MAX_NODES, ROOT, Pool
 from csd.state.slots import Slots
 
-# of a row whose forced token is not a grammar's matter
+# forced token of a row that no `Thinking` matcher governs
 OTHER = -2
 
 
 class Grammars:
-    """The matchers of the samples in flight, by slot. vocab: of the model's logits."""
+    """Matchers of the samples in flight, by slot. vocab: number of the model's logits."""
 
     def __init__(self, tokenizer: Any, vocab: int):
         self._tokenizer, self._vocab = tokenizer, vocab
         self._matchers: dict[int, Any] = {}
-        self._read: dict[int, int] = {}  # tokens of the sample that each has read
-        # end tokens, and whether a sample of the slot ends there
+        self._read: dict[int, int] = {}  # number of the sample's tokens that each has read
+        # by slot: end tokens, with True if a sample ends there
         self._ends: dict[int, dict[int, bool]] = {}
-        self._fresh: dict[tuple, Any] = {}  # matchers at the begin, by grammar
-        # with what each row allows, and what its budget forces
+        self._fresh: dict[tuple, Any] = {}  # matchers in their initial state, by grammar
+        # the last planned pool, the tokens each row allows, and the token its budget forces
         self._planned: tuple[Pool, np.ndarray, list[int]] | None = None
 
     def fill(self, refills: Sequence[Refill]) -> None:
-        """Slots get the grammars of the samples that `refills` put there."""
+        """Set the matchers and end tokens of the slots that `refills` put samples in."""
         for r in refills:
             params = r.request.params
             key = tuple(getattr(params, name) for name in GRAMMARS)
@@ -48,10 +48,10 @@ class Grammars:
             self._read[r.slot], self._ends[r.slot] = 0, self._ends_of(params)
 
     def _ends_of(self, params: Any) -> dict[int, bool]:
-        """End tokens of a sample, True, and the tokenizer's where that does not end it, False.
+        """End tokens of a sample map to True; the tokenizer's, if it is not one of them, to False.
 
-        A sample without end tokens gets the tokenizer's where its text is whole: else no token
-        might be left.
+        A sample without end tokens has none here: its matcher allows the tokenizer's end token
+        where the text is complete, because otherwise no token might be left.
         """
         ends = dict.fromkeys(params.end_ids, True)
         if ends and has_grammar(params):
@@ -67,10 +67,11 @@ class Grammars:
         return Thinking(fresh, budget, self._vocab)
 
     def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
-        """The pool without nodes that no sample can reach, and with those that grammars force.
+        """Remove nodes that no sample can reach from the pool, and add nodes that grammars force.
 
-        most: rows at most. What is forced behind a node without other children, or beside them, is
-        drafted for nothing but its row: it is accepted unless the text goes on in other tokens.
+        most: largest number of rows. A forced chain is added as a child of its node, whether or
+        not that has other children. It costs only its rows: it is accepted unless the text
+        continues with other tokens.
         """
         listed = zip(
             pool.token.tolist(), pool.parent.tolist(), pool.depth.tolist(), pool.cost.tolist(),
@@ -95,7 +96,7 @@ class Grammars:
             trees[s] = tree.rows if matcher is not None else own
             bits += tree.bits if matcher is not None else [tree.every] * len(own)
             forced += tree.forced if matcher is not None else [OTHER] * len(own)
-        # places without the root, which comes first
+        # indices without the root, which comes first
         drafted = {s: [row._replace(parent=row.parent - 1) for row in tree[1:]]
                    for s, tree in trees.items()}  # fmt: skip
         planned = pool_of_rows(drafted, slots, len(bits))
@@ -105,12 +106,12 @@ class Grammars:
     def rows(
         self, pool: Pool, slots: Slots, forced: torch.Tensor | None, given: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[M, V] bool, what grammars do not allow behind each row's prefix, and forced tokens [M].
+        """Tokens [M, V] bool that grammars ban after each row's prefix, and forced tokens [M].
 
-        Nothing of rows behind a banned token or an end token: no sample gets there.
-        forced: what budgets of thought force without a grammar, -1 is nothing. given: whether
-        tokens are given in place of being drawn; behind one that a grammar does not allow, it bans
-        none.
+        Rows after a banned token or an end token ban nothing: no sample reaches them.
+        forced: tokens that thinking budgets force without a grammar, or -1. given: True if the
+        tokens are input rather than drawn; after a token that the grammar does not allow, it bans
+        nothing.
         """
         if self._planned is not None and self._planned[0] is pool:
             _, bits, own = self._planned
@@ -124,7 +125,7 @@ class Grammars:
         return torch.from_numpy(allowed == 0).to(device), forced
 
     def _of_pool(self, pool: Pool, slots: Slots, given: bool) -> tuple[np.ndarray, list[int]]:
-        """[M, V / 8] uint8, what is allowed, and [M] forced, of a pool that was not planned."""
+        """Allowed tokens as bits [M, V / 8] uint8, and forced tokens [M], for an unplanned pool."""
         token, parent = torch.stack([pool.token, pool.parent]).tolist()
         start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
         generated = slots.generated.tolist()
@@ -143,10 +144,10 @@ class Grammars:
         return bits, forced
 
     def _at(self, s: int, slots: Slots, generated: list[int], given: bool = False) -> Any:
-        """The matcher of slot s behind all that its sample has committed."""
+        """The matcher of slot s, after it has read all tokens that the sample has committed."""
         matcher = self._matchers.get(s)
         if matcher is not None and self._read[s] < generated[s]:
-            # a sample's own tokens are allowed, and behind its end it has no rows
+            # a sample's own tokens are always allowed, and after its end it has no rows
             allowed = matcher.consume_tokens(slots.tokens[s, self._read[s] : generated[s]].tolist())
             self._read[s] = generated[s]
             if given and not allowed:
@@ -156,7 +157,7 @@ class Grammars:
 
 @dataclass(slots=True)
 class _Tree:
-    """One slot's rows, of which those that its matcher reaches are kept, parents first."""
+    """Rows of one slot; `rows` keeps those that its matcher reaches, parents first."""
 
     own: list[Row]
     ends: dict[int, bool]  # see `Grammars._ends_of`
@@ -164,17 +165,21 @@ class _Tree:
     room: int  # rows that may be added
 
     rows: list[Row] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)  # of each among its own, -1 where it was added
-    bits: list[np.ndarray] = field(default_factory=list)  # what each allows
-    forced: list[int] = field(default_factory=list)  # what the budget of thought forces, or -1
+    places: list[int] = field(default_factory=list)  # index of each in `own`, -1 if it was added
+    bits: list[np.ndarray] = field(default_factory=list)  # tokens that each allows
+    # token that the thinking budget forces, -1 for none, OTHER without a budget
+    forced: list[int] = field(default_factory=list)
 
     @property
     def every(self) -> np.ndarray:
-        """Bits of a row that bans nothing."""
+        """Bits of a row that allows every token."""
         return np.full((self.vocab + 7) // 8, 255, np.uint8)
 
     def walk(self, place: int, matcher: Any, above: int = -1) -> None:
-        """Keep own row `place`, at which the matcher stands, and what is reached below it."""
+        """Keep own row `place`, up to which the matcher has read, and the reachable rows below it.
+
+        above: index in `rows` of the row's parent.
+        """
         row = self.own[place]
         at = self._keep(row._replace(parent=above), place, matcher)
         forced = matcher.compute_ff_tokens() if self.room > 0 else []
@@ -188,7 +193,7 @@ class _Tree:
         self._extend(at, forced, matcher.deep_copy())
 
     def _extend(self, at: int, forced: list[int], matcher: Any) -> None:
-        """Add a chain below row `at`, as far as there is room."""
+        """Add a chain of forced tokens below row `at`, as far as there is room."""
         for token in forced:
             row = self.rows[at]
             if self.room <= 0 or row.depth >= MAX_DEPTH or not self._allows(at, token):
@@ -210,7 +215,7 @@ class _Tree:
 
 
 def _allowed(matcher: Any, ends: dict[int, bool], vocab: int) -> np.ndarray:
-    """[V / 8] uint8: what may come next; end tokens where the text is whole, and only there."""
+    """Bits [V / 8] uint8 of allowed next tokens; end tokens only where the text is complete."""
     found = np.zeros((vocab + 7) // 8, np.uint8)
     given = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(found)]
     found[: len(given)] = given
@@ -226,5 +231,5 @@ def _allowed(matcher: Any, ends: dict[int, bool], vocab: int) -> np.ndarray:
 
 
 def asks_grammar(requests: Sequence[Request]) -> bool:
-    """True if any sample has one."""
+    """True if any sample has a grammar."""
     return any(has_grammar(r.params) for r in requests)

@@ -10,7 +10,7 @@ from csd.engine.thought import find_tags, spell, spell_tags
 from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
 from csd.schema.check import shown
 
-# fields of `SamplingParams` that change a row's logits, with what leaves them as they are
+# fields of `SamplingParams` that change a row's logits, with the value that turns each off
 OFF: dict[str, Any] = {
     "logit_bias": (),
     "bad_words": (),
@@ -27,14 +27,14 @@ OFF: dict[str, Any] = {
     "grammar": None,
 }
 
-# the longest n-gram that is looked for
+# largest no_repeat_ngram_size
 LONGEST = 1024
 
 
 def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs of a token id and what is added to its logit, by id; -inf bans it.
+    """Pairs of a token id and the value added to its logit, sorted by id; -inf bans the token.
 
-    Raises TypeError or ValueError for anything but a dict of these, or such pairs.
+    Raises TypeError or ValueError for anything but a dict of ids to numbers, or a tuple of pairs.
     """
     if value is None:
         return ()
@@ -59,7 +59,7 @@ def check_words(name: str, value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     if hasattr(value, "tolist"):
-        # of numpy and torch
+        # numpy arrays and torch tensors
         value = value.tolist()
     if isinstance(value, str):
         value = [value]
@@ -81,12 +81,12 @@ def check_words(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def check_id_list(name: str, value: Any) -> tuple[int, ...]:
-    """Distinct token ids in order. Raises TypeError or ValueError."""
+    """Distinct token ids in ascending order. Raises TypeError or ValueError."""
     return tuple(sorted(set(check_ids(name, value, LARGEST))))
 
 
 def check_allowed(name: str, value: Any) -> tuple[int, ...] | None:
-    """`check_id_list` of at least one id; None allows all."""
+    """Distinct token ids in ascending order, at least one; None, which allows all, stays None."""
     if value is None:
         return None
     found = check_id_list(name, value)
@@ -96,10 +96,10 @@ def check_allowed(name: str, value: Any) -> tuple[int, ...] | None:
 
 
 def check_functions(name: str, value: Any) -> tuple[Callable, ...]:
-    """Functions of token ids and logits. Raises TypeError naming the one that is none."""
+    """Functions of token ids and logits. Raises TypeError naming the first that is not one."""
     if value is None:
         return ()
-    # a list of transformers' is callable too, and passes more than two arguments on
+    # transformers' LogitsProcessorList is callable too, and passes more than two arguments on
     listed = tuple(value) if isinstance(value, list | tuple) else (value,)
     for function in listed:
         if isinstance(function, type) or not takes(function, 2):
@@ -130,13 +130,13 @@ def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
 
 
 def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int) -> dict[str, Any]:
-    """Options of rows, a call's and a generation config's, as fields of `SamplingParams`."""
+    """Options that change logits, of the call, else of `config`, as `SamplingParams` fields."""
     found: dict[str, Any] = {n: given[n] for n in OFF if given.get(n) is not None}
     for name in ("no_repeat_ngram_size", "suppress_tokens"):
         if name not in found and getattr(config, name, None):
             found[name] = getattr(config, name)
     if "bad_words" not in found and getattr(config, "bad_words_ids", None):
-        # an end token alone is banned by no config of transformers
+        # transformers ignores a bad word that is a single end token
         ends = check_ids("eos_token_id", getattr(config, "eos_token_id", None), LARGEST)
         words = check_words("bad_words_ids", config.bad_words_ids)
         found["bad_words"] = [word for word in words if word not in {(end,) for end in ends}]
@@ -155,7 +155,7 @@ def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int
 
 
 def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each word, of a string with a space before it and without."""
+    """Token ids of each word; a string is tokenized twice, with a space before it and without."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         if not isinstance(word, str):
@@ -177,6 +177,6 @@ def _check_vocab(found: Mapping[str, Any], vocab: int) -> None:
     for name in ("allowed_token_ids", "suppress_tokens"):
         ids[name] = check_ids(name, found.get(name), LARGEST)
     for name, tokens in ids.items():
-        # sizes of tokenizers and of transformers' lists may pass the model's
+        # ids of tokenizers and of transformers' lists may exceed the model's vocabulary
         if tokens and max(tokens) >= vocab:
             raise ValueError(f"{name} must lie in the vocabulary of {vocab}, got {max(tokens)}")

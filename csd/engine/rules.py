@@ -1,4 +1,4 @@
-"""Rules of rows of the requests of a call, as `csd.state.rules.Rules` holds them."""
+"""Per-row rules of a call's requests, in the tensors of `csd.state.rules.Rules`."""
 
 import math
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from csd.state.rules import ANY, Asked, Rules
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of `Rules`: powers of two, so that calls differ in few of them."""
+    """Sizes of `Rules`: powers of two, so that few different sizes occur."""
 
     sets: int
     prompt: int  # tokens of a prompt
-    words: int  # banned sequences of a set
-    word: int  # tokens of one
-    marks: int  # tokens of what begins or ends a thought
+    words: int  # banned sequences per set
+    word: int  # tokens of a banned sequence
+    marks: int  # tokens of a tag that begins or ends a thought
 
     def with_room_for(self, other: "Sizes") -> "Sizes":
         return Sizes(*(
@@ -32,22 +32,22 @@ class Sizes:
         ))  # fmt: skip
 
 
-# fields that tensors do not hold
+# fields that are not stored in tensors
 HOST = ("logits_processor", *GRAMMARS)
 
 
 def changes_rows(params: SamplingParams) -> bool:
-    """True if logits are changed by more than a repetition penalty and `min_new_tokens`."""
+    """True if any option other than repetition_penalty and min_new_tokens changes logits."""
     return any(getattr(params, name) != off for name, off in OFF.items())
 
 
 def set_of(params: SamplingParams) -> tuple:
-    """The key by which requests share one row of `Rules`."""
+    """Key of a request's rules; requests with equal keys share one row of `Rules`."""
     return tuple(getattr(params, name) for name in OFF if name not in HOST)
 
 
 def asked_by(requests: Sequence[Request]) -> Asked | None:
-    """The changes of rows that the requests of a call ask for; None without any."""
+    """Changes of logits that the requests of a call need; None if there are none."""
     changed = any(changes_rows(r.params) for r in requests)
     return asked_of(requests) if changed else None
 
@@ -90,26 +90,26 @@ def sizes_of(requests: Sequence[Request], asked: Asked) -> Sizes:
 def changed_bytes(
     asked: Asked | None, sets: int, rows: int, longest: int, vocab: int, dtype: torch.dtype
 ) -> int:
-    """Bytes that changing a step's rows takes beside its logits, at most; None asks for nothing.
+    """Upper bound of the bytes that changing a step's rows takes in addition to its logits.
 
-    sets: of rules. longest: tokens of a prompt and a sample. dtype: of the logits, which rules and
-    changed rows have in float32 at least.
+    asked: None, for no changes, gives 0. sets: sets of rules. longest: tokens of a prompt and a
+    sample. dtype: dtype of the logits; rules and changed rows have it too, or float32 if wider.
     """
     if asked is None:
         return 0
     wide = torch.promote_types(dtype, torch.float32).itemsize
-    # the copy; a table of biases; what a grammar bans, as bytes and as bools; functions' own copies
+    # the copy; a table of biases; a grammar's bans, as bytes and as bools; the functions' copies
     copies = rows * (wide + 2 * asked.grammar + 2 * wide * asked.functions) + sets * wide
-    # of a block: a gathered bias and bans, or bits of tokens that were seen, and penalised rows
+    # per block: a gathered bias and bans, or bits of tokens that occurred, and penalised rows
     penalties = asked.penalty or asked.counts
     entry = 4 * wide + 4 * torch.int32.itemsize if penalties else 2 * wide
-    # and int64 numbers of the rows above each one, and of its prefix
+    # and int64 indices of the rows above each one, and of its prefix
     numbers = torch.int64.itemsize * (6 * rows + 12 * longest * asked.prefix)
     return copies * (vocab + 1) + min(rows, BLOCK) * (entry * (vocab + 1) + numbers)
 
 
 def write_sets(rules: Rules, sets: Sequence[SamplingParams]) -> None:
-    """The first rows of the rules become what `sets` ask for, in one copy to the device."""
+    """Write `sets` to the first rows of the rules, in one copy to the device."""
     at = [*range(len(sets))]
     rows = [_row(rules, params) for params in sets]
     write_rows([
@@ -120,7 +120,7 @@ def write_sets(rules: Rules, sets: Sequence[SamplingParams]) -> None:
 
 
 def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
-    """The row of one set, by field, on the host."""
+    """Host tensors of one set's row, by field of `Rules`."""
     vocab, (B, W), X = rules.bias.shape[1], rules.words.shape[1:], rules.close.shape[1]
     bias = torch.zeros(vocab, dtype=rules.bias.dtype)
     for token, value in params.logit_bias:

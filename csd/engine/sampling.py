@@ -1,4 +1,4 @@
-"""Parameters by which the samples of one prompt are drawn and end."""
+"""Sampling parameters of one prompt: how its samples are drawn and when they end."""
 
 import logging
 import math
@@ -35,7 +35,7 @@ LOG = logging.getLogger("csd")
 
 OF_CONFIG = " of the model's generation config"
 
-# of transformers' generation config: option -> the values that mean it is off
+# options of transformers' generation config that csd does not implement -> values that mean off
 _UNSUPPORTED: dict[str, tuple] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
@@ -86,7 +86,10 @@ def _checked(default: Any, check: Callable[[str, Any], Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Logits are changed first, then filtered as transformers does: temperature, top-k to min-p."""
+    """Parameters of one prompt's samples.
+
+    Logits are changed first, then filtered as in transformers: temperature, top-k to min-p.
+    """
 
     temperature: float = _checked(1.0, _temperature)  # 0 is greedy
     top_k: int = _whole(0, 0)  # 0 is off
@@ -98,9 +101,9 @@ class SamplingParams:
     end_ids: tuple[int, ...] = ()  # the model's end tokens and `stop_token_ids`
     ignore_eos: bool = _checked(False, check_flag)
     stop: tuple[str, ...] = _checked((), check_strings)  # found in the text with special tokens
-    include_stop: bool = _checked(False, check_flag)  # texts end behind what stops, not before it
+    include_stop: bool = _checked(False, check_flag)  # texts include the stop string or end token
     skip_special_tokens: bool = _checked(True, check_flag)  # in texts
-    # what changes logits before the filters, in this order; `row_options` has what is off
+    # changes of logits before the filters, in this order; `row_options` lists the values for off
     logit_bias: tuple[tuple[int, float], ...] = _checked((), check_bias)  # by token id
     bad_words: tuple[tuple[int, ...], ...] = _checked((), check_words)  # as token ids
     allowed_token_ids: tuple[int, ...] | None = _checked(None, check_allowed)
@@ -110,16 +113,16 @@ class SamplingParams:
     presence_penalty: float = _number(0.0, -STEEPEST, STEEPEST)
     logits_processor: tuple[Callable, ...] = _checked((), check_functions)
     max_thinking_tokens: int | None = _checked(None, _most_thought)  # None is off
-    # begin, end and what closes, as token ids
+    # token ids of the begin tag, the end tag and the text written to end a thought
     thinking_tags: tuple[tuple[int, ...], ...] | None = _checked(None, check_tags)
     json_schema: str | None = _checked(None, check_schema)
     regex: str | None = _checked(None, check_text)
-    grammar: str | None = _checked(None, check_text)  # as Lark has it
+    grammar: str | None = _checked(None, check_text)  # in Lark syntax
 
     def __post_init__(self) -> None:
         for name in _CHECKS:
             object.__setattr__(self, name, check_option(name, getattr(self, name)))
-        # as many as no vocabulary has
+        # LARGEST exceeds every vocabulary
         object.__setattr__(self, "top_k", min(self.top_k, LARGEST))
         if len(self.end_ids) > MAX_STOP_IDS:
             raise ValueError(
@@ -138,14 +141,14 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def check_option(name: str, value: Any, where: str = "") -> Any:
-    """The value of a field. Raises TypeError or ValueError for one that cannot be served.
+    """Checked value of a field. Raises TypeError or ValueError if it cannot be served.
 
-    where: in an error behind the name.
+    where: text after the name in an error message.
     """
     return _CHECKS[name](name + where, value)
 
 
-# how a token is drawn: the fields that a model's generation config may set
+# fields for drawing a token, which a model's generation config may set
 FILTERS = tuple(f.name for f in fields(SamplingParams))[:5]
 # the arguments of `resolve`
 SAMPLING = frozenset(
@@ -155,7 +158,7 @@ SAMPLING = frozenset(
 
 
 def asks_for(generation_config: Any) -> tuple[str, object] | None:
-    """The first option of a generation config that csd does not implement, with its value."""
+    """First option set in a generation config that csd does not implement, and its value."""
     for name, off in _UNSUPPORTED.items():
         value = getattr(generation_config, name, None)
         if not any(value == o and type(value) in (type(o), int, float) for o in off):
@@ -173,12 +176,12 @@ def resolve(
     name: str = "prompt",
     **given: Any,
 ) -> SamplingParams:
-    """SamplingParams of a prompt: what was given, then the model's generation config, then off.
+    """SamplingParams of a prompt: arguments first, then the model's generation config, then off.
 
     `given` holds the arguments of `csd.generate`; None means not given. `do_sample` of the
-    generation config is ignored. `max_new_tokens` is 512, cut to what the context still holds; a
-    given one that does not fit is an error, in which `name` is the prompt's.
-    tokenizer: its end token ends samples too, beside those of the generation config.
+    generation config is ignored. `max_new_tokens` defaults to 512, or less if the context has less
+    room; a given value that does not fit is an error. name: of the prompt, in error messages.
+    tokenizer: its end token ends samples too, in addition to those of the generation config.
     """
     config = generation_config
     asked = asks_for(config)
@@ -230,7 +233,7 @@ def resolve(
     least = given.get("min_new_tokens")
     least = 0 if least is None else check_option("min_new_tokens", least)
     if least > longest:
-        # one that was not given is as the prompt leaves it
+        # a default max_new_tokens depends on the prompt, so the message names that
         of = f" of {name}" if given.get("max_new_tokens") is None else ""
         raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={longest}{of}")
     texts = {
@@ -259,12 +262,12 @@ def _log_ends(config: tuple[int, ...], tokenizer: tuple[int, ...]) -> None:
 
 
 def config_ends(generation_config: Any, vocab: int) -> list[int]:
-    """The end tokens of a generation config that the model can give."""
+    """End tokens of a generation config that lie in the model's vocabulary."""
     ends = getattr(generation_config, "eos_token_id", None)
     return [i for i in check_ids("eos_token_id" + OF_CONFIG, ends, MAX_STOP_IDS) if i < vocab]
 
 
 def tokenizer_ends(tokenizer: Any, vocab: int) -> list[int]:
-    """The end token of a tokenizer, if the model can give it; a chat model's ends a turn."""
+    """End token of a tokenizer if in the vocabulary, else empty; a chat model's ends a turn."""
     end = getattr(tokenizer, "eos_token_id", None)
     return [end] if isinstance(end, int) and 0 <= end < vocab else []

@@ -1,4 +1,4 @@
-"""One call of an engine: fills slots, runs steps, reads out finished samples."""
+"""Scheduler of one engine call: fills slots, runs steps, and yields finished samples."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Scheduler(SlotFiller):
     """Runs the steps of a call."""
 
     def run(self) -> Iterator[tuple[Request, Sample]]:
-        """Yields each sample as it finishes."""
+        """Run steps until no slot holds a sample; yields each sample as it finishes."""
         records: deque[PendingRecord] = deque()
         while owned := self.fill():
             live = self.step.live_slots(owned)
@@ -25,7 +25,7 @@ class Scheduler(SlotFiller):
                 self.steps += 1
                 self.set_progress_penalty()
                 records.append(self.step.launch(live, self.budget, self.owners, self.steps))
-            # with no slot live on the device only records remain to be read
+            # if no slot is live on the device, only records remain to be read
             while records and (len(records) > self.lag or not live):
                 record = self.step.read(records.popleft())
                 self.budget.learn(sum(n > 0 for n in record.nodes), record)
@@ -41,7 +41,7 @@ class Scheduler(SlotFiller):
     def advance(
         self, live: LiveSample, record: Record, s: int, seen: set[int]
     ) -> Iterator[tuple[Request, Sample]]:
-        """`postprocess` of slot s; seen: the prompts whose samples have been before it."""
+        """`postprocess` of slot s; seen: indices of prompts with samples in earlier slots."""
         request = live.request
         if record.bad[s]:
             error = self.broken(live, record, s)
@@ -66,7 +66,7 @@ class Scheduler(SlotFiller):
         reason = "stop" if live.stopped else REASONS.get(record.finish[s])
         sample, text = live.result(reason) if reason else (None, live.take_text())
         if sample is not None:
-            # first of all: an interrupt loses no sample
+            # stored before anything else, so that an interrupt loses no sample
             request.top[live.index] = live.top
             request.finished[live.index] = sample
             stats.thoughts_cut += any(sample.forced)
@@ -81,7 +81,7 @@ class Scheduler(SlotFiller):
             yield from self.decide(request)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
-        """The error of a sample in slot s that cannot go on."""
+        """The error for the sample in slot s, which cannot continue: no token left, or NaN."""
         changes = self.step.changes
         place = -1 if changes is None else changes.emptied(s)
         if place >= 0:
@@ -96,11 +96,11 @@ class Scheduler(SlotFiller):
         )
 
     def name_of(self, request: Request) -> str:
-        """The name of a request's prompt in errors."""
+        """Name of a request's prompt in error messages."""
         return f"prompt {request.index}"
 
     def append(self, live: LiveSample, record: Record, s: int) -> None:
-        """Append the tokens of slot s to the sample that is in it."""
+        """Append the tokens, values and drafts of slot s in `record` to its sample."""
         n = record.count[s]
         live.note(record.measured, s, n)
         had = len(live.tokens)
@@ -118,17 +118,17 @@ class Scheduler(SlotFiller):
             live.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
 
     def decide(self, request: Request) -> Iterator[tuple[Request, Sample]]:
-        """Call `until` with the finished prefix; cancel the rest when it returns true."""
+        """Call `until` with the finished prefix; cancel and yield the rest if it returns true."""
         until = self.until(request)
         if until is not None and request.decided(until):
             yield from self.cancel(request)
 
     def until(self, request: Request) -> Until | None:
-        """The error that ends a request before its last sample."""
+        """The rule that may end a request before its last sample; None: none."""
         return self.settings.until
 
     def cancel(self, request: Request, texts: bool = True) -> Iterator[tuple[Request, Sample]]:
-        """End the samples of a request that have not finished; texts: whether they get one."""
+        """Cancel a request's unfinished samples and yield them; texts: whether they get a text."""
         rest = [s for s in request.result(texts) if s.index not in request.finished]
         request.finished |= {sample.index: sample for sample in rest}
         for s, live in enumerate(self.owners):

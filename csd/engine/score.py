@@ -1,4 +1,4 @@
-"""`csd.score`: log-probabilities of completions that are given."""
+"""`csd.score`: log-probabilities of the caller's completions."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -18,7 +18,7 @@ from csd.schema.check import shown
 from csd.schema.other_names import unknown_argument
 from csd.verify.teacher_forcing import TeacherForcing
 
-# arguments of `generate` that mean something for tokens that are given
+# arguments of `generate` that apply to scoring
 TAKEN = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "bad_words",
     "allowed_token_ids", "suppress_tokens", "no_repeat_ngram_size", "frequency_penalty",
@@ -38,20 +38,19 @@ def score(
     revision: str | None = None,
     **options: Any,
 ) -> Samples | list[Samples]:
-    """Log-probabilities of completions, which are read in the place of being drawn.
+    """Log-probabilities of completions, whose tokens are input instead of drawn.
 
-    model, prompt: as `csd.generate` has them. The prompt is read once for all of its completions.
-    completions: a list of texts or token ids, or an array of ids with a row a completion; for a
-        list of prompts a list of such lists. A text has the tokens that the tokenizer gives it
-        alone, without special tokens.
-    options: filters and constraints of `csd.generate`, which are off where they are not given,
-        whatever the model's generation config has; `top_logprobs`, `entropy`, `prompt_logprobs`,
-        `tokenizer`, `attention_mask` and `chat_template_kwargs`.
+    model, prompt: as in `csd.generate`. The prompt is read once for all of its completions.
+    completions: a list of texts or token ids, or an array of ids with one row per completion; for
+        a list of prompts, a list of these. A text is tokenized on its own, without special tokens.
+    options: filters and constraints of `csd.generate`, each off by default, whatever the model's
+        generation config has; `top_logprobs`, `entropy`, `prompt_logprobs`, `tokenizer`,
+        `attention_mask` and `chat_template_kwargs`.
 
-    Returns `Samples` (a list of them for a list of prompts), one `Sample` a completion. Its
-    `raw_logprobs` are the model's own, of each token; `logprobs` are of the distribution that
-    sampling with these filters and constraints draws from. An exact engine gives both the bits
-    that it gives when it samples the same tokens.
+    Returns `Samples` (a list of them for a list of prompts), one `Sample` per completion. Its
+    `raw_logprobs` are each token's log-probabilities by the model itself; its `logprobs` are by
+    the distribution that sampling with these filters and constraints draws from. With an exact
+    engine, both have the same bits as when the engine samples these tokens.
 
     Raises ValueError or TypeError for arguments that cannot be served, naming the argument.
     """
@@ -73,7 +72,7 @@ def score(
             stop=[], max_new_tokens=max(map(len, tokens)),
             **{name: asked[name] for name in TAKEN if name in SAMPLING},
         )  # fmt: skip
-        # its index is the seed, so equal prompts have samples of their own
+        # the index is the seed, so equal prompts get different keys
         request = Request.of(i, ids, params, range(len(tokens)), i)
         request.prompt_logprobs = [None] if asked["prompt_logprobs"] else None
         requests.append(request)
@@ -101,7 +100,7 @@ def _read(options: dict[str, Any]) -> dict[str, Any]:
 def _completions(
     completions: Any, prompts: int, many: bool, tokenizer: Any, vocab: int
 ) -> list[list[list[int]]]:
-    """Token ids of every completion of every prompt."""
+    """Token ids of every completion of every prompt. Raises ValueError for anything else."""
     listed = _plain(completions)
     listed = listed if many else [listed]
     expected = "a list of texts or token ids" + (" for each prompt" if many else "")
@@ -136,5 +135,5 @@ def _ids(completion: Any, tokenizer: Any, vocab: int) -> list[int]:
 
 
 def _plain(value: Any) -> Any:
-    """Lists in place of an array of numpy or torch."""
+    """A numpy array or torch tensor as lists; any other value unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value

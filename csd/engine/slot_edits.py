@@ -1,4 +1,4 @@
-"""Edits of the slots by the host, between steps."""
+"""Edits of the slots' tensors by the host, between steps."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Refill:
 def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) -> None:
     """Put samples into slots, at their prompts' last tokens; slot_pages: [S, SP] int32, written.
 
-    One copy brings all of them to the device, without waiting for it.
+    All values reach the device in one asynchronous copy.
     """
     if not refills:
         return
@@ -57,14 +57,14 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
 
 
 def clear_slot(slots: Slots, s: int) -> None:
-    # x[s] = value would wait for the device
+    # fill_, since x[s] = value would synchronize with the device
     slots.live[s].fill_(False)
     slots.group[s].fill_(-1)
     slots.penalty[s].fill_(1)
 
 
 def seen_words(tokens: list[int], words: int) -> torch.Tensor:
-    """[words] int32, the bitmap of `tokens`: bit t % 32 of word t // 32."""
+    """Bitmap [words] int32 of `tokens`: bit t % 32 of word t // 32 is set for token t."""
     seen = np.zeros(32 * words, dtype=bool)
     seen[tokens] = True
     return torch.from_numpy(np.packbits(seen, bitorder="little").view("<i4"))
@@ -75,10 +75,13 @@ def _padded(ids: list[int] | tuple[int, ...], width: int) -> list[int]:
 
 
 def write_rows(edits: list[tuple[torch.Tensor, list[int], torch.Tensor]]) -> None:
-    """field[rows] = values for each (field [S, ..], rows, values [len(rows), ..] on the host)."""
+    """field[rows] = values for each (field [S, ..], rows, values [len(rows), ..] on the host).
+
+    All edits have the same rows, and reach the device in one copy.
+    """
     device = edits[0][0].device
     rows = torch.tensor(edits[0][1])
-    # the widest first, so that each part is aligned
+    # the widest dtype first, so that each part is aligned
     edits = sorted(edits, key=lambda edit: -edit[2].itemsize)
     parts = [rows, *[values for _, _, values in edits]]
     packed = torch.cat([x.reshape(-1).view(torch.uint8) for x in parts])

@@ -1,4 +1,4 @@
-"""Slots of a call: reads prompts, gives free slots to samples, and frees them at their end."""
+"""Slots of a call: reads prompts, assigns free slots to samples, and frees slots at their end."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from csd.engine.step import Clock, Step
 from csd.state.kv_cache import in_turn
 from csd.state.pool import PROGRESS_PENALTY
 
-# rows of past samples that are entered between two steps at most
+# once this many rows of past samples are entered between two steps, the rest waits
 HISTORY_ROWS = 4096
 
 
 class SlotFiller:
     """Assigns samples to free slots, and reads their prompts.
 
-    lag: steps the host stays behind the device. group_keys: of new groups, never reused.
+    lag: launched steps whose records may be unread. group_keys: keys of new groups, never reused.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class SlotFiller:
         self.owners: list[LiveSample | None] = [None] * step.slots.count
         self.steps = 0
         self.prefill: Prefill | None = None  # the prompt that is being read
-        self.ahead: deque[Prefill] = deque()  # prompts behind it that are read in its passes
-        self.read_tokens = 0  # of prompts, since the last step
-        self.entered_rows = 0  # of past samples, since the last step
+        self.ahead: deque[Prefill] = deque()  # prompts after it that share its passes
+        self.read_tokens = 0  # tokens of prompts read since the last step
+        self.entered_rows = 0  # rows of past samples entered since the last step
         self.cross_prompt = CrossPromptHistory() if settings.share == "call" else None
-        self.penalises_progress = False  # whether a progress penalty applies
+        self.penalises_progress = False  # True while a progress penalty applies
 
     def fill(self) -> int:
-        """Fill free slots; how many hold samples then. None ends the run."""
+        """Fill free slots; returns the number of slots that hold samples. 0 ends the run."""
         self.refill()
         return sum(owner is not None for owner in self.owners)
 
     def set_progress_penalty(self) -> None:
-        """Favour samples that are behind once no sample waits for a slot."""
+        """Set the progress penalty, which favours shorter samples once none waits for a slot."""
         last = self.ending()
         if last != self.penalises_progress:
             self.penalises_progress = last
@@ -72,7 +72,7 @@ class SlotFiller:
         return not (self.queue or reading or any(r.waiting for r in self.active))
 
     def refill(self) -> None:
-        """Fill free slots, all of them in one copy to the device."""
+        """Fill all free slots, in one copy to the device."""
         self.read_tokens = self.entered_rows = 0
         refills = []
         for s, owner in enumerate(self.owners):
@@ -90,11 +90,11 @@ class SlotFiller:
             self.step.changes.fill(refills)
 
     def next_request(self) -> Request | None:
-        """The request whose next sample gets a free slot; None while its prompt is being read, and
-        when none waits.
+        """Request whose next sample gets a free slot; None while its prompt is read, or if no
+        sample waits.
 
-        While other prompts wait, only so many samples of one are in flight together, by default a
-        quarter of them: those that come later draft from finished ones.
+        While other prompts wait, at most `together_of` samples of one request are in flight, by
+        default a quarter: later samples draft from finished ones.
         """
         waiting = [request for request in self.active if request.waiting]
         for request in waiting:
@@ -105,11 +105,11 @@ class SlotFiller:
         return waiting[0] if waiting else None
 
     def together_of(self, request: Request) -> int:
-        """Samples of a request in flight while other prompts wait."""
+        """Largest number of a request's samples in flight while other prompts wait."""
         return self.together or -(-len(request.samples) // 4)
 
     def assign(self, request: Request, s: int) -> Refill:
-        """The request's next sample gets slot s and its pages."""
+        """Assign slot s and pages to the request's next sample."""
         index = request.waiting.popleft()
         most = request.params.max_new_tokens
         pages = self.step.cache.take_for_sample(most)
@@ -118,14 +118,15 @@ class SlotFiller:
         return Refill(s, request, index, in_turn(pages, most))
 
     def streams(self, request: Request) -> bool:
-        """True if the texts of its samples are read while they are drawn."""
+        """True if the texts of the request's samples are read while they are drawn."""
         return self.settings.on_tokens is not None
 
     def admit(self) -> Request | None:
-        """The next request once its prompt is read; None while it is not, and when none is left.
+        """Read the next prompt; returns its request at the end, None before it or if none is left.
 
-        Between two steps no more than a chunk's tokens are read, of one prompt or of several short
-        ones, so no step waits for more. Before the first step none waits: it has its slots filled.
+        Between two steps at most one chunk of tokens is read, of one prompt or of several short
+        ones, so no step waits for more. Before the first step no sample waits, so prompts are read
+        until the slots are full.
         """
         if self.prefill is None:
             if not self.ahead and not self.queue:
@@ -140,7 +141,7 @@ class SlotFiller:
         return None if self.prefill else self.active[-1]
 
     def begin_prefill(self) -> Prefill:
-        """Reserve a group for the next prompt."""
+        """Take the next prompt from the queue and reserve a group for it."""
         reading = [self.prefill.request] if self.prefill else []
         taken = {r.group for r in (*self.active, *reading, *(p.request for p in self.ahead))}
         group = next(g for g in range(len(self.owners)) if g not in taken)
@@ -154,7 +155,7 @@ class SlotFiller:
         )
 
     def read_prompt(self) -> bool:
-        """Read as many chunks of the prompt as a step may wait for; True at its end."""
+        """Read as many chunks of the prompt as a step may wait for; True at the prompt's end."""
         assert self.prefill is not None
         while chunk := self.prefill.chunk:
             left = self.prefill_chunk - self.read_tokens
@@ -164,7 +165,7 @@ class SlotFiller:
             if self.waited_for:
                 most = min(most, left)
             prefills = [self.prefill, *self.with_it(most - chunk)]
-            # of all of them before the next pass
+            # count the tokens of all prompts of this pass, before their chunks advance
             self.read_tokens += sum(prefill.chunk for prefill in prefills)
             for prefill, hidden in zip(prefills, read_chunks(prefills), strict=True):
                 self.read_hidden(prefill, hidden)
@@ -176,9 +177,9 @@ class SlotFiller:
         return self.steps > 0 and any(self.owners)
 
     def with_it(self, rows: int) -> Iterator[Prefill]:
-        """Prompts whose next chunks, `rows` tokens at most, share the pass of the one being read.
+        """Prompts whose next chunks, in all at most `rows` tokens, share the current prompt's pass.
 
-        As many are begun as have slots now, in order.
+        Begins further prompts of the queue, in order, while their first samples have free slots.
         """
         if not self.step.reads_together:
             return
@@ -198,18 +199,18 @@ class SlotFiller:
                 yield prefill
 
     def begins_ahead(self, request: Request, rows: int) -> bool:
-        """True if a request's first chunk, `rows` tokens at most, is read in another's pass."""
+        """True if a request's first chunk has at most `rows` tokens, so another's pass reads it."""
         return min(self.prefill_chunk, len(request.prompt) - 1) <= rows
 
     def slots_of(self, request: Request) -> int:
-        """Slots that its first samples get."""
+        """Number of slots that the request's first samples get."""
         return min(len(request.samples), self.together_of(request))
 
     def read_hidden(self, prefill: Prefill, hidden: torch.Tensor) -> None:
-        """Called with the last hidden states of each chunk of a prompt that has been read."""
+        """Hook for subclasses: called with the last hidden states of each chunk that was read."""
 
     def enter_history(self) -> bool:
-        """The same for its past samples."""
+        """Enter the prompt's past samples, about HISTORY_ROWS rows per step; True at their end."""
         assert self.prefill is not None
         while self.entered_rows < HISTORY_ROWS or not self.steps or not any(self.owners):
             rows = self.prefill.enter_history()
@@ -219,7 +220,7 @@ class SlotFiller:
         return False
 
     def free(self, s: int, live: LiveSample) -> None:
-        """Slot s and its pages are free."""
+        """Free slot s and the pages of its sample, and retire its request if that is done."""
         live.done = True
         self.owners[s] = None
         clear_slot(self.step.slots, s)
@@ -229,14 +230,14 @@ class SlotFiller:
             self.retire(live.request)
 
     def retire(self, request: Request) -> None:
-        """Free the prompt's pages and the graph of a group without samples."""
+        """Remove a request from the active ones; free its group if no other request uses it."""
         if request in self.active:
             self.active.remove(request)
             if not any(other.group == request.group for other in self.active):
                 self.free_group(request)
 
     def free_group(self, request: Request) -> None:
-        """The pages of a request's prompt and its group's graph are free."""
+        """Free the pages and states of a request's prompt, and its group's graph."""
         self.step.cache.allocator.give_back(request.pages)
         self.step.slots.group_key[request.group].fill_(-1)
         if self.step.cache.states is not None:
@@ -244,7 +245,7 @@ class SlotFiller:
 
 
 def clear(step: Step) -> None:
-    """Free all slots, groups and pages, wherever a call was interrupted."""
+    """Free all slots, groups and pages, at whatever point a call was interrupted."""
     step.slots.live.fill_(False)
     step.slots.progress_penalty.fill_(0)
     step.slots.group.fill_(-1)

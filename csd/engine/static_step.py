@@ -1,9 +1,9 @@
 """Step at fixed pool sizes: nothing in it reads the device, so a CUDA graph can capture it.
 
 A pool has one of a few sizes; rows that live slots do not fill are padding. On a GPU each size is
-captured once and replayed. The device copies a step's result to the host behind the step, and the
-host reads the copy one step later, so it never waits for the step it has just launched. Events
-around a replay give its time.
+captured once and replayed. A copy of a step's result to the host is queued after the step, and the
+host reads it one step later, so it never waits for the step it has just launched. Events around a
+replay measure its time.
 """
 
 import time
@@ -24,12 +24,12 @@ from csd.models.module_decoder import ModuleDecoder
 from csd.state.pool import Pool
 from csd.state.verdict import Verdict
 
-# rows between two sizes are padding
+# numbers of rows of a pool; a smaller one is padded to the next size
 SIZES = (16, 32, 64, 96, 128, 160, 192, 256, 384, 512)
 
 
 def sizes_for(slots: int) -> list[int]:
-    """Pool sizes, extended until one holds `slots` roots."""
+    """Ascending pool sizes, extended until the last holds `slots` roots."""
     sizes = [*SIZES]
     while sizes[-1] < slots:
         sizes.append(sizes[-1] + 128)
@@ -38,7 +38,7 @@ def sizes_for(slots: int) -> list[int]:
 
 @dataclass(slots=True)
 class StaticStep(Step):
-    """The five functions over a pool of fixed size."""
+    """The five phases of a step over a pool of fixed size."""
 
     drafter: StaticDrafter | None
 
@@ -49,16 +49,16 @@ class StaticStep(Step):
 
     def __post_init__(self) -> None:
         Step.__post_init__(self)
-        # the rows of accepted paths are unknown beforehand: sample all rows
+        # which rows accepted paths reach is unknown to the host: sample all rows
         self.ops = replace(self.ops, verify=self.ops.verify_all)
 
     def body(self, rows: int, nodes: int) -> tuple[Snapshot, Pool, Verdict]:
-        """Run one step over `rows` rows with at most `nodes` drafted ones."""
+        """Run one step over `rows` rows with at most `nodes` drafted nodes."""
         if self.drafting:
             assert self.drafter is not None
             pool = self.drafter.propose(self.slots, rows, nodes=nodes)
         else:
-            # a drafter that was not attached has no memory
+            # the drafter may not be attached, and then has no memory
             pool = self.ops.roots(self.slots, rows)
         verdict, snapshot = self.verify(self.forward(pool), pool)
         self.commit(verdict)
@@ -72,7 +72,7 @@ class StaticStep(Step):
     def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
         """Launch a step, and the copy of its result to the host.
 
-        The number of rows depends only on records that have been read.
+        The budget chooses the number of rows from records that have already been read.
         """
         clock = Clock(self.seconds)
         rows, nodes = budget.pool(live)
@@ -87,7 +87,7 @@ class StaticStep(Step):
         return record
 
     def start(self, rows: int, nodes: int, owners: Iterable, step: int) -> PendingRecord:
-        """Launch a step of `rows` rows and at most `nodes` drafted ones."""
+        """Launch a step of `rows` rows and at most `nodes` drafted nodes."""
         if not self.slots.live.is_cuda:
             start = time.perf_counter()
             snapshot, *_ = self.body(rows, nodes)
@@ -95,11 +95,11 @@ class StaticStep(Step):
             pending.model_seconds = time.perf_counter() - start
             return pending
         if isinstance(self.decoder, Decoder | ModuleDecoder):
-            # no pass of it runs on the host
+            # a replay runs no forward pass on the host
             self.decoder.follow()
         snapshot, begun = self._replay(rows, nodes)
         pending = PendingRecord.of(snapshot, owners, step)
-        # the next replay overwrites the snapshot, but not before these copies
+        # the next replay overwrites the snapshot, but only after these copies
         pending.ints, pending.floats = (
             torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
             for x in (snapshot.ints, snapshot.floats)
@@ -109,28 +109,28 @@ class StaticStep(Step):
 
     def _replay(self, rows: int, nodes: int) -> tuple[Snapshot, torch.cuda.Event]:
         graph, snapshot = self.captured(rows, nodes)
-        # after the capture, which is no part of the step
+        # recorded after the capture, which does not count as the step's time
         begun = _event()
         graph.replay()
         return snapshot, begun
 
     def captured(self, rows: int, nodes: int) -> tuple[torch.cuda.CUDAGraph, Snapshot]:
-        """The graph of a step, captured if it is the first of its kind, and its snapshot."""
+        """The graph of a step and its snapshot; captured at the first use of its key."""
         changes = None if self.changes is None else self.changes.key
         own = getattr(self.decoder, "graph_key", None)
         key = rows, nodes, self.top, self.trees, self.drafting, changes, self.measures, own
         if key not in self.captures.graphs:
             with self.without_live():
-                # hold a graph's pool and verdict: the next must not reuse their memory
+                # keep the graph's pool and verdict: the next graph must not reuse their memory
                 graph, _ = self.captures.get(key, lambda: self.body(rows, nodes))
-                # the first replay brings it to the device, which is no part of a step's time
+                # the first replay uploads the graph, which must not count as a step's time
                 graph.replay()
         graph, (snapshot, *_) = self.captures.graphs[key]
         return graph, snapshot
 
     @contextmanager
     def without_live(self) -> Iterator[None]:
-        """No slot is live within: steps change no sample."""
+        """Context in which no slot is live, so steps change no sample."""
         live = self.slots.live.clone()
         self.slots.live.zero_()
         try:
@@ -140,7 +140,7 @@ class StaticStep(Step):
 
 
 def capture_all(step: Step) -> None:
-    """Capture the graphs that an automatic budget may choose, of steps that a GPU captures."""
+    """Capture all graphs that an automatic budget may choose, if `step` is static on a GPU."""
     if isinstance(step, StaticStep) and step.slots.live.is_cuda:
         for rows in sizes_for(step.slots.count):
             for nodes in (0, rows):

@@ -8,7 +8,7 @@ from csd.state.phases import KINDS
 
 @dataclass(slots=True)
 class Stats:
-    """Statistics of one prompt's samples. Seconds are those of the whole call."""
+    """Statistics of one prompt's samples. Seconds are of the whole call."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -19,30 +19,30 @@ class Stats:
     accepted: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("own", "sibling", "prompt", "history", "model"), 0)
     )
-    history_tokens: int = 0  # of past samples that drafts came from
-    shared_tokens: int = 0  # of the call's other prompts that drafts came from
+    history_tokens: int = 0  # tokens of past samples that drafts came from
+    shared_tokens: int = 0  # tokens of the call's other prompts that drafts came from
     thoughts_cut: int = 0  # samples whose thought max_thinking_tokens ended
-    history_left_out: int = 0  # of past samples for which the graph had no room
-    contexts_dropped: int = 0  # of the whole call, for which the graph had no room
-    # "compile" and "measure" are of a first call, the other phases are sampling
+    history_left_out: int = 0  # tokens of past samples that did not fit in the graph
+    contexts_dropped: int = 0  # contexts of the whole call that did not fit in the graph
+    # "compile" and "measure" occur in a first call, the other phases are sampling
     seconds: dict[str, float] = field(default_factory=dict)
-    # bytes torch had on the GPU at most, since the process began or its user reset the count
+    # most bytes torch allocated on the GPU, since the process began or its user reset the count
     peak_memory: int | None = None
-    decoder: str = "fused"  # which ran: "fused", "module", or one of the user's "own"
-    fused_ruled_out: str | None = None  # the property of the model that did
+    decoder: str = "fused"  # the decoder that ran: "fused", "module", or "own", the user's
+    fused_ruled_out: str | None = None  # the model's property that ruled out the fused decoder
 
     def __str__(self) -> str:
-        """One sentence: tokens, seconds, drafts, and what went before the first sample."""
+        """One sentence: tokens, seconds, drafts, and seconds of compiling and measuring."""
         return " ".join(part for part in _sentence(self) if part)
 
     @property
     def sampling_seconds(self) -> float:
-        """Seconds of the whole call, without compiling and measuring."""
+        """Seconds of the whole call without compiling and measuring."""
         return sampling_seconds(self.seconds)
 
     @property
     def tokens_per_second(self) -> float:
-        """This prompt's tokens over the whole call's seconds of sampling."""
+        """This prompt's tokens divided by the whole call's seconds of sampling; 0 without any."""
         return self.tokens / self.sampling_seconds if self.sampling_seconds > 0 else 0.0
 
     @property
@@ -55,7 +55,7 @@ class Stats:
 
 
 def sampling_seconds(seconds: dict[str, float]) -> float:
-    """Seconds by phase without those of compiling and measuring."""
+    """Sum of the seconds of all phases except compiling and measuring."""
     return sum(value for phase, value in seconds.items() if phase not in KINDS)
 
 

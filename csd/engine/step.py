@@ -38,23 +38,23 @@ class Step:
     Each call of an engine has a step of its own over the same memory.
     """
 
-    # what `seconds` holds beside the prompts'
+    # keys of `seconds`, in addition to "prefill" and KINDS
     phases: ClassVar[tuple[str, ...]] = PHASES
-    static: ClassVar[bool] = False  # whether a step reads nothing on the host
+    static: ClassVar[bool] = False  # True if a step reads nothing on the host
 
     decoder: DecoderLike
-    drafter: Drafter | None  # None where `drafting` is false
+    drafter: Drafter | None  # None if `drafting` is false
     cache: KVCache
     slots: Slots
     ops: Ops
-    verifier: MultiDraftVerifier | TeacherForcing | None = None  # None: match
-    changes: Changes | None = None  # where samples ask for more than filters
-    drafting: bool = True  # else the drafter is neither called nor updated
-    top: bool = False  # whether records hold the top 8 of committed tokens
-    trees: bool = False  # and the trees
-    measures: Measures = field(default_factory=Measures)  # what they hold besides
+    verifier: MultiDraftVerifier | TeacherForcing | None = None  # None: accept drafts that match
+    changes: Changes | None = None  # set if a sample has options that change logits
+    drafting: bool = True  # if False, the drafter is neither called nor updated
+    top: bool = False  # True: records hold the top 8 of committed tokens
+    trees: bool = False  # True: records hold the draft trees
+    measures: Measures = field(default_factory=Measures)  # further values that records hold
     seconds: dict[str, float] = field(default_factory=dict)
-    waited: float = 0.0  # seconds that the last step took to update the drafter by earlier ones
+    waited: float = 0.0  # seconds that the last step spent on deferred inserts of earlier steps
 
     def __post_init__(self) -> None:
         self.seconds = self.seconds or self.no_seconds()
@@ -64,7 +64,7 @@ class Step:
         return dict.fromkeys((*KINDS, "prefill", *cls.phases), 0.0)
 
     def __call__(self, live: int, budget: Budget) -> Snapshot:
-        """Run one step over `live` live slots; returns what the host reads of it."""
+        """Run one step over `live` live slots; returns the snapshot that the host reads."""
         clock = Clock(self.seconds)
         pool = self.propose(live, budget)
         clock.lap("propose")
@@ -79,7 +79,7 @@ class Step:
         return snapshot
 
     def live_slots(self, owned: int) -> int:
-        """Number of slots that run in the next step, of `owned` that hold samples for the host."""
+        """Number of slots that run in the next step; owned: slots with samples on the host."""
         return int(self.slots.live.sum())
 
     def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
@@ -93,11 +93,11 @@ class Step:
         return pending
 
     def read(self, pending: PendingRecord) -> Record:
-        """The record of a launched step, on the host."""
+        """Read the record of a launched step on the host."""
         return pending.read()
 
     def propose(self, live: int, budget: Budget) -> Pool:
-        """The draft trees of all live slots in one pool."""
+        """Propose the draft trees of all live slots, in one pool."""
         pool, nodes = self._drafted(live, budget)
         if self.changes is None or self.verifier is not None or not self.drafting:
             return pool
@@ -105,7 +105,7 @@ class Step:
         return self.changes.plan(pool, self.slots, most)
 
     def _drafted(self, live: int, budget: Budget) -> tuple[Pool, int]:
-        """The pool, and how many drafted nodes it was to have at most."""
+        """The pool, and the largest number of drafted nodes it could have had."""
         drafter = self.drafter if self.drafting else None
         nodes = budget.ask(live) if drafter else 0
         if drafter and nodes:
@@ -125,7 +125,7 @@ class Step:
         return self.ops.prune(pool, live + keep, cost), nodes
 
     def forward(self, pool: Pool) -> torch.Tensor:
-        """Logits [M, V] at every row of the pool."""
+        """Run the model over the pool; returns logits [M, V]."""
         cache, slots = self.cache, self.slots
         where = dict(
             prompt_pages=cache.prompt_pages,
@@ -158,14 +158,14 @@ class Step:
         return cache.reach is None and cache.states is None and reads_together(self.decoder)
 
     def read_prompt(self, g: int, chunk: list[int], start: int) -> torch.Tensor:
-        """Keys and values of a prompt's tokens from `start` on, into the pages of group g.
+        """Write keys and values of a prompt's tokens from `start` on to the pages of group g.
 
-        Returns what the head would read of each.
+        Returns the last hidden states, which the head would read.
         """
         return self.read_prompts([PromptChunk(g, chunk, start)])[0]
 
     def read_prompts(self, parts: Sequence[PromptChunk]) -> list[torch.Tensor]:
-        """The same of several prompts in one pass; keys and values have the same bits."""
+        """`read_prompt` for several prompts in one pass; keys and values have the same bits."""
         cache = self.cache
         decoder: Any = self.decoder
         rows = PromptRows.of(parts, cache.prompt_pages)
@@ -186,11 +186,11 @@ class Step:
         attend.end()
         if states is not None:
             states.end()
-        # a module leaves out rows of a prompt that has the pass for itself
+        # with a single prompt a module may return fewer rows, so these are not split
         return [hidden] if len(parts) == 1 else list(hidden.split(rows.chunks.rows))
 
     def observe_hidden(self, hidden: torch.Tensor) -> None:
-        """Pass the hidden states of rows or of a prompt's chunk to the drafter."""
+        """Pass the hidden states of the pool's rows, or of a prompt's chunk, to the drafter."""
         if self.drafting and self.drafter is not None:
             self.drafter.observe_hidden(hidden)
 
@@ -222,7 +222,7 @@ class Step:
                 self.slots.generated,
                 verdict.accept_row,
                 verdict.accept_count,
-                True,  # `generated` counts the accepted tokens already
+                True,  # `generated` already includes the accepted tokens
             )
         if cache.states is not None:
             slots = self.slots
@@ -239,7 +239,8 @@ class Step:
 
 
 class Clock:
-    """Adds the time since its last lap to a phase's seconds, without what compiled meanwhile."""
+    """Adds the time since the last lap to a phase's seconds; compiling and measuring meanwhile
+    count as their own kinds."""
 
     def __init__(self, seconds: dict[str, float]):
         self._seconds = seconds

@@ -1,8 +1,8 @@
-"""Cache of step times across processes: a machine measures a kind of step once.
+"""On-disk cache of step times: a machine measures each kind of step once.
 
 A table is the prior of the cost model (csd/engine/budget), which then follows measured steps. It
-decides how many tokens are drafted, never which are drawn. A table from a disturbed measurement is
-not cached.
+affects how many tokens are drafted, never which tokens are drawn. A table from a disturbed
+measurement is not cached.
 """
 
 import json
@@ -26,18 +26,18 @@ LOG = logging.getLogger("csd")
 
 
 class StepTimesEntry(StepTimesFile):
-    """A cached table; `of` is the `step_times_key` of its steps."""
+    """Cached table of step times; `of` is the `step_times_key` of its steps."""
 
     of: str
 
 
 def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int]) -> str | None:
-    """Cache key: everything that step times depend on, as text. None if a dependency is unknown.
+    """Cache key: everything that step times depend on, as text. None if there is no complete key.
 
-    That is so for a user's own decoder, and for a model split over processes, whose ranks measure
-    together.
+    None for a user's own decoder, for a model split over processes, whose ranks measure together,
+    and on a GPU.
 
-    ops: the name of the operations.
+    ops: name of the operations.
     """
     cacheable = type(decoder) is Decoder and isinstance(decoder.config, ModelConfig)
     if not cacheable or decoder.embedding.device.type != "cpu":
@@ -48,7 +48,7 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
 
         isa = instruction(dtype)
     layer, product = decoder.layers[0], getattr(decoder.linear, "product", decoder.linear)
-    # a layer of experts has no products of its own
+    # a layer of experts has None here
     feed_forward = (w for w in (layer.gate_up, layer.down) if w is not None)
     weights = (layer.qkv, layer.out, *feed_forward, decoder.head)
     parts = {
@@ -56,7 +56,7 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
         "capability": torch.backends.cpu.get_cpu_capability(), "ops": ops, "loops": compiles(),
         "instruction": isa, "threads": torch.get_num_threads(),
         "dtype": str(dtype), "model": asdict(decoder.config),
-        # packed ones take other times than plain ones
+        # packed weights take other times than plain weights
         "weights": [(str(w.layout), str(w.dtype), w.dim()) for w in weights],
         "product": getattr(product, "__qualname__", type(product).__qualname__),
         "taps": decoder.taps, "sizes": sizes,
@@ -65,7 +65,7 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
 
 
 def load_step_times(key: str) -> StepTimeTable | None:
-    """The cached table for a key; None if there is none that can be used."""
+    """The cached table for a key; None, with a warning unless it is absent, if not usable."""
     try:
         path = path_of("steps", key)
         return _read(path, key)

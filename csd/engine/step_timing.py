@@ -15,12 +15,12 @@ from csd.engine.warmup import compile_drafting, compile_states, compile_verify
 from csd.state.phases import phase
 from csd.state.pool import Pool
 
-# a step of so many times the smallest step's time is never worth its drafts
+# a step that takes more than this many times the smallest step's time is never worth its drafts
 NOT_WORTH = 6.0
 
 
 def sizes_to_time(max_slots: int, static: bool) -> list[int]:
-    """Pool sizes that an engine of `max_slots` slots times; static: of a GPU's static steps."""
+    """Pool sizes to time for an engine of `max_slots` slots; static: for a GPU's static steps."""
     if static:
         return sizes_for(max_slots)
     # a CPU's product loop has accumulators for 14 and for 28 rows (csd/cpu)
@@ -31,7 +31,7 @@ def sizes_to_time(max_slots: int, static: bool) -> list[int]:
 def compile_loops(step: Step, sizes: list[int]) -> None:
     """Compile a CPU step's loops, or load them from the cache, for one thread and for several.
 
-    Else a call's first steps would compile them, and the cost model would learn those times.
+    Otherwise a call's first steps would compile them, and the cost model would fit those times.
     """
     step.drafting = False
     step.slots.group.zero_()
@@ -50,16 +50,16 @@ def _roots(step: Step, rows: int) -> Pool:
     slots = step.slots
     place = torch.arange(slots.count, device=slots.live.device)
     slots.live.copy_(place < rows)
-    # rows of one token would read the same few experts
+    # different tokens: rows of one token would all read the same few experts
     slots.context[:, 0] = place % step.decoder.config.vocab
     return step.ops.roots(slots, rows)
 
 
 def time_graphs(step: StaticStep, sizes: list[int]) -> StepTimeTable:
-    """Seconds of the step's own graphs without drafts at each size, which stay for the call.
+    """Seconds of the step's own graphs without drafts at each size; the call reuses the graphs.
 
-    No slot is live: rows are padding, whose products take their time and whose attention and
-    verification take none.
+    No slot is live, so all rows are padding: their products take the usual time, their attention
+    and verification none.
     """
     device = step.slots.live.device
     graphs = {rows: step.captured(rows, 0)[0] for rows in sizes}
@@ -77,7 +77,7 @@ def time_steps(step: Step, sizes: list[int], worth: float = NOT_WORTH) -> StepTi
 
     No slot has a token to draw, so a CPU verifies few rows: its loops verify accepted paths only.
 
-    worth: on a CPU, sizes beyond the first that takes `worth` times the smallest are left out.
+    worth: on a CPU, sizes after the first that takes `worth` times the smallest are left out.
     """
     slots, device = step.slots, step.slots.live.device
     step.drafting = False
@@ -88,7 +88,7 @@ def time_steps(step: Step, sizes: list[int], worth: float = NOT_WORTH) -> StepTi
         step.ops.verify(step.forward(pool), pool, slots)
 
     if device.type != "cuda":
-        # before timing
+        # compile before timing
         compile_loops(step, sizes)
         with phase("measure steps", device, kind="measure"):
             return measure(run, sizes, worth=worth)
@@ -108,11 +108,11 @@ def time_steps(step: Step, sizes: list[int], worth: float = NOT_WORTH) -> StepTi
 def measure(
     run: Callable[[int], None], sizes: list[int], repeats: int = 3, worth: float = math.inf
 ) -> StepTimeTable:
-    """Time `run(rows)` for every size, alternating sizes, and keep the minimum of each.
+    """Time `run(rows)` for every size, alternating sizes; returns the minimum of each size.
 
-    A busy machine only adds time, and as much at every size.
+    Other load on the machine only adds time, and alternation spreads it evenly over the sizes.
 
-    worth: sizes beyond the first that takes `worth` times the smallest are left out.
+    worth: sizes after the first that takes `worth` times the smallest are left out.
     """
     times: dict[int, list[float]] = {size: [] for size in sizes}
 
@@ -130,7 +130,7 @@ def measure(
         for size in [*times]:
             time_once(size)
             if too_long(size):
-                # once more: another process may have taken the time
+                # measure again: another process may have caused the delay
                 time_once(size)
             if too_long(size):
                 times = {m: t for m, t in times.items() if m <= max(size, sizes[1])}

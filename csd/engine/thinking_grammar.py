@@ -1,4 +1,4 @@
-"""A grammar of what follows a sample's thought, with the matcher's own methods."""
+"""Grammar for the text after a sample's thought, with the methods of the grammar's matcher."""
 
 from copy import copy
 from typing import Any
@@ -9,17 +9,18 @@ from csd.engine.thought import Budget
 
 
 class Thinking:
-    """Leaves a thought free and reads what is behind it.
+    """Matcher that leaves a thought unconstrained and applies the grammar to the text after it.
 
-    A sample has one thought at most: the one that its prompt left open, or one that it begins with.
-    Where it has not begun with anything else, its text may begin too.
+    A sample has at most one thought: the one that its prompt left open, or one that it begins with.
+    A sample may also begin with its text, without a thought.
 
-    fresh: a matcher that has read nothing. budget: of a sample of this kind. vocab: of the logits.
+    fresh: matcher in its initial state. budget: of the sample, with once=True. vocab: number of
+    logits.
     """
 
     def __init__(self, fresh: Any, budget: Budget, vocab: int):
         self._fresh, self._budget, self._vocab = fresh, budget, vocab
-        # what reads the text; None within a thought, and where only one may begin
+        # matcher of the text; None inside a thought, and where only a thought may begin
         self._text = None if budget.open else fresh.deep_copy()
 
     def deep_copy(self) -> "Thinking":
@@ -48,11 +49,11 @@ class Thinking:
         return all([self.consume_token(token) for token in tokens])
 
     def forced(self) -> int:
-        """The only token that may come next, -1 where the budget does not force one."""
+        """The only token that may come next, or -1 if the budget does not force one."""
         return self._budget.forced()
 
     def is_accepting(self) -> bool:
-        """True if an end token may come next: it may within a thought that is not forced to end."""
+        """True if an end token may come next, also inside a thought whose budget is not spent."""
         if self._budget.open:
             return self.forced() < 0
         return self._text is not None and self._text.is_accepting()

@@ -1,4 +1,4 @@
-"""The begin and end of a model's thought, and the tokens that a spent budget forced."""
+"""Tags that begin and end a model's thought, and the tokens that a spent budget forces."""
 
 import re
 from collections import deque
@@ -7,14 +7,17 @@ from typing import Any
 
 from csd.schema.check import shown
 
-# what begins a thought in the templates of models that think
+# tags that begin a thought in the chat templates of thinking models
 _BEGIN = re.compile(r"<(think|thinking|thought|reason|reasoning|analysis|seed:think)>|\[(THINK)\]")
 
 Tags = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def find_tags(tokenizer: Any) -> tuple[str, str]:
-    """Begin and end of a thought by the chat template, else by the tokenizer's own tokens."""
+    """Begin and end tags of a thought in the chat template, else among the added tokens.
+
+    Raises ValueError if neither has a pair of tags.
+    """
     template = getattr(tokenizer, "chat_template", None)
     texts = [*template.values()] if isinstance(template, dict) else [template]
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
@@ -32,7 +35,7 @@ def find_tags(tokenizer: Any) -> tuple[str, str]:
 
 
 def spell(name: str, text: str, tokenizer: Any) -> tuple[int, ...]:
-    """Token ids of a text. Raises ValueError, naming the argument, where there are none."""
+    """Token ids of a text. Raises ValueError, naming the argument, if it cannot be tokenized."""
     if tokenizer is None:
         raise ValueError(f"{name} that are strings need a tokenizer: pass tokenizer= or token ids")
     try:
@@ -44,7 +47,11 @@ def spell(name: str, text: str, tokenizer: Any) -> tuple[int, ...]:
 
 
 def spell_tags(tags: tuple[Any, ...], tokenizer: Any) -> Tags:
-    """Token ids of what begins a thought, of what ends it, and of what is written to end it."""
+    """Token ids of the begin tag, the end tag and the closing text, which ends with the end tag.
+
+    The closing text, written when the budget is spent, is the last of `tags`, of which there are
+    two or three. Raises ValueError for tags that do not fit together.
+    """
     found = []
     for tag in tags:
         found.append(spell("thinking_tags", tag, tokenizer) if isinstance(tag, str) else tag)
@@ -63,19 +70,19 @@ def spell_tags(tags: tuple[Any, ...], tokenizer: Any) -> Tags:
 
 
 class Budget:
-    """A sample's budget of thought, token by token.
+    """Thinking budget of a sample, updated token by token.
 
-    As `csd.kernels.change_rows.forced_tokens` has it of whole prefixes.
+    `csd.kernels.change_rows.forced_tokens` computes the same from whole prefixes.
 
-    once: a sample has one thought at most, which its prompt leaves open or which it begins with.
+    once: a sample has at most one thought, which its prompt leaves open or which it begins with.
     """
 
     def __init__(self, tags: Tags, most: int, prompt: list[int], once: bool = False):
         self.begin, self.end, self.close = map(list, tags)
         self.most, self.spent, self.open = most, 0, False
-        self.over = False  # whether no thought is to come
+        self.over = False  # with `once`: True if no thought can follow
         self._once, self._pushed = once, 0
-        # as many of the last tokens as the longest tag has
+        # the last tokens, as many as the longest tag has
         self._last: deque[int] = deque(maxlen=max(map(len, tags)))
         for token in prompt:
             self._last.append(token)
@@ -87,25 +94,25 @@ class Budget:
         return found
 
     def forced(self) -> int:
-        """The only token that may come next, -1 where it is free."""
+        """The only token that may come next, or -1 if none is forced."""
         if not self.open or self.spent < self.most:
             return -1
         return self.close[self._begun()]
 
     def opening(self) -> int:
-        """The token with which the one thought begins or goes on to begin, -1 where none may."""
+        """The next token of the begin tag, if the sample's thought may still begin; else -1."""
         if not self._once or self.open or self.over:
             return -1
         return self.begin[self._pushed]
 
     def only(self) -> list[int]:
-        """Tokens that must come next: the remainder of a tag that begins or ends a thought."""
+        """Tokens that must come next: the rest of the closing text or of the begin tag."""
         if self.forced() >= 0:
             return self.close[self._begun() :]
         return [] if self.opening() < 0 else self.begin[self._pushed :]
 
     def push(self, token: int) -> None:
-        """Read a token of the sample."""
+        """Update the budget with the sample's next token."""
         opening = self.opening()
         self.spent += self.open
         self._pushed += 1
@@ -120,12 +127,12 @@ class Budget:
             self.open = not self.over and self._pushed == len(self.begin)
 
     def _begun(self) -> int:
-        """Number of tokens of the closing tag that are there already."""
+        """Number of tokens of the closing text that the sample already ends with."""
         counts = range(len(self.close) - 1, 0, -1)
         return next((k for k in counts if self._ends(self.close[:k])), 0)
 
     def _turn(self) -> None:
-        # one that ends both is an end
+        # a token that completes both tags ends the thought
         if self._ends(self.end):
             self.open = False
         elif self._ends(self.begin):
@@ -138,7 +145,7 @@ class Budget:
 def forced_places(
     tags: Tags, most: int, prompt: list[int], tokens: list[int], once: bool = False
 ) -> list[bool]:
-    """Flags, one a token of a sample: true where the budget forced it."""
+    """Flags, one per token of a sample: True if the budget forced the token."""
     budget, found = Budget(tags, most, prompt, once), []
     for token in tokens:
         found.append(budget.forced() >= 0)

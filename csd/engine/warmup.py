@@ -13,8 +13,8 @@ from csd.state.slots import Slots
 def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> None:
     """Compile verification: by nucleus, and by passes over the vocabulary.
 
-    Passes serve rows with filters, with very many likely tokens, or whose draw is an unlikely one.
-    A slot's penalty makes its rows float32.
+    Passes handle rows with filters, with very many likely tokens, or that draw an unlikely token.
+    A slot's penalty makes its rows float32. Leaves `slots.max_new` at 0.
     """
     slots.max_new.fill_(1)
     ops.verify(logits, pool, slots)
@@ -24,7 +24,10 @@ def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> 
 
 
 def compile_states(ops: Ops, memory: StateMemory) -> None:
-    """Commit a token by which a slot's states move on a chunk; the slots hold no text then."""
+    """Compile the commit of states: commit a token that advances slot 0's states by one chunk.
+
+    Resets `memory.base` to 0.
+    """
     slots = memory.base.shape[0]
     count = torch.zeros(slots, dtype=torch.int32)
     count[0] = 1
@@ -35,11 +38,11 @@ def compile_states(ops: Ops, memory: StateMemory) -> None:
 
 
 def compile_drafting(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
-    """Compile drafting, commit and insertion, on a graph and slots of their own.
+    """Compile drafting, commit and insertion, on a temporary graph and slots.
 
-    Else a call would compile them, and its automatic budget would count the time as a draft's.
+    Otherwise a call would compile them, and its automatic budget would count that as drafting time.
 
-    dtype: of logits. logprobs: dtype of the slots' log-probabilities.
+    dtype: dtype of logits. logprobs: dtype of the slots' log-probabilities.
     """
     config = GraphConfig(capacity=16)
     table, slots = Table.empty(config), Slots.empty(1, 32, 4, config.context, logprobs)
@@ -59,6 +62,6 @@ def compile_drafting(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> Non
             verdict.accept_count, True,
         )  # fmt: skip
         ops.insert_observed(table, pool, slots, verdict, config)
-    # as for a prompt, and for steps without drafts
+    # the inserts for a prompt, and for steps without drafts
     rows = ops.observe(pool, slots, verdict, config)
     ops.graph_insert(table, *rows, slots.group_key, config.orders)

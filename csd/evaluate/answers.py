@@ -6,17 +6,17 @@ from fractions import Fraction
 
 from csd.schema.check import shown
 
-# a sign counts where it is not a minus between two numbers; commas only as thousands separators
+# a minus counts as a sign unless it stands between two numbers; commas only separate thousands
 _NUMBER = r"(?:(?<![\w)])-(?:\\?\$)?)?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _BRACES = r"\s*(?:\{\s*(-?\d+)\s*\}|(\d))"
-# 3/4, \frac{3}{4} or \frac34, a whole number before it or not
+# 3/4, \frac{3}{4} or \frac34, with or without a whole number before it
 _FRACTION = rf"(-?)(?:(\d+)\s+(\d+)/(\d+)|()(\d+)/(\d+)|(\d*)\s*\\[dt]?frac{_BRACES}{_BRACES})"
 # 1.5e3 and 1.5 \times 10^{3}
 _POWER = re.compile(
     r"(-?\d+(?:\.\d+)?)\s*(?:[eE]|(?:\\times|\\cdot|\*)\s*10\s*\^)\s*(\{?)([-+]?\d{1,2})(\}?)"
 )
 _SPACED = re.compile(r"-?\d{1,3}( \d{3})+(\.\d+)?")
-# a word behind a number, but for what mathematics writes there
+# a word after a number, except mathematical names such as pi and sqrt
 _UNIT = re.compile(
     r"(?<=[\d}])\s+(?!(?:pi|sqrt|log|ln|sin|cos|tan|mod)\b)[A-Za-z]{2,}(?:\^\{?\d\}?)?$"
 )
@@ -25,7 +25,7 @@ _NUMBERS = re.compile(_NUMBER)
 _FRACTIONS = re.compile(_FRACTION)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _ANSWER_IS = re.compile(r"\banswer\s*(?:is|:)\s*:?", re.IGNORECASE)
-# a value that ends there, and is not the first part of 3/4, 5 * 3 or 2\pi, behind markup
+# a value after markup, complete, not the first part of 3/4, 5 * 3 or 2\pi
 _VALUE = re.compile(
     rf"[\s*_$=~(\\]*((?:{_FRACTION}(?![\d/]))|{_NUMBER}"
     r"(?!\d|[.,]\d|[eE]\d|[A-Za-z]?\s*[-+/^:×=]\s*[\d(\\]|\s*\*\s*[\d(]"
@@ -36,9 +36,9 @@ _COMMAND = re.compile(r"\\[A-Za-z]+")
 
 
 def boxed(text: str) -> str | None:
-    """Content of the last whole \\boxed{...}, braces balanced; a number as `last_number` writes it.
+    """Content of the last complete \\boxed{...}, braces balanced; a number as in `last_number`.
 
-    An empty one, as in the instruction to use it, and one that is cut off are none.
+    Skips an empty one, as in the instruction to use it, and one that is cut off; None without any.
     """
     ends = _closing(text)
     for place in reversed(list(_BOXED.finditer(text))):
@@ -49,7 +49,7 @@ def boxed(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number, without thousands separators and trailing zeros after the point."""
+    """The last number, without thousands separators or trailing zeros after the decimal point."""
     found = _NUMBERS.findall(_clean(text))
     return plain_number(found[-1]) if found else None
 
@@ -57,7 +57,7 @@ def last_number(text: str) -> str | None:
 def stated(text: str) -> str | None:
     """Number or fraction after the last "the answer is", else the rest of the sentence.
 
-    An equation gives its right side: "5 * 3 = 15" is 15.
+    For an equation, its right side: 15 for "5 * 3 = 15". None if there is no such phrase.
     """
     places = list(_ANSWER_IS.finditer(text))
     if not places:
@@ -77,9 +77,9 @@ def stated(text: str) -> str | None:
 
 
 def answer_of(text: str) -> str | None:
-    """\\boxed{}, else the answer after "the answer is", else the last number.
+    """Content of \\boxed{}, else the answer after "the answer is", else the last number.
 
-    A sentence that goes on in words ("the answer is that ...") does not hide a later number.
+    If a sentence continues in words ("the answer is that ..."), the last number is preferred.
     """
     found = boxed(text)
     if found is None:
@@ -125,13 +125,13 @@ def canonical(answer: str) -> str:
 
     0.5, 1/2, \frac12 and $\dfrac{1}{2}$ are 1/2, 1 1/2 is 3/2, 1.5e3 and 1 500 are 1500, and 12 cm
     and 12\text{ cm} are 12. Expressions are compared as text, so x+1 is not 1+x: equal spellings
-    are equal answers, not the other way round.
+    are equal answers, but equal answers may be spelled differently.
     """
     text = _clean(answer)
     text = re.sub(r"\\(left|right|displaystyle|[!,;: ])|~", " ", text)
     text = re.sub(r"\\?\$|\^\{?\\circ\}?|\\degree|\\?%|\\(?=$)", "", text).strip().rstrip(". ")
     text = re.sub(r"^[A-Za-z]\s*=\s*", "", text)
-    # a unit behind a number
+    # a unit after a number
     bare = re.sub(r"(?<=[\d}])\s*\\(text|textbf|mathrm|mbox|mathbf)\s*\{[^{}]*\}$", "", text)
     number = number_of(_UNIT.sub("", bare))
     if number is not None:
@@ -148,7 +148,7 @@ def canonical(answer: str) -> str:
 def number_of(text: str) -> Fraction | None:
     """Value of a number, fraction, mixed number or power of ten; None for other texts.
 
-    A number of more than MOST_DIGITS digits is a text.
+    None for a text of more than MOST_DIGITS characters.
     """
     if len(text) > MOST_DIGITS:
         return None
@@ -171,7 +171,7 @@ def number_of(text: str) -> Fraction | None:
 
 
 def _closing(text: str) -> dict[int, int]:
-    """Positions of closed braces, and of the braces that close them; \\{ and \\} are characters."""
+    """Maps positions of opening braces to those of their closing braces; ignores \\{ and \\}."""
     found, open_ones = {}, []
     for place in re.finditer(r"(?<!\\)[{}]", text):
         if place[0] == "{":
@@ -187,6 +187,6 @@ def _plain(answer: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """ASCII's minus, and thousands as 1,000 in place of LaTeX's 1{,}000, 1,\\!000 and 1\\,000."""
+    """Replace the Unicode minus by "-", and 1{,}000, 1,\\!000 and 1\\,000 of LaTeX by 1,000."""
     text = text.replace("−", "-").replace("{,}", ",").replace(r"\!", "")
     return re.sub(r"(?<=\d)\\,(?=\d{3})", ",", text)

@@ -1,4 +1,4 @@
-"""Audit of recorded samples: tokens that this model, with this seed, would have drawn."""
+"""Audit of recorded samples: which tokens this model, with this seed, would have drawn."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from csd.kernels.ops import Ops
 from csd.schema.check import shown
 from csd.verify.audit import Auditor
 
-# how far rounding moves perturbed scores, by dtype: a gap up to it is a tie
+# change of perturbed scores by rounding, per dtype: a gap up to this is a tie
 TIES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 
 
 @dataclass(slots=True)
 class Audited:
-    """A sample's tokens, each with its gap (`csd.verify.audit`)."""
+    """A sample's tokens, with the gap of each (`csd.verify.audit`)."""
 
     problem: int | str
     index: int
@@ -30,21 +30,22 @@ class Audited:
     gaps: list[float] = field(repr=False)
 
     def different(self, tie: float) -> list[int]:
-        """Places of tokens that this model would not have drawn."""
+        """Positions of tokens that this model would not have drawn."""
         return [i for i, gap in enumerate(self.gaps) if gap > tie]
 
     def ties(self, tie: float) -> int:
-        """Tokens that differ by as little as rounding explains."""
+        """Number of tokens whose difference rounding explains."""
         return sum(0 < gap <= tie for gap in self.gaps)
 
 
 def audit(engine: Engine, traces: Iterable[Trace], **sampling: Any) -> Iterator[list[Audited]]:
     """Audit the samples of each trace, in one pass over their tokens with one prefill.
 
-    sampling: filters and constraints as they were asked for, of `csd.generate`; the temperature is
-    the trace's, and what is left out is the model's generation config's, as in sampling.
+    sampling: filters and constraints of `csd.generate` that the samples were drawn with. The
+    temperature is the trace's; omitted options come from the model's generation config, as in
+    sampling.
 
-    Raises ValueError for a trace without a seed and indices, for one with several samples of an
+    Raises ValueError for a trace without a seed and indices, for several samples with the same
     index, and for tokens beyond the vocabulary.
     """
     asked = read_options(sampling)
@@ -66,13 +67,13 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         )
     config, longest = engine.config, max(map(len, trace.samples))
     if sampling.get("min_new_tokens"):
-        # a stop string may have ended all samples before
+        # a stop string may have ended all samples earlier
         sampling = sampling | {"min_new_tokens": min(sampling["min_new_tokens"], longest)}
     params = resolve(
         engine.generation_config, context=config.context, prompt_tokens=len(trace.prompt),
         vocab=config.vocab, tokenizer=engine.tokenizer, name=f"problem {trace.problem}",
         temperature=trace.temperature, stop=[], max_new_tokens=longest,
-        # what ended the samples, whatever ends those of this model
+        # the recorded end tokens, instead of this model's own
         end_token_ids=[i for i in trace.stop_ids if i < config.vocab], **sampling,
     )  # fmt: skip
     highest = max(max(trace.prompt), *(max(tokens) for tokens in trace.samples))
@@ -102,7 +103,7 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
 
 
 def _runs(indices: list[int]) -> list[range]:
-    """The ranges that hold these, in order."""
+    """Ranges of consecutive indices; indices must be sorted."""
     found: list[range] = []
     for i in indices:
         if found and found[-1].stop == i:
@@ -113,7 +114,7 @@ def _runs(indices: list[int]) -> list[range]:
 
 
 def summary(samples: Iterable[Audited], tie: float) -> dict[str, Any]:
-    """Figures over samples, as `csd audit` prints them."""
+    """Figures over samples, which `csd audit` prints."""
     listed = [*samples]
     tokens = sum(len(s.tokens) for s in listed)
     different = sum(len(s.different(tie)) for s in listed)

@@ -17,7 +17,7 @@ from csd.schema.check import shown
 class Best:
     sample: Sample
     score: float
-    scores: list[float]  # of each sample that was compared
+    scores: list[float]  # one per sample that was compared
 
 
 def best_of(
@@ -27,17 +27,17 @@ def best_of(
     tokenizer: Any = None,
     prompt: str | list[dict] | None = None,
 ) -> Best:
-    """The best of the samples that come before the first cancelled one.
+    """The sample with the highest score, of those before the first cancelled one.
 
-    samples: what `csd.generate` returns for a prompt, or a list of `Sample`.
+    samples: the `Samples` that `csd.generate` returns for a prompt, or a list of `Sample`.
     score: "logprob", the mean log-probability of a token; a function of a `Sample`; or a reward
         model: a `transformers` sequence classification model with one label.
-    tokenizer: the reward model's.
-    prompt: what the reward model reads before each answer. Messages go through the tokenizer's chat
-        template with the answer as the assistant's; a str is put before the answer as it is.
+    tokenizer: the reward model's tokenizer.
+    prompt: text or messages before each answer, for the reward model. Messages go through the
+        tokenizer's chat template, with the answer as the assistant's; a str is prepended unchanged.
 
-    Ties go to the lowest index. Raises ValueError when no sample has finished, for a score that is
-    NaN, and for a reward model without tokenizer or prompt or with several labels.
+    Ties go to the lowest index. Raises ValueError if no sample has finished, if a score is NaN, and
+    for a reward model without tokenizer or prompt or with several labels.
     """
     compared = drawn(samples)
     if not compared:
@@ -69,7 +69,7 @@ def _number(score: Any, sample: Sample) -> float:
 
 
 def mean_logprob(sample: Sample) -> float:
-    """Mean log-probability of a token, end token included."""
+    """Mean log-probability of a sample's tokens, including the end token."""
     if not sample.logprobs:
         raise ValueError(f"sample {sample.index} has no tokens, so no mean log-probability")
     return sum(sample.logprobs) / len(sample.logprobs)
@@ -86,7 +86,7 @@ def _reward(
     if labels != 1:
         raise ValueError(f"score must be a model with num_labels 1, got {labels}")
 
-    # one answer at a time: padding would have to fit the model, and drawing takes far longer
+    # one answer at a time: padding depends on the model, and drawing samples takes far longer
     @torch.inference_mode()
     def reward(sample: Sample) -> float:
         text = text_of(sample)

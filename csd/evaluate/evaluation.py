@@ -1,4 +1,4 @@
-"""`csd eval`: a file of problems, N samples each; a run that is interrupted can be resumed."""
+"""`csd eval`: draws N samples per problem of a file; an interrupted run can be resumed."""
 
 import hashlib
 import json
@@ -28,11 +28,11 @@ class Row(TypedDict):
     answer: str
     vote: str | None
     vote_correct: bool
-    answers: Annotated[list[str | None], AtLeast(1)]  # of the samples that count
+    answers: Annotated[list[str | None], AtLeast(1)]  # answers of the samples that count
     correct: Annotated[list[bool], AtLeast(1)]
     finish_reasons: Annotated[list[str], AtLeast(1)]
-    error: NotRequired[str | None]  # why the problem could not be served
-    thoughts_cut: NotRequired[Annotated[int, Between(0)]]  # samples that count whose thought was
+    error: NotRequired[str | None]  # reason why the problem could not be served
+    thoughts_cut: NotRequired[Annotated[int, Between(0)]]  # counted samples with a cut thought
     texts: list[str | None]
     tokens: Annotated[int, Between(0)]
     steps: Annotated[int, Between(0)]
@@ -40,9 +40,9 @@ class Row(TypedDict):
 
 
 class Results(ResumedFile):
-    """The JSONL file of a run: a line of settings, then one line a problem, in their order.
+    """The JSONL file of a run: a line of settings, then one line per problem, in order.
 
-    Raises ValueError as `ResumedFile` does.
+    Raises ValueError like `ResumedFile`.
     """
 
     def __init__(self, path: str | Path, settings: dict):
@@ -82,15 +82,15 @@ def run(
 ) -> Iterator[list[dict]]:
     """Draw the `problems` missing from `results`, `batch` at a time; yields the new rows.
 
-    history: drafts from what it holds of the problems, and gets what is drawn. options: those of
-    `csd.generate`; `seed` must be given. Samples do not depend on where a run was
-    interrupted, nor on `batch`; a problem that occurs again gets new samples. With
-    limited: whether samples that were cut at `max_new_tokens` have answers. With
-    on_error="return" a problem that cannot be served counts as one without a right answer.
+    history: past samples to draft from; the drawn samples are added. options: those of
+    `csd.generate`; `seed` must be given. limited: True if samples that were cut at `max_new_tokens`
+    have answers. Samples do not depend on where a run was interrupted, nor on `batch`; a repeated
+    problem gets new samples. With on_error="return" a problem that cannot be served counts as one
+    without a right answer.
     """
     prompts = [as_message(p.prompt, chat) for p in problems]
     seen: Counter = Counter()
-    first = []  # of each problem's sample indices
+    first = []  # first sample index of each problem
     for prompt in prompts:
         key = json.dumps(prompt)
         first.append(seen[key] * num_samples)
@@ -98,7 +98,7 @@ def run(
     todo = list(range(len(results.rows), len(problems)))
     _check([(problems[i].index, prompts[i]) for i in todo], engine, options)
     while todo:
-        # repeated problems go alone, for their own first_sample
+        # a repeated problem is drawn alone, because it has its own first_sample
         take = 1
         while take < min(batch, len(todo)) and first[todo[take]] == first[todo[0]] == 0:
             take += 1
@@ -120,7 +120,7 @@ def run(
 
 
 def _check(prompts: list, engine: Engine, options: dict) -> None:
-    """Refuse problems that cannot be drawn, before the first one is drawn."""
+    """Raise ValueError or TypeError, before any drawing, for a problem that cannot be drawn."""
     for index, prompt in prompts:
         try:
             engine.prepare(prompt, **options)
@@ -131,13 +131,13 @@ def _check(prompts: list, engine: Engine, options: dict) -> None:
 def _draw(
     engine: Engine, prompts: list, on_sample: Callable[[], object], **options: Any
 ) -> tuple[list[Samples], float, BaseException | None]:
-    """The samples of the first prompts that are whole, the seconds they took, and the error that
-    has ended the call before the others were."""
+    """Draw prompts; returns the samples of the leading prompts that are complete, the seconds of
+    the call, and the error that ended it before the others were complete, or None."""
     call = engine.prepare(prompts, **options)
     start = time.perf_counter()
     error = None
     try:
-        # not csd.generate, which returns half a problem on Ctrl-C
+        # not csd.generate, which returns incomplete problems on Ctrl-C
         for _ in engine.draw(call):
             on_sample()
     except BaseException as raised:
@@ -171,11 +171,11 @@ def _row(
 
 
 def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> dict:
-    """Figures over problems, as `csd.cli.formats.Summary` has them; an interval is a tuple of mean,
-    low and high.
+    """Figures over problems, in the form of `csd.cli.formats.Summary`; an interval is a tuple of
+    mean, low and high.
 
-    With `until`, accuracies for fewer than all samples are over those that are drawn whatever their
-    answers: an average over all that were drawn would be biased by the decision to stop.
+    With `until`, accuracies for fewer than all samples use only samples that are drawn whatever
+    their answers: the decision to stop would bias an average over all drawn samples.
     """
     count = num_samples if until is None else until.least(num_samples)
     drawn_samples = sum(len(r["correct"]) for r in rows)
@@ -205,9 +205,10 @@ def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> di
 def at_k(
     rows: list[dict], k: int, count: int, num_samples: int, tokens: float, seconds: float
 ) -> dict:
-    """Accuracy and cost of k samples a problem. count: of the samples that may be averaged over.
+    """Accuracy and cost of k samples per problem. count: number of samples to average over.
 
-    tokens: of a sample. seconds: of the run, which k samples take a share of, by their tokens.
+    tokens: mean tokens of a sample. seconds: of the whole run; the cost of k samples is their
+    share, by tokens.
     """
     whole = k == num_samples
     votes = [float(r["vote_correct"]) if whole else _maj(r, count, k) for r in rows]
@@ -215,7 +216,7 @@ def at_k(
     if k <= count:
         passed = mean_interval([pass_at_k(r["correct"][:count], k) for r in rows], count)
     total = sum(r["tokens"] for r in rows)
-    # a vote that was decided early took less
+    # with all samples, the actual tokens: a vote that was decided early took fewer
     cost = total if whole else k * tokens * len(rows)
     return {
         "k": k,
@@ -227,7 +228,10 @@ def at_k(
 
 
 def _maj(row: dict, count: int, k: int) -> float:
-    """Chance that k of the samples that count vote right; a right answer is one like any other."""
+    """Probability that k of the first `count` samples vote right.
+
+    Answers marked correct count as the same answer, even if spelled differently.
+    """
     answers = [
         row["answer"] if right else answer
         for answer, right in zip(row["answers"][:count], row["correct"][:count], strict=True)

@@ -1,4 +1,4 @@
-"""Logs of other systems as traces: prompts with several completions each."""
+"""Conversion of other systems' logs to traces: prompts with several completions each."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from csd.schema.arguments import check_ids, check_number
 from csd.schema.check import shown
 from csd.schema.read import naming
 
-# of completions: OpenAI's and others' logs, the answers of OpenAI's interface, vLLM's outputs
+# keys of lists of completions: OpenAI's and others' logs, OpenAI's API responses, vLLM's outputs
 _LISTS = ("completions", "choices", "outputs")
 _PROMPTS = ("prompt_token_ids", "messages", "prompt", "question", "problem")
 
@@ -18,15 +18,15 @@ def traces_of(
     rows: Iterable[tuple[int, dict]], tokenizer: Any, *, temperature: float = 1.0,
     plain: bool = False,
 ) -> Iterator[Trace]:  # fmt: skip
-    """A trace for each row (line number, object) that has completions.
+    """Yields a trace for each row (line number, object).
 
-    A prompt is `prompt_token_ids`, `messages`, or a text under `prompt`, `question` or `problem`,
-    which is a user's message where the tokenizer has a chat template and not `plain`. Completions
-    are a list under `completions`, `choices` or `outputs`: texts, token ids, or objects with
+    A prompt is `prompt_token_ids`, `messages`, or a text under `prompt`, `question` or `problem`;
+    a text is a user's message if the tokenizer has a chat template, unless `plain`. Completions are
+    a list under `completions`, `choices` or `outputs`: texts, token ids, or objects with
     `token_ids`, `text` or a `message`. Texts are tokenised and get the end token, since a log has
-    neither; token ids are taken as they are.
+    neither; token ids are used unchanged.
 
-    temperature: of rows without one. Raises ValueError, naming the line, for anything else.
+    temperature: for rows without one. Raises ValueError, naming the line, for any other row.
     """
     chat = has_chat(tokenizer) and not plain
     for number, row in rows:
@@ -61,7 +61,7 @@ def _tokens(completion: Any, tokenizer: Any) -> list[int]:
         completion = completion.get("token_ids") or text
     if isinstance(completion, str):
         ids = tokenizer.encode(completion, add_special_tokens=False)
-        # a log does not say which samples were cut
+        # a log does not show which samples were cut, so each gets the end token
         end = tokenizer.eos_token_id
         ids = ids if end is None else [*ids, end]
     else:

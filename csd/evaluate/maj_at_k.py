@@ -1,4 +1,4 @@
-"""maj@k: how often k of a problem's samples would have voted for the right answer."""
+"""maj@k: probability that k of a problem's samples would have voted for the right answer."""
 
 import math
 from collections import Counter
@@ -8,19 +8,19 @@ import numpy as np
 
 
 def maj_at_k(answers: Sequence[str | None], right: str, k: int) -> float:
-    """Chance that the most frequent answer of k of the samples is `right`.
+    """Probability that the most frequent answer of k of the samples is `right`.
 
-    Over all C(n, k) choices, of which each is as likely; where several answers lead, each of them
-    counts as one in so many, as their first samples come in any order. With c samples of the right
-    answer and j of them chosen, the rest are k - j of the others, of which no answer has more than
-    j: with [x^a] the coefficient of x^a and t the answers that have j too,
+    All C(n, k) choices are equally likely. If t + 1 answers tie for the lead, each wins with
+    probability 1 / (t + 1), since their first samples come in any order. With c samples of the
+    right answer and j of them chosen, the other k - j chosen samples have no answer more than j
+    times: with [x^a] the coefficient of x^a, and t the number of other answers that also have j,
 
         sum over j, t of C(c, j) [x^(k-j) y^t] prod over answers a of
             (sum over i < j of C(n_a, i) x^i + y C(n_a, j) x^j) (1 + x)^(n without answer) / (t + 1)
 
     over C(n, k).
 
-    answers: of each sample, None for none. Raises ValueError unless k lies in [1, n].
+    answers: one per sample, None without an answer. Raises ValueError unless k lies in [1, n].
     """
     n = len(answers)
     if not 1 <= k <= n:
@@ -33,9 +33,12 @@ def maj_at_k(answers: Sequence[str | None], right: str, k: int) -> float:
 
 
 def _others(counts: list[int], rest: int, chosen: int, j: int) -> np.longdouble:
-    """Ways to choose so many samples of the other answers, none more than j times; a way in which
-    t of them have j counts as 1 / (t + 1)."""
-    # [t, a]: ways with t answers at j and a samples chosen
+    """Number of ways to choose `chosen` samples without the right answer, no answer more than j
+    times; a way in which t answers have j counts as 1 / (t + 1).
+
+    counts: samples per other answer. rest: samples without an answer.
+    """
+    # ways[t, a]: ways with t answers chosen j times and a samples chosen
     ways = np.zeros((chosen // j + 1, chosen + 1), np.longdouble)
     for i in range(min(rest, chosen) + 1):
         ways[0, i] = math.comb(rest, i)

@@ -1,4 +1,4 @@
-"""Accuracy by cost: curves over k of `csd eval`'s results, with their intervals."""
+"""Plots of accuracy by cost: curves over k of `csd eval`'s results, with intervals."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from csd.schema.check import check
 from csd.schema.lazy import check_installed
 from csd.schema.read import naming, read_lines
 
-# of the horizontal axis, by what it is called in a summary
+# cost on the horizontal axis -> its key in a summary
 COSTS = {"samples": "k", "tokens": "tokens", "seconds": "seconds"}
 FIGURES = {"maj": "maj_at_k", "pass": "pass_at_k"}
 NAMES = {
@@ -21,7 +21,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def read_results(path: str | Path) -> tuple[dict, list[dict]]:
-    """Settings and rows of a results file. Raises ValueError, naming the file, for another."""
+    """Settings and rows of a results file. Raises ValueError, naming the file, if it is not one."""
     lines = read_lines(path, dict)
     with naming(str(path)):
         settings = next(lines, (0, {}))[1].get("settings")
@@ -40,7 +40,7 @@ def read_results(path: str | Path) -> tuple[dict, list[dict]]:
 def curve(path: str | Path, cost: str, figure: str) -> list[tuple[float, float, float, float]]:
     """Points (cost, value, low, high) of a results file, by the number of samples.
 
-    cost: of COSTS, a problem; figure: of FIGURES. Raises ValueError, naming the file, for another.
+    cost: key of COSTS, per problem; figure: key of FIGURES. Raises ValueError like `read_results`.
     """
     settings, rows = read_results(path)
     until = Vote() if settings.get("until_decided") else None
@@ -52,14 +52,14 @@ def curve(path: str | Path, cost: str, figure: str) -> list[tuple[float, float, 
 
 
 def draw(curves: dict[str, list], out: str | Path, cost: str, figure: str) -> None:
-    """Write a picture of curves by their names, in the format of the file's ending.
+    """Plot curves, by name, to a file in the format of its extension.
 
-    Raises ImportError without matplotlib, ValueError for an ending that it does not write.
+    Raises ImportError without matplotlib, ValueError for an extension that it does not support.
     """
     check_installed("matplotlib", "plot", "csd plot")
     from matplotlib.figure import Figure
 
-    # no global state: a caller may have figures of its own
+    # no pyplot, which has global state: the caller may have figures of its own
     made = Figure(figsize=(6.4, 4.0), layout="constrained")
     kinds = made.canvas.get_supported_filetypes()
     ending = Path(out).suffix.removeprefix(".")

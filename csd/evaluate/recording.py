@@ -1,4 +1,4 @@
-"""`csd record`: draw prompts into a trace file; a stopped run can be resumed."""
+"""`csd record`: draws samples of prompts into a trace file; a stopped run can be resumed."""
 
 import os
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def record(
     on_sample: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> list[Trace]:
-    """Draw the missing samples of `prompts`, and write all of them to `out` in order.
+    """Draw the missing samples of `prompts`, and write all samples to `out` in prompt order.
 
     settings: everything that samples depend on; a stopped run resumes only with equal settings.
     options: those of `csd.generate`; `seed` must be given.
@@ -38,7 +38,7 @@ def record(
         if not done <= {*range(len(prompts))}:
             raise ValueError(f"{part_of(out)} has prompts beyond the {len(prompts)} there are")
         call = engine.prepare(prompts, record=os.fspath(out), **options)
-        # its file is written below
+        # the trace file is written below, not by the call
         call.record = None
         call.requests = [r for r in call.requests if r.index not in done]
         for request, _ in engine.draw(call) if call.requests else ():

@@ -1,10 +1,10 @@
-"""Replay of recorded samples in lockstep: tokens that steps would have committed.
+"""Replay of recorded samples in lockstep: the tokens that each step would have committed.
 
 The default verifier's output does not depend on drafts, so a recording determines which drafted
 tokens would have been accepted. A drafter sees only committed tokens.
 
-Where the recording has the target's top probabilities, the noise that led to it is drawn from its
-posterior. With q the target's distribution, the recorded token y, Z a standard Gumbel and h fresh
+If the recording has the target's top probabilities, the noise that led to it is drawn from its
+posterior. With q the target's distribution, y the recorded token, Z a standard Gumbel and h fresh
 Gumbels, the noise of token t is
 
     g_y = Z - log q_y,    g_t = -log( exp(-Z) + exp(-(log q_t + h_t)) ) - log q_t
@@ -28,11 +28,11 @@ from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, TOP, Verdict
 
-# recorded probabilities have three digits: what a zero stands for
+# value for a recorded probability of 0: recordings have three digits
 TINY = 2.5e-4
-# of a recording: a step takes milliseconds, and a position a few hundred bytes
+# limits of a recording: a step takes milliseconds, and a position a few hundred bytes
 LONGEST, MOST_POSITIONS = 1 << 17, 1 << 22
-# streams of the posterior's words
+# noise streams of the posterior's random words
 _WINNER, _OTHERS = 1, 0
 
 
@@ -41,16 +41,16 @@ class Replayed:
     """Totals of a replay over all steps."""
 
     problem: int | str = 0
-    tokens: int = 0  # committed
+    tokens: int = 0  # committed tokens
     sample_steps: int = 0  # live samples, summed over steps
-    steps: int = 0  # until the last sample ended
+    steps: int = 0  # steps until the last sample ended
     plain_steps: int = 0  # the same without speculation
-    nodes: int = 0  # drafted
-    rows: list[tuple[int, int]] = field(default_factory=list)  # a step's (live samples, nodes)
+    nodes: int = 0  # drafted nodes
+    rows: list[tuple[int, int]] = field(default_factory=list)  # (live samples, nodes) per step
     sources: list[int] = field(default_factory=lambda: [0] * 6)  # committed tokens by node source
     propose_seconds: float = 0.0
     insert_seconds: float = 0.0
-    history_seconds: float = 0.0  # to enter past samples
+    history_seconds: float = 0.0  # seconds of entering past samples
 
     @property
     def tau(self) -> float:
@@ -59,12 +59,12 @@ class Replayed:
 
     @property
     def seconds(self) -> float:
-        """The drafter's share of a step."""
+        """Seconds per step of the drafter."""
         return (self.propose_seconds + self.insert_seconds) / max(self.steps, 1)
 
 
 class Recording:
-    """A trace's samples as tensors: S samples, T tokens of the longest."""
+    """A trace's samples as tensors, for S samples, the longest of T tokens."""
 
     def __init__(self, trace: Trace, samples: int, seed: int = 0):
         lists = trace.samples[:samples]
@@ -87,7 +87,7 @@ class Recording:
                 n = min(len(tokens), TOP)
                 self.top_token[s, i, :n] = torch.tensor(tokens[:n])
                 self.top_prob[s, i, :n] = torch.tensor(probs[:n])
-        # [S, T'] log q of the recorded token and [S, T', 8] of the top ones
+        # log q of the recorded tokens [S, T'] and of the top tokens [S, T', 8]
         prob = torch.where(self.top_token >= 0, self.top_prob.double().clamp(min=TINY), 0)
         rest = (1 - prob.sum(-1)).clamp(min=TINY)
         scale = prob.sum(-1) + rest
@@ -117,7 +117,7 @@ class Recording:
         return torch.where(token == self.token[at], drawn, g)
 
     def slots(self, context: int) -> Slots:
-        """All samples at their start, as slots of one group."""
+        """Slots with all samples at their start, in one group."""
         S, T = self.length.shape[0], int(self.length.max())
         slots = Slots.empty(S, 1, T, context)
         slots.live.fill_(True)
@@ -125,7 +125,7 @@ class Recording:
         slots.sample.copy_(torch.arange(S))
         tail = torch.tensor(self.prompt[-context:][::-1], dtype=torch.int32)
         slots.context[:, : tail.shape[0]] = tail
-        # a drafter has the length of the longest sample, not where each ends
+        # the drafter sees the length of the longest sample, not where each one ends
         slots.max_new.fill_(T)
         slots.temperature.fill_(self.temperature)
         slots.prompt_len[0] = len(self.prompt) - 1
@@ -133,10 +133,10 @@ class Recording:
         return slots
 
     def verdict(self, pool: Pool, slots: Slots) -> Verdict:
-        """Verdict on `pool` that verification would have reached."""
+        """The verdict on `pool` that verification would have reached."""
         s = pool.slot.clamp(min=0).long()
         i = (slots.generated[s] + pool.depth).long()
-        # a node is on its sample's path when its parent is and its token is the recorded one
+        # a node is on its sample's path if its parent is, and its token is the recorded one
         recorded = self.token[s, (i - 1).clamp(min=0)]
         path = rooted(pool, (pool.depth == 0) | (pool.token == recorded))
         row = path.nonzero()[:, 0]
@@ -175,17 +175,18 @@ def replay(
 ) -> Replayed:
     """Advance `samples` samples in lockstep with `nodes` drafted tokens per live sample and step.
 
-    drafter: as of an engine, without any text in it. share: ended samples leave their nodes to the
-    others. progress_penalty: as of `Slots`. coupled: for a trace with `top`, drafts may use the
-    noise behind the recording, drawn with `seed`, or `noise` in its place. history: past samples of
-    the prompt, if the drafter takes them. clock: of the drafter's seconds.
+    drafter: a drafter as in an engine, without any text in it. share: True if the nodes of ended
+    samples go to the others. progress_penalty: as in `Slots`. coupled: for a trace with `top`,
+    drafts may use the noise that led to the recording, drawn with `seed`, or `noise` in its place.
+    history: past samples of the prompt, if the drafter accepts them. clock: returns the time, for
+    the drafter's seconds.
     """
     recording = Recording(trace, samples, seed)
     slots = recording.slots(drafter.context)
     if noise is None and recording.has_top:
         noise = recording.noise
     if noise is None or not coupled:
-        # a drafter couples to nothing where sampling is greedy
+        # at temperature 0 a drafter uses no noise
         slots.temperature.fill_(0)
     slots.progress_penalty.fill_(progress_penalty)
     result = Replayed(problem=trace.problem, plain_steps=int(recording.length.max()))

@@ -1,4 +1,4 @@
-"""Resumable result files, written line by line."""
+"""Result files that are written line by line, so that a run can be resumed."""
 
 import fcntl
 import json
@@ -14,17 +14,18 @@ from csd.schema.write import check_grows, check_regular, lies_at, naming_file
 
 
 class ResumedFile:
-    """A JSONL file: a line of settings, then one line for each piece of work that is done.
+    """A JSONL file: a line of settings, then one line per finished piece of work.
 
-    A line is on disk before the next piece is begun. What an interruption left of a line is cut.
-    A file that is removed meanwhile is written again, with all of it. One process at a time may
-    hold a file.
+    A line is on disk before the next piece begins. A partial line after an interruption is cut. If
+    the file is removed meanwhile, all of it is written again. Only one process at a time may have
+    the file open.
 
-    check: of row i, raises ValueError where it is none. kind: what writes such files, for messages.
+    check: called with (i, row), raises ValueError if row i is not valid. kind: kind of file, for
+    messages.
 
-    Raises ValueError when the file was written with other settings, is held by another process, is
-    no regular file, or has a line that is none of a run's; OSError, which names the file, when it
-    cannot be written.
+    Raises ValueError if the file was written with other settings, is open in another process, is
+    not a regular file, or has a line that no run writes; OSError, naming the file, if it cannot be
+    written.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class ResumedFile:
         first = _line({"settings": settings})
         whole = data.rfind(b"\n") + 1
         try:
-            # nothing is cut of a file that is not a run's
+            # never cut a file that no run has written
             if not whole and not first.startswith(data):
                 raise ValueError(f"{path} is not a {kind}; choose another -o")
             lines = _parsed(path, data[:whole], settings, check, kind)
@@ -65,7 +66,7 @@ class ResumedFile:
         self._file.close()
 
     def _open(self) -> FileIO:
-        # without a buffer: what a full disk refuses is not tried again later
+        # unbuffered: a buffer would retry data that a full disk has refused
         file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,9 +99,9 @@ def _line(row: dict) -> bytes:
 def _parsed(
     path: str | Path, data: bytes, settings: dict, check: Callable[[int, Any], None], kind: str
 ) -> list[dict]:
-    """The lines of a file. Raises ValueError where they are not those of these settings.
+    """Parse the lines of a file. Raises ValueError if they belong to other settings.
 
-    A run that drew nothing, of a model that was not there, does not bind the next one.
+    Settings without any rows, such as of a run whose model was not found, need not match.
     """
     lines: list[dict] = []
     for number, line in enumerate(data.split(b"\n")[:-1], 1):

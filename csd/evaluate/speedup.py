@@ -1,4 +1,4 @@
-"""Expected speed-up of drafting on recorded samples: replayed steps times a step's cost."""
+"""Expected speed-up of drafting on recorded samples: replayed steps times the cost of a step."""
 
 import torch
 
@@ -16,11 +16,11 @@ def gain(
     samples: int | None = None,
     drafter: str = "consensus",
 ) -> dict:
-    """Figures of all traces together, with `nodes` drafted tokens a sample and step at most.
+    """Figures of all traces together, with at most `nodes` drafted tokens per sample and step.
 
-    samples: of each trace, all when None. Returns nodes; tau; nodes_used, what was drafted of them;
-    speedup, over one token a step, by `cost` alone: the drafter's own time is not in it. Without a
-    cost it is None.
+    samples: number of samples per trace; None: all. Returns nodes; tau; nodes_used, the mean
+    number drafted per sample and step; speedup, relative to one token per step, computed from
+    `cost` without the drafter's own time, or None without a cost.
     """
     tokens = steps = drafted = 0
     plain = drafting = 0.0

@@ -14,12 +14,16 @@ from csd.schema.read import naming, read_lines
 class Problem:
     index: int  # line of the file, from 0
     prompt: str | list[dict]
-    answer: str  # as `Task.extract` writes it
+    answer: str  # in the form that `Task.extract` returns
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """question, answer: keys of a line. ask: the instruction behind the question."""
+    """A kind of problem file. question, answer: keys of a line.
+
+    ask: instruction appended to the question. gold: returns the canonical form of a line's answer,
+    or raises ValueError. extract: returns the canonical answer in a sample's text, or None.
+    """
 
     question: str
     answer: str
@@ -29,7 +33,7 @@ class Task:
 
 
 def read(path: str | Path, task: Task) -> list[Problem]:
-    """The problems of a JSONL file. Raises ValueError that names the line and the key."""
+    """Read the problems of a JSONL file. Raises ValueError, naming the line and the key."""
     problems: list[Problem] = []
     for number, row in read_lines(path, dict):
         with naming(f"{path}, line {number}"):
@@ -79,6 +83,6 @@ TASKS = {
         canonical,
         _extract,
     ),
-    # prompt: a str or messages, taken as they are
+    # prompt: a str or messages, used unchanged
     "jsonl": Task("prompt", "answer", "", canonical, _extract),
 }

@@ -24,16 +24,16 @@ __all__ = ["Decision", "Vote", "answer_of", "boxed", "drawn", "last_number", "st
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    answer: str | None  # None when no sample has one
+    answer: str | None  # None if no sample has an answer
     count: float  # votes, or weight, of the answer
-    total: float  # of all samples that have an answer
-    answers: list[str | None]  # of each sample that was counted
-    cut: int = 0  # samples that were counted whose thought max_thinking_tokens ended
-    second: float = 0  # votes, or weight, of the answer behind it
+    total: float  # votes, or weight, of all samples that have an answer
+    answers: list[str | None]  # one per counted sample
+    cut: int = 0  # counted samples whose thought max_thinking_tokens ended
+    second: float = 0  # votes, or weight, of the answer in second place
 
     @property
     def tied(self) -> bool:
-        """True if another answer has as many votes: `answer` is then only the first of them."""
+        """True if another answer has as many votes; `answer` is then the first of them."""
         return self.answer is not None and self.second >= self.count
 
     def __str__(self) -> str:
@@ -57,8 +57,8 @@ def _amount(votes: float) -> str:
 def drawn(samples: Iterable[Sample]) -> list[Sample]:
     """The samples before the first cancelled one; `samples` are in the order of their indices.
 
-    Samples that finish first are shorter and agree more than the rest, so a sample that finished
-    is not counted behind one that did not.
+    Samples that finish first are shorter and agree more than the rest, so a finished sample does
+    not count if a sample with a lower index was cancelled.
     """
     found = []
     for sample in each("samples", samples, "what csd.generate returns for one prompt"):
@@ -74,16 +74,16 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def counts(sample: Sample, limited: bool) -> bool:
-    """Returns True if a sample has a vote: a cut one may end in a number that is no answer."""
+    """True if a sample votes: the last number of a cut sample may not be its answer."""
     return limited or sample.finish_reason != "length"
 
 
 def probability(sample: Sample) -> float:
-    """exp of the mean log-probability of a token: the weight of Wang et al. 2022 (2203.11171)."""
+    """exp of the mean log-probability per token, the weight of Wang et al. 2022 (2203.11171)."""
     if not sample.logprobs:
         raise ValueError(f"sample {sample.index} has no tokens, so no mean log-probability")
     mean = sum(sample.logprobs) / len(sample.logprobs)
-    # a hair above 0 is rounding
+    # slightly above 0 is rounding
     if not mean < 1e-3:
         raise ValueError(
             f"sample {sample.index} has a mean log-probability of {mean}, which is none"
@@ -97,16 +97,16 @@ def vote(
     weight: str | Callable[[Sample], float] | None = None,
     limited: bool = True,
 ) -> Decision:
-    """Majority over the answers of the samples that come before the first cancelled one.
+    """Majority vote over the answers of the samples before the first cancelled one.
 
-    samples: what `csd.generate` returns for a prompt, or a list of `Sample`.
-    extract: the answer in a text, None for none; or "boxed", "stated" (after "the answer is"),
-        "number" (the last), "any" (the first of these that there is). Answers of these four that
-        are written differently (0.5, 1/2, \\frac12) are one, in the spelling of the lowest index;
-        a function's are compared as they are.
-    weight: of a sample; 1 each when not given; "probability" for the exp of its mean
-        log-probability. Ties go to the answer of the lowest index.
-    limited: whether samples that were cut at `max_new_tokens` vote; else they have no answer.
+    samples: the `Samples` that `csd.generate` returns for a prompt, or a list of `Sample`.
+    extract: a function that returns the answer in a text, or None; or "boxed", "stated" (after "the
+        answer is"), "number" (the last), or "any" (the first of these that exists). With these four
+        names, different spellings (0.5, 1/2, \\frac12) are the same answer, in the spelling of the
+        lowest index; results of a function are compared unchanged.
+    weight: a function of a sample; None gives each weight 1; "probability" is the exp of the mean
+        log-probability per token. Ties go to the answer of the lowest index.
+    limited: True if samples that were cut at `max_new_tokens` vote; else they have no answer.
 
     Raises ValueError for a weight that is negative or not finite, and for samples without text.
     """
@@ -137,12 +137,12 @@ def vote(
 class Vote:
     """`until=csd.Vote()`: stop once the remaining samples cannot change the majority.
 
-    The answer is then the one that all samples would have given. With `confidence`, stop already
-    when the leading answer is the model's more likely one with this probability, by the Beta test
-    of Adaptive-Consistency (Aggarwal et al. 2023, 2305.11860): with a and b votes of the first two
-    answers and a flat prior, P(p > 1/2) for p ~ Beta(a + 1, b + 1).
+    The answer is then the one that all samples would have given. With `confidence`, stop earlier,
+    once the leading answer is the model's more likely answer with this probability, by the Beta
+    test of Adaptive-Consistency (Aggarwal et al. 2023, 2305.11860): with a and b votes of the first
+    two answers and a flat prior, P(p > 1/2) for p ~ Beta(a + 1, b + 1).
 
-    Samples are counted in the order of their indices, and never one whose predecessor has not
+    Samples are counted in the order of their indices, each only after all samples before it have
     finished, so the decision is the same for every draft, budget and batch.
     """
 
@@ -150,7 +150,7 @@ class Vote:
 
     extract: str | Callable[[str], str | None] = answer_of
     confidence: float | None = None
-    limited: bool = True  # whether samples that were cut at max_new_tokens vote
+    limited: bool = True  # True if samples that were cut at max_new_tokens vote
 
     def __post_init__(self) -> None:
         extractor(self.extract)
@@ -161,7 +161,7 @@ class Vote:
 
     def of(self, total: int) -> Callable[[list[Sample]], bool]:
         """The `until` of a prompt with `total` samples."""
-        # every prefix holds the one before it: each text is read once
+        # cached, since each prefix contains the previous one: each text is read once
         once = replace(self, extract=cache(self._read))
         return lambda prefix: once.decided(prefix, total)
 
@@ -170,7 +170,7 @@ class Vote:
         return None if answer is None else _comparison(self.extract)(answer)
 
     def decided(self, prefix: list[Sample], total: int) -> bool:
-        """True if the first samples, `prefix`, decide among `total`."""
+        """True if the first samples, `prefix`, decide the vote of `total` samples."""
         votes: dict[str, int] = {}
         for sample in prefix:
             answer = self._read(text_of(sample)) if counts(sample, self.limited) else None
@@ -181,7 +181,7 @@ class Vote:
         order = list(votes)
         leader = _leader(votes)
         left = total - len(prefix)
-        # an answer that came later loses a tie; so does one that nobody has given yet
+        # an answer that occurred later loses a tie; so does an answer that has not occurred yet
         settled = left <= votes[leader] and all(
             votes[a] + left < votes[leader] + (order.index(leader) < order.index(a))
             for a in order
@@ -193,10 +193,10 @@ class Vote:
         return _more_likely(votes[leader], second) >= self.confidence
 
     def least(self, total: int) -> int:
-        """Number of the `total` samples that are drawn for any answers.
+        """Number of the `total` samples that are drawn whatever their answers are.
 
-        The number of samples that were drawn depends on their answers, and so does an average over
-        them. One over these first samples does not.
+        The number of drawn samples depends on their answers, which biases an average over them. An
+        average over these first samples is not biased.
         """
         least = (total + 1) // 2
         if self.confidence is not None:
@@ -206,12 +206,12 @@ class Vote:
 
 
 def _leader(votes: Mapping[str, float]) -> str:
-    # a dict keeps insertion order and max takes the first of equals
+    # dicts keep insertion order, and max returns the first of equal values
     return max(votes, key=lambda answer: votes[answer])
 
 
 def _comparison(extract: str | Callable) -> Callable[[str], str]:
-    """Normalisation of answers; those of a user's function stay unchanged."""
+    """Function that normalises answers for comparison; the identity for a user's function."""
     built_in = isinstance(extract, str) or extract in EXTRACTORS.values()
     return canonical if built_in else lambda answer: answer
 

@@ -1,4 +1,4 @@
-"""Training of EAGLE-3 heads: chains of a head's own states are unrolled, and tokens compared."""
+"""Training of EAGLE-3 heads: unrolls chains of a head's own states and compares tokens."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ from csd.training.texts import Text
 
 
 class ByChains:
-    """A head that reads three of the target's layers, and later its own states.
+    """Training of a head that reads three of the target's layers, then its own states.
 
-    Raises ValueError, which names the argument, for a model of too few layers or tokens.
+    Raises ValueError, naming the argument, for a model with too few layers or tokens.
     """
 
     def __init__(self, target: Target, recipe: Recipe, learnt: list[Text], dtype: torch.dtype):
@@ -50,6 +50,6 @@ class ByChains:
         return found.mean(self.decay)
 
     def acceptance(self, found: ChainLosses) -> dict[str, Any]:
-        """The first step's share, and those of all steps."""
+        """The first step's acceptance, and `by_step`, those of all steps, None without places."""
         by_step = found.acceptance
         return {"acceptance": by_step[0], "by_step": by_step if found.places[0] else None}

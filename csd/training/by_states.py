@@ -1,4 +1,4 @@
-"""Training of EAGLE-1 and 2 heads: guessed states are compared with the target's."""
+"""Training of EAGLE-1 and 2 heads: compares guessed states with the target's."""
 
 import random
 from typing import Any
@@ -15,7 +15,7 @@ from csd.training.texts import Text
 
 
 class ByStates:
-    """A head that reads the target's last states, with noise while it learns."""
+    """Training of a head that reads the target's last states, with added noise."""
 
     def __init__(self, target: Target, recipe: Recipe, dtype: torch.dtype):
         assert recipe.token_weight is not None and recipe.noise is not None
@@ -44,7 +44,7 @@ class ByStates:
         return {"acceptance": found.acceptance if found.places else None}
 
     def _noise(self, like: torch.Tensor, step: int) -> torch.Tensor:
-        """Uniform in (-noise, noise), a function of the seed and the step."""
+        """Uniform noise in (-noise, noise), shaped like `like`, fixed by the seed and the step."""
         key = random.Random(f"noise {self.seed} {step}").getrandbits(63)
         generator = torch.Generator(like.device).manual_seed(key)
         drawn = torch.rand(like.shape, generator=generator, device=like.device)

@@ -1,8 +1,8 @@
-"""Attention of chains of drafted tokens, all chains of a step at once.
+"""Attention of chains of drafted tokens, for all chains of a step at once.
 
-A chain begins at a pair of its text. Its token's query sees the keys of the text up to that pair,
-which are of the target's states, and the chain's own keys, of guessed ones: in a matrix, a
-triangle beside one diagonal for each step.
+A chain begins at a pair of its text. Its query sees the text's keys up to that pair, computed from
+the target's states, and the chain's own keys, computed from guessed states. As a mask: a triangle,
+and next to it one diagonal per step.
 """
 
 import torch
@@ -13,17 +13,17 @@ ROWS = 256
 
 
 def chain_attention(
-    q: torch.Tensor,  # [R, H, D], of chains, texts one behind the other
-    k: torch.Tensor,  # [P, K, D], of pairs
+    q: torch.Tensor,  # [R, H, D], queries of chains, texts concatenated
+    k: torch.Tensor,  # [P, K, D], keys of pairs
     v: torch.Tensor,  # [P, K, D]
-    own_k: torch.Tensor,  # [J, R, K, D], of the chains' own tokens
+    own_k: torch.Tensor,  # [J, R, K, D], keys of the chains' own tokens
     own_v: torch.Tensor,  # [J, R, K, D]
-    spans: list[tuple[int, int, int]],  # of texts: the first pair, the first chain's pair, the end
+    spans: list[tuple[int, int, int]],  # per text: first pair, pair of the first chain, end
     scale: float,
 ) -> torch.Tensor:
-    """softmax(scale q k^T) v [R, H, D]. The spans' chains are those of `q`, in its order.
+    """softmax(scale q k^T) v [R, H, D]. The spans list the chains in the order of `q`.
 
-    Scores of `ROWS` queries are in memory, and are computed again for their gradients.
+    Only the scores of `ROWS` queries are in memory; they are recomputed for the gradients.
     """
     out, done = [], 0
     for first, begin, end in spans:
@@ -37,7 +37,7 @@ def chain_attention(
 
 
 def _mixed(
-    q: torch.Tensor,  # [r, H, D], whose last row has all of k
+    q: torch.Tensor,  # [r, H, D]; the last row sees all of k
     k: torch.Tensor,  # [n, K, D]
     v: torch.Tensor,  # [n, K, D]
     own_k: torch.Tensor,  # [J, r, K, D]
@@ -56,5 +56,5 @@ def _mixed(
 
 
 def _later(rows: int, keys: int, device: torch.device) -> torch.Tensor:
-    """Keys [rows, keys] behind the pair of each row, True; the last row has none."""
+    """Mask [rows, keys], True for keys after the pair of each row; the last row has none."""
     return torch.ones(rows, keys, dtype=torch.bool, device=device).triu(keys - rows + 1)

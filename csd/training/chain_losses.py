@@ -1,10 +1,10 @@
-"""The loss of EAGLE-3 (arXiv 2503.01840) on the tokens that chains draft.
+"""Loss of EAGLE-3 (arXiv 2503.01840) on the tokens that chains draft.
 
     L = 1/R sum over j of decay^j sum over chains of cross_entropy(p, lm_head norm(h'[j]))
 
-R counts pairs that are learnt, each of which begins a chain. p is the target's distribution at
-temperature 1 over the head's vocabulary, with sum 1. Places whose likeliest token is outside of it
-have no loss, and no state is compared with the target's.
+R is the number of learnt pairs, each of which begins a chain. p is the target's distribution at
+temperature 1 over the head's vocabulary, normalised to sum 1. Positions whose likeliest token is
+outside that vocabulary have no loss. No state is compared with the target's.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ from csd.training.target import Target
 
 @dataclass(slots=True)
 class ChainLosses:
-    """Sums by step [depth]: cross-entropy, tokens that are drafted, and places."""
+    """Sums per step, lists of length depth: cross-entropy, correctly drafted tokens, positions."""
 
     tokens: list[float]
     hits: list[int]
@@ -37,12 +37,12 @@ class ChainLosses:
             self.places[step] += other.places[step]
 
     def mean(self, decay: float) -> float:
-        """L of all places."""
+        """L over all positions."""
         return sum(decay**j * x for j, x in enumerate(self.tokens)) / self.places[0]
 
     @property
     def acceptance(self) -> list[float | None]:
-        """Share of the samples' tokens that are the head's likeliest one, by step."""
+        """Per step, share of the samples' tokens that are the head's likeliest; None if none."""
         pairs = zip(self.hits, self.places, strict=True)
         return [hits / places if places else None for hits, places in pairs]
 
@@ -50,21 +50,21 @@ class ChainLosses:
 def chain_losses(
     target: Target,
     head: Eagle3Head,
-    guesses: list[torch.Tensor],  # of each step, [R, hidden] and fewer rows
+    guesses: list[torch.Tensor],  # per step, [R, hidden], later with fewer rows
     states: torch.Tensor,  # [R, hidden], the target's last states at the learnt pairs
     pairs: Pairs,
     depth: int,
     decay: float | None = None,
 ) -> ChainLosses:
-    """Losses of a batch; with a decay, gradients of L go to the head and what `guesses` came from.
+    """Losses of a batch; with a decay, backpropagates L through the head's logits and `guesses`.
 
-    Logits of `ROWS` places are in memory at a time, the target's with those of one step. With a
-    decay no place counts as a hit.
+    Logits of only `ROWS` positions are in memory: the target's, and the head's of one step. With a
+    decay hits are not counted.
     """
     found, token = ChainLosses.none(depth), head.token
     kept = torch.promote_types(head.dtype, torch.float32)
     following = pairs.token[pairs.place + 1]
-    # of each step, learnt pairs whose states are guessed, ascending
+    # per step, ascending numbers of the learnt pairs whose states are guessed
     at = [[base + step for base in pairs.chains(step)[0]] for step in range(len(guesses))]
     gradients: list[list[torch.Tensor]] = [[] for _ in guesses]
     for a in range(0, len(states), ROWS):
@@ -97,7 +97,7 @@ def chain_losses(
 def _distribution(
     target: Target, states: torch.Tensor, token: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """p [r, Vd], 0 where the likeliest token of all is not the head's."""
+    """p [r, Vd]; rows whose likeliest token is not in the head's vocabulary are 0."""
     z = target.logits(states).to(dtype)
     if token is None:
         return z.softmax(-1)

@@ -1,4 +1,4 @@
-"""The tokens of an EAGLE-3 head's own vocabulary, and their published maps."""
+"""Tokens of an EAGLE-3 head's own vocabulary, and their maps in the published format."""
 
 from collections import Counter
 
@@ -6,17 +6,17 @@ import torch
 
 from csd.training.texts import Text
 
-# of a larger vocabulary so many tokens are drafted, as by published heads
+# largest default size of a draft vocabulary, as in published heads
 MOST = 32_000
 
 
 def draft_tokens(
     texts: list[Text], vocab: int, size: int | None, device: torch.device
 ) -> torch.Tensor | None:
-    """The `size` tokens that the texts' samples have most often, ascending; None for all tokens.
+    """The `size` most frequent tokens of the texts' samples, ascending; None for all tokens.
 
-    size: None takes the whole vocabulary up to `MOST` tokens, or the first `MOST`. Of tokens that
-    are as frequent the lower ones are taken. Raises ValueError where size is above the vocabulary.
+    size: None means the whole vocabulary, or `MOST` tokens of a larger one. Equally frequent tokens
+    rank by id, the lower first. Raises ValueError if size exceeds the vocabulary.
     """
     if size is not None and size > vocab:
         raise ValueError(
@@ -31,8 +31,8 @@ def draft_tokens(
 
 
 def maps(token: torch.Tensor, vocab: int) -> dict[str, torch.Tensor]:
-    """d2t [Vd] int64, by which the target's token is above the head's, and t2d [V] bool, the
-    tokens that the head has."""
+    """d2t [Vd] int64, the target's token id minus the head's, and t2d [V] bool, True for tokens
+    in the head's vocabulary."""
     inside = torch.zeros(vocab, dtype=torch.bool)
     inside[token] = True
     return {"d2t": token - torch.arange(len(token)), "t2d": inside}

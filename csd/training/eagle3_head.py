@@ -1,11 +1,11 @@
-"""The head of EAGLE-3 (arXiv 2503.01840) with gradients, in the parameters' published names.
+"""EAGLE-3 head (arXiv 2503.01840) with gradients; parameters have their published names.
 
-Of token t[i] and the target's states f[i-1] of three layers before it, joined:
+For token t[i] and f[i-1], the joined states of three of the target's layers at the token before:
 
     h = fc f[i-1],   x = h + attention([norm(E t[i]), norm(h)]),   h' = x + mlp(norm(x))
 
-and logits lm_head norm(h') of the head's own vocabulary. A chain's next token is read with h' in
-place of h. `csd.graph.model.eagle.EagleHead` computes the same, a level at a time.
+and logits lm_head norm(h') over the head's own vocabulary. The next token of a chain is read with
+h' in place of h. `csd.graph.model.eagle.EagleHead` computes the same, one level at a time.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from csd.training.target import Target
 
 
 class MiddleLayer(Layer):
-    """A layer whose attention reads a token's embedding and a state, each behind its norm."""
+    """Layer whose attention reads a token's embedding and a state, each after its own norm."""
 
     def __init__(self, c: Any, wide: int, **kept: Any):
         super().__init__(c, wide, 2 * c.hidden, **kept)
@@ -30,7 +30,7 @@ class MiddleLayer(Layer):
 
 
 class Eagle3Head(DraftHead):
-    """A head with a vocabulary of its own: the target's tokens `token` [Vd], or all where None."""
+    """Head with its own vocabulary: the target's tokens `token` [Vd] int64; None means all."""
 
     def __init__(self, target: Target, token: torch.Tensor | None, dtype: torch.dtype, seed: int):
         super().__init__(target.config, dtype, target.device)
@@ -45,7 +45,8 @@ class Eagle3Head(DraftHead):
 
     @torch.no_grad()
     def _copy(self, target: Target) -> None:
-        """The highest state under the target's last norm and head gives the first logits."""
+        """Initialise so that the first logits are those of the highest tapped state: fc selects it,
+        norm and lm_head are the target's."""
         hidden, head = self.config.hidden, target.head
         self.fc.weight[:, : 2 * hidden] = 0
         self.fc.weight[:, 2 * hidden :] = torch.eye(hidden)
@@ -55,15 +56,15 @@ class Eagle3Head(DraftHead):
 
     def forward(
         self,
-        embedded: torch.Tensor,  # [P, hidden], of the pairs' tokens
-        states: torch.Tensor,  # [P, 3 hidden], of three layers before them
+        embedded: torch.Tensor,  # [P, hidden], embeddings of the pairs' tokens
+        states: torch.Tensor,  # [P, 3 hidden], states of three layers at the tokens before them
         pairs: Pairs,
-        depth: int,  # most tokens of a chain
+        depth: int,  # largest number of tokens of a chain
     ) -> list[torch.Tensor]:
-        """The states that chains guess at each step, [R, hidden] and fewer rows where texts end.
+        """States that chains guess, per step: [R, hidden], with fewer rows once texts end.
 
-        A chain begins at each learnt pair. Step 0 reads pairs, step j the j-th token after them
-        with the state of step j - 1 in place of the target's. Rows are in the order of
+        A chain begins at each learnt pair. Step 0 reads the pairs, step j reads the j-th token
+        after them with the state of step j - 1 in place of the target's. Rows are in the order of
         `Pairs.chains`.
         """
         layer, rows = self.midlayer, pairs.rows
@@ -94,7 +95,7 @@ class Eagle3Head(DraftHead):
         return guesses
 
     def logits(self, state: torch.Tensor) -> torch.Tensor:
-        """state: [R, hidden]. Returns [R, Vd]."""
+        """Logits [R, Vd] of states [R, hidden]."""
         return self._times(self.lm_head, self._normed(self.norm, state))
 
     def _settings(self) -> dict[str, Any]:

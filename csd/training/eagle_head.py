@@ -1,10 +1,10 @@
-"""The head of EAGLE-1 and 2 with gradients, in the parameters' published names.
+"""EAGLE-1 and 2 head with gradients; parameters have their published names.
 
-Of token t[i] and the target's state f[i-1] before it, with E the target's embedding:
+For token t[i] and the target's state f[i-1] before it, with E the target's embedding:
 
     x = fc [E t[i], f[i-1]],   x = x + attention(x),   f'[i] = x + mlp(norm(x))
 
-which is what `csd.graph.model.eagle.EagleHead` computes a level at a time.
+`csd.graph.model.eagle.EagleHead` computes the same, one level at a time.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from csd.training.target import causal
 
 
 class TrainedHead(DraftHead):
-    """A head that reads the target's last states; the target's own head gives its logits."""
+    """Head that reads the target's last states; its logits come from the target's own head."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int):
         super().__init__(config, dtype, device)
@@ -30,17 +30,18 @@ class TrainedHead(DraftHead):
     @torch.no_grad()
     def _begin(self, seed: int) -> None:
         super()._begin(seed)
-        # the state before is the first guess of the next: f' = fc [E t, f]
+        # initially the guess f' = fc [E t, f] is the state before, f, plus a random projection of
+        # the embedding
         hidden = self.config.hidden
         self.fc.weight[:, hidden:] = torch.eye(hidden)
 
     def forward(
         self,
-        embedded: torch.Tensor,  # [M, hidden], of tokens
+        embedded: torch.Tensor,  # [M, hidden], embeddings of tokens
         before: torch.Tensor,  # [M, hidden], the target's states before them
-        lengths: list[int],  # of texts, one behind the other; they sum to M
+        lengths: list[int],  # lengths of the concatenated texts; they sum to M
     ) -> torch.Tensor:
-        """The states [M, hidden] that are guessed to follow. A text's first pair is its place 0."""
+        """Guessed states [M, hidden] of the tokens. A text's first pair has position 0."""
         layer: Any = self.layers[0]
         attention = layer.self_attn
         x = self._times(self.fc, torch.cat([embedded, before], -1).to(self.dtype))

@@ -1,4 +1,4 @@
-"""Parts that the heads of all versions have: a Llama layer's products, with gradients."""
+"""Parts of all EAGLE heads: the products of a Llama layer, with gradients."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from csd.models.rope import rope_tables
 
 
 class Attention(nn.Module):
-    """Projections of rows of width `read`, without biases."""
+    """Attention projections of rows of width `read`, without biases."""
 
     def __init__(self, c: ModelConfig, read: int, **kept: Any):
         super().__init__()
@@ -25,7 +25,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Projections of SwiGLU, `wide` in between."""
+    """SwiGLU projections with intermediate width `wide`."""
 
     def __init__(self, c: ModelConfig, wide: int, **kept: Any):
         super().__init__()
@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Llama's, without its first norm; its attention reads rows of width `read`."""
+    """Llama layer without its first norm, whose attention reads rows of width `read`."""
 
     def __init__(self, c: ModelConfig, wide: int, read: int, **kept: Any):
         super().__init__()
@@ -47,22 +47,22 @@ class Layer(nn.Module):
 class DraftHead(nn.Module):
     """One decoder layer of the target's sizes; its attention is scaled by head_dim^-0.5.
 
-    Weights are kept in `dtype`, bfloat16 ones in float32; products and files are in `dtype`.
+    Weights are stored in `dtype`, or in float32 for bfloat16; products and files are in `dtype`.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
         super().__init__()
         c, self.config, self.dtype = config, config, dtype
         kept = torch.promote_types(dtype, torch.float32)
-        self.kept: dict[str, Any] = dict(dtype=kept, device=device)  # of parameters
-        # a mixture of experts has as wide a feed-forward part as a token sees
+        self.kept: dict[str, Any] = dict(dtype=kept, device=device)  # for parameters
+        # for a mixture of experts, as wide as all experts of a token together
         self.intermediate = c.intermediate * max(c.experts_per_token, 1)
         self.scale = c.head_dim**-0.5
         self.cos, self.sin = rope_tables(rotary_of(c).rope, c.head_dim, c.context, dtype, device)
 
     @torch.no_grad()
     def _begin(self, seed: int) -> None:
-        """Draw weights; the parts that add to a residual begin at 0."""
+        """Initialise weights randomly; products that are added to a residual are 0."""
         generator = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -79,7 +79,7 @@ class DraftHead(nn.Module):
     def _heads(
         self, product: nn.Linear, x: torch.Tensor, position: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Products [M, heads, head_dim] of x [M, read], rotated where positions [M] are given."""
+        """Products [M, heads, head_dim] of x [M, read]; with positions [M], RoPE is applied."""
         y = self._times(product, x).unflatten(-1, (-1, self.config.head_dim))
         if position is None:
             return y
@@ -88,14 +88,14 @@ class DraftHead(nn.Module):
         return y * self.cos[position][:, None] + turned * self.sin[position][:, None]
 
     def _after(self, layer: Any, residual: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """The layer's output [M, hidden], of its residual and attention [M, heads, head_dim]."""
+        """Layer output [M, hidden] for its residual and attention result [M, heads, head_dim]."""
         x = residual + self._times(layer.self_attn.o_proj, mixed.flatten(1))
         y, mlp = self._normed(layer.post_attention_layernorm, x), layer.mlp
         y = F.silu(self._times(mlp.gate_proj, y)) * self._times(mlp.up_proj, y)
         return x + self._times(mlp.down_proj, y)
 
     def published(self) -> tuple[bytes, bytes]:
-        """config.json and model.safetensors, without the target's embedding."""
+        """Contents of config.json and model.safetensors, without the target's embedding."""
         weights = {k: x.detach().to("cpu", self.dtype) for k, x in self.named_parameters()}
         config = json.dumps(self._settings(), indent=1).encode() + b"\n"
         return config, save(weights | self._maps())
@@ -112,12 +112,12 @@ class DraftHead(nn.Module):
         )  # fmt: skip
 
     def _maps(self) -> dict[str, torch.Tensor]:
-        """Tensors of the file that are no weights."""
+        """Tensors of the file that are not weights."""
         return {}
 
 
 def rotary_of(config: ModelConfig) -> ModelConfig:
-    """The head's config, whose rotary embedding is the default one of the target's theta."""
+    """The head's config, with the default rotary embedding for the target's theta."""
     return ModelConfig(
         family="llama", vocab=config.vocab, hidden=config.hidden, intermediate=config.intermediate,
         layers=1, heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim,

@@ -1,9 +1,9 @@
-"""The losses of EAGLE (arXiv 2401.15077) on guessed states, and the acceptance of a draft.
+"""Losses of EAGLE (arXiv 2401.15077) on guessed states, and the acceptance of a draft.
 
     L = smooth_l1(f', f) + w * cross_entropy(softmax(head f), log_softmax(head f'))
 
-means over the places that are learnt; smooth_l1 also over the width of a state. The distribution is
-the target's at temperature 1.
+Both are means over the learnt positions; smooth_l1 also over the width of a state. The distribution
+is the target's at temperature 1.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ ROWS = 256
 
 @dataclass(slots=True)
 class Losses:
-    """Sums over places: states' and distributions' loss, and places whose next token is drafted."""
+    """Sums over positions: losses of states and distributions, correctly drafted next tokens, and
+    the number of positions."""
 
     states: float = 0.0
     tokens: float = 0.0
@@ -31,12 +32,12 @@ class Losses:
         self.hits, self.places = self.hits + other.hits, self.places + other.places
 
     def mean(self, weight: float) -> float:
-        """L of all places."""
+        """L over all positions."""
         return (self.states + weight * self.tokens) / self.places
 
     @property
     def acceptance(self) -> float:
-        """Share of the samples' tokens that are the head's likeliest one."""
+        """Share of the samples' tokens that are the head's likeliest."""
         return self.hits / self.places
 
 
@@ -47,10 +48,10 @@ def losses(
     following: torch.Tensor,  # [R] int64, the samples' next tokens
     weight: float | None = None,
 ) -> Losses:
-    """Losses of places; with a weight, gradients of the mean L go to what `guess` came from.
+    """Losses of positions; with a weight, backpropagates the mean L through `guess`.
 
-    Logits of `ROWS` places are in memory at a time, and those of both networks for no longer. With
-    a weight no place counts as a hit, which would take another pass over the logits.
+    Logits of only `ROWS` positions are in memory at a time, for both networks. With a weight hits
+    are not counted, which would take another pass over the logits.
     """
     kept = torch.promote_types(guess.dtype, torch.float32)
     by_state = F.smooth_l1_loss(guess.to(kept), states.to(kept), reduction="none").mean(-1).sum()
@@ -61,7 +62,7 @@ def losses(
             p = target.logits(states[rows]).to(kept).softmax(-1)
             z = target.logits(guess[rows].detach()).to(kept)
             total = z.logsumexp(-1, keepdim=True)
-            # sum p (total - z), whose gradient by z is softmax(z) - p
+            # sum p (total - z), whose gradient with respect to z is softmax(z) - p
             found.tokens += float(total.sum() - torch.dot(p.flatten(), z.flatten()))
             if weight is None:
                 found.hits += int((z.argmax(-1) == following[rows]).sum())

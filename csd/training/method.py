@@ -1,4 +1,4 @@
-"""Training of a kind of head: its weights, and the losses of a batch."""
+"""Interface for training a kind of head: its weights, and the losses of a batch."""
 
 from typing import Any, Protocol
 
@@ -7,20 +7,21 @@ from csd.training.texts import Text
 
 
 class Method(Protocol):
-    """Sums of losses are an object of the method, with `add` and, by its places, `mean`."""
+    """Training of one kind of head. Sums of losses are an object of the method's own class, which
+    has `add`."""
 
     @property
     def head(self) -> DraftHead: ...
 
     def none(self) -> Any:
-        """The sums of no batch."""
+        """Sums of losses at zero."""
 
     def losses(self, texts: list[Text], step: int | None = None) -> Any:
-        """The sums of a batch. With the number of an optimizer's step, gradients of the mean are
-        added to the head's."""
+        """Sums of a batch. With the number of an optimizer step, gradients of the mean are added to
+        the head's gradients."""
 
     def mean(self, found: Any) -> float:
-        """The loss of each place."""
+        """Mean loss per position."""
 
     def acceptance(self, found: Any) -> dict[str, Any]:
-        """Columns of the curve; of no place, each is None."""
+        """Acceptance columns of the curve; each is None without positions."""

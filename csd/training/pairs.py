@@ -1,4 +1,4 @@
-"""Pairs that a head reads of a batch of texts, and the chains that begin at them."""
+"""Pairs of token and state that a head reads from a batch, and the chains that begin at them."""
 
 from itertools import accumulate
 from typing import Any
@@ -9,17 +9,17 @@ from csd.training.texts import Text
 
 
 class Pairs:
-    """Tokens t[i] with the target's states before them, texts one behind the other.
+    """Pairs of a token t[i] and the target's state before it, for a batch of concatenated texts.
 
-    Token 0 of a text has no state before it, and after the last one nothing is learnt. A pair is
-    learnt where the token that follows it is the sample's.
+    Token 0 of a text has no state before it, and the last token has none to predict after it. A
+    pair is learnt if the token after it belongs to the sample.
     """
 
     def __init__(self, texts: list[Text], device: torch.device):
         whole = [len(text.tokens) for text in texts]
-        begin = [0, *accumulate(whole)]  # of texts, in the batch
+        begin = [0, *accumulate(whole)]  # first token of each text in the batch
         self.lengths = [n - 2 for n in whole]  # pairs of each text
-        self._first = [0, *accumulate(self.lengths)]  # of texts, among the pairs
+        self._first = [0, *accumulate(self.lengths)]  # first pair of each text
         at = [a + i for a, n in zip(begin, whole, strict=False) for i in range(1, n - 1)]
         place = [a + i for a, text in zip(begin, texts, strict=False) for i in text.learnt]
         self._learnt = [
@@ -27,18 +27,18 @@ class Pairs:
             for f, n, text in zip(self._first, self.lengths, texts, strict=False)
         ]
         made: dict[str, Any] = dict(device=device)
-        # tokens of the batch [M]; the pairs' [P] and the learnt pairs' [R] places among them
+        # token [M]: tokens of the batch; at [P], place [R]: indices in it of pairs, learnt pairs
         self.token = torch.tensor([t for text in texts for t in text.tokens], **made)
         self.at, self.place = torch.tensor(at, **made), torch.tensor(place, **made)
-        # learnt pairs [R] among the pairs, and places of the pairs [P] in their texts, from 0
+        # rows [R]: indices of learnt pairs among the pairs; position [P]: of pairs in their texts
         self.rows = torch.tensor([r for x in self._learnt for r in x], **made)
         self.position = torch.cat([torch.arange(n, **made) for n in self.lengths])
 
     def chains(self, step: int) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Chains with a `step`-th token after their pair, whose next token is learnt as well.
+        """Chains that have a `step`-th token after their pair and a token to predict after that.
 
-        Returns their pairs as numbers among the learnt ones, and of each text that has some
-        (first pair of the text, first pair of a chain, end), among all pairs.
+        Returns indices of their pairs among the learnt pairs, and for each text with such chains
+        (first pair of the text, pair of the first chain, end), indices among all pairs.
         """
         bases: list[int] = []
         spans, seen = [], 0

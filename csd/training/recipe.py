@@ -1,4 +1,4 @@
-"""Settings of a head's training, and those that only one kind of head has."""
+"""Settings of a head's training, including those of only one kind of head."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from csd.schema.arguments import check_number, check_seed, check_whole
 from csd.schema.check import shown
 
-# the order of all epochs is made before the first step
+# limited, because the order of all epochs is computed before the first step
 MOST_EPOCHS = 10_000
-# a chain of as many tokens is a row of attention of its own
+# limited, because each token of a chain adds its own keys to attention
 DEEPEST = 64
-# of each kind of head, its own arguments and their defaults
+# kind of head -> its own arguments and their defaults
 OWN: dict[int, dict[str, Any]] = {
     2: {"token_weight": 0.1, "noise": 0.1},
     3: {"depth": 5, "decay": 0.8, "draft_vocab": None},
@@ -19,7 +19,7 @@ OWN: dict[int, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """The arguments of `train_head` of these names; None for those of the other kind of head."""
+    """Arguments of `train_head` with these names; None for arguments of the other kind of head."""
 
     epochs: int = 4
     batch: int = 2048
@@ -58,7 +58,7 @@ class Recipe:
             check_whole("draft_vocab", self.draft_vocab, 1)
 
     def _check_own(self) -> None:
-        """Put defaults of this kind's arguments in; raises ValueError for one of another kind."""
+        """Set defaults of this kind's arguments; raises ValueError for an argument of another."""
         for eagle, own in OWN.items():
             for name, default in own.items():
                 given = getattr(self, name)
@@ -71,5 +71,5 @@ class Recipe:
                     )
 
     def settings(self) -> dict[str, Any]:
-        """The arguments that this kind of head has."""
+        """Values of the arguments that this kind of head has."""
         return {name: value for name, value in asdict(self).items() if value is not None}

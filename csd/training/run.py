@@ -1,4 +1,4 @@
-"""The steps of a training run: the optimizer, the order of the texts, and the curve."""
+"""Steps of a training run: the optimizer, the order of the texts, and the curve."""
 
 import random
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from csd.training.recipe import Recipe
 from csd.training.saved import Folder
 from csd.training.texts import Text, batches
 
-# of AdamW; the gradient's norm is cut at CLIP
+# AdamW's betas and weight decay; the gradient norm is clipped at CLIP
 BETAS, DECAY, CLIP = (0.9, 0.95), 0.01, 0.5
-# share of the steps in which the learning rate rises
+# share of the steps during which the learning rate rises
 WARM = 0.05
 
 
 class Run:
-    """A head, its optimizer and its curve; a step depends on them, the seed and its number only."""
+    """A head, its optimizer and curve; a step depends only on these, the seed and its number."""
 
     def __init__(self, method: Method, recipe: Recipe, learnt: list[Text], kept: list[Text]):
         self.method, self.recipe, self.head = method, recipe, method.head
@@ -33,7 +33,7 @@ class Run:
         self.held_out = batches(kept, recipe.batch)
         self.step, self.tokens = 0, 0
         self.curve: list[dict[str, Any]] = []
-        self.since = method.none()  # the last row
+        self.since = method.none()  # losses since the last row of the curve
 
     def restore(self, state: dict[str, Any] | None) -> None:
         if state is None:
@@ -48,7 +48,7 @@ class Run:
     ) -> None:  # fmt: skip
         from tqdm import tqdm
 
-        # a bar is for a terminal, or where it is asked for
+        # tqdm is disabled unless `progress`
         with tqdm(
             total=len(self.plan), initial=self.step, unit="step", disable=not progress
         ) as bar:
@@ -67,7 +67,7 @@ class Run:
                 bar.update()
 
     def _learn(self, texts: list[Text]) -> Any:
-        """One step of the optimizer."""
+        """Run one optimizer step on a batch; returns its losses."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * self._rate()
         found = self.method.losses(texts, self.step)
@@ -79,14 +79,14 @@ class Run:
         return found
 
     def _rate(self) -> float:
-        """Share of the learning rate at this step: it rises, then falls to 0."""
+        """Factor of the learning rate at this step: rises linearly to 1, then falls to 0."""
         steps = len(self.plan)
         warm = max(1, round(WARM * steps))
         return min((self.step + 1) / warm, (steps - self.step) / max(steps - warm, 1))
 
     @torch.no_grad()
     def _measured(self) -> dict[str, Any]:
-        """A row of the curve."""
+        """Measure the held-out texts; returns a row of the curve, and resets `since`."""
         method, kept = self.method, self.method.none()
         for texts in self.held_out:
             kept.add(method.losses(texts))

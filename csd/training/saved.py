@@ -1,4 +1,4 @@
-"""The state of a run in its folder, from which the same command goes on."""
+"""Saved state of a training run in its folder, from which the same command resumes."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,10 @@ STATE = "training.pt"
 
 
 class Folder:
-    """A folder for a head: state and curve while it is trained, then its files.
+    """Folder of a head: the state, with the curve, during training, and the head's files after it.
 
-    Raises ValueError where a head is in it already, or another process trains one there; OSError,
-    which names the file, where it cannot be written.
+    Raises ValueError if it already contains a head, or another process is training one there;
+    OSError, naming the file, if it cannot be written.
     """
 
     def __init__(self, path: str | Path):
@@ -24,17 +24,17 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
         if (self.path / "model.safetensors").exists():
             raise ValueError(f"out must be a folder without a head, got {str(path)!r}")
-        # tried and locked before the first step
+        # checked and locked before the first step
         self._weights = WholeFile(self.path / "model.safetensors")
 
     def state(self, settings: dict[str, Any]) -> dict[str, Any] | None:
-        """The last saved state, None for a new run. Raises ValueError where its settings differ."""
+        """The last saved state, None for a new run. Raises ValueError if its settings differ."""
         path = self.path / STATE
         if not path.exists():
             return None
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            # heads of EAGLE-2 were once the only ones
+            # states of older versions, which trained only EAGLE-2 heads, have no "eagle"
             have = {"eagle": 2} | state["settings"]
         except Exception as error:
             raise ValueError(f"{path} is no state of a training run: {error}") from error
@@ -45,7 +45,7 @@ class Folder:
         return state
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write the state: the new one is there whole, or the one before."""
+        """Write the state atomically: a crash leaves the new state or the previous one."""
         fresh = self.path / f"{STATE}.new"
         with naming_file(fresh):
             torch.save(state, fresh)

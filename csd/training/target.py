@@ -1,4 +1,4 @@
-"""The target over whole texts: hidden states in one pass over given tokens, and its logits."""
+"""Target model over whole texts: hidden states in one pass over their tokens, and logits."""
 
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ from csd.training.texts import Text
 
 
 class Target:
-    """A decoder that reads batches of texts; no state of a batch outlives the next one."""
+    """Decoder that reads batches of texts and keeps no state between them."""
 
     def __init__(self, decoder: Decoder):
         self.decoder, self.config = decoder, decoder.config
@@ -21,7 +21,7 @@ class Target:
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.ops = choose(None, self.device, self.dtype)
         self.scale = scale_of(self.config)
-        # of the last norm, by which rows are multiplied
+        # weight of the last norm, as a factor of rows
         self.norm = decoder.norm.detach() + self.config.plus_one
 
     @torch.no_grad()
@@ -30,14 +30,14 @@ class Target:
         c, lengths = self.config, [len(text.tokens) for text in batch]
         token = torch.tensor([t for text in batch for t in text.tokens], dtype=torch.int32)
         position = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
-        # one layer's keys and values are in memory at a time
+        # all layers share one buffer, so only one layer's keys and values are in memory
         one = torch.empty(
             (2, 1, len(token), c.kv_heads, c.head_dim), dtype=self.dtype, device=self.device
         )
         k, v = one.expand(2, c.layers, *one.shape[2:])
 
         def attend(layer: int, q: torch.Tensor, **_windows: Any) -> torch.Tensor:
-            # no text is longer than a window: `refuse_attention`
+            # `refuse_attention` ensures that no text is longer than a window
             return causal(q, k[layer], v[layer], lengths, self.scale)
 
         return self.decoder.forward(
@@ -45,24 +45,27 @@ class Target:
         )
 
     def states_and_taps(self, batch: list[Text]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states as `states` has them, and inputs [tokens, taps * hidden] of the taps."""
+        """Hidden states as from `states`, and joined inputs [tokens, taps * hidden] of the taps."""
         states, kept = self.states(batch), self.decoder.tapped
         joined = torch.cat([kept[layer] for layer in self.decoder.taps], -1)
         kept.clear()
         return states, joined
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [R, hidden]. Returns [R, V]."""
+        """Logits [R, V] of hidden states [R, hidden]."""
         z = F.linear(hidden.to(self.dtype), self.head)
         return z if self.config.logit_divisor == 1 else z / self.config.logit_divisor
 
     def logits_backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        """gradient: [R, V], by the logits. Returns [R, hidden], by the hidden states."""
+        """Backward of `logits`: gradient [R, hidden] for a gradient [R, V] of the logits."""
         return gradient.to(self.dtype) @ self.head / self.config.logit_divisor
 
 
 def refuse_attention(config: ModelConfig, longest: int) -> None:
-    """Raises ValueError naming what `causal` and `logits` leave out; longest: tokens of a text."""
+    """Raises ValueError for a model with a feature that `causal` or `logits` does not support.
+
+    longest: largest number of tokens of a text.
+    """
     if config.delta is not None:
         raise ValueError("model must have no layers with a state, which no head is trained on")
     for name, cap in (("scores", config.softcap), ("logits", config.final_cap)):
@@ -80,10 +83,10 @@ def causal(
     q: torch.Tensor,  # [M, H, D]
     k: torch.Tensor,  # [M, K, D]
     v: torch.Tensor,  # [M, K, D]
-    lengths: list[int],  # of texts, one behind the other; they sum to M
+    lengths: list[int],  # lengths of the concatenated texts; they sum to M
     scale: float,
 ) -> torch.Tensor:
-    """softmax(scale q k^T) v [M, H, D] of each row over its own text, up to itself."""
+    """Causal attention softmax(scale q k^T) v [M, H, D] of each row within its own text."""
     ends = [0]
     for n in lengths:
         ends.append(ends[-1] + n)

@@ -1,4 +1,4 @@
-"""Texts to train on: recorded samples behind their prompts, split by prompt, in batches."""
+"""Texts to train on: prompts with recorded samples, split by prompt, in batches."""
 
 import hashlib
 import random
@@ -14,25 +14,25 @@ from csd.schema.check import shown
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt and one sample of it."""
+    """A prompt followed by one sample of it."""
 
     tokens: list[int]
-    start: int  # of the sample
+    start: int  # index of the sample's first token
 
     @property
     def learnt(self) -> range:
-        """Places i of token t[i], of which token t[i + 1] of the sample is predicted.
+        """Positions i of tokens t[i] from which a token t[i + 1] of the sample is predicted.
 
-        Place 0 has no state before it.
+        Position 0 is left out: it has no state before it.
         """
         return range(max(self.start - 1, 1), len(self.tokens) - 1)
 
 
 def read_texts(paths: Iterable[str | Path], vocab: int, longest: int) -> list[list[Text]]:
-    """The texts of each prompt of trace files, cut at `longest` tokens.
+    """Read the texts of trace files, one list per prompt, each text cut at `longest` tokens.
 
-    Prompts without a token to predict are left out. Raises ValueError, which names the file, for
-    what is no trace and for tokens outside of the vocabulary.
+    Texts without a token to predict are left out. Raises ValueError, naming the file, for a line
+    that is not a trace and for tokens outside the vocabulary.
     """
     found: dict[tuple[int, ...], list[Text]] = {}
     for path in paths:
@@ -52,9 +52,10 @@ def read_texts(paths: Iterable[str | Path], vocab: int, longest: int) -> list[li
 
 
 def split(prompts: list[list[Text]], held_out: float, seed: int) -> tuple[list[Text], list[Text]]:
-    """Texts to train on, and those of a share of the prompts, at least one, that are held out.
+    """Split into texts to train on and held-out texts, a share of the prompts, at least one.
 
-    All samples of a prompt are on one side. Raises ValueError where none would be left to train on.
+    All samples of a prompt are on one side. Raises ValueError if no prompt would be left to train
+    on. held_out: 0 holds out none.
     """
     count = max(1, round(held_out * len(prompts))) if held_out else 0
     if len(prompts) <= count:
@@ -70,7 +71,10 @@ def split(prompts: list[list[Text]], held_out: float, seed: int) -> tuple[list[T
 
 
 def batches(texts: list[Text], most: int, order: random.Random | None = None) -> list[list[Text]]:
-    """Each text in one batch of at most `most` tokens; a longer one is alone in its own."""
+    """Divide texts into batches of at most `most` tokens; a longer text is a batch of its own.
+
+    order: shuffles the texts.
+    """
     numbers = [*range(len(texts))]
     if order is not None:
         order.shuffle(numbers)
@@ -87,7 +91,7 @@ def batches(texts: list[Text], most: int, order: random.Random | None = None) ->
 
 
 def digest(prompts: list[list[Text]]) -> str:
-    """A name of the texts by what is in them."""
+    """Digest of the texts' contents: 16 hexadecimal digits."""
     parts = hashlib.sha256()
     for texts in prompts:
         for text in texts:

@@ -1,4 +1,4 @@
-"""`csd.train_head`: an EAGLE head of a model, trained on the model's own samples."""
+"""`csd.train_head`: trains an EAGLE head of a model on the model's own samples."""
 
 import json
 import os
@@ -47,44 +47,43 @@ def train_head(
     progress: bool = False,
     callback: Callable[[dict[str, Any]], object] | None = None,
 ) -> list[dict[str, Any]]:
-    """Train an EAGLE head, whose folder `csd.Eagle` reads.
+    """Train an EAGLE head, in a folder that `csd.Eagle` reads.
 
     model: a `transformers` model, a local folder, a hub name or a GGUF file, of a family that the
         fused decoder runs; its weights are not changed.
-    traces: one or several files, as `csd record` and `record=` write them.
-    out: a folder without a head. An interrupted run goes on from it, with the bits of one that was
-        not.
-    epochs: how often a text is read. Each pass of the model computes the states that are learnt
-        again, so that they are never stored.
-    batch: tokens of a step; a longer text is cut there.
-    learning_rate: of AdamW, at its highest, after the first twentieth of the steps.
-    held_out: share of the prompts, at least one, whose samples are not learnt, in [0, 0.5]; with 0
-        nothing is known of tokens that were not learnt.
+    traces: one or several trace files, which `csd record` and `record=` write.
+    out: a folder without a head. An interrupted run resumes from it, with the same bits as an
+        uninterrupted run.
+    epochs: number of times each text is read. The model computes the target states again in each
+        epoch, so that they are never stored.
+    batch: tokens per step; longer texts are cut to this length.
+    learning_rate: highest learning rate of AdamW, reached after the first twentieth of the steps.
+    held_out: share of the prompts, at least one, whose samples are not trained on, in [0, 0.5];
+        with 0 there is no measure on unseen tokens.
     every: steps between two measures of the held-out texts, each of which also saves the run.
-    eagle: 2 trains a head of EAGLE-2, whose files are EAGLE-1's, and 3 one of EAGLE-3, for a model
-        of 4 layers or more. The next two arguments belong to eagle=2, the three behind them to
+    eagle: 2 trains an EAGLE-2 head, whose files are EAGLE-1's; 3 trains an EAGLE-3 head, for a
+        model of 4 layers or more. The next two arguments belong to eagle=2, the three after them to
         eagle=3.
-    token_weight: of the cross-entropy beside the states' smooth L1 loss; 0.1 by default.
-    noise: numbers uniform in (-noise, noise) are added to the states that the head reads; 0.1 by
-        default.
-    depth: tokens of a chain that the head drafts from its own states while it learns; 5 by
-        default, as `csd.Eagle` drafts.
-    decay: the loss of a chain's token j, from 0, counts decay^j times; 0.8 by default.
-    draft_vocab: tokens that the head can draft, the most frequent ones of the samples that are
-        learnt; by default all of a vocabulary up to 32,000, else 32,000.
-    dtype: of the head and its products: torch.bfloat16 (whose weights are kept in float32 until
-        the end), float32 or float64; by default the model's, float32 for float16.
-    device, revision: of a model given by name.
+    token_weight: weight of the cross-entropy relative to the states' smooth L1 loss; default 0.1.
+    noise: uniform noise in (-noise, noise) is added to the states that the head reads; default 0.1.
+    depth: tokens of a chain that the head drafts from its own states during training; default 5,
+        the depth at which `csd.Eagle` drafts.
+    decay: the loss of a chain's token j, from 0, has weight decay^j; default 0.8.
+    draft_vocab: number of tokens that the head can draft, the most frequent ones of the samples
+        trained on; by default the whole vocabulary, or 32,000 tokens of a larger one.
+    dtype: dtype of the head and its products: torch.bfloat16 (with weights in float32 until the
+        end), float32 or float64; by default the model's, or float32 for float16.
+    device, revision: for a model given by name.
     progress: show a bar with the loss and the held-out acceptance.
-    callback: is called with each row of the curve, once the run is saved.
+    callback: called with each row of the curve, after the run is saved.
 
     Returns the curve, which is also the folder's `curve.jsonl`: at each measure the step, the
-    tokens that were read, and `loss`, `held_out_loss` and `acceptance`, the share of held-out
-    tokens that are the head's likeliest one, where the model's own states are before them; of
-    eagle=3 also `by_step`, the same for each token of a chain behind the sample's own.
+    number of tokens read, and `loss`, `held_out_loss` and `acceptance`, the share of held-out
+    tokens that are the head's likeliest when it reads the model's own states; for eagle=3 also
+    `by_step`, the same per token of a chain, after the sample's own tokens.
 
-    Raises ValueError or TypeError, naming the argument, for what cannot be served, and OSError for
-    a folder that cannot be written.
+    Raises ValueError or TypeError, naming the argument, if it cannot be used, and OSError for a
+    folder that cannot be written.
     """
     recipe = Recipe(
         epochs, batch, learning_rate, held_out, every, seed, eagle, token_weight, noise, depth,

@@ -1,13 +1,13 @@
-"""Comparison of results with a reference's.
+"""Comparison of an operation's results with those of its reference.
 
     |x - exact| <= r eps max(m, least) + 2 max over its row of |eager - exact|
 
-m is the largest |exact| of the result: an order of sums moves an element by roundings of its terms,
-however near 0 they cancel.
+m is the largest |exact| of the result: another order of summation changes an element by roundings
+of its terms, even if the terms cancel to nearly 0.
 
 eager is the reference in the dtype, exact the reference in float64, eps that of the result's dtype.
-A row is what one index of the first dimension holds; a vector is one row. least is 1 of
-log-probabilities, which are as exact as the sums of about 1 whose logarithms they are, else 0.
+A row is one index of the first dimension; a vector is one row. least is 1 for log-probabilities,
+whose error is that of sums of about 1, of which they are the logarithms, else 0.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ import torch
 
 from csd.engine.self_check.report import Check
 
-# r: 16 bits round a sum that was taken in float32. In float32 the sum has the result's own dtype,
-# and one of 1,024 terms is off by sqrt(1024) / 2 roundings where their signs are random
+# r: a 16-bit result is the rounding of a float32 sum. A float32 result is summed in its own dtype,
+# and a sum of 1,024 terms is off by sqrt(1024) / 2 roundings if their signs are random
 ROUNDINGS, ROUNDINGS_32 = 4, 16
-# the integers that have a float's bits
+# integer dtype with as many bytes as a float
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -30,9 +30,9 @@ def compare(
     exact: Callable[[], list[torch.Tensor]],
     least: float = 0.0,
 ) -> None:
-    """Record in `row` an error of `got`. exact: called if `got` has other bits than `eager`.
+    """Record in `row` if `got` is wrong. exact: called only if bits of `got` and `eager` differ.
 
-    Integers must be one of the references': where these differ, rounding decides.
+    An integer must equal that of either reference: if these differ, it depends on rounding.
     """
     if len(got) != len(eager):
         row.fail(f"{len(got)} tensors in place of {len(eager)}")
@@ -74,7 +74,7 @@ def _compare_integers(
 def _compare_floats(
     row: Check, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, least: float
 ) -> None:
-    # memory that none has written yet may hold anything, and holds the same on both sides
+    # uninitialized memory may hold anything, but holds the same on both sides
     unwritten = ((got == eager) | (got.isnan() & eager.isnan())) & ~exact.isfinite()
     a, b, wide = (x.double().masked_fill(unwritten, 0) for x in (got, eager, exact))
     ours, theirs = ((x - wide).abs() for x in (a, b))
@@ -83,7 +83,7 @@ def _compare_floats(
     size = wide.abs().max().clamp(min=least) if wide.numel() else 0.0
     roundings = ROUNDINGS if got.element_size() == 2 else ROUNDINGS_32
     most = most + roundings * torch.finfo(got.dtype).eps * size
-    # where both are nothing, nothing is wrong
+    # an error of 0 is allowed even if the bound is 0
     share = torch.where(ours == 0, 0.0, ours).reshape(lines) / most.clamp(min=1e-300)
     share = share.nan_to_num(nan=torch.inf)
     at = int(share.argmax())

@@ -14,26 +14,26 @@ from csd.kernels.verify.constants import HEAD_WIDTH
 from csd.kernels.verify.launch import LIST, SCAN, SPLITS
 from csd.state.kv_cache import PAGE
 
-# with so few programs for a KV head, each has a run of pages
+# with this few programs per KV head, each program gets a run of several pages
 FEW_PROGRAMS = 2
 
 
 class Coverage:
-    """Calls in which something ran. kernels: whether operations are Triton's.
+    """Number of calls in which each part ran. kernels: True if the operations are Triton's.
 
-    few_programs: attention is planned for FEW_PROGRAMS.
+    few_programs: True if attention is planned for FEW_PROGRAMS.
     """
 
     def __init__(self, sizes: Sizes, vocab: int, kernels: bool):
         self._sizes, self._vocab, self._kernels = sizes, vocab, kernels
         self._chunk = -(-vocab // SPLITS // SCAN) * SCAN
         self._calls: Counter[str] = Counter()
-        self._planned = False  # whether a work list of splits was seen
+        self._planned = False  # True once a work list of splits was planned
         self.few_programs = False
         self.largest_logit = 0.0
 
     def watched(self, name: str, run: Callable) -> Callable:
-        """Wrap the operation `name` to record its work."""
+        """Wrap the operation `name`, so that each call records the parts that ran."""
         note = getattr(self, f"_note_{name}")
 
         def call(*args: Any, **options: Any) -> Any:
@@ -46,10 +46,10 @@ class Coverage:
         return call
 
     def checks(self) -> list[Check]:
-        """Checks of the parts that these sizes should reach."""
+        """Checks that the parts that these sizes should reach have run."""
         sizes, reach = self._sizes, {}
         reach["full pages of a prompt"] = sizes.prompt > PAGE
-        # a step commits 17 tokens at most
+        # a step commits at most 17 tokens
         reach["full pages of a sample"] = sizes.tokens > PAGE + 17
         reach["runs of full pages"] = self._planned and sizes.prompt > 3 * PAGE
         reach["splits of a prompt"] = self._planned and sizes.prompt > 3 * PAGE
@@ -125,7 +125,7 @@ class Coverage:
 
 
 def _full_pages(work: Work, prompts: list[int], samples: list[int]) -> tuple[list[int], list[int]]:
-    """Full pages of each segment of a prompt, and of each of a sample."""
+    """Numbers of full pages of each segment of a prompt, and of each segment of a sample."""
     segments, groups = work.segment.tolist(), len(prompts)
     found: tuple[list[int], list[int]] = [], []
     for first, last in work.program.tolist():

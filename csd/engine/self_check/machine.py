@@ -1,4 +1,4 @@
-"""Checks of what Triton needs of a machine beside a GPU, in words that say how to get it."""
+"""Checks of Triton's requirements other than a GPU, with messages on how to install them."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from triton import knobs
 
 from csd.engine.self_check.report import Check
 
-# packages by which most machines get both
+# command that installs both on most machines
 HOW = "apt-get install gcc python3-dev"
 
 
@@ -20,7 +20,7 @@ def check_machine() -> list[Check]:
 
 
 def check_compiler() -> Check:
-    """Check for the C compiler and Python's headers of Triton's launchers."""
+    """Check for the C compiler and the Python headers that Triton's launchers need."""
     row = Check("C compiler and Python.h", calls=1)
     named = os.environ.get("CC")
     if not (shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")):
@@ -33,7 +33,7 @@ def check_compiler() -> Check:
 
 
 def check_folder() -> Check:
-    """Check that Triton can keep what it compiles, without which it launches nothing."""
+    """Check that Triton can write compiled kernels to its cache, without which it cannot launch."""
     row = Check("folder of compiled kernels", calls=1)
     try:
         folder = Path(knobs.cache.dir)
@@ -50,7 +50,7 @@ def check_folder() -> Check:
 
 
 def instance_note(device: torch.device) -> str | None:
-    """A note on a device that is a part of a GPU (MIG), the part that is timed; else None."""
+    """A note if the device is a MIG instance, since timings are of that part only; else None."""
     if device.type != "cuda" or "MIG" not in torch.cuda.get_device_name(device):
         return None
     count = torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,4 @@
-"""Operations whose calls are repeated by their references."""
+"""Wrappers of operations that repeat each call with its reference and compare the results."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -13,11 +13,11 @@ from csd.engine.self_check.tensors import mapped, tensors, to_cpu, to_double
 from csd.kernels.ops import FusedOp, Ops, reference
 from csd.state.verdict import Verdict
 
-# arguments that only pass on intermediate results
+# arguments that are intermediate results, which the references do not take
 HANDED_ON = {"tree_attention": ("work", "partials")}
-# whose results are log-probabilities and probabilities
+# operations whose results are log-probabilities and probabilities
 OF_PROBABILITIES = {"verify", "decide"}
-# a device's own plan has no reference, and what it plans is compared
+# a device's plan has no reference; the operation that uses it is compared
 UNCOMPARED = {"plan_attention"}
 
 
@@ -26,12 +26,12 @@ def operations() -> list[str]:
 
 
 def rows_for(ops: Ops) -> dict[str, Check]:
-    """A check of each operation. `verify_all` is `verify` of more rows."""
+    """A check per operation, by name. `verify_all`, `verify` of more rows, shares its check."""
     return {name: Check(name) for name in (*operations(), *ops.fused) if name != "verify_all"}
 
 
 class _ComparedOps(Ops):
-    """Single operations; fused ones run before them, on copies."""
+    """Runs the single operations, and compares the fused ones on copies."""
 
     def forward(self, *args: Any) -> torch.Tensor:
         decoder, *given = args
@@ -55,7 +55,7 @@ class _ComparedOps(Ops):
 
 
 def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
-    """Wrap `own` to record its calls in `found` and `coverage`."""
+    """Wrap `own`, so that its calls are compared in the checks `found` and noted in `coverage`."""
     plain = reference()
     # Triton's kernels sample every row
     on_paths = own.name != "triton"
@@ -90,7 +90,7 @@ def compared(
 ) -> Callable:
     """Wrap `run` to compare its results and written arguments with those of `oracle`.
 
-    on_paths: of verdicts only the rows of accepted paths, since others may be sampled or not.
+    on_paths: compare only a verdict's rows on accepted paths, since others need not be sampled.
     """
     same = _on_paths if on_paths else _unchanged
     dropped = HANDED_ON.get(row.name.partition(" with ")[0], ())
@@ -111,7 +111,7 @@ def compared(
                 ours = tensors((same(result), given))
                 compare(row, ours, repeated(torch.clone), lambda: repeated(to_double), least)
             elif result is not None:
-                # a fault of the launch shows when it is waited for
+                # the copy synchronizes, which raises errors of the launch
                 mapped(result, to_cpu)
         except Exception as error:
             row.fail(error)
@@ -126,7 +126,7 @@ def _unchanged(x: Any) -> Any:
 
 
 def _on_paths(x: Any) -> Any:
-    """Mask the rows of a verdict, or of those in a tuple, that are not on accepted paths."""
+    """Mask a verdict's rows that are not on accepted paths, also of verdicts in a tuple."""
     if isinstance(x, tuple):
         return tuple(map(_on_paths, x))
     if not isinstance(x, Verdict):
@@ -143,7 +143,7 @@ def _on_paths(x: Any) -> Any:
 
 
 def _same_bits(run: Callable, row: Check) -> Callable:
-    """Wrap a fused forward pass to compare its bits with those of single layers."""
+    """Wrap a fused forward pass to compare its bits with the result `want` of single layers."""
 
     def call(want: torch.Tensor, *args: Any) -> None:
         *given, node_k, node_v = args

@@ -1,4 +1,4 @@
-"""Attention with windows, chunks, caps and sinks, for a check: few models have these."""
+"""Checks of attention with windows, chunks, caps and sinks, which few models have."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from csd.models.config import ModelConfig, scale_of
 from csd.state.device import upload
 from csd.state.kv_cache import PAGE
 
-# a window that ends within a page, and one that hides nodes of a path
+# one window ends inside a page, another hides nodes of a path
 CASES = {
     "a window": dict(window=PAGE + 6), "a window shorter than a path": dict(window=3),
     "chunks": dict(chunk=PAGE - 1), "a cap": dict(softcap=2.0), "sinks": {},
@@ -25,7 +25,7 @@ PARENTS = ((-1, 0, 1, 1, 2, 4, 5), (-1,), (-1, 0, 0))
 
 
 def property_checks() -> dict[str, Check]:
-    """A check of each case, by its name."""
+    """A check for each case, by the case's name."""
     return {name: Check(f"tree_attention with {name}") for name in CASES}
 
 
@@ -36,7 +36,7 @@ def run_properties(
 ) -> None:  # fmt: skip
     """Run the attention of every case at the config's head sizes.
 
-    compared: makes the attention that is run from the check that it is compared in.
+    compared: returns the wrapped attention operation that records its comparison in a check.
     """
     generator = torch.Generator().manual_seed(0)
     H, K, D = config.heads, config.kv_heads, config.head_dim
@@ -57,7 +57,7 @@ def run_properties(
             table[row, :count] = torch.arange(pages, pages + count)
             pages += count
         tables.append(upload(table, device))
-    # rows lie group by group
+    # rows are ordered by group
     ends = [sum(len(p) for p, at in zip(PARENTS, GROUPS, strict=True) if at < g)
             for g in range(len(PROMPTS) + 1)]  # fmt: skip
     where = dict(

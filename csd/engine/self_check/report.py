@@ -1,4 +1,4 @@
-"""Rows and tables of a check."""
+"""Rows of a check, and the report that prints them as a table."""
 
 import platform
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ class Check:
 
     name: str
     calls: int = 0
-    error: str | None = None  # what was wrong first
-    worst: float = 0.0  # largest error of a float, as a share of what is allowed
+    error: str | None = None  # the first error
+    worst: float = 0.0  # largest error of a float, as a share of the allowed error
 
     @property
     def passed(self) -> bool:
@@ -31,14 +31,14 @@ class Check:
 
 @dataclass(slots=True)
 class Report:
-    """Results of a check, with the device and the versions."""
+    """Results of all checks, with the device and the versions."""
 
     device: str
     dtype: str
     kernels: str
     versions: dict[str, str]
     checks: list[Check] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # of what is no error
+    notes: list[str] = field(default_factory=list)  # remarks that are not errors
     seconds: float = 0.0
 
     @property
@@ -69,7 +69,7 @@ class Report:
 
 
 def described(error: Exception) -> str:
-    """An error's first 200 characters, behind the name of the kernel whose launch raised it."""
+    """First 200 characters of an error, after the name of the kernel whose launch raised it."""
     text, trace = f"{type(error).__name__}: {error}"[:200], error.__traceback__
     kernel = None
     while trace is not None:

@@ -1,4 +1,4 @@
-"""Runs of a check."""
+"""Runs of `csd doctor`: engines that draw the same samples in different ways."""
 
 import time
 from dataclasses import replace
@@ -36,7 +36,7 @@ def check(
 ) -> Report:
     """Check the operations at the head sizes, the vocabulary and with the extras of `config`.
 
-    kernels, exact: as of `Engine`. sizes: of what is drawn.
+    kernels, exact: as in `Engine`. sizes: of the prompts, samples and pools.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     start = time.perf_counter()
@@ -73,15 +73,15 @@ class _Runs:
         self._is_exact = exact
         self._ops = ops
         self._coverage = Coverage(sizes, config.vocab, ops.name == "triton")
-        self._want: list[Request] = []  # drawn by steps whose pools have the rows they need
+        self._want: list[Request] = []  # drawn by steps whose pools are not padded
 
     def compare_operations(self, report: Report) -> None:
-        """Compare each operation with its reference, and count its loops."""
+        """Compare each operation with its reference, and count the loops that ran."""
         found = rows_for(self._ops)
         try:
             with self._engine(static=False) as e:
                 e.ops = compared_ops(e.ops, found, self._coverage)
-                # a step without drafts makes its pool by an operation of its own
+                # a step without drafts makes its pool with a different operation
                 self._run(e, self._sizes.filtered(self._config.vocab), 0, drafted=False)
                 self._want = self._draw(e)
             with self._engine(static=self._statically(), captured=False) as e:
@@ -92,16 +92,16 @@ class _Runs:
                 self._run(e, self._sizes.wide(self._config.vocab), nodes)
                 run_states(e.ops, self._device, self._dtype)
         except Exception as error:
-            # an operation that raises has noted it
+            # an operation that raised has recorded the error in its check
             if all(row.error is None for row in found.values()):
                 report.checks.append(Check("step", calls=1, error=described(error)))
-        # layers run in one call only where products are loops
+        # the fused forward pass runs only where products are loops
         report.checks += [row for row in found.values() if row.calls or row.name != "forward"]
         if not report.failed:
             report.checks += self._coverage.checks()
 
     def _run_properties(self, ops: Ops, found: dict[str, Check]) -> None:
-        """Compare attention with properties that the drawing model's layers have not."""
+        """Compare attention with properties that the layers of the drawing model do not have."""
         rows, plain = property_checks(), reference().tree_attention
         found |= {row.name: row for row in rows.values()}
         run_properties(
@@ -112,7 +112,7 @@ class _Runs:
     def compare_tokens(self, report: Report) -> None:
         """Compare tokens of different kinds of steps, which must be equal."""
         on_gpu = self._device.type == "cuda"
-        # below float32 sums of other sizes have other bits, which decide some tokens
+        # below float32, passes of other sizes sum in other orders, whose bits decide some tokens
         any_rows = self._dtype == torch.float32 or self._is_exact
         if self._statically():
             name = "captured steps" if on_gpu else "steps of fixed shape"
@@ -148,12 +148,12 @@ class _Runs:
                                 f"{found.gap:.1e} apart, and roundings {allowed:.1e}")  # fmt: skip
 
     def _statically(self) -> bool:
-        """True if steps of fixed shape can run: a GPU's references read the device."""
+        """True if steps of fixed shape can run: on a GPU not with references, which read it."""
         return self._ops.name == "triton" or self._device.type == "cpu"
 
     def _engine(self, static: bool, captured: bool = True) -> Engine:
         decoder = random_decoder(self._config, self._device, self._dtype)
-        # as that of a checkpoint is
+        # as for a checkpoint's decoder
         pack(decoder)
         kind = Engine if captured else UncapturedEngine
         return kind(decoder, static=static, **self._options)

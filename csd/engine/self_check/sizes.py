@@ -8,8 +8,7 @@ from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.models.config import ModelConfig
 
-# the kind of model that is checked where none is given, and its vocabulary on a GPU, whose kernels
-# cut it into chunks
+# the default model, and its vocabulary on a GPU, large enough that kernels cut it into chunks
 SMALL = ModelConfig(
     family="qwen3", vocab=499, hidden=64, intermediate=160, layers=2, heads=4, kv_heads=2,
     head_dim=16, context=1024, norm_eps=1e-6, rope_theta=10000.0, qk_norm=True,
@@ -22,26 +21,26 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a check; the defaults reach every loop of a kernel.
+    """Sizes of a check; the defaults reach every loop of every kernel.
 
-    They have full pages, several chunks and large pools.
+    The defaults have full pages, several chunks and large pools.
     """
 
     prompt: int = 700  # tokens of the long prompt
     prefill_chunk: int = 256
-    # drawn of its samples: more than a page and what a step commits at most
+    # tokens of its samples: more than a page and the most tokens that a step commits
     tokens: int = 82
-    rows: int = 256  # of the largest pool
+    rows: int = 256  # rows of the largest pool
 
     def requests(self, vocab: int) -> list[Request]:
-        """Two prompts, one whose samples share much and one whose samples share little."""
+        """Requests of two prompts: samples share much text in one, and little in the other."""
         return [
             self._request(0, self._long(vocab), self.tokens, temperature=0.3),
             self._request(1, [t % vocab for t in SHORT], min(self.tokens, 12), temperature=0.8),
         ]
 
     def filtered(self, vocab: int) -> list[Request]:
-        """The short prompt with every filter, and with a nucleus too large to list."""
+        """Requests of the short prompt with every filter, and with a nucleus too large to list."""
         prompt = [t % vocab for t in SHORT]
         return [
             self._request(0, prompt, 1, temperature=2.0),
@@ -52,7 +51,7 @@ class Sizes:
         ]
 
     def wide(self, vocab: int) -> list[Request]:
-        """Samples of the long prompt for every slot, for a few steps."""
+        """A request that fills every slot with a sample of the long prompt, for a few steps."""
         return [self._request(0, self._long(vocab), 2, SLOTS, temperature=0.3)]
 
     def _request(
@@ -62,7 +61,7 @@ class Sizes:
         return Request.of(index, prompt, params, range(samples), SEED)
 
     def _long(self, vocab: int) -> list[int]:
-        """Random tokens, and some of them once more, so that drafts are found in them."""
+        """Random tokens followed by a repetition of the first ones, so that drafts are found."""
         generator = torch.Generator().manual_seed(0)
         again = self.prompt // 4
         fresh = torch.randint(vocab, (self.prompt - again,), generator=generator).tolist()

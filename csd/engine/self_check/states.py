@@ -1,4 +1,4 @@
-"""A step of layers with a state, for a check: no model that is drawn from has such layers."""
+"""Check of layers with a recurrent state, which the drawing model does not have."""
 
 from types import SimpleNamespace
 
@@ -11,8 +11,8 @@ from csd.state.device import upload
 from csd.state.recurrent import CHUNK, ConvSize, StateMemory, StateSize, StateSizes, checkpoint
 
 KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM, CHANNELS, WIDTH = 2, 4, 32, 32, 48, 4
-# of each slot: its length, parents of its nodes (none of its root), accepted nodes. The first one's
-# accepted nodes lead past a position at which states are stored
+# per slot: its length, the parents of its nodes (-1 for the root), accepted nodes. The accepted
+# nodes of the first slot pass a position at which states are stored
 LENGTHS = (3 * CHUNK - 2, 5, 2 * CHUNK)
 PARENTS = ((-1, 0, 1, 1, 2, 4), (-1, 0), (-1,))
 ACCEPTED = ((0, 1, 2, 4), (0,), ())
@@ -20,12 +20,12 @@ ACCEPTED = ((0, 1, 2, 4), (0,), ())
 
 @torch.no_grad()
 def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
-    """Run every operation of layers with a state over random texts, and commit a step.
+    """Run every operation of layers with a state on random inputs, and commit a step.
 
-    dtype: of the model; states are wider.
+    dtype: dtype of the model; states are wider.
     """
     generator = torch.Generator().manual_seed(0)
-    # with its index
+    # the device with its index
     device = torch.empty(0, device=device).device
 
     def normal(*shape: int) -> torch.Tensor:

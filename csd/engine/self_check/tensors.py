@@ -1,4 +1,4 @@
-"""The tensors within an operation's arguments and results."""
+"""Tensors inside an operation's arguments and results."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -8,7 +8,7 @@ import torch
 
 
 def mapped(x: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with every tensor moved, in records, tuples, lists and dicts."""
+    """`x` with `move` applied to every tensor, also in dataclasses, tuples, lists and dicts."""
     if isinstance(x, torch.Tensor):
         return move(x)
     if is_dataclass(x) and not isinstance(x, type):
@@ -22,12 +22,12 @@ def mapped(x: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def to_cpu(x: torch.Tensor) -> torch.Tensor:
-    # a copy with the same strides, on a CPU too
+    # copy=True: a copy with the same strides, also if the tensor is on the CPU
     return x.detach().to("cpu", copy=True)
 
 
 def to_double(x: torch.Tensor) -> torch.Tensor:
-    """A copy of a CPU tensor, of floats in float64."""
+    """Copy of a CPU tensor; floats become float64."""
     return x.double() if x.is_floating_point() else x.clone()
 
 

@@ -10,12 +10,12 @@ from csd.kernels.noise import SAMPLE, gumbel, philox_words_ref
 
 
 class Difference(NamedTuple):
-    """The first token of a sample that differs."""
+    """The first token at which two runs of a sample differ."""
 
     prompt: int
     sample: int
-    token: int  # its position
-    gap: float  # between the scores of both tokens
+    token: int  # position of the token in the sample
+    gap: float  # difference between the scores of the two tokens
 
     def __str__(self) -> str:
         return f"sample {self.sample} of prompt {self.prompt} from token {self.token} on"
@@ -24,8 +24,8 @@ class Difference(NamedTuple):
 def differences(want: list[Request], got: list[Request]) -> list[Difference]:
     """The first difference of every sample whose tokens differ.
 
-    Both runs took the token of largest log-probability + noise, each by its own logits. The gap is
-    that between the scores that the two tokens had where they were taken.
+    Each run drew the token with the largest log-probability + noise by its own logits. The gap is
+    the difference between the scores of the two drawn tokens, each from the run that drew it.
     """
     found = []
     for request, other in zip(want, got, strict=True):
@@ -39,7 +39,7 @@ def _first(request: Request, a: Sample, b: Sample) -> Difference:
     pairs = zip(a.tokens, b.tokens, strict=False)
     at = next((t for t, (x, y) in enumerate(pairs) if x != y), None)
     if at is None:
-        # one of them ended: no score explains that
+        # one sample ended earlier, which no score explains
         at, gap = min(len(a.tokens), len(b.tokens)), float("inf")
     else:
         gap = abs(_score(request, a, at) - _score(request, b, at))

@@ -1,4 +1,4 @@
-"""Draft trees of a few slots, for checks of operations that no model drawn from has."""
+"""Draft trees of a few slots, for checks of operations that the drawing model does not use."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from csd.state.device import upload
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Nodes of all slots, slot by slot: int32, and int64 words of ancestors."""
+    """Nodes of all slots, slot by slot: int32, except ancestors, which are int64 bit masks."""
 
     slot: torch.Tensor  # [M]
     depth: torch.Tensor  # [M]
@@ -19,7 +19,7 @@ class Trees:
 
     @classmethod
     def of(cls, parents: tuple[tuple[int, ...], ...], device: torch.device) -> "Trees":
-        """parents: of each slot's nodes, their numbers in it; the root's is -1."""
+        """Build the trees. parents: per slot, index in the slot of each node's parent, or -1."""
         slot: list[int] = []
         depth: list[int] = []
         words: list[int] = []

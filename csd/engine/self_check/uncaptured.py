@@ -10,7 +10,7 @@ from csd.engine.step import Step
 
 
 class _Launches:
-    """Stands in for a graph: runs its work again, into the memory of the first result."""
+    """Replaces a CUDA graph: each replay runs the step and copies it into the first snapshot."""
 
     def __init__(self, run: Callable[[], Any], result: Any):
         self._run, self._snapshot = run, result[0]
@@ -30,7 +30,7 @@ class _Uncaptured(Captures):
 
 
 class UncapturedEngine(Engine):
-    """An engine that captures nothing. Its products have as many rows as captured ones."""
+    """Engine without captures, whose products have as many rows as those of captured steps."""
 
     def _allocate(self, *args: Any, **options: Any) -> Step:
         step = super()._allocate(*args, **options)

@@ -1,15 +1,15 @@
-"""An engine that takes requests while it runs.
+"""Engine that accepts requests while it runs.
 
-asking.py        a request as its caller asks for it
-handle.py        what a caller has of a request: news of its samples, its end
-inbox.py         requests, cancellations and changes on their way to the engine's thread
-scheduler.py     a scheduler that takes them in between two steps
-twins.py         samples that several requests ask for
-admission.py     what a request needs when it is admitted
+asking.py        reading and checking of a request's arguments
+handle.py        the caller's side of a request: new tokens of its samples, its end
+inbox.py         queue of requests, cancellations and changes for the engine's thread
+scheduler.py     scheduler that admits requests between two steps
+twins.py         samples that several requests share
+admission.py     checks and allocations when a request is admitted
 room.py          caches whose sizes are fixed at the start
-weights.py       which weights drew a request, and when they were changed
-counters.py      what has been drawn so far
-async_engine.py  the thread, and what its callers call
+weights.py       version and fingerprint of the weights that drew a request
+counters.py      totals since the start
+async_engine.py  the engine's thread, and the interface for callers
 """
 
 from csd.engine.service.async_engine import AsyncEngine

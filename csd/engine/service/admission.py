@@ -1,4 +1,4 @@
-"""Needs of a request: of the model, the pages and the step as they are at its admission."""
+"""Admission of a request: checks that the current model, pages and step can serve it."""
 
 from csd.engine.changes import Changes
 from csd.engine.requests import Request, check_served
@@ -9,13 +9,14 @@ from csd.state.kv_cache import pages_for
 
 
 def pages_of(request: Request, prompt: bool) -> int:
-    """Pages of one sample; prompt: and of its prompt."""
+    """Number of pages of one sample; prompt: True adds the pages of its prompt."""
     pages = pages_for(request.params.max_new_tokens)
     return pages + pages_for(len(request.prompt) - 1) if prompt else pages
 
 
 def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | None:
-    """The error of a refused request; else None, its history cut to fit and the step's rules set.
+    """Admit a request: cut its history to fit and set the step's rules; None, or an error if
+    refused.
 
     pages: number of pages that the caches have.
     """
@@ -43,7 +44,10 @@ def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | N
 
 
 def _admit_rules(scheduler: Scheduler, request: Request) -> Exception | None:
-    """The step changes rows as `request` asks, beside those that are in flight."""
+    """Set the step's changes of rows to those of `request` and all active requests.
+
+    Returns the error if the request is refused.
+    """
     step, before = scheduler.step, scheduler.step.changes
     if before is None and not changes_rows(request.params):
         return None
@@ -56,7 +60,7 @@ def _admit_rules(scheduler: Scheduler, request: Request) -> Exception | None:
     slots, vocab = step.slots, step.decoder.config.vocab
     made = Changes.of_call(requests, slots, vocab, before, step.static, scheduler.tokenizer)
     if made is not None:
-        # a matcher that is new reads what its sample has committed
+        # new matchers read the tokens that their samples have committed
         made.fill([
             Refill(s, live.request, live.index, live.pages)
             for s, live in enumerate(scheduler.owners)

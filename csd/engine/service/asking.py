@@ -1,4 +1,4 @@
-"""A request as its caller asks for it, read and checked."""
+"""Reading and checking of a request's arguments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from csd.engine.sampling import SAMPLING
 from csd.engine.traces.history import History
 from csd.schema.arguments import check_whole
 
-# options of all requests alike, set when the engine is made
+# options that apply to all requests, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "budget", "tokenizer")
-# those of a request: how it samples, which samples it draws, its prompt, and what is reported
-# of its tokens. A function of rows is left out: it runs within a step, which is everyone's
+# options of a single request: sampling, the samples to draw, the prompt, and the reported values of
+# tokens. logits_processor is left out: it runs inside a step, which all requests share
 SERVED = SAMPLING - {"logits_processor"} | {
     "num_samples", "first_sample", "seed", "until", "history", "truncate_prompt",
     "chat_template_kwargs", "top_logprobs", "entropy", "prompt_logprobs",
@@ -25,14 +25,14 @@ SERVED = SAMPLING - {"logits_processor"} | {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a prompt and its samples, in place of the model's config."""
+    """Limits of a prompt and its samples, passed in place of the model's config."""
 
     vocab: int
     context: int
 
 
 def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: Limits) -> Call:
-    """A call of one prompt. Raises TypeError or ValueError naming the argument."""
+    """Read a call of one prompt. Raises TypeError or ValueError naming the argument."""
     for name in options:
         if name in SET_AT_START:
             raise ValueError(f"{name} is of all requests: set it when the AsyncEngine is made")
@@ -50,7 +50,7 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
 
 
 def read_scores(count: int | None, limits: Limits) -> PromptScores | None:
-    """Raises TypeError or ValueError for a number that cannot be kept."""
+    """`PromptScores` with `count` top tokens; None stays None. Raises TypeError or ValueError."""
     if count is None:
         return None
     return PromptScores(check_whole("score_prompt", count, 0, min(MOST_TOP, limits.vocab)))

@@ -1,4 +1,4 @@
-"""`csd.AsyncEngine`: an engine that takes requests while it runs."""
+"""`csd.AsyncEngine`: an engine that accepts requests while it runs."""
 
 import atexit
 import logging
@@ -34,13 +34,14 @@ class AsyncEngine:
     """An engine with a thread of its own that admits requests while others are drawn.
 
     A request's samples are those of `csd.generate` with its seed, whatever else is in flight: equal
-    in float64, to the bit where `engine.exact`, and up to rounding elsewhere.
+    in float64, bitwise equal if `engine.exact`, and otherwise equal up to rounding.
 
-    model: as `csd.Engine` takes it, or an Engine; its `generate` runs while nothing is in flight.
-    max_tokens: of a prompt with a sample's new ones at most; by default the model's context, less
-        where memory is short. `longest` is what was taken.
-    max_queue: requests that wait for a slot at most; `submit` refuses more with `QueueFull`.
-    budget, speculate, drafter: of all requests, as in `csd.generate`.
+    model: as for `csd.Engine`, or an Engine; its `generate` runs while nothing is in flight.
+    max_tokens: largest number of tokens of a prompt and a sample together; by default the model's
+        context, or less if memory is short. `longest` is the number in effect.
+    max_queue: largest number of requests waiting for a slot; with more, `submit` raises
+        `QueueFull`.
+    budget, speculate, drafter: for all requests, as in `csd.generate`.
     engine: the other options of `csd.Engine`.
     """
 
@@ -69,13 +70,13 @@ class AsyncEngine:
         self.counters = Counters()
         self._inbox, self._room = Inbox(max_queue, self.counters), ServedRoom(max_tokens)
         self._weights = Weights()
-        self._scheduler: ServiceScheduler | None = None  # of what is in flight
+        self._scheduler: ServiceScheduler | None = None  # of the requests in flight
         self._index, self._reading = count(), threading.Lock()
         self._process = os.getpid()
-        # caches are made here, and what does not fit is this call's error
+        # this run allocates the caches, so that an error of allocation is raised here
         for _ in self.engine.run([], self._settings, self):
             pass
-        # it has ended
+        # that run has ended
         self._scheduler = None
         self._thread = threading.Thread(target=self._serve, name="csd.AsyncEngine", daemon=True)
         self._thread.start()
@@ -89,34 +90,34 @@ class AsyncEngine:
 
     @property
     def longest(self) -> int:
-        """Tokens of a prompt with a sample's new ones at most."""
+        """Largest number of tokens of a prompt and a sample together."""
         return self._room.longest
 
     @property
     def weights(self) -> int:
-        """Number of times that the weights were changed; `Handle.weights` has a request's."""
+        """Number of times the weights were changed; `Handle.weights` is the number of a request."""
         return self._weights.version
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of weights, dtype and arithmetic: samples of equal exact ones are equal."""
+        """Fingerprint of weights, dtype and arithmetic; equal exact ones give equal samples."""
         return self._weights.fingerprint
 
     @property
     def waiting(self) -> int:
-        """Requests that have not been admitted."""
+        """Number of requests that have not been admitted."""
         return self._inbox.waiting
 
     @property
     def closed(self) -> bool:
-        """True if it takes no more requests."""
+        """True if the engine accepts no more requests."""
         return self._inbox.closed or not self._thread.is_alive()
 
     def limits(self) -> Limits:
-        """The model's, as it is now."""
+        """Current limits of the model."""
         engine = self.engine
         changed = self._weights.stale(engine)
-        # to read a module's config takes longer than to draw a token
+        # reading a module's config takes longer than drawing a token
         config = engine.config if changed else engine.decoder.config
         return Limits(config.vocab, self.longest)
 
@@ -129,16 +130,16 @@ class AsyncEngine:
         score_prompt: int | None = None,
         **options: Unpack[Options],
     ) -> Handle:
-        """Ask for samples of one prompt, from any thread or event loop; returns at once.
+        """Request samples of one prompt, from any thread or event loop; returns at once.
 
         owner: requests of one owner with equal prompts share keys, values and graph; None shares
-            with none.
-        stream: whether the handle gives a sample's tokens and text as they are drawn; else a sample
-            comes whole.
-        score_prompt: where given, `Handle.scores` has the log-probability of each token of the
-            prompt but the first, and so many of the likeliest at its place.
-        options: as `csd.Engine.generate` takes them, but for those of all requests alike. `until`
-            is called on the engine's thread, which draws nothing meanwhile.
+            with no request.
+        stream: True if the handle returns a sample's tokens and text as they are drawn, False if
+            it returns finished samples only.
+        score_prompt: if not None, `Handle.scores` gets the log-probability of each token of the
+            prompt but the first, and the `score_prompt` likeliest tokens at its position.
+        options: as in `csd.Engine.generate`, except those that apply to all requests. `until` is
+            called on the engine's thread, which draws nothing meanwhile.
 
         Raises ValueError or TypeError as `generate` does, `QueueFull`, and `Closed`.
         """
@@ -158,18 +159,18 @@ class AsyncEngine:
         return handle
 
     def update(self, change: Callable[[Engine], T]) -> T:
-        """Call `change(engine)` once what is in flight has ended, before anything else begins.
+        """Call `change(engine)` once all requests in flight have ended; returns its result.
 
-        Requests that come in the meantime wait. Raises what `change` raises.
+        Requests that arrive in the meantime wait. Exceptions of `change` are raised here.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("update must be called by another thread than the engine's own")
         return self._inbox.ask(lambda: change(self.engine)).result()
 
     def update_weights(self, folder: str) -> int:
-        """Go on with the weights of a folder; returns their version. What is in flight ends first.
+        """Load the weights of a folder once all requests in flight have ended; returns the version.
 
-        Where they cannot be loaded, those at hand are kept.
+        If they cannot be loaded, the current weights are kept.
         """
 
         def change(engine: Engine) -> int:
@@ -179,15 +180,15 @@ class AsyncEngine:
         return self.update(change)
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
-        """Take no more requests, and wait until the thread has ended, `timeout` seconds at most.
+        """Accept no more requests, and wait at most `timeout` seconds for the thread to end.
 
-        drain: whether what was accepted is drawn to its end; else it ends where it is.
+        drain: True draws accepted requests to their end; False cancels them.
         """
         self._inbox.close(abandon=not drain)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
-    # as `csd.engine.engine.Feed`, called by the engine within its lock
+    # methods of `csd.engine.engine.Feed`, which the engine calls while it holds its lock
 
     def prepare(self, engine: Engine, drafter: Any, nodes: int) -> Step:
         self._weights.mark(engine)
@@ -217,19 +218,22 @@ class AsyncEngine:
                 self._draw()
 
     def _draw(self) -> None:
-        """Until nothing is in flight."""
+        """Run the engine until nothing is in flight; if it fails, requests end with the error."""
         self._scheduler = None
         try:
             for _ in self.engine.run([], self._settings, self):
                 pass
-        # each request that it has ended gets it
+        # every request in flight ends with this error
         except BaseException as error:
             LOG.exception("the engine has failed; requests in flight end with its error")
             self._fail(error)
         self._scheduler = None
 
     def _fail(self, error: BaseException | None) -> None:
-        """End what is in flight, or where nothing could be begun, what waits."""
+        """End all requests in flight, or those in the inbox if no run began.
+
+        error: their error; None counts them as cancelled.
+        """
         handles = [*self._scheduler.handles.values()] if self._scheduler else self._inbox.take()
         waiting = handles if self._scheduler is None else self._scheduler.queued()
         self.counters.slots = self.counters.groups = 0

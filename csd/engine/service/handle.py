@@ -1,4 +1,4 @@
-"""A caller's side of a request: news of its samples as they are drawn, and its end."""
+"""A caller's side of a request: new tokens of its samples as they are drawn, and its end."""
 
 import asyncio
 import hashlib
@@ -14,15 +14,15 @@ from csd.engine.prompt_scores import PromptScores
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample, Samples
 
-# token ids at one place with their log-probabilities, likeliest first
+# token ids at one position with their log-probabilities, likeliest first
 Top = list[tuple[int, float]]
-# an event loop, and what one of its readers waits for
+# an event loop, and the event that one of its readers awaits
 Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 @dataclass(slots=True)
 class Piece:
-    """News of one sample since its caller last looked."""
+    """New tokens and text of one sample since the caller's last read."""
 
     index: int
     text: str = ""
@@ -30,19 +30,19 @@ class Piece:
     logprobs: list[float] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
     top: list[Top] = field(default_factory=list)  # with top_logprobs, at temperature 1
-    sample: Sample | None = None  # the whole of it, once it has ended
+    sample: Sample | None = None  # the whole sample, once it has ended
 
 
 class Handle:
     """A request of an `AsyncEngine`, for any thread or event loop.
 
-    Iterating gives a `Piece` for each sample with news, at the reader's pace: what a slow reader
-    has not taken grows into one piece a sample, and the engine never waits for it. `result` (or
-    `await wait()`) gives all samples at the end. Both raise what ended the request alone, with the
-    attribute `samples`.
+    Iteration yields a `Piece` for each sample with new tokens, at the reader's pace: unread tokens
+    accumulate in one piece per sample, and the engine never waits for a reader. `result` (or
+    `await wait()`) returns all samples at the end. Both raise the error that ended this request,
+    with the attribute `samples`.
 
-    weights, fingerprint: of the weights that draw it, from its admission on; -1 and "" before.
-    scores: of the prompt's own tokens, where they were asked for.
+    weights, fingerprint: of the weights that draw it, set at its admission; -1 and "" before.
+    scores: of the prompt's own tokens, if requested.
     """
 
     def __init__(
@@ -57,18 +57,18 @@ class Handle:
     ):
         self.request, self.owner, self.until = request, owner, until
         self.streams, self.measures, self.scores = streams, measures or Measures(), scores
-        # requests with equal ones share a prompt's keys, values and graph
+        # requests with equal groups share a prompt's keys, values and graph
         self.group: tuple[str, bytes] | None = None
         reads = scores is not None or request.prompt_logprobs is not None
         if owner is not None and not reads and not request.history:
             self.group = owner, hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
         self.weights, self.fingerprint = -1, ""
         self.error: BaseException | None = None
-        self.began: dict[str, float] = {}  # the engine's seconds by phase at its admission
+        self.began: dict[str, float] = {}  # the engine's seconds by phase at admission
         self.withdraw: Callable[[Handle], None] = lambda _: None
         self._changed = threading.Condition()
         self._pieces: dict[int, Piece] = {}
-        self._given: set[int] = set()  # samples whose end is in a piece
+        self._given: set[int] = set()  # indices of samples whose end is in a piece
         self._result: Samples | None = None
         self.wakers: list[Waker] = []
 
@@ -82,18 +82,18 @@ class Handle:
 
     @property
     def done(self) -> bool:
-        """True if it has ended."""
+        """True if the request has ended."""
         return self._result is not None
 
     def cancel(self) -> None:
-        """End its samples where they are; those that had not finished are "cancelled"."""
+        """End the request's samples where they are; unfinished ones are "cancelled"."""
         if not self.done:
             self.withdraw(self)
 
     # for readers
 
     def take(self) -> tuple[list[Piece], bool]:
-        """The news so far, and whether nothing more will come."""
+        """Take the unread pieces; returns them, and True if the request has ended."""
         with self._changed:
             found, self._pieces = [*self._pieces.values()], {}
             return found, self.done
@@ -114,7 +114,7 @@ class Handle:
                 yield piece
 
     def result(self, timeout: float | None = None) -> Samples:
-        """All samples, once they have ended. Raises TimeoutError where they have not in time."""
+        """Wait for the end; returns all samples. Raises TimeoutError after `timeout` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout):
                 raise TimeoutError(f"the request has not ended within {timeout} seconds")
@@ -129,15 +129,15 @@ class Handle:
         return self.result()
 
     def raise_error(self) -> None:
-        """Raise what ended it alone, if anything did."""
+        """Raise the error that ended this request, if there is one."""
         if self.error is not None:
             raise self.error
 
     # for the engine's thread
 
     def push(self, live: LiveSample, tokens: list[int], text: str) -> None:
-        """A step's news of a sample; readers are woken by `wake`."""
-        # of this request, whichever draws it
+        """Add a step's tokens and text of a sample to its piece; `wake` notifies the readers."""
+        # this request's sample, even if another request draws it
         sample = self.request.finished.get(live.index)
         if not self.streams and sample is None:
             return
@@ -151,14 +151,14 @@ class Handle:
             piece.tokens += live.tokens[first:]
             piece.logprobs += live.logprobs[first:]
             piece.raw_logprobs += live.raw_logprobs[first:]
-            # these are noted before their tokens, which a stop string may cut
+            # `likely` is appended before the tokens, which a stop string may cut
             piece.top += live.likely[first : len(live.tokens)]
             piece.sample = sample
             if sample is not None:
                 self._given.add(live.index)
 
     def give(self, sample: Sample) -> None:
-        """A sample that has ended; readers are woken by `wake`."""
+        """Add a sample that has ended to its piece; `wake` notifies the readers."""
         with self._changed:
             piece = self._pieces.setdefault(sample.index, Piece(sample.index))
             piece.text, piece.sample = sample.text or "", sample
@@ -169,7 +169,7 @@ class Handle:
             self._given.add(sample.index)
 
     def end(self, error: BaseException | None = None, texts: bool = True) -> None:
-        """Nothing more comes; samples that have not finished are "cancelled"."""
+        """End the request, with unfinished samples "cancelled", and wake its readers."""
         result = self.request.result(texts)
         with self._changed:
             for sample in result:
@@ -182,20 +182,20 @@ class Handle:
         self.wake()
 
     def wake(self) -> None:
-        """Readers look for news."""
+        """Wake all readers, in threads and in event loops."""
         with self._changed:
             self._changed.notify_all()
             wakers = [*self.wakers]
         for loop, event in wakers:
-            # a loop that has been closed has no readers
+            # a closed event loop has no readers
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
 
 async def news(handles: Sequence[Handle]) -> AsyncIterator[tuple[Handle, list[Piece]]]:
-    """Yields the news of several requests, each time there is some, until all have ended.
+    """Yields (handle, new pieces) of several requests until all have ended.
 
-    Raises what ended one of them.
+    Raises the error that ended one of them.
     """
     waker = asyncio.get_running_loop(), asyncio.Event()
     left = [*handles]

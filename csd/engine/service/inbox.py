@@ -1,4 +1,4 @@
-"""Requests, cancellations and changes of the model on their way to the engine's thread."""
+"""Queue of requests, cancellations and changes of the model for the engine's thread."""
 
 import threading
 from collections import deque
@@ -9,7 +9,7 @@ from typing import Any
 from csd.engine.service.counters import Counters
 from csd.engine.service.handle import Handle
 
-# a change, and what its caller waits for
+# a change, and the future that its caller waits for
 Job = tuple[Callable[[], Any], Future]
 
 
@@ -18,24 +18,27 @@ class QueueFull(RuntimeError):
 
 
 class Closed(RuntimeError):
-    """The engine takes no more requests."""
+    """The engine accepts no more requests."""
 
 
 class Inbox:
-    """Written by any thread, read by the engine's. most: requests that wait for a slot at most."""
+    """Queue that any thread writes and the engine's thread reads.
+
+    most: largest number of requests waiting for a slot.
+    """
 
     def __init__(self, most: int, counters: Counters):
         self.most, self._counters = most, counters
         self.waiting = 0  # requests that have not been admitted
         self.closed = False
-        self.abandoned = False  # whether those in flight end where they are
+        self.abandoned = False  # True: requests in flight end where they are
         self._changed = threading.Condition()
         self._arrived: deque[Handle] = deque()
         self._withdrawn: list[Handle] = []
         self._jobs: deque[Job] = deque()
 
     def put(self, handle: Handle) -> None:
-        """Raises QueueFull or Closed."""
+        """Queue a request. Raises QueueFull or Closed."""
         with self._changed:
             if self.closed:
                 raise Closed("the engine has been closed")
@@ -62,7 +65,10 @@ class Inbox:
             handle.end()
 
     def ask(self, job: Callable[[], Any]) -> Future:
-        """Call `job` on the engine's thread once nothing is in flight. Raises Closed."""
+        """Queue `job` for the engine's thread, which calls it once nothing is in flight.
+
+        Returns the future of its result. Raises Closed.
+        """
         future: Future = Future()
         with self._changed:
             if self.closed:
@@ -88,7 +94,7 @@ class Inbox:
         return bool(self._jobs)
 
     def take(self) -> list[Handle]:
-        """Requests that have arrived, in their order."""
+        """Take the requests that have arrived, in order of arrival."""
         if not self._arrived:
             return []
         with self._changed:
@@ -97,7 +103,7 @@ class Inbox:
             return found
 
     def withdrawn(self) -> list[Handle]:
-        """Requests that end where they are; some may have ended."""
+        """Take the cancelled requests, some of which may already have ended."""
         if not self._withdrawn:
             return []
         with self._changed:
@@ -105,7 +111,7 @@ class Inbox:
             return found
 
     def admitted(self) -> None:
-        """A request waits no more."""
+        """Count a request as no longer waiting."""
         with self._changed:
             self.waiting -= 1
 
@@ -116,7 +122,7 @@ class Inbox:
             return found
 
     def wait(self) -> bool:
-        """Until there are requests or jobs; False once it is closed and has none."""
+        """Block until there are requests or jobs; False if the inbox is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._arrived or self._jobs or self.closed)
             return bool(self._arrived or self._jobs)

@@ -1,7 +1,7 @@
-"""Caches whose sizes are fixed at the start: slots, the longest text, and pages of what memory has.
+"""Caches whose sizes are fixed at the start: slots, longest text, and the pages that fit in memory.
 
-A call of `generate` has pages for all of its slots' longest samples. A service does not: its pages
-are as many as fit, and a request waits until there are some for it.
+A call of `generate` has pages for the longest samples of all its slots. A service has as many pages
+as fit in memory, and a request waits until enough of them are free.
 """
 
 from bisect import bisect_right
@@ -18,25 +18,28 @@ from csd.state.device import free_bytes
 from csd.state.kv_cache import PAGE, pages_for
 from csd.state.rules import Asked
 
-# tokens of a slot for which the graph has room; a fuller one drops its oldest contexts
+# tokens per slot that the graph has room for; a fuller graph drops its oldest contexts
 GRAPH_TOKENS = 1024
 
 EVERY = Asked(functions=True, grammar=True, words=True)
 
 
 class ServedRoom:
-    """longest: tokens of a prompt with its new ones that are asked for; None: the context."""
+    """Sizes of a service's caches.
+
+    longest: requested number of tokens of a prompt and a sample together; None: the context.
+    """
 
     def __init__(self, longest: int | None):
         self.asked = longest
-        self.longest = 0  # that are served
+        self.longest = 0  # the largest such number that is served
         self.pages = 0
 
     def step(self, engine: Resources, drafter: Any, nodes: int) -> Step:
-        """The engine's step; its caches are made where those at hand are smaller.
+        """The engine's step; allocates caches if the current ones are too small.
 
-        nodes: that a step drafts where their number is given. Raises MemoryError with the numbers
-        where not even a page of a prompt and one of a sample fit.
+        nodes: drafted nodes per step, if their number is given. Raises MemoryError with the numbers
+        if not even one page of a prompt and one of a sample fit.
         """
         if drafter != engine._drafter_name:
             engine._drafter_name = drafter
@@ -53,21 +56,21 @@ class ServedRoom:
             same = engine._step.cache.dtype == engine.dtype
             if at_hand and same and engine._drafter.suits(tokens, False):
                 return engine._step
-        # its memory counts as free below
+        # drop the old caches first: their memory counts as free below
         engine._drop()
         with torch.inference_mode(False):
             made = make_drafter(drafter, engine._ops, engine.device, tokens, False)
         gathers = engine._ops.name == "reference"
         free = int(engine.memory * free_bytes(engine.device))
 
-        # requests to come may ask for any change of rows, each for another
+        # later requests may need any change of rows, each a different one
         changed = changed_bytes(EVERY, slots, rows, context, config.vocab, engine.dtype)
 
         def taken(pages: int) -> int:
             room = Room(slots, table, table, pages, rows)
             return room.bytes(config, engine.dtype, gathers) + made.cache_bytes(pages) + changed
 
-        # at most a prompt and a sample of the longest for each slot
+        # at most the pages of a longest prompt and a longest sample per slot
         self.pages = bisect_right(range(1, 2 * slots * table + 1), free, key=taken)
         if self.pages < 2:
             raise MemoryError(
@@ -75,13 +78,13 @@ class ServedRoom:
                 f"tokens, {free} may be taken: lower max_slots, max_tokens or prefill_chunk, or "
                 "raise memory"
             )
-        # of any division into prompt and sample, each in pages of its own
+        # for any division into prompt and sample, which have separate pages
         self.longest = min(context, (self.pages - 1) * PAGE)
         with torch.inference_mode(False):
-            # which kind of step is made depends on the drafter
+            # set first: `_allocate` chooses the class of the step by the drafter
             engine._drafter, engine._text = made, (tokens, False)
             step = engine._allocate(slots, table, table, self.pages, made.context, rows)
             made.attach(engine.decoder, step.cache)
-        # only now: the next run makes anew what a drafter that does not fit the model has left
+        # set last: if the drafter does not fit the model, the next run allocates anew
         engine._step = step
         return step

@@ -1,8 +1,8 @@
-"""A scheduler that takes requests in between two steps, in the order of their arrival.
+"""Scheduler that admits requests between two steps, in the order of their arrival.
 
-Requests of one owner with equal prompts are one group while any of them has samples: those that
-come later read the pages and the graph that are there. Whatever else is in flight, a request's
-samples are a function of its own prompt, seed, indices and parameters.
+Requests of one owner with equal prompts are one group while any of them has samples: later ones
+share the existing pages and graph. Whatever else is in flight, a request's samples are a function
+of its own prompt, seed, indices and parameters.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,8 +33,8 @@ Finished = Iterator[tuple[Request, Sample]]
 class ServiceScheduler(Scheduler):
     """Runs until nothing is in flight.
 
-    weights: those that draw. stale: whether the model was changed since this run began; then, and
-    while a change waits, no more is admitted.
+    weights: the weights that draw. stale: returns True if the model was changed since this run
+    began; then, and while a change waits, no more requests are admitted.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class ServiceScheduler(Scheduler):
         settings = replace(settings, on_tokens=self.on_tokens, returns_errors=True)
         super().__init__(step, [], settings, **options)
         self.inbox, self.counters, self.stale, self.weights = inbox, counters, stale, weights
-        self.handles: dict[int, Handle] = {}  # of requests that have not ended, by their index
-        self.touched: dict[int, Handle] = {}  # with news since their readers were woken
+        self.handles: dict[int, Handle] = {}  # of requests that have not ended, by request index
+        self.touched: dict[int, Handle] = {}  # with new tokens since their readers were woken
         self.held = False
         self.twins = Twins()
         self.counters.pages = len(step.cache.allocator)
@@ -89,7 +89,7 @@ class ServiceScheduler(Scheduler):
     def next_request(self) -> Request | None:
         found = super().next_request()
         if found is None and self.prefill is None:
-            # no room for the first that waits: samples of those that came before it go on
+            # no room for the first waiting request: continue with samples of active ones
             found = next((r for r in self.active if r.waiting), None)
         return found if found is not None and self.has_room(found, prompt=False) else None
 
@@ -120,11 +120,11 @@ class ServiceScheduler(Scheduler):
         return super().admit()
 
     def begins_ahead(self, request: Request, rows: int) -> bool:
-        # whether it is refused, joins a group or has room is decided at its turn
+        # `admit` decides at the request's turn if it is refused, joins a group or has room
         return False
 
     def join(self, handle: Handle) -> None:
-        """Samples that another request of its owner draws are not drawn for it."""
+        """Let a request wait for, or receive, samples that another request of its owner draws."""
         request = handle.request
         for sample in self.twins.join(handle, [*self.handles.values()]):
             handle.give(sample)
@@ -133,11 +133,11 @@ class ServiceScheduler(Scheduler):
         self.settle(handle)
 
     def settle(self, handle: Handle) -> None:
-        """Decide on, and end, a request that has got samples of another one."""
+        """Call `until` for a request that received samples of another one, and end it if done."""
         try:
             for _ in self.decide(handle.request):
                 pass
-        # of `until`
+        # an exception of `until`
         except BaseException as error:
             self.stop(handle, error)
         if handle.request.done and handle.request.index in self.handles:
@@ -145,13 +145,13 @@ class ServiceScheduler(Scheduler):
             self.finish(handle)
 
     def leader(self, handle: Handle) -> Request | None:
-        """A request in flight whose group it joins."""
+        """A request in flight of the same group; None if there is none."""
         if handle.group is None:
             return None
         return next((r for r in self.active if self.handles[r.index].group == handle.group), None)
 
     def has_room(self, request: Request, prompt: bool) -> bool:
-        """True if pages are free for one sample; prompt: and for its prompt."""
+        """True if enough pages are free for one sample; prompt: True includes its prompt."""
         return pages_of(request, prompt) <= len(self.step.cache.allocator)
 
     def enter(self, handle: Handle) -> None:
@@ -163,14 +163,14 @@ class ServiceScheduler(Scheduler):
         self.inbox.admitted()
 
     def ending(self) -> bool:
-        # samples of one request end together; those of several have ends of their own
+        # the progress penalty makes samples end together, but requests need not end together
         return super().ending() and len(self.active) == 1
 
     def queued(self) -> list[Request]:
         """Requests that have not been admitted."""
         return list(self.queue)
 
-    # a step's news
+    # results of a step
 
     def streams(self, request: Request) -> bool:
         return self.handles[request.index].streams
@@ -200,7 +200,7 @@ class ServiceScheduler(Scheduler):
             yield from super().advance(live, record, s, seen)
         except GeneratorExit:
             raise
-        # `until` and tokenizers are of one request, and a tokenizer's panic is no Exception
+        # errors of `until` and tokenizers end one request; a tokenizer's panic is a BaseException
         except BaseException as error:
             self.stop(handle, error)
         if request.done and request.index in self.handles:
@@ -214,7 +214,7 @@ class ServiceScheduler(Scheduler):
         super().append(live, record, s)
         new = len(live.tokens) - had
         self.counters.tokens += new
-        # others may have asked for more
+        # the step measures the most that any request needs: keep this request's share
         measures = self.handles[live.request.index].measures
         live.likely = [row[: measures.top] for row in live.likely] if measures.top else []
         live.entropies = live.entropies if measures.entropy else []
@@ -227,7 +227,7 @@ class ServiceScheduler(Scheduler):
         return error
 
     def name_of(self, request: Request) -> str:
-        # its number is of all that were ever asked for
+        # the index counts all requests of the engine, which a caller cannot use
         return "the prompt"
 
     def on_tokens(self, request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
@@ -249,7 +249,7 @@ class ServiceScheduler(Scheduler):
         yield from super().cancel(request, texts)
 
     def stop(self, handle: Handle, error: BaseException | None = None) -> None:
-        """End a request where it is: waiting, being read, or in flight."""
+        """End a request, with an error or cancelled, if it waits, is being read or is in flight."""
         request = handle.request
         if request in self.queue:
             self.queue.remove(request)
@@ -260,7 +260,7 @@ class ServiceScheduler(Scheduler):
         try:
             for _ in self.cancel(request):
                 pass
-        # of a tokenizer
+        # an exception of a tokenizer
         except BaseException as raised:
             error = error or raised
             for _ in self.cancel(request, texts=False):
@@ -276,7 +276,7 @@ class ServiceScheduler(Scheduler):
         stats.seconds = {k: v - handle.began.get(k, v) for k, v in self.step.seconds.items()}
         reasons = [sample.finish_reason for sample in request.finished.values()]
         ended = sum(reason != "cancelled" for reason in reasons)
-        # `until` cancels too, and its request is served
+        # a request whose `until` cancelled its samples counts as served
         cancelled = handle.until is None and ended < len(reasons) and error is None
         self.counters.ended(stats, ended, cancelled, error is not None)
         handle.end(error)

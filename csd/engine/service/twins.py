@@ -1,7 +1,7 @@
-"""Samples that several requests of one owner ask for: one of them draws each, the others get it.
+"""Samples that several requests of one owner need: one request draws each, the others receive it.
 
 A sample is a function of (prompt, seed, index, parameters), so requests in which these are equal
-ask for the same one. The request that draws it hands it on where it ends before it does.
+need the same sample. If the request that draws it is ended first, another continues the sample.
 """
 
 from csd.engine.requests import LiveSample, Request
@@ -10,15 +10,15 @@ from csd.engine.service.handle import Handle
 
 
 class Twins:
-    """Requests in flight that wait for samples of another one."""
+    """Requests in flight that wait for samples of another request."""
 
     def __init__(self) -> None:
-        # by the index of the request that draws a sample, and the sample's
+        # keys: index of the request that draws a sample, index of the sample
         self._waiting: dict[tuple[int, int], list[Request]] = {}
-        self._texts: dict[tuple[int, int], str] = {}  # of samples in flight, so far
+        self._texts: dict[tuple[int, int], str] = {}  # texts so far of samples in flight
 
     def join(self, handle: Handle, others: list[Handle]) -> list[Sample]:
-        """Let `handle` wait for samples that `others` draw; returns those that have ended."""
+        """Let `handle` wait for samples that `others` draw; returns samples that have ended."""
         request, ended = handle.request, []
         for other in (h.request for h in others if _alike(h, handle)):
             for i in [i for i in request.waiting if i in other.samples]:
@@ -43,12 +43,12 @@ class Twins:
         return self._waiting.get((request.index, index), [])
 
     def keep_text(self, live: LiveSample, text: str) -> None:
-        """Keep the text of a sample for those that join later."""
+        """Store new text of a sample for requests that join later."""
         place = live.request.index, live.index
         self._texts[place] = self._texts.get(place, "") + text
 
     def end(self, request: Request, index: int) -> list[Request]:
-        """A sample has ended: those that waited for it, which have it now."""
+        """Give an ended sample to the requests that waited for it; returns these."""
         self._texts.pop((request.index, index), None)
         found = self._waiting.pop((request.index, index), [])
         for other in found:
@@ -57,7 +57,7 @@ class Twins:
         return found
 
     def leave(self, request: Request) -> None:
-        """A request ends where it is: those that wait for its samples go on with them."""
+        """Remove a request that is ended: waiting requests take over the samples it draws."""
         for others in self._waiting.values():
             if request in others:
                 others.remove(request)
@@ -72,7 +72,7 @@ class Twins:
                 request.waiting.remove(i)
                 heir.waiting.append(i)
             else:
-                # what has been drawn of it stays with both
+                # both requests keep the tokens drawn so far
                 request.finished[i] = Sample(
                     i, None, [*live.tokens], [*live.logprobs], [*live.raw_logprobs], "cancelled"
                 )
@@ -87,7 +87,7 @@ class Twins:
 
 
 def _alike(a: Handle, b: Handle) -> bool:
-    """True if samples of one index are the same, and are streamed and measured alike."""
+    """True if both requests have the same samples, streaming and measures, in one group."""
     return (
         a is not b
         and a.group == b.group is not None

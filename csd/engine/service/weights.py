@@ -1,4 +1,4 @@
-"""The weights that draw a request: a version that counts changes, a fingerprint of logits."""
+"""Identity of the weights that draw a request: a version that counts changes, a fingerprint."""
 
 import hashlib
 from typing import Any
@@ -10,12 +10,15 @@ from csd.models.load import load
 from csd.state.device import current
 from csd.state.kv_cache import PAGE
 
-# tokens of the text whose logits are the fingerprint; they fit a page
+# tokens of the text whose logits are hashed for the fingerprint; they fit in a page
 PROBE = 48
 
 
 class Weights:
-    """Weights of one engine. A module that the user changes is read where nothing is in flight."""
+    """Version and fingerprint of one engine's weights.
+
+    Changes of a user's module are read while nothing is in flight.
+    """
 
     def __init__(self) -> None:
         self.version = 0
@@ -24,7 +27,7 @@ class Weights:
         self._state: int | None = None
 
     def mark(self, engine: Engine) -> None:
-        """Called before requests are admitted to an engine without any in flight."""
+        """Update version and fingerprint if the weights changed; called with nothing in flight."""
         state = _state(engine, begun=True)
         if engine.decoder is self._decoder and state == self._state:
             return
@@ -33,14 +36,14 @@ class Weights:
         self.fingerprint = fingerprint(engine)
 
     def stale(self, engine: Engine) -> bool:
-        """True if tensors of the model were replaced or written to since `mark`, or other adapters
-        are active."""
+        """True if tensors of the model were replaced or written since `mark`, or if the active
+        adapters differ."""
         return _state(engine) != self._state
 
     def replace(self, engine: Engine, folder: str) -> None:
-        """Take the weights of a folder, and its tokenizer if there is one.
+        """Load the weights of a folder, and its tokenizer if there is one.
 
-        The old ones stay until the new ones are there, and where these cannot be loaded.
+        The old weights stay until the new ones are loaded, and if these cannot be loaded.
         """
         loaded = load(
             folder, dtype=engine.dtype, device=engine.device, decoder=engine._loaded.wanted
@@ -53,10 +56,10 @@ class Weights:
 
 
 def _state(engine: Engine, begun: bool = False) -> int | None:
-    """Hash of the active adapters and of addresses and versions of a module's tensors; None where
+    """Hash of the active adapters and of addresses and versions of a module's tensors; None if
     there is no module.
 
-    begun: with the adapters that were active when the run began.
+    begun: use the adapters that were active when the run began.
     """
     module = engine._loaded._module()
     if module is None:
@@ -68,10 +71,10 @@ def _state(engine: Engine, begun: bool = False) -> int | None:
 
 @torch.no_grad()
 def fingerprint(engine: Engine) -> str:
-    """A digest of the weights, by the bits of the logits behind a text over the whole vocabulary,
-    the dtype, and whether rows are exact.
+    """Fingerprint of an engine: a digest of logits, the dtype, and "exact" or "rounding".
 
-    Equal ones are of equal weights, dtype and arithmetic, whatever file the weights came from.
+    The digest hashes the bits of the last logits of a text whose tokens span the vocabulary. Equal
+    fingerprints mean equal weights, dtype and arithmetic, whatever file the weights came from.
     """
     config = engine.decoder.config
     count = min(PROBE, config.vocab, config.context, PAGE)

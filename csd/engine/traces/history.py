@@ -1,7 +1,7 @@
 """History for `csd.generate(history=...)`: finished samples of previous calls, by prompt.
 
-In memory a token takes 4 bytes, 52 with the target's top 8. With `path` every addition is also a
-line of a trace file (`csd.engine.traces.journal`).
+A token takes 4 bytes of memory, or 52 with the target's top 8. With `path` every addition is also
+written as a line of a trace file (`csd.engine.traces.journal`).
 """
 
 import threading
@@ -19,20 +19,20 @@ from csd.state.forks import watch_forks
 
 
 class History:
-    """Past samples of each prompt, the newest ones.
+    """The newest past samples of each prompt.
 
-    samples: of a prompt at most. tokens: of all prompts and samples at most; the prompt that was
-        used longest ago is dropped first.
-    path: a trace file that holds them too. It is read first, as is one that `csd record` wrote,
-        and every addition is appended. Dropped samples stay in it until they are more than
-        `tokens` and than what is kept; then it is rewritten without them. One that is removed
-        while it is open is written again, with what is held. One `History` at a time may have it
-        open. None keeps everything in memory.
-    epochs: additions of a prompt that are kept at most; None is no limit.
-    top: keep the target's top 8 probabilities at each token too, which draft better.
+    samples: largest number of samples per prompt. tokens: largest number of tokens of all prompts
+        and samples; the least recently used prompt is dropped first.
+    path: a trace file that also holds the samples. It is read first, and may be one that
+        `csd record` wrote; every addition is appended. Dropped samples stay in it until their
+        tokens exceed both `tokens` and the tokens held; then it is rewritten without them. A file
+        that is removed while open is written again, with the samples held. Only one `History` at a
+        time may have it open. None keeps everything in memory.
+    epochs: largest number of additions kept per prompt; None is no limit.
+    top: also keep the target's top 8 probabilities at each token, which improve drafts.
 
-    A sample serves only the prompt with exactly its token ids, and counts half as much with each
-    later addition of that prompt.
+    A sample is used only for the prompt with exactly its token ids, and counts half as much with
+    each later addition of that prompt.
 
     Raises ValueError for a file that is not a trace file or that another `History` has open; the
     message names the line.
@@ -53,8 +53,8 @@ class History:
         if path is not None:
             check_path("path", path)
         self.samples, self.tokens, self.epochs, self.top = samples, tokens, epochs, top
-        self.size = 0  # tokens held, those of prompts included
-        self._groups: OrderedDict[bytes, _Group] = OrderedDict()  # used longest ago first
+        self.size = 0  # tokens held, including those of prompts
+        self._groups: OrderedDict[bytes, _Group] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
         watch_forks(self)
         self._journal: Journal | None = None
@@ -74,7 +74,10 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Let another process open the file. Stored samples stay readable; none can be added."""
+        """Close the file, so that another process can open it.
+
+        Stored samples stay readable; none can be added.
+        """
         if self._journal is not None:
             self._journal.close()
 
@@ -114,12 +117,12 @@ class History:
         indices: Sequence[int] | None = None,
         stop_ids: Iterable[int] = (),
     ) -> None:
-        """Add samples of a prompt that were drawn together, lists of token ids.
+        """Add samples of a prompt, lists of token ids, that were drawn together.
 
-        top: for each sample and position (token ids, probabilities), likeliest first. The rest is
-        only written to the file; rewriting the file drops `indices`.
+        top: (token ids, probabilities) per sample and position, likeliest first. The other
+        arguments are only written to the file; rewriting the file drops `indices`.
         """
-        # samples that would be dropped at once are not written either
+        # samples that would be dropped at once are not written to the file either
         newest = slice(-self.samples, None)
         trace = Trace(
             problem=0,
@@ -155,7 +158,7 @@ class History:
 
     @property
     def files(self) -> set[Path]:
-        """Files that it writes."""
+        """Files that the history writes."""
         return set() if self._journal is None else self._journal.files
 
     def traces(self) -> Iterator[Trace]:
@@ -182,7 +185,7 @@ class History:
             self._drop()
 
     def _drop(self) -> None:
-        """Drop the least recently used prompt; of an only prompt, its oldest sample."""
+        """Drop the least recently used prompt; if only one is left, its oldest sample."""
         key, group = next(iter(self._groups.items()))
         if len(self._groups) == 1 and group.count > 1:
             before = group.size
@@ -194,7 +197,7 @@ class History:
 
 
 class _Epoch:
-    """Samples of one addition, in the order of their indices."""
+    """Samples of one addition, in order of their indices."""
 
     def __init__(
         self, samples: list[PastSample], temperature: float, seed: int | None, stop_ids: tuple
@@ -234,7 +237,7 @@ class _Group:
         return sum(s.nbytes for e in self.epochs for s in e.samples)
 
     def cut(self, samples: int, epochs: int | None) -> None:
-        """Keep the newest `samples` samples and `epochs` additions."""
+        """Keep only the newest `epochs` additions, and of these the newest `samples` samples."""
         while epochs is not None and len(self.epochs) > epochs:
             self.epochs.popleft()
         while (over := self.count - samples) > 0:
@@ -254,7 +257,7 @@ def _key(prompt: Sequence[int]) -> bytes:
 
 
 def _lists(top: tuple[np.ndarray, np.ndarray]) -> list:
-    """(token ids, probabilities) of each position; float16 has four digits."""
+    """(token ids, probabilities) of each position; rounded to 5 digits, as float16 has four."""
     ids, probs = top
     rows = zip(ids.tolist(), probs.astype(float).tolist(), strict=True)
     return [[[t for t in i if t >= 0], [round(x, 5) for t, x in zip(i, p, strict=True) if t >= 0]]

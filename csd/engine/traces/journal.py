@@ -1,8 +1,8 @@
 """Append-only trace file that survives a crash of its writer.
 
-`PATH.lock` is locked while the file `PATH` is open. While a line is appended, it holds the file's
-length before, so that the next opening can cut the partial line of a crash. A partial line in any
-other file is an error.
+`PATH.lock` is locked while the file `PATH` is open. While a line is appended, `PATH.lock` holds the
+length that `PATH` had before, so that after a crash the next opening can cut the partial line. A
+partial line without this mark is an error.
 """
 
 import fcntl
@@ -19,16 +19,16 @@ from csd.schema.write import check_grows, check_regular, lies_at, names, naming_
 class Journal:
     """An open trace file.
 
-    Raises ValueError where the file is open already or is not a trace file, naming the line.
+    Raises ValueError if the file is already open or, naming the line, is not a trace file.
     """
 
     def __init__(self, path: str | Path):
-        # one name of a file that has several
+        # the same path for all names of the file
         self.path = Path(os.path.realpath(path))
         if self.path.suffix == ".gz":
             raise ValueError(f"path must be a trace file that is not gzipped, got {str(path)!r}")
         check_regular(path)
-        self.tokens = 0  # of all samples and prompts in the file
+        self.tokens = 0  # tokens of all samples and prompts in the file
         self._lock = self._locked()
         try:
             self._mend()
@@ -39,7 +39,7 @@ class Journal:
 
     @property
     def files(self) -> set[Path]:
-        """Files that it writes."""
+        """Files that the journal writes."""
         return {self.path, lock_of(self.path), self._new}
 
     @property
@@ -56,10 +56,10 @@ class Journal:
         return lock
 
     def removed(self) -> bool:
-        """True if the file is gone: `rewrite` makes it anew.
+        """True if the file was removed; `rewrite` creates it again.
 
-        Raises ValueError where it is closed, or where another file has its name or another process
-        its lock by now.
+        Raises ValueError if it is closed, or if meanwhile another file has its name or another
+        process its lock.
         """
         if self.closed:
             raise ValueError(f"the history in {self.path} is closed")
@@ -96,7 +96,7 @@ class Journal:
             raise
 
     def append(self, trace: Trace) -> None:
-        """Append a trace and sync it to disk; a crash or an OSError leaves the file without it."""
+        """Append a trace and sync it to disk; after a crash or an OSError the file lacks it."""
         data, length = _line(trace), self._file.seek(0, os.SEEK_END)
         if length and os.pread(self._file.fileno(), 1, length - 1) != b"\n":
             data = b"\n" + data
@@ -110,12 +110,12 @@ class Journal:
             self._file.truncate(length)
             raise
         finally:
-            # a part of a mark would be read with the next one
+            # the mark is complete or empty: a partial mark would be joined with the next one
             self._lock.truncate(0)
         self.tokens += _tokens(trace)
 
     def rewrite(self, traces: Iterable[Trace]) -> None:
-        """Replace the file by these traces; a crash or an OSError leaves the old or the new."""
+        """Replace the file by these traces; a crash or an OSError leaves the old or the new one."""
         new, tokens = self._new, 0
         try:
             with naming_file(new), open(new, "wb") as file:
@@ -133,7 +133,7 @@ class Journal:
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
 
     def _mend(self) -> None:
-        """Cut the partial line of a crash."""
+        """Cut a partial line that a crash has left, and clear the mark."""
         self._lock.seek(0)
         mark = self._lock.read()
         if mark.isdigit() and self.path.exists() and int(mark) < self.path.stat().st_size:
@@ -158,7 +158,7 @@ def _tokens(trace: Trace) -> int:
 
 
 def _parsed(path: Path, number: int, line: bytes) -> Trace | None:
-    """A line's trace, None for an empty one. Raises ValueError naming the line."""
+    """The trace of a line, None for an empty line. Raises ValueError naming the line."""
     where = f"{path}, line {number}"
     if not line.strip():
         return None

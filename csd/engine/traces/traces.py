@@ -1,4 +1,4 @@
-"""Trace files: recorded samples, a JSON line a prompt, written and read."""
+"""Trace files: reading and writing of recorded samples, one JSON line per prompt."""
 
 import fcntl
 import json
@@ -14,9 +14,9 @@ from csd.schema.read import naming, parse, read_lines
 from csd.schema.write import WholeFile
 
 Tokens = Annotated[list[Token], AtLeast(1)]
-# a softmax in low precision may round beyond 1
+# a softmax in low precision may round to more than 1
 Probability = Annotated[float, Between(0, 1.01)]
-# of one position: token ids, -1 where there are no more, and their probabilities
+# top tokens of one position: token ids, padded with -1, and their probabilities
 Top = tuple[list[Annotated[int, Between(-1, 2**31 - 1)]], list[Probability]]
 
 
@@ -42,19 +42,19 @@ class Trace:
     samples: list[list[int]]
     temperature: float
     top: list | None  # [sample][position] of (token ids, probabilities), likeliest first
-    seed: int | None = None  # csd's own, which drew the samples
-    indices: list[int] | None = None  # of the samples, where csd drew them
-    stop_ids: tuple[int, ...] = ()  # tokens that end a sample: nothing is drafted behind them
+    seed: int | None = None  # seed of the samples, if csd drew them
+    indices: list[int] | None = None  # indices of the samples, if csd drew them
+    stop_ids: tuple[int, ...] = ()  # tokens that end a sample: nothing is drafted after them
 
     @classmethod
     def parse(cls, line: str) -> "Trace":
-        """Parse a line; raises ValueError, naming the place, unless it is a trace."""
+        """Parse a line; raises ValueError, naming the field, unless it is a trace."""
         with naming("the trace"):
             return cls.of(parse(line.encode(errors="surrogatepass"), TraceLine))
 
     @classmethod
     def of(cls, line: TraceLine) -> "Trace":
-        """Make a trace of a line; raises ValueError if its lists do not match."""
+        """Make a trace from a line; raises ValueError if the lengths of its lists do not match."""
         samples, top, indices = line["samples"], line.get("top"), line.get("indices")
         for name, lists in (("top", top), ("indices", indices)):
             if lists is not None and len(lists) != len(samples):
@@ -78,7 +78,7 @@ class Trace:
         )
 
     def to_dict(self) -> dict:
-        """Return the JSON object of its line."""
+        """Return the JSON object of the trace's line."""
         return {
             "problem": self.problem,
             "prompt_ids": self.prompt,
@@ -94,7 +94,7 @@ class Trace:
 def read_traces(path: str | Path) -> Iterator[Trace]:
     """Yield the traces of a file, which may be gzipped.
 
-    Raises ValueError, which names the file, the line and the place, for what is not a trace.
+    Raises ValueError, naming the file, the line and the field, for a line that is not a trace.
     """
     for number, line in read_lines(path, TraceLine):
         with naming(f"{path}, line {number}"):
@@ -103,10 +103,10 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
 
 
 def open_traces(path: str | Path) -> WholeFile:
-    """Open a trace file to be written at the end of a run.
+    """Open a trace file that is written at the end of a run.
 
-    Raises OSError or ValueError, which names the file, as `WholeFile` does, and where a history has
-    it open, which would go on in the file that is replaced.
+    Raises OSError or ValueError, naming the file, like `WholeFile`. Also raises ValueError if a
+    history has the file open, which would keep writing to the replaced file.
     """
     _check_no_history(path)
     return WholeFile(path)
@@ -115,9 +115,9 @@ def open_traces(path: str | Path) -> WholeFile:
 def write_traces(to: str | Path | WholeFile, traces: Iterable[Trace]) -> None:
     """Write one JSON line per prompt: ids, samples, and the target's top 8 at each position.
 
-    With the seed and the samples' indices the noise that drew them can be computed again. A prompt
-    without samples has no line. The file is there whole or not at all, gzipped where it is named
-    so. to: a path, or what `open_traces` returned.
+    The seed and the samples' indices allow the noise that drew them to be computed again. A prompt
+    without samples has no line. The file is complete or absent, and gzipped if its name ends in
+    ".gz". to: a path, or the result of `open_traces`.
     """
     with to if isinstance(to, WholeFile) else open_traces(to) as file:
         _check_no_history(file.path)
@@ -126,7 +126,7 @@ def write_traces(to: str | Path | WholeFile, traces: Iterable[Trace]) -> None:
 
 
 def lock_of(path: str | Path) -> Path:
-    """Lock file of a trace file that a history has open, under any of the file's names."""
+    """Path of the lock file of a trace file, the same for all of the file's names."""
     return Path(f"{os.path.realpath(path)}.lock")
 
 
@@ -137,7 +137,7 @@ def _check_no_history(path: str | Path) -> None:
     except BlockingIOError:
         raise ValueError(f"{path} is open as a History, which appends to it") from None
     except OSError:
-        # none has ever been opened there
+        # no lock file: no history was ever opened there
         return
 
 

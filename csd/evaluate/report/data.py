@@ -1,4 +1,4 @@
-"""Figures of the page, computed from the output of `csd sample --json`."""
+"""Data of the page, computed from the output of `csd sample --json`."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -10,7 +10,7 @@ from csd.schema.check import AtLeast, Between, Token
 SOURCES = ("sampled", "own", "sibling", "prompt", "history", "model")
 
 Count = Annotated[int, Between(0, 2**53)]
-# of a page, which has a bar a step
+# limited, since the page has one bar per step
 Step = Annotated[int, Between(1, 10**6)]
 
 
@@ -44,11 +44,11 @@ class _Draft(TypedDict):
 
 
 class Run(TypedDict):
-    """Output of `csd sample --json`; lists over samples, and over their tokens."""
+    """Output of `csd sample --json`: lists over samples, and lists over their tokens."""
 
-    texts: Annotated[list[str | None], AtLeast(1)]  # None of a sample that has none
+    texts: Annotated[list[str | None], AtLeast(1)]  # None for a sample without a text
     tokens: list[list[Token]]
-    logprobs: list[list[float | None]]  # None of a token without probability
+    logprobs: list[list[float | None]]  # None for a token without probability
     finish_reasons: list[str]
     sources: list[list[Literal["", "own", "sibling", "prompt", "history", "model"]]]
     steps: list[list[Step]]
@@ -111,7 +111,7 @@ def pieces(result: dict, ids: list[int]) -> list[str]:
 
 
 def text_between(result: dict, sample: int, start: int, end: int) -> str:
-    """The text of a sample's tokens from `start` to `end`."""
+    """Text of a sample's tokens [start, end)."""
     whole = characters(result, sample)
     texts = pieces(result, result["tokens"][sample][start:end])
     return "".join(whole.get(str(start + i), text) for i, text in enumerate(texts))
@@ -124,7 +124,7 @@ def characters(result: dict, sample: int) -> dict[str, str]:
 
 
 def decision(result: dict) -> Decision:
-    # a run of before there were budgets of thought has none that is forced
+    # runs of versions without thinking budgets have no forced tokens
     forced = result.get("forced") or [[] for _ in result["texts"]]
     rows = zip(result["texts"], result["finish_reasons"], forced, strict=True)
     return vote([
@@ -134,8 +134,8 @@ def decision(result: dict) -> Decision:
 
 
 def tokens_per_step(result: dict) -> dict:
-    """Lists over steps: `live` samples, and tokens committed from each of SOURCES, "model" only
-    where a model drafted."""
+    """Lists over steps: `live` samples, and committed tokens from each of SOURCES; "model" only
+    if a model drafted."""
     last = max((s[-1] for s in result["steps"] if s), default=0)
     counts = {source: [0] * last for source in SOURCES}
     live = [0] * last
@@ -150,13 +150,13 @@ def tokens_per_step(result: dict) -> dict:
 
 
 def divergence(tokens: list[list[int]]) -> list[dict]:
-    """The samples' common prefixes as a tree, each node a run of tokens without a fork.
+    """Tree of the samples' common prefixes; each node is a run of tokens without a fork.
 
-    A node: id, parent (-1 for the root), samples that pass it, and the tokens [start, end) that
-    they share, at the same places in each of them. The root shares what all samples start with.
+    A node has id, parent (-1 for the root), the samples that pass it, and [start, end), the
+    positions of the tokens that these share. The root is the common prefix of all samples.
     """
     nodes: list[dict] = []
-    # not by recursion: samples may fork once each
+    # no recursion: every sample may fork once, which makes the tree deep
     waiting = [(-1, list(range(len(tokens))), 0)]
     while waiting:
         parent, samples, start = waiting.pop()
@@ -170,14 +170,14 @@ def divergence(tokens: list[list[int]]) -> list[dict]:
         branches: dict[int | None, list[int]] = {}
         for i in samples:
             branches.setdefault(_at(tokens[i], end), []).append(i)
-        # samples equal to their end do not fork any more
+        # samples that are equal up to their end do not fork
         if len(branches) > 1:
             waiting += [(number, branch, end) for branch in reversed(branches.values())]
     return nodes
 
 
 def alone_from(tokens: list[list[int]]) -> list[int | None]:
-    """Positions from which on no other sample has the same tokens; None without one."""
+    """Per sample, the first position from which no other sample shares its prefix, or None."""
     found: list[int | None] = [None] * len(tokens)
     for node in divergence(tokens):
         if len(node["samples"]) == 1:

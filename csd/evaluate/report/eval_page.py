@@ -1,4 +1,4 @@
-"""The page of a results file of `csd eval`: accuracy by cost, and the answers to each problem."""
+"""HTML page of a results file of `csd eval`: accuracy by cost, and the answers per problem."""
 
 import html
 from collections import Counter
@@ -32,12 +32,12 @@ $problems
 </body>
 </html>
 """)
-# settings of a run that a reader asks for first
+# settings of a run that the page shows
 _FACTS = ("model", "task", "temperature", "top_p", "max_new_tokens", "seed")
 
 
 def eval_page(settings: dict, rows: list[dict]) -> str:
-    """The HTML of a run; settings, rows: the first line of a results file, and the others."""
+    """HTML of a run. settings, rows: the first line of a results file, and the other lines."""
     until = Vote() if settings.get("until_decided") else None
     figures = summary(rows, settings["num_samples"], until)
     by_k = figures["by_k"]
@@ -67,7 +67,7 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
 
 
 def _curve(points: list[tuple[float, float, float, float]]) -> str:
-    """An SVG of (tokens, value, low, high), the tokens evenly apart by their order."""
+    """SVG of a curve through points (tokens, value, low, high), spaced evenly in x."""
     width, height, left, bottom, top = 560, 260, 46, 34, 12
     step = (width - left - 20) / max(1, len(points) - 1)
 
@@ -111,7 +111,7 @@ def _table(by_k: list[dict]) -> str:
 
 
 def _problem(row: dict) -> str:
-    """A problem's answers, with its texts folded."""
+    """HTML of a problem's answers, with its texts folded."""
     votes = Counter(answer for answer in row["answers"] if answer is not None)
     answers = ", ".join(
         f'<span class="{"right" if answer == row["answer"] else ""}">{html.escape(answer)} '

@@ -1,4 +1,4 @@
-"""Plain data of the page's charts."""
+"""Data of the page's charts, as lists and dicts for JSON."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ NAMES = {
 
 
 def votes(decision: data.Decision) -> list[dict[str, Any]]:
-    """The answers, most votes first and samples without one last: answer, samples, voted."""
+    """Answers with their samples, most votes first, None last: dicts of answer, samples, voted."""
     names: dict[str | None, list[int]] = {}
     for i, answer in enumerate(decision.answers):
         names.setdefault(answer, []).append(i)
@@ -22,7 +22,7 @@ def votes(decision: data.Decision) -> list[dict[str, Any]]:
 
 
 def steps(result: dict) -> dict[str, Any]:
-    """Rows by step: `live` samples in flight, and tokens of one of them from each source."""
+    """Lists over steps: `live` samples in flight, and tokens per live sample from each source."""
     counts = data.tokens_per_step(result)
     live = counts.pop("live")
     return {
@@ -36,10 +36,10 @@ def steps(result: dict) -> dict[str, Any]:
 
 
 def divergence(result: dict) -> list[dict[str, Any]]:
-    """Runs of tokens that samples share, as boxes: row, rows, start, end, samples, text."""
+    """Runs of tokens that samples share: dicts of row, rows, start, end, samples, text."""
     tokens = result["tokens"]
     nodes = data.divergence(tokens)
-    # a parent comes before its children, and these in the order of their rows
+    # parents come before their children, and children are in the order of their rows
     row = {node["id"]: 0 for node in nodes[:1]}
     used: dict[int, int] = {}
     for node in nodes[1:]:

@@ -1,4 +1,4 @@
-"""Self-contained page: figures, charts and a small script in one file."""
+"""Self-contained HTML page of a run: figures, charts and a small script in one file."""
 
 import html
 import json
@@ -11,12 +11,12 @@ from csd.engine.result_json import to_json
 from csd.engine.stats import sampling_seconds
 from csd.evaluate.report import data, figures
 
-# in place of a token without probability
+# log-probability of a token without probability, in place of null
 NEVER = -9999.0
 
 
 def page(result: dict) -> str:
-    """The HTML of a run.
+    """HTML of a run.
 
     result: the object that `csd sample --json` prints; with `--drafts` the page also shows the
         graph. Raises ValueError for anything else.
@@ -57,10 +57,10 @@ def page(result: dict) -> str:
             for k, v in facts.items()
         ),
         prompt=html.escape(prompt),
-        # a long one would push the samples off the first screen
+        # fold a long prompt, which would push the samples off the first screen
         open=" open" if len(prompt) < 600 else "",
         style=(here / "report.css").read_text("utf-8"),
-        # no text of a model can end the element it stands in
+        # escaped, so that no text of a model can close the script element
         run=json.dumps(run).replace("<", "\\u003c"),
         charts=(here / "charts.js").read_text("utf-8"),
         script=(here / "report.js").read_text("utf-8"),
@@ -68,10 +68,10 @@ def page(result: dict) -> str:
 
 
 def page_of(out: Samples) -> str:
-    """The page of what `csd.generate` returned, with its tokenizer."""
+    """HTML of a `csd.generate` result, which must have its tokenizer."""
     name = getattr(out.tokenizer, "name_or_path", None) or ""
     result = to_json(out, out.tokenizer, name, drafts=any(sample.drafts for sample in out))
-    # ids become texts, as in a file
+    # through JSON, so that token ids become str keys, as in a file
     return page(json.loads(json.dumps(result)))
 
 
@@ -98,13 +98,13 @@ def _lead(stats: dict) -> str:
 
 
 def _counts(stats: dict) -> dict[str, int]:
-    """Tokens by where they came from, those of none left out."""
+    """Number of tokens by source, without sources that have none."""
     counts = {"sampled": stats["tokens"] - stats["nodes_accepted"], **stats["accepted"]}
     return {source: counts[source] for source in data.SOURCES if counts.get(source)}
 
 
 def _shares(stats: dict) -> str:
-    """A bar of where tokens came from, to scale."""
+    """HTML of a bar whose parts are proportional to the tokens of each source."""
     return "".join(
         f'<span style="background:var(--{source});flex:{count} 1 0"></span>'
         for source, count in _counts(stats).items()

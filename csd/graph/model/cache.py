@@ -1,8 +1,8 @@
-"""Keys and values of a drafting network.
+"""Cache of a drafting network's keys and values.
 
-The cache holds the committed tokens of each sample, never a draft: a step's drafts are in separate
-buffers, as the target's nodes are, and rejected ones are dropped with the buffers. Before a step
-drafts, the network reads the tokens committed since the last drafting step, the root included.
+The cache holds the committed tokens of each sample, never drafts: a step's drafts are in separate
+buffers, like the target's nodes, and rejected drafts are dropped with the buffers. Before a step
+drafts, the network reads the tokens committed since the last drafting step, including the root.
 """
 
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from csd.models.config import scale_of
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
 
-# rows of a slot that one forward pass reads: bits of an ancestor word, without its sign
+# rows per slot in one forward pass: bits of an ancestor word without the sign bit
 MOST_ROWS = 63
 
 
@@ -26,8 +26,8 @@ class DraftNetwork(Protocol):
 
     config: Any  # layers, heads, kv_heads, head_dim and vocab
     dtype: torch.dtype
-    # whether it reads each token with the target's hidden state of the token before: then keys and
-    # values of a drafted token, whose hidden state was predicted, differ from an accepted one's
+    # True if it reads each token with the target's hidden state of the token before: then keys and
+    # values of a drafted token, whose hidden state was predicted, differ from an accepted token's
     wants_hidden: bool
     state_width: int  # width of the target's hidden states; 0 if it does not use them
 
@@ -43,20 +43,20 @@ class DraftNetwork(Protocol):
     ) -> torch.Tensor:
         """Return states [M, hidden] of tokens [M] at positions [M].
 
-        hidden: hidden states of the tokens before them. node_k, node_v: written for these rows.
+        hidden: hidden states of the tokens before, if used. node_k, node_v: written for these rows.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [M, V], logits of the next tokens."""
+        """Return logits [M, V] of the next tokens."""
 
     def attach(self, decoder: Any) -> None:
         """Attach to the target, before its first forward pass."""
 
     def start_call(self) -> None:
-        """Called before the first step of a call."""
+        """Prepare for a call; called before its first step."""
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Select its input from the target's last forward pass; hidden: the result of that pass."""
+        """Select the network's input from the target's last pass; hidden: result of that pass."""
 
 
 class DraftCache:
@@ -71,11 +71,11 @@ class DraftCache:
             net.config, slots=slots, pages=pages, prompt_pages=prompt_pages,
             slot_pages=slot_pages, rows=0, dtype=net.dtype, device=device,
         )  # fmt: skip
-        self.base = [0] * slots  # of each group, tokens of its prompt that are cached
-        self.length = [0] * slots  # of each slot, cached tokens after the prompt's
+        self.base = [0] * slots  # per group, number of cached tokens of its prompt
+        self.length = [0] * slots  # per slot, number of cached tokens after the prompt's
         self._owner: list[tuple[int, int] | None] = [None] * slots
         self._slot_pages: list[list[int]] = [[] for _ in range(slots)]
-        self._group_pages: dict[int, tuple[int, list[int]]] = {}  # by group: its key, pages
+        self._group_pages: dict[int, tuple[int, list[int]]] = {}  # group -> its key, its pages
 
     # prompts
 
@@ -98,11 +98,11 @@ class DraftCache:
         return max(prompt - 1 - self.net.wants_hidden, 0)
 
     def holds(self, s: int, owner: tuple[int, int]) -> bool:
-        """True if slot s has pages for this sample."""
+        """True if slot s has pages for the sample `owner`."""
         return self._owner[s] == owner
 
     def read_prompt(self, group: int, chunk: list[int], hidden: torch.Tensor | None) -> None:
-        """Read the prompt's next tokens; hidden: the target's, of the tokens before them."""
+        """Read a prompt's next tokens; hidden: the target's states of the tokens before them."""
         kv, part = self.kv, PromptChunk(group, chunk, self.base[group])
         rows = PromptRows.of([part], kv.prompt_pages)
         node_k, node_v = self._scratch(len(chunk))
@@ -130,10 +130,11 @@ class DraftCache:
     def read(
         self, recent: dict[int, list[int]], hidden: dict[int, torch.Tensor] | None, host: HostSlots
     ) -> torch.Tensor:
-        """Read committed tokens that are not cached yet, at least one per slot, in place.
+        """Read committed tokens, at least one per slot, and append them to the cache.
 
-        recent: by slot, in the order of `host.live`. hidden: [tokens, hidden] of the tokens before
-        them. Returns [slots, hidden] of each slot's last.
+        recent: tokens not cached yet, by slot, in the order of `host.live`. hidden: by slot, states
+        [tokens, hidden] of the tokens before them. Returns states [slots, hidden] of the last
+        tokens.
         """
         last: dict[int, torch.Tensor] = {}
         while recent:
@@ -160,7 +161,7 @@ class DraftCache:
     def commit(
         self, node_k: torch.Tensor, node_v: torch.Tensor, rows: dict[int, list[int]]
     ) -> None:
-        """Append rows of node_k and node_v to the slots' cached tokens; rows: by slot."""
+        """Append rows of node_k and node_v to the slots' cached tokens; rows: indices by slot."""
         S, most = len(self.length), max(map(len, rows.values()), default=0)
         if not most:
             return
@@ -176,7 +177,8 @@ class DraftCache:
         self, rows: SlotRows, words: list[int], at: Any, token: list[int], position: list[int],
         hidden: torch.Tensor | None, node_k: torch.Tensor, node_v: torch.Tensor, host: HostSlots,
     ) -> torch.Tensor:  # fmt: skip
-        """Run the rows `at`; node_k and node_v already have keys and values of the others."""
+        """Run the rows `at`, and write their keys and values to node_k and node_v, which already
+        have those of the other rows. Returns states [len(at), hidden]."""
         kv, config = self.kv, self.net.config
         where = rows.tensors(len(self.length), host.group, self.device) | dict(
             prompt_pages=kv.prompt_pages,
@@ -235,7 +237,7 @@ class DraftCache:
 
 
 class Scratch:
-    """Keys and values of a step's drafts: nodes of each slot, level by level."""
+    """Keys and values of a step's drafts: the nodes of each slot, read level by level."""
 
     def __init__(self, cache: DraftCache, host: HostSlots):
         self.cache, self.host = cache, host
@@ -250,9 +252,9 @@ class Scratch:
         self, slot: list[int], parent: list[int], token: list[int], depth: int,
         hidden: torch.Tensor | None,
     ) -> tuple[list[int], torch.Tensor]:  # fmt: skip
-        """Read one level's nodes. parent: number of each node's parent in the slot, -1 for none.
+        """Read the nodes of one level. parent: number of each node's parent in the slot, or -1.
 
-        Returns their numbers, and [n, hidden] in the same order.
+        Returns the nodes' numbers in their slots, and states [n, hidden] in the same order.
         """
         cache, old = self.cache, self.rows
         number = []
@@ -278,6 +280,6 @@ class Scratch:
         return number, out
 
     def keep(self, numbers: dict[int, list[int]]) -> None:
-        """Append accepted nodes, by slot, to the slot's tokens."""
+        """Append accepted nodes to the slots' cached tokens; numbers: by slot."""
         rows = {s: [self.rows.start[s] + n for n in path] for s, path in numbers.items() if path}
         self.cache.commit(self.k, self.v, rows)

@@ -1,17 +1,17 @@
-"""Keys and values of a draft model on the device: fixed shapes, and no read by the host.
+"""Keys and values of a draft model on the device: fixed shapes, no reads by the host.
 
-Its pages have the same numbers as the target's, so the target's page tables are used for both and
-nothing is reserved or freed here. A forward pass has equally many rows of every live slot, slot by
+Page numbers equal the target's, so the target's page tables are used for both and nothing is
+reserved or freed here. A forward pass has the same number of rows for every live slot, slot by
 slot:
 
-    reading    up to R unread committed tokens; if that is all of them, the root is the last
-    a level    the nodes of this step so far; those of previous levels have keys and no query
+    reading    up to R unread committed tokens; if these are all of them, the root is the last
+    a level    all nodes of this step so far; nodes of previous levels have keys and no query
 
 Committed tokens are read again when the next step drafts, in one pass with the root, so a rejected
-draft leaves nothing. A slot with more than R unread tokens, after steps without drafts, does not
-draft until it has read them. A head reads in every step, because the target's states before unread
-tokens have room for R per slot; it has no key of a prompt's first token, which has no state before
-it.
+draft leaves no trace. A slot with more than R unread tokens, after steps without drafts, does not
+draft until it has read them. A head reads in every step, because the buffer of the target's states
+before unread tokens holds R per slot. It has no key of a prompt's first token, which has no state
+before it.
 """
 
 from dataclasses import dataclass
@@ -32,15 +32,15 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class Nodes:
-    """Keys and values of a step's nodes so far, equally many per slot."""
+    """Keys and values of a step's nodes so far, the same number per slot."""
 
     k: torch.Tensor  # [L, S, n, K, D]
     v: torch.Tensor
-    words: torch.Tensor  # [S, read] int64, bit j: node j is this node or above it
+    words: torch.Tensor  # [S, read] int64, bit j: node j is this node or its ancestor
 
 
 class DeviceCache:
-    """Cache with the pages of the target's `cache`. tokens: R, most tokens of a slot per step."""
+    """Cache with the pages of the target's `cache`. tokens: R, most tokens read per slot."""
 
     def __init__(
         self, net: DraftNetwork, ops: Ops, cache: KVCache, tokens: int, device: torch.device
@@ -57,18 +57,18 @@ class DeviceCache:
         def full(size: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.full((size,), value, dtype=dtype, device=device)
 
-        # tokens of a prompt, from the first, that are not cached
+        # number of leading tokens of a prompt that are not cached
         self.skipped = int(net.wants_hidden)
         width = net.state_width
-        # the target's states before each slot's unread tokens, and before each prompt's last
+        # the target's states before each slot's unread tokens, and before each prompt's last token
         self.states = torch.zeros(S, tokens, width, dtype=net.dtype, device=device)
         self.before = torch.zeros(G, width, dtype=net.dtype, device=device)
-        self.length = full(S, 0)  # cached tokens after the prompt's, of each slot
-        self.key, self.sample = full(S, -1, torch.int64), full(S, -1)  # the sample of `length`
-        self.last = full(G, 0)  # each prompt's last token, the first that a slot reads
+        self.length = full(S, 0)  # per slot, number of cached tokens after the prompt's
+        self.key, self.sample = full(S, -1, torch.int64), full(S, -1)  # sample that `length` is of
+        self.last = full(G, 0)  # per group, the prompt's last token, which a slot reads first
 
     def base(self, slots: Slots) -> torch.Tensor:
-        """Cached tokens of each group's prompt, [G] int32."""
+        """Number of cached tokens of each group's prompt, [G] int32."""
         return (slots.prompt_len - self.skipped).clamp(min=0)
 
     def read_prompt(
@@ -77,8 +77,8 @@ class DeviceCache:
     ) -> None:  # fmt: skip
         """Read the prompt's tokens begin .. end - 1, for which the target has pages.
 
-        hidden: the target's states of these tokens, if the network reads each token with the state
-        before it; then tokens begin + 1 .. end are read.
+        hidden: the target's states of these tokens, if the network reads each token with the
+        previous token's state; then tokens begin + 1 .. end are read.
         """
         group = (slots.group_key == key).int().argmax()[None]
         self.last.index_fill_(0, group, prompt[-1])
@@ -102,10 +102,10 @@ class DeviceCache:
             self.net.forward(rows.token, rows.position, states, attend, node_k, node_v, self.ops)
 
     def read(self, order: SlotOrder, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read committed tokens, up to R per slot.
+        """Read committed tokens, up to R per slot, and append them to the cache.
 
-        Returns [S, hidden] at the roots and [S] bool, whether the roots were reached, both in the
-        slots' `order`.
+        Returns states [S, hidden] at the roots and [S] bool, True if the root was reached, both in
+        the slots' `order`.
         """
         S, R = self.length.shape[0], self.tokens
         group = slots.group.clamp(min=0).long()
@@ -117,7 +117,7 @@ class DeviceCache:
         unread = slots.generated - self.length + 1
         count = torch.where(slots.live, unread.clamp(max=R), 0)
         step = torch.arange(R, dtype=torch.int32, device=self.device)
-        # [S, R], numbers of the tokens; rows after the root's repeat it and are not committed
+        # [S, R], numbers of the tokens; rows after the root repeat it and are not committed
         at = torch.minimum(self.length[:, None] + step, slots.generated[:, None])
         token = slots.tokens.gather(1, (at.long() - 1).clamp(min=0))
         token = torch.where(at == 0, self.last[group][:, None], token).clamp(min=0)
@@ -160,17 +160,18 @@ class DeviceCache:
         self, order: SlotOrder, nodes: Nodes, token: torch.Tensor, above: torch.Tensor,
         position: torch.Tensor, hidden: torch.Tensor, slots: Slots,
     ) -> torch.Tensor:  # fmt: skip
-        """Read one level, F nodes of every slot; returns [S, F, hidden].
+        """Read one level, F nodes per slot; returns states [S, F, hidden].
 
-        token [S, F]; above: their parents' words [S, F], 0 below the root; position [S]; hidden:
-        [S, F, hidden], the network's states of their parents.
+        token: [S, F]. above: ancestor words of their parents [S, F], 0 below the root. position:
+        [S]. hidden: the network's states of their parents, [S, F, hidden]. Keys, values and words
+        of the level are added to `nodes`.
         """
         (S, F), begin = token.shape, nodes.words.shape[1]
         end = begin + F
         bit = torch.ones_like(above) << torch.arange(begin, end, device=self.device)
         nodes.words = torch.cat([nodes.words, above | bit], 1)
         new_k, new_v = self._scratch(S * F)
-        # by layer, after it has computed the keys and values of the level
+        # by layer, set once the layer has computed the level's keys and values
         node_k: dict[int, torch.Tensor] = {}
         node_v: dict[int, torch.Tensor] = {}
         words = nodes.words.reshape(-1)
@@ -195,7 +196,7 @@ class DeviceCache:
     def _attention(
         self, where: dict, words: torch.Tensor, slots: Slots, node_k: Any, node_v: Any
     ) -> LayerAttention:
-        """Attention of a pass, whose layers share their layout; node_k, node_v: by layer."""
+        """Attention of a forward pass, with one layout for all layers; node_k, node_v: by layer."""
         config, plan = self.net.config, self.ops.plan_attention
         where = where | dict(
             prompt_pages=self.prompt_pages, prompt_len=self.base(slots),

@@ -31,9 +31,10 @@ WORDS = {"reference": sample_words_ref, "triton": sample_words_triton}
 class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
     """Drafter of a network on the device.
 
-    k: children of a node, and paths of a slot that continue. depth: most levels.
+    k: children per node, and paths per slot that continue. depth: largest number of levels.
 
-    temperature: that of the drafts; None is the samples' own. name: the network's, in errors.
+    temperature: temperature of the drafts; None: the samples' own. name: the network's name, in
+    errors.
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         self.cache: DeviceCache | None = None
         # the public operator dispatches by device
         self._words = WORDS.get(ops.name, sample_words)
-        # [S, 1 + n], of the running step's nodes, by slot; None without drafts
+        # [S, 1 + n], estimates of the running step's nodes, by slot; None without drafts
         self._estimate: torch.Tensor | None = None
-        # [M, hidden]: the target's states of the rows that it read last, if a head uses them
+        # [M, hidden], the target's states of the rows that it read last, if a head uses them
         self._hidden: torch.Tensor | None = None
 
     def attach(self, decoder: DecoderLike, cache: KVCache) -> None:
@@ -75,7 +76,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
             self._hidden = self.net.states(hidden)
 
     def skip(self, slots: Slots) -> None:
-        """Read committed tokens with a head, since their states are stored for one step only."""
+        """For a head, read committed tokens, since their states are stored for one step only."""
         if self.net.wants_hidden:
             assert self.cache is not None, "attach was not called"
             self.cache.read(SlotOrder.of(slots), slots)
@@ -83,7 +84,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
     def propose(
         self, slots: Slots, rows: int, noise: object = None, *, nodes: int | None = None
     ) -> Pool:
-        """Draft trees of all live slots in `rows` rows. Noise is the slots' own."""
+        """Draft trees of all live slots, in `rows` rows. Uses the slots' own noise, not `noise`."""
         assert self.cache is not None, "attach was not called"
         self._estimate = None
         if nodes == 0:
@@ -101,11 +102,11 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         generated = slots.generated[order.slot]
         room = (slots.max_new - 1 - slots.generated)[order.slot]
         position = cache.base(slots)[order.group] + generated
-        # nodes that each level reads: `k`, until there is no more room
+        # number of nodes that each level reads: `k`, until there is no more room
         reads = [min(self.k, MOST_ROWS - d * self.k) for d in range(self.depth - 1)]
         reads = [n for n in reads if n > 0]
         nodes = cache.nodes(max(sum(reads), 1))
-        # the front: numbers, ancestor words and chances of the nodes to expand
+        # the front: numbers, ancestor words and path probabilities of the nodes to expand
         number = torch.full((S, 1), -1, dtype=torch.int64, device=device)
         word, chance = torch.zeros_like(number), ready.double()[:, None]
         hidden, levels, parts, begin = hidden[:, None], [], [], 0
@@ -138,7 +139,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
     def _children(
         self, hidden: torch.Tensor, place: torch.Tensor, order: SlotOrder, slots: Slots
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns tokens and estimates [S, F, k] of the `k` likeliest children of nodes [S, F].
+        """Tokens and estimates [S, F, k] of the `k` likeliest children of nodes [S, F].
 
         hidden: [S, F, hidden]; place: [S], the index of the next token.
         """
@@ -156,7 +157,8 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         return token.gather(1, best).view(S, F, -1), chance.gather(1, best).view(S, F, -1)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
-        """Update the reliability of estimates of nodes whose parent was reached."""
+        """Update the reliability with the nodes whose parent was reached; for a head, store the
+        target's states."""
         if self.net.wants_hidden:
             assert self.cache is not None and self._hidden is not None
             self.cache.keep(self._hidden, verdict.accept_row)

@@ -9,37 +9,37 @@ from csd.state.pool import COST_ONE, MAX_NODES, MODEL, Pool
 from csd.state.pool_builder import Nodes, pool_of, progress_penalties
 from csd.state.slots import Slots
 
-# cost of the least likely path, as on the host
+# largest cost of a path, as on the host
 MOST = 16 * COST_ONE
 
 
 @dataclass(slots=True)
 class Drafted:
-    """C candidates of every slot, level by level; slots in the order of a `SlotOrder`."""
+    """C candidates per slot, level by level; slots in the order of a `SlotOrder`."""
 
     token: torch.Tensor  # [S, C] int32
     parent: torch.Tensor  # [S, C] int64, number of the parent, -1 below the root
-    chance: torch.Tensor  # [S, C] float64, the path's; 0 where there is no node
+    chance: torch.Tensor  # [S, C] float64, probability of the path; 0 where there is no node
     estimate: torch.Tensor  # [S, C] float64, the model's estimate of the token
-    levels: list[int]  # candidates of each level; their sum is C
+    levels: list[int]  # number of candidates per level; their sum is C
 
 
 def pool_of_drafted(
     drafted: Drafted, order: SlotOrder, slots: Slots, rows: int, nodes: int | None
 ) -> tuple[Pool, torch.Tensor]:
-    """Select at most `nodes` nodes into a pool of `rows` >= live rows.
+    """Select at most `nodes` nodes into a pool of `rows` rows, at least as many as live slots.
 
     Returns the pool, and the estimates of each slot's sorted nodes [S, 1 + n] float64, the root's
-    first; the pool holds a prefix of each.
+    first; the pool holds a prefix of each slot's list.
 
     Nodes are ordered by path cost plus the slot's progress penalty; ties keep their order. So a
-    parent comes before its children, and a slot's nodes are a prefix of its list.
+    parent comes before its children, and a slot's selected nodes are a prefix of its list.
     """
     device, S, C = slots.live.device, *drafted.token.shape
     # infinite where there is no node
     cost = -drafted.chance.log2() * COST_ONE
     penalty = progress_penalties(slots)[order.slot].double()[:, None]
-    # within a slot, then over all
+    # sort within each slot, then over all slots
     key, number = (cost + penalty).sort(dim=1, stable=True)
     kept = min(C, MAX_NODES - 1)
     rank = torch.empty(S * kept, dtype=torch.int64, device=device)

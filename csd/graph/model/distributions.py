@@ -1,12 +1,12 @@
 """Next-token distributions of a drafting network, over its likeliest tokens.
 
-A node's distribution is the softmax of its logits over a temperature, cut by the sample's filters;
-it covers the CANDIDATES likeliest tokens. With the verifier "match" the noise g that samples the
-target is known in advance, and a child is drafted with probability
+A node's distribution is the softmax of its logits divided by a temperature, cut by the sample's
+filters; it covers the CANDIDATES likeliest tokens. With the verifier "match" the noise g that
+samples the target is known in advance, and the estimated probability of a child is
 
     p(t) = exp(beta (log q_t + g_t)) / [ sum over candidates + exp(beta (log tail + gamma)) ]
 
-with tail the mass of all other tokens and gamma the mean of a Gumbel; greedy samples have p = q.
+with tail the mass of all other tokens and gamma the mean of a Gumbel. For greedy samples p = q.
 The graph uses the same form (`csd/kernels/draft_tree/`).
 """
 
@@ -26,14 +26,14 @@ BETA = 0.7
 
 @dataclass(slots=True)
 class Distributions:
-    """Candidates of F nodes, likeliest tokens first."""
+    """Distributions of F nodes over C candidates, likeliest tokens first."""
 
     token: np.ndarray  # [F, C] int64
-    log: np.ndarray  # [F, C] float64, log q, -inf where a filter cuts
+    log: np.ndarray  # [F, C] float64, log q, -inf for filtered tokens
     tail: np.ndarray  # [F], mass of all other tokens
 
     def renormalised(self) -> np.ndarray:
-        """[F, C] float64, probabilities over the candidates that sum to 1."""
+        """Probabilities [F, C] float64 over the candidates, normalised to sum 1."""
         q = np.exp(self.log)
         return q / q.sum(1, keepdims=True)
 
@@ -42,9 +42,9 @@ def distributions(
     logits: torch.Tensor, slot: list[int], slots: Slots, temperature: float | None,
     candidates: int = CANDIDATES,
 ) -> Distributions:  # fmt: skip
-    """Distributions of nodes of `slot` [F] with logits [F, V], without the repetition penalty.
+    """Distributions of nodes of slots `slot` [F] with logits [F, V]; no repetition penalty.
 
-    temperature: None is the sample's own.
+    temperature: None means the sample's own.
     """
     s = torch.tensor(slot).to(logits.device)
     token, log = distribution_tensors(logits, s, slots, temperature, candidates)
@@ -57,7 +57,7 @@ def distribution_tensors(
     logits: torch.Tensor, s: torch.Tensor, slots: Slots, temperature: float | None,
     candidates: int = CANDIDATES,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Tokens [F, C] int64 and log q [F, C] float64 of nodes of slots s [F], on the device."""
+    """Tokens [F, C] int64 and log q [F, C] float64, on the device, of nodes of slots s [F]."""
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     own = slots.temperature[s].to(z.dtype)
     greedy = own <= 0
@@ -78,9 +78,9 @@ def expected(
     dist: Distributions, slot: list[int], position: list[int], slots: Slots,
     noise: DraftNoise | None,
 ) -> np.ndarray:  # fmt: skip
-    """[F, C]: p(t) of each candidate, with the verifier "match".
+    """Probabilities p(t) [F, C] of the candidates with the verifier "match".
 
-    position: number of the token that follows the node. noise: in place of the slots' own.
+    position: index of the token after each node. noise: replaces the slots' own.
     """
     s, at = np.array(slot), np.array(position)
     if noise is not None:
@@ -90,7 +90,7 @@ def expected(
         key, sample = (x.numpy(force=True)[s][:, None] for x in (slots.key, slots.sample))
         g = gumbel_words(philox_words(key, dist.token, at[:, None], sample, SAMPLE))
     score = np.exp(BETA * (dist.log + g))
-    # filtered tokens are never sampled, so no mass is in the tail
+    # if a filter cuts candidates, all other tokens are cut too, so the tail has no mass
     cut = np.isneginf(dist.log).any(1)
     tail = np.exp(BETA * (np.log(dist.tail.clip(min=TAIL)) + EULER_GAMMA))
     coupled = score / (score.sum(1) + np.where(cut, 0, tail))[:, None]
@@ -99,12 +99,12 @@ def expected(
 
 
 def expected_tensors(log: torch.Tensor, word: torch.Tensor, greedy: torch.Tensor) -> torch.Tensor:
-    """`expected` on the device: [F, C], from log q [F, C].
+    """`expected` on the device: p(t) [F, C] from log q [F, C].
 
-    word: [F, C], noise words of the tokens. greedy: [F], nodes whose samples are greedy.
+    word: [F, C], noise words of the tokens. greedy: [F] bool, True for nodes of greedy samples.
     """
     q = log.exp()
-    # as `gumbel_words`
+    # the same as `gumbel_words`
     u = ((0xFFFFFFFF - word).double() + 0.5) * 2.0**-32
     score = (BETA * (log - (-u.log()).log())).exp()
     tail = (BETA * ((1 - q.sum(1)).clamp(min=TAIL).log() + EULER_GAMMA)).exp()

@@ -1,4 +1,4 @@
-"""`csd.DraftModel`: a smaller model of the same vocabulary as the `drafter` of a call."""
+"""`csd.DraftModel`: a smaller model with the same vocabulary, as the `drafter` of a call."""
 
 import os
 from typing import Any
@@ -20,11 +20,12 @@ class DraftSpec:
     """Settings of a drafting network: `drafter=` of `csd.generate` takes an instance of a subclass.
 
     k, depth: with "match", a tree of `depth` levels, in which `k` paths of a sample continue from
-    each level to the next and every node has at most `k` children; 1 is a chain. With multi-draft
-    verifiers, `k` independent sequences of `depth` tokens.
-    temperature: that of the drafts; None is the samples' own. Multi-draft verifiers also take one
-    for each sequence.
-    graph: whether the consensus graph drafts too, into one pool by measured reliability; "match".
+    each level to the next and every node has at most `k` children; k = 1 is a chain. With
+    multi-draft verifiers, `k` independent sequences of `depth` tokens.
+    temperature: temperature of the drafts; None means the samples' own. Multi-draft verifiers also
+    accept one per sequence.
+    graph: with "match", True if the consensus graph drafts too; nodes of both enter one pool,
+    ranked by measured reliability.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class DraftSpec:
     def make(
         self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
     ) -> NetworkDrafter:
-        """Make a drafter; arguments as of `make_drafter`."""
+        """Make a drafter; arguments as in `make_drafter`."""
         raise NotImplementedError
 
     def __call__(self, ops: Ops, device: str | torch.device) -> NetworkDrafter:
@@ -69,11 +70,11 @@ class DraftModel(DraftSpec):
 
     model: as in `csd.generate`: a `transformers` model, a folder, a hub name, a GGUF file or a
     `csd.models` Decoder. It is loaded once, by the first call that drafts with it. layers: use
-    only its first layers, below its last norm and head. dtype, revision: of a model given by name.
-    Alone and on a GPU it drafts without the host, so its steps are captured.
+    only this number of its first layers, with its last norm and head. dtype, revision: for a model
+    given by name. Alone and on a GPU it drafts without the host, so its steps are captured.
 
     The other arguments are those of `DraftSpec`. Raises ValueError for unsupported arguments; the
-    call does if the vocabularies differ in size, naming both.
+    call raises ValueError if the vocabularies differ in size, naming both.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Prefill of a drafting network: prompts, and committed tokens of samples.
 
 Prompts are read with the target, chunk by chunk. Committed tokens are read when a step drafts;
-steps without drafts leave more to read. A network on the target's hidden states reads each token
-with the target's state of the token before it, so those states are stored until then.
+steps without drafts leave more tokens unread. A network on the target's hidden states reads each
+token with the target's state of the token before it, so those states are stored until then.
 """
 
 import torch
@@ -18,23 +18,23 @@ CHUNK = 512
 
 
 class DraftPrefill:
-    """Cache of the network, and the target's states that it has not read yet."""
+    """The network's cache, and the target's states that the network has not read yet."""
 
     def __init__(self, net: DraftNetwork, ops: Ops, device: torch.device):
         self.net, self.ops, self.device = net, ops, device
         self.cache: DraftCache | None = None
-        # [M, hidden]: the target's states of the rows that it read last
+        # [M, hidden], the target's states of the rows that it read last
         self.hidden: torch.Tensor | None = None
         self._key: dict[int, int] = {}  # key of each group
-        self._last: dict[int, int] = {}  # last token of its prompt
-        self._before: dict[int, torch.Tensor] = {}  # the target's state [1, hidden] before it
-        self._unread: dict[int, list[torch.Tensor]] = {}  # by slot, the target's states
+        self._last: dict[int, int] = {}  # by group, the last token of its prompt
+        self._before: dict[int, torch.Tensor] = {}  # the target's state [1, hidden] before `_last`
+        self._unread: dict[int, list[torch.Tensor]] = {}  # by slot, unread states of the target
 
     def allocate(self, **sizes: int) -> None:
         self.cache = DraftCache(self.net, self.ops, self.device, **sizes)
 
     def read_prompt(self, key: int, prompt: list[int], read: int, slots: Slots) -> None:
-        """Read the prompt up to the target's position."""
+        """Read the prompt up to the target's position `read`; opens its group if it is new."""
         if self.cache is None:
             self._allocate_for(prompt, slots)
         cache = self.cache
@@ -69,7 +69,7 @@ class DraftPrefill:
         )  # fmt: skip
 
     def catch_up(self, host: HostSlots, slots: Slots) -> torch.Tensor:
-        """Read unread committed tokens, roots included; returns [live, hidden]."""
+        """Read unread committed tokens, roots included; returns root states [live, hidden]."""
         cache = self.cache
         assert cache is not None
         cache.claim(host, slots)
@@ -87,7 +87,7 @@ class DraftPrefill:
         return cache.read(recent, hidden, host)
 
     def observe(self, slots: Slots, paths: list[list[int]]) -> None:
-        """Store the target's states of a step; paths: by slot, rows whose tokens were committed."""
+        """Store the target's states of a step; paths: by slot, rows of committed tokens."""
         if not self.net.wants_hidden:
             return
         assert self.hidden is not None and self.cache is not None
@@ -101,7 +101,7 @@ class DraftPrefill:
             self._unread.setdefault(s, []).append(take(self.hidden, rows))
 
     def _state_before(self, group: int) -> torch.Tensor:
-        """State before a sample's first token; zeros for a prompt of one token, which has none."""
+        """State [1, hidden] before a sample's first token; zeros for a prompt of one token."""
         state = self._before.get(group)
         if state is None:
             width = self.net.state_width

@@ -1,4 +1,4 @@
-"""Drafter of a drafting network: a tree of each slot, alone or in one pool with the graph's.
+"""Drafter of a drafting network: one tree per slot, alone or in one pool with the graph's nodes.
 
 A tree grows by levels. The network reads the `k` likeliest paths of each slot's level in one
 forward pass over all slots, and each path adds its `k` likeliest children; after `depth` levels the
@@ -6,8 +6,8 @@ likeliest nodes of all slots enter the pool, up to the budget. This is EAGLE-2's
 (arXiv 2406.16858) over all samples at once, with its confidences calibrated by measured acceptance
 (`reliability.py`), which also ranks the network's nodes against the graph's. `k = 1` drafts chains.
 
-Drafting reads the device, so its steps are not captured. A draft model alone uses
-`device_drafter.py` on a GPU, which does not read it.
+The host reads the device while drafting, so the steps are not captured. A network alone on a GPU
+uses `device_drafter.py` instead, which needs no such reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,9 +57,9 @@ class NetworkDrafter(Drafter):
 class ModelDrafter(NetworkDrafter):
     """Drafter of a network on the host, with or without a consensus graph.
 
-    k: children of a node, and paths of a slot that continue. depth: most levels. temperature: that
-    of the drafts, one or one per sequence; None is the samples' own. graph: drafts beside the
-    network. name: the network's, in errors.
+    k: children per node, and paths per slot that continue. depth: largest number of levels.
+    temperature: of the drafts, one number or one per sequence; None: the samples' own. graph:
+    drafts in addition to the network. name: the network's name, in errors.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class ModelDrafter(NetworkDrafter):
         return pool_of_trees(kept, slots, rows)
 
     def begin(self, host: HostSlots, drawn: bool = False) -> Scratch:
-        """Start a step with empty trees. drawn: whether their nodes are random draws."""
+        """Start a step with empty trees. drawn: True if their nodes will be random draws."""
         assert self.prefill.cache is not None, "start was not called"
         self.trees = {s: SlotTree() for s in host.live}
         self.scratch, self.drawn = Scratch(self.prefill.cache, host), drawn
         return self.scratch
 
     def _grow(self, host: HostSlots, slots: Slots, noise: DraftNoise | None) -> None:
-        """Add the network's nodes, level by level."""
+        """Add the network's nodes to the trees, level by level."""
         if isinstance(self.temperature, tuple):
             raise ValueError(
                 "temperature must be one number with verifier='match', got "
@@ -186,7 +186,8 @@ class ModelDrafter(NetworkDrafter):
     ) -> tuple[list[tuple[int, int]], torch.Tensor]:
         """Read each slot's `k` likeliest nodes of a level.
 
-        fresh: (slot, node, row of its parent in `hidden`).
+        fresh: (slot, node, row of its parent in `hidden`). Returns the nodes read (slot, number)
+        and their states, in the same order.
         """
         assert self.scratch is not None
         ranked: dict[int, list[tuple[float, int, int]]] = {}
@@ -204,7 +205,10 @@ class ModelDrafter(NetworkDrafter):
     def read_nodes(
         self, front: list[tuple[int, int]], depth: int, hidden: torch.Tensor
     ) -> torch.Tensor:
-        """Read nodes (slot, number) of one depth; hidden: states of their parents."""
+        """Read nodes (slot, number) of one depth; returns their states [n, hidden].
+
+        hidden: states of their parents, in the same order.
+        """
         assert self.scratch is not None
         nodes = [self.trees[s].nodes[n] for s, n in front]
         above = [
@@ -219,7 +223,7 @@ class ModelDrafter(NetworkDrafter):
         return out
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
-        """Commit accepted nodes, update the reliability of estimates; the slots have advanced."""
+        """Commit accepted nodes and update the reliability, after the slots have advanced."""
         if self.graph is not None:
             self.graph.insert(pool, slots, verdict)
         token = pool.token.tolist()
@@ -243,7 +247,10 @@ class ModelDrafter(NetworkDrafter):
     def _learn(
         self, tree: SlotTree, nodes: list[int], recent: list[int], drafted: list[list[int]]
     ) -> None:
-        """Update reliability. drafted: tokens below the root and each node of the accepted path."""
+        """Update the reliability. nodes, recent: nodes and tokens of the accepted path.
+
+        drafted: drafted tokens below the root, and below each row of the path.
+        """
         for depth, tokens in enumerate(drafted):
             parent = nodes[depth - 1] if depth else -1
             hit = recent[depth] if depth < len(recent) else None

@@ -40,7 +40,7 @@ _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 class EagleHead:
-    """One decoder layer as a `csd.graph.model.cache.DraftNetwork`; weights by published names."""
+    """EAGLE head as a `csd.graph.model.cache.DraftNetwork`; weights by their published names."""
 
     wants_hidden = True
 
@@ -62,7 +62,7 @@ class EagleHead:
         self.qkv_bias = torch.cat([self._of(f"{x}.bias") for x in _ATTENTION]) if biased else None
         self.gate_up = torch.cat([self._of(f"mlp.{x}_proj.weight") for x in ("gate", "up")])
         self.embedding: torch.Tensor | None = weights.get("embed_tokens.weight")
-        # the target's token of each token of the head
+        # the target's token id for each token of the head
         self.token: torch.Tensor | None = None
         if "d2t" in weights:
             offset = weights["d2t"].long()
@@ -73,7 +73,7 @@ class EagleHead:
         return self.weights[f"{self.layer}.{name}"]
 
     def _check(self) -> None:
-        """Check that all weights exist and have matching shapes."""
+        """Raises ValueError unless all weights exist and have matching shapes."""
         c = self.config
         wide = 2 * c.hidden if self.version == 3 else c.hidden
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -103,7 +103,7 @@ class EagleHead:
                 )
 
     def attach(self, decoder: Any) -> None:
-        """Attach to the target, whose embedding, head and hidden states it may use."""
+        """Attach to the target, whose embedding, head and hidden states the head may use."""
         if not isinstance(decoder, Decoder):
             raise TypeError(f"an EAGLE head needs a csd Decoder, got {type(decoder).__name__}")
         width, c = decoder.config.hidden, self.config
@@ -138,10 +138,10 @@ class EagleHead:
         self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
         attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
     ) -> torch.Tensor:  # fmt: skip
-        """Predict states [M, hidden]; hidden: the target's, or those predicted for the parents."""
+        """Predict states [M, hidden]; hidden: the target's states, or predicted ones of parents."""
         assert hidden is not None and self.embedding is not None
         c, eps, w = self.config, self.config.norm_eps, self.weights
-        # positions of nodes that no slot has room for are clamped
+        # clamp positions beyond the context, of nodes that no slot has room for
         position = position.clamp(max=c.context - 1)
         e, f = F.embedding(token, self.embedding).to(self.dtype), hidden.to(self.dtype)
         if self.version == 1:
@@ -166,7 +166,7 @@ class EagleHead:
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [M, V], -inf for tokens that the head does not have."""
+        """Return logits [M, V], -inf for tokens that are not in the head's vocabulary."""
         if self.version == 1:
             return self.target.logits(hidden.to(self.target.embedding.dtype))
         head, eps = self.weights["lm_head.weight"], self.config.norm_eps
@@ -183,7 +183,7 @@ def read_head(
 ) -> EagleHead:
     """Read a head from a folder with config.json and *.safetensors.
 
-    dtype: by default that of the file. Raises ValueError for a folder without a valid head.
+    dtype: by default the file's. Raises ValueError for a folder without a valid head.
     """
     from safetensors.torch import load_file
     from transformers import LlamaConfig
@@ -212,11 +212,12 @@ class Eagle(DraftSpec):
     """A trained head of EAGLE-1, 2 or 3 on the target's hidden states, as a `drafter`.
 
     path: a folder with the head's config.json and *.safetensors in their published layout. dtype:
-    by default the file's. The other arguments are those of `DraftSpec`: under "match" the tree is
-    EAGLE-2's dynamic one over all samples. Alone and on a GPU it drafts without the host, so its
+    by default the file's. The other arguments are those of `DraftSpec`: with "match" the tree is
+    EAGLE-2's dynamic tree over all samples. Alone and on a GPU it drafts without the host, so its
     steps are captured.
 
-    Raises ValueError for a folder without a valid head; the call does for a head of another model.
+    Raises ValueError for a folder without a valid head; the call raises ValueError for a head of
+    another model.
     """
 
     def __init__(

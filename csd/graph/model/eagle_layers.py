@@ -1,6 +1,6 @@
 """Layers of a target whose inputs an EAGLE-3 head reads: a low one, the middle, a high one."""
 
-# layer 2 and the third from the end exist, though of 4 or 5 layers two or three are the same
+# with 4 layers, layers 2 and L - 3 exist; with 4 or 5, some of the three layers are the same
 FEWEST = 4
 
 

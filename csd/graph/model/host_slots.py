@@ -10,17 +10,17 @@ from csd.state.slots import Slots
 
 
 def take(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Select rows of x by numbers on the host."""
+    """Select rows of x by indices on the host."""
     return x.index_select(0, torch.tensor(rows, dtype=torch.int64).to(x.device))
 
 
 @dataclass(slots=True)
 class HostSlots:
-    """Lists over the slots."""
+    """Host copy of the slots' state, as lists over the slots unless noted."""
 
-    live: list[int]  # by group, then slot
+    live: list[int]  # live slots, ordered by group, then slot
     group: list[int]
-    group_key: list[int]  # over the groups
+    group_key: list[int]  # list over the groups
     sample: list[int]
     generated: list[int]
     room: list[int]  # largest depth of a tree
@@ -39,13 +39,13 @@ class HostSlots:
         )
 
     def owner(self, s: int) -> tuple[int, int]:
-        """Sample of slot s: the key of its group, and its index."""
+        """The sample in slot s: the key of its group, and its sample index."""
         return self.group_key[self.group[s]], self.sample[s]
 
 
 @dataclass(slots=True)
 class SlotRows:
-    """Rows of some slots, one slot after another, by group."""
+    """Layout of rows of some slots: one slot after another, ordered by group."""
 
     slots: list[int]
     start: dict[int, int]
@@ -55,7 +55,7 @@ class SlotRows:
     def of(cls, slots: Iterable[int], count: dict[int, int]) -> "SlotRows":
         """Lay out count[s] rows of each slot.
 
-        slots: by group, then slot; those without rows are left out.
+        slots: ordered by group, then slot; slots without rows are left out.
         """
         start, at, with_rows = {}, 0, []
         for s in slots:
@@ -70,7 +70,7 @@ class SlotRows:
         return sum(self.count.values())
 
     def tensors(self, slots: int, group: list[int], device: torch.device) -> dict:
-        """slot [M], slot_start [S], slot_nodes [S] and group_start [G + 1], all int32."""
+        """int32 tensors slot [M], slot_start [S], slot_nodes [S] and group_start [G + 1]."""
         start, nodes = [0] * slots, [0] * slots
         bounds = [0] * (slots + 1)
         owner: list[int] = []

@@ -39,7 +39,7 @@ class ModelNetwork:
         self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
         attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
     ) -> torch.Tensor:  # fmt: skip
-        # positions beyond its context are clamped; so are those of nodes that no slot has room for
+        # clamp positions beyond the context, also those of nodes that no slot has room for
         position = position.clamp(max=self.config.context - 1)
         return self.decoder.forward(token, position, attend, node_k, node_v, ops)
 

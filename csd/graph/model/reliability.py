@@ -1,12 +1,12 @@
 """Calibration of draft probabilities: measured acceptance by drafter and estimate.
 
 Estimates of the graph and of a model are not comparable, and neither is a frequency. For a common
-pool each is replaced by its measured acceptance:
+pool each estimate is replaced by its measured acceptance:
 
     r(kind, p) = (hits + PRIOR p) / (seen + PRIOR)      over tokens of this kind and about this p
 
-A token is counted if the sample reached its parent. Kinds: drafted by the graph, by the model, by
-both; a token of both has the larger estimate. About the last LATEST tokens of a bin are counted.
+A token is counted if the sample reached its parent. Kinds: drafted by the graph, by the model, or
+by both; a token of both has the larger estimate. About the last LATEST tokens per bin count.
 """
 
 import math
@@ -23,14 +23,14 @@ def bin_of(p: float) -> int:
 
 
 class Reliability:
-    """Hits and tokens of each kind and bin."""
+    """Number of accepted tokens (hits) and of counted tokens (seen), per kind and bin."""
 
     def __init__(self) -> None:
         self.hits = [[0.0] * BINS for _ in range(3)]
         self.seen = [[0.0] * BINS for _ in range(3)]
 
     def __call__(self, kind: int, p: float) -> float:
-        """Probability that the token is sampled at its parent."""
+        """Calibrated probability that the token is sampled at its parent."""
         at = bin_of(p)
         return (self.hits[kind][at] + PRIOR * p) / (self.seen[kind][at] + PRIOR)
 
@@ -44,7 +44,7 @@ class Reliability:
 
 
 class DeviceReliability:
-    """Reliability of a model alone, on the device: float64 counts at fixed addresses."""
+    """`Reliability` of a model alone, on the device: float64 counts at fixed addresses."""
 
     def __init__(self, device: torch.device):
         self.hits, self.seen = torch.zeros(2, BINS, dtype=torch.float64, device=device)
@@ -54,14 +54,14 @@ class DeviceReliability:
         self.seen.zero_()
 
     def __call__(self, p: torch.Tensor) -> torch.Tensor:
-        """Calibrated probabilities of estimates of any shape, float64."""
+        """Calibrated probabilities, float64, of estimates of any shape."""
         at = self._bin(p)
         return (self.hits[at] + PRIOR * p) / (self.seen[at] + PRIOR)
 
     def learn(self, p: torch.Tensor, tested: torch.Tensor, hit: torch.Tensor) -> None:
-        """Count tested tokens [M], and those of them that were sampled (hit).
+        """Count tested tokens [M], and those of them that were sampled (hit [M]).
 
-        Sums of integers are exact in any order.
+        The counts are integers, so their sums are exact in any order.
         """
         bins = torch.arange(BINS, device=p.device)
         mine = (self._bin(p)[:, None] == bins) & tested[:, None]
@@ -78,7 +78,7 @@ class DeviceReliability:
 
 
 class Levels:
-    """Share of nodes with an accepted draw, by depth."""
+    """Measured share of nodes with an accepted draw, by depth."""
 
     def __init__(self) -> None:
         self.hits: list[float] = []

@@ -1,12 +1,12 @@
-"""K sequences of each slot, drawn from a drafting network, for multi-draft verifiers.
+"""K sequences per slot, drawn from a drafting network, for multi-draft verifiers.
 
 Sequence k of a slot draws its token at depth d from the network's distribution after its own
-tokens, with a word of the slot:
+tokens, with the slot's noise word:
 
     word(key, k, position, sample, DRAFT | step << 3)
 
 Sequences with the same tokens so far share one node of the pool, whose drafts are the next tokens
-of all of them: as in SpecInfer (arXiv 2305.09781) and SpecTr (arXiv 2310.15141), an accepted node
+of them all: as in SpecInfer (arXiv 2305.09781) and SpecTr (arXiv 2310.15141), an accepted node
 continues with the sequences that pass through it. A distribution is renormalised over the network's
 likeliest tokens. The budget sets the numbers of sequences and levels before any draw, so they do
 not depend on the draws.
@@ -34,7 +34,7 @@ class Proposal:
     """Distributions from which a node's drafts are drawn."""
 
     token: list[int]  # [W]
-    probs: np.ndarray  # [W] for all drafts, or [drafts, W] for each
+    probs: np.ndarray  # [W] for all drafts, or [drafts, W], one row per draft
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class _Growing:
 
 
 class Sequences:
-    """Draft sequences of a step. draws: most draws of a node, each with its own noise word."""
+    """Draft sequences of a step. draws: most draws per node, each with its own noise word."""
 
     def __init__(self, drafter: ModelDrafter, draws: int):
         self._drafter, self.draws = drafter, draws
@@ -54,7 +54,7 @@ class Sequences:
     def grow(self, slots: Slots, live: int, nodes: int, choose: Callable) -> tuple[Pool, Drawn]:
         """Draw a pool of all live slots' roots and at most `nodes` drafts.
 
-        choose(costs) returns how many rows of these costs are worth verifying.
+        choose(costs) returns the number of rows with these costs that are worth verifying.
         """
         drafter, host = self._drafter, HostSlots.of(slots)
         first = slots.context.tolist()
@@ -62,7 +62,7 @@ class Sequences:
         depth = self._depths(host, nodes, choose)
         if depth:
             drafter.begin(host, drawn=True)
-            # slots without a sequence catch up as well
+            # slots without a sequence read their unread tokens as well
             hidden = drafter.prefill.catch_up(host, slots)
             row = {(s, 0): i for i, s in enumerate(host.live)}
             for s, (count, _) in depth.items():
@@ -73,7 +73,7 @@ class Sequences:
                 more = [x for x in fresh if depth[x[0]][1] > level]
                 if not more:
                     break
-                # numbers in a draft tree leave out the root
+                # numbers in a draft tree do not count the root
                 parents = [row[s, step.nodes[s][n].parent] for s, n in more]
                 hidden = drafter.read_nodes([(s, n - 1) for s, n in more], level, hidden[parents])
                 row = {x: i for i, x in enumerate(more)}
@@ -83,7 +83,7 @@ class Sequences:
         return pool, Drawn(flat, pool.slot_start.tolist())
 
     def _depths(self, host: HostSlots, nodes: int, choose: Callable) -> dict[int, tuple[int, int]]:
-        """(Number of sequences, number of levels) of each slot that drafts."""
+        """(number of sequences, number of levels) of each slot that drafts."""
         each, over = divmod(nodes, max(len(host.live), 1))
         depths = {}
         for i, s in enumerate(host.live):
@@ -151,7 +151,7 @@ class Sequences:
     def _proposals(
         self, logits: torch.Tensor, stands: list[tuple[int, int]], step: _Growing, slots: Slots
     ) -> dict[tuple[int, int], Proposal]:
-        """The proposal of each node, one for all drafts or one for each."""
+        """The proposal of each node: one distribution for all drafts, or one per draft."""
         slot, heat = [s for s, _ in stands], self._drafter.temperature
         if not isinstance(heat, tuple):
             dist = distributions(logits, slot, slots, heat)
@@ -168,7 +168,7 @@ class Sequences:
         return out
 
     def _words(self, s: int, level: int, host: HostSlots, slots: Slots) -> np.ndarray:
-        """[draws] words of a slot's sequences at a depth."""
+        """Noise words [draws] of a slot's sequences at depth `level`."""
         key, number = slots.key[s].numpy(force=True), slots.step[s].numpy(force=True)
         place = np.array(host.generated[s] + level)
         index, sample = np.arange(self.draws), np.array(host.sample[s])

@@ -9,11 +9,11 @@ from csd.state.slots import Slots
 
 @dataclass(slots=True)
 class SlotOrder:
-    """Slots ordered by group, then number; dead ones last."""
+    """Slots ordered by group, then number; free slots last."""
 
     slot: torch.Tensor  # [S] int64
     live: torch.Tensor  # [S] bool
-    group: torch.Tensor  # [S] int64, 0 where there is none
+    group: torch.Tensor  # [S] int64, 0 for a slot without a group
     bounds: torch.Tensor  # [G + 1] int64: offsets of the groups' slots
 
     @classmethod

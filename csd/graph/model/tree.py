@@ -10,16 +10,16 @@ from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, path_probability
 
 @dataclass(slots=True)
 class DraftNode:
-    """A token after its parent, with each drafter's probability."""
+    """A drafted token, with each drafter's probability of it after its parent."""
 
     token: int
     parent: int  # number in the slot, -1 for children of the root
     depth: int
-    model: float = 0.0  # 0: it did not draft the token
-    graph: float = 0.0
+    model: float = 0.0  # by the model; 0 if it did not draft the token
+    graph: float = 0.0  # by the graph, likewise
     source: int = pool.MODEL
     number: int = -1  # index in the scratch of keys and values; -1 if the model has not read it
-    chance: float = 0.0  # probability of the path
+    chance: float = 0.0  # calibrated probability of the path
 
     @property
     def kind(self) -> int:
@@ -40,7 +40,7 @@ class SlotTree:
     children: list[dict[int, int]] = field(default_factory=lambda: [{}])  # the root's first
 
     def add(self, parent: int, token: int) -> int:
-        """Return the number of the child of `parent` with `token`, new or old."""
+        """Return the number of the child of `parent` with `token`; adds it if it is new."""
         children = self.children[parent + 1]
         if token not in children:
             depth = self.nodes[parent].depth + 1 if parent >= 0 else 1
@@ -62,7 +62,8 @@ class SlotTree:
 
 
 def add_pool(trees: dict[int, SlotTree], drafted: Pool) -> None:
-    """Add the graph's nodes; a token's probability is its path's over its parent's."""
+    """Add the graph's nodes to the trees; a token's probability is its path's divided by its
+    parent's."""
     columns = (drafted.slot, drafted.parent, drafted.token, drafted.cost, drafted.source)
     place: list[int] = []
     costs = drafted.cost.tolist()
@@ -79,9 +80,9 @@ def add_pool(trees: dict[int, SlotTree], drafted: Pool) -> None:
 def likeliest(
     trees: dict[int, SlotTree], nodes: int, reliability: Reliability, penalty: list[int]
 ) -> dict[int, Tree]:
-    """Select the `nodes` likeliest nodes over all trees, by calibrated probability.
+    """Select the `nodes` likeliest nodes of all trees, by calibrated probability.
 
-    penalty: of all slots, as returned by `csd.state.pool_builder.progress_penalties`.
+    penalty: one per slot, from `csd.state.pool_builder.progress_penalties`.
     """
     weight = [path_probability(cost) for cost in penalty]
     for tree in trees.values():
@@ -97,7 +98,7 @@ def likeliest(
     place: dict[tuple[int, int], int] = {(s, -1): -1 for s in trees}
     for _, s, n in ranked:
         node = trees[s].nodes[n]
-        # skip nodes whose parent had no room
+        # skip nodes whose parent was not selected
         if nodes <= 0 or (s, node.parent) not in place:
             continue
         at = selected[s].add(place[s, node.parent], node.token, node.chance, node.source)
