@@ -3,6 +3,7 @@
 from typing import Any
 
 from bench.lib.common import markdown
+from bench.studies.paper import eagle_tables
 from tools.experiment_tables.results import GSM8K, MATH, between, load, only
 
 TRACES = {"word problems": "sums", "GSM8K": GSM8K, "MATH": MATH}
@@ -106,6 +107,8 @@ def live() -> str:
 
 
 TABLES = {
+    "eagle": lambda: eagle_tables.tables(load("eagle"))[0],
+    "eagle_pool": lambda: eagle_tables.tables(load("eagle"))[1],
     "strictness": strictness,
     "diversity": diversity,
     "temperature": lambda: _agreement("temperature, N = 8", "temperature", _metrics),
