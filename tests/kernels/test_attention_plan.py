@@ -147,7 +147,7 @@ def test_empty_work_is_large_enough():
     [((9, 0), None, 2), ((8, 0), None, 2), ((8, 9), None, 2), ((12, 0), None, 2), ((9, 4), "6", 1)],
 )
 def test_a_multiprocessor_gets_as_many_programs_as_fit(monkeypatch, capability, hip, each):
-    for function in (target.chip_of, target.programs_of):
+    for function in (target._chip_of, target.programs_of):
         function.cache_clear()
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -156,5 +156,5 @@ def test_a_multiprocessor_gets_as_many_programs_as_fit(monkeypatch, capability, 
     try:
         assert target.programs_of(torch.device("cuda", 0)) == each * 66
     finally:
-        for function in (target.chip_of, target.programs_of):
+        for function in (target._chip_of, target.programs_of):
             function.cache_clear()
