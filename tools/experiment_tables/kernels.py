@@ -1,5 +1,6 @@
 """Tables of kernels.md."""
 
+from bench.gpu.aot import TARGETS
 from bench.lib.common import markdown
 from tools.experiment_tables.results import CLASSEVAL, GSM8K, MATH, OWN, fold, load, only
 
@@ -43,4 +44,19 @@ def roofline() -> str:
     return markdown(head, fold(lines))
 
 
-TABLES = {"growth": growth, "roofline": roofline}
+def chips() -> str:
+    rows = load("aot_chips")["rows"]
+    targets = [t for t in TARGETS if any(r["target"] == t for r in rows)]
+
+    def cell(kernel: str, target: str) -> str:
+        r = only(rows, kernel=kernel, target=target)
+        stack = f", stack {r['stack']}" if r["stack"] else ""
+        at_once = f", {r['at once']} at once" if r["at once"] else ""
+        return f"{r['registers']}, {r['shared'] / 1024:.0f} of {r['limit'] // 1024}{at_once}{stack}"
+
+    kernels = dict.fromkeys(r["kernel"] for r in rows)
+    lines = [[kernel, *(cell(kernel, target) for target in targets)] for kernel in kernels]
+    return markdown(["registers, KiB of shared memory, programs", *targets], lines)
+
+
+TABLES = {"chips": chips, "growth": growth, "roofline": roofline}

@@ -1,6 +1,7 @@
 """Compile every kernel for GPUs that this machine does not have, and show its resource use.
 
 python -m bench aot --json F [--targets sm_90 ..] [--dtypes bf16 ..] [--shapes smollm2-135m ..]
+    [--kernels EXPRESSION]
 
 One row per specialisation: registers, stack, spills, instructions, shared memory and the target's
 limit, programs that a multiprocessor runs at once, loads from global memory of 16 bytes and of one
@@ -25,10 +26,15 @@ def main() -> int:
         "--dtypes", nargs="+", default=["bf16", "fp16", "fp32"], choices=["bf16", "fp16", "fp32"]
     )
     parser.add_argument("--shapes", nargs="+", default=list(named))
+    parser.add_argument(
+        "--kernels", default="", help="only names in which this regular expression is found"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     args = parser.parse_args()
     tasks = [(t, d, named[s]) for t in args.targets for d in args.dtypes for s in args.shapes]
-    rows = run(tasks, args.jobs)
+    # the expression is searched in "TARGET NAME"
+    without = rf"^(?!\S+ .*(?:{args.kernels}))" if args.kernels else ""
+    rows = run(tasks, args.jobs, without=without)
     rows.sort(key=lambda r: (r["kernel"], r["target"], r["dtype"], r["shape"]))
     print(table(rows))
     bad = [row for row in rows if problems(row)]
