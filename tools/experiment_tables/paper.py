@@ -1,5 +1,6 @@
 """Tables of paper.md."""
 
+from statistics import median
 from typing import Any
 
 from bench.lib.common import markdown
@@ -106,7 +107,22 @@ def live() -> str:
     return markdown(head, lines)
 
 
+def eagle_times() -> str:
+    rows = load("eagle_times")["rows"]
+    drafters = dict.fromkeys(r["drafter"] for r in rows)
+    lines = []
+    for n, t in dict.fromkeys((r["samples"], r["temperature"]) for r in rows):
+        found = (only(rows, samples=n, temperature=t, drafter=d) for d in drafters)
+        cells = (
+            f"{1e3 * median(r['draft_seconds']):.1f} / {sum(r['tokens']) / sum(r['seconds']):.0f}"
+            for r in found
+        )
+        lines.append([f"N = {n}, T = {t:g}", *cells])
+    return markdown(["draft, ms / tokens per second", *drafters], lines)
+
+
 TABLES = {
+    "eagle_times": eagle_times,
     "eagle": lambda: eagle_tables.tables(load("eagle"))[0],
     "eagle_pool": lambda: eagle_tables.tables(load("eagle"))[1],
     "strictness": strictness,
