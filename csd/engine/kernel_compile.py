@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import triton
@@ -45,7 +45,7 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
     exact: whether rows have the same bits in every pool, which needs other kernels.
     """
     device = step.slots.live.device
-    if device.type != "cuda" or knobs.runtime.interpret or not hasattr(os, "fork"):
+    if device.type != "cuda" or knobs.runtime.interpret:
         return
     found = driver.active.get_current_target()
     target = Target(found.backend, found.arch, found.warp_size, chip_of(device))
@@ -83,7 +83,10 @@ def compile_in_children(step: StaticStep, target: Target, processes: int) -> boo
                 # it warns of this process's other threads, but a child takes none of their locks
                 warnings.simplefilter("ignore", DeprecationWarning)
                 for part in range(parts):
-                    children.append(os.fork() or _child(step, target, part, parts, writer))
+                    child = os.fork()
+                    if child == 0:
+                        _compile_share(step, target, part, parts, writer)
+                    children.append(child)
         except OSError as error:
             LOG.warning("too few processes compile kernels: %s", error)
         finally:
@@ -119,7 +122,9 @@ def _watched(reader: int) -> bool:
     return done == jobs
 
 
-def _child(step: StaticStep, target: Target, part: int, parts: int, writer: int) -> Any:
+def _compile_share(
+    step: StaticStep, target: Target, part: int, parts: int, writer: int
+) -> NoReturn:
     """Compile every `parts`-th job from job `part` on, and end this process."""
 
     def report(**line: Any) -> None:

@@ -25,6 +25,8 @@ class Prefixes:
 
     def shifted(self, by: int) -> torch.Tensor:
         """[R, L]: the token `by` places before each one, -1 if there is none."""
+        if by == 0:
+            return self.token
         # an n-gram or a mark may be longer than all prefixes
         kept = max(self.token.shape[1] - by, 0)
         pad = self.token.shape[1] - kept, 0
