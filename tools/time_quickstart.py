@@ -27,7 +27,8 @@ PATH = "python -c 'from csd.models.demo import smollm2_path; print(smollm2_path(
 def steps(page: str) -> list[tuple[str, str]]:
     """Returns the title of the section and the shell command of each block of the page."""
     title, found = "", []
-    for m in re.finditer(r"^## ([^\n]+)$|^```(sh|python)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+    headings_and_blocks = r"^## ([^\n]+)$|^```(sh|python)\n(.*?)^```$"
+    for m in re.finditer(headings_and_blocks, page, re.MULTILINE | re.DOTALL):
         if m[1]:
             title = m[1]
         else:
