@@ -127,7 +127,7 @@ def _sample(args: Namespace) -> int:
             out: Samples = engine.generate(
                 prompt, progress=False if args.json else None, history=history, **options
             )
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             # samples drawn before the error are shown
             if isinstance(drawn := getattr(error, "samples", None), Samples):
                 _show(drawn, engine.tokenizer, args)
@@ -147,10 +147,10 @@ def _show(out: Samples, tokenizer: Any, args: Namespace) -> None:
         )
         lines.append(f"{sample.text}")
     decided = vote(out)
-    if decided.answer is not None:
+    if decided.answer is not None or decided.limited:
         lines.append(f"--- vote: {decided}")
-    if decided.cut:
-        lines.append(f"--- thoughts cut: {decided.cut} of {len(decided.answers)}")
+    if decided.thoughts_cut:
+        lines.append(f"--- thoughts cut: {decided.thoughts_cut} of {len(decided.answers)}")
     lines.append(f"--- {out.stats}; seed {out.seed}")
     show("\n".join(lines))
 

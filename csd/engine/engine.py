@@ -191,10 +191,7 @@ class Engine(ModelResources):
         """
         call = self.prepare(prompt, **options)
         with Carrying(call.requests, call.many):
-            try:
-                for _ in self.draw(call):
-                    pass
-            except KeyboardInterrupt:
+            for _ in self.draw(call):
                 pass
             results = call.results()
         return results if call.many else results[0]

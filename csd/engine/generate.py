@@ -47,13 +47,13 @@ def generate(
 
     {options}
 
-    Returns `Samples` (a list of them for a list of prompts). Ctrl-C returns the tokens drawn so
-    far; unfinished samples are `cancelled`.
+    Returns `Samples` (a list of them for a list of prompts).
 
     Raises ValueError or TypeError for arguments that cannot be served, naming the argument, and
     OSError for a `record` or `history` that cannot be written, before the first step. Every later
-    error (of a callback, or of a full disk) has an attribute `samples` with the results so far, of
-    the type that this function returns; the engine remains usable.
+    error (of a callback, a full disk, or the KeyboardInterrupt of Ctrl-C) has an attribute
+    `samples` with the results so far, of the type that this function returns; unfinished samples
+    are `cancelled`, and the engine remains usable.
     """
     engine, drawing = _resolve(model, options)
     return engine.generate(prompt, **drawing)

@@ -152,6 +152,8 @@ class ModelResources(Resources):
 
     def _end_call(self, requests: list[Request]) -> None:
         dropped, peak = self._newly_dropped(requests), peak_bytes(self.device)
+        tokens = sum(request.stats.tokens for request in requests)
         for request in requests:
+            request.stats.call_tokens = tokens
             request.stats.peak_memory = peak
             request.stats.contexts_dropped = dropped

@@ -150,8 +150,8 @@ def check_served(requests: list[Request], config: ModelSizes) -> None:
 def _is_true(answer: Any) -> bool:
     try:
         return bool(answer)
-    # arrays of several values have no truth
-    except (RuntimeError, ValueError) as error:
+    # arrays of several values and decisions of a vote have no truth
+    except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"until must give True or False, got a {type(answer).__name__}: {error}"
         ) from error

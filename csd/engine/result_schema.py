@@ -17,6 +17,7 @@ LOGPROB = {"type": ["number", "null"]}
 _STATS: dict[str, dict[str, Any]] = {
     "prompt_tokens": COUNT | {"description": "tokens of the prompt"},
     "tokens": COUNT | {"description": "tokens drawn"},
+    "call_tokens": COUNT | {"description": "tokens drawn for all prompts of the call"},
     "steps": COUNT | {"description": "steps in which the prompt had a sample in flight"},
     "sample_steps": COUNT | {"description": "the same, summed over samples"},
     "nodes_proposed": COUNT | {"description": "drafted tokens that were verified"},

@@ -8,10 +8,11 @@ from csd.state.phases import KINDS
 
 @dataclass(slots=True)
 class Stats:
-    """Statistics of one prompt's samples. Seconds are of the whole call."""
+    """Statistics of one prompt's samples. Seconds are of the whole call, for all of its prompts."""
 
     prompt_tokens: int = 0
     tokens: int = 0
+    call_tokens: int = 0  # tokens of all prompts of the call
     steps: int = 0  # steps in which the prompt had a sample in flight
     sample_steps: int = 0  # the same, summed over samples
     nodes_proposed: int = 0  # drafted tokens that were verified
@@ -42,8 +43,9 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """This prompt's tokens divided by the whole call's seconds of sampling; 0 without any."""
-        return self.tokens / self.sampling_seconds if self.sampling_seconds > 0 else 0.0
+        """The call's tokens divided by its seconds of sampling; 0 without any."""
+        tokens = max(self.call_tokens, self.tokens)
+        return tokens / self.sampling_seconds if self.sampling_seconds > 0 else 0.0
 
     @property
     def tokens_per_step(self) -> float:
@@ -62,6 +64,8 @@ def sampling_seconds(seconds: dict[str, float]) -> float:
 def _sentence(stats: Stats) -> Iterator[str]:
     """The parts of `str(stats)`."""
     yield f"{stats.tokens:,} tokens"
+    if stats.call_tokens > stats.tokens:
+        yield f"of a call that drew {stats.call_tokens:,}"
     if stats.sampling_seconds:
         yield f"in {stats.sampling_seconds:.1f} s of sampling,"
         yield f"{stats.tokens_per_second:.0f} per second"

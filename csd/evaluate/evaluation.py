@@ -137,7 +137,6 @@ def _draw(
     start = time.perf_counter()
     error = None
     try:
-        # not csd.generate, which returns incomplete problems on Ctrl-C
         for _ in engine.draw(call):
             on_sample()
     except BaseException as raised:
@@ -163,7 +162,7 @@ def _row(
         "finish_reasons": out.finish_reasons if out.error is None else ["error"] * num_samples,
         "error": out.error,
         "texts": [s.text for s in drawn(out)],
-        "thoughts_cut": decision.cut,
+        "thoughts_cut": decision.thoughts_cut,
         "tokens": out.stats.tokens,
         "steps": out.stats.sample_steps,
         "seconds": seconds,

@@ -28,24 +28,32 @@ class Decision:
     count: float  # votes, or weight, of the answer
     total: float  # votes, or weight, of all samples that have an answer
     answers: list[str | None]  # one per counted sample
-    cut: int = 0  # counted samples whose thought max_thinking_tokens ended
+    thoughts_cut: int = 0  # counted samples whose thought max_thinking_tokens ended
     second: float = 0  # votes, or weight, of the answer in second place
+    limited: int = 0  # counted samples without a vote, because max_new_tokens cut them
 
     @property
     def tied(self) -> bool:
         """True if another answer has as many votes; `answer` is then the first of them."""
         return self.answer is not None and self.second >= self.count
 
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a Decision is neither true nor false: read .answer, or .tied for a majority; to stop "
+            "once the majority is certain, pass until=csd.Vote()"
+        )
+
     def __str__(self) -> str:
         """The answer with its share of the votes, or "no majority"."""
+        cut = f", {self.limited} of them cut at max_new_tokens" if self.limited else ""
         if self.answer is None:
-            return f"no answer in {len(self.answers)} samples"
+            return f"no answer in {len(self.answers)} samples{cut}"
         voted = sum(answer is not None for answer in self.answers)
         share = f"{_amount(self.count)} of {_amount(self.total)}"
         if self.tied:
             return f"no majority: {self.answer} has {share} votes, and so has another answer"
         silent = len(self.answers) - voted
-        rest = f", {silent} of {len(self.answers)} samples without an answer" if silent else ""
+        rest = f", {silent} of {len(self.answers)} samples without an answer{cut}" if silent else ""
         part = self.count / self.total if self.total else 1.0
         return f"{self.answer} ({share} votes, {part:.0%}{rest})"
 
@@ -74,7 +82,7 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def counts(sample: Sample, limited: bool) -> bool:
-    """True if a sample votes: the last number of a cut sample may not be its answer."""
+    """True if a sample votes: the last number of a cut text is often not its answer."""
     return limited or sample.finish_reason != "length"
 
 
@@ -95,7 +103,7 @@ def vote(
     samples: Iterable[Sample],
     extract: str | Callable[[str], str | None] = answer_of,
     weight: str | Callable[[Sample], float] | None = None,
-    limited: bool = True,
+    limited: bool = False,
 ) -> Decision:
     """Majority vote over the answers of the samples before the first cancelled one.
 
@@ -105,8 +113,9 @@ def vote(
         names, different spellings (0.5, 1/2, \\frac12) are the same answer, in the spelling of the
         lowest index; results of a function are compared unchanged.
     weight: a function of a sample; None gives each weight 1; "probability" is the exp of the mean
-        log-probability per token. Ties go to the answer of the lowest index.
-    limited: True if samples that were cut at `max_new_tokens` vote; else they have no answer.
+        log-probability per token. Ties go to the answer of the lowest index; `tied` is then True.
+    limited: True if samples that were cut at `max_new_tokens` vote; by default they have no answer,
+        because the last number of an unfinished text is often not its answer.
 
     Raises ValueError for a weight that is negative or not finite, and for samples without text.
     """
@@ -116,7 +125,8 @@ def vote(
     elif weight is not None and not callable(weight):
         raise ValueError(f"weight must be a function, 'probability' or None, got {shown(weight)}")
     voters = drawn(samples)
-    cut = sum(any(sample.forced) for sample in voters)
+    thoughts_cut = sum(any(sample.forced) for sample in voters)
+    without = sum(not counts(sample, limited) for sample in voters)
     spelling: dict[str, str] = {}
     answers = []
     for sample in voters:
@@ -127,10 +137,10 @@ def vote(
         if answer is not None:
             votes[answer] = votes.get(answer, 0) + (1 if weight is None else _of(weight, sample))
     if not votes:
-        return Decision(None, 0, 0, answers, cut)
+        return Decision(None, 0, 0, answers, thoughts_cut, limited=without)
     best = _leader(votes)
     second = max((votes[answer] for answer in votes if answer != best), default=0)
-    return Decision(best, votes[best], sum(votes.values()), answers, cut, second)
+    return Decision(best, votes[best], sum(votes.values()), answers, thoughts_cut, second, without)
 
 
 @dataclass(frozen=True)
@@ -150,7 +160,7 @@ class Vote:
 
     extract: str | Callable[[str], str | None] = answer_of
     confidence: float | None = None
-    limited: bool = True  # True if samples that were cut at max_new_tokens vote
+    limited: bool = False  # True if samples that were cut at max_new_tokens vote
 
     def __post_init__(self) -> None:
         extractor(self.extract)

@@ -33,10 +33,15 @@ def parse(
 
     One prompt is a str (taken as it is), a list of message dicts (through the tokenizer's chat
     template), or token ids as a list or 1-D tensor. A 2-D tensor is a batch; padded rows need
-    `attention_mask`. context: of the model; texts far beyond it are refused before they are
+    `attention_mask`. A tokenizer's BatchEncoding stands for its `input_ids`, without the tokens
+    that its `attention_mask` marks as padding. context: of the model; texts far beyond it are refused before they are
     tokenised, which takes seconds per megabyte. errors: if given, the error of a faulty prompt is
     written to it by index, and the prompt's list of token ids is empty.
     """
+    if isinstance(prompt, Mapping) and "input_ids" in prompt:
+        if attention_mask is not None:
+            raise ValueError("attention_mask is part of a prompt that is a BatchEncoding")
+        prompt = _unmasked(prompt["input_ids"], prompt.get("attention_mask"))
     if torch.is_tensor(prompt) and prompt.dim() == 2:
         rows = _unpad(prompt, attention_mask)
         if not rows:
@@ -220,6 +225,9 @@ def _need(tokenizer: Any, name: str) -> None:
 
 
 def _unpad(prompt: torch.Tensor, attention_mask: torch.Tensor | None) -> list[list[int]]:
+    if attention_mask is None and len(prompt) == 1:
+        # nothing is padded
+        return prompt.tolist()
     if attention_mask is None:
         raise ValueError("a 2-D tensor of prompts needs attention_mask, which marks the padding")
     if not torch.is_tensor(attention_mask):
@@ -234,6 +242,16 @@ def _unpad(prompt: torch.Tensor, attention_mask: torch.Tensor | None) -> list[li
             f"got {tuple(attention_mask.shape)}"
         )
     return [row[keep.bool()].tolist() for row, keep in zip(prompt, attention_mask, strict=True)]
+
+
+def _unmasked(ids: Any, mask: Any) -> Any:
+    """The token ids of one or more texts without padding, as nested lists."""
+    ids, mask = (x.tolist() if hasattr(x, "tolist") else x for x in (ids, mask))
+    if mask is None:
+        return ids
+    if not len(ids) or not isinstance(ids[0], list | tuple):
+        return [token for token, keep in zip(ids, mask, strict=True) if keep]
+    return [_unmasked(row, kept) for row, kept in zip(ids, mask, strict=True)]
 
 
 def _check(ids: list[int] | tuple, vocab: int, name: str) -> list[int]:

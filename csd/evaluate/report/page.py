@@ -43,8 +43,8 @@ def page(result: dict) -> str:
         "seed": result["seed"],
         "vote": str(decision),
     }  # fmt: skip
-    if decision.cut:
-        facts["thoughts cut"] = f"{decision.cut} of {len(decision.answers)}"
+    if decision.thoughts_cut:
+        facts["thoughts cut"] = f"{decision.thoughts_cut} of {len(decision.answers)}"
     prompt = result.get("prompt") or "".join(data.pieces(result, result["prompt_ids"]))
     here = files("csd.evaluate.report")
     return Template((here / "page.html").read_text("utf-8")).substitute(
