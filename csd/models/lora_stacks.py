@@ -34,7 +34,7 @@ class Stack(NamedTuple):
         return self.a.shape[-2] if self.a.dim() == 2 else self.a.shape[0] * self.a.shape[2]
 
 
-def beside(
+def add_lora(
     product: Callable, x: torch.Tensor, y: torch.Tensor, stacks: list[Stack]
 ) -> torch.Tensor:
     """Add the adapters' results for x [M, in] to the base's result y [M, out].
