@@ -167,8 +167,8 @@ def _copies(parts: list[Any]) -> Iterator[_Copy]:
         weights = [(p.lora_A[n].weight, p.lora_B[n].weight) for p, n, _ in given]
         if len({w.dtype for pair in weights for w in pair}) > 1:
             raise TypeError(
-                "the adapters of a layer's projections are in more than one dtype, which csd's "
-                "fused decoder does not run"
+                "the adapters of a layer's projections have different dtypes, which csd's fused "
+                "decoder does not support"
             )
         ranks = [a.shape[0] for a, _ in weights]
         R, like = -(-sum(ranks) // RANKS) * RANKS, weights[0][0].data

@@ -158,6 +158,6 @@ def _same_bits(run: Callable, row: Check) -> Callable:
         row.calls += 1
         pairs = zip((got, keys, values), (want, node_k, node_v), strict=True)
         if not all(torch.equal(*pair) for pair in pairs):
-            row.fail("other bits than its layers' operations")
+            row.fail("bits differ from those of its layers' operations")
 
     return call
