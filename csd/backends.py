@@ -46,7 +46,7 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
     if device.type == "cpu" and not _interpreted():
         raise ValueError(
             "kernels must be 'reference' or 'cpu' on a CPU, got 'triton', which needs a GPU, or "
-            "TRITON_INTERPRET=1 in the environment before csd is imported"
+            "TRITON_INTERPRET=1 set in the environment before csd is imported"
         )
     return triton()
 
@@ -64,8 +64,8 @@ def _loops_pay(dtype: torch.dtype) -> bool:
 def _warn_without_numba() -> None:
     if fused_arithmetic() and find_spec("numba") is None:
         warnings.warn(
-            "numba is not installed, so csd runs its references on this CPU, which take several "
-            "times as long: pip install numba",
+            "numba is not installed, so csd runs its reference operations on this CPU, which are "
+            "several times slower: pip install numba",
             stacklevel=2,
         )
 

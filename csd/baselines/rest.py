@@ -78,7 +78,7 @@ def _array(path: Path) -> np.ndarray:
     except Exception as error:
         raise ValueError(f"{path} is not a .npy file of tokens: {error}") from error
     if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise ValueError(f"{path} must hold one list of whole numbers")
+        raise ValueError(f"{path} must hold a 1-D array of integers")
     if tokens.size and not (tokens.min() >= _END and tokens.max() < 2**31):
         raise ValueError(f"{path} must hold token ids, and -1 between documents")
     return tokens.astype(np.int64)

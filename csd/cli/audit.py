@@ -32,14 +32,27 @@ def add(commands: _SubParsersAction) -> None:
          "csd audit traces.jsonl --model MODEL --calibrate"],
         "evaluation.md",
     )  # fmt: skip
-    parser.add_argument("file", help="a trace file, as csd record and record= write it")
-    parser.add_argument("--model", required=True, help="a local folder, a hub name or a GGUF file")
-    parser.add_argument("--tie", type=float, help="gap of perturbed scores that is a tie; by "
-                        "default what rounding explains in the model's dtype")  # fmt: skip
-    parser.add_argument("--calibrate", action="store_true", help="also draw the same prompts with "
-                        "several budgets and audit these samples: their share of different tokens "
-                        "is that of false positives")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument("file", help="trace file, written by csd record or record=")
+    parser.add_argument("--model", required=True, help="local folder, hub name or GGUF file")
+    parser.add_argument(
+        "--tie",
+        type=float,
+        help="largest gap between two perturbed scores that "
+        "counts as a tie; by default the rounding error "
+        "of the model's dtype",
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="also draw samples of the same "
+        "prompts with several budgets "
+        "and audit them; their share of "
+        "different tokens estimates the "
+        "false positives",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
     add_flags(parser, (*FLAGS, "device", "revision"))
     parser.set_defaults(run=_audit)
 
@@ -61,8 +74,8 @@ def _audit(args: Namespace) -> int:
         show(json.dumps(stamped("audit", figures)), ".json")
         return 0
     lines = [
-        f"problem {s.problem}, sample {s.index}: {len(s.different(tie))} of {len(s.tokens)} tokens "
-        f"differ, first at {s.different(tie)[0]}"
+        f"problem {s.problem}, sample {s.index}: {len(s.different(tie))} of {len(s.tokens)} "
+        f"tokens differ, the first at position {s.different(tie)[0]}"
         for s in samples
         if s.different(tie)
     ]

@@ -30,20 +30,34 @@ def add(commands: _SubParsersAction) -> None:
         commands, "doctor", "check each operation on this machine",
         ["csd doctor", "csd doctor MODEL --dtype bfloat16", "csd doctor --ops"], "gpu.md",
     )  # fmt: skip
-    parser.add_argument("model", nargs="?", help="whose sizes are checked, which are in its config")
-    parser.add_argument("--device", help="by default a GPU if there is one")
-    parser.add_argument("--dtype", choices=DTYPES, help="both float32 and bfloat16 when not given")
-    parser.add_argument("--kernels", choices=NAMES, help="by default the backend that fits")
-    parser.add_argument("--ops", action="store_true",
-                        help="print what implements each operation, and check nothing")  # fmt: skip
+    parser.add_argument("model", nargs="?", help="model whose config gives the sizes to check")
+    parser.add_argument("--device", help="device to check; by default a GPU if there is one")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="dtype to check; by default float32 and bfloat16"
+    )
+    parser.add_argument(
+        "--kernels", choices=NAMES, help="backend to check; by default the one for the device"
+    )
+    parser.add_argument(
+        "--ops",
+        action="store_true",
+        help="print the implementation of each operation, and check nothing",
+    )
     for name in LARGEST:
         flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=int, help="in place of the model's")
-    parser.add_argument("--exact", action="store_true", help="as engines with exact=True run")
-    parser.add_argument("--decoder", choices=DECODERS,
-                        help="load the model too: which decoder runs it, and what its module's "
-                        "admission found")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+        parser.add_argument(flag, type=int, help=f"{name} to check instead of the model's")
+    parser.add_argument(
+        "--exact", action="store_true", help="check the operations of engines with exact=True"
+    )
+    parser.add_argument(
+        "--decoder",
+        choices=DECODERS,
+        help="also load the model, and print which decoder runs it and what the "
+        "checks of its module found",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
     parser.set_defaults(run=_doctor)
 
 
@@ -89,7 +103,7 @@ def _admission(args: Namespace, device: torch.device) -> dict | None:
     if args.decoder is None:
         return None
     if args.model is None:
-        raise ValueError("decoder needs a model, got none")
+        raise ValueError("--decoder needs a model, got none")
     dtype = DTYPES[args.dtype] if args.dtype else None
     # loads the module too, if it decodes
     loaded = load(args.model, device=device, dtype=dtype, decoder=args.decoder)

@@ -35,24 +35,42 @@ def add(commands: _SubParsersAction) -> None:
          "csd eval mine.jsonl --model MODEL -n 8 --until-decided --limit 100"],
         "howto/self_consistency.md",
     )  # fmt: skip
-    parser.add_argument("file", help="JSONL; gsm8k: question, answer; math: problem, answer; "
-                        "jsonl: prompt (a string or messages), answer")  # fmt: skip
-    parser.add_argument("--model", required=True, help="a local folder, a hub name or a GGUF file")
-    parser.add_argument("--task", choices=TASKS, default="jsonl",
-                        help="keys of a line, and how answers are read")  # fmt: skip
-    parser.add_argument("-o", "--out", help="results, JSONL; a run that was interrupted goes on")
-    parser.add_argument("--limit", type=int, help="the first so many problems")
-    parser.add_argument("--batch", type=int, default=1, help="problems drawn at a time")
+    parser.add_argument(
+        "file",
+        help="JSONL file with one problem per line. Keys by task: gsm8k: "
+        "question, answer; math: problem, answer; jsonl: prompt (a "
+        "string or messages), answer",
+    )
+    parser.add_argument("--model", required=True, help="local folder, hub name or GGUF file")
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        default="jsonl",
+        help="kind of problems: the keys of a line and how answers are extracted",
+    )
+    parser.add_argument(
+        "-o", "--out", help="results file, JSONL; an interrupted run continues from it"
+    )
+    parser.add_argument(
+        "--limit", type=int, help="number of problems to take from the start of the file"
+    )
+    parser.add_argument("--batch", type=int, default=1, help="number of problems drawn at a time")
     flags = ("num_samples", *OPTIONS, "budget", "share", "device", "revision")
     add_flags(parser, flags, num_samples=16, seed=0)
-    parser.add_argument("--until-decided", action="store_true",
-                        help="stop a problem when its vote cannot change")  # fmt: skip
+    parser.add_argument(
+        "--until-decided",
+        action="store_true",
+        help="stop drawing samples of a problem when its vote can no longer change",
+    )
     add_history_flag(parser)
     parser.add_argument("--plain", action="store_true", help="do not use the chat template")
-    parser.add_argument("--limited-vote", action="store_true",
-                        help="samples that were cut at max_new_tokens vote too; by default they "
-                        "have no answer")  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument(
+        "--limited-vote",
+        action="store_true",
+        help="also count the votes of samples that were cut at max_new_tokens; by "
+        "default they have no answer",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.set_defaults(run=_eval)
 
 
@@ -103,7 +121,7 @@ def _eval(args: Namespace) -> int:
                 bar.n = len(results.rows) * n
                 bar.set_postfix(_so_far(results.rows, n))
     except KeyboardInterrupt:
-        print(f"\ninterrupted; the same command goes on from {out}", file=sys.stderr)
+        print(f"\ninterrupted; run the same command again to continue from {out}", file=sys.stderr)
         return 130
     else:
         figures = evaluate.summary(results.rows[: len(problems)], n, until)

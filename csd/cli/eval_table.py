@@ -38,7 +38,7 @@ def shown(figures: dict, args: Namespace) -> str:
     )
     cut = figures["limited"]
     if cut:
-        votes = "voted all the same" if args.limited_vote else "have no vote"
+        votes = "still voted" if args.limited_vote else "did not vote"
         limit = "the limit" if args.max_new_tokens is None else f"{args.max_new_tokens} tokens"
         lines.append(
             f"{cut} of {figures['samples_drawn']} samples were cut at {limit} and {votes}: "

@@ -22,26 +22,34 @@ class Interval(TypedDict):
 class AtK(TypedDict):
     """Accuracy and cost of k samples of a problem, on average over its samples."""
 
-    k: Annotated[int, "samples of a problem"]
-    maj_at_k: Annotated[Interval, "share of problems whose vote is right; k = 1 is the accuracy"]
-    pass_at_k: Annotated[
-        Interval | None, "share of problems with a right sample among k; null beyond what counts"
+    k: Annotated[int, "number of samples per problem"]
+    maj_at_k: Annotated[
+        Interval,
+        "share of problems whose majority answer is right; for k = 1 the accuracy of single "
+        "samples",
     ]
-    tokens: Annotated[float, "of k samples for all problems"]
-    seconds: Annotated[float, "of the run, as much as these tokens are a share of its"]
+    pass_at_k: Annotated[
+        Interval | None,
+        "share of problems with at least one right answer among k samples; null for k above "
+        "samples_counted",
+    ]
+    tokens: Annotated[float, "tokens of k samples, over all problems"]
+    seconds: Annotated[float, "time of the run, in proportion to these tokens"]
 
 
 class Summary(TypedDict):
     """Output of `csd eval`, also written to its file .summary.json."""
 
     problems: int
-    samples: Annotated[int, "asked for, of each problem"]
-    samples_counted: Annotated[int, "of each problem, by which accuracy and pass@k are estimated"]
+    samples: Annotated[int, "requested samples per problem"]
+    samples_counted: Annotated[
+        int, "samples per problem from which accuracy and pass@k are estimated"
+    ]
     samples_drawn: int
-    answered: Annotated[float, "share of the samples that count with an answer"]
-    limited: Annotated[int, "samples that were cut at max_new_tokens"]
-    thoughts_cut: Annotated[int, "samples whose thought max_thinking_tokens ended"]
-    finish_reasons: Annotated[dict[str, float], "shares of the samples"]
+    answered: Annotated[float, "share of the samples that have an answer"]
+    limited: Annotated[int, "number of samples cut at max_new_tokens"]
+    thoughts_cut: Annotated[int, "number of samples whose thought was ended by max_thinking_tokens"]
+    finish_reasons: Annotated[dict[str, float], "share of the samples by finish reason"]
     by_k: Annotated[list[AtK], "accuracy and cost for k = 1, 2, 4, ... samples"]
     tokens: int
     tau: Annotated[float, "tokens per step of a sample"]
@@ -50,10 +58,12 @@ class Summary(TypedDict):
 
 
 class ReplayRow(TypedDict):
-    nodes: Annotated[int, "drafted tokens a sample and step, at most"]
+    nodes: Annotated[int, "maximum number of drafted tokens per sample and step"]
     tau: Annotated[float, "tokens per step of a sample"]
-    nodes_used: Annotated[float, "what was drafted of them"]
-    speedup: Annotated[float | None, "over one token a step; null without step times"]
+    nodes_used: Annotated[float, "mean number of tokens drafted per sample and step"]
+    speedup: Annotated[
+        float | None, "expected speed-up over one token per step; null without step times"
+    ]
 
 
 class Replay(TypedDict):
@@ -74,15 +84,21 @@ class Audit(TypedDict):
     ties: int
     different: int
     different_share: float
-    tie: Annotated[float, "gap of perturbed scores that is a tie"]
-    own_different_share: NotRequired[Annotated[float, "with --calibrate, of false positives"]]
+    tie: Annotated[float, "largest gap between two perturbed scores that counts as a tie"]
+    own_different_share: NotRequired[
+        Annotated[
+            float,
+            "with --calibrate: the share of different tokens in samples of this model, an "
+            "estimate of false positives",
+        ]
+    ]
 
 
 class Check(TypedDict):
     name: str
     calls: int
     error: str | None
-    worst: Annotated[float, "largest error of a float, as a share of what is allowed"]
+    worst: Annotated[float, "largest floating-point error, relative to the allowed one"]
 
 
 class DoctorReport(TypedDict):
@@ -101,19 +117,24 @@ class Doctor(TypedDict):
     passed: bool
     reports: list[DoctorReport]
     error: NotRequired[str]
-    admission: NotRequired[Annotated[dict[str, str], "which decoder runs the model, and why"]]
+    admission: NotRequired[
+        Annotated[dict[str, str], "the decoder that runs the model, and the reason"]
+    ]
 
 
 class SampleTexts(TypedDict):
     """Fields that `csd sample --json` adds to `csd.Samples.to_dict`."""
 
     model: str
-    pieces: NotRequired[Annotated[dict[str, str], "the text of each token id"]]
+    pieces: NotRequired[Annotated[dict[str, str], "text of each token id"]]
     prompt: NotRequired[str]
     characters: NotRequired[
-        Annotated[list[dict[str, str]], "by place, texts of tokens that are parts of a character"]
+        Annotated[
+            list[dict[str, str]],
+            "by sample: texts of tokens that are parts of a character, by position",
+        ]
     ]
-    drafts: NotRequired[Annotated[list[list[dict]], "with --drafts, each step's tree"]]
+    drafts: NotRequired[Annotated[list[list[dict]], "with --drafts: the draft tree of each step"]]
 
 
 KINDS: dict[str, Any] = {
@@ -123,9 +144,9 @@ KINDS: dict[str, Any] = {
 # command that prints or writes each format
 FROM = {
     "sample": "csd sample --json",
-    "summary": "csd eval, on standard output and in FILE.summary.json",
-    "results": "csd eval -o FILE, a line a problem behind one of settings",
-    "trace": "csd record -o FILE and record=, a line a prompt",
+    "summary": "csd eval: standard output and FILE.summary.json",
+    "results": "csd eval -o FILE: a line with the settings, then one line per problem",
+    "trace": "csd record -o FILE and record=: one line per prompt",
     "replay": "csd replay --json",
     "audit": "csd audit --json",
     "doctor": "csd doctor --json",

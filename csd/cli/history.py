@@ -7,8 +7,11 @@ from csd.engine.traces.history import History
 
 
 def add_history_flag(parser: ArgumentParser) -> None:
-    parser.add_argument("--history", metavar="FILE", help="trace file of past samples: they "
-                        "draft, and what is drawn is appended")  # fmt: skip
+    parser.add_argument(
+        "--history",
+        metavar="FILE",
+        help="trace file of past samples: drafts also come from them, and new samples are appended",
+    )
 
 
 def open_history(path: str | None) -> AbstractContextManager[History | None]:

@@ -16,18 +16,25 @@ from csd.schema.read import naming, read_lines
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "import", "write other systems' logs as a trace file, for csd replay",
+        commands, "import", "convert logs of other systems to a trace file for csd replay",
         ["csd import log.jsonl --model MODEL -o traces.jsonl --temperature 0.7"],
         "howto/record.md",
     )  # fmt: skip
-    parser.add_argument("log", help="JSONL; a prompt (text, messages or prompt_token_ids) with "
-                        "completions, choices as OpenAI's interface gives them, or vLLM's "
-                        "outputs")  # fmt: skip
-    parser.add_argument("--model", required=True,
-                        help="whose tokenizer reads the texts; weights are not read")  # fmt: skip
-    parser.add_argument("-o", "--out", required=True, help="trace file; must not exist")
-    parser.add_argument("--temperature", type=float, default=1.0,
-                        help="of lines that name none")  # fmt: skip
+    parser.add_argument(
+        "log",
+        help="JSONL file; each line has a prompt (text, messages or "
+        "prompt_token_ids), and completions, choices in OpenAI's "
+        "format, or outputs in vLLM's",
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="model whose tokenizer encodes the texts; its weights are not loaded",
+    )
+    parser.add_argument("-o", "--out", required=True, help="trace file to write; must not exist")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="temperature of lines that have none"
+    )
     parser.add_argument("--plain", action="store_true", help="do not use the chat template")
     add_flags(parser, ("revision",))
     parser.set_defaults(run=_import)
@@ -46,7 +53,7 @@ def _import(args: Namespace) -> int:
             read_lines(args.log, dict), tokenizer, temperature=args.temperature, plain=args.plain
         )]  # fmt: skip
         if not traces:
-            raise ValueError("holds no completions")
+            raise ValueError("has no completions")
     write_traces(args.out, traces)
     tokens = sum(len(ids) for trace in traces for ids in trace.samples)
     print(f"{len(traces)} prompts, {tokens} tokens, in {args.out}", file=sys.stderr)

@@ -32,14 +32,14 @@ from csd.schema.other_names import hint
 from csd.state.phases import showing
 from csd.state.version import __version__
 
-ABOUT = "Draw many samples of a prompt, faster, with the tokens of plain sampling."
+ABOUT = "Draw many samples of a prompt, faster than plain sampling and with the same tokens."
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     """Returns the parser of the command, and the action that has its subcommands."""
     parser = argparse.ArgumentParser(
         prog="csd", description=ABOUT, formatter_class=Help,
-        epilog="csd COMMAND --help shows a command's flags, their defaults and examples",
+        epilog="csd COMMAND --help shows the flags of a command, with defaults and examples",
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"csd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -99,17 +99,19 @@ SAMPLE_FLAGS = (
 
 def _add_sample(commands: _SubParsersAction) -> None:
     sample = add_command(
-        commands, "sample", "draw samples of one prompt and vote on their answers",
+        commands, "sample", "draw samples of one prompt and take a majority vote on their answers",
         ['csd sample MODEL "What is 17 * 24?" -n 8 --temperature 0.7',
          'csd sample MODEL "What is 17 * 24?" --json --drafts > out.json'],
         "quickstart.md",
     )  # fmt: skip
-    sample.add_argument("model", help="a local folder, a hub name or a GGUF file")
-    sample.add_argument("prompt", help="a text: a user's message where the model is a chat's")
+    sample.add_argument("model", help="local folder, hub name or GGUF file")
+    sample.add_argument("prompt", help="prompt text; for a chat model it is the user's message")
     add_flags(sample, SAMPLE_FLAGS, num_samples=8)
     add_history_flag(sample)
     sample.add_argument("--plain", action="store_true", help="do not use the chat template")
-    sample.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    sample.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
     sample.set_defaults(run=_sample)
 
 
@@ -161,7 +163,7 @@ def _json(out: Samples, tokenizer: Any, args: Namespace) -> str:
     except Exception as error:
         # a tokenizer may fail to decode single tokens
         path = keep(json.dumps(out.to_dict()), ".json")
-        raise ValueError(f"{error}; what was drawn is in {path}") from error
+        raise ValueError(f"{error}; the samples drawn so far are in {path}") from error
 
 
 if __name__ == "__main__":

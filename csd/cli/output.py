@@ -52,7 +52,7 @@ def show(text: str, suffix: str = ".txt") -> None:
         with naming_output():
             print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
-        raise OSError(f"{error}; what was drawn is in {keep(text, suffix)}") from error
+        raise OSError(f"{error}; the output is in {keep(text, suffix)}") from error
 
 
 def keep(text: str, suffix: str) -> str:

@@ -9,15 +9,26 @@ from csd.evaluate.plot import COSTS, FIGURES, curve, draw
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "plot", "draw accuracy by cost, a line for each results file of csd eval",
+        commands, "plot", "plot accuracy by cost, with one line per results file of csd eval",
         ["csd plot results.jsonl -o curve.svg",
          "csd plot small.jsonl large.jsonl -o curve.png --x seconds --y pass"],
         "howto/self_consistency.md",
     )  # fmt: skip
-    parser.add_argument("files", nargs="+", help="results files; a line has its file's name")
-    parser.add_argument("-o", "--out", required=True, help="the picture: .svg, .png or .pdf")
-    parser.add_argument("--x", choices=COSTS, default="tokens", help="cost of a problem")
-    parser.add_argument("--y", choices=FIGURES, default="maj", help="of k samples")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        help="results files of csd eval; each line in the plot is labelled with its file's name",
+    )
+    parser.add_argument("-o", "--out", required=True, help="picture to write: .svg, .png or .pdf")
+    parser.add_argument(
+        "--x", choices=COSTS, default="tokens", help="cost per problem, on the x axis"
+    )
+    parser.add_argument(
+        "--y",
+        choices=FIGURES,
+        default="maj",
+        help="accuracy of k samples, on the y axis: maj@k or pass@k",
+    )
     parser.set_defaults(run=_plot)
 
 

@@ -11,19 +11,22 @@ from csd.schema.write import WholeFile
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "report", "write a page that shows what a run drew and drafted, or an evaluation",
+        commands, "report", "write an HTML page that shows the samples and drafts of a run, or an "
+                            "evaluation",
         ["csd report out.json -o report.html", "csd report results.jsonl -o results.html"],
         "howto/report.md",
     )  # fmt: skip
-    parser.add_argument("file", help="what csd sample --json --drafts printed, or csd eval wrote")
-    parser.add_argument("-o", "--out", help="the page; by default FILE.html")
+    parser.add_argument(
+        "file", help="output of csd sample --json --drafts, or results file of csd eval"
+    )
+    parser.add_argument("-o", "--out", help="page to write; by default FILE.html")
     parser.set_defaults(run=_report)
 
 
 def _report(args: Namespace) -> int:
     out = Path(args.out) if args.out else Path(args.file).with_suffix(".html")
     if out.exists() and out.samefile(args.file):
-        raise ValueError(f"out must be another file than the one that is shown, got {str(out)!r}")
+        raise ValueError(f"out must differ from the input file, got {str(out)!r}")
     text = _page(args.file)
     with WholeFile(out) as file:
         file.write([text.encode()])

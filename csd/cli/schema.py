@@ -12,7 +12,12 @@ def add(commands: _SubParsersAction) -> None:
         commands, "schema", "print the JSON schema of an output",
         ["csd schema", "csd schema sample"], "formats.md",
     )  # fmt: skip
-    parser.add_argument("name", nargs="?", choices=KINDS, help="without one, they are listed")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        choices=KINDS,
+        help="name of a format; without it, all formats are listed",
+    )
     parser.set_defaults(run=_schema)
 
 

@@ -21,40 +21,92 @@ COUNTS = (
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "serve", "answer HTTP requests as OpenAI's interface does",
+        commands, "serve", "serve the model over HTTP with OpenAI's API",
         ["csd serve MODEL --port 8000", "csd serve MODEL --host 0.0.0.0 --api-key SECRET"],
         "serve.md",
     )  # fmt: skip
-    parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for other machines too")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--api-key", action="append", default=[], metavar="KEY",
-                        help="that clients send; repeatable. By default the words of the "
-                        "environment's CSD_API_KEYS; without any, anyone is served")  # fmt: skip
-    parser.add_argument("--served-model-name", metavar="NAME",
-                        help="by which clients name the model; its own by default")  # fmt: skip
-    parser.add_argument("--max-slots", type=int, default=64, help="samples in flight at most")
-    parser.add_argument("--max-tokens", type=int,
-                        help="of a prompt with a sample's new ones; by default the context, less "
-                        "where memory is short")  # fmt: skip
-    parser.add_argument("--memory", type=float, default=0.9,
-                        help="share of the free memory that caches may take")  # fmt: skip
-    parser.add_argument("--max-queue", type=int, default=256, help="requests that wait at most")
-    parser.add_argument("--max-n", type=int, default=128, help="choices of a request at most")
-    parser.add_argument("--max-body", type=int, default=8 << 20, help="bytes of a request")
-    parser.add_argument("--max-requests", type=int, default=512, help="answered at once")
-    parser.add_argument("--max-connections", type=int, default=2048, help="open at once")
-    parser.add_argument("--share", action="store_true",
-                        help="equal prompts of requests without keys are a group too")  # fmt: skip
-    parser.add_argument("--weights-folder", metavar="FOLDER",
-                        help="whose folders /update_weights takes; off by default")  # fmt: skip
-    parser.add_argument("--drain", type=float, default=30.0, metavar="SECONDS",
-                        help="that accepted requests have when the server is to end")  # fmt: skip
-    parser.add_argument("--dtype", choices=DTYPES, help="by default what csd.generate takes")
-    parser.add_argument("--decoder", choices=DECODERS, default="auto",
-                        help="csd's own layers, or the model's own module")  # fmt: skip
-    parser.add_argument("--exact", action="store_true",
-                        help="the same bits under any load, where that takes time too")  # fmt: skip
+    parser.add_argument("model", help="local folder, hub name or GGUF file")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; 0.0.0.0 also accepts other machines",
+    )
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port to listen on; 0 takes a free one"
+    )
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="API key that clients must send; repeatable. By default the words of "
+        "the environment variable CSD_API_KEYS; without any key, all "
+        "requests are accepted",
+    )
+    parser.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        help="name of the model in requests; by default the model's own",
+    )
+    parser.add_argument(
+        "--max-slots", type=int, default=64, help="maximum number of samples in flight"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        help="maximum number of tokens of a prompt and one of its samples; by "
+        "default the model's context, or less if memory is short",
+    )
+    parser.add_argument(
+        "--memory", type=float, default=0.9, help="share of the free memory that the caches may use"
+    )
+    parser.add_argument(
+        "--max-queue", type=int, default=256, help="maximum number of waiting requests"
+    )
+    parser.add_argument(
+        "--max-n", type=int, default=128, help="maximum number of choices per request"
+    )
+    parser.add_argument(
+        "--max-body", type=int, default=8 << 20, help="maximum size of a request's body, in bytes"
+    )
+    parser.add_argument(
+        "--max-requests", type=int, default=512, help="maximum number of requests answered at once"
+    )
+    parser.add_argument(
+        "--max-connections", type=int, default=2048, help="maximum number of open connections"
+    )
+    parser.add_argument(
+        "--share",
+        action="store_true",
+        help="also group equal prompts of different requests that have no key",
+    )
+    parser.add_argument(
+        "--weights-folder",
+        metavar="FOLDER",
+        help="folder from whose subfolders /update_weights may load weights; by "
+        "default /update_weights is off",
+    )
+    parser.add_argument(
+        "--drain",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time for accepted requests to finish when the server shuts down",
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="dtype of the model; by default chosen as in csd.generate"
+    )
+    parser.add_argument(
+        "--decoder",
+        choices=DECODERS,
+        default="auto",
+        help="decoder that runs the model: csd's own layers or the model's own module",
+    )
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="produce the same bits under any load, even where that is slower",
+    )
     add_flags(parser, ("budget", "speculate", "device", "revision"))
     parser.set_defaults(run=_serve)
 
@@ -65,7 +117,7 @@ def _serve(args: Namespace) -> int:
     check_whole("port", args.port, 0, 65535)
     check_number("drain", args.drain, 0, 86400)
     if args.weights_folder is not None and not os.path.isdir(args.weights_folder):
-        raise ValueError(f"weights-folder must be a folder, got {args.weights_folder!r}")
+        raise ValueError(f"weights-folder must be an existing folder, got {args.weights_folder!r}")
     for package in ("starlette", "uvicorn"):
         check_installed(package, "serve", "csd serve")
     from csd.engine.service import AsyncEngine
@@ -92,7 +144,8 @@ def _serve(args: Namespace) -> int:
     def begun(port: int) -> None:
         print(
             f"csd: serving {name} at http://{args.host}:{port} ({engine.fingerprint}; "
-            f"{args.max_slots} slots, texts of {engine.longest} tokens)", file=sys.stderr,
+            f"{args.max_slots} slots, up to {engine.longest} tokens per prompt and "
+            "sample)", file=sys.stderr,
             flush=True,
         )  # fmt: skip
 

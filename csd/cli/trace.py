@@ -28,40 +28,60 @@ RECORD_FLAGS = (
 
 def add(commands: _SubParsersAction) -> None:
     record = add_command(
-        commands, "record", "draw samples and write them as a trace file",
+        commands, "record", "draw samples and write them to a trace file",
         ["csd record MODEL prompts.jsonl -o traces.jsonl -n 16"], "howto/record.md",
     )  # fmt: skip
-    record.add_argument("model", help="a local folder, a hub name or a GGUF file")
-    record.add_argument("prompts", help="JSONL; prompt (a string or messages), or question or "
-                        "problem")  # fmt: skip
-    record.add_argument("-o", "--out", required=True, help="trace file; must not exist")
-    record.add_argument("--limit", type=int, help="the first so many prompts")
+    record.add_argument("model", help="local folder, hub name or GGUF file")
+    record.add_argument(
+        "prompts",
+        help="JSONL file; each line has a prompt (a string or messages), a question or a problem",
+    )
+    record.add_argument("-o", "--out", required=True, help="trace file to write; must not exist")
+    record.add_argument(
+        "--limit", type=int, help="number of prompts to take from the start of the file"
+    )
     add_flags(record, RECORD_FLAGS, num_samples=16, max_new_tokens=256, temperature=0.7, seed=0)
     record.add_argument("--plain", action="store_true", help="do not use the chat template")
     record.set_defaults(run=_record)
 
     replay = add_command(
-        commands, "replay", "count what csd would gain on recorded samples",
+        commands, "replay", "estimate how much faster csd would draw recorded samples",
         ["csd replay traces.jsonl", "csd replay traces.jsonl --model MODEL --nodes 0 8 16"],
         "howto/record.md",
     )  # fmt: skip
     replay.add_argument("traces", nargs="+", help="trace files")
-    replay.add_argument("-n", "--num-samples", type=int, help="of each prompt; all by default")
-    replay.add_argument("--nodes", type=int, nargs="+", default=[0, 2, 4, 8, 16],
-                        help="drafted tokens a sample and step")  # fmt: skip
-    replay.add_argument("--drafter", default="consensus", help="csd's own, or one to compare it "
-                        f"with: {', '.join(names())}")  # fmt: skip
-    replay.add_argument("--limit", type=int, help="the first so many prompts of each file")
     replay.add_argument(
-        "--cost", help='JSON file {"rows": [..], "seconds": [..]}: a step\'s time by its rows, as '
-        "python -m bench step_times MODEL --json FILE writes it",
-    )  # fmt: skip
+        "-n", "--num-samples", type=int, help="number of samples per prompt; by default all"
+    )
     replay.add_argument(
-        "--model", help="time the steps of this model here, in place of --cost: a local folder, a "
-        "hub name or a GGUF file",
-    )  # fmt: skip
+        "--nodes",
+        type=int,
+        nargs="+",
+        default=[0, 2, 4, 8, 16],
+        help="numbers of drafted tokens per sample and step to compare",
+    )
+    replay.add_argument(
+        "--drafter",
+        default="consensus",
+        help=f"drafter to replay: csd's own, or another for comparison: {', '.join(names())}",
+    )
+    replay.add_argument(
+        "--limit", type=int, help="number of prompts to take from the start of each file"
+    )
+    replay.add_argument(
+        "--cost",
+        help='JSON file {"rows": [..], "seconds": [..]} with the time of a step by its '
+        "number of rows, as written by python -m bench step_times MODEL --json FILE",
+    )
+    replay.add_argument(
+        "--model",
+        help="measure the step times of this model on this machine instead of reading "
+        "--cost: a local folder, hub name or GGUF file",
+    )
     add_flags(replay, ("device", "revision"))
-    replay.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    replay.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
     replay.set_defaults(run=_replay)
 
 
@@ -76,7 +96,7 @@ def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
             check_prompt(row[names[0]], names[0])
         found.append(as_message(row[names[0]], chat))
     if not found:
-        raise ValueError(f"{path} holds no prompts")
+        raise ValueError(f"{path} has no prompts")
     return found[:limit]
 
 
@@ -107,7 +127,7 @@ def _record(args: Namespace) -> int:
                 engine, prompts, args.out, settings, bar.update, progress=False, **options
             )
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from where it was", file=sys.stderr)
+        print("\ninterrupted; run the same command again to continue", file=sys.stderr)
         return 130
     tokens = sum(len(t) for trace in traces for t in trace.samples)
     print(f"{len(traces)} prompts, {tokens} tokens, in {args.out}", file=sys.stderr)
@@ -127,7 +147,7 @@ def _replay(args: Namespace) -> int:
             # a slot has at most MAX_NODES rows, the root included
             raise ValueError(f"nodes must lie in [0, {MAX_NODES - 1}], got {nodes}")
     if args.cost and args.model:
-        raise ValueError("model must be left out where cost is given, got both")
+        raise ValueError("only one of model and cost may be given, got both")
     cost = StepTimeTable.read(args.cost) if args.cost else None
     traces = [t for path in args.traces for t in list(read_traces(path))[: args.limit]]
     if not traces:
@@ -149,7 +169,10 @@ def _replay(args: Namespace) -> int:
         print(f"{row['nodes']:5} {row['nodes_used']:5.1f} {row['tau']:6.2f}{speedup}")
     print(f"{len(traces)} prompts")
     if cost is None:
-        print("pass --model MODEL, whose steps are then timed here, for the expected speed-up")
+        print(
+            "pass --model MODEL to measure its step times on this machine and show the expected "
+            "speed-up"
+        )
     else:
         print(verdict(rows))
     return 0
@@ -159,9 +182,9 @@ def verdict(rows: list[dict]) -> str:
     """Sentence on the expected speed-up of csd at the best number of drafted nodes."""
     best = max(rows, key=lambda row: row["speedup"])
     if best["speedup"] < 1.005:
-        return "csd would gain nothing on these samples here: no number of drafts pays"
+        return "csd would draw these samples no faster, with any number of drafted tokens"
     return (
-        f"csd would draw these samples {best['speedup']:.2f} times as fast as one token a step, "
-        f"by {best['nodes']} drafted tokens a sample and step at most (tau {best['tau']:.2f}); the "
-        "drafter's own time is not in it"
+        f"csd would draw these samples {best['speedup']:.2f} times as fast as one token per step, "
+        f"with at most {best['nodes']} drafted tokens per sample and step (tau "
+        f"{best['tau']:.2f}); this leaves out the drafter's own time"
     )

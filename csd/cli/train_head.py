@@ -10,18 +10,30 @@ from csd.training.train_head import DTYPES, train_head
 
 # flags of the recipe: their type, and what they are
 FLAGS: dict[str, tuple[type, str]] = {
-    "eagle": (int, "2 for EAGLE-2, whose files are EAGLE-1's, or 3 for EAGLE-3"),
-    "epochs": (int, "how often a text is read"),
-    "batch": (int, "tokens of a step; a longer text is cut there"),
-    "learning_rate": (float, "of AdamW, at its highest"),
-    "held_out": (float, "share of the prompts that are not learnt"),
-    "every": (int, "steps between two measures of the held-out texts, which also save the run"),
-    "seed": (int, "of the weights, the order of the texts and the noise"),
-    "token_weight": (float, "of the cross-entropy beside the states' loss"),
-    "noise": (float, "uniform noise on the states that are read, at most"),
-    "depth": (int, "tokens of a chain that is drafted while the head learns"),
-    "decay": (float, "the loss of a chain's token j counts decay^j times"),
-    "draft_vocab": (int, "tokens that the head can draft, the most frequent ones of the samples"),
+    "eagle": (
+        int,
+        "kind of head: 2 for EAGLE-2, whose files have EAGLE-1's format, or 3 for EAGLE-3",
+    ),
+    "epochs": (int, "number of passes over the texts"),
+    "batch": (int, "maximum number of tokens per training step; a longer text is cut"),
+    "learning_rate": (float, "peak learning rate of AdamW"),
+    "held_out": (float, "share of the prompts held out from training"),
+    "every": (
+        int,
+        "number of steps between evaluations on the held-out texts; each also saves the run",
+    ),
+    "seed": (int, "random seed of the weights, the order of the texts and the noise"),
+    "token_weight": (
+        float,
+        "weight of the cross-entropy, which is added to the loss of the states",
+    ),
+    "noise": (float, "largest uniform noise added to the input states"),
+    "depth": (int, "number of tokens in the chains drafted during training"),
+    "decay": (float, "factor of the loss per token of a chain: token j has weight decay^j"),
+    "draft_vocab": (
+        int,
+        "number of tokens that the head can draft, the most frequent ones in the samples",
+    ),
 }
 NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
@@ -32,17 +44,24 @@ def add(commands: _SubParsersAction) -> None:
         ["csd train-head MODEL TRACES.jsonl -o head",
          "csd train-head MODEL TRACES.jsonl -o head --eagle 3"], "draft_models.md",
     )  # fmt: skip
-    parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
-    parser.add_argument("traces", nargs="+", help="as csd record writes them")
-    parser.add_argument("-o", "--out", required=True, help="folder without a head; a run that was "
-                        "interrupted goes on")  # fmt: skip
+    parser.add_argument("model", help="local folder, hub name or GGUF file")
+    parser.add_argument("traces", nargs="+", help="trace files, written by csd record")
+    parser.add_argument(
+        "-o",
+        "--out",
+        required=True,
+        help=(
+            "folder for the head, which must not contain one yet; an interrupted run continues "
+            "from it"
+        ),
+    )
     for name, (kind, text) in FLAGS.items():
         flag, default = "--" + name.replace("_", "-"), getattr(Recipe, name)
         parser.add_argument(flag, type=kind, default=default, help=text + _own(name))
-    parser.add_argument("--dtype", choices=NAMES, help="of the head; by default the model's")
-    parser.add_argument("--device", help="by default a GPU if there is one")
-    parser.add_argument("--revision", help="of a hub name")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--dtype", choices=NAMES, help="dtype of the head; by default the model's")
+    parser.add_argument("--device", help="device to train on; by default a GPU if there is one")
+    parser.add_argument("--revision", help="branch, tag or commit of a model on the hub")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.set_defaults(run=_train)
 
 
@@ -51,7 +70,7 @@ def _own(name: str) -> str:
     for eagle, own in OWN.items():
         if name in own:
             default = f"{MOST:,} or all" if own[name] is None else own[name]
-            return f"; with --eagle {eagle} alone, by default {default}"
+            return f"; only with --eagle {eagle}, by default {default}"
     return ""
 
 
@@ -63,10 +82,13 @@ def _train(args: Namespace) -> int:
             revision=args.revision, progress=not args.quiet, **recipe,
         )  # fmt: skip
     except KeyboardInterrupt:
-        print(f"\ninterrupted; the same command goes on from {args.out}", file=sys.stderr)
+        print(
+            f"\ninterrupted; run the same command again to continue from {args.out}",
+            file=sys.stderr,
+        )
         return 130
     last = curve[-1]
-    text = f"{last['step']} steps over {last['tokens']} tokens, loss {last['loss']:.3f}"
+    text = f"{last['step']} steps, {last['tokens']} tokens, loss {last['loss']:.3f}"
     if last["acceptance"] is not None:
         text += f", held-out acceptance {last['acceptance']:.3f}"
     print(f"{text}, in {args.out}", file=sys.stderr)

@@ -12,12 +12,13 @@ FLAGS = ("num_samples", "max_new_tokens", "device", "revision", "decoder")
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "warmup", "compile, check and time what a model's first calls wait for",
+        commands, "warmup", "compile, check and time in advance, so that a model's first calls do "
+                            "not wait",
         ["csd warmup MODEL", "csd warmup MODEL -n 32 --prompt-tokens 2048"], "gpu.md",
     )  # fmt: skip
-    parser.add_argument("model", help="a local folder, a hub name or a GGUF file")
+    parser.add_argument("model", help="local folder, hub name or GGUF file")
     parser.add_argument(
-        "--prompt-tokens", type=int, default=512, help="tokens of the longest prompt"
+        "--prompt-tokens", type=int, default=512, help="number of tokens of the longest prompt"
     )
     add_flags(parser, FLAGS, num_samples=16)
     parser.set_defaults(run=_warmup)
@@ -34,6 +35,6 @@ def _warmup(args: Namespace) -> int:
     sizes = dict(num_samples=args.num_samples, prompt_tokens=args.prompt_tokens)
     engine.warmup(**sizes, max_new_tokens=args.max_new_tokens or 512)
     done = time.perf_counter()
-    print(f"loaded and checked in {loaded - start:.1f} s, ready in {done - loaded:.1f} s more; "
-          f"{len(engine.captured)} graphs")  # fmt: skip
+    print(f"loaded and checked in {loaded - start:.1f} s, warmed up in another "
+          f"{done - loaded:.1f} s; {len(engine.captured)} graphs captured")  # fmt: skip
     return 0

@@ -98,8 +98,8 @@ def _attend(
                 query[i, d] = read(row[d])
         whole, s = (0, rows, rows), slot[first]
         shared = prompt_pages[g], min(front, prompt), prompt
-        behind = first_own(properties, prompt, slot_len[s])
-        then = page_of(keys[1], slot_pages[s], slot_len[s], behind)
+        first_seen = first_own(properties, prompt, slot_len[s])
+        then = page_of(keys[1], slot_pages[s], slot_len[s], first_seen)
         score_pages(keys, shared, then, heads, whole, -front, query, score, work, isa)
         m = first
         while m < last:
@@ -127,8 +127,8 @@ def _attend(
                         )
             if stop < last:
                 s = slot[stop]
-                behind = first_own(properties, prompt, slot_len[s])
-                then = page_of(keys[1], slot_pages[s], slot_len[s], behind)
+                first_seen = first_own(properties, prompt, slot_len[s])
+                then = page_of(keys[1], slot_pages[s], slot_len[s], first_seen)
             else:
                 then = page_of(values[1], prompt_pages[g], prompt, front)
             add_pages(values, committed, then, heads, some, offset, score, sums, work, isa)

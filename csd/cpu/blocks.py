@@ -88,9 +88,9 @@ def round_pairs(typing_context, x, offset, count, y, to):
     def generate(context, builder, signature, args):
         x_, offset, count, y_, to = args
         half = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
-        behind = builder.add(offset, offset.type(BLOCK))
+        upper = builder.add(offset, offset.type(BLOCK))
         words = rounded_words(
-            builder, *(load(context, builder, x, x_, place, half) for place in (offset, behind))
+            builder, *(load(context, builder, x, x_, place, half) for place in (offset, upper))
         )
         # the lower half of a word is the first number of its pair
         left = splat(builder, builder.trunc(count, INT), BLOCK)

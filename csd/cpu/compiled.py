@@ -60,7 +60,7 @@ def _log() -> None:
         # the phase's own line shows the compilation
         return
     logging.getLogger("csd").warning(
-        "csd compiles loops for this CPU, which takes about a minute, once per machine"
+        "csd compiles its loops for this CPU, which takes about a minute, once per machine"
     )
 
 

@@ -90,8 +90,8 @@ class _Dots:
         offset = builder.add(weight, self._times(step, LANES * 4))
         given = [builder.add(offset, self._times(self.width, c)) for c in range(count)]
         for address in given:
-            behind = builder.add(address, self._times(self.width, count))
-            prefetch(builder, builder.inttoptr(behind, BYTE.as_pointer()))
+            ahead = builder.add(address, self._times(self.width, count))
+            prefetch(builder, builder.inttoptr(ahead, BYTE.as_pointer()))
         words = [self._load(address, INTS) for address in given]
         parts = [words]
         if self.apart:

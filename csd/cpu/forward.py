@@ -18,7 +18,7 @@ from csd.cpu.compiled import loop
 from csd.cpu.in_threads import attention, norm, norm_alone, product, rotary, swiglu
 from csd.cpu.isa import instruction
 from csd.cpu.layers import EXP, rms_norm
-from csd.cpu.lora import Stacks, beside
+from csd.cpu.lora import Stacks, add_lora
 from csd.cpu.numbers import LIKE, memory, readable
 from csd.cpu.products import in_loops, numbers, scratch_size
 from csd.cpu.threads import many, threads
@@ -76,17 +76,15 @@ def _layers(
         norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like, False)
         shape = M, width, hidden
         product(plain, isa_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, isa)
-        beside(lora, i, 0, shape, normed, qkv, transposed, like)
-        behind_q, behind_k = qkv + H * D * size, qkv + (H + K) * D * size
+        add_lora(lora, i, 0, shape, normed, qkv, transposed, like)
+        k_at, v_at = qkv + H * D * size, qkv + (H + K) * D * size
         if w[Q_NORM]:
             for m in range(M):
                 offset = m * width * size
                 norm_alone(H, D, qkv + offset, 0, w[Q_NORM], eps, qkv + offset, 0, like, False)
-                norm_alone(
-                    K, D, behind_q + offset, 0, w[K_NORM], eps, behind_q + offset, 0, like, False
-                )
+                norm_alone(K, D, k_at + offset, 0, w[K_NORM], eps, k_at + offset, 0, like, False)
         rotary(
-            rotates, (M, H, K, D, D), qkv, behind_q, behind_k, (width, width, width), position, cos,
+            rotates, (M, H, K, D, D), qkv, k_at, v_at, (width, width, width), position, cos,
             sin, q, node_k, node_v, like,
         )  # fmt: skip
         attention(
@@ -95,15 +93,15 @@ def _layers(
         )  # fmt: skip
         shape = M, hidden, H * D
         product(plain, isa_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
-        beside(lora, i, 1, shape, attended, x, transposed, like)
+        add_lora(lora, i, 1, shape, attended, x, transposed, like)
         norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like, False)
         shape = M, 2 * F, hidden
         product(plain, isa_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, isa)
-        beside(lora, i, 2, shape, normed, gate_up, transposed, like)
+        add_lora(lora, i, 2, shape, normed, gate_up, transposed, like)
         swiglu(gates, M, F, gate_up, gated, like, False)
         shape = M, hidden, F
         product(plain, isa_down, shape, gated, transposed, w[DOWN], 0, x, like, isa)
-        beside(lora, i, 3, shape, gated, x, transposed, like)
+        add_lora(lora, i, 3, shape, gated, x, transposed, like)
 
 
 class _Weights(NamedTuple):

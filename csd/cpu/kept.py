@@ -30,8 +30,8 @@ class Once:
             logging.getLogger("csd").warning(self.text, *args)
 
 
-UNREAD = Once("a loop that was compiled before is compiled anew: %s")
-UNKEPT = Once("csd cannot keep the loops that it compiles, so each process compiles its own: %s")
+UNREAD = Once("a compiled loop could not be loaded and is compiled again: %s")
+UNKEPT = Once("csd cannot cache its compiled loops, so each process compiles them again: %s")
 
 
 class Kept(FunctionCache):
@@ -103,9 +103,9 @@ class Files(IndexDataCacheFile):
             UNREAD(error)
             return None
         if owner not in self._owners:
-            UNREAD(f"{path} is of user {owner}")
+            UNREAD(f"{path} belongs to user {owner}")
         elif _digest(path, data[32:]) != data[:32]:
-            UNREAD(f"{path} is not as it was written")
+            UNREAD(f"{path} is damaged")
         else:
             return data[32:]
         return None

@@ -141,9 +141,9 @@ def _rotate(D, x, cos, sin, y, like):
     kept, left = memory(x, D, like), memory(y, D, like)
     for j in range(R, D):
         left[j] = kept[j]
-    behind = half * like.itemsize
-    low, high = memory(x, half, like), memory(x + behind, half, like)
-    y_low, y_high = memory(y, half, like), memory(y + behind, half, like)
+    second_half = half * like.itemsize
+    low, high = memory(x, half, like), memory(x + second_half, half, like)
+    y_low, y_high = memory(y, half, like), memory(y + second_half, half, like)
     cos_h, sin_h = cos[half:R], sin[half:R]
     for j in range(half):
         rotated = read(rounded(read(low[j]) * read(cos[j]), like))

@@ -22,15 +22,15 @@ from csd.cpu.tiles import ISA
 Lora = namedtuple("Lora", "addresses rows many wide inner delta like isa")
 
 
-def beside(
+def add_lora(
     lora: Lora | None, i: int, index: int, shape: Any, x: int, y: int, transposed: int, like: Any
 ) -> None:
     """Add B A x of x [M, K] to y [M, N], for product `index` of layer i. shape: M, N, K."""
     raise NotImplementedError("loops call it")
 
 
-@overload(beside, strict=False)
-def _beside(lora, i, index, shape, x, y, transposed, like):
+@overload(add_lora, strict=False)
+def _add_lora(lora, i, index, shape, x, y, transposed, like):
     if isinstance(lora, types.NoneType):
         return lambda lora, i, index, shape, x, y, transposed, like: None
     kinds = dict(zip(lora.fields, lora.types, strict=True))

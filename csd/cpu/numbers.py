@@ -38,8 +38,8 @@ def require(served: bool, name: str, *tensors: torch.Tensor | None) -> None:
     if not served:
         given = ", ".join(_described(x) for x in tensors if x is not None)
         raise TypeError(
-            f"{name} of kernels='cpu' takes tensors of a CPU in one dtype, bfloat16, float32 or, "
-            f"but for a norm, rotary embedding and SwiGLU, float64, got {given}"
+            f"{name} with kernels='cpu' takes CPU tensors of one dtype: bfloat16, float32, or, "
+            f"except for norms, rotary embedding and SwiGLU, float64; got {given}"
         )
 
 

@@ -26,13 +26,13 @@ def _descend(
     """Write the accepted path of each slot and its state."""
     for s in range(slot_start.shape[0]):
         accept_row[s] = -1
-        left, behind = max_new[s] - generated[s], slot_start[s] + slot_nodes[s]
+        left, end_row = max_new[s] - generated[s], slot_start[s] + slot_nodes[s]
         row, count, end = slot_start[s] if slot_nodes[s] else -1, 0, False
         while row >= 0 and count < left and not end:
             accept_row[s, count] = row
             count += 1
             end = ends(sample[row], stop_ids[s])
-            row = child(token, parent, row, behind, sample[row])
+            row = child(token, parent, row, end_row, sample[row])
         accept_count[s] = count
         finish[s] = finished(end, count == left) if slot_nodes[s] else RUNNING
 
@@ -42,12 +42,12 @@ def child(
     token,  # [M]
     parent,  # [M]
     row,
-    behind,  # the row after the slot's last one
+    end_row,  # the row after the slot's last one
     drawn,
 ):
     """Child of `row` whose token is `drawn`, or -1."""
     # a parent precedes its children, which have different tokens
-    for other in range(row + 1, behind):
+    for other in range(row + 1, end_row):
         if parent[other] == row and token[other] == drawn:
             return other
     return -1

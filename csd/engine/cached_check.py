@@ -58,12 +58,15 @@ def _check(
     with phase("check", device, announced):
         error = _error_of(command)
     if error and BUSY in error:
-        LOG.warning("the kernels are not checked: this process has the GPU for itself: %s", error)
+        LOG.warning(
+            "the kernels are not checked, because this process has exclusive use of the GPU: %s",
+            error,
+        )
         return
     if error:
         raise RuntimeError(
             f"csd's check of its kernels on {gpu} failed: {error}. No sample was drawn. "
-            "Engine(..., kernels='reference') runs without Triton, self_check=False without the "
+            "Engine(..., kernels='reference') runs without Triton, self_check=False skips the "
             "check; please report the output of `csd doctor`"
         )
     try:
@@ -99,13 +102,13 @@ def _error_of(command: list[str]) -> str | None:
             timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return f"it did not end within {SECONDS} s"
+        return f"it did not finish within {SECONDS} s"
     except OSError as error:
-        return f"no process can begin: {error}"
+        return f"no process can be started: {error}"
     try:
         result = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        return f"the process ended with code {done.returncode}: {last[0]}"
+        return f"the process exited with code {done.returncode}: {last[0]}"
     wrong = [c for r in result["reports"] for c in r["checks"] if c["error"] or not c["calls"]]
     return "; ".join(f"{c['name']}: {c['error'] or 'it was not called'}" for c in wrong) or None

@@ -163,6 +163,6 @@ def log_uncaptured(device: torch.device) -> None:
 @cache
 def _log_uncaptured() -> None:
     LOG.warning(
-        "logits_processor and grammars run on the host: steps of such calls are not captured "
+        "logits_processor and grammars run on the host, so steps of such calls are not captured "
         "(static=False)"
     )

@@ -15,8 +15,7 @@ def no_token_left(live: LiveSample, tokens: list[int], vocab: int, prompt: str) 
     request = live.request
     names = " and ".join(_names(request.params, request.prompt, tokens, vocab))
     return ValueError(
-        f"{names} left no token to draw after {len(tokens)} tokens of sample {live.index} of "
-        f"{prompt}"
+        f"{names} banned all tokens after {len(tokens)} tokens of sample {live.index} of {prompt}"
     )
 
 

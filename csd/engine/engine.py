@@ -287,4 +287,4 @@ class Engine(ModelResources):
 
     def _not_within_a_stream(self) -> None:
         if self._in_my_call():
-            raise RuntimeError("this engine is in the middle of a stream; close that one first")
+            raise RuntimeError("this engine is still used by a stream; close the stream first")

@@ -98,7 +98,7 @@ def engine_for(
         given = loading | {"decoder": None if decoder == "auto" else decoder}
         for name, value in given.items():
             if value is not None:
-                raise ValueError(f"{name} is set when the Engine is made, got {value!r}")
+                raise ValueError(f"{name} must be set when the Engine is made, got {value!r}")
         return model
     if isinstance(model, str) or hasattr(model, "__fspath__"):
         place = os.path.abspath(model) if os.path.exists(model) else os.fspath(model)

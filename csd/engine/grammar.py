@@ -37,11 +37,13 @@ def check_schema(name: str, value: Any) -> str | None:
         except ValueError as error:
             raise ValueError(f"{name} must be JSON, got {shown(value)}: {error}") from error
     if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a dict, a text or a class of pydantic, got {shown(value)}")
+        raise TypeError(
+            f"{name} must be a dict, a JSON string or a pydantic class, got {shown(value)}"
+        )
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must hold what JSON has: {error}") from error
+        raise TypeError(f"{name} must hold only JSON values: {error}") from error
 
 
 def check_text(name: str, value: Any) -> str | None:
@@ -49,13 +51,13 @@ def check_text(name: str, value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a text, got {shown(value)}")
+        raise TypeError(f"{name} must be a string, got {shown(value)}")
     if not value:
         raise ValueError(f"{name} must not be empty")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name} must be a text, got {shown(value)}: {error}") from error
+        raise ValueError(f"{name} must be a string, got {shown(value)}: {error}") from error
     return value
 
 
@@ -68,7 +70,7 @@ def check_one(given: Mapping[str, Any]) -> None:
     """Raises ValueError if more than one grammar is given."""
     names = [name for name in GRAMMARS if given.get(name) is not None]
     if len(names) > 1:
-        raise ValueError(f"{' and '.join(names)} exclude each other: give one")
+        raise ValueError(f"only one of {' and '.join(names)} may be given")
 
 
 def source(given: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -87,7 +89,7 @@ def source(given: Mapping[str, Any]) -> tuple[str, str] | None:
             try:
                 return name, make[name](value)
             except ValueError as error:
-                raise ValueError(f"{name} must be one that llguidance reads: {error}") from error
+                raise ValueError(f"{name} must be accepted by llguidance: {error}") from error
     return None
 
 
@@ -117,7 +119,7 @@ def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
     failed, messages = LLMatcher.validate_grammar_with_warnings(text, reader)
     if failed:
         where = f"; at {_place(given[name])}" if name == "json_schema" else ""
-        raise ValueError(f"{name} must be one that llguidance reads{where}: {messages[0].strip()}")
+        raise ValueError(f"{name} must be accepted by llguidance{where}: {messages[0].strip()}")
     served.add((text, vocab))
 
 

@@ -34,7 +34,7 @@ def check_apart(history: Any, record: str | PathLike[str] | None) -> None:
         return
     record_file = Path(os.path.realpath(record))
     if history.files & {record_file, Path(f"{record_file}.new")}:
-        raise ValueError(f"record must be another file than those of history, got {record!r}")
+        raise ValueError(f"record must be another file than that of history, got {record!r}")
 
 
 def set_history(
@@ -63,7 +63,7 @@ def set_history(
     if isinstance(history, Samples) or len(history) != len(requests):
         count = "one" if isinstance(history, Samples) else len(history)
         raise ValueError(
-            f"history must have an entry for each of {len(requests)} prompts, got {count}"
+            f"history must have one entry for each of {len(requests)} prompts, got {count}"
         )
     for i, (request, entry) in enumerate(zip(requests, history, strict=True)):
         name = f"history[{i}]"
@@ -126,7 +126,9 @@ def _past_samples(
         return []
     if isinstance(samples, Samples):
         if samples.prompt_ids != prompt:
-            raise ValueError(f"{name} must be samples of the same prompt, got another prompt's")
+            raise ValueError(
+                f"{name} must have samples of the same prompt, got samples of another prompt"
+            )
         samples = list(samples)
     if not isinstance(samples, list | tuple):
         raise TypeError(f"{name} {_EXPECTED}, got {type(samples).__name__}")
@@ -153,10 +155,12 @@ def _ids(entry: Any, tokenizer: Any, name: str) -> list[int]:
     if not isinstance(entry, list | tuple) or not all(
         isinstance(t, int) and not isinstance(t, bool) for t in entry
     ):
-        raise TypeError(f"{name} must be a sample's token ids or its text, got {entry!r:.80}")
+        raise TypeError(f"{name} must be the token ids or the text of a sample, got {entry!r:.80}")
     # check before the conversion to 32 bits, which could overflow
     if entry and (max(entry) >= 1 << 31 or min(entry) < 0):
-        raise ValueError(f"{name} must hold token ids, got {min(entry)} to {max(entry)}")
+        raise ValueError(
+            f"{name} must hold token ids, got numbers from {min(entry)} to {max(entry)}"
+        )
     return list(entry)
 
 

@@ -88,7 +88,7 @@ def compile_in_children(step: StaticStep, target: Target, processes: int) -> boo
                         _compile_share(step, target, part, parts, writer)
                     children.append(child)
         except OSError as error:
-            LOG.warning("too few processes compile kernels: %s", error)
+            LOG.warning("fewer processes than planned compile kernels: %s", error)
         finally:
             os.close(writer)
         return _watched(reader)
@@ -118,7 +118,7 @@ def _watched(reader: int) -> bool:
                     done, jobs = done + 1, line["jobs"]
                     note(f"{done} of {jobs}")
     for error in sorted(errors):
-        LOG.warning("kernels were not compiled beforehand: %s", error)
+        LOG.warning("the kernels were not compiled in advance: %s", error)
     return done == jobs
 
 

@@ -68,5 +68,5 @@ def largest(x: torch.Tensor, count: int) -> torch.Tensor:
     bits = (x.float() + 0.0).view(torch.int32)
     # integers in the order of the floats
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    behind = x.shape[1] - 1 - torch.arange(x.shape[1], device=x.device)
-    return x.shape[1] - 1 - ((order.long() << 32) | behind).topk(count).values % (1 << 32)
+    reversed_id = x.shape[1] - 1 - torch.arange(x.shape[1], device=x.device)
+    return x.shape[1] - 1 - ((order.long() << 32) | reversed_id).topk(count).values % (1 << 32)

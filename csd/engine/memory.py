@@ -187,10 +187,10 @@ class Demand:
             if self.drafter:
                 step += f", {_size(self.drafter)} for a draft model's"
             raise MemoryError(
-                f"{self.slots} at once need {total} beside the weights ({new} for keys and values "
-                f"of new tokens, {prompts} for those of prompts, {step}), {most} may be "
-                "taken: lower max_new_tokens, shorten the prompt, lower budget or the engine's "
-                "prefill_chunk, or raise its memory"
+                f"the samples in flight ({self.slots}) need {total} in addition to the weights "
+                f"({new} for keys and values of new tokens, {prompts} for those of prompts, "
+                f"{step}), but only {most} may be used: lower max_new_tokens, shorten the prompt, "
+                "lower budget or the engine's prefill_chunk, or raise its memory"
             )
 
 

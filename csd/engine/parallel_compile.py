@@ -47,7 +47,7 @@ def compile_in_parallel(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iter
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             ))  # fmt: skip
         except OSError as error:
-            LOG.warning("no second process compiles loops: %s", error)
+            LOG.warning("loops are compiled in one process only: %s", error)
 
     try:
         with before_compiling(start):

@@ -72,8 +72,8 @@ class Request:
         """Make a request, whose noise key is computed from the seed and the prompt."""
         if samples.stop > LARGEST + 1:
             raise ValueError(
-                f"first_sample must leave room for the samples, whose indices end at {LARGEST}, "
-                f"got {samples.start} for {len(samples)} of prompt {index}"
+                "first_sample must leave room for the samples, whose indices are at most "
+                f"{LARGEST}, got {samples.start} with {len(samples)} samples of prompt {index}"
             )
         return cls(index, prompt, params, samples, seed, prompt_key(seed, prompt))
 
@@ -142,7 +142,7 @@ def check_served(requests: list[Request], config: ModelSizes) -> None:
         if max(request.prompt) >= config.vocab or length > config.context:
             raise ValueError(
                 f"the model was changed after the call was made: prompt {request.index} must lie "
-                f"in the vocabulary of {config.vocab} and take at most {config.context} tokens "
+                f"in the vocabulary of {config.vocab} and have at most {config.context} tokens "
                 f"with its samples, got token ids up to {max(request.prompt)} and {length} tokens"
             )
 
@@ -153,7 +153,7 @@ def _is_true(answer: Any) -> bool:
     # arrays of several values and decisions of a vote have no truth
     except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
-            f"until must give True or False, got a {type(answer).__name__}: {error}"
+            f"until must return True or False, got a {type(answer).__name__}: {error}"
         ) from error
 
 

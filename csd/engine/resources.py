@@ -160,7 +160,7 @@ class Resources:
         groups = min(len(requests), self.max_slots)
         if (given or share) and self._drafter.max_history((), groups) is None:
             raise ValueError(
-                f"{'history' if given else 'share'} needs the drafter 'consensus', got "
+                f"{'history' if given else 'share'} needs drafter='consensus', got "
                 f"drafter={self._drafter_name!r}"
             )
         for request in given:

@@ -106,6 +106,6 @@ def frame(out: Any) -> Any:
 def write_report(out: Any, path: str | PathLike[str]) -> None:
     """Write the page of `Samples.report` to `path`."""
     if out.tokenizer is None:
-        raise ValueError("a report needs the samples' tokenizer: generate with tokenizer=")
+        raise ValueError("a report needs the samples' tokenizer: call generate with tokenizer=")
     with WholeFile(fspath(path)) as file:
         file.write([_pages[0](out).encode()])

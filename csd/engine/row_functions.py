@@ -47,7 +47,9 @@ def _run(functions: tuple, ids: torch.Tensor, logits: torch.Tensor) -> torch.Ten
                 f"logits_processor must return logits of shape {list(logits.shape)}, got {got}"
             )
         if not found.is_floating_point():
-            raise TypeError(f"logits_processor must return logits of floats, got {found.dtype}")
+            raise TypeError(
+                f"logits_processor must return floating-point logits, got {found.dtype}"
+            )
         logits = found.to(logits)
     return logits
 

@@ -41,13 +41,13 @@ def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in value):
         value = dict(value)
     if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a dict of token ids and numbers, got {shown(value)}")
+        raise TypeError(f"{name} must be a dict from token ids to numbers, got {shown(value)}")
     found = []
     for token, bias in value.items():
         if isinstance(token, bool) or not isinstance(token, Integral):
-            raise TypeError(f"{name} must have token ids for keys, got {shown(token)}")
+            raise TypeError(f"{name} must have token ids as keys, got {shown(token)}")
         if not 0 <= int(token) <= LARGEST:
-            raise ValueError(f"{name} must have token ids for keys, got {shown(token)}")
+            raise ValueError(f"{name} must have token ids as keys, got {shown(token)}")
         if not (isinstance(bias, Real) and float(bias) == -math.inf):
             bias = check_number(f"{name} of token {token}", bias, -STEEPEST, STEEPEST)
         found.append((int(token), float(bias)))
@@ -71,7 +71,7 @@ def check_words(name: str, value: Any) -> tuple[Any, ...]:
         if isinstance(word, str):
             found += check_strings(name, word)
         elif isinstance(word, Integral):
-            raise TypeError(f"{expected}, got {shown(word)} alone: write [[{word}]] for one token")
+            raise TypeError(f"{expected}, got {shown(word)}: write [[{word}]] for one token")
         else:
             ids = tuple(check_ids(name, word, LARGEST))
             if not ids:
@@ -104,8 +104,8 @@ def check_functions(name: str, value: Any) -> tuple[Callable, ...]:
     for function in listed:
         if isinstance(function, type) or not takes(function, 2):
             raise TypeError(
-                f"{name} must be a function of token ids and logits, or a list of these, got "
-                f"{shown(function)}"
+                f"{name} must be a function of token ids and logits, or a list of such functions, "
+                f"got {shown(function)}"
             )
     return listed
 
@@ -118,14 +118,15 @@ def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
         value = value.tolist()
     if isinstance(value, str) or not isinstance(value, Collection) or len(value) not in (2, 3):
         raise TypeError(
-            f"{name} must be what begins and what ends a thought, as strings or lists of token "
-            f"ids, and may have as a third what is written to end it, got {shown(value)}"
+            f"{name} must be the begin and the end of a thought, as strings or lists of token "
+            "ids, and optionally the text that ends it when the budget is spent, got "
+            f"{shown(value)}"
         )
     found = tuple(tag if isinstance(tag, str) else check_words(name, [tag])[0] for tag in value)
     if any(not tag for tag in found):
         raise ValueError(f"{name} must not be empty, got {shown(value)}")
     if found[0] == found[1]:
-        raise ValueError(f"{name} must differ, got {shown(value)}")
+        raise ValueError(f"{name} must have different begin and end, got {shown(value)}")
     return found
 
 
@@ -147,7 +148,7 @@ def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int
         tags = check_tags("thinking_tags", given.get("thinking_tags")) or find_tags(tokenizer)
         found["thinking_tags"] = spell_tags(tags, tokenizer)
     elif "thinking_tags" in found:
-        raise ValueError("thinking_tags go with max_thinking_tokens, which is not given")
+        raise ValueError("thinking_tags needs max_thinking_tokens, which is not given")
     check_one(found)
     check_grammar(found, tokenizer, vocab)
     _check_vocab(found, vocab)
@@ -163,7 +164,9 @@ def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], .
             continue
         spelled = [spell("bad_words", text, tokenizer) for text in (word, " " + word.lstrip())]
         if not any(spelled):
-            raise ValueError(f"bad_words must be texts that have tokens, got {shown(word)}")
+            raise ValueError(
+                f"bad_words must be strings with at least one token, got {shown(word)}"
+            )
         found |= dict.fromkeys(filter(None, spelled))
     return tuple(found)
 

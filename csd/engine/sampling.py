@@ -188,7 +188,7 @@ def resolve(
     if asked is not None:
         option, value = asked
         raise ValueError(
-            f"the model's generation config asks for {option}={value!r}, which csd does not "
+            f"the model's generation config sets {option}={value!r}, which csd does not "
             f"implement; set model.generation_config.{option} = None (or remove it from "
             "generation_config.json) to sample without it"
         )
@@ -220,22 +220,24 @@ def resolve(
         longest = min(512, room)
         if longest < 1:
             raise ValueError(
-                f"{name} has {prompt_tokens} tokens and fills the model's context of {context}: "
-                "shorten it, or pass truncate_prompt"
+                f"{name} has {prompt_tokens} tokens, which leaves no room in the model's context "
+                f"of {context}: shorten it, or pass truncate_prompt"
             )
     else:
         longest = check_option("max_new_tokens", longest)
         if longest > room:
             raise ValueError(
-                f"{name} has {prompt_tokens} tokens, which with max_new_tokens={longest} pass the "
-                f"model's context of {context}"
+                f"{name} has {prompt_tokens} tokens, which with max_new_tokens={longest} exceed "
+                f"the model's context of {context}"
             )
     least = given.get("min_new_tokens")
     least = 0 if least is None else check_option("min_new_tokens", least)
     if least > longest:
         # a default max_new_tokens depends on the prompt, so the message names that
         of = f" of {name}" if given.get("max_new_tokens") is None else ""
-        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={longest}{of}")
+        raise ValueError(
+            f"min_new_tokens must be at most max_new_tokens={longest}{of}, got {least}"
+        )
     texts = {
         option: given[option]
         for option in ("include_stop", "skip_special_tokens")
@@ -256,8 +258,8 @@ def resolve(
 def _log_ends(config: tuple[int, ...], tokenizer: tuple[int, ...]) -> None:
     """Log once that a model's two lists of end tokens differ."""
     LOG.warning(
-        "the generation config ends samples at the tokens %s, the tokenizer at %s: samples end at "
-        "any of them; end_token_ids= replaces both lists", list(config), list(tokenizer),
+        "the generation config has the end tokens %s and the tokenizer has %s: samples end at any "
+        "of them; end_token_ids= replaces both lists", list(config), list(tokenizer),
     )  # fmt: skip
 
 

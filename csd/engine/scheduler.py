@@ -90,8 +90,8 @@ class Scheduler(SlotFiller):
             return no_token_left(live, tokens, vocab, self.name_of(live.request))
         functions = live.request.params.logits_processor
         return FloatingPointError(
-            f"{'logits_processor or the model' if functions else 'the model'} gave NaN or infinite "
-            f"logits at step {record.step}, slot {s} ({self.name_of(live.request)}, "
+            f"{'logits_processor or the model' if functions else 'the model'} returned NaN or "
+            f"infinite logits at step {record.step}, slot {s} ({self.name_of(live.request)}, "
             f"sample {live.index})"
         )
 

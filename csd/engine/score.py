@@ -117,7 +117,7 @@ def _completions(
 def _ids(completion: Any, tokenizer: Any, vocab: int) -> list[int]:
     if isinstance(completion, str):
         if tokenizer is None:
-            raise ValueError("completions that are texts need a tokenizer: pass tokenizer=")
+            raise ValueError("completions that are strings need a tokenizer: pass tokenizer=")
         completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
     completion = _plain(completion)
     whole = isinstance(completion, list | tuple) and all(
@@ -125,7 +125,7 @@ def _ids(completion: Any, tokenizer: Any, vocab: int) -> list[int]:
     )
     if not whole or not completion:
         raise ValueError(
-            f"completions must have token ids, at least one each, got {shown(completion)}"
+            f"completions must be lists of at least one token id, got {shown(completion)}"
         )
     if not 0 <= min(completion) <= max(completion) < vocab:
         raise ValueError(

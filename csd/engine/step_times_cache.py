@@ -73,7 +73,7 @@ def load_step_times(key: str) -> StepTimeTable | None:
         return None
     # a user may have no home
     except (OSError, RuntimeError, ValueError) as error:
-        LOG.warning("step times are measured anew: %s", error)
+        LOG.warning("step times are measured again: %s", error)
         return None
 
 
@@ -91,7 +91,7 @@ def save_step_times(key: str, table: StepTimeTable) -> None:
 def _read(path: Path, key: str) -> StepTimeTable:
     entry = read_file(path, StepTimesEntry)
     if entry["of"] != key:
-        raise ValueError(f"{path} is of other steps")
+        raise ValueError(f"{path} has the times of other steps")
     try:
         return StepTimeTable(entry["rows"], entry["seconds"])
     except ValueError as error:

@@ -29,20 +29,20 @@ def find_tags(tokenizer: Any) -> tuple[str, str]:
             if end in text:
                 return begin, end
     raise ValueError(
-        "max_thinking_tokens needs what begins and ends a thought, which the chat template does "
-        "not show: pass thinking_tags=('<think>', '</think>')"
+        "max_thinking_tokens needs the begin and end of a thought, which the chat template does "
+        "not contain: pass thinking_tags=('<think>', '</think>')"
     )
 
 
 def spell(name: str, text: str, tokenizer: Any) -> tuple[int, ...]:
     """Token ids of a text. Raises ValueError, naming the argument, if it cannot be tokenized."""
     if tokenizer is None:
-        raise ValueError(f"{name} that are strings need a tokenizer: pass tokenizer= or token ids")
+        raise ValueError(f"{name} given as strings need a tokenizer: pass tokenizer= or token ids")
     try:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
     except Exception as error:
         raise ValueError(
-            f"{name} must be texts that the tokenizer reads, got {shown(text)}: {error}"
+            f"{name} must be strings that the tokenizer can encode, got {shown(text)}: {error}"
         ) from error
 
 
@@ -58,13 +58,13 @@ def spell_tags(tags: tuple[Any, ...], tokenizer: Any) -> Tags:
     begin, end, close = found[0], found[1], found[-1]
     if not begin or not end or begin[-len(end) :] == end:
         raise ValueError(
-            "thinking_tags must have a begin and an end of at least a token, of which the begin "
-            f"does not end with the end, got token ids {list(begin)} and {list(end)}"
+            "thinking_tags must have a begin and an end of at least one token, and the begin must "
+            f"not end with the end, got token ids {list(begin)} and {list(end)}"
         )
     if close[len(close) - len(end) :] != end:
         raise ValueError(
-            f"thinking_tags must have a third that ends with the second, as token ids {list(end)}, "
-            f"got {shown(list(close))}"
+            "thinking_tags must have a third entry that ends with the second, as token ids "
+            f"{list(end)}, got {shown(list(close))}"
         )
     return begin, end, close
 

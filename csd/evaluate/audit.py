@@ -62,7 +62,7 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         return []
     if len({*trace.indices}) < len(trace.indices):
         raise ValueError(
-            f"problem {trace.problem} must have one sample of each index, got indices "
+            f"problem {trace.problem} must have one sample per index, got indices "
             f"{shown(trace.indices)}"
         )
     config, longest = engine.config, max(map(len, trace.samples))
@@ -79,7 +79,8 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
     highest = max(max(trace.prompt), *(max(tokens) for tokens in trace.samples))
     if highest >= config.vocab:
         raise ValueError(
-            f"problem {trace.problem} must lie in the vocabulary of {config.vocab}, got {highest}"
+            f"problem {trace.problem} must have tokens in the vocabulary of {config.vocab}, got "
+            f"{highest}"
         )
     requests: list[Request] = []
     given: dict[tuple[int, int], list[int]] = {}

@@ -41,7 +41,7 @@ def best_of(
     """
     compared = drawn(samples)
     if not compared:
-        raise ValueError("samples must hold at least one that was not cancelled, got none")
+        raise ValueError("samples must have at least one that was not cancelled, got none")
     if isinstance(score, str) and score == "logprob":
         score = mean_logprob
     elif isinstance(score, torch.nn.Module):
@@ -61,10 +61,10 @@ def _number(score: Any, sample: Sample) -> float:
         value = float(score)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(
-            f"score must give a number, got {shown(score)} for sample {sample.index}"
+            f"score must return a number, got {shown(score)} for sample {sample.index}"
         ) from error
     if math.isnan(value):
-        raise ValueError(f"score must give a number, got NaN for sample {sample.index}")
+        raise ValueError(f"score must return a number, got NaN for sample {sample.index}")
     return value
 
 
@@ -84,7 +84,7 @@ def _reward(
         raise ValueError("score is a reward model, which needs prompt=, got None")
     labels = getattr(getattr(model, "config", None), "num_labels", None)
     if labels != 1:
-        raise ValueError(f"score must be a model with num_labels 1, got {labels}")
+        raise ValueError(f"score must be a model with num_labels=1, got {labels}")
 
     # one answer at a time: padding depends on the model, and drawing samples takes far longer
     @torch.inference_mode()

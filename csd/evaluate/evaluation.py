@@ -52,11 +52,11 @@ class Results(ResumedFile):
 def _check_row(index: int, row: Any) -> None:
     at = row.get("problem") if isinstance(row, dict) else None
     if at != index:
-        raise ValueError(f"must hold problem {index}, got {shown(at)}")
+        raise ValueError(f"must have problem {index}, got {shown(at)}")
     check(row, Row)
     if len(row["correct"]) != len(row["answers"]):
         raise ValueError(
-            f"must have an answer for each entry of 'correct', got {len(row['answers'])} for "
+            f"must have one answer per entry of 'correct', got {len(row['answers'])} for "
             f"{len(row['correct'])}"
         )
 

@@ -70,5 +70,5 @@ def _tokens(completion: Any, tokenizer: Any) -> list[int]:
         except TypeError:
             ids = []
     if not ids:
-        raise ValueError(f"must have completions of a text or token ids, got {shown(completion)}")
+        raise ValueError(f"must have completions of a string or token ids, got {shown(completion)}")
     return ids

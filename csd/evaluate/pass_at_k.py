@@ -30,7 +30,7 @@ def pass_at_k(correct: Sequence[bool | None], k: int) -> float:
             break
         # 0.5 would count as right
         if not isinstance(right, Real | np.bool_) or right not in (0, 1):
-            raise ValueError(f"correct must hold True, False or None, got {shown(right)}")
+            raise ValueError(f"correct must be a list of True, False or None, got {shown(right)}")
         n, c = n + 1, c + bool(right)
     if k > n:
         raise ValueError(f"k must lie between 1 and the {n} samples that count, got {shown(k)}")
@@ -52,7 +52,7 @@ def mean_interval(values: Sequence[float], samples: int = 1, z: float = 1.959964
     """
     count = len(values)
     if not count:
-        raise ValueError("values must hold at least one problem, got none")
+        raise ValueError("values must have at least one problem, got none")
     mean = sum(values) / count
     spread = mean * (1 - mean)
     trials = float(count)

@@ -13,7 +13,8 @@ from csd.schema.read import naming, read_lines
 COSTS = {"samples": "k", "tokens": "tokens", "seconds": "seconds"}
 FIGURES = {"maj": "maj_at_k", "pass": "pass_at_k"}
 NAMES = {
-    "samples": "samples a problem", "tokens": "tokens a problem", "seconds": "seconds a problem",
+    "samples": "samples per problem", "tokens": "tokens per problem",
+    "seconds": "seconds per problem",
     "maj": "accuracy of the vote, maj@k", "pass": "pass@k",
 }  # fmt: skip
 # distinct for readers with colour blindness (Okabe and Ito)
@@ -33,7 +34,7 @@ def read_results(path: str | Path) -> tuple[dict, list[dict]]:
             check(row, Row)
         rows.append(row)
     if not rows:
-        raise ValueError(f"{path} must hold at least one problem, got none")
+        raise ValueError(f"{path} must have at least one problem, got none")
     return settings, rows
 
 

@@ -36,7 +36,7 @@ def record(
         whole = open_traces(out)
         done = {row["problem"] for row in part.rows}
         if not done <= {*range(len(prompts))}:
-            raise ValueError(f"{part_of(out)} has prompts beyond the {len(prompts)} there are")
+            raise ValueError(f"{part_of(out)} has more prompts than the {len(prompts)} given")
         call = engine.prepare(prompts, record=os.fspath(out), **options)
         # the trace file is written below, not by the call
         call.record = None

@@ -73,8 +73,8 @@ class Recording:
         S, T = len(lists), int(self.length.max())
         if T > LONGEST or S * T > MOST_POSITIONS:
             raise ValueError(
-                f"problem {trace.problem!r} must have samples of at most {LONGEST} tokens and "
-                f"{MOST_POSITIONS} tokens in all, got {S} samples of up to {T}"
+                f"problem {trace.problem!r} must have samples of at most {LONGEST} tokens and at "
+                f"most {MOST_POSITIONS} tokens in all, got {S} samples of up to {T} tokens"
             )
         self.token = torch.full((S, T + MAX_DEPTH + 1), -1, dtype=torch.int32)
         for s, tokens in enumerate(lists):

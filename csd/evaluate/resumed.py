@@ -120,5 +120,7 @@ def _parsed(
     if len(lines) > 1 and have != settings:
         keys = [k for k in {**have, **settings} if have.get(k) != settings.get(k)]
         what = ", ".join(f"{k} {have.get(k)!r}, now {settings.get(k)!r}" for k in keys)
-        raise ValueError(f"{path} was written with {what}; choose another -o, or remove it")
+        raise ValueError(
+            f"{path} was written with other settings ({what}); choose another -o, or remove it"
+        )
     return lines

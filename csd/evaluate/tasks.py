@@ -39,7 +39,7 @@ def read(path: str | Path, task: Task) -> list[Problem]:
         with naming(f"{path}, line {number}"):
             problems.append(_problem(row, len(problems), task))
     if not problems:
-        raise ValueError(f"{path} holds no problems")
+        raise ValueError(f"{path} has no problems")
     return problems
 
 
@@ -50,7 +50,7 @@ def _problem(row: dict, index: int, task: Task) -> Problem:
     prompt, answer = row[task.question], row[task.answer]
     check_prompt(prompt, task.question)
     if not fits(answer, str | int | float):
-        raise ValueError(f"must have a text or a number as {task.answer!r}, got {shown(answer)}")
+        raise ValueError(f"must have a string or a number as {task.answer!r}, got {shown(answer)}")
     if isinstance(prompt, str):
         prompt += task.ask
     return Problem(index, prompt, task.gold(str(answer)))
@@ -59,7 +59,9 @@ def _problem(row: dict, index: int, task: Task) -> Problem:
 def _gsm8k_gold(answer: str) -> str:
     found = answer.rpartition("####")[2].strip()
     if number_of(found) is None:
-        raise ValueError(f"must end its 'answer' in #### and a number, got {answer[-40:]!r}")
+        raise ValueError(
+            f"must have an 'answer' that ends in #### and a number, got {answer[-40:]!r}"
+        )
     return canonical(found)
 
 

@@ -51,7 +51,7 @@ class Decision:
         voted = sum(answer is not None for answer in self.answers)
         share = f"{_amount(self.count)} of {_amount(self.total)}"
         if self.tied:
-            return f"no majority: {self.answer} has {share} votes, and so has another answer"
+            return f"no majority: {self.answer} has {share} votes, as many as another answer"
         silent = len(self.answers) - voted
         rest = f", {silent} of {len(self.answers)} samples without an answer{cut}" if silent else ""
         part = self.count / self.total if self.total else 1.0
@@ -69,10 +69,10 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
     not count if a sample with a lower index was cancelled.
     """
     found = []
-    for sample in each("samples", samples, "what csd.generate returns for one prompt"):
+    for sample in each("samples", samples, "the result of csd.generate for one prompt"):
         if not isinstance(sample, Sample):
             raise TypeError(
-                "samples must be what csd.generate returns for one prompt, or a list of Sample, "
+                "samples must be the result of csd.generate for one prompt, or a list of Sample, "
                 f"got a {type(sample).__name__} in it"
             )
         if sample.finish_reason == "cancelled":
@@ -94,7 +94,7 @@ def probability(sample: Sample) -> float:
     # slightly above 0 is rounding
     if not mean < 1e-3:
         raise ValueError(
-            f"sample {sample.index} has a mean log-probability of {mean}, which is none"
+            f"sample {sample.index} must have a finite mean log-probability, got {mean}"
         )
     return math.exp(mean)
 
@@ -228,7 +228,7 @@ def _comparison(extract: str | Callable) -> Callable[[str], str]:
 
 def text_of(sample: Sample) -> str:
     if sample.text is None:
-        raise ValueError(f"sample {sample.index} has no text: generate with tokenizer=")
+        raise ValueError(f"sample {sample.index} has no text: call generate with tokenizer=")
     return sample.text
 
 
@@ -238,13 +238,14 @@ def _of(weight: Callable[[Sample], float], sample: Sample) -> float:
         value = float(given)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"weight must give a number, got {shown(given)} for sample {sample.index}"
+            f"weight must return a number, got {shown(given)} for sample {sample.index}"
         ) from error
     except OverflowError:
         value = math.inf
     if not 0 <= value < math.inf:
         raise ValueError(
-            f"weight must be at least 0 and finite, got {value} for sample {sample.index}"
+            f"weight must return a finite number of at least 0, got {value} for sample "
+            f"{sample.index}"
         )
     return value
 

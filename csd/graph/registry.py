@@ -97,5 +97,5 @@ def make_drafter(
     assert make is not None
     made = make(ops, device)
     if not isinstance(made, Drafter):
-        raise TypeError(f"drafter must make a Drafter, got {shown(made)} from {shown(name)}")
+        raise TypeError(f"drafter must return a Drafter, got {shown(made)} from {shown(name)}")
     return made

@@ -87,8 +87,8 @@ def tree_attention_forward(
     if tree is None:
         if masks and query.shape[-2] > 1:
             raise ValueError(
-                f"tree must reach the attention, got None in {type(module).__name__}: this family "
-                "drops it, and is not supported by csd_tree"
+                f"tree must be passed on to the attention, got None in {type(module).__name__}: "
+                "csd_tree does not support this family, which drops the argument"
             )
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -98,13 +98,13 @@ def tree_attention_forward(
     if attention_mask is not None and not masks:
         raise ValueError(
             "attention_mask must be that of tree.inputs, got one of shape "
-            f"{tuple(attention_mask.shape)} in {type(module).__name__}: a family with masks of its "
-            "own is not supported by csd_tree"
+            f"{tuple(attention_mask.shape)} in {type(module).__name__}: csd_tree does not support "
+            "families that make their own masks"
         )
     if not _takes_positions(type(module).__module__):
         raise ValueError(
-            f"position_ids must place the tree's nodes, and the family of {type(module).__name__} "
-            "takes none: it is not supported by csd_tree"
+            "position_ids must give the positions of the tree's nodes, but the family of "
+            f"{type(module).__name__} does not take them: csd_tree does not support it"
         )
     for name in UNSUPPORTED:
         if kwargs.get(name) is not None:

@@ -63,7 +63,7 @@ def hf_generate(
     """
     if generation_config is None:
         raise TypeError(
-            "generation_config must be the one that generate makes, got None: call "
+            "generation_config must be the one made by generate, got None: call "
             "model.generate(..., custom_generate=csd.hf_generate)"
         )
     caller = _generate_frame()
@@ -148,7 +148,7 @@ def _rows(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]
     rows = [row[keep.bool()].tolist() for row, keep in zip(input_ids, mask, strict=True)]
     for i, row in enumerate(rows):
         if not row:
-            raise ValueError(f"attention_mask leaves no token of row {i}")
+            raise ValueError(f"attention_mask must keep at least one token of row {i}")
     return rows
 
 

@@ -78,7 +78,7 @@ def refuse_call(
     if synced_gpus or caller.get("synced_gpus"):
         _refuse("synced_gpus: gather the weights into a plain model on each rank")
     if getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False):
-        _refuse("past_key_values: csd keeps keys and values itself; pass the whole prompt")
+        _refuse("past_key_values: csd has its own cache of keys and values; pass the whole prompt")
     for name in _ARGUMENTS:
         if caller.get(name) is not None:
             _refuse(f"{name}={type(caller[name]).__name__}")
@@ -116,7 +116,7 @@ def check_lists(config: Any, processors: Any, criteria: Any) -> list:
         attribute, option = _PROCESSORS.get(name, ("", ""))
         if not option or type(p).__module__ != "transformers.generation.logits_process":
             if name in _NOT_OF_ROWS:
-                _refuse(f"logits_processor {name}, which is no function of a row alone")
+                _refuse(f"logits_processor {name}, which is not a function of a single row")
             own.append(p)
             continue
         value = getattr(p, attribute)

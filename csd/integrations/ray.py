@@ -94,8 +94,8 @@ def check_room(free: dict[str, float], actors: int, num_cpus: float, num_gpus: f
         if need > have:
             reader = " and one that reads the dataset" if more else ""
             raise RuntimeError(
-                f"{actors} actors of {each:g} {name}s{reader} need {need:g} free {name}s of Ray's, "
-                f"and {have:g} are free: Ray would wait without an end. Take fewer actors, call "
+                f"{actors} actors of {each:g} {name}s{reader} need {need:g} free {name}s in Ray, "
+                f"but only {have:g} are free, so Ray would wait forever. Use fewer actors, call "
                 "ray.init(num_cpus=) with more, or pass ray_args={'num_cpus': 0}"
             )
 

@@ -41,8 +41,8 @@ def apply_kernels(model: nn.Module) -> bool:
     for module, _ in found:
         if "forward" in vars(module):
             raise TypeError(
-                f"a {type(module).__name__} has a forward of its own already (offloading, or "
-                "another library's kernels); take that off first"
+                f"a {type(module).__name__} already has a replaced forward (offloading, or "
+                "kernels of another library); remove that first"
             )
     for module, forward in found:
         # a bound method is pickled as an attribute of the module, which does not exist there
@@ -65,8 +65,8 @@ def remove_kernels(model: nn.Module) -> bool:
 def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"model must be a model of transformers, got {type(model).__name__}: csd's own engines "
-            "have the kernels already"
+            f"model must be a model of transformers, got {type(model).__name__}: csd's own "
+            "engines already have these kernels"
         )
 
 

@@ -64,7 +64,7 @@ class ParallelEngine(Engine):
         dtype = decoder.norm.dtype
         loaded = Loaded(decoder, decoder.config, tokenizer, generation_config, link.device, dtype)
         if options.get("static"):
-            raise ValueError("static must be False: what rank 0 decides goes over the host")
+            raise ValueError("static must be False: rank 0's decisions go over the host")
         super().__init__(loaded, **options | {"static": False})
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
@@ -84,11 +84,11 @@ class ParallelEngine(Engine):
         refused = None
         if settings.verifier != "match":
             refused = NotImplementedError(
-                f"verifier={settings.verifier!r}: over several ranks there is 'match' only"
+                f"verifier must be 'match' over several ranks, got {settings.verifier!r}"
             )
         asked = _of_one_rank(requests, settings)
         if asked:
-            refused = NotImplementedError(f"{asked}: over several ranks csd does not serve it")
+            refused = NotImplementedError(f"{asked}: not supported over several ranks")
         self.link.meet(_shared_arguments(requests), refused)
         yield from self._follow(requests) if self.link.rank else self._lead(requests, settings)
 
@@ -202,7 +202,9 @@ class ParallelEngine(Engine):
 
     def _following(self) -> "FollowerStep":
         if not isinstance(self._step, FollowerStep):
-            raise RuntimeError(f"rank {self.link.rank} got a step's order before its caches' sizes")
+            raise RuntimeError(
+                f"rank {self.link.rank} received a step before the sizes of its caches"
+            )
         return self._step
 
 

@@ -57,18 +57,18 @@ class ParallelDecoder(Norms):
         for what, has in _UNSPLIT:
             if has(whole):
                 raise ValueError(
-                    f"a {whole.family} model, which has {what}, is not split over ranks; Llama, "
-                    "Mistral, Qwen2, dense Qwen3, SmolLM3 and Granite models are"
+                    f"{whole.family} models cannot be split over ranks, because of {what}; "
+                    "supported are Llama, Mistral, Qwen2, dense Qwen3, SmolLM3 and Granite models"
                 )
         if tuner_layers(model.modules()):
             raise TypeError(
-                "a model with adapters is not split over ranks; pass model.merge_and_unload()"
+                "a model with adapters cannot be split over ranks; pass model.merge_and_unload()"
             )
         ranks = mesh.size()
         for name in ("heads", "kv_heads", "intermediate"):
             if getattr(whole, name) % ranks:
                 raise ValueError(
-                    f"{name}={getattr(whole, name)} cannot be split over {ranks} ranks evenly"
+                    f"{name}={getattr(whole, name)} cannot be divided evenly among {ranks} ranks"
                 )
         parallelize_module(model, mesh, _plan(whole.layers))
         model.to(link.device)

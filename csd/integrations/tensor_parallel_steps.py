@@ -96,9 +96,7 @@ class FollowerStep(LinkedStep):
             return
         here = {name: getattr(self.slots, name) for name in _STATE}
         if order["digest"] not in (None, _digest(here)):
-            raise RuntimeError(
-                f"rank {self.link.rank} and rank 0 disagree about what has been committed"
-            )
+            raise RuntimeError(f"rank {self.link.rank} and rank 0 have committed different tokens")
         rows = order["rows"]
         for name, value in order["slots"].items():
             getattr(self.slots, name)[rows] = value

@@ -124,8 +124,8 @@ class Tree:
             )
         if key.shape != (1, K, M, D):
             raise ValueError(
-                f"keys must have shape {(1, K, M, D)}, got {tuple(key.shape)}: leave "
-                "past_key_values out, what is cached is in the tree"
+                f"keys must have shape {(1, K, M, D)}, got {tuple(key.shape)}: do not pass "
+                "past_key_values, since the tree has the cache"
             )
         if value.shape != key.shape:
             raise ValueError(
@@ -162,10 +162,10 @@ class Tree:
         """Raises ValueError unless the layers of a pass attend once each, in order."""
         if layer != self._attended:
             raise ValueError(
-                f"a forward pass must attend once in each of {self.node_k.shape[0]} layers, in "
-                f"order, got layer {layer} where {self._attended} is due: either this family "
-                "attends more often, which csd_tree does not support, or tree.inputs was not read "
-                "anew for this pass"
+                f"a forward pass must call attention once in each of {self.node_k.shape[0]} "
+                f"layers, in order, got layer {layer} instead of {self._attended}: either this "
+                "family calls attention more often, which csd_tree does not support, or "
+                "tree.inputs was not read again for this pass"
             )
         self._attended += 1
 
@@ -173,7 +173,7 @@ class Tree:
         """Raises RuntimeError unless the last pass has attended in every layer."""
         if self._attended != self.node_k.shape[0]:
             raise RuntimeError(
-                f"the model must attend in {self.node_k.shape[0]} layers before a path is "
+                f"the model must call attention in {self.node_k.shape[0]} layers before a path is "
                 f"committed, got {self._attended}: call model(**tree.inputs) first; a family that "
                 "drops the argument tree, or has other layers, is not supported"
             )

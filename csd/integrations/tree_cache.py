@@ -27,7 +27,7 @@ class TreeCache:
     def __init__(self, prompts: list, samples: list[int], max_new_tokens: int):
         if len(prompts) != len(samples) or not prompts:
             raise ValueError(
-                f"samples must have one number a prompt, got {len(samples)} for {len(prompts)}"
+                f"samples must have one number per prompt, got {len(samples)} for {len(prompts)}"
             )
         for n in samples:
             check_whole("samples", n, 1)
@@ -48,8 +48,8 @@ class TreeCache:
         room = free_bytes(first.device)
         if needed > room:
             raise MemoryError(
-                f"{S} samples of {max_new_tokens} tokens need {needed / 1e9:.2f} GB, "
-                f"{room / 1e9:.2f} GB are free: ask for fewer samples or tokens"
+                f"{S} samples of {max_new_tokens} tokens need {needed / 1000000000.0:.2f} GB, "
+                f"{room / 1000000000.0:.2f} GB are free: use fewer samples or tokens"
             )
         self._room = max_new_tokens
         self._group = [g for g, n in enumerate(samples) for _ in range(n)]
@@ -162,19 +162,19 @@ def _stack(past: Any, row: int) -> tuple[torch.Tensor, torch.Tensor]:
     # a subclass stores more than its layers: a recurrent state, an encoder's keys
     if past is None or (layers is not None and type(past).__name__ != "DynamicCache"):
         raise ValueError(
-            "a prompt's cache must be a DynamicCache or a (key, value) pair a layer, got a "
+            "a prompt's cache must be a DynamicCache or one (key, value) pair per layer, got a "
             f"{type(past).__name__}"
         )
     for layer in layers or ():
         # other types store recurrent states, a window, or room for later tokens
         if type(layer).__name__ != "DynamicLayer":
             raise ValueError(
-                "a cache must hold keys and values of all tokens in every layer (DynamicLayer), "
+                "a cache must have keys and values of all tokens in every layer (DynamicLayer), "
                 f"got a {type(layer).__name__}"
             )
     pairs = [(x.keys, x.values) for x in layers] if layers is not None else list(past)
     if not pairs or any(k is None or k.dim() != 4 for k, _ in pairs):
-        raise ValueError("a cache must hold a key and a value [B, K, P, D] in every layer")
+        raise ValueError("a cache must have a key and a value of shape [B, K, P, D] in every layer")
     k, v = (torch.stack([pair[i][row] for pair in pairs]) for i in range(2))
     return k.transpose(1, 2).detach(), v.transpose(1, 2).detach()
 
@@ -189,7 +189,7 @@ def _words(slot: int, tokens: list[int], parents: list[int]) -> tuple[list[int],
     words: list[int] = []
     for j, p in enumerate(parents):
         if not (p == -1 if j == 0 else 0 <= p < j):
-            want = "-1" if j == 0 else f"a place before it, 0 to {j - 1}"
+            want = "-1" if j == 0 else f"a node before it, 0 to {j - 1}"
             raise ValueError(f"the parent of node {j} of slot {slot} must be {want}, got {p}")
         words.append((words[p] if j else 0) | 1 << j)
     signed = [w - (1 << 64) if w >> 63 else w for w in words]

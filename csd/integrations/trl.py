@@ -95,7 +95,7 @@ class Rollout:
         model = _model_of(trainer)
         rows, images, fields = trainer._tokenize_prompts(prompts)
         if images is not None or fields:
-            raise NotImplementedError(f"csd draws text only, got images or {sorted(fields)}")
+            raise NotImplementedError(f"csd samples text only, got images or {sorted(fields)}")
         rows = [list(row) for row in rows]
         engine = engine_for(model)
         config = trainer.generation_config
@@ -200,12 +200,10 @@ def _add_everywhere(history: History, rows: list[list[int]], drawn: list[Sample 
 def _model_of(trainer: Any) -> torch.nn.Module:
     """The trainer's model without wrappers, whose parameters the optimiser updates."""
     if getattr(trainer, "use_vllm", False):
-        raise NotImplementedError("use_vllm=True: csd takes vLLM's place; set it to False")
+        raise NotImplementedError("use_vllm must be False, since csd replaces vLLM, got True")
     if trainer.tools:
-        raise NotImplementedError("tools: a rollout of csd is one turn; leave them out")
+        raise NotImplementedError("tools are not supported: a rollout of csd has one turn")
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if any(hasattr(p, "ds_id") for p in model.parameters()):
-        raise NotImplementedError(
-            "DeepSpeed ZeRO-3 has the weights in shards; use ZeRO-2 or less, or DDP"
-        )
+        raise NotImplementedError("DeepSpeed ZeRO-3 shards the weights; use ZeRO-2 or less, or DDP")
     return model

@@ -57,8 +57,8 @@ def score(trainer: Any, batch: Batch, prompts: list, completions: list, ids: lis
 
 def _overridden(trainer: Any, name: str) -> NotImplementedError:
     return NotImplementedError(
-        f"until needs a trainer that draws and scores as GRPOTrainer does: {name} of "
-        f"{type(trainer).__name__} is another"
+        "until needs a trainer that draws and scores as GRPOTrainer does, but "
+        f"{type(trainer).__name__} has another {name}"
     )
 
 

@@ -129,7 +129,7 @@ def _check_version() -> None:
 
     if Version(trl.__version__) < Version(OLDEST):
         raise ImportError(
-            f"until needs trl {OLDEST} or newer, which leaves rows without a reward out of their "
+            f"until needs trl {OLDEST} or newer, which excludes rows without a reward from their "
             f"group's mean, got trl {trl.__version__}"
         )
 
@@ -140,14 +140,14 @@ def _check_trainer(trainer: Any) -> None:
         value = getattr(trainer, attribute, off)
         if value != off:
             raise NotImplementedError(
-                f"until='all_correct' leaves out rows whose advantage is 0; with {names} of the "
-                f"trainer on ({attribute}={value}) they have a gradient all the same: set it to 0"
+                "until='all_correct' leaves out rows whose advantage is 0, but these have a "
+                f"gradient with {names} of the trainer on ({attribute}={value}): set it to 0"
             )
     for function, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True):
         if isinstance(function, torch.nn.Module):
             raise NotImplementedError(
-                f"until='all_correct' needs rewards with a largest value, got the model {name!r}: "
-                "a model's have none"
+                "until='all_correct' needs rewards with a maximum, got the reward model "
+                f"{name!r}, which has none"
             )
 
 

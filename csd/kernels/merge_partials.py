@@ -144,8 +144,8 @@ def merge_partials(
     whole = out.dim() == 3 == o.dim() and o.shape[0] and not out.shape[1] % o.shape[0]
     if not whole or out.shape[2] != o.shape[2]:
         raise ValueError(
-            "o must be [K, R, D] and out [M, H, D] with H a multiple of K, got "
-            f"{tuple(o.shape)} and {tuple(out.shape)}"
+            f"o must be [K, R, D] and out [M, H, D] with H a multiple of K, got {tuple(o.shape)} "
+            f"and {tuple(out.shape)}"
         )
     check_tensor("o", o, o.shape, torch.float32, o.device)
     check_tensor("lse", lse, o.shape[:2], torch.float32, o.device)

@@ -74,8 +74,8 @@ class PromptStates:
                 self._advance(part, layer, base, at)
                 state = self.memory.states[part].state[layer]
                 piece = slice(at - self.start, at - self.start + whole)
-                out, behind = given.own(piece, state)
-                state.copy_(behind)
+                out, state_after = given.own(piece, state)
+                state.copy_(state_after)
                 outs.append(out.to(state.dtype))
                 at = base = at + whole
                 continue

@@ -22,7 +22,7 @@ def base_name(name: str) -> str | None:
         with open(path, encoding="utf-8") as file:
             base = json.load(file).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is not an adapter's config: {error}") from error
+        raise ValueError(f"{path} is not the config of an adapter: {error}") from error
     if not base or not isinstance(base, str):
         raise ValueError(
             f"{path} must name its base model (base_model_name_or_path), got {base!r}; load both "

@@ -14,8 +14,8 @@ from torch import nn
 # base classes of layers with adapters, and of wrappers with copies of a layer trained in full
 LAYERS = ("BaseTunerLayer", "AuxiliaryTrainingWrapper", "ModulesToSaveWrapper")
 GONE = (
-    "adapters were merged or removed while samples were drawn, whose keys and values are of the "
-    "adapters that were active when the call began"
+    "adapters were merged or removed during sampling; the keys and values of these samples belong "
+    "to the adapters that were active when the call began"
 )
 
 

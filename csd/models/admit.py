@@ -71,7 +71,7 @@ def admit(decoder: ModuleDecoder) -> Admission:
     tokens = _tokens(decoder.config.vocab, 0)
     first = _rows(decoder, tokens, far=False)
     if not first.isfinite().all():
-        raise NotAdmitted(f"{decoder.config.family} gives logits that are not finite")
+        raise NotAdmitted(f"{decoder.config.family} returns logits that are not finite")
     moved = 0.0
     for seed in (1, 2):
         others = _tokens(decoder.config.vocab, seed)
@@ -79,18 +79,19 @@ def admit(decoder: ModuleDecoder) -> Admission:
         moved = max(moved, _apart(_rows(decoder, others, far=True), first).max().item())
     if moved > MOVED[wide]:
         raise NotAdmitted(
-            f"{decoder.config.family} gives a row other logits ({moved:.2g} of the largest) when "
-            "the other rows of the pass change: samples would depend on each other. Layers with a "
-            "state, and activations that are quantised with one scale for all rows, do that"
+            f"{decoder.config.family} returns other logits for a row (by {moved:.2g} of the "
+            "largest) when the other rows of the pass change, so samples would depend on each "
+            "other. Possible causes are layers with a state, and activations quantized with one "
+            "scale for all rows"
         )
     alone = torch.cat([_alone(decoder, tokens[1][path]) for path in PATHS])
     off = _apart(torch.cat([first[path] for path in PATHS]), alone)
     text = (off.max() if wide else off.median()).item()
     if text > OFF[wide]:
         raise NotAdmitted(
-            f"{decoder.config.family} gives a text's rows other logits ({text:.2g} of the largest) "
-            "than its own pass over the text: it does not take positions from position_ids, or "
-            "computes with more than its rows"
+            f"{decoder.config.family} returns other logits (by {text:.2g} of the largest) for the "
+            "rows of a text than in a plain pass over the text: it does not take positions from "
+            "position_ids, or it computes with other data than its rows"
         )
     for call in decoder.calls:
         call.named, call.mask_function = {}, None

@@ -57,8 +57,9 @@ def attention_difference(call: Call) -> float:
             # a NaN is not admitted either
             if not off <= allowed:
                 raise NotAdmitted(
-                    f"{call.place} attends otherwise than csd, which takes it for {spec}: results "
-                    f"for {what} at {length} keys are off by {off:.2g} of the largest number"
+                    f"{call.place} computes another attention than {spec}, which csd derived from "
+                    f"its call: results for {what} at {length} keys differ by {off:.2g} of the "
+                    "largest number"
                 )
     return worst
 

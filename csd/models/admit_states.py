@@ -38,8 +38,8 @@ def state_difference(call: MixerCall) -> float:
     # a NaN is not admitted either
     if not off <= OFF:
         raise NotAdmitted(
-            f"{call.place} computes otherwise than csd, which takes it for {call}: results over "
-            f"{PROMPT + ROWS} tokens are off by {off:.2g} of the largest number"
+            f"{call.place} computes another function than {call}, which csd derived from its "
+            f"call: results over {PROMPT + ROWS} tokens differ by {off:.2g} of the largest number"
         )
     return off
 

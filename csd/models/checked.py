@@ -33,7 +33,7 @@ def checked_config(model: nn.Module) -> ModelConfig:
     refuse_changed(model, config)
     if config.experts and model.device.type == "cuda" and model.dtype != torch.bfloat16:
         raise ValueError(
-            f"experts in {model.dtype} on a GPU: their grouped product takes bfloat16 there"
+            f"experts in {model.dtype} on a GPU: their grouped product supports only bfloat16 there"
         )
     return config
 
@@ -46,8 +46,8 @@ def _refuse_wrapped(model: nn.Module) -> None:
             refuse_lora(name, module)
         elif tuner_layers([module]):
             raise TypeError(
-                f"{name} is a {type(module).__name__} of peft, and of its layers csd's fused "
-                "decoder runs the LoRA of a Linear only"
+                f"{name} is a {type(module).__name__} of peft; csd's fused decoder supports only "
+                "the LoRA of a Linear"
             )
 
 

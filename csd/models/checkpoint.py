@@ -41,11 +41,11 @@ def read_config(
         raise
     # a malformed file may make its readers raise any exception
     except Exception as error:
-        raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
+        raise ValueError(f"{name!r} has an invalid config.json: {_brief(error)}") from error
     try:
         return config, _sizes(config, wanted)
     except (TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{name!r} has a config.json that is not one: {_brief(error)}") from error
+        raise ValueError(f"{name!r} has an invalid config.json: {_brief(error)}") from error
 
 
 def _sizes(config: Any, wanted: str) -> ModelConfig | None:
@@ -110,8 +110,8 @@ def read_model(
     unread = sorted(key for key in seen["unexpected_keys"] if not key.endswith(_DERIVED))
     if unread:
         raise ValueError(
-            f"{name!r} has weights beyond the {config.num_hidden_layers} layers of its config, or "
-            f"with which a {config.model_type} model does not compute: {', '.join(unread[:3])}"
+            f"{name!r} has weights that a {config.model_type} model of {config.num_hidden_layers} "
+            f"layers, as in its config, does not use: {', '.join(unread[:3])}"
         )
     return model
 
@@ -147,7 +147,7 @@ def _no_model(name: str, error: Exception) -> str:
     if os.path.exists(name):
         return f"{name!r} cannot be loaded: {_brief(error)}"
     return (
-        f"{name!r} is neither a local model folder nor a model that could be had from the hub: "
+        f"{name!r} is neither a local model folder nor a model that could be loaded from the hub: "
         f"{_brief(error)}"
     )
 
@@ -155,10 +155,13 @@ def _no_model(name: str, error: Exception) -> str:
 def _brief(error: Exception) -> str:
     """Message of an error for the model's owner, shortened and without advice for others."""
     if isinstance(error, UnpicklingError):
-        return "its weights are a pickle that runs code, or a torn one; save them as *.safetensors"
+        return (
+            "its weights are a pickle file that executes code, or a damaged file; save them as "
+            "*.safetensors"
+        )
     text = str(error)
     if "ignore_mismatched_sizes" in text:
-        return "its weights have other shapes than its config.json; the list above has them"
+        return "the shapes of its weights do not match its config.json; the list above shows them"
     if not isinstance(error, OSError | ValueError | RuntimeError):
         text = f"{type(error).__name__}: {text}"
     return text if len(text) <= 600 else text[:599] + "…"
@@ -167,14 +170,14 @@ def _brief(error: Exception) -> str:
 def check_folder(name: str) -> None:
     have = os.listdir(name)
     if "config.json" not in have:
-        raise ValueError(f"{name} is not a model's folder: it has no config.json")
+        raise ValueError(f"{name} is not a model folder: it has no config.json")
     if "adapter_config.json" in have:
         raise ValueError(
-            f"{name} has an adapter beside its base model; load it with "
+            f"{name} has an adapter in addition to its base model; load it with "
             "peft.AutoPeftModelForCausalLM, and pass the model"
         )
     if not any(f.endswith((".safetensors", ".bin")) for f in have):
-        raise ValueError(f"{name} is not a model's folder: it has no weights (*.safetensors)")
+        raise ValueError(f"{name} is not a model folder: it has no weights (*.safetensors)")
 
 
 _TOKENIZER_FILES = {

@@ -36,8 +36,8 @@ def decoder_of(model: Any, wanted: str) -> DecoderLike:
         raise type(error)(f"{error}. The fused decoder does not run it either: {why}") from error
     if why is not None:
         warnings.warn(
-            f"csd draws with the module of this {type(model).__name__} itself (decoder='module'), "
-            f"since its fused decoder does not run it: {why}",
+            f"csd uses the module of this {type(model).__name__} itself (decoder='module'), "
+            f"because its fused decoder does not support it: {why}",
             stacklevel=2,
         )
     return made

@@ -63,7 +63,7 @@ class ModelConfig:
     qk_norm: bool = False  # norms of queries and keys, per head
     tied: bool = False
     whole_qk_norm: bool = False  # these norms span all heads at once
-    norms: str = "before"  # of the inputs of a layer's parts; "behind": of their outputs; or "both"
+    norms: str = "pre"  # on the inputs of attention and MLP; "post": on their outputs; or "both"
     plus_one: bool = False  # norms multiply by 1 + weight in place of weight
     gelu: bool = False  # GELU in place of SiLU
     joined: bool = False  # in the checkpoint, qkv is one matrix, and so are gate and up
@@ -88,7 +88,7 @@ class ModelConfig:
     def is_llamas(self) -> bool:
         """True if nothing but biases and norms of heads differs from Llama."""
         beyond = (
-            self.whole_qk_norm, self.norms != "before", self.plus_one, self.gelu, self.rotated,
+            self.whole_qk_norm, self.norms != "pre", self.plus_one, self.gelu, self.rotated,
             self.scale, self.experts, self.embedding_scale != 1,
             self.residual_scale != 1, self.logit_divisor != 1, self.final_cap, self.local_rope,
             self.rotary_dim not in (None, self.head_dim), self.gated, self.delta,

@@ -19,8 +19,8 @@ def rotated_layers(layers: Any, attention: float) -> tuple[bool, ...] | None:
         return None
     if attention != 1:
         raise ValueError(
-            "layers without rotary embedding are not supported beside a rotary embedding that "
-            f"multiplies by {attention}"
+            "layers without rotary embedding are not supported together with a rotary embedding "
+            f"that multiplies by {attention}"
         )
     return found
 
@@ -30,8 +30,9 @@ def refuse_dense_layers(config: Any) -> None:
     dense = getattr(config, "mlp_only_layers", None)
     if dense or getattr(config, "decoder_sparse_step", 1) != 1:
         raise ValueError(
-            f"layers without experts (mlp_only_layers={dense}, decoder_sparse_step="
-            f"{config.decoder_sparse_step}) are not supported among those with them; {SUPPORTED}"
+            f"layers without experts (mlp_only_layers={dense}, "
+            f"decoder_sparse_step={config.decoder_sparse_step}) are not supported together with "
+            f"layers of experts; {SUPPORTED}"
         )
 
 

@@ -10,7 +10,7 @@ from csd.kernels.ops import Ops
 from csd.models.config import ModelConfig, ModelSizes, properties_of
 from csd.models.layer import PRODUCTS, Layer
 from csd.models.linear import linear
-from csd.models.lora_stacks import FusedAdapters, Stack, beside
+from csd.models.lora_stacks import FusedAdapters, Stack, add_lora
 from csd.models.norms import Norms
 from csd.models.rope import rope_tables
 
@@ -143,7 +143,7 @@ class Decoder(Norms):
             parts = None if c.qk_norm or "qkv" in lora else self.parts
             qkv = (parts or linear)(x, layer.qkv, layer.qkv_bias)
             if "qkv" in lora:
-                qkv = beside(linear, x, qkv, lora["qkv"])
+                qkv = add_lora(linear, x, qkv, lora["qkv"])
             q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
             if c.whole_qk_norm:
                 q = self._whole_norm(ops, q, layer.q_norm)
@@ -175,7 +175,7 @@ class Decoder(Norms):
         else:
             up = linear(x, layer.gate_up)
             if "gate_up" in lora:
-                up = beside(linear, x, up, lora["gate_up"])
+                up = add_lora(linear, x, up, lora["gate_up"])
             x = ops.swiglu(up, **gelu)
         return self._summed(x, layer.down, lora.get("down"))
 
@@ -186,14 +186,14 @@ class Decoder(Norms):
         if lora is None:
             # splits need a norm of their sum right after, which only a Llama's layers have
             return (self.parts if self.parts and self.config.is_llamas else self.linear)(x, weight)
-        return beside(self.linear, x, self.linear(x, weight), lora)
+        return add_lora(self.linear, x, self.linear(x, weight), lora)
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, V] in the model's dtype."""
         found = self.linear(hidden, self.head)
         if self.head_lora:
-            found = beside(self.linear, hidden, found, self.head_lora)
+            found = add_lora(self.linear, hidden, found, self.head_lora)
         if self.config.logit_divisor != 1:
             found = found / self.config.logit_divisor
         cap = self.config.final_cap

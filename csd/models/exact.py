@@ -80,7 +80,7 @@ def exact_decoder(loaded: Loaded, kernels: str, products: ExactProducts) -> Deco
     if kernels == "reference" and not loaded.decoder.config.is_plain:
         raise ValueError(
             "exact must be False with kernels='reference' for a model with a window or a cap on "
-            "scores, whose attention adds up in another order there, got True"
+            "scores, because the attention there adds in another order, got True"
         )
     if products.on_cpu:
         check_products(loaded.config.head_dim)

@@ -16,7 +16,7 @@ def _rotary_dim(config: Any) -> int:
 
 
 # fields of a family: values, or functions of a `transformers` config
-OLMO = dict(qk_norm=True, whole_qk_norm=True, norms="behind")
+OLMO = dict(qk_norm=True, whole_qk_norm=True, norms="post")
 GEMMA = dict(
     norms="both", plus_one=True, gelu=True, embedding_scale=lambda c: c.hidden_size**0.5,
     scale=lambda c: c.query_pre_attn_scalar**-0.5, final_cap=of("final_logit_softcapping"),

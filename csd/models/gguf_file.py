@@ -13,12 +13,14 @@ _one_at_a_time = Lock()
 def folder_and_file(name: str) -> tuple[str, str]:
     path = Path(name)
     if not path.is_file():
-        raise ValueError(f"there is no file {name}")
+        raise ValueError(f"the file {name} does not exist")
     try:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401
     except ImportError as error:
-        raise ImportError("GGUF files need two more packages: pip install csd[gguf]") from error
+        raise ImportError(
+            "GGUF files need two additional packages: pip install csd[gguf]"
+        ) from error
     return str(path.parent), path.name
 
 

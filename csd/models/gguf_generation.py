@@ -112,7 +112,7 @@ def _sampling(keys: dict[str, Any]) -> dict[str, Any]:
     for name, value in found.items():
         off = _OTHER_SAMPLING.get(name, ())
         if name not in _SAMPLING and value not in off and ... not in off:
-            raise ValueError(f"csd does not draw as its general.sampling.{name}={value!r} asks for")
+            raise ValueError(f"csd does not implement its general.sampling.{name}={value!r}")
     options = {_SAMPLING[name]: value for name, value in found.items() if name in _SAMPLING}
     for name in ("temperature", "top_k"):
         # below 0, a temperature is greedy and top_k is off

@@ -153,7 +153,7 @@ def _refuse(keys: dict[str, Any], architecture: str, own: dict[str, Any], fields
         if key.startswith(_FOREIGN) or value not in _OF_THE_FILE.get(key, (value,))
     ]
     if wrong:
-        raise ValueError(f"csd does not compute what its keys ask for: {', '.join(wrong)}")
+        raise ValueError(f"csd does not implement these of its keys: {', '.join(wrong)}")
 
 
 def _changes_nothing(key: str, value: Any, fields: Sizes) -> bool:

@@ -31,7 +31,7 @@ def frequency_factors(tensors: Any) -> torch.Tensor | None:
         if tensor.name == "rope_freqs.weight":
             factors = torch.from_numpy(_dequantised(tensor)).float()
             if not (factors.isfinite() & (factors > 0)).all():
-                raise ValueError("its rope_freqs.weight must be numbers above 0")
+                raise ValueError("its rope_freqs.weight must be positive")
             return factors
     return None
 
@@ -77,11 +77,13 @@ def _check(tensors: Any, places: dict[str, tuple[str, Shape]], config: Any) -> N
     if missing := sorted(want.keys() - have.keys()):
         raise ValueError(f"it lacks the tensors {_some(missing)} of {model}")
     if beyond := sorted(have.keys() - want.keys()):
-        text = f"it has tensors that csd does not compute with in {model}"
+        text = f"it has tensors that {model} does not use"
         raise ValueError(f"{text}: {_some(beyond)}")
     for name, shape in want.items():
         if have[name] != shape:
-            raise ValueError(f"its {name} must have shape {shape} by its keys, got {have[name]}")
+            raise ValueError(
+                f"its {name} must have shape {shape} according to its keys, got {have[name]}"
+            )
 
 
 def _some(names: list[str]) -> str:

@@ -59,7 +59,8 @@ def _split(tokenizer: Any, pre: str | None) -> None:
         )
     elif pre is not None and pre not in _AS_GPT2 and pre not in GGUF_PRE_TOKENIZER_SPLITS:
         raise ValueError(
-            f"tokenizer.ggml.pre={pre!r} is not supported; pass tokenizer= of the model it is from"
+            f"tokenizer.ggml.pre={pre!r} is not supported; pass the tokenizer= of the original "
+            "model"
         )
 
 

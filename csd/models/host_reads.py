@@ -52,7 +52,10 @@ def host_read_of(base: nn.Module, parts: Parts) -> str | None:
     # a module may raise any exception if a value is missing
     except Exception as error:
         text = re.sub(r"\s+", " ", str(error)).partition(". ")[0][:120]
-        return f"{_place(error)} reads a tensor on the host, or is not all tensors ({text})"
+        return (
+            f"{_place(error)} reads a tensor on the host, or does something other than tensor "
+            f"operations ({text})"
+        )
     return None
 
 

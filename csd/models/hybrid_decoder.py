@@ -15,7 +15,7 @@ from csd.kernels.ops import Ops
 from csd.models.decoder import Decoder
 from csd.models.delta_net import sigmoid
 from csd.models.layer import Layer
-from csd.models.lora_stacks import beside
+from csd.models.lora_stacks import add_lora
 
 
 class HybridDecoder(Decoder):
@@ -40,7 +40,7 @@ class HybridDecoder(Decoder):
                 self.tapped[i] = residual
             product = self.linear(x, layer.qkv)
             if "qkv" in layer.lora:
-                product = beside(self.linear, x, product, layer.lora["qkv"])
+                product = add_lora(self.linear, x, product, layer.lora["qkv"])
             if layer.delta is not None:
                 x = layer.delta(ops, product, attend.states, i - attending)
             else:

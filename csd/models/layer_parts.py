@@ -63,11 +63,11 @@ def frequencies_of(rotary: Any) -> list[Any]:
 
 
 NORMS = {
-    "before": dict(input_norm="input_layernorm", post_norm="post_attention_layernorm"),
-    "behind": (
-        BEHIND := dict(
+    "pre": dict(input_norm="input_layernorm", post_norm="post_attention_layernorm"),
+    "post": (
+        POST := dict(
             attention_norm="post_attention_layernorm", mlp_norm="post_feedforward_layernorm"
         )
     ),
-    "both": BEHIND | dict(input_norm="input_layernorm", post_norm="pre_feedforward_layernorm"),
+    "both": POST | dict(input_norm="input_layernorm", post_norm="pre_feedforward_layernorm"),
 }

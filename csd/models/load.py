@@ -147,7 +147,9 @@ def load(
         )
     for name, value in (("dtype", dtype), ("device", device), ("revision", revision)):
         if value is not None:
-            raise ValueError(f"{name} belongs to the model that is passed, got {value!r}")
+            raise ValueError(
+                f"{name} must be None for a model that is already loaded, got {value!r}"
+            )
     if isinstance(model, Decoder):
         return _loaded(model, tokenizer)
     made = decoder_of(model, decoder)
@@ -258,7 +260,7 @@ def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
     else:
         return name, {"revision": revision or "main"}
     if revision is not None:
-        raise ValueError(f"revision is for hub names, and {name} is a local path")
+        raise ValueError(f"revision must be None for a local path, got {name}")
     return place, options
 
 
@@ -291,8 +293,8 @@ def usable(device: str | torch.device | None) -> torch.device:
         reason = str(error).partition("\n")[0]
         if BUSY in reason:
             reason += (
-                "; in compute-exclusive mode one process has a GPU for itself: end the other one, "
-                "or `nvidia-smi --compute-mode=DEFAULT`"
+                "; in compute-exclusive mode only one process can use the GPU: end the other one, "
+                "or run `nvidia-smi --compute-mode=DEFAULT`"
             )
         raise ValueError(f"device {device!r} cannot be used here: {reason}") from error
     return found

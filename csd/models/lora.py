@@ -41,7 +41,7 @@ def refuse_lora(name: str, layer: Any) -> None:
     """Raises TypeError, with the reason, if a working adapter is more than two products."""
     if type(layer.base_layer) is not nn.Linear:
         kind = type(layer.base_layer).__name__
-        raise TypeError(f"{name} is a LoRA of a {kind}, which has no fused product")
+        raise TypeError(f"{name} is a LoRA of a {kind}, which the fused decoder does not compute")
     for adapter in working(layer):
         parts = layer.lora_A[adapter], layer.lora_B[adapter]
         variant = layer.lora_variant.get(adapter)
@@ -51,7 +51,7 @@ def refuse_lora(name: str, layer: Any) -> None:
         if variant is not None:
             why = f"is a {type(variant).__name__.removesuffix('LinearVariant')}"
         elif len(weights) < 2:
-            why = "has matrices of its own kind"
+            why = "has other matrices than lora_A and lora_B"
         elif any(part.bias is not None for part in parts):
             why = "has a bias (lora_bias)"
         elif layer.fan_in_fan_out:
@@ -64,5 +64,6 @@ def refuse_lora(name: str, layer: Any) -> None:
             why = "is on another device than its base layer"
         if why is not None:
             raise TypeError(
-                f"the adapter {adapter!r} of {name} {why}, which csd's fused decoder does not run"
+                f"the adapter {adapter!r} of {name} {why}, which csd's fused decoder does not "
+                "support"
             )

@@ -34,7 +34,7 @@ class Stack(NamedTuple):
         return self.a.shape[-2] if self.a.dim() == 2 else self.a.shape[0] * self.a.shape[2]
 
 
-def beside(
+def add_lora(
     product: Callable, x: torch.Tensor, y: torch.Tensor, stacks: list[Stack]
 ) -> torch.Tensor:
     """Add the adapters' results for x [M, in] to the base's result y [M, out].
@@ -167,8 +167,8 @@ def _copies(parts: list[Any]) -> Iterator[_Copy]:
         weights = [(p.lora_A[n].weight, p.lora_B[n].weight) for p, n, _ in given]
         if len({w.dtype for pair in weights for w in pair}) > 1:
             raise TypeError(
-                "the adapters of a layer's projections are in more than one dtype, which csd's "
-                "fused decoder does not run"
+                "the adapters of a layer's projections have different dtypes, which csd's fused "
+                "decoder does not support"
             )
         ranks = [a.shape[0] for a, _ in weights]
         R, like = -(-sum(ranks) // RANKS) * RANKS, weights[0][0].data

@@ -66,7 +66,7 @@ class _Mask:
 
     def check(self, window: int | None, chunk: int | None) -> None:
         if not self.is_like(window, chunk):
-            raise OtherMask("its mask shows neither all earlier tokens, nor a window, nor a chunk")
+            raise OtherMask("its mask is neither causal, nor a sliding window, nor chunked")
 
     def is_like(self, window: int | None, chunk: int | None) -> bool:
         size = window or chunk or 100

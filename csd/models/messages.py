@@ -54,7 +54,7 @@ def check_messages(messages: list[dict]) -> None:
             for j, part in enumerate(content):
                 _text_of(part, f"{where}[{j}]")
         if (content is None or content == []) and not message.get("tool_calls"):
-            raise ValueError(f"must have a text as {where!r}, got {message}")
+            raise ValueError(f"must have a string as {where!r}, got {message}")
 
 
 def text_of(message: Mapping) -> str:
@@ -68,19 +68,21 @@ def check_template_options(options: dict) -> dict:
     Raises TypeError or ValueError, naming the argument that cannot be served.
     """
     if not fits(list(options), list[str]):
-        raise TypeError(f"chat_template_kwargs must be a dict of names, got {shown(options)}")
+        raise TypeError(
+            f"chat_template_kwargs must be a dict with strings as keys, got {shown(options)}"
+        )
     for name in _OURS:
         if name in options:
             raise ValueError(
-                f"chat_template_kwargs must not have {name!r}, got {options[name]!r}: csd asks the "
-                "template for token ids"
+                f"chat_template_kwargs must not have {name!r}, got {options[name]!r}: csd always "
+                "asks the template for token ids"
             )
     continues = bool(options.get("continue_final_message"))
     if continues and options.get("add_generation_prompt"):
         raise ValueError(
             "chat_template_kwargs must not have both continue_final_message and "
-            "add_generation_prompt: a message is continued or a new one begun, got "
-            f"{options['continue_final_message']!r} and {options['add_generation_prompt']!r}"
+            f"add_generation_prompt, got {options['continue_final_message']!r} and "
+            f"{options['add_generation_prompt']!r}"
         )
     return {"add_generation_prompt": not continues} | options
 
@@ -215,7 +217,7 @@ def _check_roles(tried: list[list[dict]], render: Any) -> None:
         if render(changed) == whole:
             role = messages[i]["role"]
             raise ValueError(
-                f"must have roles that the chat template reads, got {role!r} as '[{i}].role', "
+                f"must have roles that the chat template supports, got {role!r} as '[{i}].role', "
                 "whose message it leaves out"
             )
 
@@ -231,18 +233,18 @@ def _text_of(part: Any, where: str) -> str:
     """Text of a part of a content. Raises ValueError for a part that is not text."""
     if not isinstance(part, Mapping):
         raise ValueError(
-            "is not what the chat template reads: it must have parts such as "
-            f"{{'type': 'text', 'text': ...}} as {where!r}, got {shown(part)}"
+            "does not fit the chat template: it must have parts such as {'type': 'text', 'text': "
+            f"...}} as {where!r}, got {shown(part)}"
         )
     kind = part.get("type", "text")
     if not isinstance(kind, str) or kind not in _TEXTS:
         raise ValueError(
-            f"must have parts of type 'text' as {where!r}, got type {shown(kind)}: csd reads text "
-            "alone"
+            f"must have parts of type 'text' as {where!r}, got type {shown(kind)}: csd supports "
+            "text only"
         )
     text = part.get(_TEXTS[kind])
     if not fits(text, str):
-        raise ValueError(f"must have a text as '{where}.{_TEXTS[kind]}', got {shown(text)}")
+        raise ValueError(f"must have a string as '{where}.{_TEXTS[kind]}', got {shown(text)}")
     return str(text)
 
 

@@ -121,11 +121,11 @@ def _delta_rule(
 
     def some(rows: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = (x[None, rows] for x in (q, k, v))
-        out, behind = own(
+        out, state_after = own(
             *parts, g=g[None, rows], beta=beta[None, rows], initial_state=state.float(),
             output_final_state=True, use_qk_l2norm_in_kernel=normalize,
         )  # fmt: skip
-        return out[0], behind
+        return out[0], state_after
 
     out = states.update(at, DeltaRule(q, k, v, g, beta, normalize, some))
     return out.to(q.dtype)[None], None
@@ -147,11 +147,11 @@ def _ssm(
     def some(rows: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = (y[None, rows] for y in (x, dt))
         # the function's states have the dimension of values first
-        out, behind = own(
+        out, state_after = own(
             *parts, given["A"], B[None, rows], C[None, rows], D=None,
             initial_states=state.float().transpose(2, 3).contiguous(), return_final_states=True,
         )  # fmt: skip
-        return out[0], behind.transpose(2, 3)
+        return out[0], state_after.transpose(2, 3)
 
     out = states.update(at, SSM(x, step, given["A"], B, C, some))
     if D is not None:

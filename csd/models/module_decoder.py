@@ -79,7 +79,7 @@ class ModuleDecoder:
     def _there(self, held: weakref.ref) -> Any:
         found = held()
         if found is None:
-            raise RuntimeError("the model of this decoder is gone: keep a reference to it")
+            raise RuntimeError("the model of this decoder has been deleted: keep a reference to it")
         return found
 
     @cached_property

@@ -54,10 +54,10 @@ class Pass:
         call = self.mixers[at] if at < len(self.mixers) else None
         size = size_of(name, named)
         if call is None or (call.function, call.size) != (name, size):
-            due = "no further one" if call is None else str(call)
+            due = "none" if call is None else str(call)
             raise RuntimeError(
-                f"call {at + 1} of a layer with a state is {name} of {size}, and {due} is due: the "
-                "module computes in another order than when it was probed"
+                f"call {at + 1} of a layer with a state is {name} of {size}, expected {due}: the "
+                "module computes in another order than in its test pass"
             )
         self.mixer_at += 1
         convolution = name == CONVOLUTION
@@ -71,10 +71,11 @@ class Pass:
     ) -> Call:  # fmt: skip
         call = self.calls[self.at] if self.at < len(self.calls) else None
         if call is None or call.module() is not module:
-            due = "no further one" if call is None else call.place
+            due = "none" if call is None else call.place
             raise RuntimeError(
-                f"attention call {self.at + 1} of a pass is of a {type(module).__name__}, and "
-                f"{due} is due: the module attends in another order than when it was probed"
+                f"attention call {self.at + 1} of a pass is of a {type(module).__name__}, "
+                f"expected {due}: the module calls attention in another order than in its test "
+                "pass"
             )
         self.at += 1
         self._check(call, query, key, value, mask, named)
@@ -87,7 +88,7 @@ class Pass:
         """Raises RuntimeError if a call differs from the probed one."""
         spec, rows = call.spec, query.shape[2]
         if mask is not None and mask.numel() != 1:
-            raise RuntimeError(f"{call.place} attends with a mask of its own, of {mask.shape}")
+            raise RuntimeError(f"{call.place} uses its own attention mask, of shape {mask.shape}")
         scale, softcap = named.get("scaling"), named.get("softcap")
         for what, want, got in (
             ("queries", (1, spec.heads, rows, spec.head_dim), query.shape),
@@ -99,18 +100,19 @@ class Pass:
         ):
             if want != got:
                 raise RuntimeError(
-                    f"{call.place} must attend with {what} {want}, as when it was probed, got {got}"
+                    f"{call.place} must call attention with {what} {want}, as in its test pass, "
+                    f"got {got}"
                 )
 
     def end(self) -> None:
         """Raises RuntimeError unless all calls were made."""
         if self.at != len(self.calls):
             raise RuntimeError(
-                f"a pass must make {len(self.calls)} attention calls, as when it was probed, got "
-                f"{self.at}"
+                f"a pass must make {len(self.calls)} attention calls, as in the module's test "
+                f"pass, got {self.at}"
             )
         if self.mixer_at != len(self.mixers):
             raise RuntimeError(
-                f"a pass must make {len(self.mixers)} calls of layers with a state, as when it was "
-                f"probed, got {self.mixer_at}"
+                f"a pass must make {len(self.mixers)} calls of layers with a state, as in the "
+                f"module's test pass, got {self.mixer_at}"
             )

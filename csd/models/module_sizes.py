@@ -60,7 +60,7 @@ def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
     """Sizes of a probed module. Raises NotAdmitted if logits and config differ in vocabulary."""
     if found.vocab != named.vocab:
         raise NotAdmitted(
-            f"{named.family} gives {found.vocab} logits, and vocab_size of its config is "
+            f"{named.family} returns {found.vocab} logits, but vocab_size of its config is "
             f"{named.vocab}: they must be equal"
         )
     own = {c.layer: c.spec for c in found.calls if c.spec.shares is None}

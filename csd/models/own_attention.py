@@ -88,7 +88,7 @@ def calls_go_to(answer: Answer, parts: Parts) -> Iterator[None]:
                     _replaced.pop(id(config), None)
 
 
-def _name_beside(config: Any) -> str:
+def _stock_attention_name(config: Any) -> str:
     """Attention name of a config outside of passes."""
     # the pass of another thread may end between the two reads
     name = _replaced.get(id(config)) or getattr(config, "_attn_implementation_internal", None)
@@ -103,7 +103,7 @@ def own_function(module: Any, named: dict[str, Any]) -> tuple[str, Callable]:
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name = _name_beside(getattr(module, "config", None))
+    name = _stock_attention_name(getattr(module, "config", None))
     files = [vars(sys.modules[c.__module__]) for c in type(module).__mro__[:-1]]
     eager = next((f["eager_attention_forward"] for f in files if "eager_attention_forward" in f),
                  None)  # fmt: skip
@@ -138,16 +138,16 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     answer: Answer | None = getattr(_thread, "answer", None)
     if answer is None:
-        found = _beside(module)(module, query, key, value, attention_mask, **named)
+        found = _stock_attention(module)(module, query, key, value, attention_mask, **named)
         return found
     return answer.attention(module, query, key, value, attention_mask, named), None
 
 
-def _beside(module: Any) -> Callable:
+def _stock_attention(module: Any) -> Callable:
     """Attention for a module in another thread while a pass has replaced the name."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name = _name_beside(getattr(module, "config", None))
+    name = _stock_attention_name(getattr(module, "config", None))
     if name in ALL_ATTENTION_FUNCTIONS:
         return ALL_ATTENTION_FUNCTIONS[name]
     return own_function(module, {})[1]
@@ -158,5 +158,7 @@ def _mask(*args: Any, **named: Any) -> torch.Tensor | None:
 
     answer: Answer | None = getattr(_thread, "answer", None)
     if answer is None or args:
-        return ALL_MASK_ATTENTION_FUNCTIONS[_name_beside(named.get("config"))](*args, **named)
+        return ALL_MASK_ATTENTION_FUNCTIONS[_stock_attention_name(named.get("config"))](
+            *args, **named
+        )
     return answer.mask(named)

@@ -80,13 +80,13 @@ def probe(
         logits = run(ids, position, None)
     if not noted.calls:
         raise NotAdmitted(
-            f"{type(model).__name__} does not take its attention from transformers' "
-            "AttentionInterface: no attention call was seen in a pass"
+            f"{type(model).__name__} does not get its attention from transformers' "
+            "AttentionInterface: a pass called no attention there"
         )
     if not torch.is_tensor(logits) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
         shape = tuple(logits.shape) if torch.is_tensor(logits) else type(logits).__name__
         raise NotAdmitted(
-            f"{type(model).__name__} must give logits of shape (1, {TOKENS}, vocabulary), got "
+            f"{type(model).__name__} must return logits of shape (1, {TOKENS}, vocabulary), got "
             f"{shape}; load the model with AutoModelForCausalLM"
         )
     _number(noted.calls)
@@ -104,7 +104,7 @@ def refusing(model: Any) -> Iterator[None]:
         raise
     except FAILURES as error:
         what = f"{type(error).__name__}: {error}"
-        raise NotAdmitted(f"{type(model).__name__} fails in a pass of csd: {what}") from error
+        raise NotAdmitted(f"{type(model).__name__} fails in csd's test pass: {what}") from error
 
 
 def text(tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,12 +153,14 @@ class _Noted:
         place = self._place(module)
         if query.shape[:1] + query.shape[2:3] != (1, TOKENS) or key.shape[2] != TOKENS:
             raise NotAdmitted(
-                f"{place} attends from {query.shape[2]} rows to {key.shape[2]} keys of a text of "
-                f"{TOKENS} tokens: csd runs decoders that attend to their own text"
+                f"{place} attends from {query.shape[2]} rows to {key.shape[2]} keys in a text of "
+                f"{TOKENS} tokens: csd supports decoders that attend to their own text"
             )
         for name in UNKNOWN:
             if named.get(name) is not None:
-                raise NotAdmitted(f"{place} attends with {name}, which csd does not compute")
+                raise NotAdmitted(
+                    f"{place} calls attention with {name}, which csd does not support"
+                )
         function = self._mask_function(place, mask)
         window, chunk = self._kind(place, function)
         scale, softcap = named.get("scaling"), named.get("softcap")
@@ -208,7 +210,7 @@ class _Noted:
                 return function
         what = "no mask" if mask is None else "a mask of its own"
         raise NotAdmitted(
-            f"{place} attends with {what}: csd runs modules whose masks are made by "
+            f"{place} calls attention with {what}: csd supports modules whose masks are made by "
             "transformers.masking_utils"
         )
 

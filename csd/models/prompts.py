@@ -45,10 +45,10 @@ def parse(
     if torch.is_tensor(prompt) and prompt.dim() == 2:
         rows = _unpad(prompt, attention_mask)
         if not rows:
-            raise ValueError("prompt is a tensor without rows")
+            raise ValueError("prompt must have at least one row, got an empty tensor")
         return _each(rows, lambda row, name: _check(row, vocab, name), errors), True
     if attention_mask is not None:
-        raise ValueError("attention_mask goes with a 2-D tensor of prompts only")
+        raise ValueError("attention_mask needs a 2-D tensor of prompts")
 
     _check_template_kwargs(chat_template_kwargs, prompt)
 
@@ -63,7 +63,7 @@ def parse(
             f"{type(prompt).__name__}"
         )
     if not prompt:
-        raise ValueError("prompt is an empty list")
+        raise ValueError("prompt must not be an empty list")
     return _each(prompt, read, errors), True
 
 
@@ -111,8 +111,8 @@ def _check_template_kwargs(given: Any, prompt: Any) -> None:
     prompts = [prompt] if _is_one(prompt) else prompt
     if isinstance(prompts, list | tuple) and not any(messages_of(p) is not None for p in prompts):
         raise ValueError(
-            "chat_template_kwargs goes with prompts that are messages, got "
-            f"{', '.join(sorted(map(str, given)))} and none that is"
+            "chat_template_kwargs needs a prompt of messages, got "
+            f"{', '.join(sorted(map(str, given)))} without one"
         )
 
 
@@ -152,7 +152,7 @@ def _one(
 def _encode(text: str, tokenizer: Any, name: str) -> list[int]:
     _need(tokenizer, name)
     if not text:
-        raise ValueError(f"{name} is empty")
+        raise ValueError(f"{name} must not be empty")
     # a text that already starts with the beginning token must not get a second one
     bos = getattr(tokenizer, "bos_token", None)
     with naming(name):
@@ -185,7 +185,7 @@ def chat_ids(
         except Exception as error:
             raised = raised or error
     raise ValueError(
-        f"{name} is not what the chat template reads: {type(raised).__name__}: {raised}"
+        f"{name} cannot be rendered by the chat template: {type(raised).__name__}: {raised}"
     ) from raised
 
 
@@ -208,15 +208,15 @@ def _check_length(text: object, tokenizer: Any, context: int | None, name: str) 
     longest = 4 * max(map(len, vocab), default=0)
     if vocab and len(text) > longest * context:
         raise ValueError(
-            f"{name} has {len(text)} characters, of which the model's context of {context} tokens "
-            f"holds {longest * context} at most"
+            f"{name} has {len(text)} characters, but the model's context of {context} tokens has "
+            f"room for at most {longest * context}"
         )
 
 
 def check_prompt(prompt: Any, name: str) -> None:
     """Check a file's prompt: a text that is not blank, or messages. Raises ValueError."""
     if not check_chat(prompt, f"{name!r}") and not (fits(prompt, str) and prompt.strip()):
-        raise ValueError(f"must have a text or messages as {name!r}, got {shown(prompt)}")
+        raise ValueError(f"must have a string or messages as {name!r}, got {shown(prompt)}")
 
 
 def _need(tokenizer: Any, name: str) -> None:
@@ -229,7 +229,7 @@ def _unpad(prompt: torch.Tensor, attention_mask: torch.Tensor | None) -> list[li
         # nothing is padded
         return prompt.tolist()
     if attention_mask is None:
-        raise ValueError("a 2-D tensor of prompts needs attention_mask, which marks the padding")
+        raise ValueError("a 2-D tensor of prompts needs attention_mask, which marks its padding")
     if not torch.is_tensor(attention_mask):
         raise TypeError(
             f"attention_mask must be a 2-D tensor, got a {type(attention_mask).__name__}"
@@ -256,7 +256,7 @@ def _unmasked(ids: Any, mask: Any) -> Any:
 
 def _check(ids: list[int] | tuple, vocab: int, name: str) -> list[int]:
     if not len(ids):
-        raise ValueError(f"{name} is empty")
+        raise ValueError(f"{name} must not be empty")
     for i in ids:
         if not _is_id(i):
             raise TypeError(f"{name} must hold token ids, got {shown(i)}")

@@ -30,7 +30,10 @@ def random_decoder(
     just read.
     """
     if not config.is_llamas:
-        raise ValueError(f"random weights are made of a Llama's layers, got {config.family!r}")
+        raise ValueError(
+            "random weights are supported for models with Llama's layers only, got "
+            f"{config.family!r}"
+        )
     c = config
     generator = torch.Generator(device).manual_seed(seed)
 

@@ -41,8 +41,8 @@ def refuse_config(config: Any) -> None:
     for name in OTHER_INPUTS:
         if getattr(config, name, None) is not None:
             raise ValueError(
-                f"{family!r} has a {name}: csd draws text only; pass its text model, of "
-                f"config.get_text_config(), loaded with AutoModelForCausalLM"
+                f"{family!r} has a {name}, but csd samples text only; pass its text model, of "
+                "config.get_text_config(), loaded with AutoModelForCausalLM"
             )
     _refuse_states(family, config)
     _refuse_rope(family, config)
@@ -69,14 +69,14 @@ def refuse_module(model: Any) -> None:
             continue
         if isinstance(module, nn.RNNBase | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise ValueError(
-                f"{name} is a {type(module).__name__}, a layer with a state of its own, which a "
-                "tree of drafts would need for each node: csd does not run it"
+                f"{name} is a {type(module).__name__}, a layer with its own state, which csd "
+                "would need for each node of a draft tree and does not support"
             )
     forward = inspect.signature(inspect.unwrap(type(model).forward))
     if "position_ids" not in forward.parameters:
         raise ValueError(
-            f"the forward of {type(model).__name__} takes no position_ids, and csd places the "
-            "tokens of several samples in one row by them"
+            f"the forward of {type(model).__name__} takes no position_ids, which csd needs to "
+            "place the tokens of several samples in one row"
         )
 
 
@@ -149,8 +149,8 @@ def _refuse_file(family: str, config: Any) -> None:
     made = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not _uses_interface((made[0] if isinstance(made, tuple) else made).__module__):
         raise ValueError(
-            f"{family!r} does not take its attention from transformers' AttentionInterface, so "
-            "csd has no place to put its own"
+            f"{family!r} does not get its attention from transformers' AttentionInterface, so csd "
+            "cannot replace it"
         )
 
 
@@ -166,12 +166,13 @@ def refuse_prompt_learning(model: Any) -> None:
         if getattr(config, "is_prompt_learning", False):
             raise ValueError(
                 f"the adapter {name!r} ({kind}) adds keys, values or embeddings to a prompt "
-                "(prompt learning), which csd does not: use LoRA or another adapter of weights"
+                "(prompt learning), which csd does not support: use LoRA or another adapter of "
+                "weights"
             )
         if getattr(config, "alora_invocation_tokens", None):
             raise ValueError(
-                f"the adapter {name!r} is an aLoRA, which acts from certain tokens on: csd does "
-                "not run it"
+                f"the adapter {name!r} is an aLoRA, which is active only after certain tokens; "
+                "csd does not support it"
             )
 
 

@@ -30,7 +30,7 @@ def rope_tables(
 
 def _frequencies(rope: Rope, dims: int) -> torch.Tensor:
     if rope.kind != "default":
-        raise ValueError(f"rope type {rope.kind!r} needs frequencies, those of a module")
+        raise ValueError(f"rope type {rope.kind!r} needs the frequencies of a module")
     exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims
     w = 1.0 / (rope.theta**exponent)
     if rope.scaling is None:

@@ -121,8 +121,8 @@ def _trial(rows: int, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor,
 
 def _nothing_agrees(weight: torch.Tensor) -> ValueError:
     return ValueError(
-        f"exact must be False here: products with a {tuple(weight.shape)} {weight.dtype} matrix "
-        "give a row other bits for every number of rows on this machine"
+        "exact must be False here: on this machine, the bits of a row's product with a "
+        f"{tuple(weight.shape)} {weight.dtype} matrix depend on the number of rows"
     )
 
 

@@ -10,8 +10,9 @@ def refuse_scattered(model: Any) -> None:
     kinds = {c.__name__ for m in [model, *model.modules()] for c in type(m).__mro__}
     if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise TypeError(
-            "an FSDP model has its weights in shards; gather them "
-            "(FullyShardedDataParallel.summon_full_params, or a full state dict) into a plain model"
+            "an FSDP model has sharded weights; gather them "
+            "(FullyShardedDataParallel.summon_full_params, or a full state dict) into a plain "
+            "model"
         )
     if "DistributedDataParallel" in kinds:
         raise TypeError("pass the wrapped model itself: model.module")

@@ -33,7 +33,7 @@ _FUNCTIONS = (
     "causal_conv1d_fn", "causal_conv1d_update", "torch_chunk_gated_delta_rule",
     "torch_recurrent_gated_delta_rule",
 )  # fmt: skip
-_ADVICE = "which csd's fused decoder does not compute; undo it, or pass the plain model"
+_ADVICE = "which csd's fused decoder does not support; undo it, or pass the plain model"
 
 
 def refuse_changed(model: Any, config: ModelConfig) -> None:
@@ -48,7 +48,7 @@ def refuse_changed(model: Any, config: ModelConfig) -> None:
         _refuse_hooks(name or type(model).__name__, module._forward_hooks)
         _refuse_hooks(name or type(model).__name__, module._forward_pre_hooks)
         if is_lora(module) and "forward" in vars(module):
-            raise TypeError(f"{name} has a forward of its own, {_ADVICE}")
+            raise TypeError(f"{name} has a replaced forward, {_ADVICE}")
     for name, module in without_adapters(model):
         name = name or type(model).__name__
         cls: Any = type(module)

@@ -104,9 +104,9 @@ def check_ids(name: str, value: Any, most: int, vocab: int | None = None) -> lis
         value = [value]
     # an iterator could be read only once
     if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Collection):
-        raise TypeError(f"{name} must be token ids, got {shown(value)}")
+        raise TypeError(f"{name} must be a list of token ids, got {shown(value)}")
     if len(value) > most:
-        raise ValueError(f"{name} must be at most {most} token ids, got {len(value)}")
+        raise ValueError(f"{name} must have at most {most} token ids, got {len(value)}")
     found = [_integer(name, i, "token ids") for i in value]
     for i in found:
         if not 0 <= i <= LARGEST:

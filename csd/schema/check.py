@@ -95,7 +95,7 @@ def _check_of(kind: Any) -> Callable[[list], bool]:
             and all(needed <= v.keys() for v in values)
             and all(f([v[name] for v in values if name in v]) for name, f in fields.items())
         )
-    raise TypeError(f"kind must be made of what JSON has, got {kind!r}")
+    raise TypeError(f"kind must consist of JSON types, got {kind!r}")
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ _SCALARS: dict[Any, Callable[[list], bool]] = {
     list: lambda values: _are(list, values),
 }
 _NAMES = {
-    bool: "true or false", int: "a whole number", float: "a finite number", str: "a text",
+    bool: "true or false", int: "a whole number", float: "a finite number", str: "a string",
     None: "null", NoneType: "null", dict: "an object", list: "a list",
 }  # fmt: skip
 
@@ -209,6 +209,6 @@ def shown(value: Any) -> str:
     if isinstance(value, dict | list) and len(value) > 8:
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-        return "a number of many digits"
+        return "a number with too many digits to show"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

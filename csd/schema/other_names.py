@@ -58,16 +58,16 @@ _SAME = {
 }  # fmt: skip
 _NAMES = {other: name for name, others in _SAME.items() for other in others.split()}
 
-_ALWAYS = "they are always returned, as out[i].logprobs and out[i].raw_logprobs"
+_ALWAYS = "log-probabilities are always returned, as out[i].logprobs and out[i].raw_logprobs"
 _ABSENT = "csd does not implement it"
 _REMARKS = {
     **dict.fromkeys(("logprobs", "return_logprobs", "return_logprob", "output_scores"), _ALWAYS),
     "output_logits": _ALWAYS,
     "best_of": "csd.best_of chooses among the num_samples that are drawn: did you mean num_samples",
     "stream": "did you mean csd.stream, which yields each sample when it has finished",
-    "generation_config": "the model's own applies: set model.generation_config, or pass what "
-    "differs as arguments",
-    "sampling_params": "its fields are arguments of their own, such as temperature and top_p",
+    "generation_config": "the model's generation config applies: set model.generation_config, or "
+                         "pass single options as arguments",
+    "sampling_params": "pass its fields as arguments, such as temperature and top_p",
     **dict.fromkeys(
         ("num_beams", "num_beam_groups", "typical_p", "guidance_scale", "tool_choice",
          "length_penalty", "sequence_bias", "begin_suppress_tokens", "encoder_repetition_penalty"),

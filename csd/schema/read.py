@@ -76,7 +76,7 @@ def parse(data: bytes, kind: type[T]) -> T:
 
 
 def _not_json(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _check_depth(data: bytes) -> None:
@@ -88,4 +88,4 @@ def _check_depth(data: bytes) -> None:
     brackets = brackets[np.isin(brackets, np.frombuffer(b"[]{}", np.uint8))]
     step = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1)
     if step.size and step.cumsum().max() > MAX_DEPTH:
-        raise ValueError(f"must have at most {MAX_DEPTH} lists and objects in one another")
+        raise ValueError(f"must have at most {MAX_DEPTH} levels of nested lists and objects")

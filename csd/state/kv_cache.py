@@ -39,7 +39,7 @@ class PageAllocator:
         if count == 0:
             return []
         if count > len(self._free):
-            raise MemoryError(f"{count} pages asked for, {len(self._free)} are free")
+            raise MemoryError(f"{count} pages were requested, but only {len(self._free)} are free")
         at = next(
             (
                 i

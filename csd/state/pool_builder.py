@@ -109,9 +109,9 @@ def _contexts(context: torch.Tensor, nodes: Nodes, above: torch.Tensor) -> torch
     path = [torch.arange(above.shape[0], device=above.device)]
     for _ in range(context.shape[1] - 1):
         path.append(above[path[-1]])
-    behind = torch.arange(len(path), device=above.device) - nodes.depth[:, None]
-    committed = context[nodes.slot.clamp(min=0)].gather(1, behind.clamp(min=0))
-    return torch.where(behind < 0, nodes.token[torch.stack(path, 1)], committed)
+    place = torch.arange(len(path), device=above.device) - nodes.depth[:, None]
+    committed = context[nodes.slot.clamp(min=0)].gather(1, place.clamp(min=0))
+    return torch.where(place < 0, nodes.token[torch.stack(path, 1)], committed)
 
 
 def roots(slots: Slots, rows: int) -> Pool:

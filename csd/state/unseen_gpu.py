@@ -23,21 +23,21 @@ def unseen_gpu() -> str | None:
     driver = _driver()
     if driver is not None and "Enabled" in (_queried("mig.mode.current") or ""):
         return (
-            f"this machine has an NVIDIA GPU that is split into instances (MIG), and torch "
-            f"{torch.__version__} sees none: `nvidia-smi -L` lists them, and CUDA_VISIBLE_DEVICES "
-            "takes the UUID of one"
+            "this machine has an NVIDIA GPU that is split into instances (MIG), but torch "
+            f"{torch.__version__} sees none of them: `nvidia-smi -L` lists them; set "
+            "CUDA_VISIBLE_DEVICES to the UUID of one"
         )
     if driver is not None:
         return (
-            f"this machine has an NVIDIA GPU with driver {driver}, and torch {torch.__version__}, "
+            f"this machine has an NVIDIA GPU with driver {driver}, but torch {torch.__version__}, "
             f"built for CUDA {torch.version.cuda}, cannot use it. CUDA 13 needs driver 580 or "
-            f"later; with an older one: {OLDER}"
+            f"later; with an older driver: {OLDER}"
         )
     if AMD.exists():
         return (
-            f"this machine has an AMD GPU ({AMD}), and torch {torch.__version__}, built for ROCm "
+            f"this machine has an AMD GPU ({AMD}), but torch {torch.__version__}, built for ROCm "
             f"{torch.version.hip}, cannot use it: install torch's build for ROCm "
-            "(https://pytorch.org/get-started/locally), and see that you may open the device"
+            "(https://pytorch.org/get-started/locally), and check that you may open the device"
         )
     return None
 

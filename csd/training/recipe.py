@@ -43,9 +43,7 @@ class Recipe:
         check_seed(self.seed)
         check_whole("eagle", self.eagle, 0)
         if self.eagle not in OWN:
-            raise ValueError(
-                f"eagle must be 2, whose heads are EAGLE-1's too, or 3, got {shown(self.eagle)}"
-            )
+            raise ValueError(f"eagle must be 2 (EAGLE-1 and EAGLE-2) or 3, got {shown(self.eagle)}")
         self._check_own()
         for name in ("token_weight", "noise"):
             if getattr(self, name) is not None:
@@ -66,7 +64,7 @@ class Recipe:
                     object.__setattr__(self, name, default if given is None else given)
                 elif given is not None:
                     raise ValueError(
-                        f"{name} belongs to eagle={eagle}, got {name}={shown(given)} with "
+                        f"{name} is an argument of eagle={eagle}, got {name}={shown(given)} with "
                         f"eagle={self.eagle}"
                     )
 

@@ -37,11 +37,14 @@ class Folder:
             # states of older versions, which trained only EAGLE-2 heads, have no "eagle"
             have = {"eagle": 2} | state["settings"]
         except Exception as error:
-            raise ValueError(f"{path} is no state of a training run: {error}") from error
+            raise ValueError(f"{path} is not the state of a training run: {error}") from error
         keys = [k for k in {**have, **settings} if have.get(k) != settings.get(k)]
         if keys:
             what = ", ".join(f"{k} {have.get(k)!r}, now {settings.get(k)!r}" for k in keys)
-            raise ValueError(f"{path} was written with {what}; choose another folder, or remove it")
+            raise ValueError(
+                f"{path} was written with other settings ({what}); choose another folder, or "
+                "remove it"
+            )
         return state
 
     def save(self, state: dict[str, Any]) -> None:

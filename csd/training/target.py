@@ -67,15 +67,20 @@ def refuse_attention(config: ModelConfig, longest: int) -> None:
     longest: largest number of tokens of a text.
     """
     if config.delta is not None:
-        raise ValueError("model must have no layers with a state, which no head is trained on")
+        raise ValueError(
+            "model must have no layers with a state: training a head is not supported for them"
+        )
     for name, cap in (("scores", config.softcap), ("logits", config.final_cap)):
         if cap is not None:
-            raise ValueError(f"model must have no cap on {name}, got {cap}: no head is trained")
+            raise ValueError(
+                f"model must have no cap on {name}, got {cap}: training a head is not supported "
+                "for it"
+            )
     window = config.window if config.local and any(config.local) else None
     if window is not None and window < longest:
         raise ValueError(
-            f"batch must be at most the window of the model's attention, {window}, where "
-            f"texts are longer, got a text of {longest} tokens"
+            f"batch must be at most {window}, the window of the model's attention, for texts "
+            f"longer than that, got a text of {longest} tokens"
         )
 
 

@@ -42,7 +42,7 @@ def read_texts(paths: Iterable[str | Path], vocab: int, longest: int) -> list[li
                 tokens = [*prompt, *sample]
                 if max(tokens) >= vocab:
                     raise ValueError(
-                        f"traces must hold tokens of the model's vocabulary of {vocab}, got "
+                        f"traces must have tokens in the model's vocabulary of {vocab}, got "
                         f"{max(tokens)} in {path}"
                     )
                 text = Text(tokens[:longest], len(prompt))
@@ -60,8 +60,8 @@ def split(prompts: list[list[Text]], held_out: float, seed: int) -> tuple[list[T
     count = max(1, round(held_out * len(prompts))) if held_out else 0
     if len(prompts) <= count:
         raise ValueError(
-            f"traces must hold more prompts than are held out, got {len(prompts)} with samples "
-            f"and held_out={shown(held_out)}"
+            f"traces must have more prompts than are held out, got {len(prompts)} prompts with "
+            f"samples and held_out={shown(held_out)}"
         )
     chosen = set(random.Random(f"held out {seed}").sample(range(len(prompts)), count))
     parts: tuple[list[Text], list[Text]] = [], []

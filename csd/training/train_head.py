@@ -101,7 +101,9 @@ def train_head(
         dtype = torch.float32 if target.dtype == torch.float16 else target.dtype
     prompts = read_texts(paths, target.config.vocab, min(batch, target.config.context))
     if not prompts:
-        raise ValueError(f"traces must hold samples that begin within batch={batch} tokens")
+        raise ValueError(
+            f"traces must have samples that begin within the first batch={batch} tokens"
+        )
     refuse_attention(target.config, max(len(text.tokens) for x in prompts for text in x))
     learnt, kept = split(prompts, held_out, seed)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
@@ -135,5 +137,5 @@ def _target_of(model: Any, device: Any, revision: str | None) -> Target:
     assert isinstance(decoder, Decoder)
     decoder.begin_call()
     if decoder.head_lora:
-        raise ValueError("model must have no LoRA on its head, which the head that is trained uses")
+        raise ValueError("model must have no LoRA on its lm_head, which the trained head uses")
     return Target(decoder)

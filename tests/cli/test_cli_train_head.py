@@ -21,7 +21,7 @@ def test_a_head_is_trained_and_a_second_run_is_refused(tmp_path, capsys):
     assert main(command) == 0
     told = capsys.readouterr().err
     last = json.loads((out / "curve.jsonl").read_text().splitlines()[-1])
-    assert f"{last['step']} steps over {last['tokens']} tokens" in told
+    assert f"{last['step']} steps, {last['tokens']} tokens" in told
     assert f"held-out acceptance {last['acceptance']:.3f}" in told
     # the bar
     assert "loss=" in told and "acceptance=" in told
@@ -37,6 +37,6 @@ def test_an_interrupted_command_tells_how_to_go_on(tmp_path, capsys, monkeypatch
 
     monkeypatch.setattr("csd.cli.train_head.train_head", stop)
     assert main(["train-head", "model", "traces", "-o", "out"]) == 130
-    assert "the same command goes on from out" in capsys.readouterr().err
+    assert "run the same command again to continue from out" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["train-head", "model", "traces"])

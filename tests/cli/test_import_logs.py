@@ -52,7 +52,7 @@ def test_logs_become_traces(toy_folder, tmp_path):
     ({"completions": ["a"]}, "line 1 must have one of prompt_token_ids, messages, prompt"),
     ({"prompt": "a"}, "must have a list of completions under completions, choices, outputs"),
     ({"prompt": "a", "completions": []}, "must have a list of completions"),
-    ({"prompt": "a", "completions": [{"logprobs": 1}]}, "must have completions of a text"),
+    ({"prompt": "a", "completions": [{"logprobs": 1}]}, "must have completions of a string"),
     ({"prompt": "a", "completions": [[10**7]]}, "must lie in the vocabulary"),
     ({"prompt": "a", "completions": ["b"], "temperature": -1}, "temperature must lie in"),
     ({"prompt": 3, "completions": ["b"]}, "prompt must be a str"),

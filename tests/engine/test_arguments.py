@@ -34,7 +34,11 @@ def small():
         (dict(repetition_penalty=0), ValueError, "repetition_penalty"),
         (dict(max_new_tokens=0), ValueError, "max_new_tokens"),
         (dict(max_new_tokens=63), ValueError, "context of 64"),
-        (dict(min_new_tokens=9, max_new_tokens=8), ValueError, "min_new_tokens=9"),
+        (
+            dict(min_new_tokens=9, max_new_tokens=8),
+            ValueError,
+            "min_new_tokens must be at most max_new_tokens=8, got 9",
+        ),
         (dict(stop=""), ValueError, "stop"),
         (dict(stop=[3]), ValueError, "stop"),
         (dict(stop_token_ids=[VOCAB]), ValueError, "stop_token_ids"),
@@ -45,7 +49,7 @@ def small():
         (dict(verifier="guess"), ValueError, "verifier must be one of 'match'"),
         (dict(drafter="oracle"), ValueError, "drafter must be one of"),
         (dict(num_sample=3), TypeError, "unknown argument 'num_sample'"),
-        (dict(device="cpu"), ValueError, "device is set when the Engine is made"),
+        (dict(device="cpu"), ValueError, "device must be set when the Engine is made"),
         (dict(attention_mask=torch.ones(1, 2)), ValueError, "attention_mask"),
     ],
     ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else "",
@@ -58,20 +62,20 @@ def test_options(small, options, error, message):
 @pytest.mark.parametrize(
     ("prompt", "error", "message"),
     [
-        ("", ValueError, "prompt is empty"),
+        ("", ValueError, "prompt must not be empty"),
         ([], ValueError, "empty list"),
-        (torch.tensor([], dtype=torch.long), ValueError, "prompt is empty"),
+        (torch.tensor([], dtype=torch.long), ValueError, "prompt must not be empty"),
         (7, TypeError, "prompt must be"),
         ([1, VOCAB], ValueError, f"token id {VOCAB}, outside the vocabulary of {VOCAB}"),
         ([1, -1], ValueError, "outside the vocabulary"),
         ([1, 2.0], TypeError, "token ids"),
-        (["ab", ""], ValueError, "prompt 1 is empty"),
+        (["ab", ""], ValueError, "prompt 1 must not be empty"),
         ([[1, 2], [3, 99]], ValueError, "prompt 1 has token id 99"),
         (["ab", None], TypeError, "prompt 1"),
         (torch.tensor([1.0]), TypeError, "dtype torch.float32"),
         (torch.ones(1, 2, dtype=torch.long), ValueError, "needs attention_mask"),
         ([{"role": "user", "content": "a"}], ValueError, "no chat template"),
-        ([1] * 64, ValueError, "fills the model's context of 64"),
+        ([1] * 64, ValueError, "leaves no room in the model's context of 64"),
     ],
     ids=repr,
 )
@@ -97,7 +101,7 @@ def test_text_needs_a_tokenizer():
 def test_generation_config_that_cannot_be_served(asked):
     name = next(iter(asked))
     config = GenerationConfig(**asked)
-    with pytest.raises(ValueError, match=f"asks for {name}=.*generation_config.{name} = None"):
+    with pytest.raises(ValueError, match=f"sets {name}=.*generation_config.{name} = None"):
         csd.generate(engine(PrefixSum(), generation_config=config), [1], max_new_tokens=1)
 
 

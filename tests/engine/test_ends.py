@@ -47,7 +47,7 @@ def test_samples_end_at_either_lists_end_tokens(model, caplog):
         out = draw(model)
         draw(model)
     assert ends(out) == {*checkpoints.STOP, END}
-    assert caplog.text.count("ends samples at the tokens [1, 2], the tokenizer at [9]") == 1
+    assert caplog.text.count("has the end tokens [1, 2] and the tokenizer has [9]") == 1
     for sample in out:
         assert not {*checkpoints.STOP, END} & set(sample.tokens[:-1])
         ended = sample.finish_reason == "stop"

@@ -177,7 +177,7 @@ def test_closing_a_stream_leaves_the_engine_usable():
     prompt, sample = next(events)
     assert prompt == 0
     assert sample.tokens == expected.tokens[sample.index]
-    with pytest.raises(RuntimeError, match="middle of a stream"):
+    with pytest.raises(RuntimeError, match="still used by a stream"):
         csd.generate(e, [4, 5], **options)
     events.close()
     assert csd.generate(e, [4, 5], **options).tokens == expected.tokens

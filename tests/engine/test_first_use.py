@@ -46,7 +46,7 @@ def test_the_first_use_of_a_gpu_is_checked_once(first, capsys):
     use, runs = first
     with pytest.raises(RuntimeError, match=r"on GPU failed: verify: 3 of 9 integers differ\. No s"):
         use(stdout=output(verify="3 of 9 integers differ"))
-    with pytest.raises(RuntimeError, match="the process ended with code -11: Segmentation fault"):
+    with pytest.raises(RuntimeError, match="the process exited with code -11: Segmentation fault"):
         use(returncode=-11, stderr="a\nSegmentation fault\n")
     use(stdout=output(verify=None))
     assert len(runs) == 3 and "--head-dim=16" in runs[0] and "--dtype=bfloat16" in runs[0]
@@ -108,7 +108,7 @@ def test_missing_compiler_is_reported_first(monkeypatch, tmp_path):
     assert "no C compiler: apt-get install gcc python3-dev" in found.error
     monkeypatch.setattr(machine.shutil, "which", lambda name: "/usr/bin/cc")
     monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert "no Python.h in" in machine.check_compiler().error
+    assert "Python.h is missing in" in machine.check_compiler().error
     (tmp_path / "Python.h").touch()
     assert machine.check_compiler().passed
 
@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "below"))
     found = machine.check_folder().error
-    assert str(tmp_path / "file") in found and "set TRITON_CACHE_DIR to a folder" in found
+    assert str(tmp_path / "file") in found and "set TRITON_CACHE_DIR to a writable folder" in found
 
 
 def test_an_instance_of_a_gpu_is_named(monkeypatch):
@@ -137,7 +137,9 @@ def test_a_gpu_of_another_process_is_an_error_that_names_the_mode(monkeypatch):
         raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nline 2")
 
     monkeypatch.setattr(load.torch, "empty", refuse)
-    with pytest.raises(ValueError, match="unavailable; in compute-exclusive mode one process has"):
+    with pytest.raises(
+        ValueError, match="unavailable; in compute-exclusive mode only one process can use"
+    ):
         load.usable("cuda")
 
 

@@ -232,8 +232,8 @@ def test_verifiers_that_draw_their_drafts_refuse_it(model, verifier):
 BAD = {
     "a text": ("ab", TypeError, "history must be a csd.History or a list"),
     "a number": (3, TypeError, "history must be a csd.History or a list"),
-    "ids alone": ([1, 2], TypeError, r"history\[0\] must be a sample's token ids or its text"),
-    "floats": ([[1.0]], TypeError, r"history\[0\] must be a sample's"),
+    "ids alone": ([1, 2], TypeError, r"history\[0\] must be the token ids or the text of a sample"),
+    "floats": ([[1.0]], TypeError, r"history\[0\] must be the token ids or"),
     "outside": ([[1], [VOCAB]], ValueError, rf"history\[1\] has token id {VOCAB}, outside"),
     "negative": ([[-1]], ValueError, r"history\[0\] must hold token ids"),
     "beyond 32 bits": ([[1 << 40]], ValueError, r"history\[0\] must hold token ids"),
@@ -248,11 +248,11 @@ def test_bad_history(model, history, error, message):
 
 
 def test_history_of_many_prompts_has_an_entry_for_each(model, plain):
-    with pytest.raises(ValueError, match="an entry for each of 2 prompts, got 1"):
+    with pytest.raises(ValueError, match="one entry for each of 2 prompts, got 1"):
         csd.generate(model, PROMPTS, history=[[[1]]])
-    with pytest.raises(ValueError, match="an entry for each of 2 prompts, got one"):
+    with pytest.raises(ValueError, match="one entry for each of 2 prompts, got one"):
         csd.generate(model, PROMPTS, history=plain[0])
-    with pytest.raises(ValueError, match=r"history\[1\] must be samples of the same prompt"):
+    with pytest.raises(ValueError, match=r"history\[1\] must have samples of the same prompt"):
         csd.generate(model, PROMPTS, history=[plain[0], plain[0]])
 
 
@@ -264,7 +264,7 @@ def test_a_store_of_another_vocabulary_is_refused(model):
 
 
 def test_drafters_that_take_none_refuse_it(model):
-    with pytest.raises(ValueError, match="history needs the drafter 'consensus', got"):
+    with pytest.raises(ValueError, match="history needs drafter='consensus', got"):
         csd.generate(model, PROMPTS[0], history=[[1, 2]], drafter="prompt-lookup")
     # and the engine can be used afterwards
     assert len(csd.generate(model, PROMPTS[0], max_new_tokens=2)[0].tokens) == 2

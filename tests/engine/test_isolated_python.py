@@ -119,5 +119,5 @@ def test_a_check_that_cannot_begin_is_an_error_of_its_own(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16, vocab=499)
-    with pytest.raises(RuntimeError, match=r"no process can begin: .*No such file"):
+    with pytest.raises(RuntimeError, match=r"no process can be started: .*No such file"):
         cached_check.require_check("cuda", cached_check.torch.float32, sizes)

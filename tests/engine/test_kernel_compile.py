@@ -59,7 +59,10 @@ def test_a_machine_without_room_for_processes_compiles_at_each_launch(monkeypatc
 
     monkeypatch.setattr(kernel_compile.os, "fork", no_room)
     assert not kernel_compile.compile_in_children(None, TARGET, 2)
-    assert "too few processes compile kernels: Resource temporarily unavailable" in caplog.text
+    assert (
+        "fewer processes than planned compile kernels: Resource temporarily unavailable"
+        in caplog.text
+    )
 
 
 def test_an_error_of_all_children_is_logged_once(monkeypatch, caplog):

@@ -49,9 +49,9 @@ def test_copies_of_a_prompt_equal_one_call(model):
 
 
 BAD = {
-    "too long": ([5] * CONTEXT, r"prompt 1 has 64 tokens and fills"),
+    "too long": ([5] * CONTEXT, r"prompt 1 has 64 tokens, which leaves no room"),
     "outside of the vocabulary": ([5, 97], "prompt 1 has token id 97"),
-    "empty": ([], "prompt 1 is empty"),
+    "empty": ([], "prompt 1 must not be empty"),
     "of another type": (7.5, "prompt 1 must be"),
     "a text without a tokenizer": ("abc", "prompt 1 is text"),
 }
@@ -77,7 +77,9 @@ def test_a_call_whose_every_prompt_is_refused_returns(model):
 
 
 def test_what_is_wrong_with_the_call_is_raised(model):
-    with pytest.raises(ValueError, match=r"min_new_tokens=9 is more than max_new_tokens=3$"):
+    with pytest.raises(
+        ValueError, match=r"min_new_tokens must be at most max_new_tokens=3, got 9$"
+    ):
         csd.generate(model, [[5]], max_new_tokens=3, min_new_tokens=9, on_error="return")
     with pytest.raises(ValueError, match="on_error must be 'raise' or 'return', got 'ignore'"):
         csd.generate(model, [[5]], on_error="ignore")

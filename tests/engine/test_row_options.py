@@ -183,7 +183,7 @@ EMPTY = {
 @pytest.mark.parametrize("names", EMPTY)
 def test_a_row_without_a_token_names_the_constraint(names, kind):
     options = dict(num_samples=2, max_new_tokens=6, budget=16, seed=0, **EMPTY[names])
-    with pytest.raises(ValueError, match=f"^{names} left no token to draw after") as raised:
+    with pytest.raises(ValueError, match=f"^{names} banned all tokens after") as raised:
         engine_of(kind).generate(PROMPT, **options)
     assert "of prompt 0" in str(raised.value)
     out = engine_of(kind).generate(PROMPT, on_error="return", **options)

@@ -17,7 +17,7 @@ import csd
     [
         (lambda ids, x: None, r"must return logits of shape \[1, 97\], got None"),
         (lambda ids, x: x[0], r"must return logits of shape \[1, 97\], got shape \[97\]"),
-        (lambda ids, x: x > 0, "must return logits of floats, got torch.bool"),
+        (lambda ids, x: x > 0, "must return floating-point logits, got torch.bool"),
     ],
     ids=["none", "shape", "mask"],
 )
@@ -28,7 +28,9 @@ def test_what_a_function_returns_is_checked(function, message):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_a_function_gives_is_not_the_models_fault(value):
-    with pytest.raises(FloatingPointError, match=r"^logits_processor or the model gave NaN or inf"):
+    with pytest.raises(
+        FloatingPointError, match=r"^logits_processor or the model returned NaN or inf"
+    ):
         engine_of("cpu").generate(
             PROMPT, max_new_tokens=2, logits_processor=lambda ids, x: torch.full_like(x, value)
         )
@@ -60,9 +62,11 @@ def test_strings_are_spelled():
         def __call__(self, text, add_special_tokens=True):
             return super().__call__(text.strip())
 
-    with pytest.raises(ValueError, match="bad_words must be texts that have tokens, got ' '"):
+    with pytest.raises(
+        ValueError, match="bad_words must be strings with at least one token, got ' '"
+    ):
         csd.generate(e, "ab", bad_words=["a", " "], tokenizer=NoSpaces())
-    with pytest.raises(ValueError, match="bad_words that are strings need a tokenizer"):
+    with pytest.raises(ValueError, match="bad_words given as strings need a tokenizer"):
         csd.generate(engine(PrefixSum()), [1], bad_words=["ab"])
 
 
@@ -84,20 +88,20 @@ def test_a_generation_config_asks_for_bans():
 
 
 REFUSED = {
-    "bias-list": (dict(logit_bias=[1]), TypeError, "logit_bias must be a dict of token ids"),
-    "bias-key": (dict(logit_bias={"a": 1}), TypeError, "logit_bias must have token ids for keys"),
+    "bias-list": (dict(logit_bias=[1]), TypeError, "logit_bias must be a dict from token ids"),
+    "bias-key": (dict(logit_bias={"a": 1}), TypeError, "logit_bias must have token ids as keys"),
     "bias-value": (
         dict(logit_bias={1: "a"}), TypeError, "logit_bias of token 1 must be a number, got 'a'"
     ),
     "bias-nan": (dict(logit_bias={1: math.nan}), ValueError, "logit_bias of token 1 must lie in"),
     "bias-inf": (dict(logit_bias={1: math.inf}), ValueError, "logit_bias of token 1 must lie in"),
     "bias-vocab": (dict(logit_bias={97: 1}), ValueError, "logit_bias must lie in the vocabulary"),
-    "words-ids": (dict(bad_words=[5, 6]), TypeError, r"got 5 alone: write \[\[5\]\]"),
+    "words-ids": (dict(bad_words=[5, 6]), TypeError, r"got 5: write \[\[5\]\]"),
     "words-empty": (dict(bad_words=[[]]), ValueError, "bad_words must be strings or lists"),
     "words-vocab": (dict(bad_words=[[1, 97]]), ValueError, "bad_words must lie in the vocab"),
     "allowed-none": (dict(allowed_token_ids=[]), ValueError, "allowed_token_ids must have at"),
     "allowed-vocab": (dict(allowed_token_ids=[97]), ValueError, "allowed_token_ids must lie in"),
-    "suppressed": (dict(suppress_tokens="a"), TypeError, "suppress_tokens must be token ids"),
+    "suppressed": (dict(suppress_tokens="a"), TypeError, "suppress_tokens must be a list of"),
     "ngram": (dict(no_repeat_ngram_size=-1), ValueError, "no_repeat_ngram_size must be at least"),
     "frequency": (dict(frequency_penalty="a"), TypeError, "frequency_penalty must be a number"),
     "presence": (dict(presence_penalty=math.inf), ValueError, "presence_penalty must lie in"),
@@ -105,20 +109,21 @@ REFUSED = {
     "arguments": (dict(logits_processor=lambda x: x), TypeError, "logits_processor must be a func"),
     "thought": (dict(max_thinking_tokens=-1), ValueError, "max_thinking_tokens must be at least 0"),
     "thought-tags": (dict(max_thinking_tokens=3), ValueError, "pass thinking_tags=.'<think>', "),
-    "tags-alone": (dict(thinking_tags=TAGS), ValueError, "thinking_tags go with max_thinking_to"),
+    "tags-alone": (dict(thinking_tags=TAGS), ValueError, "thinking_tags needs max_thinking_to"),
     "tags-one": (
-        dict(max_thinking_tokens=3, thinking_tags=[[3]]), TypeError, "thinking_tags must be what"
+        dict(max_thinking_tokens=3, thinking_tags=[[3]]), TypeError, "thinking_tags must be the"
     ),
     "tags-equal": (
-        dict(max_thinking_tokens=3, thinking_tags=[[3], [3]]), ValueError, "thinking_tags must dif"
+        dict(max_thinking_tokens=3, thinking_tags=[[3], [3]]), ValueError,
+        "thinking_tags must have dif",
     ),
     "tags-begin": (
         dict(max_thinking_tokens=3, thinking_tags=[[5, 3], [3]]), ValueError,
-        r"the begin does not end with the end, got token ids \[5, 3\] and \[3\]",
+        r"the begin must not end with the end, got token ids \[5, 3\] and \[3\]",
     ),
     "tags-end": (
         dict(max_thinking_tokens=3, thinking_tags=[[3], [4], [4, 5]]), ValueError,
-        r"thinking_tags must have a third that ends with the second, as token ids \[4\], got",
+        r"thinking_tags must have a third entry that ends with the second, as token ids \[4\], got",
     ),
     "tags-text": (
         dict(max_thinking_tokens=3, thinking_tags=["a", "b"]), ValueError, "need a tokenizer"

@@ -129,13 +129,13 @@ def test_equal_prompts_and_texts():
     [
         ("ab", "cd", {}, ValueError, "completions must be a list of texts or token ids, got 'cd'"),
         ("ab", [], {}, ValueError, "completions must be a list"),
-        ("ab", [""], {}, ValueError, "must have token ids, at least one each, got"),
+        ("ab", [""], {}, ValueError, "must be lists of at least one token id, got"),
         ("ab", [[99]], {}, ValueError, "completions must lie in the vocabulary of 32"),
         (["ab"], [["a"], ["b"]], {}, ValueError, "completions must be .* for each prompt, 1 in al"),
-        ("ab", [[1.5]], {}, ValueError, "completions must have token ids"),
+        ("ab", [[1.5]], {}, ValueError, "completions must be lists of"),
         ("ab", ["c"], dict(seed=1), TypeError, "unknown argument 'seed'; known are allowed_token"),
         ("ab", ["c"], dict(top_k="a"), TypeError, "top_k must be a whole number"),
-        ("ab", [[1] * 5000], {}, ValueError, "pass the model's context"),
+        ("ab", [[1] * 5000], {}, ValueError, "exceed the model's context"),
     ],
 )
 def test_refused_by_name(prompt, completions, options, error, message):

@@ -176,7 +176,7 @@ def test_other_values_are_refused(model, value):
 
 def test_drafters_that_take_none_refuse_it(model):
     e = csd.Engine(model)
-    with pytest.raises(ValueError, match="share needs the drafter 'consensus', got"):
+    with pytest.raises(ValueError, match="share needs drafter='consensus', got"):
         e.generate(MANY, share="call", drafter="prompt-lookup")
     assert len(e.generate(MANY[0], max_new_tokens=2)[0].tokens) == 2
 

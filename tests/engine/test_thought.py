@@ -110,7 +110,7 @@ def test_tags_of_a_template():
     mistral = Letters()
     mistral.chat_template = {"default": "a", "tools": "[THINK]b[/THINK]"}
     assert find_tags(mistral) == ("[THINK]", "[/THINK]")
-    with pytest.raises(ValueError, match="max_thinking_tokens needs what begins and ends"):
+    with pytest.raises(ValueError, match="max_thinking_tokens needs the begin and end"):
         find_tags(Letters())
     assert spell_tags(("ab", "c", "dc"), Letters()) == ((0, 1), (2,), (3, 2))
     # one that the tokenizer has no tokens for, and two that have the same

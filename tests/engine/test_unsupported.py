@@ -198,8 +198,8 @@ REFUSED_MODULES = {
     "peft": (PeftModel, r"the adapter 'default' .* \(prompt learning\)"),
     "adapter": (
         adapted,
-        "model.layers.0.self_attn.q_proj is a LoraLinear of peft, and of its layers csd's fused "
-        "decoder runs the LoRA of a Linear only",
+        "model.layers.0.self_attn.q_proj is a LoraLinear of peft; csd's fused decoder supports "
+        "only the LoRA of a Linear",
     ),
     "other-linear": (
         other_linear,
@@ -260,9 +260,9 @@ def test_refuse_distributed_modules(one_process):
 
     with pytest.raises(TypeError, match=r"pass the wrapped model itself: model\.module"):
         load(DistributedDataParallel(checkpoints.build("llama")))
-    with pytest.raises(TypeError, match="an FSDP model has its weights in shards; gather them"):
+    with pytest.raises(TypeError, match="an FSDP model has sharded weights; gather them"):
         load(fully_shard(checkpoints.build("llama"), mesh=one_process))
-    with pytest.raises(TypeError, match="an FSDP model has its weights in shards; gather them"):
+    with pytest.raises(TypeError, match="an FSDP model has sharded weights; gather them"):
         load(FullyShardedDataParallel(checkpoints.build("llama"), device_id=torch.device("cpu")))
     with pytest.raises(
         TypeError, match=r"embed_tokens\.weight is a DTensor; pass a model with plain"

@@ -37,7 +37,7 @@ def test_within_a_stream_it_raises():
     with engine(PrefixSum()) as made:
         stream = made.stream([1, 2], num_samples=2, max_new_tokens=9, seed=0)
         next(stream)
-        with pytest.raises(RuntimeError, match="in the middle of a stream"):
+        with pytest.raises(RuntimeError, match="still used by a stream"):
             made.warmup()
         stream.close()
 
@@ -45,6 +45,6 @@ def test_within_a_stream_it_raises():
 def test_the_command(toy_folder, capsys):
     assert main(["warmup", str(toy_folder), "-n", "2", "--max-new-tokens", "8",
                  "--prompt-tokens", "9"]) == 0  # fmt: skip
-    assert "ready in" in capsys.readouterr().out
+    assert "warmed up in" in capsys.readouterr().out
     assert main(["warmup", str(toy_folder), "--prompt-tokens", "1"]) == 2
     assert "prompt_tokens must be at least 2" in capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_behind_a_token_that_its_grammar_bans_a_sample_is_audited(tmp_path, exch
 def test_two_samples_of_one_index_are_refused(engine, tmp_path):
     """One of them could hide behind the other."""
     traces, _ = recorded(engine, tmp_path)
-    with pytest.raises(ValueError, match=r"problem 0 must have one sample of each index, got ind"):
+    with pytest.raises(ValueError, match=r"problem 0 must have one sample per index, got ind"):
         audited(engine, [replace(traces[0], indices=[0, 1, 1, 2])], {})
 
 
@@ -195,4 +195,4 @@ def test_the_command(toy_folder, tmp_path, capsys):
     write_traces(path, [trace])
     assert main(asked) == 0
     out = capsys.readouterr().out
-    assert "problem 0, sample 1: " in out and "first at 4" in out
+    assert "problem 0, sample 1: " in out and "the first at position 4" in out

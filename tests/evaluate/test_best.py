@@ -78,13 +78,13 @@ def test_errors_name_the_argument(drawn, reward):
         csd.best_of(out, reward, prompt=prompt)
     with pytest.raises(ValueError, match="needs prompt="):
         csd.best_of(out, reward, tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="num_labels 1, got 2"):
+    with pytest.raises(ValueError, match="num_labels=1, got 2"):
         csd.best_of(out, toy()[0], tokenizer=tokenizer, prompt=prompt)
     with pytest.raises(ValueError, match="score must be 'logprob'"):
         csd.best_of(out, "longest")
     with pytest.raises(ValueError, match="got NaN for sample 0"):
         csd.best_of(out, lambda s: math.nan)
-    with pytest.raises(TypeError, match="score must give a number, got None for sample 0"):
+    with pytest.raises(TypeError, match="score must return a number, got None for sample 0"):
         csd.best_of(out, lambda s: None)
     with pytest.raises(ValueError, match="at least one that was not cancelled"):
         csd.best_of([])

@@ -60,7 +60,7 @@ def test_every_torn_write_goes_on(tmp_path):
 def test_damaged_files_name_the_line(tmp_path):
     path = tmp_path / "damaged.jsonl"
     for text, message in [
-        ('{"settings": {}}\n{"problem": 1}\n', "line 2 must hold problem 0, got 1"),
+        ('{"settings": {}}\n{"problem": 1}\n', "line 2 must have problem 0, got 1"),
         ('{"settings": {}}\n{"problem"\n', "line 2 is not JSON"),
     ]:
         path.write_text(text)

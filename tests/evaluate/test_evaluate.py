@@ -157,13 +157,13 @@ def test_ctrl_c_leaves_whole_problems(place, whole, monkeypatch, capsys):
 
     monkeypatch.setattr(evaluate, "_row", interrupted)
     assert main(command(place, "stopped.jsonl", "--quiet")) == 130
-    assert "goes on from" in capsys.readouterr().err
+    assert "to continue from" in capsys.readouterr().err
     assert drawn(lines(place / "stopped.jsonl")) == drawn(whole[:3])
 
 
 def test_other_settings_and_a_held_file_are_refused(place, whole, capsys):
     assert main(command(place, "whole.jsonl", "--seed", "1")) == 2
-    assert "seed 0, now 1; choose another -o" in capsys.readouterr().err
+    assert "other settings (seed 0, now 1); choose another -o" in capsys.readouterr().err
     held = evaluate.Results(place / "held.jsonl", {})
     with pytest.raises(ValueError, match="being written by another process"):
         evaluate.Results(place / "held.jsonl", {})
@@ -204,7 +204,7 @@ def test_a_file_of_problems_that_has_changed_is_refused(place, whole, tmp_path, 
     arguments = command(place, "whole.jsonl")
     arguments[1] = str(changed)
     assert main(arguments) == 2
-    assert "was written with problems_sha256" in capsys.readouterr().err
+    assert "was written with other settings (problems_sha256" in capsys.readouterr().err
 
 
 def test_a_problem_that_cannot_be_served_counts_as_unsolved(place, whole, capsys):

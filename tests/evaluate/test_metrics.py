@@ -32,7 +32,9 @@ def test_cancelled_samples_and_what_follows_do_not_count():
         csd.pass_at_k([None, True], 1)
     with pytest.raises(TypeError, match=r"k must be a whole number, got 1\.0"):
         csd.pass_at_k(correct, 1.0)
-    with pytest.raises(ValueError, match=r"correct must hold True, False or None, got 0\.5"):
+    with pytest.raises(
+        ValueError, match=r"correct must be a list of True, False or None, got 0\.5"
+    ):
         csd.pass_at_k([0.5, True], 1)
     assert csd.pass_at_k(np.array([True, False, 1]), 1) == pytest.approx(2 / 3)
 

@@ -88,18 +88,20 @@ def test_errors_name_the_line(tmp_path):
     with pytest.raises(ValueError, match="line 1 is not JSON"):
         read(path, TASKS["jsonl"])
     for row, message in [
-        ('{"prompt": 5, "answer": 5}', "line 1 must have a text or messages as 'prompt', got 5"),
-        ('{"prompt": " ", "answer": 5}', "must have a text or messages"),
-        ('{"prompt": [1, 2], "answer": 5}', "must have a text or messages"),
-        ('{"prompt": "a", "answer": null}', "text or a number as 'answer', got None"),
+        ('{"prompt": 5, "answer": 5}', "line 1 must have a string or messages as 'prompt', got 5"),
+        ('{"prompt": " ", "answer": 5}', "must have a string or messages"),
+        ('{"prompt": [1, 2], "answer": 5}', "must have a string or messages"),
+        ('{"prompt": "a", "answer": null}', "string or a number as 'answer', got None"),
         ("[1]", r"line 1 must be an object, got \[1\]"),
     ]:
         path.write_text(row)
         with pytest.raises(ValueError, match=message):
             read(path, TASKS["jsonl"])
     path.write_text('{"question": "a", "answer": "so it is five"}')
-    with pytest.raises(ValueError, match="line 1 must end its 'answer' in #### and a number"):
+    with pytest.raises(
+        ValueError, match="line 1 must have an 'answer' that ends in #### and a number"
+    ):
         read(path, TASKS["gsm8k"])
     path.write_text("\n")
-    with pytest.raises(ValueError, match="holds no problems"):
+    with pytest.raises(ValueError, match="has no problems"):
         read(path, TASKS["jsonl"])

@@ -62,7 +62,9 @@ def test_weights_by_probability():
 
 
 def test_errors_name_the_argument():
-    with pytest.raises(ValueError, match=r"weight must be at least 0 and finite, got -1\.0"):
+    with pytest.raises(
+        ValueError, match=r"weight must return a finite number of at least 0, got -1\.0"
+    ):
         vote([sample(0, "1")], weight=lambda s: -1)
     with pytest.raises(ValueError, match="weight must be a function"):
         vote([sample(0, "1")], weight="mean")
@@ -72,7 +74,7 @@ def test_errors_name_the_argument():
         csd.Vote(confidence=0.5)
     with pytest.raises(ValueError, match="extract"):
         csd.Vote(extract="last")
-    with pytest.raises(TypeError, match="samples must be what csd"):
+    with pytest.raises(TypeError, match="samples must be the result of csd"):
         vote([[sample(0, "1")], [sample(0, "2")]])
 
 
@@ -217,7 +219,7 @@ def test_decisions_are_printed_with_their_share():
 
     assert shown("5", "5", "3", "?") == "5 (2 of 3 votes, 67%, 1 of 4 samples without an answer)"
     assert shown("5", "5") == "5 (2 of 2 votes, 100%)"
-    assert shown("1", "2", "3", "4") == "no majority: 1 has 1 of 4 votes, and so has another answer"
+    assert shown("1", "2", "3", "4") == "no majority: 1 has 1 of 4 votes, as many as another answer"
     assert shown("1", "2", "2", "1").startswith("no majority: 1 has 2 of 4")
     assert shown("?", "?") == "no answer in 2 samples"
     weighted = shown("1", "2", weight=lambda s: 0.25 + s.index)

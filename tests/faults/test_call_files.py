@@ -36,7 +36,7 @@ def test_history_and_recording_are_different_files(e, tmp_path, name):
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "h.jsonl")
     with csd.History(path=tmp_path / "h.jsonl") as history:
         options = dict(record=str(tmp_path / name), callback=Never(), **OPTIONS)
-        with pytest.raises(ValueError, match="record must be another file than those of history"):
+        with pytest.raises(ValueError, match="record must be another file than that of history"):
             csd.generate(e, PROMPTS, history=history, **options)
         # whoever has it open
         if name in ("h.jsonl", "link.jsonl"):

@@ -182,7 +182,7 @@ def test_a_report_replaces_nothing_but_its_page(tmp_path, toy_folder, texts, cap
     (tmp_path / "link.html").symlink_to(drawn)
     for out in (drawn, tmp_path / "link.html"):
         assert main(["report", str(drawn), "-o", str(out)]) == 2
-        assert "out must be another file" in capsys.readouterr().err
+        assert "out must differ from the input file" in capsys.readouterr().err
     assert drawn.read_bytes() == before
     assert main(["report", str(drawn), "-o", "/dev/full"]) == 2
     assert "/dev/full" in capsys.readouterr().err

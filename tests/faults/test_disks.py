@@ -146,6 +146,6 @@ def test_a_folder_that_is_read_only(read_only, tmp_path, toy_folder, capsys):
         assert main(arguments) == 2
         error = capsys.readouterr().err
         assert str(read_only) in error and "Traceback" not in error
-    with pytest.raises(OSError, match="record must be a file in a folder that can be written to"):
+    with pytest.raises(OSError, match="record must be a file in a writable folder"):
         csd.generate(toy_folder, "ab", record=str(out), **SAY)
     csd.release()

@@ -68,9 +68,9 @@ def test_a_prompt_at_the_contexts_edge(room):
     out = csd.generate(e, prompt, num_samples=2, seed=1, budget=8)
     for sample in out:
         assert sample.tokens == plain(model, prompt, 1, sample.index, room)
-    with pytest.raises(ValueError, match="pass the model's context of 256"):
+    with pytest.raises(ValueError, match="exceed the model's context of 256"):
         csd.generate(e, prompt, max_new_tokens=room + 1)
-    with pytest.raises(ValueError, match="fills the model's context of 256"):
+    with pytest.raises(ValueError, match="leaves no room in the model's context of 256"):
         csd.generate(e, [1] * 256)
 
 

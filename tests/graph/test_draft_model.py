@@ -217,7 +217,7 @@ def test_earlier_samples_draft_beside_the_model():
     first = csd.generate(e, "abc", **options)
     again = csd.generate(e, "abc", history=first, drafter=draft(Near(), graph=True), **options)
     assert again.tokens == first.tokens and again.stats.accepted["history"] > 0
-    with pytest.raises(ValueError, match="history needs the drafter 'consensus', got drafter="):
+    with pytest.raises(ValueError, match="history needs drafter='consensus', got drafter="):
         csd.generate(e, "abc", history=first, drafter=draft(Near()), **options)
 
 

@@ -149,14 +149,14 @@ def refused(target, folder, message, error=ValueError):
 
 
 def test_other_models_heads_are_refused(target, tmp_path):
-    refused(target, tmp_path, r"is no EAGLE head: it needs config\.json and \*\.safetensors")
+    refused(target, tmp_path, r"is not an EAGLE head: it needs config\.json and \*\.safetensors")
     hidden = target.config.hidden_size
     write(tmp_path, 1, hidden, VOCAB + 1)
     refused(target, tmp_path, f"Eagle.* has {VOCAB + 1} tokens, the model has {VOCAB}")
     write(tmp_path, 1, hidden + 8, VOCAB)
-    refused(target, tmp_path, f"of another width than the model's {hidden}")
+    refused(target, tmp_path, f"for another hidden size than the model's {hidden}")
     write(tmp_path, 3, hidden, VOCAB, draft_vocab=40, states=2 * hidden)
-    refused(target, tmp_path, f"of another width than the model's {hidden}")
+    refused(target, tmp_path, f"for another hidden size than the model's {hidden}")
     write(tmp_path, 3, hidden, VOCAB, draft_vocab=40)
     small = build("llama", dtype=torch.float64)
     refused(small, tmp_path, "needs a model of at least 4 layers, got 2")
@@ -164,4 +164,4 @@ def test_other_models_heads_are_refused(target, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 8}))
     refused(target, tmp_path, r"must have 'midlayer.mlp.gate_proj.weight' of shape \(8, 40\)")
     target.save_pretrained(tmp_path)
-    refused(target, tmp_path, "has no weights 'fc.weight': it is no EAGLE head")
+    refused(target, tmp_path, "has no weights 'fc.weight': it is not an EAGLE head")

@@ -23,9 +23,9 @@ LINES = [
     ("null", "must be an object, got None"),
     ('"a"', "must be an object, got 'a'"),
     ("{", "is not JSON"),
-    (DEEP, "at most 64 lists and objects in one another"),
-    ('{"a": ' * 100_000, "at most 64 lists and objects in one another"),
-    ('{"a": NaN}', "NaN is no number"),
+    (DEEP, "at most 64 levels of nested lists and objects"),
+    ('{"a": ' * 100_000, "at most 64 levels of nested lists and objects"),
+    ('{"a": NaN}', "NaN is not a number"),
     ('{"a": %s}' % ("1" * 5000), "is not JSON"),
 ]
 TRACES = [
@@ -40,8 +40,8 @@ TRACES = [
     ('{"prompt_ids": [1], "samples": [[2147483648]]}', "got 2147483648"),
     ('{"prompt_ids": [1], "samples": [[2]], "temperature": -1}', "as 'temperature', got -1"),
     ('{"prompt_ids": [1], "samples": [[2]], "temperature": 1e999}', "as 'temperature', got inf"),
-    ('{"prompt_ids": [1], "samples": [[2]], "indices": [0, 1]}', "1 entries as 'indices', got 2"),
-    ('{"prompt_ids": [1], "samples": [[2]], "top": [[[[1, 2], [0.5]]]]}', "each token in 'top'"),
+    ('{"prompt_ids": [1], "samples": [[2]], "indices": [0, 1]}', "1 entries in 'indices', got 2"),
+    ('{"prompt_ids": [1], "samples": [[2]], "top": [[[[1, 2], [0.5]]]]}', "per token in 'top'"),
     ('{"prompt_ids": [1], "samples": [[2]], "top": [[[[1]]]]}', r"list of 2 as 'top\[0\]\[0\]'"),
     ('{"prompt_ids": [1], "samples": [[2]], "problem": "\\ud800"}', "as 'problem'"),
 ]
@@ -122,11 +122,17 @@ def test_replays_that_would_not_end(tmp_path, capsys):
 PROBLEMS = [
     *LINES,
     ('{"prompt": "a"}', "has no 'answer'"),
-    ('{"prompt": "a", "answer": null}', "a text or a number as 'answer', got None"),
-    ('{"prompt": "\\ud800", "answer": "b"}', "a text or messages as 'prompt'"),
+    ('{"prompt": "a", "answer": null}', "a string or a number as 'answer', got None"),
+    ('{"prompt": "\\ud800", "answer": "b"}', "a string or messages as 'prompt'"),
     ('{"prompt": [{"content": "a"}], "answer": "b"}', r"'prompt' must have '\[0\].role'"),
-    ('{"prompt": [{"role": "user"}], "answer": "b"}', r"'prompt' must have a text as '\[0\].conte"),
-    ('{"prompt": [{"role": 5, "content": "a"}], "answer": "b"}', r"a text as '\[0\].role', got 5"),
+    (
+        '{"prompt": [{"role": "user"}], "answer": "b"}',
+        r"'prompt' must have a string as '\[0\].conte",
+    ),
+    (
+        '{"prompt": [{"role": 5, "content": "a"}], "answer": "b"}',
+        r"a string as '\[0\].role', got 5",
+    ),
 ]
 
 
@@ -185,8 +191,8 @@ def test_any_line_of_a_run(tmp_path, line, message):
 COSTS = [
     *LINES,
     ('{"rows": [1, 2]}', "must have 'seconds'"),
-    ('{"rows": [1, 1], "seconds": [1, 2]}', "sizes must rise"),
-    ('{"rows": [2, 1], "seconds": [1, 2]}', "sizes must rise"),
+    ('{"rows": [1, 1], "seconds": [1, 2]}', "sizes must be ascending"),
+    ('{"rows": [2, 1], "seconds": [1, 2]}', "sizes must be ascending"),
     ('{"rows": [1, 2], "seconds": [1]}', "at least 2 as 'seconds'"),
     ('{"rows": [1, 2], "seconds": [0, 0]}', "more than 0"),
     ('{"rows": [1, 2], "seconds": [1, 1e999]}', "got inf"),
@@ -216,16 +222,16 @@ REPORTS = [
     *(({k: v for k, v in RUN.items() if k != key}, f"must have '{key}'") for key in RUN),
     (RUN | {"texts": []}, "at least 1 as 'texts'"),
     (RUN | {"texts": [None]}, "sample 0 has no text"),
-    (RUN | {"texts": [7]}, r"a text or null as 'texts\[0\]', got 7"),
-    (RUN | {"texts": ["a", "b"]}, "'texts' for each of 1 samples, got 2"),
-    (RUN | {"steps": [[1]]}, r"2 entries as 'steps\[0\]', one a token, got 1"),
+    (RUN | {"texts": [7]}, r"a string or null as 'texts\[0\]', got 7"),
+    (RUN | {"texts": ["a", "b"]}, "'texts' per sample \\(1\\), got 2"),
+    (RUN | {"steps": [[1]]}, r"2 entries in 'steps\[0\]', one per token, got 1"),
     (RUN | {"steps": [[1, 10**12]]}, "got 1000000000000"),
     (RUN | {"sources": [["", "mine"]]}, "got 'mine'"),
     (RUN | {"pieces": {"1": "a"}}, "must have the text of token"),
     (RUN | {"stats": {}}, "must have 'stats.tokens'"),
     (RUN | {"drafts": [[{"step": 1}]]}, r"must have 'drafts\[0\]\[0\].at'"),
-    (RUN | {"characters": [{"0": 5}]}, r"a text as 'characters\[0\].0', got 5"),
-    (RUN | {"model": 5}, "a text as 'model', got 5"),
+    (RUN | {"characters": [{"0": 5}]}, r"a string as 'characters\[0\].0', got 5"),
+    (RUN | {"model": 5}, "a string as 'model', got 5"),
 ]
 
 

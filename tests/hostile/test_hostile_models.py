@@ -58,22 +58,22 @@ def junk(folder):
 
 
 CASES = {
-    "swapped shapes": (swap, "its weights have other shapes"),
+    "swapped shapes": (swap, "the shapes of its weights do not"),
     "torn": (shorten, "cannot be loaded"),
-    "another vocabulary": (lambda f: edit(f, vocab_size=50), "its weights have other shapes"),
+    "another vocabulary": (lambda f: edit(f, vocab_size=50), "the shapes of its weights do not"),
     "fewer layers": (
         lambda f: edit(f, num_hidden_layers=1, layer_types=None, max_window_layers=1),
-        "has weights beyond the 1 layers of its config",
+        "has weights that .* 1 layers, as in its config, does not use",
     ),
     "more layers": (
         lambda f: edit(f, num_hidden_layers=5, layer_types=None), "lacks the weights"
     ),
-    "other heads": (lambda f: edit(f, num_attention_heads=0), "not one|cannot be loaded"),
-    "no number": (lambda f: edit(f, hidden_size="a"), "has a config.json that is not one"),
-    "a list": (lambda f: (f / "config.json").write_text("5"), "config.json that is not one"),
-    "deep": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json that is not"),
-    "only a pickle": (only_a_pickle, "a pickle that runs code"),
-    "pickled code": (a_pickle_in_a_checkpoint, "a pickle that runs code"),
+    "other heads": (lambda f: edit(f, num_attention_heads=0), "invalid config|cannot be loaded"),
+    "no number": (lambda f: edit(f, hidden_size="a"), "has an invalid config.json"),
+    "a list": (lambda f: (f / "config.json").write_text("5"), "invalid config.json"),
+    "deep": (lambda f: (f / "config.json").write_text("[" * 10**5), "invalid config.json"),
+    "only a pickle": (only_a_pickle, "a pickle file that executes code"),
+    "pickled code": (a_pickle_in_a_checkpoint, "a pickle file that executes code"),
     "junk": (junk, "cannot be loaded"),
     "tokenizer": (
         lambda f: (f / "tokenizer_config.json").write_text("[]"), "the tokenizer of .* cannot be"

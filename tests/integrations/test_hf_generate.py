@@ -195,9 +195,13 @@ def test_refused_by_name(model, name):
         (dict(first_sample=-1), ValueError, "first_sample must be at least 0, got -1"),
         (dict(first_sample="a"), TypeError, "first_sample must be a whole number, got 'a'"),
         (dict(top_p=0.0), ValueError, r"top_p of .* must lie in \(0, 1\], got 0"),
-        (dict(max_new_tokens=600), ValueError, "max_new_tokens=600 pass the model's context"),
+        (dict(max_new_tokens=600), ValueError, "max_new_tokens=600 exceed the model's context"),
         (dict(eos_token_id=[*range(20)]), ValueError, r"eos_token_id of .* 16 token ids, got 20"),
-        (dict(attention_mask=torch.zeros(1, 3, dtype=torch.long)), ValueError, "no token of row 0"),
+        (
+            dict(attention_mask=torch.zeros(1, 3, dtype=torch.long)),
+            ValueError,
+            "at least one token of row 0",
+        ),
         (dict(rows=[[5, 97]]), ValueError, "input_ids must lie in the vocabulary of 97, got 97"),
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
@@ -212,7 +216,7 @@ def test_arguments_that_cannot_be_are_named(model, options, error, message):
 
 
 def test_direct_calls_explain_custom_generate(model):
-    with pytest.raises(TypeError, match="generation_config must be the one that generate makes"):
+    with pytest.raises(TypeError, match="generation_config must be the one made by generate"):
         csd.hf_generate(model, torch.tensor(ROWS[:1]))
 
 

@@ -141,7 +141,7 @@ def test_a_folder_with_an_adapter_alone_is_drawn_from_its_base(tmp_path):
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    ("{}", "must name its base model"), ("[", "is not an adapter's config"),
+    ("{}", "must name its base model"), ("[", "is not the config of an adapter"),
     ('{"base_model_name_or_path": "nowhere/at-all"}', "nowhere/at-all"),
 ])  # fmt: skip
 def test_an_adapter_without_its_base_is_refused(content, message, tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def test_a_replaced_forward_or_a_hook_within_a_lora_is_not_fused():
         csd.Engine(model, decoder="fused")
     handle.remove()
     part.forward = lambda x: x
-    with pytest.raises(TypeError, match=r"q_proj has a forward of its own"):
+    with pytest.raises(TypeError, match=r"q_proj has a replaced forward"):
         csd.Engine(model, decoder="fused")
 
 

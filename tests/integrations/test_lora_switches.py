@@ -36,7 +36,7 @@ def test_a_call_ends_with_the_adapters_that_it_began_with(change):
 ], ids=["merged", "deleted"])  # fmt: skip
 def test_adapters_that_are_gone_are_an_error(change):
     model = adapted()
-    with pytest.raises(RuntimeError, match="merged or removed while samples were drawn"):
+    with pytest.raises(RuntimeError, match="merged or removed during sampling"):
         drawn(model, callback=switch_to(model, change))
     assert drawn(model) == loop(model)
 

@@ -109,7 +109,7 @@ def test_greedy_decoding_by_trees_equals_generate(family):
 def test_accepted_follows_one_path():
     model, dense = swapped("llama"), checkpoints.build("llama")
     tree = filled_cache(model, dense).tree(TOKENS, PARENTS)
-    with pytest.raises(RuntimeError, match="must attend in 2 layers"):
+    with pytest.raises(RuntimeError, match="must call attention in 2 layers"):
         tree.accepted(tree.token)
     with torch.no_grad():
         model(**tree.inputs)
@@ -203,7 +203,7 @@ def test_errors():
     mistral = checkpoints.build("mistral", sliding_window=32)
     mistral.set_attn_implementation("csd_tree")
     calls = [
-        (lambda: model(**inputs | {"past_key_values": past}), "leave past_key_values out"),
+        (lambda: model(**inputs | {"past_key_values": past}), "do not pass past_key_values"),
         (
             lambda: model(torch.zeros(2, 3, dtype=torch.long), tree=tree),
             r"one row of the tree's 14 tokens, got 2 of 3",
@@ -213,13 +213,13 @@ def test_errors():
         (lambda: cache.tree([[1, 2], *TOKENS[1:]], PARENTS), "slot 0 .* got 2 and 6"),
         (
             lambda: cache.tree(TOKENS, [*PARENTS[:3], [-1, 0, 3, 1, 0], [-1]]),
-            "the parent of node 2 of slot 3 must be a place before it, 0 to 1, got 3",
+            "the parent of node 2 of slot 3 must be a node before it, 0 to 1, got 3",
         ),
         (lambda: cache.tree(TOKENS, [*PARENTS[:4], [0]]), "node 0 of slot 4 must be -1, got 0"),
         (lambda: cache.tree([[1] * 65, [], [], [], []], [[]] * 5), "at most 64 tokens"),
         (lambda: cache.append(1, other), "slot 1 has room for 80 tokens, got 142"),
         (lambda: cache.tree(TOKENS, PARENTS, kernels="fast"), "'cpu' or 'triton', got 'fast"),
-        (lambda: csd.TreeCache([other], [1, 2], 3), "one number a prompt, got 2 for 1"),
+        (lambda: csd.TreeCache([other], [1, 2], 3), "one number per prompt, got 2 for 1"),
         (lambda: csd.TreeCache([other], [0], 3), "samples must be at least 1, got 0"),
         (lambda: csd.TreeCache([[]], [1], 3), "a key and a value"),
     ]

@@ -197,7 +197,7 @@ def test_refused_models():
         csd.apply_kernels(gelu)
     hooked = checkpoints.build("llama")
     hooked.model.norm.forward = hooked.model.norm.forward
-    with pytest.raises(TypeError, match="a LlamaRMSNorm has a forward of its own already"):
+    with pytest.raises(TypeError, match="a LlamaRMSNorm already has a replaced forward"):
         csd.apply_kernels(hooked)
     for model in (gelu, hooked):
         assert sum("forward" in vars(m) for m in model.modules()) == (model is hooked)

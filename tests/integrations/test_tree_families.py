@@ -83,10 +83,12 @@ def test_a_family_has_its_own_logits_or_is_refused(family):
 
 
 @pytest.mark.parametrize("family, message", {
-    "nemotron": "drops it", "stablelm": "drops it", "falcon_h1": "DynamicLayer",
-    "diffllama": "attend once in each", "doge": "masks of its own", "minimax": "a MiniMaxCache",
-    "hrm_text": "attend once in each", "falcon": "drops the argument tree",
-    "bart": "takes none", "bert": "a NoneType",
+    "nemotron": "drops the argument$", "stablelm": "drops the argument$",
+    "falcon_h1": "DynamicLayer",
+    "diffllama": "call attention once in each", "doge": "make their own masks",
+    "minimax": "a MiniMaxCache",
+    "hrm_text": "call attention once in each", "falcon": "drops the argument tree",
+    "bart": "does not take them", "bert": "a NoneType",
 }.items())  # fmt: skip
 def test_families_that_were_wrong_are_refused_by_name(family, message):
     model = build(family)

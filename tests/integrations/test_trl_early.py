@@ -283,7 +283,7 @@ def test_what_cannot_end_early_is_refused(early, monkeypatch):
                 rollout_of()([RIGHT] * 8, trainer)
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "reward_funcs", [torch.nn.Linear(1, 1)])
-        with pytest.raises(NotImplementedError, match="got the model"):
+        with pytest.raises(NotImplementedError, match="got the reward model"):
             rollout_of()([RIGHT] * 8, trainer)
     monkeypatch.setattr(trl, "__version__", "1.5.0")
     with pytest.raises(ImportError, match=r"trl 1\.6 or newer.*got trl 1\.5\.0"):

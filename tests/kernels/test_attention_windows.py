@@ -245,7 +245,7 @@ def test_errors():
         ("softcap", 0.0, r"softcap must be positive or None, got 0\.0"),
         ("sinks", torch.zeros(5), r"sinks must have shape \(6,\), got \(5,\)"),
         ("work", plan_attention(case["layout"], 6, 2, window=7),
-         "work must be made with window=None and chunk=None"),
+         "work must be made with the window=None and chunk=None"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             tree_attention(**case | {name: value})

@@ -271,9 +271,9 @@ def test_a_loop_reads_only_memory_of_one_dtype(other):
     x, weight = (normal(*shape, dtype=torch.bfloat16) for shape in ((3, 64), (64,)))
     if other == "elsewhere":
         given = Elsewhere(x), weight
-        with pytest.raises(TypeError, match="swiglu of kernels='cpu' takes"):
+        with pytest.raises(TypeError, match="swiglu with kernels='cpu' takes"):
             loops.swiglu(Elsewhere(normal(3, 64, dtype=torch.bfloat16)))
     else:
         given = x, weight.float()
-    with pytest.raises(TypeError, match="rms_norm of kernels='cpu' takes"):
+    with pytest.raises(TypeError, match="rms_norm with kernels='cpu' takes"):
         loops.rms_norm(*given, 1e-5)

@@ -93,7 +93,7 @@ def test_a_file_with_other_content_is_as_none(kind, folder, caplog):
         path.write_bytes(other)
         assert run() == (RESULT, 1)
         (text,) = logged(caplog)
-        assert text.startswith("a loop that was compiled before") and str(path) in text
+        assert text.startswith("a compiled loop could not be loaded") and str(path) in text
         # it was replaced
         assert run() == (RESULT, 2) and logged(caplog) == []
         data = path.read_bytes()
@@ -185,7 +185,7 @@ def test_a_write_that_fails_ends_no_call(number, after, folder, monkeypatch, cap
             patch.setattr(owner, name, failing(getattr(owner, name)))
         assert [loop(1.0) for loop in loops] == RESULT
     (text,) = logged(caplog)
-    assert text.startswith("csd cannot keep") and os.strerror(number) in text
+    assert text.startswith("csd cannot cache") and os.strerror(number) in text
     assert run()[0] == RESULT
     assert run() == (RESULT, 2)
 
@@ -217,7 +217,7 @@ def test_without_any_folder_that_can_be_written_loops_are_compiled(monkeypatch, 
     monkeypatch.setattr(_CacheLocator, "ensure_cache_path", refuse)
     assert run() == (RESULT, 0)
     (text,) = logged(caplog)
-    assert text.startswith("csd cannot keep")
+    assert text.startswith("csd cannot cache")
 
 
 def test_another_users_file_is_not_unpickled(folder, monkeypatch, caplog):
@@ -231,7 +231,7 @@ def test_another_users_file_is_not_unpickled(folder, monkeypatch, caplog):
     monkeypatch.setattr(kept.os, "fstat", lambda file: Of())
     caplog.clear()
     assert run() == (RESULT, 0)
-    assert f"is of user {owner}" in logged(caplog)[0]
+    assert f"belongs to user {owner}" in logged(caplog)[0]
     monkeypatch.setattr(kept.os, "fstat", real)
     assert run() == (RESULT, 2)
 

@@ -140,9 +140,9 @@ def test_tensors_that_are_elsewhere_are_refused():
     config, step = GraphConfig(orders=(1, 3), capacity=64), random_step(9, 4, 3, 1)
     seen, table = observe(*step, config), Table.empty(config, "meta")
     pool = replace(step[0], slot=step[0].slot.to("meta"))
-    with pytest.raises(TypeError, match=r"observe of kernels='cpu' takes .* on meta"):
+    with pytest.raises(TypeError, match=r"observe with kernels='cpu' takes .* on meta"):
         observe(pool, *step[1:], config)
-    with pytest.raises(TypeError, match=r"graph_insert of kernels='cpu' takes .* on meta"):
+    with pytest.raises(TypeError, match=r"graph_insert with kernels='cpu' takes .* on meta"):
         graph_insert(table, *seen, step[1].group_key, config.orders)
     with pytest.raises(TypeError, match="kernels='cpu' takes"):
         insert_observed(table, pool, *step[1:], config)

@@ -35,7 +35,7 @@ def test_a_decoder_that_is_asked_for_runs_or_raises():
     with pytest.raises(ValueError, match="decoder must be one of 'auto', 'fused', 'module'"):
         csd.generate(build("llama"), PROMPT, decoder="best")
     engine = csd.Engine(build("llama"))
-    with pytest.raises(ValueError, match="decoder is set when the Engine is made"):
+    with pytest.raises(ValueError, match="decoder must be set when the Engine is made"):
         csd.generate(engine, PROMPT, decoder="module")
     with pytest.raises(ValueError, match="static must be False"):
         csd.Engine(build("dbrx"), decoder="module", static=True)

@@ -65,7 +65,9 @@ def test_a_machine_on_which_nothing_agrees_is_refused():
     def product(x, weight, bias):
         return by_row(x, weight) + torch.arange(len(x))[:, None]
 
-    with pytest.raises(ValueError, match=r"\(24, 96\) torch.float32 matrix give a row other bits"):
+    with pytest.raises(
+        ValueError, match=r"\(24, 96\) torch.float32 matrix depend on the number of rows"
+    ):
         row_blocks(product, WEIGHT)
 
 

@@ -169,7 +169,7 @@ def test_what_is_lost_of_a_state_is_not_admitted(lost, monkeypatch):
     else:
         made = replace(ops, **{lost: lambda *tensors: None})
         monkeypatch.setattr("csd.models.admit_states.reference", lambda: made)
-    with pytest.raises(NotAdmitted, match=r"mamba.* computes otherwise than csd"):
+    with pytest.raises(NotAdmitted, match=r"mamba.* computes another function than"):
         admit(decoder)
 
 
@@ -178,7 +178,9 @@ def test_a_mixer_that_is_left_out_is_an_error():
     engine = csd.Engine(model, decoder="module")
     engine.decoder.mixers.reverse()
     engine.decoder.mixers.append(engine.decoder.mixers[0])
-    with pytest.raises(RuntimeError, match="calls of layers with a state, as when it was probed"):
+    with pytest.raises(
+        RuntimeError, match="calls of layers with a state, as in the module's test pass"
+    ):
         drawn(engine, prompt(5), 0)
 
 

@@ -52,8 +52,8 @@ def folder_of_another_type(folder):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (folder_without_config, "is not a model's folder: it has no config.json"),
-        (folder_without_weights, "is not a model's folder: it has no weights"),
+        (folder_without_config, "is not a model folder: it has no config.json"),
+        (folder_without_weights, "is not a model folder: it has no weights"),
         (folder_with_broken_config, "cannot be loaded: .*not a valid JSON"),
         (folder_with_broken_weights, "cannot be loaded: .*header"),
         (folder_with_missing_weights, "lacks the weights model.layers.1.mlp.up_proj.weight"),
@@ -72,7 +72,7 @@ def test_refuse_a_file(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(ValueError, match=r"notes.txt is a file, but not a GGUF file"):
         load(str(tmp_path / "notes.txt"))
-    with pytest.raises(ValueError, match=r"there is no file .*missing.gguf"):
+    with pytest.raises(ValueError, match=r"the file .*missing.gguf does not exist"):
         load(str(tmp_path / "missing.gguf"))
     (tmp_path / "text.gguf").write_text("hello")
     with pytest.raises(ValueError, match=r"text.gguf.* cannot be loaded; supported are .*GGUF"):
@@ -85,7 +85,7 @@ def test_refuse_a_file(tmp_path):
         (dict(dtype=torch.int8), r"dtype must be one of torch.bfloat16, .*, got torch.int8"),
         (dict(dtype="float32"), "dtype must be one of torch.bfloat16, .*, got 'float32'"),
         (dict(device="nonesuch"), "device 'nonesuch' cannot be used here"),
-        (dict(revision="main"), "revision is for hub names, and .* is a local path"),
+        (dict(revision="main"), "revision must be None for a local path"),
     ],
     ids=["int8", "dtype-name", "device", "revision"],
 )
@@ -100,7 +100,9 @@ def test_refuse_arguments_that_belong_to_the_model(made, name):
     model = checkpoints.build("llama")
     model = fuse(model) if made is fuse else model
     value = dict(dtype=torch.float64, device="cpu", revision="main")[name]
-    with pytest.raises(ValueError, match=f"{name} belongs to the model that is passed, got "):
+    with pytest.raises(
+        ValueError, match=f"{name} must be None for a model that is already loaded, got "
+    ):
         load(model, **{name: value})
 
 

@@ -75,9 +75,9 @@ def test_several_parts_are_all_there(body):
         ({"type": "input_audio", "input_audio": {}}, "got type 'input_audio'"),
         ({"type": "image"}, "got type 'image'"),
         ({"type": None, "text": "a"}, "got type None"),
-        ({"type": "text"}, r"a text as '\[1\].content\[1\].text', got None"),
-        ({"type": "text", "text": 5}, r"a text as '\[1\].content\[1\].text', got 5"),
-        ({"type": "text", "text": "\ud800"}, r"a text as '\[1\].content\[1\].text'"),
+        ({"type": "text"}, r"a string as '\[1\].content\[1\].text', got None"),
+        ({"type": "text", "text": 5}, r"a string as '\[1\].content\[1\].text', got 5"),
+        ({"type": "text", "text": "\ud800"}, r"a string as '\[1\].content\[1\].text'"),
         ("words", r"'\[1\].content\[1\]', got 'words'"),
         (None, r"'\[1\].content\[1\]', got None"),
     ],
@@ -193,7 +193,7 @@ def test_a_message_is_continued(body, content):
         ({"tokenize": False}, ValueError, "must not have 'tokenize', got False"),
         ({"return_tensors": "pt"}, ValueError, "must not have 'return_tensors', got 'pt'"),
         ({"truncation": True, "max_length": 2}, ValueError, "must not have 'truncation', got True"),
-        ({1: 2}, TypeError, "chat_template_kwargs must be a dict of names"),
+        ({1: 2}, TypeError, "chat_template_kwargs must be a dict with strings as keys"),
         ("thinking", TypeError, "chat_template_kwargs must be a dict, got 'thinking'"),
     ],
 )
@@ -204,7 +204,7 @@ def test_options_of_a_template_that_are_refused(options, error, message):
 
 @pytest.mark.parametrize("prompt", ["a", [5, 6], ["a", "b"]], ids=["text", "ids", "texts"])
 def test_options_of_a_template_go_with_messages(prompt):
-    with pytest.raises(ValueError, match="goes with prompts that are messages, got thinking"):
+    with pytest.raises(ValueError, match="needs a prompt of messages, got thinking"):
         parse(prompt, TOKENIZER, len(TOKENIZER), None, {"thinking": True})
     chat = [{"role": "user", "content": "a"}]
     assert parse(["a", chat], TOKENIZER, len(TOKENIZER), None, {"thinking": True})[1]

@@ -68,7 +68,9 @@ def test_a_module_that_attends_in_another_order_is_an_error():
     engine = csd.Engine(model, decoder="module")
     call = engine.decoder.calls[1]
     call.module = engine.decoder.calls[0].module
-    with pytest.raises(RuntimeError, match="attends in another order than when it was probed"):
+    with pytest.raises(
+        RuntimeError, match="calls attention in another order than in its test pass"
+    ):
         drawn(engine, 0, temperature=0.7)
 
 

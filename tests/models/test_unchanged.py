@@ -176,7 +176,7 @@ BY_NEITHER = (partial_forward, anothers_forward, both_ways, attention_function)
 @pytest.mark.parametrize(
     ("change", "message"), CHANGES.items(), ids=lambda x: getattr(x, "__name__", "")
 )
-@pytest.mark.filterwarnings("ignore:csd draws with the module")
+@pytest.mark.filterwarnings("ignore:csd uses the module")
 def test_a_changed_module_is_drawn_as_it_is_or_refused(change, message):
     model = checkpoints.build("llama", dtype=torch.float64)
     csd.generate(model, [5, 6], max_new_tokens=2)

@@ -187,14 +187,15 @@ def test_other_settings_do_not_continue_a_run(target, traces, tmp_path):
     options = dict(epochs=2, batch=64, every=1, held_out=0.3, out=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         csd.train_head(target, traces, callback=stop, **options)
-    with pytest.raises(ValueError, match="was written with seed 0, now 1; choose another folder"):
+    changed = r"was written with other settings \(seed 0, now 1\); choose another folder"
+    with pytest.raises(ValueError, match=changed):
         csd.train_head(target, traces, seed=1, **options)
     with pytest.raises(ValueError, match=r"eagle 2, now 3, token_weight 0\.1, now None"):
         csd.train_head(target, traces, eagle=3, **options)
-    with pytest.raises(ValueError, match=r"with texts '.*', now '.*'"):
+    with pytest.raises(ValueError, match=r"settings \(texts '.*', now '.*'\)"):
         csd.train_head(target, recorded(target, tmp_path / "t.jsonl", seed=4), **options)
     (tmp_path / "training.pt").write_bytes(b"no")
-    with pytest.raises(ValueError, match=r"training\.pt is no state of a training run"):
+    with pytest.raises(ValueError, match=r"training\.pt is not the state of a training run"):
         csd.train_head(target, traces, **options)
     (tmp_path / "training.pt").unlink()
     csd.train_head(target, traces, **options)
@@ -205,18 +206,18 @@ def test_other_settings_do_not_continue_a_run(target, traces, tmp_path):
 @pytest.mark.parametrize("changes, message", [
     (dict(epochs=0), "epochs must be at least 1"),
     (dict(batch=1.5), "batch must be a whole number"),
-    (dict(batch=2), "traces must hold samples that begin within batch=2 tokens"),
+    (dict(batch=2), "traces must have samples that begin within the first batch=2 tokens"),
     (dict(learning_rate=0), r"learning_rate must lie in \(0, inf\)"),
     (dict(held_out=0.6), r"held_out must lie in \[0, 0.5\]"),
     (dict(noise=-1), "noise must lie in"),
     (dict(token_weight="a"), "token_weight must be a number"),
     (dict(seed=None), "seed must be a whole number"),
-    (dict(eagle=1), "eagle must be 2, whose heads are EAGLE-1's too, or 3, got 1"),
+    (dict(eagle=1), r"eagle must be 2 \(EAGLE-1 and EAGLE-2\) or 3, got 1"),
     (dict(eagle="3"), "eagle must be a whole number, got '3'"),
-    (dict(eagle=3, noise=0), "noise belongs to eagle=2, got noise=0 with eagle=3"),
-    (dict(eagle=3, token_weight=1.0), "token_weight belongs to eagle=2"),
-    (dict(depth=3), "depth belongs to eagle=3, got depth=3 with eagle=2"),
-    (dict(draft_vocab=9), "draft_vocab belongs to eagle=3"),
+    (dict(eagle=3, noise=0), "noise is an argument of eagle=2, got noise=0 with eagle=3"),
+    (dict(eagle=3, token_weight=1.0), "token_weight is an argument of eagle=2"),
+    (dict(depth=3), "depth is an argument of eagle=3, got depth=3 with eagle=2"),
+    (dict(draft_vocab=9), "draft_vocab is an argument of eagle=3"),
     (dict(eagle=3, depth=0), "depth must be at least 1"),
     (dict(eagle=3, decay=1.5), r"decay must lie in \(0, 1\]"),
     (dict(eagle=3, draft_vocab=0), "draft_vocab must be at least 1"),
@@ -226,7 +227,7 @@ def test_other_settings_do_not_continue_a_run(target, traces, tmp_path):
     (dict(traces=3), "traces must be a path or a list of paths"),
     (dict(traces=[3]), "traces must be a path"),
     (dict(model=[3]), "model must be a transformers model, a local folder"),
-    (dict(device="cpu"), "device belongs to the model that is passed"),
+    (dict(device="cpu"), "device must be None for a model that is already loaded"),
 ])  # fmt: skip
 def test_errors_name_the_argument(changes, message, target, traces, tmp_path):
     given = dict(model=target, traces=traces, out=tmp_path / "out") | changes
@@ -238,7 +239,7 @@ def test_errors_name_the_argument(changes, message, target, traces, tmp_path):
 @pytest.mark.parametrize("family, message", [
     ("gemma2", r"no cap on scores, got 2\.0"),
     ("qwen3_5_text", "no layers with a state"),
-    ("mistral", "batch must be at most the window of the model's attention, 5, .* of 25 tokens"),
+    ("mistral", "batch must be at most 5, the window of the model's attention, .* of 25 tokens"),
 ])  # fmt: skip
 def test_attention_that_is_not_computed_is_refused(family, message, traces, tmp_path):
     windows = dict(sliding_window=5) if family == "mistral" else {}

@@ -30,7 +30,7 @@ class StepTimeTable:
                 f"seconds must be one per size, at least 2, got {len(seconds)} for {len(sizes)}"
             )
         if any(a >= b for a, b in pairwise(sizes)):
-            raise ValueError(f"sizes must rise, got {sizes}")
+            raise ValueError(f"sizes must be ascending, got {sizes}")
         if min(seconds) <= 0:
             raise ValueError("seconds must be more than 0")
         self.sizes, self.steady = sizes, steady

@@ -42,14 +42,16 @@ def check_tokenizer(value: Any) -> None:
     """Raises TypeError, naming `tokenizer`, for an object without a tokenizer's methods."""
     reads = callable(value) and hasattr(value, "decode") and not isinstance(value, type)
     if value is not None and not reads:
-        raise TypeError(f"tokenizer must be one of transformers', got {shown(value)}")
+        raise TypeError(f"tokenizer must be a tokenizer of transformers, got {shown(value)}")
 
 
 def check_template(value: Any) -> None:
     """Raises TypeError for anything but a dict with string keys."""
     check_type("chat_template_kwargs", (dict,), "a dict", value)
     if not all(isinstance(key, str) for key in value or ()):
-        raise TypeError(f"chat_template_kwargs must have strings for keys, got {shown(value)}")
+        raise TypeError(
+            f"chat_template_kwargs must be a dict with strings as keys, got {shown(value)}"
+        )
 
 
 check_device = partial(check_type, "device", (str, torch.device), "a name or a torch.device")
@@ -65,7 +67,7 @@ def check_record(value: Any) -> None:
     folder = os.path.dirname(os.path.abspath(value))
     # fail now, not after sampling
     if os.path.isdir(value) or not os.access(folder, os.W_OK | os.X_OK):
-        raise OSError(f"record must be a file in a folder that can be written to, got {value!r}")
+        raise OSError(f"record must be a file in a writable folder, got {value!r}")
 
 
 def check_seed_or_none(value: Any) -> int | None:

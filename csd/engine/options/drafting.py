@@ -29,16 +29,17 @@ class DraftingOptions(TypedDict, total=False):
     """Arguments that decide what is drafted and how it is verified."""
 
     speculate: Annotated[
-        bool, Option(True, "False draws without drafts", partial(check_flag, "speculate"), bool)
+        bool, Option(True, "use speculative decoding", partial(check_flag, "speculate"), bool)
     ]
     verifier: Annotated[
         str,
         Option(
             "match",
-            "`canonical`, `recursive`, `kseq` and `single` draw their drafts from the graph, "
-            "or from a draft model, and accept or resample them (`csd.verify`). The samples' "
-            "distribution is the same, but tokens depend on siblings, batch and budget, and a seed "
-            "repeats them only for the same call with an integer `budget`",
+            "how drafts are verified. The default accepts a draft only where it equals the "
+            "model's own sample. `canonical`, `recursive`, `kseq` and `single` draw drafts from "
+            "the graph or from a draft model, and accept or resample them (`csd.verify`). They "
+            "keep the samples' distribution, but tokens depend on siblings, batch and budget, and "
+            "a seed repeats them only for the same call with an integer `budget`",
             partial(check_one_of, "verifier", names=VERIFIERS),
         ),
     ]
@@ -46,8 +47,8 @@ class DraftingOptions(TypedDict, total=False):
         str | Callable | None,
         Option(
             None,
-            'by default "consensus"; `csd.DraftModel(..)` or `csd.Eagle(..)` draft with a '
-            f"model or a trained head; for comparison also {_listed(names()[1:])}",
+            'source of drafts: "consensus" by default, or a draft model `csd.DraftModel(..)`, or '
+            f"a trained head `csd.Eagle(..)`; for comparison also {_listed(names()[1:])}",
             check_drafter,
         ),
     ]
@@ -55,9 +56,10 @@ class DraftingOptions(TypedDict, total=False):
         History | Samples | Sequence[Any] | None,
         Option(
             None,
-            "what was sampled earlier of the same prompts; it only drafts, so tokens are the "
-            "same without. A `csd.History` is read before and added to after; else a list of past "
-            "samples (token ids, texts or Samples), and for a list of prompts a list of these",
+            "earlier samples of the same prompts, used for drafts only: tokens are the same "
+            "without them. A `csd.History`, to which the new samples are added; or a list of past "
+            "samples (token ids, texts or Samples), and for a list of prompts one such list per "
+            "prompt",
             check_history,
         ),
     ]
@@ -65,9 +67,9 @@ class DraftingOptions(TypedDict, total=False):
         str | None,
         Option(
             None,
-            '"call": samples also draft, with low weight, from samples of the call\'s other '
-            "prompts that finished before theirs was admitted; tokens are the same without. None "
-            "keeps the prompts of a call apart",
+            '"call": drafts also come, with low weight, from finished samples of the call\'s '
+            "other prompts, if they finished before this prompt was admitted; tokens are the "
+            "same. None keeps the prompts of a call separate",
             check_share,
             str,
         ),
@@ -76,7 +78,8 @@ class DraftingOptions(TypedDict, total=False):
         str | int,
         Option(
             "auto",
-            'drafted tokens that a step verifies over all samples; "auto" takes what pays',
+            'number of drafted tokens that a step verifies, over all samples; "auto" chooses the '
+            "number with the highest expected token rate",
             check_budget,
             read_budget,
         ),

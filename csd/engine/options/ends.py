@@ -18,20 +18,26 @@ class EndOptions(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "512 when left out, cut at the model's context",
+            "maximum number of new tokens per sample; by default 512, limited by the model's "
+            "context",
             or_none(check_option, "max_new_tokens"),
             int,
         ),
     ]
     min_new_tokens: Annotated[
         int,
-        Option(0, "no end token is drawn before", or_none(check_option, "min_new_tokens"), int),
+        Option(
+            0,
+            "minimum number of new tokens: no end token is sampled before",
+            or_none(check_option, "min_new_tokens"),
+            int,
+        ),
     ]
     stop: Annotated[
         str | list[str] | None,
         Option(
             None,
-            "strings that end a sample, found in its text with special tokens",
+            "strings that end a sample; they are searched in its text including special tokens",
             or_none(check_strings, "stop"),
             list,
         ),
@@ -40,7 +46,7 @@ class EndOptions(TypedDict, total=False):
         int | list[int] | None,
         Option(
             None,
-            "end tokens beside the model's own",
+            "end tokens in addition to the model's own",
             or_none(check_ids, "stop_token_ids", most=MAX_STOP_IDS),
         ),
     ]
@@ -48,8 +54,8 @@ class EndOptions(TypedDict, total=False):
         int | list[int] | None,
         Option(
             None,
-            "in place of the model's own end tokens, which are those of its generation config "
-            "and of its tokenizer",
+            "end tokens that replace the model's own, which come from its generation config and "
+            "its tokenizer",
             or_none(check_ids, "end_token_ids", most=MAX_STOP_IDS),
         ),
     ]
@@ -57,7 +63,7 @@ class EndOptions(TypedDict, total=False):
         bool,
         Option(
             False,
-            "the model's end tokens do not end a sample",
+            "do not end a sample at an end token",
             partial(check_flag, "ignore_eos"),
             bool,
         ),
@@ -66,7 +72,7 @@ class EndOptions(TypedDict, total=False):
         bool,
         Option(
             False,
-            "texts end behind the stop string or end token, not before it",
+            "keep the stop string or end token at the end of a text",
             partial(check_flag, "include_stop"),
             bool,
         ),
@@ -74,14 +80,17 @@ class EndOptions(TypedDict, total=False):
     skip_special_tokens: Annotated[
         bool,
         Option(
-            True, "texts leave special tokens out", partial(check_flag, "skip_special_tokens"), bool
+            True,
+            "remove special tokens from texts",
+            partial(check_flag, "skip_special_tokens"),
+            bool,
         ),
     ]
     truncate_prompt: Annotated[
         int | None,
         Option(
             None,
-            "of a longer prompt only so many tokens, the last ones, are read",
+            "keep only the last N tokens of a longer prompt",
             or_none(check_whole, "truncate_prompt", low=1),
             int,
         ),
@@ -90,9 +99,9 @@ class EndOptions(TypedDict, total=False):
         str,
         Option(
             "raise",
-            'what a prompt that cannot be served does: "raise" ends the call, "return" '
-            "gives it a result without samples whose `error` has the reason, while the others are "
-            "drawn",
+            'what to do with a prompt that cannot be served: "raise" ends the call with an error; '
+            '"return" returns a result without samples, whose `error` has the reason, and draws '
+            "the other prompts",
             partial(check_one_of, "on_error", names=("raise", "return")),
             str,
         ),
@@ -101,9 +110,10 @@ class EndOptions(TypedDict, total=False):
         UntilRule | Until | None,
         Option(
             None,
-            "`csd.Vote(...)`, or a function of a prompt's samples in the order of their "
-            "indices: called with the first, the first two, ... once all of these have finished. "
-            "True cancels the rest, so the end is the same for every draft and batch",
+            "when to stop drawing samples of a prompt: `csd.Vote(...)`, or a function of a list "
+            "of the prompt's samples. It is called with the first sample, the first two, and so "
+            "on, by index, once all of these have finished. True cancels the rest, so the result "
+            "does not depend on drafts or batch",
             partial(check_function, "until", 1, "csd.Vote() or a function of samples"),
         ),
     ]

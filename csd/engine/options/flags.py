@@ -23,7 +23,7 @@ def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> 
         flag = "--" + name.replace("_", "-")
         if option.flag is bool:
             if default:
-                negated = f"sets {name} to False ({option.help})"
+                negated = f"do not {option.help}"
                 parser.add_argument(
                     "--no-" + flag[2:], dest=name, action="store_false", help=negated
                 )
@@ -37,5 +37,5 @@ def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> 
             flags = [flag] if option.short is None else [option.short, flag]
             text = option.help
             if name in defaults and "default" in text:
-                text += f" (here: {default})"
+                text += f"; this command's default: {default}"
             parser.add_argument(*flags, type=option.flag, default=default, help=text)

@@ -15,25 +15,31 @@ class LoadingOptions(TypedDict, total=False):
     device: Annotated[
         str | torch.device | None,
         Option(
-            None, "for a model given by name; by default a GPU if there is one", check_device, str
+            None,
+            "device of a model given by name; by default a GPU if there is one",
+            check_device,
+            str,
         ),
     ]
     dtype: Annotated[
         torch.dtype | None,
         Option(
             None,
-            "for a model given by name; by default its checkpoint's on a GPU and on a CPU that "
-            "multiplies bfloat16, else float32",
+            "dtype of a model given by name; by default the checkpoint's on a GPU and on a CPU "
+            "that multiplies bfloat16, else float32",
             check_dtype,
         ),
     ]
-    revision: Annotated[str | None, Option(None, "of a model on the hub", check_revision, str)]
+    revision: Annotated[
+        str | None, Option(None, "branch, tag or commit of a model on the hub", check_revision, str)
+    ]
     decoder: Annotated[
         str,
         Option(
             "auto",
-            'which decoder runs the model: csd\'s "fused" one, the "module" itself, or by '
-            "default the fused one where it has the family and the module is plain",
+            'decoder that runs the model: "fused" is csd\'s own, "module" the model\'s own '
+            'module; "auto", the default, takes the fused one if it supports the family and the '
+            "module is unmodified",
             check_decoder,
             str,
         ),

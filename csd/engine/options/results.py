@@ -22,12 +22,14 @@ from csd.schema.arguments import check_flag, check_whole
 class ResultOptions(TypedDict, total=False):
     """Arguments that change no token: the form of prompts, and the records of samples."""
 
-    tokenizer: Annotated[Any, Option(None, "in place of the model's own", check_tokenizer)]
+    tokenizer: Annotated[
+        Any, Option(None, "tokenizer to use instead of the model's own", check_tokenizer)
+    ]
     attention_mask: Annotated[
         torch.Tensor | None,
         Option(
             None,
-            "for a 2-D tensor of prompts: 0 where it is padding",
+            "mask for a 2-D tensor of prompts: 0 marks padding",
             partial(check_type, "attention_mask", (torch.Tensor,), "a 2-D tensor"),
         ),
     ]
@@ -35,7 +37,7 @@ class ResultOptions(TypedDict, total=False):
         dict[str, Any] | None,
         Option(
             None,
-            "what the chat template reads beside messages: enable_thinking, tools, "
+            "arguments of the chat template in addition to the messages: enable_thinking, tools, "
             "continue_final_message",
             check_template,
         ),
@@ -44,8 +46,8 @@ class ResultOptions(TypedDict, total=False):
         bool | None,
         Option(
             None,
-            "show a line for each phase of a first call and a bar in tokens; None shows them on a "
-            "terminal",
+            "show one line per phase of a first call and a progress bar in tokens; None shows "
+            "them on a terminal only",
             or_none(check_flag, "progress"),
         ),
     ]
@@ -53,8 +55,8 @@ class ResultOptions(TypedDict, total=False):
         OnText | None,
         Option(
             None,
-            "called as callback(prompt index, sample index, new tokens, their text) once a step "
-            "for each sample with new tokens",
+            "function called as callback(prompt index, sample index, new tokens, their text), "
+            "once per step for each sample with new tokens",
             partial(check_function, "callback", 4, "a function"),
         ),
     ]
@@ -63,8 +65,8 @@ class ResultOptions(TypedDict, total=False):
         int,
         Option(
             0,
-            "likeliest tokens of each place, up to 20, kept with their raw log-probabilities in "
-            "`out[i].top_logprobs`",
+            "number of most likely tokens to keep at each position, up to 20, with their raw "
+            "log-probabilities, in `out[i].top_logprobs`",
             partial(check_whole, "top_logprobs", low=0, high=MOST_TOP),
             int,
         ),
@@ -73,7 +75,7 @@ class ResultOptions(TypedDict, total=False):
         bool,
         Option(
             False,
-            "keep the entropy of the model at each place in `out[i].entropies`",
+            "keep the entropy of the model's distribution at each position in `out[i].entropies`",
             partial(check_flag, "entropy"),
             bool,
         ),
@@ -91,7 +93,7 @@ class ResultOptions(TypedDict, total=False):
         bool,
         Option(
             False,
-            "keep what each step drafted in `out[i].drafts`",
+            "keep the drafts of each step in `out[i].drafts`",
             partial(check_flag, "drafts"),
             bool,
         ),

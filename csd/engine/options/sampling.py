@@ -20,7 +20,7 @@ class SamplingOptions(TypedDict, total=False):
         int,
         Option(
             1,
-            "samples of each prompt",
+            "number of samples per prompt",
             partial(check_whole, "num_samples", low=1, high=MOST_SAMPLES),
             int,
             "-n",
@@ -30,7 +30,8 @@ class SamplingOptions(TypedDict, total=False):
         int,
         Option(
             0,
-            "index of the first sample: 0 and then 8 draws 16 in two calls of 8",
+            "index of the first sample: two calls of 8 samples, with 0 and then 8, draw the same "
+            "as one call of 16",
             partial(check_whole, "first_sample", low=0, high=LARGEST),
             int,
         ),
@@ -39,8 +40,8 @@ class SamplingOptions(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "with which the same samples are drawn again; by default one is drawn from torch's "
-            "generator, and `out.seed` has it",
+            "random seed; the same seed draws the same samples. By default drawn from torch's "
+            "generator and returned as `out.seed`",
             check_seed_or_none,
             int,
         ),
@@ -49,8 +50,9 @@ class SamplingOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            "0 is greedy; by default the model's generation config decides, else 1. This and the "
-            "next four are as transformers defines them",
+            "sampling temperature; 0 is greedy. By default the value of the model's generation "
+            "config, else 1. Temperature, top-k, top-p, min-p and repetition penalty are defined "
+            "as in transformers",
             or_none(check_option, "temperature"),
             float,
         ),
@@ -59,8 +61,8 @@ class SamplingOptions(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "0 is off; tokens tied at the cut are all kept; by default as the generation config "
-            "has it, else off",
+            "keep the k most likely tokens, and all tokens tied with the last of them; 0 is off. "
+            "By default the value of the generation config, else off",
             or_none(check_option, "top_k"),
             int,
         ),
@@ -69,7 +71,8 @@ class SamplingOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            "nucleus sampling; 1 is off, as it is by default where the generation config has none",
+            "nucleus sampling: keep the most likely tokens whose probabilities sum to this value; "
+            "1 is off. By default the value of the generation config, else off",
             or_none(check_option, "top_p"),
             float,
         ),
@@ -78,21 +81,27 @@ class SamplingOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            "least probability, as a share of the largest; 0 is off",
+            "minimum probability of a token, relative to the most likely one; 0 is off",
             or_none(check_option, "min_p"),
             float,
         ),
     ]
     repetition_penalty: Annotated[
-        float | None, Option(None, "1 is off", or_none(check_option, "repetition_penalty"), float)
+        float | None,
+        Option(
+            None,
+            "penalty on tokens that the prompt or the sample already contains; 1 is off",
+            or_none(check_option, "repetition_penalty"),
+            float,
+        ),
     ]
     logit_bias: Annotated[
         dict[int, float] | None,
         Option(
             None,
-            "{token id: value} added to the model's logits; -inf bans. This and the next twelve "
-            "change a sample's logits as its own prefix asks, before any filter; drafts do not "
-            "change what is sampled",
+            "{token id: value} to add to the model's logits; -inf bans a token. This option and "
+            "the following ones, up to `grammar`, change a sample's logits depending only on its "
+            "own prefix, before the filters; drafts do not change what is sampled",
             or_none(check_option, "logit_bias"),
         ),
     ]
@@ -100,9 +109,9 @@ class SamplingOptions(TypedDict, total=False):
         str | list[str] | list[list[int]] | None,
         Option(
             None,
-            "strings or lists of token ids that are not sampled: the last token of a longer one "
-            "is banned where the others come before it. A string is banned as its tokens with and "
-            "without a space before",
+            "strings or lists of token ids that must not be sampled. In a list of several tokens, "
+            "the last one is banned after the others. A string is banned with and without a space "
+            "before it",
             or_none(check_option, "bad_words"),
             list,
         ),
@@ -111,19 +120,21 @@ class SamplingOptions(TypedDict, total=False):
         list[int] | None,
         Option(
             None,
-            "all other tokens are banned, end tokens too",
+            "token ids that may be sampled; all others are banned, end tokens included",
             or_none(check_option, "allowed_token_ids"),
         ),
     ]
     suppress_tokens: Annotated[
         list[int] | None,
-        Option(None, "token ids that are banned", or_none(check_option, "suppress_tokens")),
+        Option(
+            None, "token ids that must not be sampled", or_none(check_option, "suppress_tokens")
+        ),
     ]
     no_repeat_ngram_size: Annotated[
         int | None,
         Option(
             None,
-            "n-grams of prompt and sample that do not come again; 0 is off",
+            "size of n-grams that must not occur twice in prompt and sample; 0 is off",
             or_none(check_option, "no_repeat_ngram_size"),
             int,
         ),
@@ -132,7 +143,8 @@ class SamplingOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            "taken off a token's logit for each time the sample has it already; 0 is off",
+            "value subtracted from a token's logit for each time the sample already contains it; "
+            "0 is off",
             or_none(check_option, "frequency_penalty"),
             float,
         ),
@@ -141,7 +153,7 @@ class SamplingOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            "taken off the logits of tokens that the sample has already; 0 is off",
+            "value subtracted from the logits of tokens that the sample already contains; 0 is off",
             or_none(check_option, "presence_penalty"),
             float,
         ),
@@ -150,9 +162,9 @@ class SamplingOptions(TypedDict, total=False):
         Callable | Sequence[Callable] | None,
         Option(
             None,
-            "transformers' LogitsProcessor, or functions of token ids [rows, length] and logits "
-            "[rows, vocabulary] that return the logits to use. Rows are prefixes that samples can "
-            "have, in any order: a function may depend on nothing else",
+            "a LogitsProcessor of transformers, a function of token ids [rows, length] and logits "
+            "[rows, vocabulary] that returns new logits, or a list of these. Rows are possible "
+            "prefixes of samples, in any order: the result for a row may depend only on that row",
             or_none(check_option, "logits_processor"),
         ),
     ]
@@ -160,8 +172,8 @@ class SamplingOptions(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "tokens of thought, after which the end of the thought is all that can follow; "
-            "`out[i].forced` marks its tokens",
+            "maximum number of tokens of a thought; then the tokens that end the thought are "
+            "forced, and `out[i].forced` marks them",
             or_none(check_option, "max_thinking_tokens"),
             int,
         ),
@@ -170,8 +182,9 @@ class SamplingOptions(TypedDict, total=False):
         Sequence[str | Sequence[int]] | None,
         Option(
             None,
-            "what begins and ends a thought, by default as the chat template has it; a third is "
-            "what is written to end it, itself with the end at its end",
+            "begin and end of a thought, as strings or lists of token ids; by default those of "
+            "the chat template. A third entry is the text written to end a thought, which must "
+            "itself end with the end",
             or_none(check_option, "thinking_tags"),
         ),
     ]
@@ -179,21 +192,23 @@ class SamplingOptions(TypedDict, total=False):
         dict | str | type | None,
         Option(
             None,
-            "texts are JSON of this schema: a dict, its text or a class of pydantic; needs "
-            "llguidance (`pip install csd[grammar]`), as the next two do. End tokens come only "
-            "where the text is whole",
+            "JSON schema of the texts: a dict, a JSON string or a pydantic class. End tokens are "
+            "allowed only where the text is complete. This option, `regex` and `grammar` need "
+            "llguidance (`pip install csd[grammar]`)",
             or_none(check_option, "json_schema"),
         ),
     ]
     regex: Annotated[
         str | None,
-        Option(None, "texts match this regular expression", or_none(check_option, "regex"), str),
+        Option(
+            None, "regular expression that the texts match", or_none(check_option, "regex"), str
+        ),
     ]
     grammar: Annotated[
         str | None,
         Option(
             None,
-            "texts are of this grammar, in the syntax of Lark",
+            "grammar of the texts, in Lark syntax",
             or_none(check_option, "grammar"),
             str,
         ),

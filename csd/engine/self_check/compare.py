@@ -35,13 +35,13 @@ def compare(
     An integer must equal that of either reference: if these differ, it depends on rounding.
     """
     if len(got) != len(eager):
-        row.fail(f"{len(got)} tensors in place of {len(eager)}")
+        row.fail(f"{len(got)} tensors instead of {len(eager)}")
         return
     wide: list[torch.Tensor] | None = None
     for i, (a, b) in enumerate(zip(got, eager, strict=True)):
         a = a.detach().cpu()
         if a.shape != b.shape or a.dtype != b.dtype:
-            row.fail(f"{_kind(a)} in place of {_kind(b)}")
+            row.fail(f"{_kind(a)} instead of {_kind(b)}")
         elif not _same_bits(a, b):
             wide = exact() if wide is None else wide
             if b.is_floating_point():
@@ -91,4 +91,4 @@ def _compare_floats(
     row.worst = max(row.worst, worst)
     if worst > 1:
         values = float(ours.reshape(-1)[at]), float(most.expand_as(share).reshape(-1)[at])
-        row.fail("error {:.2e}, {:.2e} is allowed".format(*values))
+        row.fail("error {:.2e}, allowed are {:.2e}".format(*values))

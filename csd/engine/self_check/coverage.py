@@ -53,7 +53,7 @@ class Coverage:
         reach["full pages of a sample"] = sizes.tokens > PAGE + 17
         reach["runs of full pages"] = self._planned and sizes.prompt > 3 * PAGE
         reach["splits of a prompt"] = self._planned and sizes.prompt > 3 * PAGE
-        reach["prefill chunks behind the first"] = sizes.prompt - 1 > sizes.prefill_chunk
+        reach["prefill chunks after the first"] = sizes.prompt - 1 > sizes.prefill_chunk
         reach["several chunks of logits"] = self._kernels and self._vocab > self._chunk
         reach["heads of several chunks"] = reach["several chunks of logits"]
         reach["several reads of a chunk"] = self._kernels and self._chunk > SCAN
@@ -121,7 +121,7 @@ class Coverage:
     def _note_prompt_attention(
         self, _result: Any, q: Any, k: Any, v: Any, chunks: Chunks, *_rest: Any
     ) -> None:
-        self._add("prefill chunks behind the first", any(chunks.starts))
+        self._add("prefill chunks after the first", any(chunks.starts))
 
 
 def _full_pages(work: Work, prompts: list[int], samples: list[int]) -> tuple[list[int], list[int]]:

@@ -28,7 +28,7 @@ def check_compiler() -> Check:
         return row
     headers = sysconfig.get_paths()["include"]
     if not os.path.exists(os.path.join(headers, "Python.h")):
-        row.fail(f"there is no Python.h in {headers}: {HOW}")
+        row.fail(f"Python.h is missing in {headers}: {HOW}")
     return row
 
 
@@ -43,8 +43,8 @@ def check_folder() -> Check:
     # a user may have no home
     except (OSError, RuntimeError) as error:
         row.fail(
-            f"Triton cannot write what it compiles ({error}): set TRITON_CACHE_DIR to a folder "
-            "that you may write to, and XDG_CACHE_HOME to one for what csd keeps"
+            f"Triton cannot write its compiled kernels ({error}): set TRITON_CACHE_DIR to a "
+            "writable folder, and XDG_CACHE_HOME to one for csd's caches"
         )
     return row
 
@@ -55,6 +55,6 @@ def instance_note(device: torch.device) -> str | None:
         return None
     count = torch.cuda.get_device_properties(device).multi_processor_count
     return (
-        f"{device} is an instance of a GPU (MIG) with {count} multiprocessors: grids and step "
-        "times are made for these"
+        f"{device} is an instance of a GPU (MIG) with {count} multiprocessors: grid sizes and "
+        "step times apply to this instance"
     )

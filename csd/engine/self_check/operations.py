@@ -131,14 +131,14 @@ def _on_paths(x: Any) -> Any:
         return tuple(map(_on_paths, x))
     if not isinstance(x, Verdict):
         return x
-    beside = torch.ones_like(x.sample, dtype=torch.bool)
-    beside[x.accept_row[x.accept_row >= 0].long()] = False
+    off_path = torch.ones_like(x.sample, dtype=torch.bool)
+    off_path[x.accept_row[x.accept_row >= 0].long()] = False
     return replace(
         x,
-        sample=x.sample.masked_fill(beside, -1),
-        logprob=x.logprob.masked_fill(beside, 0),
-        top_token=x.top_token.masked_fill(beside[:, None], -1),
-        top_prob=x.top_prob.masked_fill(beside[:, None], 0),
+        sample=x.sample.masked_fill(off_path, -1),
+        logprob=x.logprob.masked_fill(off_path, 0),
+        top_token=x.top_token.masked_fill(off_path[:, None], -1),
+        top_prob=x.top_prob.masked_fill(off_path[:, None], 0),
     )
 
 
@@ -158,6 +158,6 @@ def _same_bits(run: Callable, row: Check) -> Callable:
         row.calls += 1
         pairs = zip((got, keys, values), (want, node_k, node_v), strict=True)
         if not all(torch.equal(*pair) for pair in pairs):
-            row.fail("other bits than its layers' operations")
+            row.fail("bits differ from those of its layers' operations")
 
     return call

@@ -54,7 +54,7 @@ class Report:
             lines.append(row + (f"  {check.error}" if check.error else ""))
         lines += self.notes
         lines.append(f"{len(self.checks) - len(self.failed)} of {len(self.checks)} passed in "
-                     f"{self.seconds:.1f} s; errors are shares of what is allowed")  # fmt: skip
+                     f"{self.seconds:.1f} s; errors are relative to the allowed error")  # fmt: skip
         return "\n".join(lines)
 
     def raise_failed(self) -> None:

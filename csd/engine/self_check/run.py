@@ -144,8 +144,9 @@ class _Runs:
             if not found.gap <= allowed:
                 row.fail(f"other tokens were committed: {found}")
                 return
-            report.notes.append(f"{name}: a tie of two tokens decided {found}: their scores are "
-                                f"{found.gap:.1e} apart, and roundings {allowed:.1e}")  # fmt: skip
+            report.notes.append(f"{name}: a tie of two tokens decided {found}: their scores "
+                                f"differ by {found.gap:.1e}, and rounding may account for "
+                                f"{allowed:.1e}")  # fmt: skip
 
     def _statically(self) -> bool:
         """True if steps of fixed shape can run: on a GPU not with references, which read it."""

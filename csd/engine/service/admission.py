@@ -27,16 +27,16 @@ def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | N
         return error
     if pages_of(request, prompt=True) > pages:
         return ValueError(
-            f"the prompt of {len(request.prompt)} tokens and max_new_tokens="
-            f"{request.params.max_new_tokens} need more than the {pages} pages that there are "
-            "since the model was changed"
+            f"the prompt of {len(request.prompt)} tokens with "
+            f"max_new_tokens={request.params.max_new_tokens} needs more than the {pages} pages "
+            "available since the model was changed"
         )
     if request.history:
         kept = None
         if step.drafter is not None:
             kept = step.drafter.max_history(request.history, len(scheduler.owners))
         if kept is None:
-            return ValueError("history needs the drafter 'consensus' and speculate=True")
+            return ValueError("history needs drafter='consensus' and speculate=True")
         request.stats.history_left_out += sum(map(len, request.history[kept:]))
         request.history = request.history[:kept]
         request.stats.history_tokens = sum(map(len, request.history))

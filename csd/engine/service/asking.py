@@ -35,9 +35,12 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
     """Read a call of one prompt. Raises TypeError or ValueError naming the argument."""
     for name in options:
         if name in SET_AT_START:
-            raise ValueError(f"{name} is of all requests: set it when the AsyncEngine is made")
+            raise ValueError(f"{name} applies to all requests: set it when the AsyncEngine is made")
         if name in Options.__annotations__ and name not in SERVED:
-            raise ValueError(f"{name} is of csd.generate, and is not served for a request")
+            raise ValueError(
+                f"{name} is an argument of csd.generate that requests of an AsyncEngine do not "
+                "support"
+            )
     if isinstance(options.get("history"), History):
         raise ValueError("history must be a list of past samples, got a csd.History")
     call = Call.read(

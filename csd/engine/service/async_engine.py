@@ -65,7 +65,10 @@ class AsyncEngine:
             drafter=drafter,
         )  # fmt: skip
         if isinstance(model, Engine) and engine:
-            raise ValueError(f"{sorted(engine)[0]} is set when the Engine is made, got both")
+            raise ValueError(
+                f"{sorted(engine)[0]} must be set when the Engine is made; it cannot be given "
+                "with an Engine"
+            )
         self.engine = model if isinstance(model, Engine) else Engine(model, **engine)
         self.counters = Counters()
         self._inbox, self._room = Inbox(max_queue, self.counters), ServedRoom(max_tokens)
@@ -144,7 +147,7 @@ class AsyncEngine:
         Raises ValueError or TypeError as `generate` does, `QueueFull`, and `Closed`.
         """
         if os.getpid() != self._process:
-            raise RuntimeError("the engine's thread is in the process that made the AsyncEngine")
+            raise RuntimeError("the AsyncEngine must be used in the process that made it")
         limits = self.limits()
         scores = read_scores(score_prompt, limits)
         with self._reading:
@@ -164,7 +167,7 @@ class AsyncEngine:
         Requests that arrive in the meantime wait. Exceptions of `change` are raised here.
         """
         if threading.current_thread() is self._thread:
-            raise RuntimeError("update must be called by another thread than the engine's own")
+            raise RuntimeError("update must be called from another thread than the engine's own")
         return self._inbox.ask(lambda: change(self.engine)).result()
 
     def update_weights(self, folder: str) -> int:
@@ -225,7 +228,7 @@ class AsyncEngine:
                 pass
         # every request in flight ends with this error
         except BaseException as error:
-            LOG.exception("the engine has failed; requests in flight end with its error")
+            LOG.exception("the engine has failed; requests in flight end with this error")
             self._fail(error)
         self._scheduler = None
 

@@ -117,7 +117,7 @@ class Handle:
         """Wait for the end; returns all samples. Raises TimeoutError after `timeout` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout):
-                raise TimeoutError(f"the request has not ended within {timeout} seconds")
+                raise TimeoutError(f"the request has not finished within {timeout} seconds")
         self.raise_error()
         assert self._result is not None
         return self._result

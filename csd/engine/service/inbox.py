@@ -44,7 +44,7 @@ class Inbox:
                 raise Closed("the engine has been closed")
             if self.waiting >= self.most:
                 raise QueueFull(
-                    f"max_queue={self.most} requests wait already: try again when some have ended"
+                    f"the queue has max_queue={self.most} waiting requests: try again later"
                 )
             self.waiting += 1
             handle.withdraw = self._withdraw

@@ -74,9 +74,9 @@ class ServedRoom:
         self.pages = bisect_right(range(1, 2 * slots * table + 1), free, key=taken)
         if self.pages < 2:
             raise MemoryError(
-                f"{slots} slots need {taken(2)} bytes beside the weights for texts of {PAGE} "
-                f"tokens, {free} may be taken: lower max_slots, max_tokens or prefill_chunk, or "
-                "raise memory"
+                f"{slots} slots need {taken(2)} bytes in addition to the weights for texts of "
+                f"{PAGE} tokens, but only {free} may be used: lower max_slots, max_tokens or "
+                "prefill_chunk, or raise memory"
             )
         # for any division into prompt and sample, which have separate pages
         self.longest = min(context, (self.pages - 1) * PAGE)

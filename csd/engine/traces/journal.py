@@ -26,7 +26,9 @@ class Journal:
         # the same path for all names of the file
         self.path = Path(os.path.realpath(path))
         if self.path.suffix == ".gz":
-            raise ValueError(f"path must be a trace file that is not gzipped, got {str(path)!r}")
+            raise ValueError(
+                f"path must be a trace file without gzip compression, got {str(path)!r}"
+            )
         check_regular(path)
         self.tokens = 0  # tokens of all samples and prompts in the file
         self._lock = self._locked()
@@ -169,5 +171,5 @@ def _parsed(path: Path, number: int, line: bytes) -> Trace | None:
         raise ValueError(f"{where}: {error}{cut}") from error
     lengths = [len(sample) for sample in trace.samples]
     if trace.top is not None and [len(top) for top in trace.top] != lengths:
-        raise ValueError(f"{where}: 'top' must have an entry for each token of 'samples'")
+        raise ValueError(f"{where}: 'top' must have one entry per token of 'samples'")
     return trace

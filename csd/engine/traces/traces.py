@@ -58,13 +58,13 @@ class Trace:
         samples, top, indices = line["samples"], line.get("top"), line.get("indices")
         for name, lists in (("top", top), ("indices", indices)):
             if lists is not None and len(lists) != len(samples):
-                raise ValueError(f"must have {len(samples)} entries as {name!r}, got {len(lists)}")
+                raise ValueError(f"must have {len(samples)} entries in {name!r}, got {len(lists)}")
         for tops in top or []:
             for tokens, probabilities in tops:
                 if len(tokens) != len(probabilities):
                     raise ValueError(
-                        f"must have a probability for each token in 'top', got {len(tokens)} "
-                        f"tokens and {len(probabilities)} probabilities"
+                        f"must have one probability per token in 'top', got {len(tokens)} tokens "
+                        f"and {len(probabilities)} probabilities"
                     )
         return cls(
             problem=line.get("problem", 0),

@@ -87,19 +87,21 @@ def _together(result: Any) -> None:
     ):
         if len(result.get(name, tokens)) != len(tokens):
             raise ValueError(
-                f"must have an entry of {name!r} for each of {len(tokens)} samples, got "
+                f"must have one entry of {name!r} per sample ({len(tokens)}), got "
                 f"{len(result[name])}"
             )
     for name in ("logprobs", "sources", "steps"):
         for i, (of, ids) in enumerate(zip(result[name], tokens, strict=True)):
             if len(of) != len(ids):
                 raise ValueError(
-                    f"must have {len(ids)} entries as '{name}[{i}]', one a token, got {len(of)}"
+                    f"must have {len(ids)} entries in '{name}[{i}]', one per token, got {len(of)}"
                 )
     drafts = [draft for sample in result.get("drafts", []) for draft in sample]
     for draft in drafts:
         if len({len(draft[n]) for n in ("tokens", "parents", "probabilities", "sources")}) > 1:
-            raise ValueError(f"must have lists of one length in a draft, got {schema.shown(draft)}")
+            raise ValueError(
+                f"must have lists of equal length in a draft, got {schema.shown(draft)}"
+            )
     texts = (result["prompt_ids"], *tokens, *(draft["tokens"] for draft in drafts))
     for i in {i for text in texts for i in text}:
         if str(i) not in result["pieces"]:

@@ -27,7 +27,7 @@ _PAGE = Template("""<!doctype html>
 <section><h2>By the number of samples</h2><div class="scroll">$table</div></section>
 </div>
 <h2>The problems</h2>
-<p class="note">An answer with the samples that gave it; a green one is right.</p>
+<p class="note">Each answer with the number of samples that gave it; right answers are green.</p>
 $problems
 </body>
 </html>
@@ -44,12 +44,11 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
     whole = by_k[-1]
     facts = {name: settings[name] for name in _FACTS if settings.get(name) is not None}
     lead = (
-        f"{figures['tokens']:,} tokens in {figures['seconds']:.1f} s, "
-        f"{figures['tau']:.2f} per step of a sample; {figures['answered']:.0%} of the samples have "
-        "an answer"
+        f"{figures['tokens']:,} tokens in {figures['seconds']:.1f} s, {figures['tau']:.2f} tokens "
+        f"per step of a sample; {figures['answered']:.0%} of the samples have an answer"
     )
     if figures["limited"]:
-        lead += f", and {figures['limited']} were cut at the limit"
+        lead += f", and {figures['limited']} were cut at max_new_tokens"
     return _PAGE.substitute(
         style=(files("csd.evaluate.report") / "report.css").read_text("utf-8"),
         headline=f"{len(rows)} problems, {settings['num_samples']} samples each: vote "

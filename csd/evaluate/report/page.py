@@ -89,11 +89,11 @@ def _lead(stats: dict) -> str:
     if not stats["nodes_proposed"]:
         return "Nothing was drafted: plain sampling, one token per sample and step."
     return (
-        "csd drafts each sample from the other samples of its prompt and accepts a draft only "
-        "where it equals the model's own sample: the texts are plain sampling's. "
-        f"{stats['nodes_accepted']:,} of {stats['nodes_proposed']:,} drafted tokens were accepted, "
-        f"so {stats['tokens']:,} tokens took {stats['sample_steps']:,} passes of a sample through "
-        f"the model in place of {stats['tokens']:,}."
+        "csd drafts tokens of each sample from the other samples of the prompt, and accepts a "
+        "draft only where it equals the model's own sample, so the texts are those of plain "
+        f"sampling. {stats['nodes_accepted']:,} of {stats['nodes_proposed']:,} drafted tokens "
+        f"were accepted, so {stats['tokens']:,} tokens took {stats['sample_steps']:,} passes of a "
+        f"sample through the model instead of {stats['tokens']:,}."
     )
 
 

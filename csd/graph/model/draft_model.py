@@ -104,7 +104,7 @@ class DraftModel(DraftSpec):
         loaded = self._loaded
         loaded.refresh()
         if loaded.device != torch.device(device):
-            raise ValueError(f"drafter must be on {device}, where the model is, got {self!r} on "
+            raise ValueError(f"drafter must be on the model's device {device}, got {self!r} on "
                              f"{loaded.device}")  # fmt: skip
         decoder = loaded.decoder
         if self.layers is not None:

@@ -93,7 +93,7 @@ class EagleHead:
         for name, shape in shapes.items():
             weight = self.weights.get(name)
             if weight is None:
-                raise ValueError(f"{self.name} has no weights {name!r}: it is no EAGLE head")
+                raise ValueError(f"{self.name} has no weights {name!r}: it is not an EAGLE head")
             fits = weight.ndim == len(shape) and all(
                 want in (None, n) for want, n in zip(shape, weight.shape, strict=True)
             )
@@ -110,7 +110,7 @@ class EagleHead:
         states = self.weights["fc.weight"].shape[1] if self.version == 3 else width + c.hidden
         if (self.version == 1 and c.hidden != width) or (self.version == 3 and states != 3 * width):
             raise ValueError(
-                f"{self.name} reads hidden states of another width than the model's {width}"
+                f"{self.name} was made for another hidden size than the model's {width}"
             )
         self.target = decoder
         if self.embedding is None:
@@ -191,17 +191,17 @@ def read_head(
     folder, name = Path(path), repr(str(path))
     files = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not files:
-        raise ValueError(f"{name} is no EAGLE head: it needs config.json and *.safetensors")
+        raise ValueError(f"{name} is not an EAGLE head: it needs config.json and *.safetensors")
     try:
         settings = json.loads((folder / "config.json").read_text())
         config = ModelConfig.from_transformers(LlamaConfig(**settings))
     except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{name} has a config.json that is not one: {error}") from error
+        raise ValueError(f"{name} has an invalid config.json: {error}") from error
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         weights |= load_file(file, device=str(device))
     if "fc.weight" not in weights:
-        raise ValueError(f"{name} has no weights 'fc.weight': it is no EAGLE head")
+        raise ValueError(f"{name} has no weights 'fc.weight': it is not an EAGLE head")
     dtype = dtype or weights["fc.weight"].dtype
     # indices of tokens keep their dtype
     cast = {k: x.to(dtype) if x.is_floating_point() else x for k, x in weights.items()}

@@ -76,7 +76,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     if "tools" in given:
         template["tools"] = _an("tools", given["tools"], list)
         if "tools" not in str(getattr(tokenizer, "chat_template", "")):
-            raise Refused("tools are not read by this model's chat template", param="tools")
+            raise Refused("tools are not supported by this model's chat template", param="tools")
     if template:
         options["chat_template_kwargs"] = template
     asked = Asked(True, [messages], options)
@@ -114,7 +114,7 @@ def _with_common(asked: Asked, given: Mapping[str, Any]) -> Asked:
         raise Refused("stream_options needs stream: true", param="stream_options")
     for name in more:
         if name != "include_usage":
-            raise Refused(f"stream_options.{name} is not served", param=f"stream_options.{name}")
+            raise Refused(f"stream_options.{name} is not supported", param=f"stream_options.{name}")
     asked.include_usage = _an(
         "stream_options.include_usage", more.get("include_usage", False), bool
     )
@@ -133,7 +133,7 @@ def _prompts(given: Any) -> list[Any]:
         and all(isinstance(one, str) or fits(one, list[int]) for one in given)
     ):
         return given
-    raise _wrong("prompt", "a text, token ids, or a list of these", given)
+    raise _wrong("prompt", "a string, token ids, or a list of these", given)
 
 
 def _top(name: str, value: Any) -> int:

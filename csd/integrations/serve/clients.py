@@ -50,7 +50,7 @@ class Clients:
     def administrator(self, request: Request) -> None:
         """Raises Refused if there are keys and the request does not have the first one."""
         if self._keys and not hmac.compare_digest(self._key(request), self._keys[0]):
-            raise Refused("this path takes the first --api-key", status=403, code="not_allowed")
+            raise Refused("this path requires the first --api-key", status=403, code="not_allowed")
 
     def _key(self, request: Request) -> bytes:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -58,7 +58,7 @@ class Clients:
         # all keys are compared, so that the time does not depend on which one matches
         matches = [hmac.compare_digest(found, key) for key in self._keys]
         if not any(matches):
-            raise Refused("an API key is missing or wrong", status=401, code="invalid_api_key")
+            raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
         return found
 
 
@@ -79,7 +79,7 @@ async def read_body(request: Request, limits: Limits) -> dict[str, Any]:
         await asyncio.wait_for(read(), limits.body_seconds)
     except TimeoutError as error:
         raise Refused(
-            f"the body was not there within {limits.body_seconds} seconds", status=408
+            f"the body was not received within {limits.body_seconds} seconds", status=408
         ) from error
     try:
         body = json.loads(found)

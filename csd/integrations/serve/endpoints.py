@@ -150,7 +150,7 @@ async def tokenize(server: Server, request: Request) -> Response:
             return parse(body["messages"], tokenizer, limits.vocab, None, options)[0][0]
         prompt = body.get("prompt")
         if not isinstance(prompt, str):
-            raise Refused(f"prompt must be a text, got {shown(prompt)}", param="prompt")
+            raise Refused(f"prompt must be a string, got {shown(prompt)}", param="prompt")
         if not prompt:
             return []
         if not special:
@@ -197,7 +197,7 @@ async def update_weights(server: Server, request: Request) -> Response:
     body = await read_body(request, server.limits)
     given = body.get("path")
     if not isinstance(given, str) or not given or "\0" in given:
-        raise Refused(f"path must be a folder's name, got {shown(given)}", param="path")
+        raise Refused(f"path must be the name of a folder, got {shown(given)}", param="path")
     root = os.path.realpath(server.weights_folder)
     place = os.path.realpath(os.path.join(root, given))
     # a symbolic link may lead out of the folder
@@ -212,7 +212,7 @@ async def update_weights(server: Server, request: Request) -> Response:
 async def not_found(request: Request, error: Exception) -> Response:
     await asyncio.sleep(0)
     status = getattr(error, "status_code", 404)
-    what = "has no such path" if status == 404 else "does not take this method"
+    what = "has no such path" if status == 404 else "does not allow this method for the path"
     return Refused(
         f"the server {what}: {request.method} {request.url.path}", status=status
     ).response()

@@ -51,12 +51,12 @@ def check_fields(body: Mapping[str, Any], own: tuple[str, ...]) -> dict[str, Any
             continue
         if name not in known:
             raise Refused(
-                f"{name} is not served, got {shown(value)}{hint(name, known)}", param=name
+                f"{name} is not supported, got {shown(value)}{hint(name, known)}", param=name
             )
         if name not in NEUTRAL:
             found[name] = value
         elif not NEUTRAL[name](value):
-            raise Refused(f"{name} is not served, got {shown(value)}", param=name)
+            raise Refused(f"{name} is not supported, got {shown(value)}", param=name)
     return found
 
 
@@ -69,7 +69,7 @@ def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
         value = fields[name]
         if option in found and found[option] != value:
             raise Refused(
-                f"{name} must be what max_tokens is where both are given, got {shown(value)} and "
+                f"{name} must equal max_tokens if both are given, got {shown(value)} and "
                 f"{shown(found[option])}", param=name,
             )  # fmt: skip
         read = _READ.get(name)
@@ -92,7 +92,7 @@ def _read_bias(value: Any) -> Any:
     # other spellings of a number could give one token two values
     if [*map(str, found)] != [*value]:
         raise Refused(
-            f"logit_bias must have token ids for names, got {shown(value)}", param="logit_bias"
+            f"logit_bias must have token ids as keys, got {shown(value)}", param="logit_bias"
         )
     return found or None
 
@@ -107,8 +107,8 @@ def _read_format(value: Any) -> Any:
     schema = value.get("json_schema") if kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("schema") is None:
         raise Refused(
-            "response_format must be of type text, json_object or json_schema, the last with a "
-            f"schema, got {shown(value)}", param="response_format",
+            "response_format must have type text, json_object, or json_schema with a schema, got "
+            f"{shown(value)}", param="response_format",
         )  # fmt: skip
     return schema["schema"]
 

@@ -41,26 +41,32 @@ def snapshot(engine: AsyncEngine, responses: dict[int, int], answering: int) -> 
 
 # name in the snapshot -> kind and description
 _METRICS = {
-    "tokens": ("counter", "Tokens drawn."),
+    "tokens": ("counter", "Sampled tokens."),
     "steps": ("counter", "Steps of the engine."),
-    "sample_steps": ("counter", "Steps, summed over the samples in each."),
-    "prompt_tokens": ("counter", "Tokens of prompts that were read."),
-    "shared_prompt_tokens": ("counter", "Tokens of prompts that were there already."),
-    "shared_samples": ("counter", "Samples that another request of the same owner drew."),
-    "requests": ("counter", "Requests of the engine that have ended."),
-    "cancelled": ("counter", "Requests that ended before their samples did."),
+    "sample_steps": ("counter", "Steps of the engine, summed over the samples in each step."),
+    "prompt_tokens": ("counter", "Prompt tokens read by the model."),
+    "shared_prompt_tokens": (
+        "counter",
+        "Prompt tokens whose keys and values were already in the cache.",
+    ),
+    "shared_samples": (
+        "counter",
+        "Samples drawn by another request of the same API key, or of anyone with --share.",
+    ),
+    "requests": ("counter", "Requests that have ended."),
+    "cancelled": ("counter", "Requests cancelled before all their samples had ended."),
     "failed": ("counter", "Requests that ended with an error."),
-    "samples": ("counter", "Samples that were drawn to their end."),
+    "samples": ("counter", "Samples drawn to their end."),
     "nodes_proposed": ("counter", "Drafted tokens that were verified."),
     "slots": ("gauge", "Samples in flight."),
-    "max_slots": ("gauge", "Samples in flight at most."),
+    "max_slots": ("gauge", "Maximum number of samples in flight."),
     "groups": ("gauge", "Groups in flight."),
-    "waiting": ("gauge", "Requests that wait for a slot."),
-    "pages": ("gauge", "Pages of keys and values."),
-    "free_pages": ("gauge", "Pages that are free."),
-    "answering": ("gauge", "HTTP requests that are being answered."),
-    "weights_version": ("gauge", "Changes of the weights since the start."),
-    "resident_bytes": ("gauge", "Memory of the process."),
+    "waiting": ("gauge", "Requests waiting for a slot."),
+    "pages": ("gauge", "Pages of the cache of keys and values."),
+    "free_pages": ("gauge", "Free pages of that cache."),
+    "answering": ("gauge", "HTTP requests being answered."),
+    "weights_version": ("gauge", "Updates of the weights since the start."),
+    "resident_bytes": ("gauge", "Resident memory of the process."),
 }
 
 

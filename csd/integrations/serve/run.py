@@ -43,7 +43,10 @@ class Process(uvicorn.Server):
         first = not self.should_exit
         super().handle_exit(sig, frame)
         if first:
-            LOG.warning("csd serve: draining for at most %g seconds", self._drain)
+            LOG.warning(
+                "csd serve: shutting down; accepted requests have at most %g seconds to finish",
+                self._drain,
+            )
             # new requests are refused; accepted ones continue until the time limit
             self._end(drain=True)
             late = threading.Timer(self._drain, self._end, kwargs={"drain": False})

@@ -71,7 +71,7 @@ class Server:
             raise Refused("the server is shutting down", status=503, code="shutting_down")
         if self.open >= self.limits.requests:
             raise Refused(
-                f"{self.limits.requests} requests are being answered already", status=503,
+                f"the server is already answering {self.limits.requests} requests", status=503,
                 code="too_many_requests",
             )  # fmt: skip
         self.open += 1
@@ -87,7 +87,7 @@ class Server:
         given = body.get("model", self.name)
         if given != self.name:
             raise Refused(
-                f"the model {shown(given)} is not served, {self.name!r} is", status=404,
+                f"model must be {self.name!r}, the only one served, got {shown(given)}", status=404,
                 param="model", code="model_not_found",
             )  # fmt: skip
 
@@ -98,5 +98,5 @@ class Server:
         if isinstance(samples, int) and len(asked.prompts) * samples > most:
             raise Refused(
                 f"n must be at most {most} over all prompts, got {samples} for each of "
-                f"{len(asked.prompts)}", param="n",
+                f"{len(asked.prompts)} prompts", param="n",
             )  # fmt: skip

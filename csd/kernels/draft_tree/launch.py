@@ -29,7 +29,7 @@ def draft_tree_triton(
 ) -> Pool:
     """Three launches: every slot's tree up to a cut and beyond it, then the pool."""
     if noise is not None:
-        raise ValueError("noise must be None: the kernel draws the slots' own")
+        raise ValueError("noise must be None: the kernel draws noise per slot itself")
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     E = table.succ_token.shape[1]
     device = slots.live.device

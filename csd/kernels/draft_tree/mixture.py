@@ -101,9 +101,9 @@ def likeliest(
     first = (at == 0) | (before != token)
     for i in tl.static_range(SUM_ROUNDS):
         if 1 << i < O:
-            behind = tl.minimum(at + (1 << i), OE - 1)
-            equal = (tl.gather(token, behind, 1) == token) & (at + (1 << i) < OE)
-            q += tl.where(equal, tl.gather(q, behind, 1), 0)
+            after = tl.minimum(at + (1 << i), OE - 1)
+            equal = (tl.gather(token, after, 1) == token) & (at + (1 << i) < OE)
+            q += tl.where(equal, tl.gather(q, after, 1), 0)
     q = tl.where(first, tl.minimum(q, ONE), 0)
     offs_k = tl.arange(0, MAX_CHILDREN)[None, :]
     best_token = tl.full([F, MAX_CHILDREN], -1, tl.int32)

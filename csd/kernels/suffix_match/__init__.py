@@ -117,7 +117,9 @@ def suffix_match(
     sizes = {"S": slots.count}
     _suffix_match.check(sizes, slots.live.device, texts, slots)
     if not 1 <= k <= sizes["N"]:
-        raise ValueError(f"k must be from 1 to {sizes['N']}, the slots' context, got {k}")
+        raise ValueError(
+            f"k must be from 1 to {sizes['N']}, the length of the slots' context, got {k}"
+        )
     if not 0 <= edits < k:
         raise ValueError(f"edits must be from 0 to {k - 1}, got {edits}")
     for name, value in (("most", most), ("tokens", tokens)):

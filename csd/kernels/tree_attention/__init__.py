@@ -195,7 +195,7 @@ def check_reach_of(work: Any, window: int | None, chunk: int | None) -> None:
     """Raises ValueError if only the work list or only the call has a window or a chunk."""
     if (work.first is None) != (window is chunk is None):
         raise ValueError(
-            f"work must be made with window={window} and chunk={chunk}, as the call has"
+            f"work must be made with the window={window} and chunk={chunk} of the call"
         )
 
 

@@ -56,11 +56,11 @@ def _same_among_zeros(a: torch.Tensor, b: torch.Tensor, generator: torch.Generat
         few[0][..., : place.numel()] = a[..., place]
         few[1][:, : place.numel()] = b[:, place]
         if not torch.equal(torch.bmm(a * kept, b), torch.bmm(*few)):
-            raise _refused(f"{count} numbers", "zeros between them", "zeros behind them")
+            raise _refused(f"{count} numbers", "zeros between them", "zeros after them")
 
 
 def _refused(terms: str, here: str, there: str) -> ValueError:
     return ValueError(
-        f"exact must be False here: products over {terms} have other bits among {here} than among "
-        f"{there} on this machine"
+        f"exact must be False here: sums over {terms} differ in bits between {here} and {there} "
+        "on this machine"
     )

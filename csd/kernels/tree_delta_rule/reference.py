@@ -29,13 +29,13 @@ def tree_delta_rule_ref(
     kept = state, key, update, decay, base
     k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
     live, depth = _rows(slot, path)
-    read = _behind_tails(torch.stack((k, q)), *kept, *where)
+    read = _read_after_tails(torch.stack((k, q)), *kept, *where)
     u = torch.zeros_like(value)
     for d in range(path.shape[1]):
         at = (depth == d) & live
         found = strength[..., None] * (value - node_decay[..., None] * read[0])
         u = torch.where(at[:, None, None], found, u)
-        read = _behind_node(read, torch.stack((k, q)), k, u, node_decay, path[:, d])
+        read = _read_after_node(read, torch.stack((k, q)), k, u, node_decay, path[:, d])
     node_update.copy_(u)
     return torch.where(live[:, None, None], read[1], 0)
 
@@ -59,9 +59,9 @@ def tree_ssm_ref(
     """Returns outputs [M, H, Dv], with given updates `node_update`."""
     k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
     live, _ = _rows(slot, path)
-    read = _behind_tails(q[None], state, key, update, decay, base, slot, position, path)
+    read = _read_after_tails(q[None], state, key, update, decay, base, slot, position, path)
     for d in range(path.shape[1]):
-        read = _behind_node(read, q[None], k, node_update, node_decay, path[:, d])
+        read = _read_after_node(read, q[None], k, node_update, node_decay, path[:, d])
     return torch.where(live[:, None, None], read[0], 0)
 
 
@@ -74,7 +74,7 @@ def _rows(slot: torch.Tensor, path: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return slot >= 0, (path >= 0).sum(1) - 1
 
 
-def _behind_tails(
+def _read_after_tails(
     x: torch.Tensor,  # [2, M, H, Dk] or [1, ..]
     state: torch.Tensor, key: torch.Tensor, update: torch.Tensor, decay: torch.Tensor,
     base: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, path: torch.Tensor,
@@ -97,7 +97,7 @@ def _behind_tails(
     return read
 
 
-def _behind_node(
+def _read_after_node(
     read: torch.Tensor, x: torch.Tensor, key: torch.Tensor, update: torch.Tensor,
     decay: torch.Tensor, row: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
