@@ -34,9 +34,9 @@ def parse(
     One prompt is a str (taken as it is), a list of message dicts (through the tokenizer's chat
     template), or token ids as a list or 1-D tensor. A 2-D tensor is a batch; padded rows need
     `attention_mask`. A tokenizer's BatchEncoding stands for its `input_ids`, without the tokens
-    that its `attention_mask` marks as padding. context: of the model; texts far beyond it are refused before they are
-    tokenised, which takes seconds per megabyte. errors: if given, the error of a faulty prompt is
-    written to it by index, and the prompt's list of token ids is empty.
+    that its `attention_mask` marks as padding. context: of the model; texts far beyond it are
+    refused before they are tokenised, which takes seconds per megabyte. errors: if given, the
+    error of a faulty prompt is written to it by index, and the prompt's list of token ids is empty.
     """
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
         if attention_mask is not None:
