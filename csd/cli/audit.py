@@ -10,7 +10,7 @@ from csd.cli.output import check_output, show
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import add_flags, check_flags
+from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
 from csd.engine.sampling import FILTERS
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.audit import TIES, audit, summary
@@ -53,7 +53,7 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
-    add_flags(parser, (*FLAGS, "device", "revision"))
+    add_flags(parser, (*FLAGS, *LOADING))
     parser.set_defaults(run=_audit)
 
 
@@ -62,7 +62,7 @@ def _audit(args: Namespace) -> int:
     check_output()
     traces = [*read_traces(args.file)]
     sampling = {name: getattr(args, name) for name in FLAGS}
-    engine = engine_for(args.model, device=args.device, revision=args.revision)
+    engine = engine_for(args.model, **loading(args))
     tie = TIES[engine.dtype] if args.tie is None else check_number("tie", args.tie, 0)
     samples = [s for found in audit(engine, traces, **sampling) for s in found]
     figures = summary(samples, tie)

@@ -11,7 +11,7 @@ from csd.cli.flags import check_counts
 from csd.cli.formats import stamped
 from csd.cli.history import add_history_flag, open_history
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import add_flags, check_flags
+from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
 from csd.engine.sampling import FILTERS
 from csd.evaluate import evaluation as evaluate
 from csd.evaluate.tasks import TASKS, read
@@ -55,7 +55,7 @@ def add(commands: _SubParsersAction) -> None:
         "--limit", type=int, help="number of problems to take from the start of the file"
     )
     parser.add_argument("--batch", type=int, default=1, help="number of problems drawn at a time")
-    flags = ("num_samples", *OPTIONS, "budget", "share", "device", "revision")
+    flags = ("num_samples", *OPTIONS, "budget", "share", *LOADING)
     add_flags(parser, flags, num_samples=16, seed=0)
     parser.add_argument(
         "--until-decided",
@@ -86,6 +86,7 @@ def _eval(args: Namespace) -> int:
     settings = {
         "model": args.model,
         "revision": args.revision,
+        "dtype": args.dtype,
         "problems_sha256": evaluate.digest(args.file),
         "task": args.task,
         "num_samples": args.num_samples,
@@ -100,7 +101,7 @@ def _eval(args: Namespace) -> int:
     try:
         summary = WholeFile(out.with_suffix(".summary.json"))
         with showing(False if args.quiet else None):
-            engine = engine_for(args.model, device=args.device, revision=args.revision)
+            engine = engine_for(args.model, **loading(args))
         chat = has_chat(engine.tokenizer) and not args.plain
         have = min(len(results.rows), len(problems))
         if have:

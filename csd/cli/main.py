@@ -22,7 +22,7 @@ from csd.cli.formats import stamped
 from csd.cli.history import add_history_flag, open_history
 from csd.cli.output import check_output, flush_output, keep, show
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import add_flags, check_flags
+from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
 from csd.engine.result import Samples
 from csd.engine.result_json import to_json
 from csd.engine.sampling import FILTERS
@@ -62,20 +62,27 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         known = commands.choices.get(args.command, parser)
         flags = known._option_string_actions
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, flags)}")
+        known.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, flags)}")
     try:
         code = args.run(args)
         flush_output()
         return code
     except (ValueError, TypeError, ImportError, OSError, MemoryError, ArithmeticError,
             NotImplementedError) as error:  # fmt: skip
-        print(f"csd: {error}", file=sys.stderr)
+        print(f"csd: {_reason(error)}", file=sys.stderr)
         with suppress(OSError):
             flush_output()
         return 2
     except KeyboardInterrupt:
         print("csd: interrupted", file=sys.stderr)
         return 130
+
+
+def _reason(error: Exception) -> str:
+    """The text of an error; of one that names a file, without its number."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _meant(unknown: list[str], flags: Iterable[str]) -> str:
@@ -93,7 +100,7 @@ SAMPLE_FLAGS = (
     "bad_words", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty",
     "max_thinking_tokens", "top_logprobs", "entropy", "prompt_logprobs", "ignore_eos",
     "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate",
-    "device", "revision", "decoder", "record", "drafts",
+    "record", "drafts",
 )  # fmt: skip
 
 
@@ -106,7 +113,7 @@ def _add_sample(commands: _SubParsersAction) -> None:
     )  # fmt: skip
     sample.add_argument("model", help="local folder, hub name or GGUF file")
     sample.add_argument("prompt", help="prompt text; for a chat model it is the user's message")
-    add_flags(sample, SAMPLE_FLAGS, num_samples=8)
+    add_flags(sample, (*SAMPLE_FLAGS, *LOADING, "decoder"), num_samples=8)
     add_history_flag(sample)
     sample.add_argument("--plain", action="store_true", help="do not use the chat template")
     sample.add_argument(
@@ -116,12 +123,13 @@ def _add_sample(commands: _SubParsersAction) -> None:
 
 
 def _sample(args: Namespace) -> int:
-    check_flags(args, SAMPLE_FLAGS)
+    check_flags(args, (*SAMPLE_FLAGS, *LOADING, "decoder"))
+    if not args.prompt.strip():
+        raise ValueError("prompt must not be empty")
     check_output()
     options = {name: getattr(args, name) for name in SAMPLE_FLAGS}
-    loading = {name: options.pop(name) for name in ("device", "revision", "decoder")}
     with showing(False if args.json else None):
-        engine = engine_for(args.model, **loading)
+        engine = engine_for(args.model, **loading(args), decoder=args.decoder)
     chat = has_chat(engine.tokenizer) and not args.plain
     prompt = as_message(args.prompt, chat)
     with open_history(args.history) as history:

@@ -19,7 +19,7 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument(
         "file", help="output of csd sample --json --drafts, or results file of csd eval"
     )
-    parser.add_argument("-o", "--out", help="page to write; by default FILE.html")
+    parser.add_argument("-o", "--out", help="page to write; by default the file's name with .html")
     parser.set_defaults(run=_report)
 
 

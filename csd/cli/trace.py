@@ -10,7 +10,7 @@ from csd.cli.flags import check_counts
 from csd.cli.formats import stamped
 from csd.engine.budget import StepTimeTable
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import add_flags, check_flags
+from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
 from csd.engine.sampling import FILTERS
 from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record
@@ -21,8 +21,7 @@ from csd.state.phases import showing
 from csd.state.pool import MAX_NODES
 
 RECORD_FLAGS = (
-    "num_samples", "max_new_tokens", *FILTERS, "seed", "stop", "ignore_eos", "budget", "device",
-    "revision",
+    "num_samples", "max_new_tokens", *FILTERS, "seed", "stop", "ignore_eos", "budget",
 )  # fmt: skip
 
 
@@ -40,7 +39,8 @@ def add(commands: _SubParsersAction) -> None:
     record.add_argument(
         "--limit", type=int, help="number of prompts to take from the start of the file"
     )
-    add_flags(record, RECORD_FLAGS, num_samples=16, max_new_tokens=256, temperature=0.7, seed=0)
+    defaults = dict(num_samples=16, max_new_tokens=256, temperature=0.7, seed=0)
+    add_flags(record, (*RECORD_FLAGS, *LOADING), **defaults)
     record.add_argument("--plain", action="store_true", help="do not use the chat template")
     record.set_defaults(run=_record)
 
@@ -78,7 +78,7 @@ def add(commands: _SubParsersAction) -> None:
         help="measure the step times of this model on this machine instead of reading "
         "--cost: a local folder, hub name or GGUF file",
     )
-    add_flags(replay, ("device", "revision"))
+    add_flags(replay, LOADING)
     replay.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
@@ -103,19 +103,19 @@ def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
 def _record(args: Namespace) -> int:
     from tqdm import tqdm
 
-    check_flags(args, RECORD_FLAGS)
+    check_flags(args, (*RECORD_FLAGS, *LOADING))
     check_counts(args, ("limit",))
     if Path(args.out).exists():
         raise ValueError(f"out must be a new file, got {args.out!r}")
     options = {name: getattr(args, name) for name in RECORD_FLAGS}
-    loading = {name: options.pop(name) for name in ("device", "revision")}
     with showing(None):
-        engine = engine_for(args.model, **loading)
+        engine = engine_for(args.model, **loading(args))
     chat = has_chat(engine.tokenizer) and not args.plain
     prompts = prompts_of(args.prompts, chat, args.limit)
     settings = {
         "model": args.model,
         "revision": args.revision,
+        "dtype": args.dtype,
         "prompts_sha256": digest(args.prompts),
         "plain": args.plain,
         "limit": args.limit,
@@ -154,7 +154,7 @@ def _replay(args: Namespace) -> int:
         raise ValueError(f"traces must hold at least one prompt, got {args.traces}")
     if args.model:
         with showing(False if args.json else None):
-            engine = engine_for(args.model, device=args.device, revision=args.revision)
+            engine = engine_for(args.model, **loading(args))
             cost = engine.measure_steps()
     # shown on a terminal only
     bar = tqdm(args.nodes, disable=True if args.json else None, leave=False, unit="nodes")

@@ -5,9 +5,9 @@ from argparse import Namespace, _SubParsersAction
 
 from csd.cli.commands import add_command
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import add_flags, check_flags
+from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
 
-FLAGS = ("num_samples", "max_new_tokens", "device", "revision", "decoder")
+FLAGS = ("num_samples", "max_new_tokens", *LOADING, "decoder")
 
 
 def add(commands: _SubParsersAction) -> None:
@@ -28,9 +28,7 @@ def _warmup(args: Namespace) -> int:
     """Fill the caches on disk for later processes: kernels or loops, step times, self-check."""
     check_flags(args, FLAGS)
     start = time.perf_counter()
-    engine = engine_for(
-        args.model, device=args.device, revision=args.revision, decoder=args.decoder
-    )
+    engine = engine_for(args.model, **loading(args), decoder=args.decoder)
     loaded = time.perf_counter()
     sizes = dict(num_samples=args.num_samples, prompt_tokens=args.prompt_tokens)
     engine.warmup(**sizes, max_new_tokens=args.max_new_tokens or 512)

@@ -86,7 +86,7 @@ class Engine(ModelResources):
         memory: float = 0.9,
         prefill_chunk: int = 512,
         device: str | torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: str | torch.dtype | None = None,
         revision: str | None = None,
         drafter: str | Callable = "consensus",
         kernels: str | None = None,
@@ -109,11 +109,11 @@ class Engine(ModelResources):
         drafter = "consensus" if drafter is None else drafter
         for check, value in (
             (check_drafter, drafter), (check_tokenizer, tokenizer), (check_device, device),
-            (check_dtype, dtype), (check_revision, revision),
+            (check_revision, revision),
         ):  # fmt: skip
             check(value)
         self._load(
-            model, kernels, exact, static, self_check, dtype=dtype, device=device,
+            model, kernels, exact, static, self_check, dtype=check_dtype(dtype), device=device,
             revision=revision, tokenizer=tokenizer, decoder=decoder,
         )  # fmt: skip
         self.max_slots = max_slots

@@ -13,6 +13,7 @@ import torch
 
 from csd.engine.engine import Engine, ManyPrompts, OnePrompt
 from csd.engine.options import GenerateOptions, Options, read_options
+from csd.engine.options.checks import check_dtype
 from csd.engine.options.signature import shows
 from csd.engine.result import Sample, Samples
 from csd.state.phases import showing
@@ -88,11 +89,12 @@ def engine_for(
     model: Any,
     *,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: str | torch.dtype | None = None,
     revision: str | None = None,
     decoder: str = "auto",
 ) -> Engine:
     """Returns the engine kept for a model; makes a new one if a path's files have changed."""
+    dtype = check_dtype(dtype)
     loading: dict[str, Any] = dict(device=device, dtype=dtype, revision=revision)
     if isinstance(model, Engine):
         given = loading | {"decoder": None if decoder == "auto" else decoder}

@@ -225,6 +225,9 @@ def resolve(
             )
     else:
         longest = check_option("max_new_tokens", longest)
+        if not prompt_tokens and longest > context:
+            # for any prompt
+            raise ValueError(f"max_new_tokens={longest} exceeds the model's context of {context}")
         if longest > room:
             raise ValueError(
                 f"{name} has {prompt_tokens} tokens, which with max_new_tokens={longest} exceed "

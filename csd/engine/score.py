@@ -34,7 +34,7 @@ def score(
     completions: Sequence[Any],
     *,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: str | torch.dtype | None = None,
     revision: str | None = None,
     **options: Any,
 ) -> Samples | list[Samples]:

@@ -77,7 +77,7 @@ def check_number(
     inside = low < value <= high if above else low <= value <= high
     if not inside or value == math.inf:
         bracket = "(" if above else "["
-        end = f"{high}]" if high < math.inf else "inf)"
+        end = f"{high:g}]" if high < math.inf else "inf)"
         raise ValueError(f"{name} must lie in {bracket}{low}, {end}, got {shown(value)}")
     return value
 

@@ -93,10 +93,10 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_argument(name: str, known: Iterable[str]) -> TypeError:
-    """Make the error of a call with an unknown argument."""
+    """Make the error of a call with an unknown argument: a hint, else the known names."""
     names = sorted(known)
-    listed = ", ".join(names)
-    return TypeError(f"unknown argument {name!r}; known are {listed}{hint(name, names)}")
+    found = hint(name, names) or f"; the arguments are {', '.join(names)}"
+    return TypeError(f"unknown argument {name!r}{found}")
 
 
 F = TypeVar("F", bound=Callable)

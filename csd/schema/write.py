@@ -69,7 +69,8 @@ class WholeFile:
         self.close()
 
     def _open(self) -> None:
-        self._file: IO[bytes] = open(self._part, "ab")  # noqa: SIM115
+        with naming_file(self.path):
+            self._file: IO[bytes] = open(self._part, "ab")  # noqa: SIM115
         try:
             if self._replaces:
                 self._take()

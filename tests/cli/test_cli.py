@@ -2,8 +2,13 @@
 
 import json
 
+import pytest
+import torch
+
 import csd
 from csd.cli.main import main
+from csd.engine.generate import engine_for
+from csd.schema.write import WholeFile
 
 
 def test_sample_prints_one_json_object(toy_folder, capsys):
@@ -26,6 +31,64 @@ def test_sample_prints_one_json_object(toy_folder, capsys):
 def test_errors_are_one_line(capsys, tmp_path):
     assert main(["sample", str(tmp_path), "x"]) == 2
     assert "no config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample", "M", " "], "prompt must not be empty"),
+        (["sample", "M", "x", "--budget", "x"], "--budget: must be 'auto' or a whole number"),
+        (["sample", "M", "x", "-t", "0.7"], "csd sample: error: unrecognized arguments: -t"),
+        (["sample", "M", "x", "--dtype", "half-way"], "dtype must be a torch.dtype or its name"),
+        (["eval", "none.jsonl", "--model", "M"], "csd: none.jsonl: No such file or directory"),
+        (["report", "none.json"], "csd: none.json: No such file or directory"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_errors_name_what_is_wrong(words, message, capsys):
+    try:
+        assert main(words) == 2
+    except SystemExit as error:
+        assert error.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_in_no_folder_is_named_as_given(tmp_path):
+    path = tmp_path / "none" / "page.html"
+    with pytest.raises(FileNotFoundError) as caught:
+        WholeFile(path)
+    assert caught.value.filename == str(path)
+
+
+def test_ctrl_c_prints_what_was_drawn(toy_folder, capsys, monkeypatch):
+    def interrupted(engine, prompt, callback=None, **options):
+        def stop(*args):
+            raise KeyboardInterrupt
+
+        return generate(engine, prompt, callback=stop, **options)
+
+    generate = csd.Engine.generate
+    monkeypatch.setattr(csd.Engine, "generate", interrupted)
+    words = ["sample", toy_folder, "Say 1.", "-n", "3", "--max-new-tokens", "12", "--json"]
+    assert main(words) == 130
+    csd.release()
+    shown = capsys.readouterr()
+    assert "interrupted" in shown.err
+    assert json.loads(shown.out)["finish_reasons"].count("cancelled") > 0
+
+
+def test_dtype_by_its_name(toy_folder, capsys):
+    words = ["sample", toy_folder, "Say 1.", "--max-new-tokens", "4", "--json", "--seed", "1"]
+    assert main([*words, "--dtype", "float64"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    prompt = [{"role": "user", "content": "Say 1."}]
+    out = csd.generate(
+        toy_folder, prompt, num_samples=8, max_new_tokens=4, seed=1, dtype=torch.float64
+    )
+    engine = engine_for(toy_folder, dtype="float64")
+    assert engine is engine_for(toy_folder, dtype=torch.float64)
+    assert engine.dtype == torch.float64 and out.tokens == found["tokens"]
+    csd.release()
 
 
 def test_history_is_read_and_added_to(toy_folder, capsys, tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from scripted import VOCAB, Letters, PrefixSum, engine
-from transformers import GenerationConfig
+from transformers import BatchEncoding, GenerationConfig
 
 import csd
 
@@ -20,6 +20,9 @@ def small():
     [
         (dict(num_samples=0), ValueError, "num_samples must be at least 1, got 0"),
         (dict(num_samples=2.0), TypeError, "num_samples"),
+        (dict(max_new_tokens=65), ValueError, "^max_new_tokens=65 exceeds the model's"),
+        (dict(dtype="bfloat15"), ValueError, "dtype must be a torch.dtype or its name"),
+        (dict(dtype=16), TypeError, "dtype must be a torch.dtype or its name"),
         (dict(num_samples=True), TypeError, "num_samples"),
         (dict(first_sample=-1), ValueError, "first_sample"),
         (dict(temperature=-0.1), ValueError, "temperature"),
@@ -73,7 +76,8 @@ def test_options(small, options, error, message):
         ([[1, 2], [3, 99]], ValueError, "prompt 1 has token id 99"),
         (["ab", None], TypeError, "prompt 1"),
         (torch.tensor([1.0]), TypeError, "dtype torch.float32"),
-        (torch.ones(1, 2, dtype=torch.long), ValueError, "needs attention_mask"),
+        (torch.ones(2, 2, dtype=torch.long), ValueError, "needs attention_mask"),
+        (torch.ones(1, 2), TypeError, "token ids"),
         ([{"role": "user", "content": "a"}], ValueError, "no chat template"),
         ([1] * 64, ValueError, "leaves no room in the model's context of 64"),
     ],
@@ -146,6 +150,25 @@ def test_padded_rows_equal_their_unpadded_prompts():
     padded = csd.generate(e, ids, attention_mask=mask, **options)
     assert [r.tokens for r in padded] == [csd.generate(e, row, **options).tokens for row in rows]
     assert [r.prompt_ids for r in padded] == rows
+
+
+def test_a_tokenizers_encoding_is_its_ids_without_padding():
+    e = engine(PrefixSum(sharpness=2.0))
+    rows = [[3, 1, 4], [1, 5, 9, 2, 6]]
+    options = dict(max_new_tokens=9, seed=4)
+    expected = [r.tokens for r in csd.generate(e, rows, **options)]
+    left = [[0, 0, *rows[0]], rows[1]], [[0, 0, 1, 1, 1], [1] * 5]
+    for ids, mask in (rows, [[1] * 3, [1] * 5]), left, tuple(map(torch.tensor, left)):
+        given = BatchEncoding({"input_ids": ids, "attention_mask": mask})
+        assert [r.tokens for r in csd.generate(e, given, **options)] == expected
+        assert [r.prompt_ids for r in csd.generate(e, given, **options)] == rows
+    one = BatchEncoding({"input_ids": rows[0], "attention_mask": [1, 1, 1]})
+    assert csd.generate(e, one, **options).tokens == expected[0]
+    row = torch.tensor(rows[:1])
+    assert csd.generate(e, BatchEncoding({"input_ids": row}), **options)[0].tokens == expected[0]
+    assert csd.generate(e, row, **options)[0].tokens == expected[0]
+    with pytest.raises(ValueError, match="attention_mask is part of a prompt"):
+        csd.generate(e, one, attention_mask=torch.ones(1, 3))
 
 
 def test_max_slots_must_be_whole():

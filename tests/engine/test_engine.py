@@ -183,7 +183,7 @@ def test_closing_a_stream_leaves_the_engine_usable():
     assert csd.generate(e, [4, 5], **options).tokens == expected.tokens
 
 
-def test_ctrl_c_returns_finished_samples():
+def test_ctrl_c_is_raised_with_the_samples():
     model = PrefixSum(sharpness=4.0)
     e = engine(model, max_slots=2)
     options = dict(num_samples=4, max_new_tokens=20, seed=2)
@@ -195,7 +195,9 @@ def test_ctrl_c_returns_finished_samples():
         if sample == 3:
             raise KeyboardInterrupt
 
-    out = csd.generate(e, [4, 5], callback=interrupt, **options)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        csd.generate(e, [4, 5], callback=interrupt, **options)
+    out = caught.value.samples
     assert out.finish_reasons[0] == "length"
     assert out.finish_reasons[3] == "cancelled"
     assert out.tokens[0] == expected.tokens[0]

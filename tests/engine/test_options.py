@@ -42,7 +42,7 @@ def test_types_are_resolved():
 
 def test_defined_tensors_are_checked():
     assert read_options({"num_samples": 3})["num_samples"] == 3
-    with pytest.raises(TypeError, match=r"unknown argument 'temprature'; known are allowed"):
+    with pytest.raises(TypeError, match=r"unknown argument 'temprature'; did you mean temp\w+\?$"):
         read_options({"temprature": 1.0})
     with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
         read_options({"num_samples": 0})

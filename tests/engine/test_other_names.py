@@ -46,14 +46,14 @@ def engine():
 
 @pytest.mark.parametrize(("name", "message"), CASES, ids=[name for name, _ in CASES])
 def test_functions(engine, name, message):
-    expected = f"unknown argument '{name}'; known are .*; .*{message}"
+    expected = f"unknown argument '{name}'; [^;]*{message}"
     for function in (csd.generate, csd.stream, csd.Engine.generate, csd.Engine.stream):
         with pytest.raises(TypeError, match=expected):
             function(engine, "a", **{name: 1})
 
 
 def test_dissimilar_names_have_no_suggestion(engine):
-    with pytest.raises(TypeError, match=r"unknown argument 'xyzzy'; known are [\w, ]+$"):
+    with pytest.raises(TypeError, match=r"unknown argument 'xyzzy'; the arguments are [\w, ]+$"):
         engine.generate("a", xyzzy=1)
 
 
@@ -63,7 +63,7 @@ def test_an_engine():
             csd.Engine(MODEL, **{name: 1})
     assert "max_slots" in inspect.signature(csd.Engine).parameters
     # no argument of another function
-    with pytest.raises(TypeError, match=r"unknown argument 'max_tokens'; known are [\w, ]+$"):
+    with pytest.raises(TypeError, match=r"unknown argument 'max_tokens'; the arguments [\w, ]+$"):
         csd.Engine(MODEL, max_tokens=5)
     with pytest.raises(TypeError, match=r"unknown argument 'n'.*did you mean num_samples\?$"):
         Sampler(MODEL, num_samples=1, seed=0, n=2)

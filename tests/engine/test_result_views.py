@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -52,6 +53,11 @@ def test_stats_are_one_sentence():
         "and 2.0 s of measuring"
     )
     assert stats.sampling_seconds == 40 and stats.tokens_per_second == pytest.approx(97.8)
+    shared = replace(stats, call_tokens=8000)
+    assert shared.tokens_per_second == 200
+    assert str(shared).startswith(
+        "3,912 tokens of a call that drew 8,000 in 40.0 s of sampling, 200 per second and 2.00"
+    )
     plain = Stats(tokens=3, sample_steps=3, seconds={"forward": 1.0, "compile": 0.01})
     assert str(plain).endswith("1.00 per step of a sample; nothing was drafted")
     assert "0 tokens" in str(Stats())

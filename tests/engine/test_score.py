@@ -133,7 +133,7 @@ def test_equal_prompts_and_texts():
         ("ab", [[99]], {}, ValueError, "completions must lie in the vocabulary of 32"),
         (["ab"], [["a"], ["b"]], {}, ValueError, "completions must be .* for each prompt, 1 in al"),
         ("ab", [[1.5]], {}, ValueError, "completions must be lists of"),
-        ("ab", ["c"], dict(seed=1), TypeError, "unknown argument 'seed'; known are allowed_token"),
+        ("ab", ["c"], dict(seed=1), TypeError, "unknown argument 'seed'; the arguments are"),
         ("ab", ["c"], dict(top_k="a"), TypeError, "top_k must be a whole number"),
         ("ab", [[1] * 5000], {}, ValueError, "exceed the model's context"),
     ],

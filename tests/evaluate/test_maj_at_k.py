@@ -47,13 +47,24 @@ def test_of_many_samples():
             maj_at_k(answers, "r", k)
 
 
-def test_cut_samples_do_not_vote_where_asked():
+def test_cut_samples_vote_only_where_asked():
     texts = [("5", "stop"), ("7", "length"), ("7", "length")]
     out = [Sample(i, text, [], [], [], reason) for i, (text, reason) in enumerate(texts)]
-    assert vote(out).answer == "7"
-    assert vote(out, limited=False).answers == ["5", None, None]
-    assert Vote(limited=False).of(5)(out) is False
-    assert Vote().of(3)(out) is True
+    assert vote(out, limited=True).answer == "7"
+    found = vote(out)
+    assert found.answers == ["5", None, None] and found.limited == 2
+    assert str(found) == (
+        "5 (1 of 1 votes, 100%, 2 of 3 samples without an answer, 2 of them cut at max_new_tokens)"
+    )
+    assert str(vote(out[1:])) == "no answer in 2 samples, 2 of them cut at max_new_tokens"
+    assert Vote().of(5)(out) is False
+    assert Vote(limited=True).of(3)(out) is True
+
+
+def test_a_decision_has_no_truth():
+    out = [Sample(0, "5", [], [], [], "stop")]
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(vote(out))
 
 
 def row(problem, answers, right="1", **more):

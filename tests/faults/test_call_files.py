@@ -122,7 +122,8 @@ def test_a_recording_without_samples_replaces_none(e, tmp_path):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    csd.generate(e, PROMPTS, record=str(path), callback=interrupt, **OPTIONS)
+    with pytest.raises(KeyboardInterrupt):
+        csd.generate(e, PROMPTS, record=str(path), callback=interrupt, **OPTIONS)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["t.jsonl"]
 
 

@@ -38,6 +38,20 @@ def check_function(name: str, arguments: int, expected: str, value: Any) -> None
         raise TypeError(f"{name} must be {expected}, got {shown(value)}")
 
 
+def check_dtype(value: Any) -> torch.dtype | None:
+    """Returns the dtype of a torch.dtype, of its name ("bfloat16") or of None.
+
+    Raises TypeError or ValueError, naming `dtype`, for anything else.
+    """
+    if not isinstance(value, str):
+        check_type("dtype", (torch.dtype,), "a torch.dtype or its name", value)
+        return value
+    found = getattr(torch, value.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype must be a torch.dtype or its name, got {value!r}")
+    return found
+
+
 def check_tokenizer(value: Any) -> None:
     """Raises TypeError, naming `tokenizer`, for an object without a tokenizer's methods."""
     reads = callable(value) and hasattr(value, "decode") and not isinstance(value, type)
@@ -55,7 +69,6 @@ def check_template(value: Any) -> None:
 
 
 check_device = partial(check_type, "device", (str, torch.device), "a name or a torch.device")
-check_dtype = partial(check_type, "dtype", (torch.dtype,), "a torch.dtype")
 check_revision = partial(check_type, "revision", (str,), "a name")
 
 

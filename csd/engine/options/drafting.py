@@ -1,5 +1,6 @@
 """Arguments for drafts: none of them changes a token with the verifier `match`."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, TypedDict
@@ -18,6 +19,8 @@ VERIFIERS = ("match", *DRAWS)
 
 def read_budget(text: str) -> str | int:
     """Parse a budget of the command line."""
+    if text != "auto" and not text.isdecimal():
+        raise ArgumentTypeError(f"must be 'auto' or a whole number, got {text!r}")
     return text if text == "auto" else int(text)
 
 

@@ -6,6 +6,14 @@ from typing import Any
 
 from csd.engine.options import GenerateOptions, options_of, read_options
 
+# flags of every command that loads a model
+LOADING = ("device", "dtype", "revision")
+
+
+def loading(args: Namespace) -> dict[str, Any]:
+    """Arguments of `engine_for` in the flags of LOADING."""
+    return {name: getattr(args, name) for name in LOADING}
+
 
 def check_flags(args: Namespace, names: Iterable[str]) -> None:
     """Check `names` before a model is loaded; raises TypeError or ValueError naming one."""

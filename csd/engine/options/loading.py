@@ -22,12 +22,13 @@ class LoadingOptions(TypedDict, total=False):
         ),
     ]
     dtype: Annotated[
-        torch.dtype | None,
+        str | torch.dtype | None,
         Option(
             None,
             "dtype of a model given by name; by default the checkpoint's on a GPU and on a CPU "
             "that multiplies bfloat16, else float32",
             check_dtype,
+            str,
         ),
     ]
     revision: Annotated[
