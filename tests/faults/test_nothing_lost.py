@@ -132,7 +132,7 @@ def test_a_tokenizer_that_fails_after_an_interrupt(e, expected):
         tokenizer.decode = fail
         raise KeyboardInterrupt
 
-    with pytest.raises(RuntimeError, match="no words") as caught:
+    with pytest.raises(KeyboardInterrupt) as caught:
         csd.generate(e, PROMPTS, tokenizer=tokenizer, callback=interrupt, **OPTIONS)
     check_beginnings(caught.value.samples, expected)
 
