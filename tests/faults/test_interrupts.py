@@ -151,9 +151,9 @@ def test_errors_in_a_score(expected):
         with pytest.raises(Fails):
             csd.best_of(out, score=Failing(1, 0.5))
         with pytest.raises(Fails):
-            csd.vote(out, extract=Failing(1, "7"))
+            csd.vote(out, extract=Failing(1, "7"), limited=True)
         with pytest.raises(Fails):
-            csd.generate(e, PROMPTS[0], until=csd.Vote(Failing(1, "7")), **OPTIONS)
+            csd.generate(e, PROMPTS[0], until=csd.Vote(Failing(1, "7"), limited=True), **OPTIONS)
         usable(e, expected)
 
 
