@@ -48,7 +48,7 @@ class Counted(event.Listener):
         if _is_own(found):
             phases.begin("compile")
             self.loops += 1
-            phases.note(f"{self.loops} loops")
+            phases.note(f"{self.loops} compiled")
 
     def on_end(self, found: Any) -> None:
         if _is_own(found):
@@ -60,7 +60,7 @@ def _log() -> None:
         # the phase's own line shows the compilation
         return
     logging.getLogger("csd").warning(
-        "csd compiles its loops for this CPU, which takes about a minute, once per machine"
+        "csd compiles loops for this CPU, about a minute in all, and caches them"
     )
 
 

@@ -77,8 +77,8 @@ def _sentence(stats: Stats) -> Iterator[str]:
         yield f"{stats.nodes_accepted:,} of {stats.nodes_proposed:,} drafted tokens were accepted"
         yield f"({by})" if by else ""
     before = [
-        f"{stats.seconds[kind]:.1f} s of {doing}"
-        for kind, doing in (("compile", "compiling"), ("measure", "measuring"))
+        f"{stats.seconds[kind]:.1f} s to {done}"
+        for kind, done in (("compile", "compile or load code"), ("measure", "time steps"))
         if stats.seconds.get(kind, 0.0) >= 0.05
     ]
     if before:

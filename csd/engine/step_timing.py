@@ -36,7 +36,8 @@ def compile_loops(step: Step, sizes: list[int]) -> None:
     step.drafting = False
     step.slots.group.zero_()
     dtype, few_and_many = step.cache.dtype, [sizes[0], sizes[-1]]
-    with phase("compiling loops for this processor, once per machine:", None, kind="compile"):
+    name = f"loops for this CPU in {str(dtype).removeprefix('torch.')}:"
+    with phase(name, None, kind="compile"):
         with compile_in_parallel(dtype, step.decoder.config.vocab, few_and_many):
             logits = [step.forward(_roots(step, rows)) for rows in few_and_many]
         for x in logits:

@@ -55,7 +55,7 @@ def run():
 def logged(caplog):
     found = [record.getMessage() for record in caplog.records]
     caplog.clear()
-    return [text for text in found if "once per machine" not in text]
+    return [text for text in found if "and caches them" not in text]
 
 
 def test_whole_files_are_read_in_silence(folder, caplog):

@@ -85,4 +85,4 @@ def test_what_compiles_is_logged_once(monkeypatch, caplog):
     assert compiles(None) == []
     assert compiles("csd.cpu.some") == ["csd"]
     assert compiles("csd.cpu.other") == ["csd"]
-    assert "once per machine" in caplog.text
+    assert "and caches them" in caplog.text
