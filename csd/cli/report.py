@@ -16,7 +16,7 @@ def add(commands: _SubParsersAction) -> None:
         "howto/report.md",
     )  # fmt: skip
     parser.add_argument("file", help="what csd sample --json --drafts printed, or csd eval wrote")
-    parser.add_argument("-o", "--out", help="the page; by default FILE.html")
+    parser.add_argument("-o", "--out", help="the page; by default FILE ending in .html")
     parser.set_defaults(run=_report)
 
 
