@@ -77,5 +77,7 @@ def draw(curves: dict[str, list], out: str | Path, cost: str, figure: str) -> No
     axes.set_xlabel(NAMES[cost])
     axes.set_ylabel(NAMES[figure])
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", frameon=False)
+    # outside the axes, where no curve is; as many columns as names fit side by side
+    columns = max(1, 66 // (max(map(len, curves), default=0) + 8))
+    made.legend(loc="outside upper center", ncols=min(columns, len(curves)), frameon=False)
     made.savefig(out, metadata={"Date": None} if ending == "svg" else None)

@@ -66,18 +66,16 @@ def test_answers_are_in_the_order_of_their_votes():
     assert not any(v["voted"] for v in figures.votes(tied))
 
 
-def test_boxes_of_shared_runs_do_not_overlap():
+def test_lines_of_shared_runs_are_in_the_order_of_a_tree():
     pieces = {str(i): f"{i} " for i in range(9)}
-    boxes = figures.divergence({"tokens": TEXT, "pieces": pieces})
-    cells = [
-        (row, token)
-        for b in boxes
-        for row in range(b["row"], b["row"] + b["rows"])
-        for token in range(b["start"], b["end"])
-    ]
+    lines = figures.divergence({"tokens": TEXT, "pieces": pieces})
+    assert [(n["depth"], n["text"], n["samples"]) for n in lines] == [
+        (0, "1 2 ", [0, 1, 2, 3]), (1, "3 ", [0, 2]), (2, "4 ", [0]), (2, "6 7 ", [2]),
+        (1, "5 ", [1, 3]),
+    ]  # fmt: skip
+    # from the first line to a sample's last one, its tokens are there once
+    cells = [(i, at) for n in lines for i in n["samples"] for at in range(n["start"], n["end"])]
     assert len(cells) == len({*cells}) == sum(map(len, TEXT))
-    assert max(b["row"] + b["rows"] for b in boxes) == 4
-    assert all(b["rows"] == len(b["samples"]) for b in boxes)
 
 
 class Bytes:

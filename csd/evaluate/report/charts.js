@@ -17,6 +17,8 @@ function html(name, attributes, ...inside) {
 }
 
 const titled = (text) => make("title", {}, text);
+// a space alone cannot be seen
+const plain = (text) => (text.trim() || text.includes("\n") ? text : text.replaceAll(" ", "␣")).replaceAll("\n", "↵");
 const cut = (text, longest) => text.length > longest ? `${text.slice(0, longest - 1)}…` : text;
 
 // the answers, a bar each
@@ -34,7 +36,7 @@ function drawVotes(place, votes) {
 
 // tokens that a sample committed in each step, stacked by source, and how many samples there were
 function drawSteps(place, { live, sources }) {
-  const width = Math.max(260, place.clientWidth), height = 240, left = 34, right = 34, top = 12, bottom = 34;
+  const width = Math.max(260, place.clientWidth), height = 240, left = 48, right = 48, top = 12, bottom = 34;
   const names = Object.keys(sources);
   const total = live.map((_, i) => names.reduce((sum, name) => sum + sources[name][i], 0));
   const most = Math.max(1, ...total), crowd = Math.max(1, ...live);
@@ -64,85 +66,46 @@ function drawSteps(place, { live, sources }) {
   for (const count of new Set([0, crowd])) {
     chart.append(make("text", { class: "soft", x: width - right + 5, y: at(count) + 4 }, String(count)));
   }
+  const middle = (top + height - bottom) / 2;
+  const upright = (x, text) => make("text", {
+    class: "soft label", x, y: middle, "text-anchor": "middle", transform: `rotate(-90 ${x} ${middle})`,
+  }, text);
   chart.append(
+    upright(12, "tokens of a sample"), upright(width - 5, "samples in flight"),
     make("text", { class: "soft", x: left, y: height - 6 }, "step 1"),
     make("text", { class: "soft", x: width - right, y: height - 6, "text-anchor": "end" }, `step ${live.length}`));
-  const key = html("p", { class: "note key" }, ...names.flatMap((name) => [
-    html("i", { style: `background:var(--${name})` }), `${name}  `]), "— samples in flight (right)");
+  const key = html("ul", { class: "legend note" }, ...names.map((name) =>
+    html("li", {}, html("i", { style: `background:var(--${name})` }), name)),
+  html("li", {}, html("i", { class: "line" }), "samples in flight (right axis)"));
   place.replaceChildren(chart, key);
 }
 
-// runs of tokens that samples share: as wide as they are long, as high as samples have them
-function drawDivergence(place, boxes) {
-  const last = Math.max(1, ...boxes.map((b) => b.end)), rows = Math.max(1, ...boxes.map((b) => b.row + b.rows));
-  const high = Math.max(8, Math.min(22, 480 / rows));
-  place.style.height = `${rows * high}px`;
-  place.replaceChildren(...boxes.map(({ row, rows: many, start, end, samples, text }) => {
-    const share = 0.15 + 0.6 * (many - 1) / Math.max(1, rows - 1);
-    const box = html("div", {
-      class: "slice", "data-samples": many,
-      style: `left:${100 * start / last}%;width:${100 * (end - start) / last}%;top:${row * high}px;` +
-        `height:${many * high}px;background:rgba(var(--shared),${share})`,
-    }, cut(text.replaceAll("\n", "↵"), 200));
-    box.title = `samples ${samples.join(", ")}, tokens ${start} to ${end}: ${cut(text, 400)}`;
-    return box;
-  }));
-}
-
-// columns by depth: boxes are tokens, bands as wide as the graph expected samples there
-function drawGraph(place, { nodes, links }, label) {
-  if (!links.length) {
-    place.replaceChildren(html("p", { class: "note" }, "nothing in flight at this step"));
-    return;
-  }
-  const columns = [];
-  for (const node of nodes) (columns[node.depth] ??= []).push(node);
-  const column = 124, box = 12, pad = 9;
-  const weight = (column) => column.reduce((sum, node) => sum + Math.max(node.weight, 0.02), 0);
-  const scale = Math.min(40, 260 / Math.max(...columns.map(weight)));
-  const size = (node) => Math.max(13, Math.max(node.weight, 0.02) * scale);
-  let height = 0;
-  columns.forEach((found, depth) => {
-    const into = (node) => links.filter((l) => l.to === node);
-    const mean = (node) => {
-      const parents = into(node);
-      const sum = parents.reduce((s, l) => s + l.weight, 0);
-      return parents.reduce((s, l) => s + (l.from.y + size(l.from) / 2) * l.weight, 0) / Math.max(sum, 1e-9);
-    };
-    if (depth) found.sort((a, b) => mean(a) - mean(b) || b.weight - a.weight);
-    let y = 4;
-    for (const node of found) {
-      // beside its parents where there is room
-      node.y = depth ? Math.max(y, mean(node) - size(node) / 2) : y;
-      node.x = 4 + depth * column;
-      node.out = node.in = 0;
-      y = node.y + size(node) + pad;
-    }
-    height = Math.max(height, y);
-  });
-  const width = columns.length * column + 30;
-  const chart = make("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
-  for (const link of links) {
-    const wide = Math.max(1, link.weight * scale);
-    const from = [link.from.x + box, link.from.y + Math.min(link.from.out + wide / 2, size(link.from))];
-    const to = [link.to.x, link.to.y + Math.min(link.to.in + wide / 2, size(link.to))];
-    link.from.out += wide;
-    link.to.in += wide;
-    const middle = (from[0] + to[0]) / 2;
-    chart.append(make("path", {
-      d: `M${from[0]} ${from[1]} C${middle} ${from[1]} ${middle} ${to[1]} ${to[0]} ${to[1]}`,
-      "stroke-width": wide, style: `stroke:var(--${link.to.source})`, "data-weight": link.weight,
-      class: link.accepted.length ? "accepted" : "", "data-fate": link.fate,
-    }, titled(`${label(link.from)} → ${label(link.to)}: weight ${link.weight.toFixed(3)}, ` +
-      `samples ${link.samples.join(", ")}; ${link.fate}`)));
-  }
-  for (const node of nodes) {
-    const named = cut(label(node), 11);
-    chart.append(
-      make("rect", { x: node.x, y: node.y, width: box, height: size(node), rx: 2,
-        style: `fill:var(--${node.source === "root" ? "soft" : node.source})` }, titled(label(node))),
-      make("text", { x: node.x + box + 4, y: node.y + Math.min(size(node) / 2 + 4, 13) },
-        `${named} ${node.weight.toFixed(2)}`));
-  }
-  place.replaceChildren(chart);
+// runs of tokens that samples share, each below the run that it goes on from
+function drawDivergence(place, boxes, most = 80) {
+  const last = Math.max(1, ...boxes.map((b) => b.end)), all = Math.max(1, ...boxes.map((b) => b.samples.length));
+  const deepest = Math.max(1, ...boxes.map((b) => b.depth));
+  place.style.setProperty("--indent", `min(1rem, ${40 / deepest}%)`);
+  const line = ({ depth, start, end, samples, text }) => {
+    const many = samples.length;
+    const name = many === 1 ? `sample ${samples[0]}` : `${many} samples`;
+    const share = 0.35 + 0.65 * (many - 1) / Math.max(1, all - 1);
+    const empty = start < end ? "" : many > 1 ? "no first token in common" : "ends here";
+    const words = html("span", { class: empty ? "words soft" : "words" },
+      empty || text.trim().replaceAll("\n", "↵") || plain(text));
+    const made = html("button", {
+      type: "button", class: many > 1 ? "slice shared" : "slice", "data-samples": many, "aria-expanded": "false",
+      title: `samples ${samples.join(", ")}, tokens ${start} to ${end}: ${text || empty}`,
+    }, html("span", { class: "run", style: `margin-left:calc(var(--indent) * ${depth})` }, html("em", {}, name), words),
+    html("span", { class: "track" }, html("i", { style: `left:${100 * start / last}%;` +
+      `width:${100 * (end - start) / last}%;background:rgba(var(--shared),${share})` })));
+    made.addEventListener("click", () => {
+      made.setAttribute("aria-expanded", made.classList.toggle("whole"));
+    });
+    return made;
+  };
+  place.replaceChildren(...boxes.slice(0, most).map(line));
+  if (boxes.length <= most) return;
+  const rest = html("button", { type: "button" }, `show all ${boxes.length} lines`);
+  rest.addEventListener("click", () => drawDivergence(place, boxes, Infinity));
+  place.append(rest);
 }

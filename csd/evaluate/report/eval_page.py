@@ -3,6 +3,7 @@
 import html
 from collections import Counter
 from importlib.resources import files
+from pathlib import PurePath
 from string import Template
 
 from csd.evaluate.evaluation import summary
@@ -41,34 +42,45 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
     until = Vote() if settings.get("until_decided") else None
     figures = summary(rows, settings["num_samples"], until)
     by_k = figures["by_k"]
-    whole = by_k[-1]
     facts = {name: settings[name] for name in _FACTS if settings.get(name) is not None}
+    if "model" in facts:
+        facts["model"] = PurePath(str(facts["model"])).name
     lead = (
         f"{figures['tokens']:,} tokens in {figures['seconds']:.1f} s, {figures['tau']:.2f} tokens "
-        f"per step of a sample; {figures['answered']:.0%} of the samples have an answer"
+        f"per step of a sample; {figures['answered']:.1%} of the samples have an answer"
     )
     if figures["limited"]:
         lead += f", and {figures['limited']} were cut at max_new_tokens"
     return _PAGE.substitute(
         style=(files("csd.evaluate.report") / "report.css").read_text("utf-8"),
-        headline=f"{len(rows)} problems, {settings['num_samples']} samples each: vote "
-        f"{whole['maj_at_k'][0]:.1%}, one sample {by_k[0]['maj_at_k'][0]:.1%}, "
-        f"{figures['tokens_per_second']:.0f} tokens per second, {figures['seconds']:.1f} s",
+        headline=f"{len(rows)} problems, {settings['num_samples']} samples each: "
+        f"{_accuracy(figures)}, {figures['tokens_per_second']:.0f} tokens per second, "
+        f"{figures['seconds']:.1f} s",
         lead=lead + ".",
         facts="".join(
             f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"
             for k, v in facts.items()
         ),
         curve=_curve([(row["tokens"] / len(rows), *row["maj_at_k"]) for row in by_k]),
-        table=_table(by_k),
+        table=_table(by_k, len(rows)),
         problems="".join(map(_problem, rows)),
     )
 
 
+def _accuracy(figures: dict) -> str:
+    """Accuracy of the vote and of one sample, or that no sample has an answer to grade."""
+    by_k, drawn, cut = figures["by_k"], figures["samples_drawn"], figures["limited"]
+    if figures["answered"]:
+        return f"vote {by_k[-1]['maj_at_k'][0]:.1%}, one sample {by_k[0]['maj_at_k'][0]:.1%}"
+    if cut == drawn:
+        return f"no answers (all {drawn} samples were cut at the limit)"
+    return f"no answers ({cut} of {drawn} samples were cut at the limit)" if cut else "no answers"
+
+
 def _curve(points: list[tuple[float, float, float, float]]) -> str:
     """SVG of a curve through points (tokens, value, low, high), spaced evenly in x."""
-    width, height, left, bottom, top = 560, 260, 46, 34, 12
-    step = (width - left - 20) / max(1, len(points) - 1)
+    width, height, left, right, bottom, top = 560, 260, 56, 32, 34, 12
+    step = (width - left - right) / max(1, len(points) - 1)
 
     def place(i: int, value: float) -> str:
         return f"{left + i * step:.1f},{top + (height - top - bottom) * (1 - value):.1f}"
@@ -81,7 +93,7 @@ def _curve(points: list[tuple[float, float, float, float]]) -> str:
         for i, p in enumerate(points)
     )
     lines = "".join(
-        f'<line class="axis" x1="{left}" x2="{width - 20}" y1="{y}" y2="{y}"/>'
+        f'<line class="axis" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>'
         f'<text class="soft" x="{left - 6}" y="{y + 4}" text-anchor="end">{share:.0%}</text>'
         for share in (0.0, 0.5, 1.0)
         for y in (top + (height - top - bottom) * (1 - share),)
@@ -95,17 +107,18 @@ def _curve(points: list[tuple[float, float, float, float]]) -> str:
     )
 
 
-def _table(by_k: list[dict]) -> str:
+def _table(by_k: list[dict], problems: int) -> str:
     def shown(value: tuple | None) -> str:
-        return "" if value is None else f"{value[0]:.3f} ({value[1]:.3f} to {value[2]:.3f})"
+        return "" if value is None else "{:.1%} ({:.1%} to {:.1%})".format(*value)
 
     rows = "".join(
         f"<tr><td>{row['k']}</td><td>{shown(row['maj_at_k'])}</td>"
-        f"<td>{shown(row['pass_at_k'])}</td><td>{row['tokens']:,.0f}</td>"
-        f"<td>{row['seconds']:,.1f}</td></tr>"
+        f"<td>{shown(row['pass_at_k'])}</td><td>{row['tokens'] / problems:,.0f}</td>"
+        f"<td>{row['seconds'] / problems:,.1f}</td></tr>"
         for row in by_k
     )
-    head = "".join(f"<th>{name}</th>" for name in ("k", "maj@k", "pass@k", "tokens", "seconds"))
+    names = ("k", "maj@k", "pass@k", "tokens<br>per problem", "seconds<br>per problem")
+    head = "".join(f"<th>{name}</th>" for name in names)
     return f"<table><tr>{head}</tr>{rows}</table>"
 
 

@@ -36,20 +36,16 @@ def steps(result: dict) -> dict[str, Any]:
 
 
 def divergence(result: dict) -> list[dict[str, Any]]:
-    """Runs of tokens that samples share: dicts of row, rows, start, end, samples, text."""
+    """Runs of tokens that samples share: dicts of depth, start, end, samples, text, in
+    the order of a tree: a run comes before those that go on from it."""
     tokens = result["tokens"]
     nodes = data.divergence(tokens)
-    # parents come before their children, and children are in the order of their rows
-    row = {node["id"]: 0 for node in nodes[:1]}
-    used: dict[int, int] = {}
-    for node in nodes[1:]:
-        parent = node["parent"]
-        row[node["id"]] = row[parent] + used.get(parent, 0)
-        used[parent] = used.get(parent, 0) + len(node["samples"])
+    depth = {-1: -1}
+    for node in nodes:
+        depth[node["id"]] = depth[node["parent"]] + 1
     return [
         {
-            "row": row[n["id"]], "rows": len(n["samples"]), "start": n["start"], "end": n["end"],
-            "samples": n["samples"],
+            "depth": depth[n["id"]], "start": n["start"], "end": n["end"], "samples": n["samples"],
             "text": data.text_between(result, n["samples"][0], n["start"], n["end"]),
         }
         for n in nodes

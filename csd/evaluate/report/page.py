@@ -13,6 +13,8 @@ from csd.evaluate.report import data, figures
 
 # log-probability of a token without probability, in place of null
 NEVER = -9999.0
+# in the order in which the page runs them
+SCRIPTS = ("charts.js", "graph.js", "scroll.js", "report.js")
 
 
 def page(result: dict) -> str:
@@ -62,8 +64,9 @@ def page(result: dict) -> str:
         style=(here / "report.css").read_text("utf-8"),
         # escaped, so that no text of a model can close the script element
         run=json.dumps(run).replace("<", "\\u003c"),
-        charts=(here / "charts.js").read_text("utf-8"),
-        script=(here / "report.js").read_text("utf-8"),
+        scripts="\n".join(
+            f"<script>{(here / name).read_text('utf-8')}</script>" for name in SCRIPTS
+        ),
     )
 
 
@@ -82,7 +85,7 @@ def _headline(result: dict) -> str:
     speed = (
         f", {stats['tokens'] / seconds:.0f} tokens per second, {seconds:.1f} s" if seconds else ""
     )
-    return f"{samples}: {stats['tokens_per_step']:.2f} tokens per step{speed}"
+    return f"{samples}: {stats['tokens_per_step']:.2f} tokens per step of a sample{speed}"
 
 
 def _lead(stats: dict) -> str:

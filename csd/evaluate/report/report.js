@@ -3,9 +3,6 @@ const run = JSON.parse(document.getElementById("run").textContent);
 const $ = (id) => document.getElementById(id);
 const piece = (id) => run.pieces[id];
 
-// a space alone cannot be seen
-const plain = (text) => (text.trim() || text.includes("\n") ? text : text.replaceAll(" ", "␣")).replaceAll("\n", "↵");
-
 function drawCharts() {
   drawVotes($("votes"), run.figures.votes);
   drawSteps($("steps"), run.figures.steps);
@@ -41,8 +38,11 @@ const spans = run.samples.map((sample, index) => {
   });
   box.append(head, text);
   $("samples").append(box);
-  return { tokens, text, box, from: 0, to: 0, shown: tokens.length };
+  return { tokens, text, from: 0, to: 0, shown: tokens.length };
 });
+for (const { text } of spans) sign(text, "▾ the text goes on: scroll in this box");
+sign($("samples"), `▴ scroll in this box to see all ${spans.length} samples`);
+sign($("graph"), "◂ scroll sideways to see the whole graph ▸");
 
 // a sample's steps ascend: the first of its tokens that was committed at `step` or later
 function place(steps, step) {
@@ -71,59 +71,8 @@ function mark(step, fade) {
   if (!fade) return;
   // all places are read before anything scrolls, or each sample would be laid out again
   const ends = spans.filter((s) => s.to > s.from).map((s) =>
-    [s.box, s.tokens[s.to - 1].offsetTop - s.box.offsetTop - s.box.clientHeight + 40]);
-  for (const [box, at] of ends) box.scrollTop = Math.max(0, at);
-}
-
-// the graph of a step: nodes and links of all chosen samples, merged where contexts are the same
-function graph(step, chosen) {
-  const nodes = new Map();
-  const links = new Map();
-  const node = (depth, before, token, source) => {
-    const key = `${depth}|${before}|${token}`;
-    if (!nodes.has(key)) nodes.set(key, { at: nodes.size, depth, token, source, weight: 0 });
-    return nodes.get(key);
-  };
-  const link = (from, to, weight, accepted, sample) => {
-    const key = `${from.at}|${to.at}`;
-    if (!links.has(key)) {
-      links.set(key, { from, to, weight: 0, accepted: [], samples: [] });
-    }
-    const found = links.get(key);
-    found.weight += weight;
-    to.weight += weight;
-    found.samples.push(sample);
-    if (accepted) found.accepted.push(sample);
-  };
-  for (const index of chosen) {
-    const draft = run.drafts[index].find((d) => d.step === step);
-    if (!draft) continue;
-    const before = run.prompt_ids.concat(run.tokens[index].slice(0, draft.at));
-    const path = new Set(draft.path);
-    const rows = [node(0, before.at(-2), draft.tokens[0], "root")];
-    rows[0].weight += 1;
-    const depth = [0];
-    for (let j = 1; j < draft.tokens.length; j++) {
-      const parent = draft.parents[j];
-      depth[j] = depth[parent] + 1;
-      rows[j] = node(depth[j], draft.tokens[parent], draft.tokens[j], draft.sources[j]);
-      link(rows[parent], rows[j], draft.probabilities[j], path.has(j), index);
-    }
-    // what was sampled off the tree
-    const last = draft.path.length ? draft.path.at(-1) : 0;
-    const i = draft.at + draft.path.length;
-    if (i < run.tokens[index].length) {
-      const end = node(depth[last] + 1, draft.tokens[last], run.tokens[index][i], "sampled");
-      if (end.source === "sampled") {
-        link(rows[last], end, Math.exp(run.samples[index].logprobs[i]), true, index);
-      }
-    }
-  }
-  for (const found of links.values()) {
-    found.fate = found.to.source === "sampled" ? "sampled, not drafted"
-      : found.accepted.length ? `accepted by ${found.accepted.join(", ")}` : "rejected";
-  }
-  return { nodes: [...nodes.values()], links: [...links.values()] };
+    [s.text, s.tokens[s.to - 1].offsetTop - s.text.offsetTop - s.text.clientHeight + 40]);
+  for (const [text, at] of ends) text.scrollTop = Math.max(0, at);
 }
 
 function choose(step, of, fade) {
