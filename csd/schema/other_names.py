@@ -81,15 +81,21 @@ def hint(name: str, known: Iterable[str]) -> str:
 
     known: the names that are accepted.
     """
-    known = set(known)
     if name in _REMARKS:
         return f"; {_REMARKS[name]}"
+    meant = similar(name, known)
+    return "" if meant is None else f"; did you mean {meant}?"
+
+
+def similar(name: str, known: Iterable[str]) -> str | None:
+    """The known name with the meaning or the spelling of another one; None if there is none."""
+    known = set(known)
     meant = _NAMES.get(name)
     if meant in known:
-        return f"; did you mean {meant}?"
+        return meant
     # a name without its underscores is as far from its own as a typo
     near = get_close_matches(name.lower(), known, 1, 0.7)
-    return f"; did you mean {near[0]}?" if near else ""
+    return near[0] if near else None
 
 
 def unknown_argument(name: str, known: Iterable[str]) -> TypeError:

@@ -40,6 +40,50 @@ def test_changed_weights_wait_for_what_is_in_flight():
         assert (again.weights, again.fingerprint) == (2, fingerprint)
 
 
+def _write_in_place(model):
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)
+
+
+def _write_data(model):
+    model.lm_head.weight.data.mul_(-1)
+
+
+def _replace(model):
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    state["lm_head.weight"] *= -1
+    model.load_state_dict(state, assign=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "decoder", "mixes", "versions"),
+    [
+        (_write_in_place, "fused", True, 1), (_write_data, "fused", True, 0),
+        (_replace, "fused", False, 1), (_replace, "module", True, 1),
+    ],
+)  # fmt: skip
+def test_changes_outside_of_update(change, decoder, mixes, versions):
+    """The table of docs/serve.md: which changes requests in flight mix with the old weights."""
+    model = checkpoints.build("llama", dtype=torch.float64)
+    options = dict(num_samples=8, max_new_tokens=20, seed=1, ignore_eos=True)
+    with csd.AsyncEngine(model, max_slots=2, max_tokens=100, decoder=decoder) as service:
+        old = service.submit(PROMPTS[0], **options).result(60)
+        done = []
+
+        def until(samples):
+            # on the engine's thread, while later samples have not begun
+            if not done:
+                change(model)
+                done.append(True)
+            return False
+
+        during = service.submit(PROMPTS[0], until=until, **options)
+        assert (during.result(60).tokens != old.tokens) == mixes
+        after = service.submit(PROMPTS[0], **options)
+        assert after.result(60).tokens != old.tokens
+        assert (during.weights, after.weights) == (0, versions)
+
+
 def test_weights_come_from_a_folder(tmp_path):
     model = checkpoints.build("llama", dtype=torch.float32)
     for name in ("a", "b"):

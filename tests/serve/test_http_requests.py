@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn")
 
 
 WRONG = [
-    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
     ({"logit_bias": {"x": 3}}, "logit_bias"),
     ({"logit_bias": {"500": 3}}, "logit_bias"),
     # one token by two names

@@ -76,6 +76,8 @@ class AsyncEngine:
         self._scheduler: ServiceScheduler | None = None  # of the requests in flight
         self._index, self._reading = count(), threading.Lock()
         self._process = os.getpid()
+        # folder, hub name or file of the model, as it was given; None for an object
+        self.source = os.fspath(model) if isinstance(model, str | os.PathLike) else None
         # this run allocates the caches, so that an error of allocation is raised here
         for _ in self.engine.run([], self._settings, self):
             pass

@@ -17,7 +17,8 @@ PROBE = 48
 class Weights:
     """Version and fingerprint of one engine's weights.
 
-    Changes of a user's module are read while nothing is in flight.
+    Both are updated while nothing is in flight. Requests in flight read a user's module as it is: a
+    tensor that is written in place changes their next step.
     """
 
     def __init__(self) -> None:

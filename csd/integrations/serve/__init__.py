@@ -1,6 +1,7 @@
 """`csd serve`: OpenAI's HTTP interface over one `csd.AsyncEngine`, in which `n` is a group.
 
     fields.py      the fields of a request, and the engine's option for each
+    unsupported.py the fields that are ignored or refused, and values that ask for nothing
     asked.py       parsing and checks of a body
     answers.py     choices, log-probabilities and usage
     events.py      the same as events, while tokens are drawn

@@ -17,6 +17,7 @@ __all__ = ["Limits", "Server", "make_app"]
 PATHS = {
     "/": ("GET", endpoints.page),
     "/health": ("GET", endpoints.health),
+    "/version": ("GET", endpoints.version),
     "/metrics": ("GET", endpoints.metrics),
     "/stats": ("GET", endpoints.stats),
     "/tokenize": ("POST", endpoints.tokenize),

@@ -9,6 +9,13 @@ from csd.engine.measures import MOST_TOP
 from csd.engine.service import AsyncEngine, Handle
 from csd.integrations.serve import fields
 from csd.integrations.serve.errors import Refused
+from csd.integrations.serve.unsupported import (
+    NOTHING_IF_UNREAD,
+    NOTHING_IN_CHAT,
+    NOTHING_IN_COMPLETIONS,
+    NOTHING_IN_STREAM_OPTIONS,
+    asks_for_nothing,
+)
 from csd.schema.check import fits, shown
 
 # default max_tokens of a completion, as in OpenAI's interface
@@ -63,20 +70,25 @@ class Asked:
 
 def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     """Parse the body of a chat completion. Raises Refused, naming the field."""
-    given = fields.check_fields(body, fields.CHAT)
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "a list of messages", messages)
+    given = fields.check_fields(body, fields.CHAT, NOTHING_IN_CHAT)
+    messages = read_messages(given.get("messages"))
     options = fields.options_of(given)
     template = _an("chat_template_kwargs", given.get("chat_template_kwargs", {}), dict)
     template = dict(template)
     for name in ("add_generation_prompt", "continue_final_message"):
         if name in given:
             template[name] = _an(name, given[name], bool)
-    if "tools" in given:
-        template["tools"] = _an("tools", given["tools"], list)
-        if "tools" not in str(getattr(tokenizer, "chat_template", "")):
-            raise Refused("tools are not supported by this model's chat template", param="tools")
+    for name, kind in fields.TEMPLATE.items():
+        if name not in given:
+            continue
+        value = _an(name, given[name], kind)
+        if name in str(getattr(tokenizer, "chat_template", "")):
+            template[name] = value
+        elif not asks_for_nothing(name, value, NOTHING_IF_UNREAD):
+            raise Refused(
+                f"the model's chat template does not support {name}, got {shown(value)}",
+                param=name,
+            )
     if template:
         options["chat_template_kwargs"] = template
     asked = Asked(True, [messages], options)
@@ -90,7 +102,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
 
 def read_completion(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     """Parse the body of a completion. Raises Refused, naming the field."""
-    given = fields.check_fields(body, fields.COMPLETIONS)
+    given = fields.check_fields(body, fields.COMPLETIONS, NOTHING_IN_COMPLETIONS)
     options = {"max_new_tokens": COMPLETION_TOKENS} | fields.options_of(given)
     asked = Asked(False, _prompts(given.get("prompt")), options)
     asked.echo = _an("echo", given.get("echo", False), bool)
@@ -109,7 +121,11 @@ def read_completion(body: Mapping[str, Any], tokenizer: Any) -> Asked:
 def _with_common(asked: Asked, given: Mapping[str, Any]) -> Asked:
     asked.stream = _an("stream", given.get("stream", False), bool)
     asked.token_ids = _an("return_token_ids", given.get("return_token_ids", False), bool)
-    more = _an("stream_options", given.get("stream_options", {}), dict)
+    more = {
+        name: value
+        for name, value in _an("stream_options", given.get("stream_options", {}), dict).items()
+        if not asks_for_nothing(name, value, NOTHING_IN_STREAM_OPTIONS)
+    }
     if more and not asked.stream:
         raise Refused("stream_options needs stream: true", param="stream_options")
     for name in more:
@@ -121,6 +137,19 @@ def _with_common(asked: Asked, given: Mapping[str, Any]) -> Asked:
     if "seed" not in asked.options:
         asked.options["seed"] = secrets.randbits(63)
     return asked
+
+
+def read_messages(given: Any) -> list[Any]:
+    """Returns a list of messages, not yet checked. Raises Refused for any other value."""
+    if not isinstance(given, list) or not given:
+        raise _wrong("messages", "a list of messages", given)
+    for i, message in enumerate(given):
+        # a list of numbers or texts would be token ids, or prompts of their own
+        if not isinstance(message, dict):
+            raise Refused(
+                f"messages[{i}] must be an object, got {shown(message)}", param="messages"
+            )
+    return given
 
 
 def _prompts(given: Any) -> list[Any]:
@@ -142,7 +171,7 @@ def _top(name: str, value: Any) -> int:
     return value
 
 
-_NAMES = {bool: "true or false", dict: "an object", list: "a list"}
+_NAMES = {bool: "true or false", dict: "an object", list: "a list", str: "a string"}
 
 
 def _an(name: str, value: Any, kind: type) -> Any:

@@ -13,16 +13,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
 from csd.integrations.serve.answers import Answer
-from csd.integrations.serve.asked import Asked, read_chat, read_completion
+from csd.integrations.serve.asked import Asked, read_chat, read_completion, read_messages
 from csd.integrations.serve.clients import EventStream, read_body, unless_gone
 from csd.integrations.serve.errors import Refused
 from csd.integrations.serve.events import events
-from csd.integrations.serve.field_names import as_fields, named
 from csd.integrations.serve.metrics import prometheus
 from csd.integrations.serve.server import Server
 from csd.models.prompts import parse
 from csd.schema.arguments import check_ids
 from csd.schema.check import shown
+from csd.state.version import __version__
 
 LOG = logging.getLogger("csd")
 
@@ -87,28 +87,25 @@ def _submit(
 ) -> Asked:  # fmt: skip
     engine = server.engine
     asked = read(body, engine.engine.tokenizer)
-    server.check_size(asked)
+    server.check_size(asked, body)
     try:
         asked.submit(engine, owner)
     except (TypeError, ValueError, ImportError) as error:
-        message = as_fields(str(error))
-        name = named(message)
-        if name is None and message.startswith(("prompt", "the prompt")):
-            name = "messages" if asked.chat else "prompt"
-        elif name is None and message.startswith("an empty prompt"):
-            # max_tokens alone exceeds the context
-            name = "max_tokens"
-        raise Refused(message, param=name) from error
+        raise Refused.of_fields(error, body, "messages" if asked.chat else "prompt") from error
     return asked
 
 
 async def models(server: Server, request: Request) -> Response:
     server.clients.owner(request)
     name = request.path_params.get("name")
-    if name is None:
+    if not name:
         return as_json({"object": "list", "data": [server.card()]})
     server.check_model({"model": name})
     return as_json(server.card())
+
+
+async def version(server: Server, request: Request) -> Response:
+    return as_json({"version": __version__})
 
 
 async def health(server: Server, request: Request) -> Response:
@@ -147,7 +144,11 @@ async def tokenize(server: Server, request: Request) -> Response:
     def read() -> list[int]:
         if "messages" in body:
             options = body.get("chat_template_kwargs") or {}
-            return parse(body["messages"], tokenizer, limits.vocab, None, options)[0][0]
+            messages = read_messages(body["messages"])
+            try:
+                return parse(messages, tokenizer, limits.vocab, None, options)[0][0]
+            except (TypeError, ValueError) as error:
+                raise Refused.of_fields(error, body, "messages") from error
         prompt = body.get("prompt")
         if not isinstance(prompt, str):
             raise Refused(f"prompt must be a string, got {shown(prompt)}", param="prompt")

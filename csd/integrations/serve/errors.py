@@ -1,12 +1,13 @@
 """Errors in OpenAI's format."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
 
 from csd.engine.service import Closed, QueueFull
-from csd.integrations.serve.field_names import as_fields, named
+from csd.integrations.serve.field_names import as_fields, as_messages, named
 
 KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -38,6 +39,20 @@ class Refused(Exception):
             message = as_fields(str(error))
             return cls(message, param=named(message))
         return cls(f"{type(error).__name__}: {error}", status=500, code="engine_error")
+
+    @classmethod
+    def of_fields(cls, error: BaseException, body: Mapping[str, Any], prompt: str) -> "Refused":
+        """Convert an error of the engine about a request, in the names of its fields.
+
+        prompt: the field that has the prompt, "prompt" or "messages".
+        """
+        message = as_fields(str(error), body)
+        # the engine checks its options for a prompt without tokens before the prompt is read
+        message = message.replace(" of an empty prompt", "")
+        if prompt == "messages":
+            message = as_messages(message)
+        about = message.startswith(("prompt", "the prompt"))
+        return cls(message, param=prompt if about else named(message))
 
     def body(self) -> dict[str, Any]:
         kind = KINDS.get(self.status, "server_error")

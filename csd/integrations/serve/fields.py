@@ -1,62 +1,43 @@
-"""Fields of a request: the engine's option for each, and the fields that are refused.
-
-A field that has no effect on samples and is not implemented is accepted and ignored (`IGNORED`).
-Every other field that this module does not list is refused by name, so that no option of a client
-is silently dropped.
-"""
+"""Fields of a request, and the engine's option for each. Every other field is refused by name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from csd.integrations.serve.errors import Refused
 from csd.integrations.serve.field_names import SAMPLING
+from csd.integrations.serve.unsupported import IGNORED, asks_for_nothing, instead
 from csd.schema.check import shown
-from csd.schema.other_names import hint
 
-IGNORED = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "parallel_tool_calls", "priority",
-)  # fmt: skip
 # fields of the server itself
 COMMON = ("model", "stream", "stream_options", "return_token_ids")
+# fields that are passed to a chat template, if it reads them
+TEMPLATE = {"tools": list, "reasoning_effort": str}
 CHAT = (
-    "messages", "logprobs", "top_logprobs", "tools", "tool_choice", "functions", "function_call",
-    "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "modalities",
-    "reasoning_effort",
+    "messages", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt",
+    "continue_final_message", *TEMPLATE,
 )  # fmt: skip
-COMPLETIONS = ("prompt", "logprobs", "echo", "best_of", "suffix", "add_special_tokens")
-
-# unsupported field -> test whether a value has no effect and is therefore accepted
-NEUTRAL: dict[str, Callable[[Any], bool]] = {
-    "tool_choice": lambda x: x == "none",
-    "functions": lambda x: x == [],
-    "function_call": lambda x: x == "none",
-    "modalities": lambda x: x == ["text"],
-    "reasoning_effort": lambda x: False,
-    "best_of": lambda x: x == 1,
-    "suffix": lambda x: x == "",
-    "add_special_tokens": lambda x: x is True,
-}
+COMPLETIONS = ("prompt", "logprobs", "echo")
 
 
-def check_fields(body: Mapping[str, Any], own: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of a body that have an effect. own: fields of this endpoint only.
+def check_fields(
+    body: Mapping[str, Any], own: tuple[str, ...], nothing: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Returns the fields of a body that have an effect.
+
+    own: fields of this endpoint only. nothing: values that ask for nothing, by field.
 
     Raises Refused, naming the field, for an unsupported one.
     """
     known = {*SAMPLING, *COMMON, *own}
     found = {}
     for name, value in body.items():
-        if value is None or name in IGNORED:
+        if name in IGNORED or asks_for_nothing(name, value, nothing):
             continue
         if name not in known:
             raise Refused(
-                f"{name} is not supported, got {shown(value)}{hint(name, known)}", param=name
+                f"{name} is not supported, got {shown(value)}{instead(name, known)}", param=name
             )
-        if name not in NEUTRAL:
-            found[name] = value
-        elif not NEUTRAL[name](value):
-            raise Refused(f"{name} is not supported, got {shown(value)}", param=name)
+        found[name] = value
     return found
 
 

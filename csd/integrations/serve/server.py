@@ -10,6 +10,7 @@ from csd.integrations.serve.answers import Texts
 from csd.integrations.serve.asked import Asked
 from csd.integrations.serve.clients import Clients, Limits
 from csd.integrations.serve.errors import Refused
+from csd.integrations.serve.field_names import as_fields
 from csd.integrations.serve.metrics import snapshot
 from csd.schema.check import shown
 
@@ -17,8 +18,10 @@ from csd.schema.check import shown
 class Server:
     """An engine, the model's name, and the access and limits of clients.
 
-    name: the model's name in requests. keys: the accepted API keys, of which only the first may use
-        /update_weights; without any, all requests are accepted.
+    name: the model's name in answers. Requests may have it, the name or path that the engine was
+        made with, or none.
+    keys: the accepted API keys, of which only the first may use /update_weights; without any, all
+        requests are accepted.
     shares: True makes equal prompts of requests without keys one group; those of one key always
         are.
     weights_folder: the folder within which /update_weights loads folders; None: the path is off.
@@ -84,19 +87,27 @@ class Server:
 
     def check_model(self, body: dict[str, Any]) -> None:
         """Raises Refused if a body names another model."""
-        given = body.get("model", self.name)
-        if given != self.name:
+        given = body.get("model")
+        if given not in (None, "", self.name, self.engine.source):
             raise Refused(
                 f"model must be {self.name!r}, the only one served, got {shown(given)}", status=404,
                 param="model", code="model_not_found",
             )  # fmt: skip
 
-    def check_size(self, asked: Asked) -> None:
-        """Raises Refused if a request has more choices than the limit."""
-        samples, most = asked.samples, self.limits.choices
+    def check_size(self, asked: Asked, body: dict[str, Any]) -> None:
+        """Raises Refused if a request has more choices, or longer ones, than the limits."""
+        samples, most, prompts = asked.samples, self.limits.choices, len(asked.prompts)
         # the engine refuses values of other types
-        if isinstance(samples, int) and len(asked.prompts) * samples > most:
+        if isinstance(samples, int) and prompts * samples > most:
+            what = "n" if prompts == 1 else "n times the number of prompts"
+            got = shown(samples) if prompts == 1 else f"{shown(samples)} times {prompts}"
             raise Refused(
-                f"n must be at most {most} over all prompts, got {samples} for each of "
-                f"{len(asked.prompts)} prompts", param="n",
+                f"{what} must be at most {most} (--max-n of the server), got {got}", param="n"
+            )
+        longest, context = asked.options.get("max_new_tokens"), self.engine.longest
+        if isinstance(longest, int) and longest > context:
+            name = as_fields("max_new_tokens", body)
+            raise Refused(
+                f"{name} must be at most {context}, the context of the server, got "
+                f"{shown(longest)}", param=name,
             )  # fmt: skip

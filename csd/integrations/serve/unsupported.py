@@ -1,0 +1,98 @@
+"""Fields of OpenAI's API and of vLLM that are not supported, and the values that ask for nothing.
+
+A field that has no effect on samples is ignored whatever its value (`IGNORED`). A value that asks
+for nothing, often a client's default, is accepted as if the field were absent (`NOTHING`), as null
+is for every field. Every other value is refused by name, with what to use instead if there is
+something (`INSTEAD`), so that no option of a client is silently dropped.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from csd.integrations.serve.field_names import SAMPLING, as_fields
+from csd.schema.other_names import similar
+
+IGNORED = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "prompt_cache_options", "prediction", "parallel_tool_calls",
+    "priority", "session_id",
+)  # fmt: skip
+
+# field -> values that ask for nothing, in any request
+NOTHING: dict[str, tuple[Any, ...]] = {
+    # OpenAI's
+    "tools": ([],),
+    # of the two, OpenAI's default is "none" without tools, else "auto"
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "best_of": (1,),
+    "suffix": ("",),
+    "echo": (False,),
+    # a completion has a number here
+    "logprobs": (False,),
+    # vLLM's
+    "seed": (-1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "spaces_between_special_tokens": (True,),
+    "truncation_side": ("left",),
+    "watermarking": (False,),
+    "include_reasoning": (True,),
+    "logprob_token_ids": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "routed_experts_prompt_start": (0,),
+    "stream_interval": (1,),
+    "documents": ([],),
+    "structured_outputs": ({},),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "mm_payload": ("tensors",),
+    "return_mm_kwargs": (False,),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "vllm_xargs": ({},),
+}
+# of one endpoint: a chat template writes its own special tokens
+NOTHING_IN_CHAT = NOTHING | {"add_special_tokens": (False,)}
+NOTHING_IN_COMPLETIONS = NOTHING | {"add_special_tokens": (True,)}
+# of a chat template that does not read the field: one that does may have another default
+NOTHING_IF_UNREAD = {"reasoning_effort": ("medium",)}
+NOTHING_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "include_usage": (False,), "include_obfuscation": (False,), "continuous_usage_stats": (False,),
+}  # fmt: skip
+
+INSTEAD = {
+    "best_of": "n is the number of choices",
+    "prompt_logprobs": "echo with logprobs in /v1/completions returns those of the prompt",
+    "functions": "use tools",
+    "function_call": "use tools",
+    "guided_json": "use response_format",
+    "guided_regex": "use regex",
+    "guided_choice": "use regex, such as 'yes|no'",
+    "guided_grammar": "use grammar",
+    "structured_outputs": "use response_format, regex or grammar",
+}
+
+
+def asks_for_nothing(name: str, value: Any, nothing: Mapping[str, tuple[Any, ...]]) -> bool:
+    """True if a field's value has the same effect as its absence."""
+    # False equals 0, but asks for something else
+    return value is None or any(
+        value == one and isinstance(value, bool) == isinstance(one, bool)
+        for one in nothing.get(name, ())
+    )
+
+
+def instead(name: str, known: Collection[str]) -> str:
+    """What to use in place of an unsupported field, to follow its error; "" if nothing is known."""
+    if name in INSTEAD:
+        return f"; {INSTEAD[name]}"
+    # clients may know the option by its name in another library
+    meant = similar(name, {*known, *SAMPLING.values()})
+    field = None if meant is None else as_fields(meant)
+    return f"; did you mean {field}?" if field in known and field != name else ""
