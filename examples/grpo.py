@@ -5,8 +5,9 @@
 needs `pip install csd[trl]`. A step draws 8 completions of each of 4 prompts; csd keeps the 8
 copies of a prompt in one group, and reads the trainer's own weights, so nothing is synchronised.
 On several processes (`accelerate launch --num_processes 2 examples/grpo.py`) the copies are
-shared out, and each sample is still drawn once. For a real run, put a model and a dataset of your
-own in their places.
+shared out, and each sample is still drawn once. Samples of a random model have nothing in common,
+so nothing is drafted and tau is 1.00. For a real run, put a model and a dataset of your own in
+their places.
 """
 
 import argparse

@@ -36,6 +36,11 @@ def shown(figures: dict, args: Namespace) -> str:
         f"{figures['tau']:.2f} per step of a sample; {figures['answered']:.0%} of the samples "
         "have an answer"
     )
+    if args.until_decided and figures["samples_counted"] < figures["samples"]:
+        lines.append(
+            f"--until-decided: pass@k and maj@k below k = {figures['samples']} count the first "
+            f"{figures['samples_counted']} samples of each problem, which are always drawn"
+        )
     cut = figures["limited"]
     if cut:
         votes = "still voted" if args.limited_vote else "did not vote"

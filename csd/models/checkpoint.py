@@ -11,6 +11,7 @@ import torch
 from csd.models import gguf_model
 from csd.models.config import ModelConfig
 from csd.models.config_checks import SUPPORTED
+from csd.models.quiet import quiet_libraries
 from csd.models.refuse import refuse_config
 
 # buffers in old checkpoints that the module computes from its config
@@ -32,7 +33,8 @@ def read_config(
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(place, **options)
+        with quiet_libraries():
+            config = AutoConfig.from_pretrained(place, **options)
     except ValueError as error:
         raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {error}") from error
     except OSError as error:

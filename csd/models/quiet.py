@@ -13,8 +13,11 @@ def quiet_libraries() -> Iterator[None]:
     too.
     """
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging as transformers
 
+    # importing that module sets the level
+    hub_logging.get_verbosity()
     hub = logging.getLogger("huggingface_hub")
     asked = logging.NOTSET < hub.level <= logging.INFO
     level = hub.level
