@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from csd.engine.call import RunSettings
-from csd.engine.changes import Changes, log_uncaptured
+from csd.engine.logit_changes import Changes, log_uncaptured
 from csd.engine.requests import Request
 from csd.engine.static_step import StaticStep
 from csd.engine.step import Step

@@ -15,7 +15,7 @@ from csd.engine.engine import Engine, ManyPrompts, OnePrompt
 from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.signature import shows
 from csd.engine.result import Sample, Samples
-from csd.state.phases import showing
+from csd.state.preparation_phases import showing
 
 # for each model: engines by the name of the requested decoder
 _by_model: "weakref.WeakKeyDictionary[Any, dict[str, Engine]]" = weakref.WeakKeyDictionary()

@@ -10,7 +10,7 @@ from csd.engine.grammar import has_grammar
 from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
 from csd.engine.stats import Stats
-from csd.engine.thought import forced_places
+from csd.engine.thinking_budget import forced_places
 from csd.graph.history import PastSample
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelSizes

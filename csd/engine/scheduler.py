@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Iterator
 
-from csd.engine.emptied import no_token_left
-from csd.engine.record import PendingRecord, Record
+from csd.engine.no_token_left import no_token_left
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample
 from csd.engine.slot_filler import SlotFiller
+from csd.engine.step_record import PendingRecord, Record
 from csd.state.verdict import LENGTH, STOP
 
 REASONS = {STOP: "stop", LENGTH: "length"}

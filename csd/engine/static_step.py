@@ -16,8 +16,8 @@ import torch
 
 from csd.engine.budget import Budget
 from csd.engine.cuda_graphs import Captures
-from csd.engine.record import PendingRecord, Record, Snapshot
 from csd.engine.step import Clock, Step
+from csd.engine.step_record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import StaticDrafter
 from csd.models.decoder import Decoder
 from csd.models.module_decoder import ModuleDecoder

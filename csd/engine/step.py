@@ -8,21 +8,21 @@ from typing import Any, ClassVar
 import torch
 
 from csd.engine.budget import Budget
-from csd.engine.changes import Changes
-from csd.engine.measures import Measures
-from csd.engine.record import PendingRecord, Record, Snapshot
+from csd.engine.logit_changes import Changes
+from csd.engine.step_record import PendingRecord, Record, Snapshot
+from csd.engine.top_logprobs import Measures
 from csd.graph.drafter import Drafter
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
 from csd.kernels.layer_states import StepStates, commit_states
 from csd.kernels.ops import Ops
 from csd.kernels.prompt_rows import PromptChunk, PromptRows
 from csd.kernels.prompt_states import PromptStates
-from csd.models.by_chunks import by_chunks, reads_together
 from csd.models.config import scale_of
 from csd.models.decoder import DecoderLike
+from csd.models.joint_prefill import by_chunks, reads_together
 from csd.state.kv_cache import KVCache
-from csd.state.phases import KINDS, preparation
 from csd.state.pool import Pool
+from csd.state.preparation_phases import KINDS, preparation
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.verify.multi_draft import MultiDraftVerifier

@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from csd.engine.budget import FixedBudget, StepTimeTable
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine
-from csd.engine.feed import Feed
 from csd.engine.options import Options
+from csd.engine.request_feed import Feed
 from csd.engine.requests import Request
 from csd.engine.result import Sample
 from csd.engine.row_options import OFF

@@ -6,7 +6,7 @@ from csd.engine.budget.estimator import RECENT, StepTimeEstimator
 from csd.engine.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Penalties, most_nodes
 from csd.engine.budget.gate import SpeculationGate
 from csd.engine.budget.table import StepTimeTable
-from csd.engine.record import Record
+from csd.engine.step_record import Record
 from csd.state.pool import acceptance, path_probability
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from csd.engine.record import Record
+from csd.engine.step_record import Record
 from csd.state.pool import MAX_NODES
 
 # most drafted tokens of an automatic step: per live slot, and in total
