@@ -20,13 +20,13 @@ class Scheduler(SlotFiller):
         """Run steps until no slot holds a sample; yields each sample as it finishes."""
         records: deque[PendingRecord] = deque()
         while owned := self.fill():
-            live = self.step.live_slots(owned)
-            if live:
+            live_count = self.step.count_live(owned)
+            if live_count:
                 self.steps += 1
                 self.set_progress_penalty()
-                records.append(self.step.launch(live, self.budget, self.owners, self.steps))
+                records.append(self.step.launch(live_count, self.budget, self.owners, self.steps))
             # if no slot is live on the device, only records remain to be read
-            while records and (len(records) > self.lag or not live):
+            while records and (len(records) > self.lag or not live_count):
                 record = self.step.read(records.popleft())
                 self.budget.learn(sum(n > 0 for n in record.nodes), record)
                 yield from self.postprocess(record)

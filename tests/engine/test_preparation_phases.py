@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from csd.engine.step import Clock
+from csd.engine.phase_clock import Clock
 from csd.state import preparation_phases as phases
 from csd.state.preparation_phases import phase, showing
 

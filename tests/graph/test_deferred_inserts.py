@@ -141,7 +141,7 @@ def test_drafts_equal_those_without_deferral(verifier, monkeypatch):
 
 def test_taking_them_in_is_not_counted_as_time_that_drafts_take(monkeypatch):
     now, left, launched = [0.0], [0], []
-    monkeypatch.setattr("csd.engine.step.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("csd.engine.draft_pool.time.perf_counter", lambda: now[0])
 
     def flush(graph, slots):
         now[0] += left.pop() if left else 0
