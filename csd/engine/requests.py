@@ -102,7 +102,7 @@ class Request:
             found.append(self.finished[i])
         return found
 
-    def decided(self, until: Until) -> bool:
+    def satisfies(self, until: Until) -> bool:
         """True if `until` is satisfied; it is called with each longer prefix in turn.
 
         The number of samples that finish at once depends on the batch. The shortest prefix that

@@ -78,7 +78,7 @@ class Scheduler(SlotFiller):
             self.free(s, live)
             stats.seconds = dict(self.step.seconds)
             yield request, sample
-            yield from self.decide(request)
+            yield from self.check_until(request)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
         """The error for the sample in slot s, which cannot continue: no token left, or NaN."""
@@ -117,10 +117,10 @@ class Scheduler(SlotFiller):
         if record.top is not None:
             live.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
 
-    def decide(self, request: Request) -> Iterator[tuple[Request, Sample]]:
+    def check_until(self, request: Request) -> Iterator[tuple[Request, Sample]]:
         """Call `until` with the finished prefix; cancel and yield the rest if it returns true."""
         until = self.until(request)
-        if until is not None and request.decided(until):
+        if until is not None and request.satisfies(until):
             yield from self.cancel(request)
 
     def until(self, request: Request) -> Until | None:

@@ -135,7 +135,7 @@ class ServiceScheduler(Scheduler):
     def settle(self, handle: Handle) -> None:
         """Call `until` for a request that received samples of another one, and end it if done."""
         try:
-            for _ in self.decide(handle.request):
+            for _ in self.check_until(handle.request):
                 pass
         # an exception of `until`
         except BaseException as error:
