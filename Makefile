@@ -50,8 +50,8 @@ test: install
 
 # the shortest loop: samples, drafts, references and models, no interpreted kernel
 QUICK := cli engine/test_arguments.py engine/test_engine.py engine/test_history.py engine/test_lossless.py \
-	engine/test_options.py graph/test_drafters.py graph/test_paper.py graph/test_sampled_tree.py \
-	kernels/test_cpu_choice.py kernels/test_runs.py kernels/test_verify_on_path.py models/test_fuse.py \
+	engine/test_options.py graph/test_drafters.py graph/test_multi_sample_paper.py graph/test_sampled_tree.py \
+	kernels/test_cpu_choice.py kernels/test_sorted_runs.py kernels/test_verify_on_path.py models/test_fuse.py \
 	models/test_models.py verify/test_verify_schemes.py
 
 test-quick: install

@@ -55,7 +55,7 @@ def _loops_pay(dtype: torch.dtype) -> bool:
     if not compiles():
         _warn_without_numba()
         return False
-    from csd.cpu.entry import threads
+    from csd.cpu.backend import threads
 
     return dtype in DTYPES and torch.get_num_threads() <= MOST_THREADS * threads()
 
@@ -101,7 +101,7 @@ def _interpreted() -> bool:
 
 
 def loops(dtype: torch.dtype = torch.float32) -> Ops:
-    """The backend "cpu" (`csd/cpu/entry.py`)."""
-    from csd.cpu.entry import ops
+    """The backend "cpu" (`csd/cpu/backend.py`)."""
+    from csd.cpu.backend import ops
 
     return ops(dtype)

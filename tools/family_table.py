@@ -16,7 +16,7 @@ import transformers
 from families import MODULES, REFUSED, build
 
 from csd.models.choose_decoder import module_decoder, rules_out_fused
-from csd.models.own_mixers import CONVOLUTION, CORES
+from csd.models.redirect_mixers import CONVOLUTION, CORES
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 CONVOLVED = "short convolutions"

@@ -9,7 +9,7 @@ from math import log2
 import pytest
 
 from csd.engine.budget import AutoPool, Budget, StepTimeTable
-from csd.engine.record import Record
+from csd.engine.step_record import Record
 from csd.state.pool import COST_ONE, acceptance
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 import csd
+from csd.engine.prefill import read_prompt
 from csd.engine.step import Step
 from csd.state.pool import Pool
 
@@ -30,7 +31,7 @@ def filled(engine: csd.Engine) -> Step:
     step.slots.live.fill_(True)
     step.slots.prompt_len[0] = PROMPT
     step.slots.context[:, 0] = 0
-    step.read_prompt(0, [i % 1000 for i in range(PROMPT)], 0)
+    read_prompt(step, 0, [i % 1000 for i in range(PROMPT)], 0)
     return step
 
 

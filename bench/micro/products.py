@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from bench.lib.common import finish, table
 from bench.lib.shapes import SHAPES
-from csd.cpu import entry
+from csd.cpu import backend
 from csd.models.linear import onednn_multiplies
 
 ROWS = (1, 2, 4, 8, 14, 16, 28, 32, 64)
@@ -61,9 +61,9 @@ def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor],
             lambda w: torch.ops.mkldnn._reorder_linear_weight(w, 32),
             lambda x, w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""),
         )
-    for by in entry.instructions(dtype):
-        kinds[by] = partial(entry.by_columns, isa=by), partial(entry.product, isa=by)
-        kinds[f"{by}, plain"] = lambda w: w, partial(entry.product, isa=by)
+    for by in backend.instructions(dtype):
+        kinds[by] = partial(backend.by_columns, isa=by), partial(backend.product, isa=by)
+        kinds[f"{by}, plain"] = lambda w: w, partial(backend.product, isa=by)
     found = {}
     for name, (layout, multiply) in kinds.items():
         weights = [layout(torch.randn(size).to(dtype)) for size in sizes]
@@ -88,7 +88,7 @@ def measured(sides: dict[str, Callable], rows: int, dtype: torch.dtype, rounds: 
             sides[name](x)
             seconds[name].append(time.perf_counter() - start)
     found: dict = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
-    if (taken := entry.instruction(dtype)) is not None:
+    if (taken := backend.instruction(dtype)) is not None:
         pytorch = zip(*(seconds[x] for x in ("plain", "onednn") if x in seconds), strict=True)
         found |= {"taken": taken, "gain": _gain(map(min, pytorch), seconds[taken])}
         if f"{taken}, plain" in seconds:

@@ -12,12 +12,12 @@ prompt, in the same pool as the consensus graph.
 
 from functools import partial
 
-from csd.baselines.paper import Paper
+from csd.baselines.multi_sample_paper import Paper
 from csd.baselines.prompt_lookup import PromptLookup
 from csd.baselines.recycling import Recycling
 from csd.baselines.rest import Rest
 from csd.baselines.suffix import Suffix
-from csd.graph.registry import register
+from csd.graph.drafter_registry import register
 
 
 def _shrinking(ops: object, device: object, tree: bool) -> Paper:

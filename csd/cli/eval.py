@@ -18,7 +18,7 @@ from csd.evaluate.tasks import TASKS, read
 from csd.evaluate.vote import Vote
 from csd.models.prompts import has_chat
 from csd.schema.write import WholeFile
-from csd.state.phases import showing
+from csd.state.preparation_phases import showing
 
 # options that the results of a run depend on
 OPTIONS = (

@@ -7,9 +7,9 @@ from pathlib import Path
 from csd.cli.commands import add_command
 from csd.engine.options.flags import add_flags
 from csd.engine.traces.traces import write_traces
-from csd.evaluate.imported import traces_of
+from csd.evaluate.import_logs import traces_of
 from csd.models.load import tokenizer_of
-from csd.models.quiet import quiet_libraries
+from csd.models.quiet_libraries import quiet_libraries
 from csd.schema.arguments import check_number
 from csd.schema.read import naming, read_lines
 

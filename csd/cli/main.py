@@ -29,7 +29,7 @@ from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote
 from csd.models.prompts import as_message, has_chat
 from csd.schema.other_names import hint
-from csd.state.phases import showing
+from csd.state.preparation_phases import showing
 from csd.state.version import __version__
 
 ABOUT = "Draw many samples of a prompt, faster than plain sampling and with the same tokens."

@@ -10,8 +10,8 @@ from typing import Any
 import csd.kernels
 from csd.backends import loops
 from csd.cpu import compiles
-from csd.kernels.operator import OPERATIONS, load_loops
 from csd.kernels.ops import Ops, exact_triton, reference, triton
+from csd.kernels.torch_operators import OPERATIONS, load_loops
 
 # the weight's layout selects the product, not `kernels=` (`csd.models.linear`)
 PRODUCT = (

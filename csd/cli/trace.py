@@ -14,11 +14,11 @@ from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
 from csd.engine.sampling import FILTERS
 from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record
-from csd.graph.registry import check_known, names
+from csd.graph.drafter_registry import check_known, names
 from csd.models.prompts import as_message, check_prompt, has_chat
 from csd.schema.read import naming, read_lines
-from csd.state.phases import showing
 from csd.state.pool import MAX_NODES
+from csd.state.preparation_phases import showing
 
 RECORD_FLAGS = (
     "num_samples", "max_new_tokens", *FILTERS, "seed", "stop", "ignore_eos", "budget",

@@ -4,7 +4,7 @@ A loop is one call where the references are ten, and the result of a row depends
 Both do the same arithmetic; only sums and exponentials are rounded in another order. No loop
 falls back to another backend's operation.
 
-This file does not import numba: callers check `compiles` first and then import `csd.cpu.entry`,
+This file does not import numba: callers check `compiles` first and then import `csd.cpu.backend`,
 which has everything that other packages use.
 """
 

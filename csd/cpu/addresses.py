@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from csd.cpu.numbers import on_host
+from csd.cpu.tensor_access import on_host
 
 
 def addresses(

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from numba import prange
 
+from csd.cpu.attention_scores import first_key, first_own, properties_of, weigh
 from csd.cpu.attention_workspace import PAGE, workspace, workspace_bytes
 from csd.cpu.head_products import add_values, score_keys
 from csd.cpu.isa import instruction
 from csd.cpu.lanes import BLOCK, WIDTH
-from csd.cpu.numbers import LIKE, memory, read, readable, require, rounded
 from csd.cpu.page_products import BYTES, add_pages, of_head, page_of, score_pages
-from csd.cpu.scores import first_key, first_own, properties_of, weigh
 from csd.cpu.softmax import softmax
+from csd.cpu.tensor_access import LIKE, memory, read, readable, require, rounded
 from csd.cpu.threads import by_threads, threads
 from csd.cpu.tiles import ISA
 

@@ -7,7 +7,7 @@ cache line, so that each vector of a line's size lies in two of them.
 
 from csd.cpu.compiled import loop
 from csd.cpu.lanes import WIDTH
-from csd.cpu.numbers import memory
+from csd.cpu.tensor_access import memory
 from csd.cpu.vectors import LINE
 
 # keys per page

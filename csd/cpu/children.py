@@ -3,7 +3,7 @@
 import numpy as np
 
 from csd.cpu.compiled import loop
-from csd.cpu.lookup import find_entry, hash_prefix
+from csd.cpu.graph_lookup import find_entry, hash_prefix
 from csd.cpu.noise import LOW, philox_word
 from csd.kernels.draft_tree.constants import EULER_GAMMA, ONE, TAIL, UNIT
 from csd.kernels.noise import SAMPLE

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from csd.cpu.compiled import loop
-from csd.cpu.numbers import PLAIN, memory, require
+from csd.cpu.tensor_access import PLAIN, memory, require
 from csd.state.kv_cache import PAGE
 
 BYTES = np.empty(0, np.uint8)

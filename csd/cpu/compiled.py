@@ -11,8 +11,8 @@ from typing import Any
 from numba import njit
 from numba.core import event
 
-from csd.cpu.kept import UNKEPT, Kept
-from csd.state import phases
+from csd.cpu.compile_cache import UNKEPT, Kept
+from csd.state import preparation_phases
 
 CSD = Path(__file__).parents[1]
 # folders of the loops, and of the constants that they contain
@@ -46,17 +46,17 @@ class Counted(event.Listener):
 
     def on_start(self, found: Any) -> None:
         if _is_own(found):
-            phases.begin("compile")
+            preparation_phases.begin("compile")
             self.loops += 1
-            phases.note(f"{self.loops} compiled")
+            preparation_phases.note(f"{self.loops} compiled")
 
     def on_end(self, found: Any) -> None:
         if _is_own(found):
-            phases.end()
+            preparation_phases.end()
 
 
 def _log() -> None:
-    if phases.is_shown():
+    if preparation_phases.is_shown():
         # the phase's own line shows the compilation
         return
     logging.getLogger("csd").warning(

@@ -10,7 +10,7 @@ import torch
 
 from csd.cpu.addresses import addresses
 from csd.cpu.compiled import loop
-from csd.cpu.numbers import LIKE, memory
+from csd.cpu.tensor_access import LIKE, memory
 from csd.cpu.verify import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, verify
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.snapshot import snapshot_ref

@@ -3,10 +3,10 @@
 import numpy as np
 
 from csd.cpu.compiled import loop
-from csd.cpu.levels import cheapest, grow
-from csd.cpu.lookup import Entries, order_sizes
-from csd.cpu.numbers import on_host, require
+from csd.cpu.graph_lookup import Entries, order_sizes
 from csd.cpu.pools import arrays, fill, root_positions, slot_penalties
+from csd.cpu.tensor_access import on_host, require
+from csd.cpu.tree_growth import cheapest, grow
 from csd.kernels.draft_tree.constants import DraftNoise, level_cost, max_path_cost
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, empty_pool

@@ -19,8 +19,8 @@ from csd.cpu.in_threads import attention, norm, norm_alone, product, rotary, swi
 from csd.cpu.isa import instruction
 from csd.cpu.layers import EXP, rms_norm
 from csd.cpu.lora import Stacks, add_lora
-from csd.cpu.numbers import LIKE, memory, readable
 from csd.cpu.products import in_loops, numbers, scratch_size
+from csd.cpu.tensor_access import LIKE, memory, readable
 from csd.cpu.threads import many, threads
 from csd.cpu.tiles import ISA
 from csd.kernels.layer_attention import LayerAttention

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from csd.cpu.compiled import loop
-from csd.cpu.keys import AHEAD, LONGS, find, gather
+from csd.cpu.context_hashes import AHEAD, LONGS, find, gather
+from csd.cpu.graph_lookup import order_sizes
 from csd.cpu.lanes import fetch
-from csd.cpu.lookup import order_sizes
-from csd.cpu.numbers import on_host, require
 from csd.cpu.successors import merge
+from csd.cpu.tensor_access import on_host, require
 from csd.kernels.graph_insert.constants import MAX_AGE
 from csd.kernels.graph_insert.reference import graph_insert_ref
 from csd.state.context_table import Table

@@ -12,8 +12,8 @@ from csd.cpu.attention_workspace import PAGE
 from csd.cpu.blocks import pair, round_pairs, transpose, widen
 from csd.cpu.compiled import loop
 from csd.cpu.lanes import BLOCK, WIDTH
-from csd.cpu.numbers import read
 from csd.cpu.row_sums import add_eight_rows, add_four_rows
+from csd.cpu.tensor_access import read
 from csd.cpu.tiles import is_dot
 
 

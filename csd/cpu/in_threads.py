@@ -8,9 +8,9 @@ from numba.extending import overload
 
 from csd.cpu.attention import _attend
 from csd.cpu.layers import _rms_norm, _rotary, _swiglu
-from csd.cpu.plain import _product as _plain
 from csd.cpu.products import _product
 from csd.cpu.threads import ByThreads
+from csd.cpu.unpacked_products import _product as _plain
 
 
 def either(loops: ByThreads) -> Callable:

@@ -4,9 +4,9 @@ import numpy as np
 
 from csd.cpu.compiled import loop
 from csd.cpu.graph_insert import TableTensors, graph_insert, insert_rows, table_tensors
-from csd.cpu.lookup import order_sizes
-from csd.cpu.numbers import LIKE, memory, on_host
+from csd.cpu.graph_lookup import order_sizes
 from csd.cpu.observe import ObservedTensors, observe, observe_rows, observed_tensors
+from csd.cpu.tensor_access import LIKE, memory, on_host
 from csd.kernels.checks import FLOAT, INT, LONG
 from csd.kernels.observe import SUCCESSORS
 from csd.state.context_table import GraphConfig, Table

@@ -11,7 +11,8 @@ import torch
 from numba import prange
 
 from csd.cpu.compiled import any_order, loop
-from csd.cpu.numbers import LIKE, exp, memory, read, readable, require, rounded
+from csd.cpu.loop_math import exp
+from csd.cpu.tensor_access import LIKE, memory, read, readable, require, rounded
 from csd.cpu.threads import by_threads
 from csd.kernels.swiglu import CUBIC, LINEAR
 

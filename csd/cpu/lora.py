@@ -11,8 +11,8 @@ from numba.extending import overload
 from csd.cpu.compiled import loop
 from csd.cpu.in_threads import laid_out
 from csd.cpu.isa import instruction
-from csd.cpu.numbers import LIKE, memory, read, readable, rounded
 from csd.cpu.products import in_loops, numbers
+from csd.cpu.tensor_access import LIKE, memory, read, readable, rounded
 from csd.cpu.threads import many, threads
 from csd.cpu.tiles import ISA
 

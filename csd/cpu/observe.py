@@ -5,7 +5,7 @@ from collections import namedtuple
 import numpy as np
 
 from csd.cpu.compiled import loop
-from csd.cpu.numbers import on_host, require
+from csd.cpu.tensor_access import on_host, require
 from csd.kernels.observe import GROUP_SLOTS, SUCCESSORS, Observed, observed_rows
 from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig
 from csd.state.pool import Pool

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from csd.cpu.compiled import loop
-from csd.cpu.levels import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
-from csd.cpu.numbers import on_host, require
-from csd.cpu.order import places_in_order
+from csd.cpu.stable_sort import places_in_order
+from csd.cpu.tensor_access import on_host, require
+from csd.cpu.tree_growth import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
 from csd.state.pool import MAX_GROUP_PENALTY, MAX_PROGRESS_PENALTY, ROOT, Pool, empty_pool
 from csd.state.pool_builder import live_by_group
 from csd.state.slots import Slots
@@ -25,7 +25,7 @@ def arrays(pool: Pool) -> tuple[np.ndarray, ...]:
 def fill(
     live,  # [L], slots by group
     chosen,  # indices of nodes, best first
-    node,  # [n, 6], columns as in `levels.py`
+    node,  # [n, 6], columns as in `tree_growth.py`
     context,  # [n, N]
     penalty,  # [S], subtracted from the nodes' costs
     group,  # [S]

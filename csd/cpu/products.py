@@ -16,11 +16,11 @@ from csd.cpu.blocks import transpose
 from csd.cpu.compiled import loop
 from csd.cpu.isa import instruction, multiplies
 from csd.cpu.lanes import BLOCK
-from csd.cpu.numbers import LIKE, memory, readable
-from csd.cpu.plain import _product as plain
-from csd.cpu.plain import fits as plain_fits
+from csd.cpu.tensor_access import LIKE, memory, readable
 from csd.cpu.threads import by_threads
 from csd.cpu.tiles import COLUMNS, ISA, LANES, ROWS, in_pairs, tile
+from csd.cpu.unpacked_products import _product as plain
+from csd.cpu.unpacked_products import fits as plain_fits
 
 # most rows that are multiplied with a block of columns before the next block is read
 MOST = 6 * ROWS

@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 from csd.cpu.compiled import loop
 from csd.cpu.exponential import exponential
 from csd.cpu.lanes import BLOCK, WIDTH, Lanes, add_multiple, block, lanes, put
-from csd.cpu.numbers import added
+from csd.cpu.loop_math import added
 from csd.cpu.vectors import INT, halves, splat
 
 
@@ -116,7 +116,7 @@ def largest(typing_context, x):
 
 @intrinsic
 def exponentials(typing_context, x, most, scale):
-    """e^((x - most) scale) of each lane, equal to `numbers.exp` to the bit."""
+    """e^((x - most) scale) of each lane, equal to `loop_math.exp` to the bit."""
 
     def generate(context, builder, signature, args):
         given, *others = args

@@ -12,12 +12,12 @@ row's state contains already are zeros.
 
 import numpy as np
 
+from csd.cpu.advance_state import add_chunk, head_of_tail
 from csd.cpu.blocks import transpose
 from csd.cpu.compiled import loop
 from csd.cpu.head_products import _add_product
 from csd.cpu.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put
-from csd.cpu.next_state import add_chunk, head_of_tail
-from csd.cpu.numbers import memory
+from csd.cpu.tensor_access import memory
 from csd.kernels.tree_paths import DEPTHS
 from csd.state.recurrent import CHUNK, TAIL
 

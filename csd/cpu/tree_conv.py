@@ -6,7 +6,8 @@ from numba import prange
 
 from csd.cpu.compiled import loop
 from csd.cpu.layers import EXP, LOW
-from csd.cpu.numbers import LIKE, exp, memory, read, readable, require, rounded
+from csd.cpu.loop_math import exp
+from csd.cpu.tensor_access import LIKE, memory, read, readable, require, rounded
 from csd.cpu.threads import by_threads
 
 

@@ -3,9 +3,9 @@
 import torch
 from numba import prange
 
-from csd.cpu.next_state import reads_states
-from csd.cpu.numbers import LIKE, memory, require
+from csd.cpu.advance_state import reads_states
 from csd.cpu.state_rows import slot_head
+from csd.cpu.tensor_access import LIKE, memory, require
 from csd.cpu.threads import by_threads
 from csd.cpu.tiles import ISA
 

@@ -1,10 +1,10 @@
 """Verification along the accepted paths in one call, with the results of `verify_on_path` there.
 
 A slot's root is sampled, then its child whose token it drew, and so on until there is no such child
-or the sample ends. A row's sample equals that of the passes (`passes.py`) to the bit. If a row
-draws the rest, or its head is too long for the list, its slot waits until the passes have sampled
-the row, and then continues. If any slot has filters, penalties, banned end tokens or bad rows, the
-passes verify all slots.
+or the sample ends. A row's sample equals that of the passes (`verify_passes.py`) to the bit. If a
+row draws the rest, or its head is too long for the list, its slot waits until the passes have
+sampled the row, and then continues. If any slot has filters, penalties, banned end tokens or bad
+rows, the passes verify all slots.
 """
 
 from collections import namedtuple
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numba import prange
 
+from csd.cpu.accepted_paths import child, ends, finished
 from csd.cpu.addresses import addresses
 from csd.cpu.compiled import loop
+from csd.cpu.distribution_heads import MOST, PIECE, row_head, row_log_sum, row_peak
 from csd.cpu.draws import draw_row
-from csd.cpu.heads import MOST, PIECE, row_head, row_log_sum, row_peak
-from csd.cpu.numbers import LIKE, memory, read, readable
-from csd.cpu.passes import PASSES
-from csd.cpu.paths import child, ends, finished
+from csd.cpu.tensor_access import LIKE, memory, read, readable
 from csd.cpu.threads import by_threads
+from csd.cpu.verify_passes import PASSES
 from csd.kernels.verify.on_path import verify_on_path
 from csd.kernels.verify.reference_rows import sample_rows
 from csd.state.pool import Pool

@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from csd.engine.carry import every
 from csd.engine.history_args import check_apart, set_history, store_history, wants_top
-from csd.engine.measures import Measures
 from csd.engine.options import read_options
 from csd.engine.progress import Progress
 from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
 from csd.engine.result import Sample, Samples
+from csd.engine.samples_on_error import every
 from csd.engine.sampling import SAMPLING, SamplingParams, resolve
+from csd.engine.top_logprobs import Measures
 from csd.engine.traces.history import History
 from csd.engine.traces.traces import Trace, open_traces, write_traces
 from csd.kernels.ops import Ops
 from csd.models.config import ModelSizes
 from csd.models.prompts import parse
 from csd.schema.write import WholeFile
-from csd.state.phases import wants_progress
+from csd.state.preparation_phases import wants_progress
 from csd.verify.teacher_forcing import TeacherForcing
 
 
@@ -43,7 +43,7 @@ class RunSettings:
     forcing: Callable[[Ops, int], TeacherForcing] | None = None
     returns_errors: bool = False  # a prompt whose logits are NaN ends alone, not the call
     tokenizer: Any = None
-    progress: bool | None = False  # as in `csd.state.phases.wants_progress`
+    progress: bool | None = False  # as in `csd.state.preparation_phases.wants_progress`
 
 
 @dataclass(slots=True)

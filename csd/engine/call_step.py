@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from csd.engine.call import RunSettings
-from csd.engine.changes import Changes, log_uncaptured
+from csd.engine.logit_changes import Changes, log_uncaptured
 from csd.engine.requests import Request
 from csd.engine.static_step import StaticStep
 from csd.engine.step import Step
@@ -33,8 +33,9 @@ def step_of_call(
         verifier = MultiDraftVerifier(settings.verifier, drafter, step.ops)
     elif settings.forcing is not None:
         verifier = settings.forcing(step.ops, step.cache.rows)
+    ops = step.ops
     if verifier is not None:
-        step = _dynamic(step)
+        step, ops = _dynamic(step), replace(ops, verify=verifier.verify)
     vocab, static = step.decoder.config.vocab, isinstance(step, StaticStep)
     changes = Changes.of_call(requests, step.slots, vocab, before, static, tokenizer)
     if changes is not None:
@@ -44,9 +45,9 @@ def step_of_call(
         step = _dynamic(step)
         changes.static = False
     return replace(
-        step, drafter=drafter, verifier=verifier, changes=changes, drafting=settings.speculate,
-        top=settings.record_top, trees=settings.drafts, measures=settings.measures,
-        seconds=step.no_seconds(),
+        step, ops=ops, drafter=drafter, verifier=verifier, changes=changes,
+        drafting=settings.speculate, top=settings.record_top, trees=settings.drafts,
+        measures=settings.measures, seconds=step.no_seconds(),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from csd.state.phases import phase
+from csd.state.preparation_phases import phase
 
 T = TypeVar("T")
 

@@ -9,9 +9,6 @@ from typing import Any, Literal, Unpack, overload
 import torch
 
 from csd.engine.call import Call, RunSettings
-from csd.engine.carry import Carrying, every
-from csd.engine.feed import Feed
-from csd.engine.first_call import prepare_first_call
 from csd.engine.model_resources import ModelResources
 from csd.engine.options import Options
 from csd.engine.options.checks import (
@@ -22,15 +19,18 @@ from csd.engine.options.checks import (
     check_tokenizer,
 )
 from csd.engine.options.signature import shows
+from csd.engine.request_feed import Feed
 from csd.engine.requests import Request, check_served
 from csd.engine.result import Sample, Samples
+from csd.engine.samples_on_error import Carrying, every
 from csd.engine.scheduler import Scheduler
 from csd.engine.slot_filler import clear
+from csd.engine.warmup import prepare_first_call
 from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, stream_of
-from csd.state.forks import watch_forks
-from csd.state.phases import preparation, showing
+from csd.state.preparation_phases import preparation, showing
+from csd.state.process_forks import watch_forks
 
 # far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
 MOST_SLOTS = 4096

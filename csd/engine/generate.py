@@ -16,7 +16,7 @@ from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.checks import check_dtype
 from csd.engine.options.signature import shows
 from csd.engine.result import Sample, Samples
-from csd.state.phases import showing
+from csd.state.preparation_phases import showing
 
 # for each model: engines by the name of the requested decoder
 _by_model: "weakref.WeakKeyDictionary[Any, dict[str, Engine]]" = weakref.WeakKeyDictionary()

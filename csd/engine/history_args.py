@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from csd.engine.carry import every
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
+from csd.engine.samples_on_error import every
 from csd.engine.traces.history import History
 from csd.graph.history import PastSample
 

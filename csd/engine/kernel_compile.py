@@ -26,10 +26,10 @@ from triton.runtime import driver
 
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.kernels.compile_jobs import CompileJob, Target, recording
-from csd.kernels.target import chip_of
+from csd.kernels.gpu_target import chip_of
 from csd.models.decoder import Decoder
 from csd.state.cache_folder import alone, path_of, save
-from csd.state.phases import note, phase
+from csd.state.preparation_phases import note, phase
 from csd.state.version import __version__
 
 LOG = logging.getLogger("csd")

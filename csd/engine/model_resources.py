@@ -7,11 +7,11 @@ from typing import Any, Literal
 import torch
 
 from csd.backends import choose
-from csd.engine.cached_check import require_check
 from csd.engine.call import RunSettings
 from csd.engine.call_step import step_of_call
 from csd.engine.requests import Request
 from csd.engine.resources import Resources
+from csd.engine.self_check_cache import require_check
 from csd.engine.step import Step
 from csd.kernels.ops import Ops, exact_triton
 from csd.models.config import ModelSizes
@@ -21,7 +21,7 @@ from csd.models.exact_products import ExactProducts
 from csd.models.load import Loaded, load
 from csd.models.module_decoder import ModuleDecoder
 from csd.state.device import peak_bytes
-from csd.state.phases import phase
+from csd.state.preparation_phases import phase
 
 
 class ModelResources(Resources):

@@ -1,7 +1,8 @@
-"""Reading of a prompt into the caches, chunk by chunk, so that steps can run in between."""
+"""Prefill: prompts are read into the caches chunk by chunk, so that steps can run in between."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -10,7 +11,11 @@ from csd.engine.requests import Request
 from csd.engine.step import Step
 from csd.graph.history import PastSample
 from csd.kernels.change_rows import own_chance
-from csd.kernels.prompt_rows import PromptChunk
+from csd.kernels.layer_attention import PromptAttention
+from csd.kernels.prompt_rows import PromptChunk, PromptRows
+from csd.kernels.prompt_states import PromptStates
+from csd.models.config import scale_of
+from csd.models.joint_prefill import by_chunks, reads_together
 
 # rows per pass of the LM head, if log-probabilities of a prompt's tokens are requested
 HEAD_ROWS = 32
@@ -120,11 +125,52 @@ def read_chunks(prefills: Sequence[Prefill]) -> list[torch.Tensor]:
     Returns the last hidden states of each chunk.
     """
     step, parts = prefills[0].step, [prefill.next_chunk() for prefill in prefills]
-    if len(parts) == 1:
-        group, tokens, start = parts[0]
-        found = [step.read_prompt(group, list(tokens), start)]
-    else:
-        found = step.read_prompts(parts)
+    found = read_prompts(step, parts)
     for prefill, hidden in zip(prefills, found, strict=True):
         prefill.finish_chunk(hidden)
     return found
+
+
+def reads_several(step: Step) -> bool:
+    """True if `read_prompts` may be given chunks of several prompts."""
+    cache = step.cache
+    return cache.reach is None and cache.states is None and reads_together(step.decoder)
+
+
+def read_prompt(step: Step, group: int, tokens: Sequence[int], start: int) -> torch.Tensor:
+    """Write keys and values of a prompt's tokens, from place `start` on, to the group's pages.
+
+    Returns the last hidden states, which the head would read.
+    """
+    return read_prompts(step, [PromptChunk(group, tokens, start)])[0]
+
+
+def read_prompts(step: Step, parts: Sequence[PromptChunk]) -> list[torch.Tensor]:
+    """`read_prompt` for several prompts in one pass; keys and values have the same bits."""
+    with step.prompt_pass(parts):
+        return _read_prompts(step, parts)
+
+
+def _read_prompts(step: Step, parts: Sequence[PromptChunk]) -> list[torch.Tensor]:
+    ops, cache = step.ops, step.cache
+    decoder: Any = step.decoder
+    rows = PromptRows.of(parts, cache.prompt_pages)
+    node_k, node_v = cache.nodes(rows.token.shape[0])
+    states = None
+    if cache.states is not None:
+        ((group, _, start),) = parts
+        memory = cache.states.of_prompt(group, start)
+        states = PromptStates(ops, memory, start, rows.token.shape[0])
+    together = reads_several(step)
+    attend = PromptAttention(
+        ops.prompt_attention, node_k, node_v, cache.k, cache.v, rows, scale_of(decoder.config),
+        states, late=together and rows.begin,
+    )  # fmt: skip
+    if together:
+        decoder = by_chunks(decoder, rows.chunks.rows)
+    hidden = decoder.forward(rows.token, rows.position, attend, node_k, node_v, ops)
+    attend.end()
+    if states is not None:
+        states.end()
+    # with a single prompt a module may return fewer rows, so these are not split
+    return [hidden] if len(parts) == 1 else list(hidden.split(rows.chunks.rows))

@@ -10,7 +10,7 @@ from csd.engine.grammar import has_grammar
 from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
 from csd.engine.stats import Stats
-from csd.engine.thought import forced_places
+from csd.engine.thinking_budget import forced_places
 from csd.graph.history import PastSample
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelSizes
@@ -102,7 +102,7 @@ class Request:
             found.append(self.finished[i])
         return found
 
-    def decided(self, until: Until) -> bool:
+    def satisfies(self, until: Until) -> bool:
         """True if `until` is satisfied; it is called with each longer prefix in turn.
 
         The number of samples that finish at once depends on the batch. The shortest prefix that

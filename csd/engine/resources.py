@@ -7,12 +7,12 @@ import torch
 
 from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, StepTimeTable, nodes_of
 from csd.engine.call import RunSettings
-from csd.engine.changes import Changes
 from csd.engine.cross_prompt_history import max_graph_tokens
 from csd.engine.kernel_compile import compile_kernels
+from csd.engine.logit_changes import Changes
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
-from csd.engine.rules import asked_by, changed_bytes, sizes_of
+from csd.engine.rules_from_options import asked_by, changed_bytes, sizes_of
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
 from csd.engine.step_times_cache import load_step_times, save_step_times, step_times_key
@@ -24,7 +24,7 @@ from csd.engine.step_timing import (
     time_steps,
 )
 from csd.graph.drafter import StaticDrafter
-from csd.graph.registry import make_drafter
+from csd.graph.drafter_registry import make_drafter
 from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import free_bytes

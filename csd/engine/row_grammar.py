@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from csd.engine.grammar import GRAMMARS, has_grammar, matcher_of, reader_of
+from csd.engine.grammar_after_thought import Thinking
 from csd.engine.requests import Request
 from csd.engine.slot_edits import Refill
-from csd.engine.thinking_grammar import Thinking
-from csd.engine.thought import Budget
+from csd.engine.thinking_budget import Budget
 from csd.graph.host_tree import Row, pool_of_rows
 from csd.state.pool import MAX_DEPTH, MAX_NODES, ROOT, Pool
 from csd.state.slots import Slots

@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from csd.engine.grammar import check_grammar, check_one
-from csd.engine.thought import find_tags, spell, spell_tags
+from csd.engine.thinking_budget import find_tags, spell, spell_tags
 from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
 from csd.schema.check import shown
 

@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Iterator
 
-from csd.engine.emptied import no_token_left
-from csd.engine.record import PendingRecord, Record
+from csd.engine.no_token_left import no_token_left
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample
 from csd.engine.slot_filler import SlotFiller
+from csd.engine.step_record import PendingRecord, Record
 from csd.state.verdict import LENGTH, STOP
 
 REASONS = {STOP: "stop", LENGTH: "length"}
@@ -20,13 +20,13 @@ class Scheduler(SlotFiller):
         """Run steps until no slot holds a sample; yields each sample as it finishes."""
         records: deque[PendingRecord] = deque()
         while owned := self.fill():
-            live = self.step.live_slots(owned)
-            if live:
+            live_count = self.step.count_live(owned)
+            if live_count:
                 self.steps += 1
                 self.set_progress_penalty()
-                records.append(self.step.launch(live, self.budget, self.owners, self.steps))
+                records.append(self.step.launch(live_count, self.budget, self.owners, self.steps))
             # if no slot is live on the device, only records remain to be read
-            while records and (len(records) > self.lag or not live):
+            while records and (len(records) > self.lag or not live_count):
                 record = self.step.read(records.popleft())
                 self.budget.learn(sum(n > 0 for n in record.nodes), record)
                 yield from self.postprocess(record)
@@ -78,7 +78,7 @@ class Scheduler(SlotFiller):
             self.free(s, live)
             stats.seconds = dict(self.step.seconds)
             yield request, sample
-            yield from self.decide(request)
+            yield from self.check_until(request)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
         """The error for the sample in slot s, which cannot continue: no token left, or NaN."""
@@ -117,10 +117,10 @@ class Scheduler(SlotFiller):
         if record.top is not None:
             live.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
 
-    def decide(self, request: Request) -> Iterator[tuple[Request, Sample]]:
+    def check_until(self, request: Request) -> Iterator[tuple[Request, Sample]]:
         """Call `until` with the finished prefix; cancel and yield the rest if it returns true."""
         until = self.until(request)
-        if until is not None and request.decided(until):
+        if until is not None and request.satisfies(until):
             yield from self.cancel(request)
 
     def until(self, request: Request) -> Until | None:

@@ -8,11 +8,11 @@ import torch
 
 from csd.engine.call import RunSettings
 from csd.engine.generate import engine_for
-from csd.engine.measures import Measures
 from csd.engine.options import read_options
 from csd.engine.requests import Request
 from csd.engine.result import Samples
 from csd.engine.sampling import SAMPLING, resolve
+from csd.engine.top_logprobs import Measures
 from csd.models.prompts import parse
 from csd.schema.check import shown
 from csd.schema.other_names import unknown_argument

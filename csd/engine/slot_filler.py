@@ -10,10 +10,11 @@ from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
 from csd.engine.cross_prompt_history import CrossPromptHistory
 from csd.engine.history_args import longest_first
-from csd.engine.prefill import Prefill, read_chunks
+from csd.engine.phase_clock import Clock
+from csd.engine.prefill import Prefill, read_chunks, reads_several
 from csd.engine.requests import LiveSample, Request
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots
-from csd.engine.step import Clock, Step
+from csd.engine.step import Step
 from csd.state.kv_cache import in_turn
 from csd.state.pool import PROGRESS_PENALTY
 
@@ -181,7 +182,7 @@ class SlotFiller:
 
         Begins further prompts of the queue, in order, while their first samples have free slots.
         """
-        if not self.step.reads_together:
+        if not reads_several(self.step):
             return
         assert self.prefill is not None
         for prefill in self.ahead:

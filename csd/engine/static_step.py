@@ -16,8 +16,9 @@ import torch
 
 from csd.engine.budget import Budget
 from csd.engine.cuda_graphs import Captures
-from csd.engine.record import PendingRecord, Record, Snapshot
-from csd.engine.step import Clock, Step
+from csd.engine.phase_clock import Clock
+from csd.engine.step import Step
+from csd.engine.step_record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import StaticDrafter
 from csd.models.decoder import Decoder
 from csd.models.module_decoder import ModuleDecoder
@@ -65,17 +66,17 @@ class StaticStep(Step):
         self.insert(pool, verdict)
         return snapshot, pool, verdict
 
-    def live_slots(self, owned: int) -> int:
+    def count_live(self, owned: int) -> int:
         """Number of slots with samples on the host, since the device is not read."""
         return owned
 
-    def launch(self, live: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
+    def launch(self, live_count: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
         """Launch a step, and the copy of its result to the host.
 
         The budget chooses the number of rows from records that have already been read.
         """
         clock = Clock(self.seconds)
-        rows, nodes = budget.pool(live)
+        rows, nodes = budget.pool(live_count)
         pending = self.start(rows, nodes, owners, step)
         clock.lap("step")
         return pending

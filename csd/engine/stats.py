@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
-from csd.state.phases import KINDS
+from csd.state.preparation_phases import KINDS
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
         return None
     isa = None
     if compiles():
-        from csd.cpu.entry import instruction
+        from csd.cpu.backend import instruction
 
         isa = instruction(dtype)
     layer, product = decoder.layers[0], getattr(decoder.linear, "product", decoder.linear)

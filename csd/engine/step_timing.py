@@ -8,12 +8,12 @@ import torch
 
 from csd.engine.budget import StepTimeTable, most_nodes
 from csd.engine.budget.estimator import OUTLIER
+from csd.engine.loop_compile import compile_drafting, compile_states, compile_verify
 from csd.engine.parallel_compile import compile_in_parallel
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
-from csd.engine.warmup import compile_drafting, compile_states, compile_verify
-from csd.state.phases import phase
 from csd.state.pool import Pool
+from csd.state.preparation_phases import phase
 
 # a step that takes more than this many times the smallest step's time is never worth its drafts
 NOT_WORTH = 6.0

@@ -1,67 +1,45 @@
-"""Warm-up: run the operations of a step once, so that their loops are compiled."""
+"""`Engine.warmup`: prepares first calls, with caches, graphs, compiled code and step times."""
 
-import torch
+import threading
+from collections.abc import Callable
+from typing import Any
 
-from csd.kernels.layer_states import commit_states
-from csd.kernels.ops import Ops
-from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import Pool
-from csd.state.recurrent import CHUNK, TAIL, StateMemory
-from csd.state.slots import Slots
-
-
-def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> None:
-    """Compile verification: by nucleus, and by passes over the vocabulary.
-
-    Passes handle rows with filters, with very many likely tokens, or that draw an unlikely token.
-    A slot's penalty makes its rows float32. Leaves `slots.max_new` at 0.
-    """
-    slots.max_new.fill_(1)
-    ops.verify(logits, pool, slots)
-    for x in (logits, logits.to(slots.logprobs.dtype)):
-        ops.verify_all(x, pool, slots)
-    slots.max_new.zero_()
+from csd.engine.requests import Request
+from csd.engine.slot_filler import clear
+from csd.engine.static_step import capture_all
+from csd.engine.step import Step
+from csd.schema.arguments import check_whole
+from csd.state.device import current, stream_of
 
 
-def compile_states(ops: Ops, memory: StateMemory) -> None:
-    """Compile the commit of states: commit a token that advances slot 0's states by one chunk.
+def prepare_first_call(
+    engine: Any, num_samples: int, prompt_tokens: int, max_new_tokens: int
+) -> None:
+    """Prepare calls of these sizes; the arguments are those of `Engine.warmup`."""
+    asked: dict[str, Any] = dict(num_samples=num_samples, seed=0, ignore_eos=True)
+    # a prompt of one token would be read by the first step only, without a prefill
+    prompt = [0] * check_whole("prompt_tokens", prompt_tokens, 2, engine.config.context - 1)
+    call = engine.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
+    requests, settings = call.requests, call.settings
+    # allocate caches of the requested sizes, which the short call below reuses
+    _between_calls(engine, requests, lambda step: None)
+    engine.generate(prompt, max_new_tokens=min(2, max_new_tokens), **asked)
 
-    Resets `memory.base` to 0.
-    """
-    slots = memory.base.shape[0]
-    count = torch.zeros(slots, dtype=torch.int32)
-    count[0] = 1
-    row = torch.zeros(slots, 1, dtype=torch.int32)
-    commit_states(ops, memory, (TAIL + 1) * count, row, count)
-    assert int(memory.base[0]) == CHUNK
-    memory.base.zero_()
+    def capture(step: Step) -> None:
+        capture_all(engine._step_of_call(step, requests, settings, engine.tokenizer))
+
+    _between_calls(engine, requests, capture)
 
 
-def compile_drafting(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> None:
-    """Compile drafting, commit and insertion, on a temporary graph and slots.
-
-    Otherwise a call would compile them, and its automatic budget would count that as drafting time.
-
-    dtype: dtype of logits. logprobs: dtype of the slots' log-probabilities.
-    """
-    config = GraphConfig(capacity=16)
-    table, slots = Table.empty(config), Slots.empty(1, 32, 4, config.context, logprobs)
-    slots.live[0], slots.group[0], slots.group_key[0], slots.max_new[0] = True, 0, 1, 4
-    slots.context[0] = 1
-    # two rows of one slot, one of which is pruned
-    pool = ops.roots(slots, 2)
-    ops.prune(pool, 1, ops.node_costs(pool, slots)[0])
-    for _ in range(2):
-        pool = ops.draft_tree(table, slots, 2, config)
-        logits = torch.zeros(pool.rows, 32, dtype=dtype)
-        verdict, *_ = ops.decide(logits, pool, slots, False, False)
-        node, pages = torch.zeros(2, 1, pool.rows, 1, 8), torch.zeros(2, 1, 1, 64, 1, 8)
-        table_of_pages = torch.zeros(1, 1, dtype=torch.int32)
-        ops.commit_kv(
-            *node, *pages, table_of_pages, slots.generated, verdict.accept_row,
-            verdict.accept_count, True,
-        )  # fmt: skip
-        ops.insert_observed(table, pool, slots, verdict, config)
-    # the inserts for a prompt, and for steps without drafts
-    rows = ops.observe(pool, slots, verdict, config)
-    ops.graph_insert(table, *rows, slots.group_key, config.orders)
+def _between_calls(engine: Any, requests: list[Request], run: Callable[[Step], None]) -> None:
+    """Call `run` with the step over the caches of `requests`, while no other call runs."""
+    engine._not_within_a_stream()
+    with engine._lock, current(engine.device):
+        engine._busy = threading.get_ident()
+        stream = stream_of(engine.device)
+        if stream is not None and engine._last is not None:
+            stream.wait_event(engine._last)
+        step = engine._prepare(requests, engine._default_drafter)
+        run(step)
+        clear(step)
+        engine._last = None if stream is None else stream.record_event()

@@ -14,7 +14,7 @@ from csd.engine.result import Samples
 from csd.engine.traces.history import History
 from csd.evaluate.maj_at_k import maj_at_k
 from csd.evaluate.pass_at_k import mean_interval, pass_at_k
-from csd.evaluate.resumed import ResumedFile
+from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.tasks import Problem, Task
 from csd.evaluate.vote import Decision, Vote, drawn, vote
 from csd.models.prompts import as_message

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.traces.traces import Trace, TraceLine, open_traces, write_traces
-from csd.evaluate.resumed import ResumedFile
+from csd.evaluate.resumable_results import ResumedFile
 from csd.schema.check import Between, check, fits, shown
 
 

@@ -5,7 +5,7 @@ import torch
 from csd.engine.budget import StepTimeTable
 from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import replay
-from csd.graph.registry import make_drafter
+from csd.graph.drafter_registry import make_drafter
 from csd.kernels.ops import reference
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from csd.graph.capacity import capacity_for, max_history
-from csd.graph.deferred import DeferredInserts
+from csd.graph.deferred_inserts import DeferredInserts
 from csd.graph.drafter import StaticDrafter
 from csd.graph.history import PastSample, Rows, pieces
 from csd.kernels.draft_tree import DraftNoise, draft_tree_ref

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from csd.engine.call import RunSettings
-from csd.engine.carry import Carrying
 from csd.engine.engine import Engine
 from csd.engine.history_args import set_history, store_history, wants_top
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
+from csd.engine.samples_on_error import Carrying
 from csd.engine.sampling import SamplingParams
 from csd.engine.traces.history import History
 from csd.graph.history import PastSample

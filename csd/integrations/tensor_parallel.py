@@ -24,8 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from csd.engine.budget import FixedBudget, StepTimeTable
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine
-from csd.engine.feed import Feed
 from csd.engine.options import Options
+from csd.engine.prefill import read_prompt
+from csd.engine.request_feed import Feed
 from csd.engine.requests import Request
 from csd.engine.result import Sample
 from csd.engine.row_options import OFF
@@ -198,7 +199,7 @@ class ParallelEngine(Engine):
                 raise kept
             step = self._following()
             step.cache.prompt_pages[g] = pages
-            step.read_prompt(g, chunk, start)
+            read_prompt(step, g, chunk, start)
 
     def _following(self) -> "FollowerStep":
         if not isinstance(self._step, FollowerStep):

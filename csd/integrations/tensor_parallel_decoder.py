@@ -28,8 +28,8 @@ from torch.distributed.tensor.parallel import (
 from csd.integrations.tensor_parallel_link import Exchange, Link
 from csd.kernels.ops import Ops
 from csd.models.adapters import tuner_layers
-from csd.models.checked import checked_config
 from csd.models.config import ModelConfig, properties_of
+from csd.models.fusable_config import checked_config
 from csd.models.linear import linear
 from csd.models.norms import Norms
 from csd.models.rope import rope_tables

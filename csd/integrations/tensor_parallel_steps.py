@@ -3,6 +3,8 @@
 Each step also sends a checksum of the slots, from which a rank detects that its slots differ.
 """
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from csd.engine.budget import Budget
 from csd.engine.step import Step
+from csd.kernels.prompt_rows import PromptChunk
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
@@ -44,14 +47,14 @@ class LeaderStep(LinkedStep):
 
     _sent: dict = field(default_factory=dict)  # state of the slots on the other ranks
 
-    def read_prompt(self, g: int, chunk: list[int], start: int) -> torch.Tensor:
-        self.link.send("prompt", (g, chunk, start, self.cache.prompt_pages[g]))
+    def prompt_pass(self, parts: Sequence[PromptChunk]) -> AbstractContextManager[None]:
+        ((g, chunk, start),) = parts
+        self.link.send("prompt", (g, list(chunk), start, self.cache.prompt_pages[g]))
         decoder: Any = self.decoder
-        with self.link.together(decoder.exchanges(len(chunk), head=False)):
-            return Step.read_prompt(self, g, chunk, start)
+        return self.link.together(decoder.exchanges(len(chunk), head=False))
 
-    def propose(self, live: int, budget: Budget) -> Pool:
-        pool = Step.propose(self, live, budget)
+    def propose(self, live_count: int, budget: Budget) -> Pool:
+        pool = Step.propose(self, live_count, budget)
         order = {"digest": _digest(self._sent), "pool": _vars(pool)} | self._edits()
         self.link.send("step", order)
         return pool
@@ -83,7 +86,7 @@ class FollowerStep(LinkedStep):
         """Store the order of the next step. kept: an error of this rank, not reported yet."""
         self._order, self._kept = order, kept
 
-    def propose(self, live: int, budget: Budget) -> Pool:
+    def propose(self, live_count: int, budget: Budget) -> Pool:
         return Pool(**self._order["pool"])
 
     def ready(self) -> None:

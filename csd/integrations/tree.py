@@ -32,7 +32,7 @@ MASK = (1 << 64) - 1
 
 
 def _by_loops(*args: Any, scale: float, work: None = None) -> torch.Tensor:
-    from csd.cpu.entry import tree_attention
+    from csd.cpu.backend import tree_attention
 
     return tree_attention(*args[:5], **args[5]._asdict(), scale=scale)
 

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.state import verdict as verdicts
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict

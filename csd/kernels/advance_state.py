@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.checks import check_tensor
-from csd.kernels.operator import operator
+from csd.kernels.torch_operators import operator
 from csd.state.recurrent import CHUNK, TAIL
 
 # most chunks that one call can add: a step commits 17 tokens at most

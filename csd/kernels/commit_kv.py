@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.checks import check_tensor
-from csd.kernels.operator import operator
+from csd.kernels.torch_operators import operator
 from csd.state.kv_cache import PAGE
 
 # accepted rows of a slot that one program copies: most steps accept fewer

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
-from csd.kernels.target import Chip, launching_for
+from csd.kernels.gpu_target import Chip, launching_for
 
 
 @dataclass(frozen=True, slots=True)

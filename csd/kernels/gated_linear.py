@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from csd.kernels.dependent_launch import dependent_options, launch_next, prefetch, wait_for_previous
-from csd.kernels.operator import operator
 from csd.kernels.row_linear import (
     check_product,
     product_tiles,
@@ -22,6 +21,7 @@ from csd.kernels.row_linear import (
     splits_of,
 )
 from csd.kernels.swiglu import silu_times, swiglu_ref, swiglu_triton
+from csd.kernels.torch_operators import operator
 
 
 def gated_linear_ref(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,16 @@ from csd.kernels.tree_attention.properties import Properties
 
 @dataclass(slots=True)
 class LayerAttention:
-    """`tree_attention` over a step's layout and the keys and values of all layers."""
+    """`tree_attention` over a step's layout and the keys and values of all layers.
+
+    where: the layout, i.e. the arguments of `tree_attention` that are the same in every layer:
+        tables of pages, lengths of prompts and samples, and each row's slot and ancestors.
+    plan: the backend's `plan_attention`. It divides the layout among the threads or programs of the
+        attention, once per step, and returns a work list.
+    work: the work list of calls without properties.
+    works: the work lists so far, by heads, key-value heads, window and chunk; the first layer whose
+        call has other properties adds theirs.
+    """
 
     tree_attention: Callable
     # stored as in a `KVCache`: one tensor, or one per layer
@@ -28,10 +37,9 @@ class LayerAttention:
     k: Any  # [L, n_pages, 64, K, D]
     v: Any  # [L, n_pages, 64, K, Dv]
     where: dict[str, torch.Tensor]
-    work: Any  # `plan_attention`'s work list of the layout
+    work: Any
     scale: float
-    plan: Callable | None = None  # `plan_attention`, for calls with properties
-    # work lists of `plan`, by heads, key-value heads, window and chunk
+    plan: Callable | None = None
     works: dict[tuple, Any] = field(default_factory=dict, repr=False)
     states: Any = None  # `csd.kernels.layer_states` of the same rows, if the model has states
 

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.observe_rows import observe_rows
-from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig
 from csd.state.pool import Pool
 from csd.state.slots import Slots

@@ -1,6 +1,6 @@
 """The operations of a step in one backend: the references or the Triton kernels.
 
-The third backend, loops on a CPU, is in `csd/cpu/entry.py`; `csd/backends.py` chooses among them.
+The third backend, loops on a CPU, is in `csd/cpu/backend.py`; `csd/backends.py` chooses among them.
 """
 
 from collections.abc import Callable, Mapping

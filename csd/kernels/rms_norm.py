@@ -24,7 +24,7 @@ from torch.nn.functional import embedding
 
 from csd.kernels.checks import check_tensor
 from csd.kernels.dependent_launch import has_dependent_launch, launch_next
-from csd.kernels.operator import operator
+from csd.kernels.torch_operators import operator
 
 
 def rms_norm_ref(

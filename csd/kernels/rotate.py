@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from csd.kernels.checks import check_tensor
-from csd.kernels.operator import operator
 from csd.kernels.rotary import _rotary_kernel, _rotate_half
+from csd.kernels.torch_operators import operator
 
 
 def rotate_ref(

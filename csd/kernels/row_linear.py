@@ -24,8 +24,8 @@ from csd.kernels.dependent_launch import (
     prefetch,
     wait_for_previous,
 )
-from csd.kernels.operator import operator
-from csd.kernels.target import Chip, chip_of
+from csd.kernels.gpu_target import Chip, chip_of
+from csd.kernels.torch_operators import operator
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # K is split until there are this many programs, in splits of LEAST_K numbers or more

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from csd.kernels.checks import check_tensor
 from csd.kernels.noise import SAMPLE, philox_word, philox_words_ref
-from csd.kernels.operator import operator
+from csd.kernels.torch_operators import operator
 
 BLOCK = 128
 

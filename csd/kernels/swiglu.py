@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.checks import check_tensor
-from csd.kernels.operator import operator
+from csd.kernels.torch_operators import operator
 
 BLOCK = 1024
 LINEAR = (8 / math.pi) ** 0.5

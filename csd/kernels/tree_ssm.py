@@ -9,7 +9,7 @@ key B_t and query C_t, and with given updates, so there is nothing to solve.
 import torch
 
 from csd.kernels.advance_state import check_states
-from csd.kernels.operator import operator
+from csd.kernels.torch_operators import operator
 from csd.kernels.tree_delta_rule import check_nodes
 from csd.kernels.tree_delta_rule.launch import tree_ssm_triton
 from csd.kernels.tree_delta_rule.reference import tree_ssm_ref

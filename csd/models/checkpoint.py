@@ -11,8 +11,8 @@ import torch
 from csd.models import gguf_model
 from csd.models.config import ModelConfig
 from csd.models.config_checks import SUPPORTED
-from csd.models.quiet import quiet_libraries
-from csd.models.refuse import refuse_config
+from csd.models.quiet_libraries import quiet_libraries
+from csd.models.refuse_unsupported import refuse_config
 
 # buffers in old checkpoints that the module computes from its config
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")

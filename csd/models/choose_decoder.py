@@ -8,9 +8,9 @@ does not run the model.
 import warnings
 from typing import Any
 
-from csd.models.admit import admit
-from csd.models.checked import checked_config
+from csd.models.compare_module import admit
 from csd.models.decoder import DecoderLike
+from csd.models.fusable_config import checked_config
 from csd.models.fuse import fuse
 from csd.models.module_decoder import ModuleDecoder
 from csd.schema.arguments import check_one_of

@@ -14,7 +14,7 @@ from csd.models.config_checks import (
 )
 from csd.models.delta_config import DeltaLayers
 from csd.models.families import FAMILIES, head_dim_of
-from csd.models.foreign_fields import refuse_foreign_fields
+from csd.models.refuse_unknown_fields import refuse_unknown_fields
 from csd.models.rope_config import Rope, context_of, ropes_of
 from csd.state.kv_cache import LayerShape
 from csd.state.recurrent import StateSizes
@@ -176,7 +176,7 @@ class ModelConfig:
             refuse_field(config, "attention_bias", (False, None))
         if "experts" in differs:
             refuse_dense_layers(config)
-        refuse_foreign_fields(config, SUPPORTED)
+        refuse_unknown_fields(config, SUPPORTED)
         heads = config.num_attention_heads
         rope, local_rope = ropes_of(config)
         local = None if "delta" in differs else local_layers(config)

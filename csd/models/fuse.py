@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from csd.models.adapters import base_of
-from csd.models.checked import checked_config
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
 from csd.models.delta_net import DeltaNet, delta_parameters
 from csd.models.experts import Experts
+from csd.models.fusable_config import checked_config
 from csd.models.hybrid_decoder import HybridDecoder
 from csd.models.layer import Layer
 from csd.models.layer_parts import (

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from csd.models.own_attention import Parts, calls_go_to
+from csd.models.redirect_attention import Parts, calls_go_to
 
 ROWS = 5
 # implementation of transformers' experts that keeps rows and offsets on the device

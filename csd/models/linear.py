@@ -73,9 +73,9 @@ def add_rounded(total: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> tor
 
 @cache
 def _loops() -> ModuleType:
-    from csd.cpu import entry
+    from csd.cpu import backend
 
-    return entry
+    return backend
 
 
 def _onednn(x: torch.Tensor) -> bool:

@@ -12,7 +12,6 @@ from torch import nn
 
 from csd.models import gguf_file
 from csd.models.adapter_folder import base_name, with_adapter
-from csd.models.checked import DTYPES, checked_config
 from csd.models.checkpoint import (
     OnConfig,
     check_folder,
@@ -25,12 +24,13 @@ from csd.models.checkpoint import (
 from csd.models.choose_decoder import check_decoder, decoder_of, rules_out_fused
 from csd.models.config import ModelConfig, ModelSizes
 from csd.models.decoder import Decoder, DecoderLike
+from csd.models.fusable_config import DTYPES, checked_config
 from csd.models.fuse import is_fused
 from csd.models.linear import multiplies_bfloat16
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.module_sizes import current_sizes
 from csd.models.pack import pack
-from csd.models.quiet import quiet_libraries
+from csd.models.quiet_libraries import quiet_libraries
 from csd.state.device import BUSY
 from csd.state.unseen_gpu import warn_of_unseen_gpu
 

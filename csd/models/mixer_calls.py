@@ -1,7 +1,7 @@
 """Calls of a module's layers with a state: their sizes, and their results from csd.
 
-A call is one of a modeling file's functions (`own_mixers.py`) with its arguments by name, over the
-rows of one sequence. A call with an argument that is not listed here is not admitted.
+A call is one of a modeling file's functions (`redirect_mixers.py`) with its arguments by name, over
+the rows of one sequence. A call with an argument that is not listed here is not admitted.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from csd.kernels.layer_states import SSM, DeltaRule, StepStates
 from csd.kernels.prompt_states import PromptStates
-from csd.models.own_mixers import CONVOLUTION
+from csd.models.redirect_mixers import CONVOLUTION
 from csd.state.recurrent import ConvSize, StateSize
 
 MOST_WEIGHTS = 17

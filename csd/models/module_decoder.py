@@ -2,10 +2,10 @@
 
 The rows are one sequence of token ids with explicit positions. There is no cache object, and a mask
 of one element, which transformers passes on as it is, stands for all masks. Each attention call
-writes its keys and values to the step's scratch, and csd computes its result (`own_attention.py`).
-All else is the module's: layers, hooks, adapters, quantised products, caps and multipliers of its
-head. Nothing of it is copied or rebound, so a training step or another adapter takes effect in the
-next pass.
+writes its keys and values to the step's scratch, and csd computes its result
+(`redirect_attention.py`). All else is the module's: layers, hooks, adapters, quantised products,
+caps and multipliers of its head. Nothing of it is copied or rebound, so a training step or another
+adapter takes effect in the next pass.
 """
 
 import inspect
@@ -23,10 +23,10 @@ from csd.models.adapters import Adapters, base_of
 from csd.models.host_reads import captured_experts, host_read_of
 from csd.models.module_pass import Pass
 from csd.models.module_sizes import NamedSizes, probed_sizes
-from csd.models.own_attention import Parts, calls_go_to
 from csd.models.probe import Call, probe
-from csd.models.refuse import refuse_module
-from csd.models.unchanged import hooks_of
+from csd.models.redirect_attention import Parts, calls_go_to
+from csd.models.refuse_patched import hooks_of
+from csd.models.refuse_unsupported import refuse_module
 
 
 class ModuleDecoder:
@@ -52,7 +52,7 @@ class ModuleDecoder:
         self.captured = False  # whether its steps are, or may be, recorded in graphs
         self._places: list[int] = []  # addresses of its tensors while steps are recorded
         self._mask: torch.Tensor | None = None
-        self.admission: Any = None  # the `Admission` that `csd.models.admit` measured
+        self.admission: Any = None  # the `Admission` that `csd.models.compare_module` measured
         named = NamedSizes.of(self.base)
         found = probe(self.base, self.parts, self.run, tokens=named.vocab, context=named.context)
         self.calls: list[Call] = found.calls

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from csd.models.mixer_calls import MixerCall, answer, size_of
-from csd.models.own_mixers import CONVOLUTION
 from csd.models.probe import Call
+from csd.models.redirect_mixers import CONVOLUTION
 
 
 class Pass:

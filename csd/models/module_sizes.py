@@ -7,7 +7,7 @@ from csd.models.adapters import base_of
 from csd.models.attention_spec import AttentionSpec
 from csd.models.config import ModelSizes
 from csd.models.probe import NotAdmitted, Probed
-from csd.models.refuse import refuse_module
+from csd.models.refuse_unsupported import refuse_module
 from csd.state.kv_cache import LayerShape
 from csd.state.recurrent import ConvSize, StateSize, StateSizes
 

@@ -1,8 +1,8 @@
 """Probe of a module: one forward pass that records the properties of its attention calls.
 
 The module's own attention function computes the calls. Named arguments other than scale, cap and
-sinks are passed on to it; `csd.models.admit` compares csd's attention with that function, so a
-property that is not listed here is refused there.
+sinks are passed on to it; `csd.models.compare_module` compares csd's attention with that function,
+so a property that is not listed here is refused there.
 """
 
 import weakref
@@ -17,8 +17,8 @@ from torch import nn
 from csd.models.attention_spec import AttentionSpec
 from csd.models.mask_kind import OtherMask, window_and_chunk
 from csd.models.mixer_calls import MixerCall, OtherCall, size_of
-from csd.models.own_attention import Parts, calls_go_to, own_function
-from csd.models.own_mixers import CONVOLUTION, owner_of, put_in_front
+from csd.models.redirect_attention import Parts, calls_go_to, own_function
+from csd.models.redirect_mixers import CONVOLUTION, owner_of, put_in_front
 
 # length of the text that is read; no window is shorter
 TOKENS = 11

@@ -9,9 +9,9 @@ and the output is distributed as q for any weights of the choice, as p_I is comp
 
 **Two drafts.** Tokens are ranked by q - p_1 p_2, largest first. Omega_0 are the first `alphabet`
 tokens, Omega_1 the first `tokens` of them. For two drafts in Omega_1 the weights come from the
-linear program that maximises the acceptance (`flow.py`); otherwise the token of smaller rank wins;
-of two drafts outside Omega_0 the first wins unless it is null. With `alphabet` and `tokens` at None
-nothing is truncated, and the acceptance is the largest possible. Truncation loses at most
+linear program that maximises the acceptance (`max_flow.py`); otherwise the token of smaller rank
+wins; of two drafts outside Omega_0 the first wins unless it is null. With `alphabet` and `tokens`
+at None nothing is truncated, and the acceptance is the largest possible. Truncation loses at most
 
     sum over x outside Omega_1 of (q(x) - p_1(x) p_2(x))^+
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
-from csd.verify.flow import split_pairs
+from csd.verify.max_flow import split_pairs
 from csd.verify.scheme import Plan, Scheme, normalised, ratio
 
 # the program has tokens^2 variables

@@ -57,18 +57,18 @@ class MultiDraftVerifier:
                 f"number in {drafter.name}, got {drafter.temperature}"
             )
 
-    def propose(self, slots: Slots, live: int, nodes: int, budget: Any) -> Pool:
+    def propose(self, slots: Slots, live_count: int, nodes: int, budget: Any) -> Pool:
         """Draw the step's pool, with at most `nodes` drafts.
 
         The proposals are stored for `verify`.
         """
 
         def choose(costs: list[int]) -> int:
-            return budget.choose(live, costs)
+            return budget.choose(live_count, costs)
 
-        pool, self._drawn = self._trees.grow(slots, live, nodes, choose)
+        pool, self._drawn = self._trees.grow(slots, live_count, nodes, choose)
         if nodes:
-            budget.keep(len(self._drawn.nodes) - live)
+            budget.keep(len(self._drawn.nodes) - live_count)
         return pool
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:

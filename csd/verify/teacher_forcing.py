@@ -28,14 +28,15 @@ class TeacherForcing:
     def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
         self._tokens, self._ops, self._rows = tokens, ops, rows
 
-    def propose(self, slots: Slots, live: int, nodes: int, budget: Any) -> Pool:
+    def propose(self, slots: Slots, live_count: int, nodes: int, budget: Any) -> Pool:
         """Chain each live slot's next tokens but the last to its root, as far as rows allow."""
-        depth = min(MAX_DEPTH, self._rows // live - 1)
+        depth = min(MAX_DEPTH, self._rows // live_count - 1)
         trees = {}
         for s, left in self._left(slots).items():
             trees[s] = Tree(nodes=depth, depth=depth)
             trees[s].chain(left[:-1][:depth], ROOT)
-        return pool_of_trees(trees, slots, live + sum(len(tree.token) for tree in trees.values()))
+        rows = live_count + sum(len(tree.token) for tree in trees.values())
+        return pool_of_trees(trees, slots, rows)
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
         """Accept all rows, with the recorded tokens as samples."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from csd.engine import cached_check
+from csd.engine import self_check_cache
 from csd.engine.self_check import SMALL, machine
 from csd.models import load
 from csd.state import cache_folder
@@ -28,11 +28,11 @@ def first(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
     fake = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(cached_check, "subprocess", fake)
+    monkeypatch.setattr(self_check_cache, "subprocess", fake)
 
     def use(dtype=torch.bfloat16, **result):
         results.append(SimpleNamespace(**{"returncode": 0, "stdout": "", "stderr": ""} | result))
-        cached_check.require_check(torch.device("cuda"), dtype, SMALL)
+        self_check_cache.require_check(torch.device("cuda"), dtype, SMALL)
 
     return use, runs
 
@@ -152,8 +152,8 @@ def test_ranks_share_one_check(first, monkeypatch):
         time.sleep(0.3)
         return SimpleNamespace(returncode=0, stdout=output(verify=None), stderr="")
 
-    monkeypatch.setattr(cached_check.subprocess, "run", slow)
-    ask = partial(cached_check.require_check, torch.device("cuda", 0), torch.float32, SMALL)
+    monkeypatch.setattr(self_check_cache.subprocess, "run", slow)
+    ask = partial(self_check_cache.require_check, torch.device("cuda", 0), torch.float32, SMALL)
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()

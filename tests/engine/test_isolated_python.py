@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from csd.engine import cached_check, isolated_python
+from csd.engine import isolated_python, self_check_cache
 
 NAMES = ["json", "torch", "numpy", "numba", "triton", "importlib", "encodings", "sitecustomize"]
 MAIN = """
@@ -106,18 +106,18 @@ def test_a_working_folder_that_is_gone(tmp_path, monkeypatch):
 def test_the_check_of_a_gpu_begins_away_from_the_working_folder(here, monkeypatch):
     """csd itself: where it is refused its device, it has been imported."""
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(cached_check.torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(self_check_cache.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setenv("XDG_CACHE_HOME", str(here.parent))
     sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16, vocab=499)
     with pytest.raises(RuntimeError, match="heads must be a multiple of kv_heads"):
-        cached_check.require_check("cuda", cached_check.torch.float32, sizes)
+        self_check_cache.require_check("cuda", self_check_cache.torch.float32, sizes)
     assert not ran(here)
 
 
 def test_a_check_that_cannot_begin_is_an_error_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(cached_check.torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(self_check_cache.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     sizes = SimpleNamespace(heads=3, kv_heads=2, head_dim=16, vocab=499)
     with pytest.raises(RuntimeError, match=r"no process can be started: .*No such file"):
-        cached_check.require_check("cuda", cached_check.torch.float32, sizes)
+        self_check_cache.require_check("cuda", self_check_cache.torch.float32, sizes)

@@ -14,15 +14,15 @@ from targets import few, slow
 import csd
 from bench.lib.shapes import SHAPES
 from csd.engine import resources
-from csd.engine.changes import Changes
+from csd.engine.logit_changes import Changes
 from csd.engine.memory import Demand, slots_that_fit
 from csd.engine.requests import Request
-from csd.engine.rules import changed_bytes
+from csd.engine.rules_from_options import changed_bytes
 from csd.engine.sampling import SamplingParams
 from csd.models.demo import toy
 from csd.state.device import free_bytes, peak_bytes
 from csd.state.kv_cache import KVCache, PageAllocator, pages_for
-from csd.state.rules import Asked
+from csd.state.logit_rules import Asked
 
 LLAMA = SHAPES["llama-3.1-8b"]
 # a GPU of 80 GB, of which the engine takes nine tenths of what the weights leave

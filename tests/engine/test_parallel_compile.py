@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("numba")
 import numba
 
-from csd.cpu import entry as module
+from csd.cpu import backend as module
 from csd.engine import isolated_python, parallel_compile
 
 
@@ -115,7 +115,7 @@ def test_calls_continue_without_a_process(processes, monkeypatch, caplog):
             else:
                 # numba is not installed
                 patch.setattr(parallel_compile, "compiles", lambda: False)
-                patch.setitem(sys.modules, "csd.cpu.entry", None)
+                patch.setitem(sys.modules, "csd.cpu.backend", None)
             with in_parallel():
                 compiles()
     assert not caplog.records

@@ -10,6 +10,7 @@ from scripted import PrefixSum, counting, engine
 from targets import few
 
 import csd
+from csd.engine import prefill
 from csd.engine.step import Step
 from csd.graph import consensus
 
@@ -20,17 +21,17 @@ STATIC = pytest.mark.parametrize("static", [False, True], ids=["eager", "static"
 def events(monkeypatch):
     """Events of engines, in order: the tokens of a chunk that is read, or "step"."""
     found = []
-    read, forward = Step.read_prompt, Step.forward
+    read, forward = prefill.read_prompts, Step.forward
 
-    def watched_read(self, g, chunk, start):
-        found.append(len(chunk))
-        read(self, g, chunk, start)
+    def watched_read(step, parts):
+        found.extend(len(part.tokens) for part in parts)
+        return read(step, parts)
 
     def watched_forward(self, pool):
         found.append("step")
         return forward(self, pool)
 
-    monkeypatch.setattr(Step, "read_prompt", watched_read)
+    monkeypatch.setattr(prefill, "read_prompts", watched_read)
     monkeypatch.setattr(Step, "forward", watched_forward)
     return found
 

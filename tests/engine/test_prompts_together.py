@@ -6,6 +6,7 @@ import torch
 from engine_cases import assert_same_samples
 
 import csd
+from csd.engine import prefill
 from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.engine.step import Step
@@ -31,17 +32,17 @@ def engine_of(dtype, **options):
 def passes(monkeypatch):
     """Tokens of the chunks of each pass over prompts, or "step", in order."""
     found = []
-    read, forward = Step.read_prompts, Step.forward
+    read, forward = prefill.read_prompts, Step.forward
 
-    def watched_read(self, parts):
+    def watched_read(step, parts):
         found.append([len(part.tokens) for part in parts])
-        return read(self, parts)
+        return read(step, parts)
 
     def watched_forward(self, pool):
         found.append("step")
         return forward(self, pool)
 
-    monkeypatch.setattr(Step, "read_prompts", watched_read)
+    monkeypatch.setattr(prefill, "read_prompts", watched_read)
     monkeypatch.setattr(Step, "forward", watched_forward)
     return found
 
@@ -65,7 +66,7 @@ def caches_of(engine, prompts, order):
         part.v.fill_(float("nan"))
     pages = [cache.take(cache.prompt_pages, g, len(p), 512) for g, p in enumerate(prompts)]
     for together in order:
-        step.read_prompts([PromptChunk(g, prompts[g][a:b], a) for g, a, b in together])
+        prefill.read_prompts(step, [PromptChunk(g, prompts[g][a:b], a) for g, a, b in together])
     return [
         torch.cat([x[:, pages[g]].flatten(1, 2)[:, : len(p)].flatten() for x in cache.parts[0][:2]])
         for g, p in enumerate(prompts)

@@ -37,14 +37,14 @@ def test_what_a_function_gives_is_not_the_models_fault(value):
 
 
 def test_functions_on_a_gpu_are_logged(caplog):
-    from csd.engine import changes
+    from csd.engine import logit_changes
 
-    changes._log_uncaptured.cache_clear()
+    logit_changes._log_uncaptured.cache_clear()
     with caplog.at_level(logging.WARNING, "csd"):
-        changes.log_uncaptured(torch.device("cpu"))
+        logit_changes.log_uncaptured(torch.device("cpu"))
         assert not caplog.records
-        changes.log_uncaptured(torch.device("cuda"))
-        changes.log_uncaptured(torch.device("cuda"))
+        logit_changes.log_uncaptured(torch.device("cuda"))
+        logit_changes.log_uncaptured(torch.device("cuda"))
     assert len(caplog.records) == 1 and "static=False" in caplog.text
 
 

@@ -9,19 +9,19 @@ from scripted import VOCAB, LastToken, Letters, PrefixSum, counting, engine
 from targets import few
 
 import csd
-from csd.engine.step import Step
+from csd.engine import prefill
 
 
 @pytest.fixture
 def read(monkeypatch):
     """Tokens of each chunk of a prompt that is read."""
-    found, before = [], Step.read_prompt
+    found, before = [], prefill.read_prompts
 
-    def watched(self, g, chunk, start):
-        found.append(len(chunk))
-        return before(self, g, chunk, start)
+    def watched(step, parts):
+        found.extend(len(part.tokens) for part in parts)
+        return before(step, parts)
 
-    monkeypatch.setattr(Step, "read_prompt", watched)
+    monkeypatch.setattr(prefill, "read_prompts", watched)
     return found
 
 

@@ -9,7 +9,7 @@ from faults import OPTIONS, PROMPTS, Never
 
 import csd
 from csd.engine.traces.traces import read_traces
-from csd.evaluate.resumed import ResumedFile
+from csd.evaluate.resumable_results import ResumedFile
 
 
 @pytest.fixture

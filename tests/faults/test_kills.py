@@ -12,7 +12,7 @@ from faults import killed, moment, times
 import csd
 from csd.cli.main import main
 from csd.engine.traces.traces import Trace, read_traces, write_traces
-from csd.evaluate.resumed import ResumedFile
+from csd.evaluate.resumable_results import ResumedFile
 
 PROMPTS = 8
 

@@ -18,7 +18,7 @@ from csd.evaluate.answers import EXTRACTORS, answer_of, canonical
 from csd.evaluate.evaluation import Results
 from csd.evaluate.recording import _check_line
 from csd.evaluate.report import data, figures
-from csd.evaluate.resumed import ResumedFile
+from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.speedup import gain
 from csd.evaluate.tasks import TASKS, read
 from csd.schema.read import naming, read_file

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import csd
 from bench.studies.paper.record_study import TRACES
-from csd.baselines.paper import Paper
+from csd.baselines.multi_sample_paper import Paper
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import replay
 from csd.graph.layered import LayeredDag

@@ -6,7 +6,7 @@ from tree_cases import random_logits, trees
 
 pytest.importorskip("numba")
 
-from csd.cpu.passes import PASSES
+from csd.cpu.verify_passes import PASSES
 from csd.kernels.verify.on_path import verify_on_path
 from csd.state.pool import Pool
 

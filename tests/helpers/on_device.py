@@ -13,7 +13,7 @@ from nested import mapped
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from csd.kernels.target import Chip, chip_of
+from csd.kernels.gpu_target import Chip, chip_of
 
 # modules whose tiles depend on the chip
 TILED = ("tree_attention.launch", "row_linear", "exact_attention.launch")

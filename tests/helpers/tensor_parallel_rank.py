@@ -14,7 +14,7 @@ from examples_main import main_of
 
 import csd
 from csd.engine import step_timing
-from csd.graph.registry import make_drafter
+from csd.graph.drafter_registry import make_drafter
 from csd.integrations import tensor_parallel_decoder as decoder
 from csd.integrations.tensor_parallel import ParallelEngine
 from csd.integrations.tensor_parallel_steps import FollowerStep

@@ -10,7 +10,7 @@ import pytest
 from csd.baselines.rest import Datastore
 from csd.cli.main import main
 from csd.engine.traces.traces import Trace, read_traces, write_traces
-from csd.evaluate.resumed import ResumedFile
+from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.tasks import TASKS, read
 from csd.schema import read as schema
 

@@ -8,7 +8,7 @@ from targets import slow
 
 from bench.gpu.aot import SHAPES, TARGETS, problems, run, table
 from bench.gpu.aot.compile import at_once, mma_loops
-from csd.kernels.target import Chip
+from csd.kernels.gpu_target import Chip
 from csd.kernels.tree_attention import launch
 
 KERNELS = {

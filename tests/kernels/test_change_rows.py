@@ -8,11 +8,11 @@ import pytest
 import torch
 from host_reads import NoHostReads
 
-from csd.engine.changes import Changes
+from csd.engine.logit_changes import Changes
 from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.engine.slot_edits import Refill, fill_slots
-from csd.engine.thought import forced_places
+from csd.engine.thinking_budget import forced_places
 from csd.kernels.change_rows import change_rows, only, path_tokens
 from csd.state.pool import Pool
 from csd.state.slots import Slots

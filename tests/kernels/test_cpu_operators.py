@@ -12,10 +12,10 @@ pytest.importorskip("numba")
 from csd.kernels.commit_kv import commit_kv
 from csd.kernels.graph_insert import graph_insert
 from csd.kernels.observe import observe
-from csd.kernels.operator import OPERATIONS, load_loops
 from csd.kernels.rms_norm import rms_norm
 from csd.kernels.rotary import rotary
 from csd.kernels.swiglu import swiglu
+from csd.kernels.torch_operators import OPERATIONS, load_loops
 from csd.kernels.tree_attention import TreeLayout, tree_attention
 from csd.state.context_table import GraphConfig, Table
 

@@ -16,7 +16,7 @@ import csd
 from csd.backends import loops as cpu_backend
 from csd.cpu import decide as joined
 from csd.cpu import verify as loops
-from csd.cpu.passes import PASSES
+from csd.cpu.verify_passes import PASSES
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.ops import reference
 from csd.kernels.snapshot import snapshot_ref

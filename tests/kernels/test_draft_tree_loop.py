@@ -13,7 +13,7 @@ from draft_cases import CONFIG, equal_slots, one_slot, random_graph, random_slot
 from equal_fields import assert_equal_fields
 
 from csd.cpu.draft_tree import draft_tree
-from csd.cpu.order import places_in_order
+from csd.cpu.stable_sort import places_in_order
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_NODES

@@ -7,7 +7,7 @@ from targets import few, slow
 
 from csd.cpu import attention
 from csd.cpu.isa import instructions
-from csd.cpu.numbers import added
+from csd.cpu.loop_math import added
 from csd.kernels.tree_attention import batched, batched_work, tree_attention_batched
 from csd.state.pool import MAX_DEPTH, Pool
 

@@ -9,8 +9,8 @@ pytest.importorskip("numba")
 
 from numba import njit
 
-from csd.cpu import compiled, kept
-from csd.cpu.kept import Files
+from csd.cpu import compile_cache, compiled
+from csd.cpu.compile_cache import Files
 
 
 def add_one(x):
@@ -21,9 +21,9 @@ def add_one(x):
 def test_files_of_two_processes_stay_apart(tmp_path, monkeypatch):
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     late, write = [], Files._save_data
-    monkeypatch.setattr(kept, "PROCESS", "first")
+    monkeypatch.setattr(compile_cache, "PROCESS", "first")
     first = compiled.loop(add_one)
-    monkeypatch.setattr(kept, "PROCESS", "second")
+    monkeypatch.setattr(compile_cache, "PROCESS", "second")
     second = compiled.loop(add_one)
     with monkeypatch.context() as both:
         # neither sees what the other one writes: their indices and the first's code come late

@@ -8,7 +8,7 @@ import pytest
 from collisions import same_hash
 from draft_cases import CONFIG, random_graph
 
-from csd.cpu.lookup import find_entry, hash_prefix, order_sizes
+from csd.cpu.graph_lookup import find_entry, hash_prefix, order_sizes
 from csd.kernels.graph_lookup import MAX_ORDER, find_contexts, hash_contexts, order_masks
 from csd.state.context_table import ANY, GraphConfig
 

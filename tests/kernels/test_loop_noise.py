@@ -5,7 +5,7 @@ import pytest
 import torch
 from tree_cases import trees
 
-from csd.cpu import draws, noise, paths
+from csd.cpu import accepted_paths, draws, noise
 from csd.cpu.compiled import loop
 from csd.kernels.noise import ACCEPT, SAMPLE, gumbel, philox_words, stepped
 from csd.kernels.verify.passes import Heads, Rows
@@ -92,7 +92,7 @@ def test_paths_are_the_references(seed):
     child = pool.parent >= 0
     sample[pool.parent[child].long()] = pool.token[child].long()
     for got, want in zip(
-        paths.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
+        accepted_paths.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
     ):
         assert torch.equal(got, want)
 
@@ -103,6 +103,6 @@ def test_paths_without_rows():
     pool.slot_nodes.zero_()
     sample = torch.full((pool.rows,), -1)
     for got, want in zip(
-        paths.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
+        accepted_paths.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
     ):
         assert torch.equal(got, want)

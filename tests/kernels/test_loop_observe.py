@@ -12,7 +12,7 @@ from csd.cpu import graph_insert as inserting
 from csd.cpu.graph_insert import graph_insert
 from csd.cpu.insert_observed import insert_observed
 from csd.cpu.observe import observe
-from csd.graph.deferred import DeferredInserts
+from csd.graph.deferred_inserts import DeferredInserts
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.kernels.observe import GROUP_SLOTS, observe_ref
 from csd.kernels.ops import reference

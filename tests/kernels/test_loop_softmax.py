@@ -9,7 +9,7 @@ pytest.importorskip("numba")
 from numba import njit
 
 from csd.cpu.lanes import BLOCK, WIDTH, block, put
-from csd.cpu.numbers import exp
+from csd.cpu.loop_math import exp
 from csd.cpu.softmax import exponentials, softmax
 
 ONE = np.float32(1)

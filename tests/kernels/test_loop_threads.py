@@ -14,7 +14,7 @@ from elementwise_cases import normal, rotary_case
 from targets import slow
 from tree_cases import random_logits, trees
 
-from csd.cpu import attention, heads, layers, threads
+from csd.cpu import attention, distribution_heads, layers, threads
 
 needs_threads = pytest.mark.skipif(
     numba.config.NUMBA_NUM_THREADS < 2, reason="numba has one thread on one core"
@@ -43,8 +43,8 @@ def norm():
 def passes():
     _, slots = trees(0, count=1, rows=1, live=True)
     x, slot = random_logits(13, 4099).to(BF16), torch.zeros(13, dtype=torch.long)
-    found = heads.heads(x, torch.full((13,), 0.7), slots, slot, slot > 0)
-    return *found, heads.log_sum(x)
+    found = distribution_heads.heads(x, torch.full((13,), 0.7), slots, slot, slot > 0)
+    return *found, distribution_heads.log_sum(x)
 
 
 LOOPS = {

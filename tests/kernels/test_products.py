@@ -6,7 +6,7 @@ from targets import few
 
 pytest.importorskip("numba")
 
-from csd.cpu import plain as plain_products
+from csd.cpu import unpacked_products as plain_products
 from csd.cpu.dots import ROWS as MOST_PLAIN_ROWS
 from csd.cpu.isa import instructions
 from csd.cpu.products import MOST, by_columns, fits, product

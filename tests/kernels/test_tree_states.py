@@ -20,8 +20,8 @@ MODELS = [tree_ssm_ref, tree_ssm_triton, tree_ssm]
 ADVANCES = [advance_state_ref, advance_state_triton, advance_state]
 COMMITS = [commit_tail_ref, commit_tail_triton, commit_tail]
 if compiles():
+    from csd.cpu.advance_state import advance_state as advance_state_loop
     from csd.cpu.commit_tail import commit_tail as commit_tail_loop
-    from csd.cpu.next_state import advance_state as advance_state_loop
     from csd.cpu.tree_states import tree_delta_rule as tree_delta_rule_loop
     from csd.cpu.tree_states import tree_ssm as tree_ssm_loop
 

@@ -7,8 +7,8 @@ import torch
 from equal_fields import assert_equal_fields
 from tree_cases import random_logits, trees
 
-from csd.cpu import heads as loops
-from csd.cpu.passes import PASSES
+from csd.cpu import distribution_heads as loops
+from csd.cpu.verify_passes import PASSES
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.on_path import verify_on_path
 from csd.kernels.verify.reference_rows import heads_ref, log_sum_ref

@@ -16,7 +16,7 @@ from csd.kernels.layer_states import DeltaRule
 from csd.models.fuse import fuse, is_fused
 from csd.models.hybrid_decoder import HybridDecoder
 from csd.models.load import load
-from csd.models.unchanged import refuse_changed
+from csd.models.refuse_patched import refuse_patched
 
 FAMILY, BUDGETS, TOKENS = "qwen3_5_text", (0, 4, 16, 48), 24
 # sizes that are not in the table of families: one value head a key head, heads of odd sizes
@@ -180,7 +180,7 @@ def test_what_a_module_changes_is_refused_by_name(monkeypatch):
     config = fuse(model).config
     model.model.layers[0].linear_attn.norm.variance_epsilon = 1e-3
     with pytest.raises(ValueError, match=r"linear_attn\.norm\.variance_epsilon must be"):
-        refuse_changed(model, config)
+        refuse_patched(model, config)
     model = build(FAMILY, torch.float32)
     monkeypatch.setattr(
         "transformers.models.qwen3_5.modeling_qwen3_5.torch_chunk_gated_delta_rule", prompt

@@ -14,7 +14,7 @@ import csd
 from csd.engine.memory import Demand
 from csd.kernels.layer_states import SSM
 from csd.kernels.ops import reference
-from csd.models.admit import admit
+from csd.models.compare_module import admit
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.probe import NotAdmitted
 from csd.state.recurrent import StateSize, StateSizes
@@ -168,7 +168,7 @@ def test_what_is_lost_of_a_state_is_not_admitted(lost, monkeypatch):
         monkeypatch.setattr(SSM, "inputs", lasting)
     else:
         made = replace(ops, **{lost: lambda *tensors: None})
-        monkeypatch.setattr("csd.models.admit_states.reference", lambda: made)
+        monkeypatch.setattr("csd.models.compare_states.reference", lambda: made)
     with pytest.raises(NotAdmitted, match=r"mamba.* computes another function than"):
         admit(decoder)
 

@@ -8,7 +8,7 @@ from families import build
 from module_draws import PROMPT, drawn, plain
 
 import csd
-from csd.models import own_attention
+from csd.models import redirect_attention
 
 
 def state(model):
@@ -30,7 +30,7 @@ def test_an_exception_in_a_pass_leaves_the_module_as_it_was():
     with pytest.raises(OSError, match="a hook fails"):
         drawn(engine, 4, temperature=0.7)
     assert state(model) == before
-    assert own_attention._replaced == {}
+    assert redirect_attention._replaced == {}
     hook.remove()
     assert drawn(engine, 4, temperature=0.7).tokens == want
 

@@ -13,7 +13,7 @@ from targets import few
 from torch import nn
 
 import csd
-from csd.models.admit import admit
+from csd.models.compare_module import admit
 from csd.models.host_reads import host_read_of
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.probe import NotAdmitted

@@ -7,7 +7,7 @@ from simulated_gpu import Gpu
 
 import csd
 from bench.lib.shapes import random_model
-from csd.engine import step
+from csd.engine import prefill
 from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.kernels.prompt_rows import PromptChunk
@@ -30,7 +30,7 @@ def caches(dtype, passes):
         run.cache.reset()
         pages = [run.cache.take(run.cache.prompt_pages, g, n) for g, n in enumerate(LENGTHS)]
         for together in passes:
-            run.read_prompts([PromptChunk(g, prompts[g][a:b], a) for g, a, b in together])
+            prefill.read_prompts(run, [PromptChunk(g, prompts[g][a:b], a) for g, a, b in together])
         k, v = (x.cpu() for x in run.cache.parts[0][:2])
     return [
         torch.cat([x[:, pages[g]].flatten(1, 2)[:, :n].flatten() for x in (k, v)])
@@ -46,7 +46,7 @@ def test_keys_and_values_have_the_same_bits_in_every_pass(dtype):
 
 def test_products_of_all_rows_would_have_other_bits(monkeypatch):
     want = caches(torch.bfloat16, ALONE)
-    monkeypatch.setattr(step, "by_chunks", lambda decoder, rows: decoder)
+    monkeypatch.setattr(prefill, "by_chunks", lambda decoder, rows: decoder)
     got = caches(torch.bfloat16, TOGETHER)
     assert not torch.equal(got[0], want[0])
 

@@ -29,13 +29,13 @@ import torch
 
 from bench.lib.common import finish, merged, table
 from csd.baselines.host_drafter import HostDrafter
-from csd.baselines.paper import Paper
+from csd.baselines.multi_sample_paper import Paper
 from csd.baselines.rest import Datastore, Rest
 from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import Recording
 from csd.graph.consensus import ConsensusGraph
+from csd.graph.drafter_registry import make_drafter
 from csd.graph.host_tree import Tree
-from csd.graph.registry import make_drafter
 from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig, Table

@@ -28,7 +28,7 @@ from bench.studies.drafting.replay_rows import KEY, add_ratios, tables, text
 from csd.engine.draft_trees import SOURCES
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Replayed, replay
-from csd.graph.registry import make_drafter, names
+from csd.graph.drafter_registry import make_drafter, names
 from csd.kernels.ops import reference
 
 # variants of csd's own drafter that show the gain of one of its parts

@@ -6,7 +6,7 @@ from csd.engine.budget.estimator import RECENT, StepTimeEstimator
 from csd.engine.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Penalties, most_nodes
 from csd.engine.budget.gate import SpeculationGate
 from csd.engine.budget.table import StepTimeTable
-from csd.engine.record import Record
+from csd.engine.step_record import Record
 from csd.state.pool import acceptance, path_probability
 
 
@@ -29,11 +29,11 @@ class Controller:
         self._asked.append(self.gate.should_draft())
         return self._asked[-1]
 
-    def learn(self, live: int, base: int, record: Record, shares: list[float]) -> None:
+    def learn(self, live_count: int, base: int, record: Record, shares: list[float]) -> None:
         """Update from a step's record.
 
-        live: number of live slots; base: rows of a step without drafts; shares: weight of each
-        slot's tokens.
+        live_count: number of live slots; base: rows of a step without drafts; shares: weight of
+            each slot's tokens.
         """
         asked = self._asked.popleft() if self._asked else bool(record.costs)
         seconds = record.draft_seconds + record.model_seconds
@@ -41,13 +41,13 @@ class Controller:
             fade = 1 - min(record.expected, 50.0) / 100
             self._expected = self._expected * fade + record.expected
             self._accepted = self._accepted * fade + record.accepted
-        if not live or not seconds:
+        if not live_count or not seconds:
             return
         if record.costs:
             outlier = self.times.learn_drafted(base, record.rows, seconds)
             took = self.times.ratio(base, record.rows)
             tokens = sum(w * n for w, n in zip(shares, record.count, strict=True)) / sum(shares)
-            pays = 1 + self.calibration * record.expected / live > took
+            pays = 1 + self.calibration * record.expected / live_count > took
             self.gate.drafted(tokens, took, pays, outlier)
         elif asked:
             self.gate.spend(record.draft_seconds / self.times.plain(base))
@@ -64,22 +64,22 @@ class AutoBudget(FixedBudget):
         self._kept = PER_SLOT  # number of nodes that recent steps verified
         self._penalties: Penalties = None
 
-    def ask(self, live: int) -> int:
+    def ask(self, live_count: int) -> int:
         if not self._control.should_draft():
             return 0
-        return min(most_nodes(live), 2 * max(live, self._kept))
+        return min(most_nodes(live_count), 2 * max(live_count, self._kept))
 
-    def choose(self, live: int, costs: list[int], penalties: Penalties = None) -> int:
+    def choose(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
         control, self._penalties = self._control, penalties
         calibration, best_rate = control.calibration, 1.0
         if control.gate.probe:
             # acceptance may also have changed since the last drafts
             calibration, best_rate = max(calibration, 1.0), 0.0
-        weight = float(live) if penalties is None else sum(_shares(penalties))
+        weight = float(live_count) if penalties is None else sum(_shares(penalties))
         best, promised = 0, 0.0
         for k, cost in enumerate(sorted(costs), 1):
             promised += acceptance(cost) / weight
-            rate = (1 + calibration * promised) / control.times.ratio(live, live + k)
+            rate = (1 + calibration * promised) / control.times.ratio(live_count, live_count + k)
             if rate > best_rate:
                 best, best_rate = k, rate
         return best
@@ -89,11 +89,11 @@ class AutoBudget(FixedBudget):
         if not nodes:
             self._control.gate.back_off()
 
-    def learn(self, live: int, record: Record) -> None:
+    def learn(self, live_count: int, record: Record) -> None:
         shares = [float(n > 0) for n in record.nodes]
         if self._penalties:
             shares = _shares(self._penalties)
-        self._control.learn(live, live, record, shares)
+        self._control.learn(live_count, live_count, record, shares)
 
 
 class AutoPool(FixedPool):
@@ -109,25 +109,26 @@ class AutoPool(FixedPool):
         self._worth: list[float] = []  # acceptance probabilities of that step's nodes, descending
         self._live = 1  # live slots of that step
 
-    def expect(self, live: int, nodes: int) -> float:
+    def expect(self, live_count: int, nodes: int) -> float:
         """Expected number of accepted nodes among `nodes` drafted ones."""
         if not self._worth:
             # before the first record: assume that drafts hit half of the slots' next tokens
-            return min(nodes, live) / 2
-        share = live / self._live
+            return min(nodes, live_count) / 2
+        share = live_count / self._live
         known = nodes / share
         full = min(int(known), len(self._worth))
         beyond = (known - full) * self._worth[-1] / 2
         return (sum(self._worth[:full]) + beyond) * share * self._control.calibration
 
-    def pool(self, live: int) -> tuple[int, int]:
-        sizes = [size for size in self.sizes if size >= live] or self.sizes[-1:]
+    def pool(self, live_count: int) -> tuple[int, int]:
+        sizes = [size for size in self.sizes if size >= live_count] or self.sizes[-1:]
         base, control = sizes[0], self._control
         if not control.should_draft():
             return base, 0
 
         def rate(m: int) -> float:
-            return (1 + self.expect(live, m - live) / live) / control.times.ratio(base, m)
+            gain = 1 + self.expect(live_count, m - live_count) / live_count
+            return gain / control.times.ratio(base, m)
 
         best = max(sizes, key=rate)
         if rate(best) < 1 and not control.gate.probe:
@@ -135,12 +136,12 @@ class AutoPool(FixedPool):
             return base, 0
         return best, best
 
-    def learn(self, live: int, record: Record) -> None:
-        base = next((size for size in self.sizes if size >= live), self.sizes[-1])
-        self._control.learn(live, base, record, [float(n > 0) for n in record.nodes])
+    def learn(self, live_count: int, record: Record) -> None:
+        base = next((size for size in self.sizes if size >= live_count), self.sizes[-1])
+        self._control.learn(live_count, base, record, [float(n > 0) for n in record.nodes])
         if record.costs:
             self._worth = sorted(map(acceptance, record.costs), reverse=True)
-            self._live = max(live, 1)
+            self._live = max(live_count, 1)
 
 
 def _shares(penalties: Penalties) -> list[float]:

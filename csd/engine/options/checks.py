@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from csd.engine.requests import UntilRule
-from csd.graph.registry import check_known
+from csd.graph.drafter_registry import check_known
 from csd.schema.arguments import check_path, check_seed, takes
 from csd.schema.check import shown
 

@@ -10,7 +10,7 @@ from csd.engine.options.checks import check_drafter
 from csd.engine.options.option import Option
 from csd.engine.result import Samples
 from csd.engine.traces.history import History
-from csd.graph.registry import names
+from csd.graph.drafter_registry import names
 from csd.schema.arguments import check_budget, check_flag, check_one_of, check_share
 from csd.verify.multi_draft import DRAWS
 

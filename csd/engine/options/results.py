@@ -5,7 +5,6 @@ from typing import Annotated, Any, TypedDict
 
 import torch
 
-from csd.engine.measures import MOST_TOP
 from csd.engine.options.checks import (
     check_function,
     check_record,
@@ -16,6 +15,7 @@ from csd.engine.options.checks import (
 )
 from csd.engine.options.option import Option
 from csd.engine.requests import OnText
+from csd.engine.top_logprobs import MOST_TOP
 from csd.schema.arguments import check_flag, check_whole
 
 

@@ -1,8 +1,8 @@
 """Admission of a request: checks that the current model, pages and step can serve it."""
 
-from csd.engine.changes import Changes
+from csd.engine.logit_changes import Changes
 from csd.engine.requests import Request, check_served
-from csd.engine.rules import asked_of, changes_rows, set_of
+from csd.engine.rules_from_options import asked_of, changes_rows, set_of
 from csd.engine.scheduler import Scheduler
 from csd.engine.slot_edits import Refill
 from csd.state.kv_cache import pages_for

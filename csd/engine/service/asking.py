@@ -6,10 +6,10 @@ from typing import Any
 
 from csd.engine.call import Call
 from csd.engine.engine import Engine
-from csd.engine.measures import MOST_TOP
 from csd.engine.options import Options
-from csd.engine.prompt_scores import PromptScores
+from csd.engine.prompt_top_logprobs import PromptScores
 from csd.engine.sampling import SAMPLING
+from csd.engine.top_logprobs import MOST_TOP
 from csd.engine.traces.history import History
 from csd.schema.arguments import check_whole
 

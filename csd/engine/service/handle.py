@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from csd.engine.measures import Measures
-from csd.engine.prompt_scores import PromptScores
+from csd.engine.prompt_top_logprobs import PromptScores
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample, Samples
+from csd.engine.top_logprobs import Measures
 
 # token ids at one position with their log-probabilities, likeliest first
 Top = list[tuple[int, float]]

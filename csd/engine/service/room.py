@@ -11,12 +11,12 @@ import torch
 
 from csd.engine.memory import Room
 from csd.engine.resources import Resources
-from csd.engine.rules import changed_bytes
+from csd.engine.rules_from_options import changed_bytes
 from csd.engine.step import Step
-from csd.graph.registry import make_drafter
+from csd.graph.drafter_registry import make_drafter
 from csd.state.device import free_bytes
 from csd.state.kv_cache import PAGE, pages_for
-from csd.state.rules import Asked
+from csd.state.logit_rules import Asked
 
 # tokens per slot that the graph has room for; a fuller graph drops its oldest contexts
 GRAPH_TOKENS = 1024

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from csd.engine.call import RunSettings
-from csd.engine.measures import Measures
 from csd.engine.prefill import Prefill
-from csd.engine.record import Record
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample
 from csd.engine.scheduler import Scheduler
@@ -26,6 +24,8 @@ from csd.engine.service.inbox import Inbox
 from csd.engine.service.twins import Twins
 from csd.engine.service.weights import Weights
 from csd.engine.step import Step
+from csd.engine.step_record import Record
+from csd.engine.top_logprobs import Measures
 
 Finished = Iterator[tuple[Request, Sample]]
 
@@ -135,7 +135,7 @@ class ServiceScheduler(Scheduler):
     def settle(self, handle: Handle) -> None:
         """Call `until` for a request that received samples of another one, and end it if done."""
         try:
-            for _ in self.decide(handle.request):
+            for _ in self.check_until(handle.request):
                 pass
         # an exception of `until`
         except BaseException as error:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from csd.engine.engine import Engine
+from csd.engine.prefill import read_prompt
 from csd.models.load import load
 from csd.state.device import current
 from csd.state.kv_cache import PAGE
@@ -84,7 +85,7 @@ def fingerprint(engine: Engine) -> str:
         step = engine._allocate(1, 1, 1, 1, 1)
     step.drafting = False
     step.cache.take(step.cache.prompt_pages, 0, count)
-    logits = engine.decoder.logits(step.read_prompt(0, tokens, 0)[-8:])
+    logits = engine.decoder.logits(read_prompt(step, 0, tokens, 0)[-8:])
     bits = logits.contiguous().cpu().view(torch.uint8).numpy().tobytes()
     digest = hashlib.blake2b(bits, digest_size=6).hexdigest()
     kind = "exact" if engine.exact else "rounding"

@@ -15,7 +15,7 @@ from csd.engine.traces.journal import Journal
 from csd.engine.traces.traces import Trace
 from csd.graph.history import PastSample
 from csd.schema.arguments import check_flag, check_path, check_whole
-from csd.state.forks import watch_forks
+from csd.state.process_forks import watch_forks
 
 
 class History:

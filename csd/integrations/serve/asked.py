@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from csd.engine.measures import MOST_TOP
 from csd.engine.service import AsyncEngine, Handle
+from csd.engine.top_logprobs import MOST_TOP
 from csd.integrations.serve import fields
 from csd.integrations.serve.errors import Refused
 from csd.integrations.serve.unsupported import (

@@ -3,7 +3,7 @@
 import torch
 
 from csd.kernels.change_rows.prefix import Prefixes
-from csd.state.rules import ANY, Asked, Rules
+from csd.state.logit_rules import ANY, Asked, Rules
 from csd.state.slots import Slots
 
 

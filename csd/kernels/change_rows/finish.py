@@ -6,8 +6,8 @@ import torch
 
 from csd.kernels.change_rows.rows import blocks
 from csd.kernels.verify.reference_rows import log_sum_ref
+from csd.state.logit_rules import Rules
 from csd.state.pool import Pool
-from csd.state.rules import Rules
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 

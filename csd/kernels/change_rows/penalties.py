@@ -3,7 +3,7 @@
 import torch
 
 from csd.kernels.change_rows.prefix import Prefixes
-from csd.state.rules import Rules
+from csd.state.logit_rules import Rules
 from csd.state.slots import Slots
 
 

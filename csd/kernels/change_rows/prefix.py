@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from csd.state.logit_rules import Rules
 from csd.state.pool import MAX_DEPTH, Pool
-from csd.state.rules import Rules
 from csd.state.slots import Slots
 
 

@@ -9,8 +9,8 @@ from csd.kernels.change_rows.bans import banned
 from csd.kernels.change_rows.penalties import penalise, subtract_counts
 from csd.kernels.change_rows.prefix import path_tokens, prefixes
 from csd.kernels.change_rows.thought import forced_tokens
+from csd.state.logit_rules import Asked, Rules
 from csd.state.pool import Pool
-from csd.state.rules import Asked, Rules
 from csd.state.slots import Slots
 
 # rows whose prefixes, counts and bans are in memory at once

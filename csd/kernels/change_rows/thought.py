@@ -9,7 +9,7 @@ the longest beginning of them with which the prefix already ends.
 import torch
 
 from csd.kernels.change_rows.prefix import Prefixes
-from csd.state.rules import ANY, Rules
+from csd.state.logit_rules import ANY, Rules
 
 
 def forced_tokens(prefix: Prefixes, s: torch.Tensor, rules: Rules) -> torch.Tensor:

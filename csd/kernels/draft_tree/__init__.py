@@ -61,7 +61,7 @@ from typing import Any
 from csd.kernels.draft_tree.constants import DraftNoise
 from csd.kernels.draft_tree.launch import draft_tree_triton
 from csd.kernels.draft_tree.reference import draft_tree_ref
-from csd.kernels.operator import Fields, RecordOperator, numbers
+from csd.kernels.torch_operators import Fields, RecordOperator, numbers
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool, empty_pool
 from csd.state.slots import Slots

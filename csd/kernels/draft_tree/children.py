@@ -20,7 +20,7 @@ from csd.kernels.draft_tree.constants import (
 )
 from csd.kernels.graph_lookup import find_contexts, hash_contexts, order_masks
 from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
-from csd.kernels.runs import rank_in_run, stable_order, starts
+from csd.kernels.sorted_runs import rank_in_run, stable_order, starts
 from csd.state.context_table import ANY, PROMPT_BIT, SAMPLE_BITS, GraphConfig, Table
 from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PROMPT, SIBLING
 

@@ -8,7 +8,7 @@ import numpy as np
 from csd.kernels.draft_tree.children import Estimates
 from csd.kernels.draft_tree.constants import MAX_COST, DraftNoise, max_path_cost
 from csd.kernels.draft_tree.select import Drafted, cheapest, draft_pool, rank_in
-from csd.kernels.runs import stable_order
+from csd.kernels.sorted_runs import stable_order
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool
 from csd.state.pool_builder import Nodes, slot_penalties

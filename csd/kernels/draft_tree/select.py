@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from csd.kernels.draft_tree.constants import MAX_COST
-from csd.kernels.runs import rank_in_run, stable_order, starts
+from csd.kernels.sorted_runs import rank_in_run, stable_order, starts
 from csd.state.pool import MAX_NODES, Pool
 from csd.state.pool_builder import Nodes, live_by_group, pool_of
 from csd.state.slots import Slots

@@ -33,7 +33,7 @@ from csd.kernels.exact_attention.plan import (
     plan_exact_ref,
     plan_exact_triton,
 )
-from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.kernels.tree_attention import (
     PROPERTIES,
     check_operands,

@@ -10,7 +10,7 @@ from csd.kernels.exact_attention.constants import TAIL
 from csd.kernels.exact_attention.pages import _pages_kernel
 from csd.kernels.exact_attention.plan import ExactWork, cuts, plan_exact_triton
 from csd.kernels.exact_attention.tail import _tail_kernel
-from csd.kernels.target import chip_of
+from csd.kernels.gpu_target import chip_of
 from csd.kernels.tree_attention.launch import DTYPES, Partials, _tiles
 from csd.kernels.tree_attention.layout import TreeLayout
 from csd.kernels.tree_attention.plan import programs_for

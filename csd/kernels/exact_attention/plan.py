@@ -31,7 +31,7 @@ from csd.kernels.exact_attention.constants import (
     TAIL,
 )
 from csd.kernels.exact_attention.plan_kernel import _plan_exact_kernel
-from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.kernels.tree_attention.first_keys import first_keys, first_keys_triton
 from csd.kernels.tree_attention.layout import TreeLayout, check_layout
 from csd.kernels.tree_attention.plan import TILE, tile_rows

@@ -30,7 +30,7 @@ import torch
 from csd.kernels.checks import FIELDS, check_tensor
 from csd.kernels.graph_insert.launch import graph_insert_triton, insert_observed_triton
 from csd.kernels.graph_insert.reference import graph_insert_ref
-from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.state.context_table import Table
 
 __all__ = ["graph_insert", "graph_insert_ref", "graph_insert_triton", "insert_observed_triton"]

@@ -7,7 +7,7 @@ import torch
 
 from csd.kernels.graph_insert.constants import MAX_AGE
 from csd.kernels.graph_lookup import find_contexts, hash_contexts, order_masks
-from csd.kernels.runs import rank_in_run, stable_order, starts
+from csd.kernels.sorted_runs import rank_in_run, stable_order, starts
 from csd.state.context_table import MAX_TOTAL, Table
 
 _BUSY = 1 << 62

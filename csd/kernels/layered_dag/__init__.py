@@ -30,7 +30,7 @@ from csd.kernels.draft_tree.constants import max_path_cost
 from csd.kernels.draft_tree.launch import fill_pool
 from csd.kernels.layered_dag.kernel import _layer_kernel
 from csd.kernels.layered_dag.reference import layered_dag_ref
-from csd.kernels.operator import Fields, RecordOperator, numbers
+from csd.kernels.torch_operators import Fields, RecordOperator, numbers
 from csd.state.pool import MAX_CHILDREN, MAX_NODES, Pool, empty_pool
 from csd.state.slots import MAX_STOP_IDS, Slots
 from csd.state.texts import CHANCE_ONE, Candidates, DagConfig

@@ -13,10 +13,10 @@ the path's rows, -1 and 0 after them; with `trees` also the pool's trees and all
 
 import torch
 
-from csd.kernels.operator import Fields, RecordOperator
 from csd.kernels.snapshot.launch import snapshot_triton
 from csd.kernels.snapshot.layout import empty_snapshot, layout
 from csd.kernels.snapshot.reference import snapshot_ref
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.state.pool import Pool
 from csd.state.verdict import Verdict
 

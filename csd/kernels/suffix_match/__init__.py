@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import triton
 
-from csd.kernels.operator import Fields, RecordOperator
 from csd.kernels.suffix_match.kernel import _count_kernel, _take_kernel
 from csd.kernels.suffix_match.reference import match_ends, suffix_match_ref
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.state.slots import Slots
 from csd.state.texts import Candidates, Texts
 

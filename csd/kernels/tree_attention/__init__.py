@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from csd.kernels.checks import check_tensor
-from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.kernels.tree_attention.batched import tree_attention_batched
 from csd.kernels.tree_attention.by_reference import tree_attention_reference
 from csd.kernels.tree_attention.first_keys import check_reach

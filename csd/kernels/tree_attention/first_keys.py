@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.kernels.tree_attention.layout import TreeLayout, check_layout
 from csd.state.kv_cache import PAGE
 

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from csd.kernels.gpu_target import Chip, chip_of
 from csd.kernels.merge_partials import merge_partials_triton
-from csd.kernels.target import Chip, chip_of
 from csd.kernels.tree_attention.kernel import _tree_attention_kernel
 from csd.kernels.tree_attention.layout import TreeLayout
 from csd.kernels.tree_attention.plan import PAGE, Work, plan_attention_triton, tile_rows

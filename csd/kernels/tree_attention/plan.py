@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from csd.kernels.operator import Fields, RecordOperator
-from csd.kernels.target import programs_of
+from csd.kernels.gpu_target import programs_of
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.kernels.tree_attention.first_keys import first_keys, first_keys_triton
 from csd.kernels.tree_attention.layout import ROWS, TreeLayout, check_rows
 from csd.kernels.tree_attention.plan_kernel import _plan_attention_kernel

@@ -25,7 +25,7 @@ import torch
 
 from csd.kernels.advance_state import check_states
 from csd.kernels.checks import check_tensor
-from csd.kernels.operator import operator
+from csd.kernels.torch_operators import operator
 from csd.kernels.tree_delta_rule.launch import tree_delta_rule_triton
 from csd.kernels.tree_delta_rule.reference import tree_delta_rule_ref
 from csd.kernels.tree_paths import DEPTHS

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from csd.kernels.operator import Fields, RecordOperator
+from csd.kernels.torch_operators import Fields, RecordOperator
 from csd.kernels.verify.launch import decide_triton, verify_triton
 from csd.kernels.verify.reference import verify_ref
 from csd.state.pool import Pool

@@ -1,0 +1,158 @@
+"""Per-row rules of a call's requests, in the tensors of `csd.state.logit_rules.Rules`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+
+from csd.engine.grammar import GRAMMARS
+from csd.engine.requests import Request
+from csd.engine.row_grammar import asks_grammar
+from csd.engine.row_options import OFF
+from csd.engine.sampling import SamplingParams
+from csd.engine.slot_edits import write_rows
+from csd.kernels.change_rows.rows import BLOCK
+from csd.state.logit_rules import ANY, Asked, Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of `Rules`: powers of two, so that few different sizes occur."""
+
+    sets: int
+    prompt: int  # tokens of a prompt
+    words: int  # banned sequences per set
+    word: int  # tokens of a banned sequence
+    marks: int  # tokens of a tag that begins or ends a thought
+
+    def with_room_for(self, other: "Sizes") -> "Sizes":
+        return Sizes(*(
+            max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
+        ))  # fmt: skip
+
+
+# fields that are not stored in tensors
+HOST = ("logits_processor", *GRAMMARS)
+
+
+def changes_rows(params: SamplingParams) -> bool:
+    """True if any option other than repetition_penalty and min_new_tokens changes logits."""
+    return any(getattr(params, name) != off for name, off in OFF.items())
+
+
+def set_of(params: SamplingParams) -> tuple:
+    """Key of a request's rules; requests with equal keys share one row of `Rules`."""
+    return tuple(getattr(params, name) for name in OFF if name not in HOST)
+
+
+def asked_by(requests: Sequence[Request]) -> Asked | None:
+    """Changes of logits that the requests of a call need; None if there are none."""
+    changed = any(changes_rows(r.params) for r in requests)
+    return asked_of(requests) if changed else None
+
+
+def asked_of(requests: Sequence[Request]) -> Asked:
+    every = [r.params for r in requests]
+    return Asked(
+        bias=any(
+            p.logit_bias or p.suppress_tokens or p.allowed_token_ids is not None
+            or any(len(word) == 1 for word in p.bad_words)
+            for p in every
+        ),
+        words=any(len(word) > 1 for p in every for word in p.bad_words),
+        ngram=max(p.no_repeat_ngram_size for p in every),
+        early=any(p.min_new_tokens > 0 for p in every),
+        penalty=any(p.repetition_penalty != 1 for p in every),
+        counts=any(p.presence_penalty or p.frequency_penalty for p in every),
+        thought=any(p.max_thinking_tokens is not None for p in every),
+        functions=any(p.logits_processor for p in every),
+        grammar=asks_grammar(requests),
+    )  # fmt: skip
+
+
+def sizes_of(requests: Sequence[Request], asked: Asked) -> Sizes:
+    words = [[w for w in r.params.bad_words if len(w) > 1] for r in requests]
+    marks = [tag for r in requests for tag in r.params.thinking_tags or ()]
+    longest = max((len(w) for listed in words for w in listed), default=1)
+    prompt = longest - 1
+    if asked.ngram or asked.thought:
+        prompt = max(len(r.prompt) for r in requests)
+    return Sizes(
+        sets=_power(len({set_of(r.params) for r in requests})),
+        prompt=_power(prompt),
+        words=_power(max(map(len, words))),
+        word=_power(longest),
+        marks=_power(max(map(len, marks), default=1)),
+    )
+
+
+def changed_bytes(
+    asked: Asked | None, sets: int, rows: int, longest: int, vocab: int, dtype: torch.dtype
+) -> int:
+    """Upper bound of the bytes that changing a step's rows takes in addition to its logits.
+
+    asked: None, for no changes, gives 0. sets: sets of rules. longest: tokens of a prompt and a
+    sample. dtype: dtype of the logits; rules and changed rows have it too, or float32 if wider.
+    """
+    if asked is None:
+        return 0
+    wide = torch.promote_types(dtype, torch.float32).itemsize
+    # the copy; a table of biases; a grammar's bans, as bytes and as bools; the functions' copies
+    copies = rows * (wide + 2 * asked.grammar + 2 * wide * asked.functions) + sets * wide
+    # per block: a gathered bias and bans, or bits of tokens that occurred, and penalised rows
+    penalties = asked.penalty or asked.counts
+    entry = 4 * wide + 4 * torch.int32.itemsize if penalties else 2 * wide
+    # and int64 indices of the rows above each one, and of its prefix
+    numbers = torch.int64.itemsize * (6 * rows + 12 * longest * asked.prefix)
+    return copies * (vocab + 1) + min(rows, BLOCK) * (entry * (vocab + 1) + numbers)
+
+
+def write_sets(rules: Rules, sets: Sequence[SamplingParams]) -> None:
+    """Write `sets` to the first rows of the rules, in one copy to the device."""
+    at = [*range(len(sets))]
+    rows = [_row(rules, params) for params in sets]
+    write_rows([
+        (field, at, torch.stack([row[name] for row in rows]))
+        for name in rows[0]
+        for field in [getattr(rules, name)]
+    ])  # fmt: skip
+
+
+def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
+    """Host tensors of one set's row, by field of `Rules`."""
+    vocab, (B, W), X = rules.bias.shape[1], rules.words.shape[1:], rules.close.shape[1]
+    bias = torch.zeros(vocab, dtype=rules.bias.dtype)
+    for token, value in params.logit_bias:
+        bias[token] += value
+    banned = [*params.suppress_tokens, *(w[0] for w in params.bad_words if len(w) == 1)]
+    bias[banned] = -math.inf
+    if params.allowed_token_ids is not None:
+        other = torch.ones(vocab, dtype=torch.bool)
+        other[list(params.allowed_token_ids)] = False
+        bias[other] = -math.inf
+    words = [[*w] for w in params.bad_words if len(w) > 1]
+    begin, end, close = params.thinking_tags or ((), (), ())
+    budget = params.max_thinking_tokens
+    values = {
+        "words": [[ANY] * (W - len(w)) + w for w in words] + [[-1] * W] * (B - len(words)),
+        "ngram": params.no_repeat_ngram_size,
+        "presence": params.presence_penalty,
+        "frequency": params.frequency_penalty,
+        "thought": -1 if budget is None else budget,
+        "begin": _right(begin, X),
+        "end": _right(end, X),
+        "close": [*close, *[-1] * (X - len(close))],
+    }
+    return {"bias": bias} | {
+        name: torch.tensor(value, dtype=getattr(rules, name).dtype)
+        for name, value in values.items()
+    }
+
+
+def _right(tag: tuple[int, ...], width: int) -> list[int]:
+    return [ANY] * (width - len(tag)) + [*tag] if tag else [-1] * width
+
+
+def _power(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()
