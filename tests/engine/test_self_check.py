@@ -134,7 +134,7 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(monkeypatch):
     for place in ("model_resources", "self_check.run"):
         monkeypatch.setattr(f"csd.engine.{place}.choose", lambda *_: wrong)
     failed = check("cpu").failed
-    assert [c.name for c in failed[:1]] == ["forward"] and "other bits" in failed[0].error
+    assert [c.name for c in failed[:1]] == ["forward"] and "bits differ" in failed[0].error
 
 
 @pytest.mark.parametrize("name", ["decide", "insert_observed"])

@@ -84,7 +84,7 @@ def test_unusable_files_are_measured_anew(content, measured, tmp_path, caplog):
     caplog.clear()
     assert drawn(engine()) == want
     assert len(measured) == 2
-    assert sum("measured anew" in r.message for r in caplog.records) == 1
+    assert sum("measured again" in r.message for r in caplog.records) == 1
     # a folder stays, a file is whole again
     assert files(tmp_path) == [path] and (content is None or path.read_text() == good)
 
