@@ -65,10 +65,10 @@ def _text(result: dict, row: dict) -> list[str]:
     here, pairs = result["machine"], len(row["rates"]["csd"])
     return [
         f"{result['model']} in {result['dtype']} on {here['cores']} cores of {here['cpu']}: "
-        f"{row['task']}, at most {row['limit']:,} tokens, temperature 0.7, the fastest side of "
-        f"each engine, medians of {pairs} alternated draws with their interval; "
-        f"{row['ended']:.0%} of the answers ended by themselves, and "
-        f"{row['distinct 8-grams']:.0%} of their runs of 8 tokens are distinct"
+        f"{row['task']}, at most {row['limit']:,} tokens, temperature 0.7. Each engine runs in its "
+        f"fastest configuration, in turn with the others: rates are medians of {pairs} draws, and "
+        f"ratios medians of the {pairs} pairs with their range. {row['ended']:.0%} of the answers "
+        f"ended before the limit, and {row['distinct 8-grams']:.0%} of their 8-grams are distinct"
         f"{'' if row['counts'] else ', so that the text is no measure of other text'}."
     ]  # fmt: skip
 
