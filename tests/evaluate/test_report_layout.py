@@ -1,4 +1,4 @@
-"""What of the report is to be seen, at the widths of a screen and of a phone."""
+"""Layout of the report on a screen and on a phone: texts, boxes and legends that are visible."""
 
 import json
 import re

@@ -153,7 +153,7 @@ def test_bytes_that_are_no_text(tmp_path):
     path.write_bytes(b"\x80\x00\xff" * 20)
     with pytest.raises(ValueError, match="line 1: 'utf-8' codec can't decode"):
         csd.History(path=path)
-    with pytest.raises(ValueError, match="not gzipped"):
+    with pytest.raises(ValueError, match="without gzip compression"):
         csd.History(path=tmp_path / "a.jsonl.gz")
 
 

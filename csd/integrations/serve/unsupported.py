@@ -89,7 +89,7 @@ def asks_for_nothing(name: str, value: Any, nothing: Mapping[str, tuple[Any, ...
 
 
 def instead(name: str, known: Collection[str]) -> str:
-    """What to use in place of an unsupported field, to follow its error; "" if nothing is known."""
+    """Clause of an error: the field to use instead of an unsupported one; "" if none is known."""
     if name in INSTEAD:
         return f"; {INSTEAD[name]}"
     # clients may know the option by its name in another library
