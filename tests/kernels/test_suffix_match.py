@@ -101,7 +101,7 @@ def test_the_operator_runs_the_reference_on_cpu_and_says_what_is_wrong():
     texts, slots = cases(1, 3, 5, 20, 3)
     got, want = suffix_match(texts, slots, 3, 1, 8, 4), suffix_match_ref(texts, slots, 3, 1, 8, 4)
     assert torch.equal(got.token, want.token) and torch.equal(got.chance, want.chance)
-    with pytest.raises(ValueError, match=r"k must be from 1 to 5, the length of the slots' context, got 6"):
+    with pytest.raises(ValueError, match=r"k must be from 1 to 5, the length of .* context, got 6"):
         suffix_match(texts, slots, 6, 1, 8, 4)
     with pytest.raises(ValueError, match="edits must be from 0 to 2, got 3"):
         suffix_match(texts, slots, 3, 3, 8, 4)
