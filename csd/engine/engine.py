@@ -269,7 +269,7 @@ class Engine(ModelResources):
             finally:
                 with current(self.device, stream):
                     clear(step)
-                    self._end_call(requests)
+                    self._end_call(requests, step.seconds)
                 self._ended = True
                 self._last = None if stream is None else stream.record_event()
 

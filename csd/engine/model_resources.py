@@ -150,10 +150,12 @@ class ModelResources(Resources):
         self._changes = found.changes or self._changes
         return found
 
-    def _end_call(self, requests: list[Request]) -> None:
+    def _end_call(self, requests: list[Request], seconds: dict[str, float]) -> None:
+        """Write the statistics of the whole call into those of each request."""
         dropped, peak = self._newly_dropped(requests), peak_bytes(self.device)
         tokens = sum(request.stats.tokens for request in requests)
         for request in requests:
+            request.stats.seconds = dict(seconds)
             request.stats.call_tokens = tokens
             request.stats.peak_memory = peak
             request.stats.contexts_dropped = dropped

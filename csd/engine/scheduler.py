@@ -76,7 +76,6 @@ class Scheduler(SlotFiller):
             if self.cross_prompt is not None:
                 self.cross_prompt.add(request, sample)
             self.free(s, live)
-            stats.seconds = dict(self.step.seconds)
             yield request, sample
             yield from self.check_until(request)
 

@@ -242,3 +242,14 @@ def test_closing_a_stream_ends_its_call_at_once():
     # still held by a name: nothing is left to the collector of garbage
     stream.close()
     assert len(e.generate([1], max_new_tokens=4)) == 1
+
+
+def test_rates_are_of_the_whole_call():
+    """Also for a prompt whose samples end long before those of the others."""
+    e = engine(PrefixSum(sharpness=4.0), max_slots=2)
+    out = csd.generate(e, [[1, 2], [3, 4], [5, 6]], num_samples=2, max_new_tokens=20, seed=2)
+    tokens = sum(result.stats.tokens for result in out)
+    assert all(result.stats.call_tokens == tokens for result in out)
+    assert len({result.stats.tokens_per_second for result in out}) == 1
+    assert all(result.stats.seconds == out[0].stats.seconds for result in out)
+    assert f"of a call that drew {tokens:,}" in str(out[0].stats)
