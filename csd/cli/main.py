@@ -81,7 +81,9 @@ def main(argv: list[str] | None = None) -> int:
 def _reason(error: Exception) -> str:
     """The text of an error; of one that names a file, without its number."""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        # bytes of a name that are no UTF-8 are shown as escapes
+        name = str(error.filename).encode("utf-8", "backslashreplace").decode()
+        return f"{name}: {error.strerror}"
     return str(error)
 
 
