@@ -99,7 +99,7 @@ def test_what_cannot_be_rolled_out_is_refused(trained):
     with pytest.raises(ValueError, match="budget must be at least 0, got -1"):
         Rollout(budget=-1)
     trainer = SimpleNamespace(use_vllm=True)
-    with pytest.raises(NotImplementedError, match="use_vllm=True"):
+    with pytest.raises(NotImplementedError, match="use_vllm must be False"):
         Rollout()(["a"], trainer)
     with pytest.raises(NotImplementedError, match="tools"):
         Rollout()(["a"], SimpleNamespace(use_vllm=False, tools=[print]))
