@@ -273,7 +273,7 @@ def test_what_cannot_end_early_is_refused(early, monkeypatch):
             Rollout(**options)
     with pytest.raises(ValueError, match="first must be less than num_generations=8, got 8"):
         rollout_of(first=8)([RIGHT] * 8, trainer)
-    with pytest.raises(NotImplementedError, match="_generate_and_score_completions of GRPOTrainer"):
+    with pytest.raises(NotImplementedError, match="another _generate_and_score_completions"):
         rollout_of()([RIGHT] * 8, trainer)
     for attribute, value in [("beta", 0.04), ("_entropy_bonus_enabled", True),
                              ("aux_loss_enabled", True)]:  # fmt: skip
