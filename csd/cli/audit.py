@@ -58,7 +58,7 @@ def add(commands: _SubParsersAction) -> None:
 
 
 def _audit(args: Namespace) -> int:
-    check_flags(args, FLAGS)
+    check_flags(args, (*FLAGS, *LOADING))
     check_output()
     traces = [*read_traces(args.file)]
     sampling = {name: getattr(args, name) for name in FLAGS}

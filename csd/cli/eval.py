@@ -77,7 +77,7 @@ def add(commands: _SubParsersAction) -> None:
 def _eval(args: Namespace) -> int:
     from tqdm import tqdm
 
-    check_flags(args, ("num_samples", *OPTIONS, "budget", "share"))
+    check_flags(args, ("num_samples", *OPTIONS, "budget", "share", *LOADING))
     check_counts(args, ("batch", "limit"))
     task = TASKS[args.task]
     problems = read(args.file, task)[: args.limit]

@@ -1,5 +1,5 @@
 "use strict";
-// a box that holds more than it shows has a line below it that says so
+// a box that holds more than it shows has a line below it that marks this
 
 const larger = (box) => box.scrollWidth > box.clientWidth + 1 || box.scrollHeight > box.clientHeight + 1;
 const signs = new Map();
