@@ -129,7 +129,7 @@ def main(model: str, tokens: int = 200) -> None:
 
     print(f"\n{PROBLEM}\n\nEight samples with csd; +3: the last step added three tokens")
     out, seconds = timed(engine, tokens)
-    print("The same with plain sampling, a token of a sample a step")
+    print("The same with plain sampling, one token per sample and step")
     plain, plain_seconds = timed(engine, tokens, speculate=False)
 
     if TERMINAL:
