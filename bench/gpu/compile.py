@@ -8,11 +8,12 @@ import os
 import torch
 from triton import knobs
 
+from bench.gpu import workload
 from bench.gpu.aot import SHAPES, Shape, problems
 from bench.gpu.aot import run as compile_all
 from bench.gpu.aot.run import OutOfTime
 from bench.gpu.section import Section
-from bench.lib import shapes
+from bench.lib.shapes import SHAPES as SIZES
 
 
 def run(section: Section) -> None:
@@ -25,8 +26,9 @@ def run(section: Section) -> None:
     section.facts["target"] = target
     cores = len(os.sched_getaffinity(0))
     # float32 for the model whose generations the next section, `parity`, compares
-    tiny = Shape.of("tiny", shapes.SHAPES["tiny"])
-    tasks = [(target, "fp32", tiny)] + [(target, "bf16", shape) for shape in SHAPES[:2]]
+    tiny, named = Shape.of("tiny", SIZES["tiny"]), workload.shapes(section)
+    tasks = [(target, "fp32", tiny)] if section.call != 2 else []
+    tasks += [(target, "bf16", shape) for shape in SHAPES if shape.name in named]
     try:
         rows = compile_all(tasks, cores, cache=knobs.cache.dir, timeout=max(section.left, 1))
     except OutOfTime as error:

@@ -85,8 +85,7 @@ def test_captures_of_two_threads_follow_each_other(gpu):
             release.wait(30)
 
     threads = [
-        threading.Thread(target=Captures().get, args=("a", work))
-        for work in (first, lambda: None)
+        threading.Thread(target=Captures().get, args=("a", work)) for work in (first, lambda: None)
     ]
     threads[0].start()
     assert within.wait(30)

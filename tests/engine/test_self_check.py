@@ -95,9 +95,9 @@ def test_rows_of_the_embedding_are_compared(written):
             x[8] += 1
         return result
 
-    for run, passes in ((rms_norm_ref, True), (wrong, False)):
+    for own, passes in ((rms_norm_ref, True), (wrong, False)):
         row = Check("rms_norm")
-        operations.compared(run, rms_norm_ref, row)(table, torch.ones(4), 1e-5, rows=rows)
+        operations.compared(own, rms_norm_ref, row)(table, torch.ones(4), 1e-5, rows=rows)
         assert row.passed == passes, row
 
 

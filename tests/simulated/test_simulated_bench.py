@@ -232,7 +232,7 @@ def test_kernels(section, monkeypatch, tmp_path):
     ).items():  # fmt: skip
         monkeypatch.setattr(kernels, name, value)
     path = tmp_path / "kernels.json"
-    asked = partial(SimpleNamespace, full=False, beside=[], replays=3, json=path)
+    asked = partial(SimpleNamespace, full=False, quick=False, beside=[], replays=3, json=path)
     _, rows = kernels.on_gpu(asked(only=None))
     # whoever ends the run has what was done
     written = json.loads(path.read_text())
