@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_boxes_fill_the_time_that_the_call_has(call):
     assert shown(steps) == [(call, list(together)) for together, _ in CALLS[call]]
     begins = [0, *(step.closes for step in steps)]
     boxes = [box for _, box in CALLS[call]]
-    assert [b - a for a, b in zip(begins, begins[1:], strict=False)] == boxes
+    assert [b - a for a, b in pairwise(begins)] == boxes
 
 
 def test_both_calls_and_their_starts_take_a_quarter_of_an_hour():
