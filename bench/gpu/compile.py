@@ -4,6 +4,8 @@ Otherwise Triton compiles at first launches, one kernel after another.
 """
 
 import os
+import sys
+from collections.abc import Collection
 
 import torch
 from triton import knobs
@@ -25,10 +27,7 @@ def run(section: Section) -> None:
     target = chip()
     section.facts["target"] = target
     cores = len(os.sched_getaffinity(0))
-    # float32 for the model whose generations the next section, `parity`, compares
-    tiny, named = Shape.of("tiny", SIZES["tiny"]), workload.shapes(section)
-    tasks = [(target, "fp32", tiny)] if section.call != 2 else []
-    tasks += [(target, "bf16", shape) for shape in SHAPES if shape.name in named]
+    tasks = tasks_of(target, workload.shapes(section), parity=section.call != 2)
     try:
         rows = compile_all(tasks, cores, cache=knobs.cache.dir, timeout=max(section.left, 1))
     except OutOfTime as error:
@@ -41,9 +40,31 @@ def run(section: Section) -> None:
         raise RuntimeError(f"not compiled as it should be: {', '.join(wrong)}")
 
 
+def tasks_of(target: str, names: Collection[str], parity: bool) -> list[tuple[str, str, Shape]]:
+    """What to compile for shapes by name. parity: also the section's float32 model, first."""
+    tiny = [(target, "fp32", Shape.of("tiny", SIZES["tiny"]))] if parity else []
+    return tiny + [(target, "bf16", shape) for shape in SHAPES if shape.name in names]
+
+
 def chip() -> str:
     """Compiler target of the device: sm_90, sm_120, gfx942, .."""
     if torch.version.hip:
         return torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0]
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{10 * major + minor}"
+
+
+def main(target: str) -> int:
+    """Compile all for a chip that need not be there, into Triton's cache; returns the exit code."""
+    tasks = tasks_of(target, workload.LARGE, parity=True)
+    rows = compile_all(tasks, len(os.sched_getaffinity(0)), cache=knobs.cache.dir)
+    wrong = [row for row in rows if problems(row)]
+    for row in wrong:
+        print(f"{row['kernel']}: {'; '.join(problems(row))}", file=sys.stderr)
+    right = f"{len(rows) - len(wrong)} of {len(rows)}"
+    print(f"{right} kernels compiled for {target}: {knobs.cache.dir}")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
