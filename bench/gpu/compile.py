@@ -41,7 +41,7 @@ def run(section: Section) -> None:
 
 
 def tasks_of(target: str, names: Collection[str], parity: bool) -> list[tuple[str, str, Shape]]:
-    """What to compile for shapes by name. parity: also the section's float32 model, first."""
+    """Compilations for shapes by name, begun with that of `parity`'s float32 model if asked."""
     tiny = [(target, "fp32", Shape.of("tiny", SIZES["tiny"]))] if parity else []
     return tiny + [(target, "bf16", shape) for shape in SHAPES if shape.name in names]
 

@@ -44,7 +44,7 @@ def test_each_job_is_compiled_by_one_child(compiled, monkeypatch, processes, cou
 
 
 def test_children_free_no_graphs(monkeypatch, tmp_path):
-    """What the collector frees may call CUDA, which a forked process cannot use."""
+    """The collector may free a graph, which calls CUDA, and a forked process cannot use it."""
 
     def compile_(source, target, options):
         (tmp_path / "collects").write_text(str(gc.isenabled()))

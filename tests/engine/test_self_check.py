@@ -72,7 +72,7 @@ def test_this_machine_passes(dtype):
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_embedding_is_not_copied(exact, monkeypatch):
-    """Of a large model it has gigabytes, and every pass reads a few rows of it."""
+    """A large one has gigabytes, and every pass reads a few rows of it."""
     copied, to_cpu = set(), operations.to_cpu
 
     def noted(x):

@@ -299,7 +299,14 @@ def test_kernels(section, monkeypatch, tmp_path):
     kept = []
     monkeypatch.setattr(kernels, "_keep", lambda _, rows: kept.append(len(rows)))
     kernels.on_gpu(asked(only="step"))
-    assert kept == [*range(1, len(rows) - 1)]
+    # in little time one model beside what needs no compilation
+    monkeypatch.setattr(attention_rivals, "compiled", lambda function: pytest.fail("compiles"))
+    other = replace(job, model="other")
+    monkeypatch.setattr(kernels, "shapes", lambda full: [job, other])
+    _, quick = kernels.on_gpu(asked(only="attention", quick=True))
+    found = [(row["provider"], row["shape"], row["note"]) for row in quick]
+    assert found == [("csd", str(job), ""), ("sdpa, eager merge", str(job), "")]
+    assert kept == [*range(1, len(rows) - 1), 2]
     assert {row["provider"] for row in rows} == {"csd", "sdpa"}
     assert {row["kernel"] for row in rows} >= {"draft_tree", "graph_insert", "verify", "commit"}
     assert not [row["note"] for row in rows if row["note"]]
