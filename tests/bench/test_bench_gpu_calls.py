@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from targets import few
 
 from bench.gpu import __main__ as gpu
 from bench.gpu import calls, doctor, equality, parity, prefill
@@ -205,6 +206,7 @@ sys.exit(gpu.main(sys.argv[1:]))
 """
 
 
+@few(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
 def test_a_run_that_is_killed_leaves_all_rows_so_far(tmp_path, number):
     program, into = tmp_path / "endless.py", tmp_path / "into.json"

@@ -70,6 +70,7 @@ def test_this_machine_passes(dtype):
     report.raise_failed()
 
 
+@few(1)
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_embedding_is_not_copied(exact, monkeypatch):
     """A large one has gigabytes, and every pass reads a few rows of it."""
