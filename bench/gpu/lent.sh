@@ -28,7 +28,6 @@ describe() {
     nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader
     nproc
     df -h /dev/shm /tmp | tail -n 2
-    "$PYTHON" -m pip list 2>/dev/null | grep -iE '^(torch|triton|transformers|numpy|numba) '
 }
 
 shown() {
