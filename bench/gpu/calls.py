@@ -86,12 +86,12 @@ class Gathered:
         for pattern in ("*.json", "[0-9]/*.json"):
             for path in self.folder.glob(pattern):
                 try:
-                    found = path.stat()
+                    status = path.stat()
                 except OSError:
                     # a section that begins removes its file
                     continue
                 if path != self.into:
-                    yield path, (found.st_ino, found.st_mtime_ns, found.st_size)
+                    yield path, (status.st_ino, status.st_mtime_ns, status.st_size)
 
     def update(self) -> None:
         """Read what is new, and replace the file if anything is."""
@@ -100,12 +100,12 @@ class Gathered:
             if self._read.get(path) == stamp:
                 continue
             try:
-                found = json.loads(path.read_text())
+                contents = json.loads(path.read_text())
             except (OSError, ValueError):
                 # it is being written
                 continue
             self._read[path], changed = stamp, True
-            self.results[path.relative_to(self.folder).with_suffix("").as_posix()] = found
+            self.results[path.relative_to(self.folder).with_suffix("").as_posix()] = contents
         if changed:
             self._write()
 

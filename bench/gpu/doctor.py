@@ -57,11 +57,11 @@ def examined(section: Section, job: dict) -> dict:
     except subprocess.TimeoutExpired:
         return {"late": True}
     try:
-        found = json.loads(done.stdout.splitlines()[-1])
+        report = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        found = {"error": f"the process ended with code {done.returncode}: {last[0]}"}
-    return found | {"log": done.stderr[-6000:]}
+        report = {"error": f"the process ended with code {done.returncode}: {last[0]}"}
+    return report | {"log": done.stderr[-6000:]}
 
 
 def add(section: Section, job: dict, found: dict) -> None:

@@ -63,9 +63,9 @@ carry)
     mkdir -p "$OUT"
     unpack
     describe >"$OUT/second.log" 2>&1
-    kept=()
-    if [ -f $CARRIED/first.json ]; then kept=(--kept $CARRIED/first.json); fi
-    timeout -k 5 245 "$PYTHON" -m bench.gpu --call 2 "${kept[@]}" --out "$(mktemp -d)" \
+    earlier=()
+    if [ -f $CARRIED/first.json ]; then earlier=(--kept $CARRIED/first.json); fi
+    timeout -k 5 245 "$PYTHON" -m bench.gpu --call 2 "${earlier[@]}" --out "$(mktemp -d)" \
         --into "$OUT/second.json" >>"$OUT/second.log" 2>&1
     code=$?
     shown "$OUT/second.log" $code

@@ -52,12 +52,12 @@ def chosen(minutes: int, only: list[str] | None = None) -> list[str]:
 
 def steps(names: list[str], minutes: int) -> list[Step]:
     """Steps of a run of the sections `names`."""
-    found: list[Step] = []
+    planned: list[Step] = []
     closes = 0
     for name in names:
-        if found and name in SIDE_BY_SIDE and found[-1].sections[-1] in SIDE_BY_SIDE:
-            found[-1].sections.append(name)
+        if planned and name in SIDE_BY_SIDE and planned[-1].sections[-1] in SIDE_BY_SIDE:
+            planned[-1].sections.append(name)
             continue
         closes += box(name, minutes)
-        found.append(Step([name], closes))
-    return found
+        planned.append(Step([name], closes))
+    return planned

@@ -120,10 +120,10 @@ def test_two_calls(tmp_path, monkeypatch, capsys):
     options = ["--device", "cpu", "--out", str(tmp_path / "out"), "--into"]
     quick(monkeypatch, doctor=fails)
     assert gpu.main([*options, str(first), "--call", "1"]) == 1
-    kept = json.loads(first.read_text())
-    assert kept["1/doctor"]["rows"] == [{"what": "first"}]
-    assert 'raise ValueError("second")' in kept["1/doctor"]["traceback"]
-    assert kept["summary"]["sections"] == {"1/doctor": "failed"}
+    saved = json.loads(first.read_text())
+    assert saved["1/doctor"]["rows"] == [{"what": "first"}]
+    assert 'raise ValueError("second")' in saved["1/doctor"]["traceback"]
+    assert saved["summary"]["sections"] == {"1/doctor": "failed"}
     quick(monkeypatch)
     capsys.readouterr()
     options[3] = str(tmp_path / "other")
@@ -133,8 +133,8 @@ def test_two_calls(tmp_path, monkeypatch, capsys):
         printed.index(f"call {what} ..") for what in ("1: doctor", "2: equality", "2: prefill")
     ]
     assert order == sorted(order)
-    kept = json.loads(second.read_text())
-    assert {k: v["rows"] for k, v in kept.items() if "/" in k} == {
+    saved = json.loads(second.read_text())
+    assert {k: v["rows"] for k, v in saved.items() if "/" in k} == {
         "1/doctor": [{"what": "row", "call": 1}], "2/equality": [{"what": "row", "call": 2}],
         "2/prefill": [{"what": "row", "call": 2}],
     }  # fmt: skip
@@ -142,7 +142,7 @@ def test_two_calls(tmp_path, monkeypatch, capsys):
     assert gpu.main([*options, str(second), "--call", "2", "--kept", str(second)]) == 0
     again = json.loads(second.read_text())
     assert {k: v for k, v in again.items() if "/" in k} == {
-        k: v for k, v in kept.items() if "/" in k
+        k: v for k, v in saved.items() if "/" in k
     }
 
 
@@ -229,10 +229,10 @@ def test_a_run_that_is_killed_leaves_all_rows_so_far(tmp_path, number):
         process.send_signal(number)
         process.wait(30)
         written = json.loads((tmp_path / "out" / "1" / "prefill.json").read_text())["rows"]
-        kept = json.loads(into.read_text())["1/prefill"]["rows"]
-        assert kept == written[: len(kept)] and len(kept) >= len(rows)
+        saved = json.loads(into.read_text())["1/prefill"]["rows"]
+        assert saved == written[: len(saved)] and len(saved) >= len(rows)
         if number == signal.SIGTERM:
-            assert kept == written
+            assert saved == written
     finally:
         process.kill()
         process.wait()

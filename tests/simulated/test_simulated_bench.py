@@ -304,8 +304,8 @@ def test_kernels(section, monkeypatch, tmp_path):
     other = replace(job, model="other")
     monkeypatch.setattr(kernels, "shapes", lambda full: [job, other])
     _, quick = kernels.on_gpu(asked(only="attention", quick=True))
-    found = [(row["provider"], row["shape"], row["note"]) for row in quick]
-    assert found == [("csd", str(job), ""), ("sdpa, eager merge", str(job), "")]
+    timed = [(row["provider"], row["shape"], row["note"]) for row in quick]
+    assert timed == [("csd", str(job), ""), ("sdpa, eager merge", str(job), "")]
     assert kept == [*range(1, len(rows) - 1), 2]
     assert {row["provider"] for row in rows} == {"csd", "sdpa"}
     assert {row["kernel"] for row in rows} >= {"draft_tree", "graph_insert", "verify", "commit"}
