@@ -106,8 +106,8 @@ test-compiled: install
 		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' tests/ptx_machine $(COMPILED:%=tests/%) || exit 1; \
 	done
 
-# of the interpreters of VENV and PYTHON the first that has all a GPU's tests import; without one, VENV is made.
-# So machines without a network need no installation
+# targets for GPUs use VENV or PYTHON, whichever has all that their tests import, and install only where neither has,
+# for a machine with a GPU may have no network
 GPU_IMPORTS := numba numpy pytest torch tqdm transformers triton xdist
 HAS_IMPORTS := -c "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
 ON_GPU = for python in $(BIN)/python $(PYTHON) ''; do \
