@@ -34,6 +34,8 @@ CALLS: dict[int, tuple[tuple[tuple[str, ...], int], ...]] = {
 SECONDS = {1: 315, 2: 230}
 # share of its box below which a step is left out
 LEAST = 0.5
+# sections without which, complete, other sections' figures count for nothing
+PROOFS = ("doctor", "parity")
 # seconds between two looks for new results
 LOOK = 0.1
 
@@ -53,8 +55,8 @@ def plan(
             ended = {name: earlier.get(f"{number}/{name}", {}).get("status") for name in together}
             names = [n for n, s in ended.items() if s != "done" and (not only or n in only)]
             if names:
-                ranks = (RANKS.get(ended[name], NEW) for name in names)
-                ranked.append((min(ranks), number, box, names))
+                rank = min(_rank(name, ended[name]) for name in names)
+                ranked.append((rank, number, box, names))
     steps, late, closes = [], [], 0
     for _, number, box, names in sorted(ranked, key=lambda x: x[0]):
         left = SECONDS[call] - closes
@@ -66,8 +68,12 @@ def plan(
     return steps, late
 
 
-# by how a section ended before; a section that was cut has rows
-RANKS, NEW = {"failed": 0, "cut": 2}, 1
+def _rank(name: str, ended: str | None) -> int:
+    """0 to 2, in the order of a call; ended: how the section ended in an earlier call."""
+    if ended == "failed" or (ended == "cut" and name in PROOFS):
+        return 0
+    # a section that was cut has rows
+    return 2 if ended == "cut" else 1
 
 
 class Gathered:

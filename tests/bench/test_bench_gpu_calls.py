@@ -61,6 +61,10 @@ def test_a_second_call_begins_with_what_failed_and_leaves_out_what_is_done():
         (1, ["parity"]), (1, ["continuous"]), (1, ["products"]), (2, ["doctor", "compile"]),
     ]  # fmt: skip
     assert late[-1:] == ["1/attention"] or shown(steps)[-1] == (1, ["attention"])
+    # half a proof is none
+    for name in ("doctor", "parity"):
+        steps, _ = plan(2, ended(c1={name: "cut", "products": "failed", "end_to_end": "cut"}))
+        assert shown(steps)[:2] == [(1, [name]), (1, ["products"])]
     # without an earlier call, or when it is done, its own sections alone
     own = [(2, list(together)) for together, _ in CALLS[2]]
     assert shown(plan(2, {})[0]) == shown(plan(2, ended(c1={}))[0]) == own
