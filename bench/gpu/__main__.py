@@ -70,20 +70,24 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--kept must be a file that --into has written; there is no {args.kept}")
     earlier = json.loads(args.kept.read_text()) if args.kept else {}
     if args.call:
-        plan, late = plan_call(args.call, earlier, args.only)
+        plan = plan_call(args.call, earlier, args.only)
     else:
-        plan, late = steps(chosen(args.minutes, args.only), args.minutes), []
+        plan = steps(chosen(args.minutes, args.only), args.minutes)
     if args.vllm and "vllm" not in [args.section, *(n for step in plan for n in step.sections)]:
         parser.error("--vllm needs --minutes 30, or --only vllm")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.section:
         # the process has used part of its box for imports, and is killed when the box closes
         return run_here(args, args.section, args.seconds - (time.time() - args.began) - GRACE)
-    start = time.perf_counter()
+    start, ran = time.perf_counter(), []
     with gathered(args.out, args.into, earlier):
         for step in plan:
-            run_step(args, step, step.closes - (time.perf_counter() - start))
-        return report(args, plan, late, time.perf_counter() - start)
+            left = step.closes - (time.perf_counter() - start)
+            if left >= step.least:
+                run_step(args, step, left)
+                ran.append(step)
+        late = [f"{s.call}/{name}" for s in plan if s not in ran for name in s.sections]
+        return report(args, ran, late, time.perf_counter() - start)
 
 
 def folder(args: Namespace, call: int) -> Path:

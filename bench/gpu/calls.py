@@ -40,10 +40,8 @@ PROOFS = ("doctor", "parity")
 LOOK = 0.1
 
 
-def plan(
-    call: int, earlier: dict[str, dict], only: list[str] | None = None
-) -> tuple[list[Step], list[str]]:
-    """Steps of a call, and the results, as "CALL/SECTION", for which it has no time.
+def plan(call: int, earlier: dict[str, dict], only: list[str] | None = None) -> list[Step]:
+    """Steps of a call, of which the last ones run if those before them leave time.
 
     earlier: contents of `Gathered.into` of earlier calls, {} without any.
     """
@@ -57,15 +55,11 @@ def plan(
             if names:
                 rank = min(_rank(name, ended[name]) for name in names)
                 ranked.append((rank, number, box, names))
-    steps, late, closes = [], [], 0
+    steps, closes = [], 0
     for _, number, box, names in sorted(ranked, key=lambda x: x[0]):
-        left = SECONDS[call] - closes
-        if left < LEAST * box:
-            late += [f"{number}/{name}" for name in names]
-            continue
-        closes += min(box, left)
-        steps.append(Step(names, closes, number))
-    return steps, late
+        closes = min(closes + box, SECONDS[call])
+        steps.append(Step(names, closes, number, LEAST * box))
+    return steps
 
 
 def _rank(name: str, ended: str | None) -> int:

@@ -4,6 +4,7 @@ Sections of one step run side by side. A step's box closes at the sum of the box
 unused time goes to later steps, and all of them end within the given minutes.
 """
 
+import math
 from dataclasses import dataclass
 
 # boxes in a run of 10 minutes, and of 30; a section with a box of 0 is left out
@@ -35,6 +36,7 @@ class Step:
     sections: list[str]
     closes: int  # second of the run at which their box closes
     call: int = 0  # of a lent machine (`bench.gpu.calls`) whose sections these are; 0: of none
+    least: float = -math.inf  # seconds; with fewer left, the step is left out
 
 
 def box(name: str, minutes: int) -> int:
