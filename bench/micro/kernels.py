@@ -125,7 +125,7 @@ def on_gpu(args) -> tuple[dict, list[dict]]:
         providers |= {name: OTHERS[name] for name in args.beside}
         # flex_attention compiles for each shape, so all shapes of the other providers run first
         slow = {name: providers.pop(name) for name in list(providers) if "flex" in name}
-        for some in (providers, slow):
+        for some in filter(None, (providers, slow)):
             for shape in sizes:
                 rows += attention_rows(shape, some, bandwidth, args.replays)
                 print(common.table(rows[-len(some) :]), flush=True)
