@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-serve install-docs docs demo test test-quick coverage test-slow test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 clean
+.PHONY: install install-integrations install-serve install-docs docs demo test test-quick coverage test-slow test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 triton-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -62,10 +62,11 @@ coverage: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov=csd --cov-report=term --cov-report=html:build/coverage \
 		$(QUICK:%=tests/%)
 
-# tests that are marked slow: two processes of one model, bench.gpu on the simulated GPU, forks, compiled kernels
+# tests that are marked slow: two processes of one model, bench.gpu on the simulated GPU, forks, compiled kernels,
+# launches with the Triton of torch 2.11
 SLOW = $(shell grep -rlE '^from targets import .*(few|slow)' tests)
 
-test-slow: install
+test-slow: install triton-3.6
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow $(SLOW)
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
@@ -105,9 +106,18 @@ test-compiled: install
 		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' tests/ptx_machine $(COMPILED:%=tests/%) || exit 1; \
 	done
 
+# targets for GPUs use VENV or PYTHON, whichever has all that their tests import, and install only where neither has,
+# for a machine with a GPU may have no network
+GPU_IMPORTS := numba numpy pytest torch tqdm transformers triton xdist
+HAS_IMPORTS := -c "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
+ON_GPU = for python in $(BIN)/python $(PYTHON) ''; do \
+		if test -z "$$python"; then $(MAKE) install && python=$(BIN)/python || exit 1; break; fi; \
+		$$python $(HAS_IMPORTS) $(GPU_IMPORTS) 2>/dev/null && break; \
+	done;
+
 # on a GPU: the same files with compiled kernels launched on it, and engines there
-test-gpu: install
-	CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' \
+test-gpu:
+	$(ON_GPU) CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $$python -m pytest -n 2 -m '' \
 		$(COMPILED:%=tests/%) tests/gpu
 
 # kills, full disks, interrupts, threads and volume: a few of each are in `make test`
@@ -139,18 +149,22 @@ lint: install
 bench: install
 	$(BIN)/python -m bench.cpu
 
-bench-gpu: install
-	$(BIN)/python -m bench.gpu --out build/gpu
+bench-gpu:
+	$(ON_GPU) $$python -m bench.gpu --out build/gpu
 
 # every kernel, compiled for GPUs that are not there
 aot: install
 	mkdir -p build
 	$(BIN)/python -m bench aot --json build/aot.json
 
-# the same with the Triton of torch 2.10 and 2.11
-aot-3.6: install
-	test -d build/triton-3.6 || \
-		$(BIN)/pip install --quiet --no-deps --target build/triton-3.6 triton==3.6.0
+# the Triton of torch 2.10 and 2.11
+triton-3.6: build/triton-3.6
+
+build/triton-3.6: | install
+	$(BIN)/pip install --quiet --no-deps --target $@ triton==3.6.0
+
+# every kernel, compiled by it
+aot-3.6: triton-3.6
 	PYTHONPATH=build/triton-3.6 $(BIN)/python -m bench aot --json build/aot-3.6.json
 
 clean:

@@ -23,6 +23,7 @@ def run(section: Section) -> None:
     path = section.out / "attention_shapes.json"
     command = [sys.executable, "-m", "bench.micro.kernels"]
     command += ["--only", "attention", "--json", str(path), "--replays", "30", "--beside", *beside]
+    command += ["--quick"] * bool(section.call)
     try:
         done = subprocess.run(command, timeout=max(section.left, 1))
     except subprocess.TimeoutExpired:

@@ -4,15 +4,18 @@ Otherwise Triton compiles at first launches, one kernel after another.
 """
 
 import os
+import sys
+from collections.abc import Collection
 
 import torch
 from triton import knobs
 
+from bench.gpu import workload
 from bench.gpu.aot import SHAPES, Shape, problems
 from bench.gpu.aot import run as compile_all
 from bench.gpu.aot.run import OutOfTime
 from bench.gpu.section import Section
-from bench.lib import shapes
+from bench.lib.shapes import SHAPES as SIZES
 
 
 def run(section: Section) -> None:
@@ -24,9 +27,7 @@ def run(section: Section) -> None:
     target = chip()
     section.facts["target"] = target
     cores = len(os.sched_getaffinity(0))
-    # float32 for the model whose generations the next section, `parity`, compares
-    tiny = Shape.of("tiny", shapes.SHAPES["tiny"])
-    tasks = [(target, "fp32", tiny)] + [(target, "bf16", shape) for shape in SHAPES[:2]]
+    tasks = tasks_of(target, workload.shapes(section), parity=section.call != 2)
     try:
         rows = compile_all(tasks, cores, cache=knobs.cache.dir, timeout=max(section.left, 1))
     except OutOfTime as error:
@@ -39,9 +40,31 @@ def run(section: Section) -> None:
         raise RuntimeError(f"not compiled as it should be: {', '.join(wrong)}")
 
 
+def tasks_of(target: str, names: Collection[str], parity: bool) -> list[tuple[str, str, Shape]]:
+    """Compilations for shapes by name, begun with that of `parity`'s float32 model if asked."""
+    tiny = [(target, "fp32", Shape.of("tiny", SIZES["tiny"]))] if parity else []
+    return tiny + [(target, "bf16", shape) for shape in SHAPES if shape.name in names]
+
+
 def chip() -> str:
     """Compiler target of the device: sm_90, sm_120, gfx942, .."""
     if torch.version.hip:
         return torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0]
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{10 * major + minor}"
+
+
+def main(target: str) -> int:
+    """Compile all for a chip that need not be there, into Triton's cache; returns the exit code."""
+    tasks = tasks_of(target, workload.LARGE, parity=True)
+    rows = compile_all(tasks, len(os.sched_getaffinity(0)), cache=knobs.cache.dir)
+    wrong = [row for row in rows if problems(row)]
+    for row in wrong:
+        print(f"{row['kernel']}: {'; '.join(problems(row))}", file=sys.stderr)
+    right = f"{len(rows) - len(wrong)} of {len(rows)}"
+    print(f"{right} kernels compiled for {target}: {knobs.cache.dir}")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

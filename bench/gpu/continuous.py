@@ -8,6 +8,7 @@ import transformers
 from bench.gpu.outside import build
 from bench.gpu.section import Section
 from bench.gpu.workload import RECORDED_VOCAB
+from bench.lib.common import traced
 
 SAMPLES = (16, 64)
 
@@ -31,7 +32,8 @@ def run(section: Section) -> None:
                         **measured(section, model, ids, samples, new))  # fmt: skip
         except Exception as error:
             # an error of another library is a result
-            section.add(N=samples, note=f"{type(error).__name__}: {error}"[:300], **kept)
+            note = f"{type(error).__name__}: {error}"[:300]
+            section.add(N=samples, note=note, traceback=traced(error), **kept)
 
 
 def refusal(model) -> str | None:

@@ -30,6 +30,8 @@ def run(section: Section) -> None:
     traces = recorded(section)
     if section.cuda:
         wanted, prompt_tokens = SAMPLES + (MORE if section.minutes >= 30 else ()), 1024
+        if section.call:
+            wanted = SAMPLES[:4]
     else:
         wanted, prompt_tokens = (4, 1), 128
     pairs = {n: MOST_PAIRS.get(n, PAIRS) if section.cuda else 1 for n in wanted}

@@ -14,6 +14,8 @@ from bench.gpu.workload import engine_of, recorded, shapes
 
 SAMPLES, NEW = 8, 128
 BUDGETS = (0, 16, 32, "auto")
+# the one budget of engines without exact rows, and of calls of a lent GPU, and their prompts
+BUDGET, PROMPTS = 32, 3
 
 
 def run(section: Section) -> None:
@@ -25,7 +27,7 @@ def run(section: Section) -> None:
     for name, config in shapes(section).items():
         for exact in (True, False):
             with engine_of(section, config, max_slots=samples, exact=exact) as engine:
-                for trace in recorded(section)[: 1 if exact else 3]:
+                for trace in recorded(section)[: 1 if exact or section.call else PROMPTS]:
                     if section.left > 0:
                         compare(section, engine, name, trace, samples, new)
                     else:
@@ -43,7 +45,7 @@ def run(section: Section) -> None:
 
 def compare(section: Section, engine: csd.Engine, name: str, trace, samples: int, new: int) -> None:
     """Add one row per budget, compared to the same samples without drafts."""
-    budgets = BUDGETS if engine.exact else (32,)
+    budgets = BUDGETS if engine.exact and not section.call else (BUDGET,)
 
     def draw(**how):
         return engine.generate(

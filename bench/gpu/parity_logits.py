@@ -1,15 +1,14 @@
 """Errors of log-probabilities of the large shapes in bfloat16: csd's kernels and PyTorch's."""
 
 import statistics
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 
 import csd
 from bench.gpu.section import Section
-from bench.lib.shapes import SHAPES, random_model
-from csd.models.decoder import Decoder
-from csd.models.layer import Layer
+from bench.gpu.workload import shapes
+from bench.lib.shapes import SHAPES, converted, random_model
 
 
 def logits(section: Section) -> None:
@@ -21,13 +20,13 @@ def logits(section: Section) -> None:
     if not section.cuda:
         section.skip("logits of the large shapes: Triton kernels need a GPU")
         return
-    for name in ("llama-3.1-8b", "qwen2.5-7b"):
+    for name in shapes(section):
         if section.left <= 0:
             section.cut_off(f"logits of {name}")
             continue
         low = random_model(replace(SHAPES[name], layers=2), section.device)
         sides = {
-            "exact": (widened(low), "reference"),
+            "exact": (converted(low, torch.Tensor.float), "reference"),
             "reference": (low, "reference"),
             "triton": (low, "triton"),
         }
@@ -73,18 +72,3 @@ def differences(a, b) -> list[float]:
                 break
             found.append(abs(p - q))
     return found
-
-
-def widened(decoder: Decoder) -> Decoder:
-    """Returns a decoder with the same weights in float32."""
-
-    def wide(x):
-        return x.float() if isinstance(x, torch.Tensor) else x
-
-    layers = [
-        Layer(**{f.name: wide(getattr(layer, f.name)) for f in fields(Layer)})
-        for layer in decoder.layers
-    ]
-    return Decoder(
-        decoder.config, wide(decoder.embedding), layers, wide(decoder.norm), wide(decoder.head)
-    )

@@ -4,6 +4,9 @@ Sections of one step run side by side. A step's box closes at the sum of the box
 unused time goes to later steps, and all of them end within the given minutes.
 """
 
+import math
+from dataclasses import dataclass
+
 # boxes in a run of 10 minutes, and of 30; a section with a box of 0 is left out
 BOXES = {
     "doctor": (120, 160),
@@ -26,6 +29,16 @@ MINUTES = (10, 30)
 SIDE_BY_SIDE = ("doctor", "compile")
 
 
+@dataclass(frozen=True)
+class Step:
+    """Sections that run side by side."""
+
+    sections: list[str]
+    closes: int  # second of the run at which their box closes
+    call: int = 0  # of a lent machine (`bench.gpu.calls`) whose sections these are; 0: of none
+    least: float = -math.inf  # seconds; with fewer left, the step is left out
+
+
 def box(name: str, minutes: int) -> int:
     """Seconds of a section's box; a section that a short run leaves out has its long box."""
     return BOXES[name][MINUTES.index(minutes)] or BOXES[name][-1]
@@ -39,14 +52,14 @@ def chosen(minutes: int, only: list[str] | None = None) -> list[str]:
     ]  # fmt: skip
 
 
-def steps(names: list[str], minutes: int) -> list[tuple[list[str], int]]:
-    """Steps of a run: the sections that run side by side, and the second when their box closes."""
-    found: list[tuple[list[str], int]] = []
+def steps(names: list[str], minutes: int) -> list[Step]:
+    """Steps of a run of the sections `names`."""
+    planned: list[Step] = []
     closes = 0
     for name in names:
-        if found and name in SIDE_BY_SIDE and found[-1][0][-1] in SIDE_BY_SIDE:
-            found[-1][0].append(name)
+        if planned and name in SIDE_BY_SIDE and planned[-1].sections[-1] in SIDE_BY_SIDE:
+            planned[-1].sections.append(name)
             continue
         closes += box(name, minutes)
-        found.append(([name], closes))
-    return found
+        planned.append(Step([name], closes))
+    return planned

@@ -19,6 +19,7 @@ class Section:
     box: float  # seconds
     minutes: int = 10  # of the whole run
     vllm: str | None = None  # the interpreter of an environment that has vLLM
+    call: int = 0  # of a lent machine (`bench.gpu.calls`), which has less time; 0: of none
     rows: list[dict] = field(default_factory=list)
     facts: dict = field(default_factory=dict)
     cut: bool = False  # True if the time was too short for all rows

@@ -15,14 +15,23 @@ from csd.engine.traces.traces import Trace, read_traces
 from csd.models.config import ModelConfig
 
 TEMPERATURE = 0.7
+LARGE = ("llama-3.1-8b", "qwen2.5-7b")
+# (call, section) -> shapes: the second call adds the other shape to the first one's figures
+SECOND = {(2, "doctor"): LARGE, (2, "compile"): LARGE, (2, "end_to_end"): LARGE[1:]}
 # all recorded token ids are below this; every shape's vocabulary must be at least as large
 RECORDED_VOCAB = 49152
 
 
 def shapes(section: Section) -> dict[str, ModelConfig]:
-    """Shapes of a run by name: both large ones on a GPU, a tiny one on a CPU."""
+    """Shapes of a section by name: both large ones on a GPU, a tiny one on a CPU.
+
+    In a call of a lent GPU all sections have the first one, but for those of `SECOND`.
+    """
     if section.cuda:
-        return {name: SHAPES[name] for name in ("llama-3.1-8b", "qwen2.5-7b")}
+        names = LARGE
+        if section.call:
+            names = SECOND.get((section.call, section.name), LARGE[:1])
+        return {name: SHAPES[name] for name in names}
     return {"tiny": replace(SHAPES["tiny"], vocab=RECORDED_VOCAB, context=2048)}
 
 

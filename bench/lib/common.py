@@ -6,6 +6,7 @@ import platform
 import random
 import subprocess
 import sys
+import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -37,6 +38,11 @@ def machine() -> dict:
         "transformers": _version("transformers"),
         "commit": commit,
     }
+
+
+def traced(error: BaseException) -> str:
+    """The end of an error's traceback, for a result file."""
+    return "".join(traceback.format_exception(error))[-6000:]
 
 
 def _version(package: str) -> str | None:

@@ -1,7 +1,10 @@
 """Well-known shapes with random weights, for benchmarks without access to checkpoints."""
 
+from collections.abc import Callable
+
 import torch
 
+from csd.engine.self_check.tensors import mapped
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
 from csd.models.random_weights import random_decoder
@@ -94,3 +97,9 @@ def random_model(
             raise ValueError(f"name must be one of {', '.join(map(repr, SHAPES))}, got {config!r}")
         config = SHAPES[config]
     return random_decoder(config, device, dtype, logit_std, seed)
+
+
+def converted(decoder: Decoder, change: Callable[[torch.Tensor], torch.Tensor]) -> Decoder:
+    """Returns a decoder whose weights are `change` of those of `decoder`."""
+    weights = decoder.embedding, decoder.layers, decoder.norm, decoder.head
+    return Decoder(decoder.config, *mapped(weights, change))

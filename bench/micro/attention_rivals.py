@@ -5,7 +5,7 @@ measured. It returns the call to measure, without arguments, and a function that
 result into csd's order, [M, H, D].
 """
 
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -103,11 +103,11 @@ def _rows(job: Job, out: torch.Tensor) -> torch.Tensor:
     return out.unflatten(2, (s.nodes, -1)).permute(0, 2, 1, 3, 4).reshape(s.rows, s.H, s.D)
 
 
-def sdpa(job: Job):
+def sdpa(job: Job, fused: bool = True):
     """Two SDPA calls and a merge (Juravsky et al., "Hydragen", 2024).
 
     One call attends to the prompt for all rows (flash), the other to each sample's own keys with a
-    mask.
+    mask. fused: compile the merge on a GPU, which takes seconds a shape, into one launch.
     """
     s, scale = job.shape, job.shape.D**-0.5
     k, v = (x.transpose(0, 1)[None].contiguous() for x in prompt_of(job))
@@ -115,7 +115,7 @@ def sdpa(job: Job):
     own_k, own_v = (x.transpose(1, 2).contiguous() for x in own)
     q = packed_queries(job)
     own_q = q[0].unflatten(1, (s.samples, -1)).transpose(0, 1)
-    bias, combine = _bias(job, own_k.shape[2], longest), _fast(merge, job)
+    bias, combine = _bias(job, own_k.shape[2], longest), _fast(merge, job) if fused else merge
 
     def call():
         out, lse = _flash(q, k, v, scale)
@@ -253,3 +253,5 @@ def flex_two(job: Job):
 
 RIVALS = {"sdpa": sdpa, "flex one call": flex_one, "flex two calls": flex_two}
 FULL_RIVALS = {"sdpa, prompt copied": sdpa_copied}
+# without compilation
+QUICK_RIVALS = {"sdpa, eager merge": partial(sdpa, fused=False)}

@@ -1,11 +1,12 @@
 """Every kernel on a GPU: correctness, then microseconds, bytes and share of copy bandwidth.
 
-    python -m bench kernels [--full] [--only attention] [--beside flashinfer] [--json F]
+    python -m bench kernels [--full | --quick] [--only attention] [--beside flashinfer] [--json F]
 
 Attention runs at twelve shapes and is compared to PyTorch's own operations
-(`attention_rivals.py`); --full adds every combination of at most 1,024 rows, and FlashInfer,
-xFormers and SuffixGPU if they are installed. Calls are replayed from CUDA graphs over distinct
-buffers that together exceed the cache.
+(`attention_rivals.py`). --quick compiles none of theirs: one model's six shapes, beside SDPA with
+an eager merge, which has more launches than a compiled one. --full adds every combination of at
+most 1,024 rows, and FlashInfer, xFormers and SuffixGPU if they are installed. Calls are replayed
+from CUDA graphs over distinct buffers that together exceed the cache.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from bench.lib import common
 from bench.lib.kernel_shape import SHAPES
 from bench.micro.attention_job import Job, error_of, limit_for, make, shapes
 from bench.micro.attention_others import OTHERS
-from bench.micro.attention_rivals import FULL_RIVALS, RIVALS
+from bench.micro.attention_rivals import FULL_RIVALS, QUICK_RIVALS, RIVALS
 from bench.micro.step_jobs import makers
 from bench.micro.step_state import Sizes
 from bench.micro.suffix_gpu import suffix_gpu_job
@@ -115,14 +116,17 @@ def on_gpu(args) -> tuple[dict, list[dict]]:
             sizes = replace(Sizes(), slots=slots, rows=4 * slots)
             rows.append(_others_step(sizes, bandwidth, args.replays))
     if args.only in (None, "attention"):
-        providers = {"csd": ours} | RIVALS
+        sizes = shapes(args.full)
+        providers = {"csd": ours} | (QUICK_RIVALS if args.quick else RIVALS)
+        if args.quick:
+            sizes = [shape for shape in sizes if shape.model == sizes[0].model]
         if args.full:
             providers |= FULL_RIVALS | OTHERS
         providers |= {name: OTHERS[name] for name in args.beside}
         # flex_attention compiles for each shape, so all shapes of the other providers run first
         slow = {name: providers.pop(name) for name in list(providers) if "flex" in name}
-        for some in (providers, slow):
-            for shape in shapes(args.full):
+        for some in filter(None, (providers, slow)):
+            for shape in sizes:
                 rows += attention_rows(shape, some, bandwidth, args.replays)
                 print(common.table(rows[-len(some) :]), flush=True)
                 _keep(args.json, rows)
@@ -147,7 +151,9 @@ def _others_step(sizes: Sizes, bandwidth: float, replays: int) -> dict:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the result to this file")
-    parser.add_argument("--full", action="store_true", help="the grid, and other packages")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--full", action="store_true", help="the grid, and other packages")
+    extent.add_argument("--quick", action="store_true", help="one model's shapes, beside SDPA")
     parser.add_argument("--beside", nargs="*", choices=list(OTHERS), default=[])
     parser.add_argument("--only", choices=["attention", "step"])
     parser.add_argument("--replays", type=int, default=30)

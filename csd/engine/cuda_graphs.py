@@ -1,6 +1,7 @@
 """CUDA graphs that share one stream and one memory pool."""
 
 import gc
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -10,6 +11,9 @@ import torch
 from csd.state.preparation_phases import phase
 
 T = TypeVar("T")
+# torch.cuda.graph first waits for the whole device, which would end the capture of another thread,
+# and torch has one flag for the captures of a process
+CAPTURING = threading.RLock()
 
 
 @dataclass(slots=True)
@@ -25,9 +29,11 @@ class Captures:
         """Return the graph of `run` and its result, captured at the first use of `key`.
 
         `run` is called twice before the capture, to compile every kernel and create every handle.
+        Captures of other engines in other threads wait meanwhile.
         """
         if key not in self.graphs:
-            self.graphs[key] = self._capture(run)
+            with CAPTURING:
+                self.graphs[key] = self._capture(run)
         return self.graphs[key]
 
     def _capture(self, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
@@ -50,7 +56,8 @@ class Captures:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            # other threads may continue to use the device
+            # other threads may continue to use the device, except for waiting for all of it and
+            # drawing from torch's default generator
             options = dict(pool=self.memory, stream=self.stream, capture_error_mode="thread_local")
             with (
                 phase("capture a step", on_gpu, kind="compile"),

@@ -6,6 +6,7 @@ each compile a share. The binaries are in Triton's cache on disk, where this pro
 them; a kernel that no child has compiled is compiled at its launch.
 """
 
+import gc
 import json
 import logging
 import os
@@ -131,6 +132,8 @@ def _compile_share(
         # writes of at most 4096 bytes to a pipe are atomic
         os.write(writer, json.dumps(line).encode()[:2000] + b"\n")
 
+    # a graph that the collector freed would call CUDA, which a forked process cannot use
+    gc.disable()
     try:
         jobs = jobs_of(step, target)
         for job in jobs[part::parts]:

@@ -67,7 +67,8 @@ def time_graphs(step: StaticStep, sizes: list[int]) -> StepTimeTable:
 
     def timed(rows: int) -> None:
         graphs[rows].replay()
-        torch.cuda.synchronize()
+        # not the whole device: another thread's capture would fail
+        torch.cuda.current_stream().synchronize()
 
     with step.without_live(), phase("measure steps", device):
         return measure(timed, sizes)
@@ -96,7 +97,7 @@ def time_steps(step: Step, sizes: list[int], worth: float = NOT_WORTH) -> StepTi
 
     def timed(rows: int) -> None:
         run(rows)
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
 
     # compile before timing
     with phase("compile steps", None, kind="compile"):

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -17,14 +18,16 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 
 from bench.gpu import __main__ as gpu
-from bench.gpu import checkpoint, parity, parity_logits, phases
+from bench.gpu import checkpoint, doctor, parity, parity_logits, phases
 from bench.gpu.phases import by_phase, phase_of
 from bench.gpu.plan import BOXES
 from bench.gpu.roofline import parameters, step_seconds
+from bench.gpu.section import Section
 from bench.gpu.timed import timed
 from bench.gpu.workload import groups
 from bench.lib import common
 from bench.lib.shapes import SHAPES
+from csd.engine.self_check import Check
 from csd.engine.traces.traces import Trace
 
 
@@ -65,6 +68,55 @@ def test_every_section_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert any("--vllm PYTHON" in why for why in summary["left out"])
     if find_spec("flashinfer") is None:
         assert found["attention"]["rows"][0]["note"] == "not installed"
+
+
+def test_another_thread_draws_from_a_generator_of_its_own():
+    """A capture claims the default one, and fails the draws of other threads."""
+    before = torch.get_rng_state()
+    with parity.other_thread(torch.device("cpu")):
+        time.sleep(0.1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def raising():
+    raise ZeroDivisionError("in a kernel")
+
+
+def test_failures_have_tracebacks(tmp_path, monkeypatch):
+    """From them alone the next run is prepared."""
+    section = Section("parity", tmp_path, torch.device("cpu"), 60.0)
+    parity.compare(section, "a case", [], raising)
+    (row,) = section.rows
+    assert row["error"] == "ZeroDivisionError: in a kernel"
+    assert "in raising" in row["traceback"]
+    # a check that fails, and one whose process dies
+    ends = [
+        subprocess.CompletedProcess([], 0, json.dumps(dict(checks=[failed])), LOG)
+        for failed in (dict(name="verify", calls=1, error="ValueError"),
+                       dict(name="verify", calls=1, error=None))
+    ]  # fmt: skip
+    ends.append(subprocess.CompletedProcess([], -11, "", LOG))
+    stand_in = SimpleNamespace(run=lambda *a, **k: ends.pop(0), TimeoutExpired=TimeoutError)
+    monkeypatch.setattr(doctor, "subprocess", stand_in)
+    section = Section("doctor", tmp_path, torch.device("cpu"), 60.0)
+    for _ in range(3):
+        job = dict(shape="tiny", dtype="float32", exact=False)
+        doctor.add(section, job, doctor.examined(section, job))
+    assert [row["passed"] for row in section.rows] == [False, True, False]
+    assert [row.get("log") for row in section.rows] == [LOG, None, LOG]
+    assert section.rows[2]["error"] == "the process ended with code -11: Segmentation fault"
+
+
+LOG = "Traceback\n  in a kernel\nSegmentation fault"
+
+
+def test_a_check_that_fails_logs_its_traceback(caplog):
+    try:
+        raising()
+    except ZeroDivisionError as error:
+        with caplog.at_level("INFO", "csd"):
+            Check("verify").fail(error)
+    assert "verify failed" in caplog.text and "in raising" in caplog.text
 
 
 def test_vllm_is_asked_in_its_own_environment(tmp_path):

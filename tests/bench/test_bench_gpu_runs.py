@@ -26,6 +26,7 @@ def test_a_section_that_fails_keeps_its_rows_and_stops_no_other(tmp_path, monkey
     kept = json.loads((tmp_path / "equality.json").read_text())
     assert kept["rows"] == [{"what": "first"}]
     assert kept["error"] == "FloatingPointError: the second"
+    assert 'raise FloatingPointError("the second")' in kept["traceback"]
 
 
 def test_a_section_runs_in_a_process_that_its_box_ends(tmp_path, monkeypatch, capsys):
@@ -74,12 +75,12 @@ def test_section_times_add_up_to_the_limit(minutes):
     names = chosen(minutes)
     planned = steps(names, minutes)
     # imports and the report are this process's
-    assert planned[-1][1] <= 60 * minutes - 10
-    assert [name for together, _ in planned for name in together] == names
-    assert planned[0][0] == ["doctor", "compile"]
-    closes = [0, *(at for _, at in planned)]
-    for (together, _), before, after in zip(planned, closes, closes[1:], strict=False):
-        assert {box(name, minutes) for name in together} == {after - before}
+    assert planned[-1].closes <= 60 * minutes - 10
+    assert [name for step in planned for name in step.sections] == names
+    assert planned[0].sections == ["doctor", "compile"]
+    closes = [0, *(step.closes for step in planned)]
+    for step, before, after in zip(planned, closes, closes[1:], strict=False):
+        assert {box(name, minutes) for name in step.sections} == {after - before}
 
 
 def test_time_that_is_left_goes_to_the_next_section(tmp_path, monkeypatch):

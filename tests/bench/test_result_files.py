@@ -21,6 +21,8 @@ OTHER = {
     ("constraints_worker", "main"), ("eagle_head", "recorded"),
     ("vllm_worker", "main"), ("doctor", "main"), ("doctor", "examined"), ("time_vllm", "main"),
     ("vllm", "run"), ("vllm", "measured"),
+    # result files together, each with its machine
+    ("calls", "Gathered"),
 }  # fmt: skip
 INTEL = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8488C

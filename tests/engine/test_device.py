@@ -1,6 +1,7 @@
 """Code that only a GPU runs, with a stand-in that records its calls."""
 
 import gc
+import threading
 import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -72,6 +73,43 @@ def test_a_capture_that_fails_leaves_the_collector_as_it_was(gpu, collecting):
         assert gc.isenabled() == collecting and not captures.graphs
     finally:
         gc.enable()
+
+
+def test_captures_of_two_threads_follow_each_other(gpu):
+    """A capture begins with a wait for the device, which would end the other thread's."""
+    within, release = threading.Event(), threading.Event()
+
+    def first():
+        if gpu[-1][0] == "graph":
+            within.set()
+            release.wait(30)
+
+    threads = [
+        threading.Thread(target=Captures().get, args=("a", work)) for work in (first, lambda: None)
+    ]
+    threads[0].start()
+    assert within.wait(30)
+    before = len(gpu)
+    threads[1].start()
+    threads[1].join(0.3)
+    # another engine's capture has not begun: neither its warm-up nor its wait for the device
+    assert threads[1].is_alive() and len(gpu) == before
+    release.set()
+    for thread in threads:
+        thread.join(30)
+    assert gpu.count("synchronize") == 2
+
+
+def test_a_capture_that_fails_lets_other_threads_capture(gpu):
+    def fails():
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        Captures().get("a", fails)
+    thread = threading.Thread(target=Captures().get, args=("a", lambda: None), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
 
 
 def test_the_device_is_current_while_items_are_made(monkeypatch):

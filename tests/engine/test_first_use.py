@@ -107,7 +107,10 @@ def test_missing_compiler_is_reported_first(monkeypatch, tmp_path):
     found = machine.check_compiler()
     assert "no C compiler: apt-get install gcc python3-dev" in found.error
     monkeypatch.setattr(machine.shutil, "which", lambda name: "/usr/bin/cc")
-    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    paths = {"posix_prefix": {"include": str(tmp_path)}}
+    # a distribution's own scheme, which Triton does not use either
+    monkeypatch.setattr(machine.sysconfig, "get_default_scheme", lambda: "posix_local")
+    monkeypatch.setattr(machine.sysconfig, "get_paths", lambda scheme: paths[scheme])
     assert "Python.h is missing in" in machine.check_compiler().error
     (tmp_path / "Python.h").touch()
     assert machine.check_compiler().passed

@@ -1,5 +1,6 @@
 """Kernels of a GPU's step are compiled by child processes, once per model and machine."""
 
+import gc
 import time
 from types import SimpleNamespace
 
@@ -40,6 +41,18 @@ def test_each_job_is_compiled_by_one_child(compiled, monkeypatch, processes, cou
     monkeypatch.setattr(kernel_compile, "jobs_of", jobs(count))
     assert kernel_compile.compile_in_children(None, TARGET, processes)
     assert compiled() == [f"{i} 90" for i in range(count)]
+
+
+def test_children_free_no_graphs(monkeypatch, tmp_path):
+    """The collector may free a graph, which calls CUDA, and a forked process cannot use it."""
+
+    def compile_(source, target, options):
+        (tmp_path / "collects").write_text(str(gc.isenabled()))
+
+    monkeypatch.setattr(kernel_compile, "jobs_of", jobs(1))
+    monkeypatch.setattr(kernel_compile.triton, "compile", compile_)
+    assert kernel_compile.compile_in_children(None, TARGET, 1)
+    assert (tmp_path / "collects").read_text() == "False" and gc.isenabled()
 
 
 def test_a_kernel_that_does_not_compile_is_left_to_its_launch(compiled, monkeypatch, caplog):

@@ -7,6 +7,7 @@ import threading
 from functools import partial
 
 import pytest
+import simulated_calls
 import torch
 from chosen_device import ON_GPU
 from engine_cases import PROMPTS, assert_same_samples
@@ -14,7 +15,6 @@ from simulated_gpu import Gpu
 from targets import few
 
 import csd
-from bench.lib.shapes import random_model
 from csd.engine import static_step
 from csd.graph import consensus
 from csd.state.context_table import GraphConfig
@@ -41,13 +41,12 @@ def gpu(monkeypatch):
         yield
 
 
-def engine(device="cuda", dtype=torch.float32, **options):
-    how = dict(max_slots=4, self_check=False) | options
-    return csd.Engine(random_model("tiny", device, dtype), **how)
+engine = partial(simulated_calls.engine, "cuda")
 
 
 def on_cpu(dtype=torch.float32, how=None, **asked):
-    with engine("cpu", dtype, kernels="reference", **(how or {})) as e:
+    how = dict(kernels="reference") | (how or {})
+    with simulated_calls.engine("cpu", dtype, **how) as e:
         return e.generate(**asked)
 
 
@@ -132,7 +131,7 @@ def test_two_threads(shared):
 @pytest.mark.skipif(not ON_GPU or torch.cuda.device_count() < 2, reason="needs a second GPU")
 def test_a_device_that_is_not_the_current_one():
     want = on_cpu(prompt=PROMPTS, budget=10, **ASKED)
-    with engine("cuda:1") as e:
+    with simulated_calls.engine("cuda:1") as e:
         assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), want)
         assert e.captured
     assert torch.cuda.current_device() == 0

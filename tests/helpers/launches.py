@@ -1,6 +1,7 @@
-"""Prints what a static step launches on a GPU, without one: python launches.py SLOTS ROWS
+"""Prints what a static step launches on a GPU, without one: python launches.py SLOTS ROWS [FIRST]
 
-Child processes compile the step's kernels first. Then Triton's own launch path runs, up to the
+The step's kernels are compiled first: by child processes of the step, or, if FIRST is "bench", by
+`bench.gpu` for the step's shape. Then Triton's own launch path runs, up to the
 binary for sm_90, with a driver that has no device; nothing is launched, and what kernels would have
 written is zero. One JSON object per launch. TRITON_CACHE_DIR must name a folder.
 """
@@ -15,17 +16,19 @@ from types import SimpleNamespace
 os.environ["TRITON_INTERPRET"] = "0"
 
 import torch
+import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from bench.gpu.aot import run
 from bench.gpu.aot.record import TARGETS, jobs_of
 from bench.lib.kernel_shape import Shape
 from bench.lib.shapes import SHAPES, random_model
 from csd.engine.kernel_compile import compile_in_children
 from csd.engine.static_step import StaticStep
 from csd.graph.consensus import ConsensusGraph
-from csd.kernels.ops import triton
+from csd.kernels import ops
 from csd.state.context_table import GraphConfig
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
@@ -38,6 +41,8 @@ NO_DEVICE = SimpleNamespace(
     get_current_device=lambda: "sm_90",
     get_current_stream=lambda device=None: 0,
 )
+# kernels of other steps: of exact rows, layers with a state, histories, other drafters and graphs
+NOT_LAUNCHED = r"exact|linear|tree_conv|state|tail|history|suffix|layered|first_keys|O=4\b"
 FILLED = {"empty", "empty_like", "empty_strided", "new_empty"}
 
 
@@ -63,6 +68,7 @@ def watch(ahead: set) -> None:
         meta, source = compiled.metadata, compiled.src
         row = {
             "kernel": kernel.__name__,
+            "triton": triton.__version__,
             "grid": [int(n) for n in grid],
             "binary": compiled.hash,
             "ahead": (source.hash(), meta.num_warps, meta.num_stages, meta.enable_fp_fusion)
@@ -79,16 +85,19 @@ def watch(ahead: set) -> None:
     JITFunction.run = run
 
 
-def main(slots: int, rows: int) -> None:
+def main(slots: int, rows: int, first: str = "children") -> None:
     dtype = torch.float16
-    graph = ConsensusGraph(triton(), torch.device("cpu"), GraphConfig(capacity=1 << 12))
+    graph = ConsensusGraph(ops.triton(), torch.device("cpu"), GraphConfig(capacity=1 << 12))
     cache = KVCache(
         CONFIG, slots=slots, pages=slots + 8, prompt_pages=2, slot_pages=1, rows=rows, dtype=dtype,
         device="cpu",
     )  # fmt: skip
     state = Slots.empty(slots, SHAPE.vocab, 64, graph.context)
-    step = StaticStep(random_model(CONFIG, dtype=dtype), graph, cache, state, triton())
-    if not compile_in_children(step, TARGETS["sm_90"], processes=2):
+    step = StaticStep(random_model(CONFIG, dtype=dtype), graph, cache, state, ops.triton())
+    if first == "bench":
+        tasks = [("sm_90", "fp16", SHAPE)]
+        run(tasks, cache=os.environ["TRITON_CACHE_DIR"], without=NOT_LAUNCHED, disassembled=())
+    elif not compile_in_children(step, TARGETS["sm_90"], processes=2):
         raise RuntimeError("not every kernel was compiled")
     driver.set_active(NO_DEVICE)
     watch({job.key for job in jobs_of("sm_90", SHAPE, "fp16")})
@@ -99,4 +108,4 @@ def main(slots: int, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

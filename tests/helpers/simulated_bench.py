@@ -2,22 +2,27 @@
 
 import argparse
 import json
+import subprocess
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from interpreter import ordered_dot
 from simulated_gpu import Gpu
 from simulated_gpu.clock import Clock, Killed
+from triton.runtime.interpreter import InterpreterBuilder
 
 from bench.gpu import __main__ as gpu
-from bench.gpu import compile as compile_ahead
 from bench.gpu import (
+    attention,
+    continuous,
     doctor,
     drafters,
     end_to_end,
     equality,
+    exact_products,
     first_call,
     parity,
     phases,
@@ -25,9 +30,11 @@ from bench.gpu import (
     products,
     workload,
 )
+from bench.gpu import compile as compile_ahead
 from bench.lib.shapes import SHAPES
 from csd.engine import static_step
 from csd.graph import consensus
+from csd.models import row_blocks
 from csd.state.context_table import GraphConfig
 
 TINY = replace(SHAPES["tiny"], context=2048)
@@ -59,7 +66,7 @@ def tiny_shapes():
         patch.setitem(SHAPES, "qwen2.5-7b", qwen)
         for module in (end_to_end, drafters, equality):
             patch.setattr(module, "recorded", lambda section: [small(t) for t in whole(section)])
-        for module in (end_to_end, equality, prefill, first_call, products):
+        for module in (end_to_end, equality, exact_products, prefill, first_call, products):
             patch.setattr(module, "shapes", lambda section: {"tiny": TINY})
         patch.setattr(parity, "SAMPLES", 2)
         patch.setattr(parity, "NEW", 3)
@@ -79,6 +86,16 @@ def tiny_shapes():
         patch.setattr(products, "copies_for", lambda size: 1)
         patch.setattr(products, "replayed", lambda calls, count: [sum(map(called, calls))])
         patch.setattr(products, "copy_bandwidth", lambda device: 1e9)
+        # of exact rows
+        patch.setattr(InterpreterBuilder, "create_dot", ordered_dot)
+        patch.setattr(row_blocks, "GPU_SIZES", (1, 16, 17, 33))
+        patch.setattr(exact_products, "SIZES", (16,))
+        patch.setattr(exact_products, "replayed", lambda calls, _: [sum(map(called, calls))])
+        patch.setattr(exact_products, "copy_bandwidth", lambda device: 1e9)
+        patch.setattr(equality, "SAMPLES", 2)
+        patch.setattr(equality, "NEW", 3)
+        # a model of transformers does not run here
+        patch.setattr(continuous, "build", lambda section: None)
         yield patch
 
 
@@ -99,7 +116,12 @@ class Run:
             patch.setattr(gpu, "run_apart", self._run_apart)
             patch.setattr(doctor, "examined", self._examined)
             patch.setattr(compile_ahead, "compile_all", self._compile_all)
-            patch.setattr(parity, "subprocess", SimpleNamespace(run=self._process))
+            self.commands: list[list[str]] = []
+            for module in (parity, attention):
+                stand_in = SimpleNamespace(
+                    run=self._process, TimeoutExpired=subprocess.TimeoutExpired
+                )
+                patch.setattr(module, "subprocess", stand_in)
             for module in (phases, first_call):
                 patch.setattr(module, "device_seconds", self._device_seconds)
             self.code = gpu.main(["--out", str(out), *options])
@@ -133,6 +155,7 @@ class Run:
                      stack=0) for target, dtype, _ in tasks]  # fmt: skip
 
     def _process(self, command, **options) -> SimpleNamespace:
+        self.commands.append(command)
         self.clock.charge("processes", BEGIN)
         return SimpleNamespace(returncode=0, stdout="", stderr="")
 

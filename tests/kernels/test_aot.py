@@ -3,11 +3,14 @@
 Each kernel for each target, in one size where it has several; `make aot` compiles all.
 """
 
+import os
+
 import pytest
 from targets import slow
 
 from bench.gpu.aot import SHAPES, TARGETS, problems, run, table
 from bench.gpu.aot.compile import at_once, mma_loops
+from bench.gpu.aot.run import BUFFER_OPERATIONS, _older_passes
 from csd.kernels.gpu_target import Chip
 from csd.kernels.tree_attention import launch
 
@@ -118,6 +121,22 @@ def test_chips_have_tiles_of_their_own_shared_memory():
     assert found["sm_89"]["BLOCK_N"] == 32 and found["gfx942"]["BLOCK_N"] == 64
     # of a chip that is not known, the least
     assert Chip.of("sm_75").shared == Chip.of("sm_200").shared == 64 << 10
+
+
+@pytest.mark.parametrize("own", [None, "1"])
+def test_only_amds_kernels_are_compiled_with_other_passes(own, monkeypatch):
+    """The variable is part of Triton's cache keys: a launch without it would find nothing."""
+    name = BUFFER_OPERATIONS
+    monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(name, own)
+    for version, target, want in (
+        ("3.6.0", "sm_90", own), ("3.6.0", "gfx942", "0"), ("3.7.1", "gfx942", own),
+    ):  # fmt: skip
+        monkeypatch.setattr("triton.__version__", version)
+        with _older_passes(target):
+            assert os.environ.get(name) == want
+        assert os.environ.get(name) == own
 
 
 def test_loops_that_multiply_are_found():

@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from functools import partial
+from unittest import mock
 
 import eagle_heads
 import pytest
@@ -15,7 +16,7 @@ from targets import few, slow
 import csd
 from bench.lib.shapes import random_model
 from csd.engine import static_step
-from csd.engine.cuda_graphs import Captures
+from csd.engine.cuda_graphs import CAPTURING, Captures
 from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.graph import consensus
@@ -91,6 +92,24 @@ def test_steps_of_any_shape(kernels, monkeypatch):
     monkeypatch.setattr(consensus, "GraphConfig", partial(GraphConfig, capacity=1 << 10))
     with Gpu():
         assert_same_samples(generate("cuda", dict(kernels=kernels, static=False), **asked), want)
+
+
+def test_steps_are_timed_without_waiting_for_the_device():
+    """A wait for all of it would end the capture of another thread."""
+    alone = []
+    with Gpu() as gpu:
+        waits = gpu.synchronize
+
+        def wait():
+            alone.append(CAPTURING._is_owned())
+            waits()
+
+        with mock.patch.object(torch.cuda, "synchronize", wait), engine("cuda") as e:
+            e.generate(PROMPTS, budget="auto", **ASKED)
+            captures = len(alone)
+            e.measure_steps()
+    # captures wait, one after another
+    assert len(alone) == captures > 0 and all(alone)
 
 
 @slow

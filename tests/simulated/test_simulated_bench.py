@@ -8,21 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from simulated_bench import AT_ONCE, TINY, Run, called, tiny_shapes
+from simulated_bench import AT_ONCE, TINY, Run, tiny_shapes
 from simulated_gpu import Gpu
 from simulated_gpu.clock import Clock
 from targets import slow
 
 from bench.gpu import compile as compile_ahead
-from bench.gpu import drafters, equality, exact_products, outside, parity
+from bench.gpu import drafters, equality, outside, parity, workload
 from bench.gpu.aot import Shape
 from bench.gpu.aot.run import OutOfTime
+from bench.gpu.calls import CALLS, SECONDS
 from bench.gpu.plan import box
 from bench.gpu.section import Section
 from bench.micro import attention_rivals, kernels, timing
 from bench.micro.attention_job import JobShape
 from csd.kernels.compile_jobs import named
-from csd.models import row_blocks
 
 SECTIONS = ("doctor", "compile", "products", "parity", "end_to_end", "prefill", "first_call")
 
@@ -79,6 +79,71 @@ def test_what_takes_too_long_is_cut(tmp_path, monkeypatch, slow, cut, code):
     assert run.seconds <= sum(box(name, 10) for name in names if name != "compile")
 
 
+@pytest.fixture(scope="module")
+def called(tmp_path_factory):
+    """Both calls of a lent GPU, whose checks take longer than they should."""
+    out = tmp_path_factory.mktemp("calls")
+
+    # a first launch compiles nothing but its launcher: binaries are made ahead, or carried along
+    def call(number, *options):
+        into = out / f"{number}.json"
+        options = ["--call", str(number), "--into", str(into), *options]
+        run = Run(out / f"out{number}", Clock(check=40.0, compilation=0.4), *options)
+        run.into = json.loads(into.read_text())
+        return run
+
+    first = call(1)
+    return first, call(2, "--kept", str(out / "1.json"))
+
+
+def test_both_calls_are_complete(called):
+    """Every section of a call is reached, on CUDA's own path, and nothing of it is left out."""
+    for number, run in enumerate(called, 1):
+        assert run.code == 0
+        names = [f"{number}/{name}" for together, _ in CALLS[number] for name in together]
+        assert list(run.status) == names and set(run.status.values()) == {"done"}
+        assert run.seconds < SECONDS[number]
+        assert all(run.into[name] == run.found[name] for name in names)
+    first, second = called
+    assert set(second.into) == {*first.into, *second.found}
+
+
+def test_calls_check_what_their_sections_use(called):
+    checks = [
+        {(row["shape"], row["dtype"], row["exact"]) for row in run.found[f"{i}/doctor"]["rows"]}
+        for i, run in enumerate(called, 1)
+    ]
+    llama, qwen = ((name, "bfloat16") for name in ("llama-3.1-8b", "qwen2.5-7b"))
+    assert checks == [
+        {("tiny", "float32", False), (*llama, False)}, {(*llama, True), (*qwen, False)}
+    ]  # fmt: skip
+    tasks = [[(dtype, shape.name) for _, dtype, shape in run.tasks] for run in called]
+    assert tasks == [
+        [("fp32", "tiny"), ("bf16", llama[0])], [("bf16", llama[0]), ("bf16", qwen[0])]
+    ]  # fmt: skip
+
+
+def test_calls_are_short(called):
+    first, second = called
+    (attention,) = first.commands
+    assert "--quick" in attention
+    assert any("single kernels" in why for why in first.found["1/parity"]["left out"])
+    drawn = [r for r in second.found["2/equality"]["rows"] if "product" not in r]
+    assert [(r["exact"], r["budget"]) for r in drawn] == [(True, 32), (False, 32)]
+    assert drawn[0]["equal_samples"] == 1
+
+
+def test_shapes_of_calls(tmp_path):
+    def of(call, name):
+        section = Section(name, tmp_path, torch.device("cuda"), 1.0, call=call)
+        return [*workload.shapes(section)]
+
+    llama, qwen = "llama-3.1-8b", "qwen2.5-7b"
+    assert of(0, "end_to_end") == of(2, "doctor") == of(2, "compile") == [llama, qwen]
+    assert of(1, "end_to_end") == of(1, "doctor") == of(2, "equality") == [llama]
+    assert of(2, "end_to_end") == [qwen]
+
+
 def test_products_by_rows(whole):
     rows = whole.found["products"]["rows"]
     assert [r["product"] for r in rows[::3]] == ["qkv", "out", "gate_up", "down"]
@@ -126,14 +191,7 @@ def test_drafters(section, monkeypatch):
     assert all(row["drafting_us_a_step"] > 0 for row in section.rows if "steps" in row)
 
 
-def test_equality(section, monkeypatch, ordered_products):
-    monkeypatch.setattr(row_blocks, "GPU_SIZES", (1, 16, 17, 33))
-    monkeypatch.setattr(exact_products, "SIZES", (16,))
-    monkeypatch.setattr(exact_products, "replayed", lambda calls, _: [sum(map(called, calls))])
-    monkeypatch.setattr(exact_products, "copy_bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(exact_products, "shapes", lambda section: {"tiny": TINY})
-    monkeypatch.setattr(equality, "SAMPLES", 2)
-    monkeypatch.setattr(equality, "NEW", 3)
+def test_equality(section, monkeypatch):
     # "auto" times steps of every size, interpreted
     assert set(equality.BUDGETS) == {0, 16, 32, "auto"}
     monkeypatch.setattr(equality, "BUDGETS", (0, 32))
@@ -232,7 +290,7 @@ def test_kernels(section, monkeypatch, tmp_path):
     ).items():  # fmt: skip
         monkeypatch.setattr(kernels, name, value)
     path = tmp_path / "kernels.json"
-    asked = partial(SimpleNamespace, full=False, beside=[], replays=3, json=path)
+    asked = partial(SimpleNamespace, full=False, quick=False, beside=[], replays=3, json=path)
     _, rows = kernels.on_gpu(asked(only=None))
     # whoever ends the run has what was done
     written = json.loads(path.read_text())
@@ -241,7 +299,14 @@ def test_kernels(section, monkeypatch, tmp_path):
     kept = []
     monkeypatch.setattr(kernels, "_keep", lambda _, rows: kept.append(len(rows)))
     kernels.on_gpu(asked(only="step"))
-    assert kept == [*range(1, len(rows) - 1)]
+    # in little time one model beside what needs no compilation
+    monkeypatch.setattr(attention_rivals, "compiled", lambda function: pytest.fail("compiles"))
+    other = replace(job, model="other")
+    monkeypatch.setattr(kernels, "shapes", lambda full: [job, other])
+    _, quick = kernels.on_gpu(asked(only="attention", quick=True))
+    timed = [(row["provider"], row["shape"], row["note"]) for row in quick]
+    assert timed == [("csd", str(job), ""), ("sdpa, eager merge", str(job), "")]
+    assert kept == [*range(1, len(rows) - 1), 2]
     assert {row["provider"] for row in rows} == {"csd", "sdpa"}
     assert {row["kernel"] for row in rows} >= {"draft_tree", "graph_insert", "verify", "commit"}
     assert not [row["note"] for row in rows if row["note"]]

@@ -82,6 +82,18 @@ def test_a_copy_overwrites_only_where_it_goes():
         assert host.tolist() == [0, 1, 1, 0, 0]
 
 
+def test_a_seed_draws_other_numbers_than_on_a_cpu():
+    def drawn(device):
+        generator = torch.Generator(device).manual_seed(3)
+        return torch.randn(4, generator=generator, device=device).cpu()
+
+    want = drawn("cpu")
+    with Gpu():
+        on_gpu, again, on_cpu = drawn("cuda"), drawn("cuda"), drawn("cpu")
+        assert not (on_gpu == want).any()
+        assert torch.equal(on_gpu, again) and torch.equal(on_cpu, want)
+
+
 @pytest.mark.parametrize(("dtype", "differ"), [(torch.bfloat16, True), (torch.float32, False)])
 def test_a_products_last_bits_may_depend_on_its_rows(dtype, differ):
     generator = torch.Generator().manual_seed(0)

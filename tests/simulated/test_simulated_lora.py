@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import torch
+from simulated_calls import model
 from simulated_gpu import Gpu
 from targets import slow
 
 import csd
-from bench.lib.shapes import random_model
 from csd.engine import static_step
 from csd.models.lora_stacks import FusedAdapters
 
@@ -26,8 +26,8 @@ class Linear:
 
     def __init__(self, weight, generator):
         def normal(*shape):
-            found = torch.empty(shape, device=weight.device)
-            return SimpleNamespace(weight=found.normal_(std=0.3, generator=generator))
+            drawn = torch.empty(shape).normal_(std=0.3, generator=generator)
+            return SimpleNamespace(weight=drawn.to(weight.device))
 
         names = "default", "other"
         self.active_adapters = ["default"]
@@ -39,8 +39,8 @@ class Linear:
 
 def drawn(device):
     """Tokens by one adapter, by the other, and by the first one trained; captured graphs."""
-    decoder = random_model("tiny", device, torch.float32)
-    generator = torch.Generator(device).manual_seed(0)
+    decoder = model(device)
+    generator = torch.Generator().manual_seed(0)
     parts = [
         Linear(weight, generator) for layer in decoder.layers
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)

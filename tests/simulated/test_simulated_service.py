@@ -3,21 +3,15 @@
 import threading
 
 import pytest
-import torch
 from engine_cases import PROMPTS, assert_same_samples
+from simulated_calls import engine
 from simulated_gpu import Gpu
 
 import csd
-from bench.lib.shapes import random_model
 from csd.engine import static_step
 from csd.engine.service import async_engine
 
 ASKED = dict(num_samples=2, max_new_tokens=8, temperature=0.8, top_p=0.9)
-
-
-def engine(device):
-    model = random_model("tiny", device, torch.float32)
-    return csd.Engine(model, max_slots=4, self_check=False)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from nested import leaves_of
 
 CUDA = torch.device("cuda", 0)
+# exclusive-or with a GPU generator's seed
+OTHER_NUMBERS = 0x5EED
 
 
 class Simulated(torch.Tensor):
@@ -84,10 +86,15 @@ def cpu_of(x):
 
 
 class HostGenerator(torch.Generator):
-    """Random numbers are drawn on the host, whatever the device."""
+    """Random numbers are drawn on the host; a GPU's differ from a CPU's of the same seed."""
 
-    def __new__(cls, device=None):
-        return super().__new__(cls)
+    def __new__(cls, device="cpu"):
+        made = super().__new__(cls)
+        made.of_gpu = on_gpu(device)
+        return made.manual_seed(made.initial_seed())
+
+    def manual_seed(self, seed):
+        return super().manual_seed(seed ^ OTHER_NUMBERS if self.of_gpu else seed)
 
 
 _made = torch.tensor

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,9 +16,11 @@ import triton
 
 from bench.gpu.aot.compile import compile_job
 from bench.gpu.aot.record import jobs_of
+from bench.lib.common import traced
 from bench.lib.kernel_shape import Shape
 
 ROOT = Path(__file__).parents[3]
+BUFFER_OPERATIONS = "AMDGCN_USE_BUFFER_OPS"
 
 
 def worker(path: str, part: int, parts: int) -> None:
@@ -35,10 +39,31 @@ def worker(path: str, part: int, parts: int) -> None:
                 continue
             row = {"shape": sizes["name"], "dtype": dtype}
             try:
-                row |= compile_job(job, target, target in disassembled)
+                with _older_passes(target):
+                    row |= compile_job(job, target, target in disassembled)
             except Exception as error:
                 row |= {"kernel": job.name, "target": target, "error": _short(error)}
+                row |= {"traceback": traced(error)}
             print(json.dumps(row), flush=True)
+
+
+@contextmanager
+def _older_passes(target: str) -> Iterator[None]:
+    """For AMD's GPUs and Triton before 3.7, turn off passes that fail on the attention.
+
+    They fail at a launch, too. Other targets keep the environment, which is part of the keys of
+    Triton's cache: with another one, launches would find none of the binaries.
+    """
+    before = os.environ.get(BUFFER_OPERATIONS)
+    older = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+    if older and target.startswith("gfx"):
+        os.environ[BUFFER_OPERATIONS] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(BUFFER_OPERATIONS, None)
+        if before is not None:
+            os.environ[BUFFER_OPERATIONS] = before
 
 
 def _short(error: Exception) -> str:
@@ -70,9 +95,6 @@ def run(
             json.dump([sizes, without, disassembled], file)
         # Triton's interpreter and compiler cannot run in the same process
         env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache or folder}
-        if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
-            # older passes for AMD's buffer operations fail on the attention, also at a launch
-            env["AMDGCN_USE_BUFFER_OPS"] = "0"
 
         def part(i: int) -> list[dict]:
             code = f"from bench.gpu.aot.run import worker; worker({path!r}, {i}, {processes})"

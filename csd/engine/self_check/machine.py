@@ -26,7 +26,9 @@ def check_compiler() -> Check:
     if not (shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang")):
         row.fail(f"Triton finds no C compiler{f' {named!r} (CC)' if named else ''}: {HOW}")
         return row
-    headers = sysconfig.get_paths()["include"]
+    # as Triton does: Debian's scheme "posix_local" has no headers
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    headers = sysconfig.get_paths(scheme=scheme)["include"]
     if not os.path.exists(os.path.join(headers, "Python.h")):
         row.fail(f"Python.h is missing in {headers}: {HOW}")
     return row

@@ -97,10 +97,10 @@ def compared(
     least = float(row.name in OF_PROBABILITIES)
 
     def call(*args: Any, **options: Any) -> Any:
-        given = args, {k: v for k, v in options.items() if k not in dropped}
+        own = {k: v for k, v in options.items() if k not in dropped}
         row.calls += 1
         try:
-            before = mapped(given, to_cpu)
+            before = mapped(_rows_read(args, own), to_cpu)
             result = run(*args, **options)
             if oracle is not None and row.error is None:
 
@@ -108,7 +108,7 @@ def compared(
                     positional, named = mapped(before, move)
                     return tensors((same(oracle(*positional, **named)), (positional, named)))
 
-                ours = tensors((same(result), given))
+                ours = tensors((same(result), _rows_read(args, own)))
                 compare(row, ours, repeated(torch.clone), lambda: repeated(to_double), least)
             elif result is not None:
                 # the copy synchronizes, which raises errors of the launch
@@ -119,6 +119,19 @@ def compared(
         return result
 
     return call
+
+
+def _rows_read(args: tuple, options: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The same arguments, with the rows that `rows` selects in place of the embedding.
+
+    A large model's embedding has gigabytes in float64, and every pass reads it.
+    """
+    rows = options.get("rows")
+    if rows is None:
+        return args, options
+    table, *others = args
+    numbers = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
+    return (table[rows.clamp(min=0)], *others), options | {"rows": numbers}
 
 
 def _unchanged(x: Any) -> Any:

@@ -1,5 +1,6 @@
 """Rows of a check, and the report that prints them as a table."""
 
+import logging
 import platform
 from dataclasses import dataclass, field
 
@@ -8,6 +9,8 @@ import triton
 from triton.runtime import KernelInterface
 
 from csd.state.version import __version__
+
+LOG = logging.getLogger("csd")
 
 
 @dataclass(slots=True)
@@ -27,6 +30,8 @@ class Check:
         """Record the first error, with the kernel's name if a launch raised it."""
         if self.error is None:
             self.error = error if isinstance(error, str) else described(error)
+            if isinstance(error, Exception):
+                LOG.info("%s failed", self.name, exc_info=error)
 
 
 @dataclass(slots=True)
