@@ -33,7 +33,7 @@ def left_out(messages: list[dict], text: str | None, render: Render) -> list[Pat
 def _without_effect(
     paths: list[Path], messages: list[dict], text: str, render: Render
 ) -> list[Path]:
-    """Those of the fields that do not change the rendered text, by halves."""
+    """The fields, of some, that do not change the rendered text, by bisection."""
     if not paths or render(_changed(messages, dict.fromkeys(paths, "mark"))) == text:
         return paths
     if len(paths) == 1:
@@ -48,11 +48,11 @@ def refuse_left_out(messages: list[dict], paths: list[Path]) -> None:
 
     Other fields, parts of a shown call, and the content beside one are named in the log.
     """
-    lost = set(paths)
+    lost, words = set(paths), [*_words(messages)]
     for path in paths:
         index, field = int(path[0]), str(path[1])
         role = messages[index]["role"]
-        calls = [p for p in _words(messages) if p[:2] == (index, "tool_calls")]
+        calls = [p for p in words if p[:2] == (index, "tool_calls")]
         call = [p for p in calls if p[:3] == path[:3]]
         if field == "content" and role not in ("user", "assistant"):
             raise ValueError(
@@ -67,7 +67,7 @@ def refuse_left_out(messages: list[dict], paths: list[Path]) -> None:
             )
         names = ".".join(key for key in path[1:] if isinstance(key, str))
         warn_once(
-            "the chat template leaves out '%s' of a message of role '%s', so no model reads it",
+            "the chat template leaves out %r of a message of role %r, so no model reads it",
             names, str(role),
         )  # fmt: skip
 

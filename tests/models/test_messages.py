@@ -290,7 +290,7 @@ def test_arguments_are_json_and_no_repr_of_python(way, arguments, sent):
 
 
 def test_an_argument_that_a_template_joins_is_json():
-    """Where it writes each argument by itself."""
+    """A template that writes each argument by itself."""
     join = "{% for k, v in f.arguments.items() %}{{ k }}={{ v }};{% endfor %}"
     read = "{% for c in m.tool_calls or [] %}{% set f = c.function %}" + join + "{% endfor %}"
     template = LOOP.replace("BODY", CONTENTS["none"] + read)
