@@ -20,6 +20,7 @@ from csd.integrations.hf import hf_generate
 from csd.integrations.swap import apply_kernels, remove_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
+from csd.state.namesake import warn_of_namesake
 from csd.state.version import __version__
 from csd.training.train_head import train_head
 
@@ -56,4 +57,5 @@ __all__ = [
 ]
 
 register_when_imported()
+warn_of_namesake()
 use_page(page_of)

@@ -91,3 +91,10 @@ def test_api_pages_name_existing_objects(page):
                 assert member in names_in(file_of(path)), (path, member)
         else:
             assert name in names_in(file_of(module)), path
+
+
+def test_the_comparison_names_the_prior_work_on_drafter_invariance():
+    page = (ROOT / "docs" / "comparison.md").read_text()
+    assert "arxiv.org/abs/2408.07978" in page and "arxiv.org/abs/2506.05632" in page
+    assert "which the others use" not in page
+    assert "deprecated" in (ROOT / "docs" / "vllm.md").read_text()

@@ -46,7 +46,7 @@ for name in sys.argv[1:]:
         for part in name.split(".")[1:]:
             found = getattr(found, part)
     except ImportError as error:
-        assert any(f"csd[{extra}]" in str(error) for extra in extras), (name, error)
+        assert any(f"csd-llm[{extra}]" in str(error) for extra in extras), (name, error)
         print("needs", name)
 for call in (lambda: csd.integrations.nothing, lambda: csd.kernels.nothing):
     try:
@@ -103,7 +103,7 @@ def test_missing_packages_name_their_extra():
     lines = said_by(WITHOUT)
     assert len(lines) == 3
     for line, extra in zip(lines, ("trl", "ray", "lm-eval"), strict=True):
-        assert f"pip install 'csd[{extra}]'" in line
+        assert f"pip install 'csd-llm[{extra}]'" in line
         assert f"{extra} = [" in (ROOT / "pyproject.toml").read_text()
 
 

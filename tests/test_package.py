@@ -1,16 +1,22 @@
 """The wheel works away from the source."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+from targets import slow
+
+from csd.models.demo import smollm2_path
 
 ROOT = Path(__file__).parent.parent
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +34,12 @@ def installed(tmp_path_factory):
     # the wheel comes out of the source distribution, which must hold all it needs
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
-    assert list(folder.glob("csd-*.tar.gz"))
-    (wheel,) = folder.glob("csd-*.whl")
+    assert list(folder.glob("csd_llm-*.tar.gz"))
+    (wheel,) = folder.glob("csd_llm-*.whl")
     env = folder / "env"
     venv.create(env, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     to = ["--python", env / "bin" / "python"]
-    subprocess.run([*pip, *to, "install", "--no-deps", wheel], env=clean(), check=True)
+    subprocess.run([*PIP, *to, "install", "--no-deps", wheel], env=clean(), check=True)
     (packages,) = env.glob("lib/python*/site-packages")
     # a path alone: links to source trees that lie there are not followed
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -47,13 +52,13 @@ def clean():
     return found | {"TRITON_INTERPRET": "1"}
 
 
-def run(env, command, *args):
-    """The output of a command of the environment."""
+def run(env, command, *args, errors=False):
+    """The output of a command of the environment, or its messages."""
     done = subprocess.run(
         [env / "bin" / command, *args], cwd=env, env=clean(), capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    return done.stdout
+    return done.stderr if errors else done.stdout
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(installed):
@@ -79,6 +84,59 @@ def test_the_wheel_draws_samples(installed, checkpoint):
     path, count, tokens = run(installed, "python", "-c", code, checkpoint("llama")).split()
     assert path.startswith(str(installed)) and (count, tokens) == ("2", "3")
     assert "sample" in run(installed, "csd", "--help")
+
+
+@slow
+def test_the_command_samples_the_demo_model(installed):
+    """Away from the source, with the loops that it compiles."""
+    sampling = ["sample", smollm2_path(), "2 + 2 is", "-n", "2", "--max-new-tokens", "3"]
+    assert run(installed, "csd", *sampling, "--seed", "0", "--json").count('"texts"') == 1
+
+
+def namesake(folder):
+    """A wheel with the name and the files of PyPI's csd, and no code."""
+    info = "csd-1.0.0.dist-info"
+    files = {
+        "csd/__init__.py": "from .methods import *\n",
+        "csd/methods.py": "",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: csd\nVersion: 1.0.0\n"
+        "Summary: (Constrained) subgroup discovery\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
+    }
+    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    wheel = folder / "csd-1.0.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in (files | {f"{info}/RECORD": record}).items():
+            archive.writestr(name, content)
+    return wheel
+
+
+@slow
+def test_another_csd_in_the_environment_is_noticed_and_leaves_by_what_the_notice_says(
+    installed, tmp_path
+):
+    (wheel,) = installed.parent.glob("csd_llm-*.whl")
+    pip = [*PIP, "--python", installed / "bin" / "python"]
+
+    def install(*arguments):
+        arguments = ["--no-index", "--find-links", wheel.parent, *arguments]
+        subprocess.run([*pip, "install", *arguments], env=clean(), check=True)
+
+    notice = "the distribution csd 1.0.0 ((Constrained) subgroup discovery) is another project"
+    assert notice not in run(installed, "python", "-c", "import csd", errors=True)
+    install(namesake(tmp_path))
+    # its csd/__init__.py stands in the place of this package's
+    assert notice in run(installed, "csd", "--version", errors=True)
+    install("--force-reinstall", "--no-deps", "csd-llm")
+    message = run(installed, "python", "-c", "import csd; csd.generate", errors=True)
+    assert notice in message
+    first, second = (words.split() for words in re.findall("`pip ([^`]*)`", message))
+    assert first[0] == "uninstall" and second[0] == "install"
+    subprocess.run([*pip, first[0], "--yes", *first[1:]], env=clean(), check=True)
+    install(*second[1:])
+    assert run(installed, "python", "-c", "import csd; csd.generate", errors=True) == ""
+    assert not list(installed.glob("lib/python*/site-packages/csd/methods.py"))
 
 
 def test_import_takes_no_extra(installed):

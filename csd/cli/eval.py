@@ -38,8 +38,8 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument(
         "file",
         help="JSONL file with one problem per line. Keys by task: gsm8k: "
-        "question, answer; math: problem, answer; jsonl: prompt (a "
-        "string or messages), answer",
+        "question, answer; math: problem, answer; letter: question with its "
+        "options, answer (A to J); jsonl: prompt (a string or messages), answer",
     )
     parser.add_argument("--model", required=True, help="local folder, hub name or GGUF file")
     parser.add_argument(

@@ -29,6 +29,7 @@ from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote
 from csd.models.prompts import as_message, has_chat
 from csd.schema.other_names import hint
+from csd.state.namesake import warn_of_namesake
 from csd.state.preparation_phases import showing
 from csd.state.version import __version__
 
@@ -54,6 +55,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
 
 
 def main(argv: list[str] | None = None) -> int:
+    # where csd/__init__.py is another project's
+    warn_of_namesake()
     parser, commands = make_parser()
     args, unknown = parser.parse_known_args(argv)
     if args.command is None and not unknown:

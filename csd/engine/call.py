@@ -19,7 +19,7 @@ from csd.engine.traces.history import History
 from csd.engine.traces.traces import Trace, open_traces, write_traces
 from csd.kernels.ops import Ops
 from csd.models.config import ModelSizes
-from csd.models.prompts import parse
+from csd.models.prompts import parse, truncate
 from csd.schema.write import WholeFile
 from csd.state.preparation_phases import wants_progress
 from csd.verify.teacher_forcing import TeacherForcing
@@ -81,7 +81,7 @@ class Call:
             config.context if kept is None else None,
             errors if returns else None,
         )  # fmt: skip
-        prompts = prompts if kept is None else [ids[-kept:] for ids in prompts]
+        prompts = [ids if kept is None else truncate(ids, kept, tokenizer) for ids in prompts]
 
         def params_of(prompt_tokens: int, name: str) -> SamplingParams:
             return resolve(

@@ -11,6 +11,7 @@ from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
 from csd.engine.stats import Stats
 from csd.engine.thinking_budget import forced_places
+from csd.engine.thoughts import leaves_thought_open
 from csd.graph.history import PastSample
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelSizes
@@ -60,6 +61,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
+    in_thought: bool | None = None  # whether the prompt leaves a thought open, once it was decoded
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.samples)
@@ -179,6 +181,8 @@ class LiveSample:
         self.stopped = False  # True once a stop string is complete
         self._text: SampleText | None = None
         if tokenizer is not None:
+            if request.in_thought is None:
+                request.in_thought = leaves_thought_open(tokenizer.decode(request.prompt))
             params = request.params
             self._text = SampleText(
                 tokenizer, params.stop, include_stop=params.include_stop,
@@ -242,6 +246,7 @@ class LiveSample:
             # measured values are appended before their tokens
             self.likely[: len(self.tokens)],
             self.entropies[: len(self.tokens)],
+            bool(self.request.in_thought),
         )
         return sample, rest
 

@@ -34,6 +34,7 @@ class Sample:
     # with top_logprobs: per token position, pairs of a token id and its raw log-probability
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)  # with entropy=True, in nats
+    in_thought: bool = False  # True if the text begins in a thought, which the prompt leaves open
 
     def __repr__(self) -> str:
         return f"Sample({views.line(self)})"

@@ -7,8 +7,13 @@ from typing import Any
 
 from csd.schema.check import shown
 
-# tags that begin a thought in the chat templates of thinking models
-_BEGIN = re.compile(r"<(think|thinking|thought|reason|reasoning|analysis|seed:think)>|\[(THINK)\]")
+# names of tags around a thought in the chat templates of thinking models
+_IN_ANGLES, _IN_BRACKETS = "think|thinking|thought|reason|reasoning|analysis|seed:think", "THINK"
+_BEGIN = re.compile(rf"<({_IN_ANGLES})>|\[({_IN_BRACKETS})\]")
+# a begin or an end tag; `close` is the slash of an end tag
+TAG = re.compile(
+    rf"[<\[](?P<close>/?)(?P<name>(?<=[</])(?:{_IN_ANGLES})(?=>)|{_IN_BRACKETS}(?=\]))[>\]]"
+)
 
 Tags = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 

@@ -1,100 +1,249 @@
-"""Extraction and comparison of the answers of worked solutions."""
+r"""Extraction and comparison of the answers of worked solutions.
+
+A text states an answer as \boxed{6}, <answer>6</answer>, "the answer is 6", "#### 6" and the like.
+Thoughts are cut before it is read, and the last statement with a value is the answer.
+"""
 
 import re
-from collections.abc import Callable
-from fractions import Fraction
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from itertools import zip_longest
 
+from csd.engine.thoughts import after_thoughts
+from csd.evaluate.letters import option, options_in
+from csd.evaluate.numbers import last_numeral, number_of, numeral_at, plain_number, plain_text
 from csd.schema.check import shown
 
-# a minus counts as a sign unless it stands between two numbers; commas only separate thousands
-_NUMBER = r"(?:(?<![\w)])-(?:\\?\$)?)?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-_BRACES = r"\s*(?:\{\s*(-?\d+)\s*\}|(\d))"
-# 3/4, \frac{3}{4} or \frac34, with or without a whole number before it
-_FRACTION = rf"(-?)(?:(\d+)\s+(\d+)/(\d+)|()(\d+)/(\d+)|(\d*)\s*\\[dt]?frac{_BRACES}{_BRACES})"
-# 1.5e3 and 1.5 \times 10^{3}
-_POWER = re.compile(
-    r"(-?\d+(?:\.\d+)?)\s*(?:[eE]|(?:\\times|\\cdot|\*)\s*10\s*\^)\s*(\{?)([-+]?\d{1,2})(\}?)"
-)
-_SPACED = re.compile(r"-?\d{1,3}( \d{3})+(\.\d+)?")
 # a word after a number, except mathematical names such as pi and sqrt
 _UNIT = re.compile(
     r"(?<=[\d}])\s+(?!(?:pi|sqrt|log|ln|sin|cos|tan|mod)\b)[A-Za-z]{2,}(?:\^\{?\d\}?)?$"
 )
-MOST_DIGITS = 400
-_NUMBERS = re.compile(_NUMBER)
-_FRACTIONS = re.compile(_FRACTION)
-_BOXED = re.compile(r"\\boxed\s*\{")
-_ANSWER_IS = re.compile(r"\banswer\s*(?:is|:)\s*:?", re.IGNORECASE)
-# a value after markup, complete, not the first part of 3/4, 5 * 3 or 2\pi
-_VALUE = re.compile(
-    rf"[\s*_$=~(\\]*((?:{_FRACTION}(?![\d/]))|{_NUMBER}"
-    r"(?!\d|[.,]\d|[eE]\d|[A-Za-z]?\s*[-+/^:×=]\s*[\d(\\]|\s*\*\s*[\d(]"
-    r"|\s*\\(?:[dt]?frac|sqrt|pi|times|cdot|div)))"
+_WORDS = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}"
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_TAGGED = re.compile(r"<answer>\s*([^<]{1,400}?)\s*</answer>", re.IGNORECASE)
+_SAID = re.compile(
+    r"\b(?:answer(?:\s+(?:to|for|of)\s[^.:\n]{1,80}?)?|(?:correct|right|best) (?:option|choice))"
+    r"[*_]*\s*(?:(?:is|=|equals|would be|should be|must be)(?!\w|n['’]t)|:)[*_]*\s*:?",
+    re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
+# GSM8K's mark, but not a heading
+_MARKED = re.compile(r"^#### +(.+)$", re.MULTILINE)
+# words between "is" and the value
+_ADVERBS = re.compile(
+    r"[\s*_]*(?:(?:therefore|thus|then|hence|so|simply|clearly|indeed|just|now|still|also|exactly|"
+    r"about|approximately|probably|equal to|given by|option|choice|letter)[\s:*_]+)+",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(r"[\s*_$=~(\\]*")
+# what makes a number the first part of an expression, such as 5 * 3 or 2\pi
+_GOES_ON = re.compile(
+    r"\d|[.,]\d|[eE]\d|[abiknpqruvxyz](?![A-Za-z])|[A-Za-z]?\s*[-+/^:×=]\s*[\d(\\]|\s*\*\s*[\d(]"
+    r"|\s*\\(?:[dt]?frac|sqrt|pi|times|cdot|div)"
+)
+# not between the initials of a name
+_SENTENCE_END = re.compile(
+    r"\n|[!?](?=\s|$)|(?:(?<!\b[A-Z])|(?!\.\s[A-Z]\.)(?<![A-Z]\.\s[A-Z]))\.(?=\s|$)"
+)
+_DENIAL = re.compile(r"[\s*_]*not\b", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
+# words that a value may be: a name, or a yes or no
+_NAME = re.compile(r"(?!(?:I|We|It|The|That|This|There|You)\b)[A-Z]|(?:yes|no|true|false)\b")
 
 
+@dataclass(frozen=True, slots=True)
+class Statement:
+    start: int
+    value: str
+    words: bool = False  # prose, which may be no value
+
+
+def cut_thoughts(read: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """An extractor that reads the text after a model's thoughts."""
+
+    @wraps(read)
+    def read_answer(text: str) -> str | None:
+        return read(after_thoughts(text))
+
+    return read_answer
+
+
+@cut_thoughts
 def boxed(text: str) -> str | None:
     """Content of the last complete \\boxed{...}, braces balanced; a number as in `last_number`.
 
     Skips an empty one, as in the instruction to use it, and one that is cut off; None without any.
     """
-    ends = _closing(text)
-    for place in reversed(list(_BOXED.finditer(text))):
-        begin = place.end()
-        if begin - 1 in ends and (content := text[begin : ends[begin - 1]]).strip():
-            return _plain(content)
-    return None
+    contents = [content for _, _, content in _boxes(text)]
+    return _content(contents[-1]) if contents else None
 
 
+@cut_thoughts
 def last_number(text: str) -> str | None:
-    """The last number, without thousands separators or trailing zeros after the decimal point."""
-    found = _NUMBERS.findall(_clean(text))
-    return plain_number(found[-1]) if found else None
+    """The last number, without thousands separators or trailing zeros after the decimal point.
+
+    None if the last digits fit no convention of `csd.evaluate.numbers`.
+    """
+    return last_numeral(plain_text(text))
 
 
+@cut_thoughts
 def stated(text: str) -> str | None:
-    """Number or fraction after the last "the answer is", else the rest of the sentence.
+    """Number, fraction or letter after the last "the answer is", else the rest of the sentence.
 
-    For an equation, its right side: 15 for "5 * 3 = 15". None if there is no such phrase.
+    For an equation, its right side: 15 for "5 * 3 = 15". None if there is no such phrase. A
+    sentence that continues in words counts only where none has a value.
     """
-    places = list(_ANSWER_IS.finditer(text))
-    if not places:
-        return None
-    rest = _SENTENCE_END.split(text[places[-1].end() :].lstrip(), maxsplit=1)[0]
-    inside = boxed(rest)
-    if inside is not None:
-        return inside
-    rest = _clean(rest)
-    value = _VALUE.match(rest) or _VALUE.match(rest.rpartition("=")[2])
-    # (3, 4) is not 3
-    if value and not ("(" in value[0] and re.match(r"\s*,", value.string[value.end() :])):
-        return plain_number(value[1])
-    rest = re.sub(r"\\[()\[\]]", "", rest).strip(" *_$\"'.:")
-    letter = re.fullmatch(r"\(\s*(\w+)\s*\)", rest)
-    return letter[1] if letter else rest or None
+    statements = [*_said(text)]
+    values = [statement for statement in statements if not statement.words] or statements
+    return values[-1].value if values else None
 
 
+@cut_thoughts
+def letter(text: str) -> str | None:
+    """Letter of the option that the last statement names, else the last option such as (B)."""
+    for _, content in sorted([*_explicit(text), *_sentences(text)], reverse=True):
+        named = option(content, small=True)
+        if named is not None:
+            return named
+        if letters := set(options_in(content)):
+            # two options are no answer
+            return letters.pop() if len(letters) == 1 else None
+    return option(text, small=True) or next(reversed(options_in(text)), None)
+
+
+@cut_thoughts
 def answer_of(text: str) -> str | None:
-    """Content of \\boxed{}, else the answer after "the answer is", else the last number.
+    """Value of the last statement, boxed or said, else the last number.
 
-    If a sentence continues in words ("the answer is that ..."), the last number is preferred.
+    If all statements continue in words ("the answer is that ..."), a name, yes or no is the answer,
+    else the last number, else the words.
     """
-    found = boxed(text)
-    if found is None:
-        found = stated(text)
-        if found is None or re.search("[A-Za-z]{2}", _COMMAND.sub("", found)):
-            found = last_number(text) or found
-    return found
+    statements = [
+        Statement(start, value)
+        for start, content in _explicit(text)
+        if (value := _content(content))
+    ]
+    spans = [(start, end) for start, end, _ in _boxes(text)]
+    said = [s for s in _said(text) if not any(start < s.start < end for start, end in spans)]
+    values = [s for s in [*statements, *said] if not s.words]
+    if values:
+        return max(values, key=lambda s: s.start).value
+    words = said[-1].value if said else None
+    if words is not None and _NAME.match(words) and not re.search(r"\d", words):
+        return words
+    for _, sentence in _sentences(text, denied=True):
+        text = text.replace(sentence, "")
+    return (None if said else option(text)) or last_numeral(plain_text(text)) or words
+
+
+def _explicit(text: str) -> Iterator[tuple[int, str]]:
+    """Beginning and content of each statement in a form of its own."""
+    for start, _, content in _boxes(text):
+        yield start, content
+    for match in _TAGGED.finditer(text):
+        number_in_words = last_numeral(plain_text(match[1])) if _in_words(match[1]) else None
+        yield match.start(), number_in_words or match[1]
+    for match in _MARKED.finditer(text):
+        number = _number_in(plain_text(match[1]))
+        if number is not None and re.fullmatch(r"[\s.%$*]*|\s+[A-Za-z]+", number[1]):
+            yield match.start(), number[0]
+
+
+def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
+    """Beginning, end and content of each complete box that is not empty."""
+    ends = _closing(text)
+    for match in _BOXED.finditer(text):
+        begin = match.end()
+        if begin - 1 in ends and (content := text[begin : ends[begin - 1]]).strip():
+            yield match.start(), ends[begin - 1], content
+
+
+def _sentences(text: str, denied: bool = False) -> Iterator[tuple[int, str]]:
+    """Beginning of each "the answer is", and the rest of its sentence.
+
+    denied: whether to take the questions and denials instead of the others.
+    """
+    phrases = [*_SAID.finditer(text)]
+    for match, following in zip_longest(phrases, phrases[1:]):
+        last = following.start() if following else len(text)
+        rest = text[match.end() : last].lstrip()
+        end = _SENTENCE_END.search(rest)
+        rest = rest[: end.start()] if end else rest
+        if denied == bool(_DENIAL.match(rest) or (end and end[0] == "?")):
+            yield match.start(), rest
+
+
+def _said(text: str) -> Iterator[Statement]:
+    for start, rest in _sentences(text):
+        inside = [content for _, _, content in _boxes(rest)]
+        if inside:
+            yield Statement(start, _content(inside[-1]))
+            continue
+        # a box that is cut off
+        if _BOXED.search(rest):
+            continue
+        adverbs = _ADVERBS.match(rest)
+        rest = plain_text(rest[adverbs.end() :] if adverbs else rest)
+        number = _number_in(rest) or _number_in(rest.rpartition("=")[2])
+        value = option(rest) or (number and number[0])
+        if value:
+            yield Statement(start, value)
+            continue
+        rest = re.sub(r"\\[()\[\]]", "", rest).strip(" *_$\"'.:")
+        name = re.fullmatch(r"\(\s*(\w+)\s*\)", rest)
+        rest = name[1] if name else rest
+        if rest:
+            yield Statement(start, rest, _in_words(rest))
+
+
+def _in_words(text: str) -> bool:
+    """True for prose, as opposed to a number, a letter or an expression."""
+    return bool(re.search("[A-Za-z]{2}", _COMMAND.sub("", text)))
+
+
+def _number_in(text: str) -> tuple[str, str] | None:
+    """The number that a plain text begins with, behind markup, and the rest of the text."""
+    markup = _MARKUP.match(text)
+    start = markup.end() if markup else 0
+    number = numeral_at(text, start)
+    if number is None and text[:start].endswith("\\") and text[start:].startswith("frac"):
+        number = numeral_at(text, start - 1)
+    if number is None or number.spelling is None or _GOES_ON.match(text, number.end):
+        return None
+    rest = text[number.end :]
+    # (3, 4) is not 3
+    if "(" in text[:start] and re.match(r"\s*,", rest):
+        return None
+    return number.spelling, rest
+
+
+def _content(content: str) -> str:
+    """Value of what a box holds: words without LaTeX's markup, and the letter of an option."""
+    words = re.fullmatch(rf"\s*{_WORDS}[\s.]*", content)
+    if words and (said := [s for s in _said(words[1])]):
+        return said[-1].value
+    bare = plain_text(content).strip("$ ")
+    if number_of(bare) is not None:
+        return plain_number(bare) if "frac" not in bare and "/" not in bare else content.strip()
+    return option(content) or content.strip()
+
+
+def canonical_answer(text: str) -> str | None:
+    """`answer_of` in the spelling of `canonical`."""
+    answer = answer_of(text)
+    return None if answer is None else canonical(answer)
 
 
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "any": answer_of,
     "boxed": boxed,
+    "letter": letter,
     "number": last_number,
     "stated": stated,
 }
+# functions that read the text after a model's thoughts
+OWN = (*EXTRACTORS.values(), canonical_answer)
 
 
 def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str | None]:
@@ -109,34 +258,29 @@ def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str
     return EXTRACTORS[extract]
 
 
-def plain_number(number: str) -> str:
-    """Normalise a number: 1,234.50 and 1234.5 are 1234.5; 007 is 7; -0 is 0."""
-    if not _NUMBERS.fullmatch(number):
-        return number
-    sign, digits = ("-", number[1:].lstrip("\\$")) if number[0] == "-" else ("", number)
-    whole, _, part = digits.replace(",", "").partition(".")
-    whole, part = whole.lstrip("0") or "0", part.rstrip("0")
-    value = f"{whole}.{part}" if part else whole
-    return value if value == "0" else sign + value
-
-
 def canonical(answer: str) -> str:
     r"""Normalise an answer: LaTeX without layout, numbers and fractions as reduced fractions.
 
     0.5, 1/2, \frac12 and $\dfrac{1}{2}$ are 1/2, 1 1/2 is 3/2, 1.5e3 and 1 500 are 1500, and 12 cm
-    and 12\text{ cm} are 12. Expressions are compared as text, so x+1 is not 1+x: equal spellings
-    are equal answers, but equal answers may be spelled differently.
+    and 12\text{ cm} are 12. An option is its letter: C, (C), C: Paris and C. Paris are C.
+    Expressions are compared as text, so x+1 is not 1+x: equal spellings are equal answers, but
+    equal answers may be spelled differently.
     """
-    text = _clean(answer)
+    text = plain_text(answer)
     text = re.sub(r"\\(left|right|displaystyle|[!,;: ])|~", " ", text)
     text = re.sub(r"\\?\$|\^\{?\\circ\}?|\\degree|\\?%|\\(?=$)", "", text).strip().rstrip(". ")
+    words = re.fullmatch(_WORDS, text)
+    text = (words[1] if words else text).strip()
+    if (named := option(text)) is not None:
+        return named
     text = re.sub(r"^[A-Za-z]\s*=\s*", "", text)
     # a unit after a number
-    bare = re.sub(r"(?<=[\d}])\s*\\(text|textbf|mathrm|mbox|mathbf)\s*\{[^{}]*\}$", "", text)
-    number = number_of(_UNIT.sub("", bare))
+    bare = re.sub(rf"(?<=[\d}}])\s*{_WORDS}$", "", text)
+    # million is no unit
+    number = number_of(bare) or number_of(_UNIT.sub("", bare))
     if number is not None:
         return str(number)
-    text = re.sub(r"\\(text|textbf|mathrm|mbox|mathbf)\s*\{([^{}]*)\}", r"\2", text)
+    text = re.sub(_WORDS, r"\1", text)
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     # 3 4 is not 34
@@ -145,48 +289,12 @@ def canonical(answer: str) -> str:
     return re.sub(r"\\sqrt(\d)", r"\\sqrt{\1}", text)
 
 
-def number_of(text: str) -> Fraction | None:
-    """Value of a number, fraction, mixed number or power of ten; None for other texts.
-
-    None for a text of more than MOST_DIGITS characters.
-    """
-    if len(text) > MOST_DIGITS:
-        return None
-    if _SPACED.fullmatch(text):
-        text = text.replace(" ", "")
-    if _NUMBERS.fullmatch(text):
-        return Fraction(plain_number(text))
-    power = _POWER.fullmatch(text)
-    if power is not None and bool(power[2]) == bool(power[4]):
-        return Fraction(power[1]) * Fraction(10) ** int(power[3])
-    found = _FRACTIONS.fullmatch(text)
-    if found is None:
-        return None
-    sign, *parts = found.groups()
-    given = [int(part) for part in parts if part]
-    top, bottom = given[-2:]
-    if not bottom:
-        return None
-    return (sum(given[:-2]) + Fraction(top, bottom)) * (-1 if sign else 1)
-
-
 def _closing(text: str) -> dict[int, int]:
     """Maps positions of opening braces to those of their closing braces; ignores \\{ and \\}."""
-    found, open_ones = {}, []
-    for place in re.finditer(r"(?<!\\)[{}]", text):
-        if place[0] == "{":
-            open_ones.append(place.start())
+    closing, open_ones = {}, []
+    for match in re.finditer(r"(?<!\\)[{}]", text):
+        if match[0] == "{":
+            open_ones.append(match.start())
         elif open_ones:
-            found[open_ones.pop()] = place.start()
-    return found
-
-
-def _plain(answer: str) -> str:
-    bare = _clean(answer).strip("$ ")
-    return plain_number(bare) if _NUMBERS.fullmatch(bare) else answer.strip()
-
-
-def _clean(text: str) -> str:
-    """Replace the Unicode minus by "-", and 1{,}000, 1,\\!000 and 1\\,000 of LaTeX by 1,000."""
-    text = text.replace("−", "-").replace("{,}", ",").replace(r"\!", "")
-    return re.sub(r"(?<=\d)\\,(?=\d{3})", ",", text)
+            closing[open_ones.pop()] = match.start()
+    return closing

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from csd.evaluate.answers import answer_of, canonical, number_of
+from csd.evaluate.answers import canonical, canonical_answer, letter
+from csd.evaluate.letters import option
+from csd.evaluate.numbers import number_of
 from csd.models.prompts import check_prompt
 from csd.schema.check import fits, shown
 from csd.schema.read import naming, read_lines
@@ -65,9 +67,14 @@ def _gsm8k_gold(answer: str) -> str:
     return canonical(found)
 
 
-def _extract(text: str) -> str | None:
-    found = answer_of(text)
-    return None if found is None else canonical(found)
+def _letter_gold(answer: str) -> str:
+    named = option(answer, small=True)
+    if named is None:
+        raise ValueError(
+            f"must have the letter of an option, A to J, as 'answer', got {shown(answer)}; "
+            "answers in words need --task jsonl"
+        )
+    return named
 
 
 TASKS = {
@@ -76,15 +83,23 @@ TASKS = {
         "answer",
         '\n\nReason step by step, then end with "The answer is" and the number.',
         _gsm8k_gold,
-        _extract,
+        canonical_answer,
     ),
     "math": Task(
         "problem",
         "answer",
         "\n\nReason step by step, and put the final answer within \\boxed{}.",
         canonical,
-        _extract,
+        canonical_answer,
+    ),
+    # a question with its options
+    "letter": Task(
+        "question",
+        "answer",
+        '\n\nReason step by step, then end with "The answer is" and the letter.',
+        _letter_gold,
+        letter,
     ),
     # prompt: a str or messages, used unchanged
-    "jsonl": Task("prompt", "answer", "", canonical, _extract),
+    "jsonl": Task("prompt", "answer", "", canonical, canonical_answer),
 }

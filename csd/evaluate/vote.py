@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
 from csd.engine.result import Sample
+from csd.engine.thoughts import after_thoughts
 from csd.evaluate.answers import (
     EXTRACTORS,
+    OWN,
     answer_of,
     boxed,
     canonical,
@@ -109,9 +111,10 @@ def vote(
 
     samples: the `Samples` that `csd.generate` returns for a prompt, or a list of `Sample`.
     extract: a function that returns the answer in a text, or None; or "boxed", "stated" (after "the
-        answer is"), "number" (the last), or "any" (the first of these that exists). With these four
-        names, different spellings (0.5, 1/2, \\frac12) are the same answer, in the spelling of the
-        lowest index; results of a function are compared unchanged.
+        answer is"), "number" (the last), "letter" (of an option), or "any" (the last statement,
+        boxed or said, else the last number). With these five names, the text is read without its
+        thoughts, and different spellings (0.5, 1/2, \\frac12) are the same answer, in the spelling
+        of the lowest index; a function gets the whole text, and its results are compared unchanged.
     weight: a function of a sample; None gives each weight 1; "probability" is the exp of the mean
         log-probability per token. Ties go to the answer of the lowest index; `tied` is then True.
     limited: True if samples that were cut at `max_new_tokens` vote; by default they have no answer,
@@ -130,7 +133,7 @@ def vote(
     spelling: dict[str, str] = {}
     answers = []
     for sample in voters:
-        answer = read(text_of(sample)) if counts(sample, limited) else None
+        answer = read(_text_for(extract, sample)) if counts(sample, limited) else None
         answers.append(None if answer is None else spelling.setdefault(same(answer), answer))
     votes: dict[str, float] = {}
     for sample, answer in zip(voters, answers, strict=True):
@@ -172,8 +175,8 @@ class Vote:
     def of(self, total: int) -> Callable[[list[Sample]], bool]:
         """The `until` of a prompt with `total` samples."""
         # cached, since each prefix contains the previous one: each text is read once
-        once = replace(self, extract=cache(self._read))
-        return lambda prefix: once.decided(prefix, total)
+        read = cache(self._read)
+        return lambda prefix: self._decided(prefix, total, read)
 
     def _read(self, text: str) -> str | None:
         answer = extractor(self.extract)(text)
@@ -181,9 +184,13 @@ class Vote:
 
     def decided(self, prefix: list[Sample], total: int) -> bool:
         """True if the first samples, `prefix`, decide the vote of `total` samples."""
+        return self._decided(prefix, total, self._read)
+
+    def _decided(self, prefix: list[Sample], total: int, read: Callable[[str], str | None]) -> bool:
         votes: dict[str, int] = {}
         for sample in prefix:
-            answer = self._read(text_of(sample)) if counts(sample, self.limited) else None
+            text = _text_for(self.extract, sample)
+            answer = read(text) if counts(sample, self.limited) else None
             if answer is not None:
                 votes[answer] = votes.get(answer, 0) + 1
         if not votes:
@@ -224,6 +231,14 @@ def _comparison(extract: str | Callable) -> Callable[[str], str]:
     """Function that normalises answers for comparison; the identity for a user's function."""
     built_in = isinstance(extract, str) or extract in EXTRACTORS.values()
     return canonical if built_in else lambda answer: answer
+
+
+def _text_for(extract: str | Callable, sample: Sample) -> str:
+    """The text that an extractor reads: without thoughts, and whole for a user's function."""
+    text = text_of(sample)
+    if isinstance(extract, str) or extract in OWN:
+        return after_thoughts(text, sample.in_thought)
+    return text
 
 
 def text_of(sample: Sample) -> str:

@@ -19,7 +19,7 @@ try:
     from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 except ImportError as error:
     raise ImportError(
-        f"csd.integrations.lm_eval needs lm_eval: pip install 'csd[lm-eval]' ({error})"
+        f"csd.integrations.lm_eval needs lm_eval: pip install 'csd-llm[lm-eval]' ({error})"
     ) from error
 
 from csd.engine.engine import Engine

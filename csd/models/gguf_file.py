@@ -19,7 +19,7 @@ def folder_and_file(name: str) -> tuple[str, str]:
         import gguf  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "GGUF files need two additional packages: pip install csd[gguf]"
+            "GGUF files need two additional packages: pip install 'csd-llm[gguf]'"
         ) from error
     return str(path.parent), path.name
 

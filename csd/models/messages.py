@@ -6,9 +6,10 @@ objects or as JSON, a missing content or an empty one. The form is chosen by ren
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from csd.models.left_out_fields import left_out, refuse_left_out
 from csd.schema.check import AtLeast, check, fits, shown
 from csd.schema.read import naming
 
@@ -25,8 +26,6 @@ Messages = Annotated[list[Message], AtLeast(1)]
 
 # type of a content part that holds text -> key of the text
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-# roles that every template reads
-_ROLES = ("user", "assistant")
 # arguments of apply_chat_template that would return something other than all token ids
 _OURS = ("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length")
 _READS_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+[^%]*content")
@@ -111,12 +110,25 @@ def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterato
     found = _with_read_contents(found, template, render)
     tried = [found, _with_contents(found)]
     if any("tool_calls" in m for m in found):
-        objects = [_with_objects(form) for form in tried]
-        text = next(filter(None, map(render, objects)), "")
-        # a template that prints an argument as Python's repr needs JSON
-        tried = tried + objects if _shows_objects(found, text) else objects + tried
-    _check_roles(tried, render)
-    yield from (form for i, form in enumerate(tried) if form not in tried[:i])
+        tried = [
+            _with_arguments(form, convert)
+            for convert in (_as_object, _as_object_of_texts, _as_text)
+            for form in tried
+        ]
+    tried = [form for i, form in enumerate(tried) if form not in tried[:i]]
+    # rendered forms, with all fields, with arguments as JSON and not as Python
+    ranks: list[tuple[bool, int, bool]] = []
+    lost = []
+    for form in tried:
+        text = render(form)
+        lost.append(left_out(form, text, render))
+        shows_python = text is not None and _shows_python(form, text)
+        ranks.append((text is None, len(lost[-1]), shows_python))
+        if ranks[-1] == (False, 0, False):
+            break
+    order = sorted(range(len(ranks)), key=ranks.__getitem__)
+    refuse_left_out(tried[order[0]], lost[order[0]])
+    yield from (tried[i] for i in order)
 
 
 def _without_none(message: Mapping) -> dict:
@@ -163,21 +175,14 @@ def _lost(texts: list[str], rendered: str | None) -> int:
     return len(texts) + 1 if rendered is None else sum(text not in rendered for text in texts)
 
 
-def _with_objects(messages: list[dict]) -> list[dict]:
-    """Messages whose tool calls have arguments as objects, parsed from the clients' JSON."""
+def _with_arguments(messages: list[dict], convert: Callable[[Any], Any]) -> list[dict]:
+    """Messages whose tool calls have converted arguments."""
 
     def read(call: dict) -> dict:
         function = call.get("function")
-        if not isinstance(function, Mapping):
+        if not isinstance(function, Mapping) or function.get("arguments") is None:
             return call
-        given = function.get("arguments")
-        if not isinstance(given, str):
-            return call
-        try:
-            value = json.loads(given or "{}")
-        except ValueError:
-            return call
-        return call | {"function": dict(function) | {"arguments": value}}
+        return call | {"function": {**function, "arguments": convert(function["arguments"])}}
 
     return [
         m | {"tool_calls": [read(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
@@ -185,41 +190,55 @@ def _with_objects(messages: list[dict]) -> list[dict]:
     ]
 
 
-def _shows_objects(messages: list[dict], rendered: str) -> bool:
-    """True if `rendered` has an argument of a tool call as Python's repr."""
-    calls = (call for m in _with_objects(messages) for call in m.get("tool_calls", ()))
+def _as_object(arguments: Any) -> Any:
+    """A call's arguments as an object, parsed from the clients' JSON."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+
+
+def _as_object_of_texts(arguments: Any) -> Any:
+    """The same with JSON text in place of each object or list in it, for templates that join."""
+    value = _as_object(arguments)
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _as_text(inner) if isinstance(inner, dict | list) else inner
+        for key, inner in value.items()
+    }
+
+
+def _as_text(arguments: Any) -> str:
+    """A call's arguments as JSON text; that of a client unchanged."""
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _shows_python(messages: list[dict], rendered: str) -> bool:
+    """True if `rendered` has an object or a list of a tool call's arguments as Python's repr."""
+    calls = (call for m in messages for call in m.get("tool_calls", ()))
     functions = (call.get("function") for call in calls)
-    given = (f.get("arguments") for f in functions if isinstance(f, Mapping))
+    containers = _containers([f.get("arguments") for f in functions if isinstance(f, Mapping)])
     return any(
-        isinstance(value, dict) and repr(value) in rendered and repr(value) != json.dumps(value)
-        for value in given
+        repr(value) in rendered and repr(value) != json.dumps(value, ensure_ascii=False)
+        for value in containers
     )
+
+
+def _containers(values: Iterable) -> Iterator[dict | list]:
+    for value in values:
+        if isinstance(value, dict | list):
+            yield value
+            yield from _containers(value.values() if isinstance(value, dict) else value)
 
 
 def _with_contents(messages: list[dict]) -> list[dict]:
     """Messages with an empty content if they have none, for templates that join texts."""
     return [m if "content" in m else m | {"content": ""} for m in messages]
-
-
-def _check_roles(tried: list[list[dict]], render: Any) -> None:
-    """Raises ValueError for a message with a role that the template leaves out."""
-    others = [i for i, m in enumerate(tried[0]) if m["role"] not in _ROLES and text_of(m).strip()]
-    if not others:
-        return
-    messages, whole = next(
-        ((form, text) for form in tried if (text := render(form)) is not None), (tried[0], None)
-    )
-    for i in others if whole is not None else ():
-        changed = [*messages]
-        content = messages[i]["content"]
-        other = "other words" if isinstance(content, str) else [{"type": "text", "text": "other"}]
-        changed[i] = messages[i] | {"content": other}
-        if render(changed) == whole:
-            role = messages[i]["role"]
-            raise ValueError(
-                f"must have roles that the chat template supports, got {role!r} as '[{i}].role', "
-                "whose message it leaves out"
-            )
 
 
 def _texts(message: Mapping) -> list[str]:

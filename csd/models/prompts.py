@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from csd.models.left_out_fields import warn_once
 from csd.models.messages import (
     as_mapping,
     check_chat,
@@ -158,7 +159,50 @@ def _encode(text: str, tokenizer: Any, name: str) -> list[int]:
     with naming(name):
         check(text, str)
     with _no_panic(name):
-        return tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)))["input_ids"]
+        ids = tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)))["input_ids"]
+    return _without_end(ids, text, tokenizer)
+
+
+def _without_end(ids: list[int], text: str, tokenizer: Any) -> list[int]:
+    """Token ids without the end tokens that the tokenizer appends; those in the text stay.
+
+    Behind an end token a model begins another text in place of going on with this one.
+    """
+    written, count, appended = text.rstrip(), 0, len(ids)
+    ends = {
+        getattr(tokenizer, f"{kind}_token_id", None): getattr(tokenizer, f"{kind}_token", None)
+        for kind in ("eos", "sep")
+    }
+    while appended and (end := ends.get(ids[appended - 1])):
+        appended -= 1
+        if written.endswith(end):
+            written, count = written[: -len(end)].rstrip(), count + 1
+    if appended + count == len(ids):
+        return ids
+    warn_once(
+        "the tokenizer ends a text with '%s': a prompt is continued, so the token is left out",
+        str(ends[ids[-1]]),
+    )
+    return ids[: appended + count]
+
+
+def leading_specials(ids: list[int], tokenizer: Any) -> int:
+    """Number of tokens that a prompt begins with and that its tokenizer puts before every text."""
+    leading = {getattr(tokenizer, name, None) for name in ("bos_token_id", "cls_token_id")}
+    if callable(tokenizer):
+        # others such as [gMASK] and <sop> have no names
+        leading |= {*tokenizer("")["input_ids"]}.intersection(
+            getattr(tokenizer, "all_special_ids", ())
+        )
+    return next((i for i, token in enumerate(ids) if token not in leading), len(ids))
+
+
+def truncate(ids: list[int], count: int, tokenizer: Any) -> list[int]:
+    """The last `count` tokens of a longer prompt, behind its leading special tokens."""
+    if len(ids) <= count:
+        return ids
+    leading = min(leading_specials(ids, tokenizer), count - 1)
+    return ids[:leading] + ids[len(ids) - (count - leading) :]
 
 
 def chat_ids(
@@ -178,9 +222,11 @@ def chat_ids(
     for form in tried:
         try:
             with _no_panic(name):
-                return tokenizer.apply_chat_template(
+                text = tokenizer.apply_chat_template(form, **options | {"tokenize": False})
+                ids = tokenizer.apply_chat_template(
                     form, tokenize=True, return_dict=True, **options
                 )["input_ids"]
+            return _without_end(ids, text, tokenizer)
         # a template is a program, and may raise any exception
         except Exception as error:
             raised = raised or error

@@ -24,4 +24,4 @@ def check_installed(module: str, extra: str, what: str) -> None:
     what: name of the part that needs the module, for the message.
     """
     if find_spec(module) is None:
-        raise ImportError(f"{what} needs {module}: pip install 'csd[{extra}]'")
+        raise ImportError(f"{what} needs {module}: pip install 'csd-llm[{extra}]'")

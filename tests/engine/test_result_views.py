@@ -116,7 +116,7 @@ def test_a_row_a_sample():
 
 def test_without_pandas_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("csd.schema.lazy.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"to_pandas needs pandas: pip install 'csd\[notebook\]'"):
+    with pytest.raises(ImportError, match=r"needs pandas: pip install 'csd-llm\[notebook\]'"):
         drawn().to_pandas()
 
 

@@ -1,8 +1,43 @@
 """Extraction of answers from texts."""
 
+from pathlib import Path
+
 import pytest
 
-from csd.evaluate.answers import EXTRACTORS, answer_of, boxed, extractor, last_number, stated
+from csd.engine.thinking_budget import TAG
+from csd.evaluate.answers import (
+    EXTRACTORS,
+    answer_of,
+    boxed,
+    canonical,
+    extractor,
+    last_number,
+    stated,
+)
+
+LINES = (Path(__file__).parent / "sentences.txt").read_text().splitlines()
+SENTENCES = [line.split(" | ", 2) for line in LINES if not line.startswith("#")]
+
+
+def value_in(text, how):
+    answer = EXTRACTORS[how](text.replace("¶", "\n"))
+    return "none" if answer is None else canonical(answer)
+
+
+@pytest.mark.parametrize(("how", "value", "text"), SENTENCES)
+def test_sentences_have_their_right_values(how, value, text):
+    assert value_in(text, how) == value
+
+
+@pytest.mark.parametrize("tag", ["think", "reasoning", "seed:think"])
+def test_a_thought_changes_no_answer(tag):
+    """A sentence as the thought of another, in and behind the prompt, and one that is not ended."""
+    answers = [sentence for sentence in SENTENCES if not TAG.search(sentence[2])]
+    assert len(answers) > 100
+    for (how, value, text), (_, _, thought) in zip(answers, reversed(answers), strict=True):
+        assert value_in(f"<{tag}>{thought}¶</{tag}>¶{text}", how) == value
+        assert value_in(f"{thought}¶</{tag}>¶{text}", how) == value
+        assert value_in(f"<{tag}>¶{text}", how) == "none"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +88,7 @@ def test_answers(text, answer):
         ("12.", "12"),
         (r"10,\!000 or 9\,500", "9500"),
         (r"\$5 less: -\$3", "-3"),
-        ("½ of it", None),
+        ("½ of it", "1/2"),
     ],
 )
 def test_last_number(text, number):

@@ -25,7 +25,10 @@ from csd.evaluate.tasks import TASKS, read
         ["1500", "1.5e3", r"1.5 \times 10^3", r"1.5\cdot 10^{3}", "15E+2", "1 500"],
         ["-0.02", "-2e-2", r"-2 \times 10^{-2}"],
         ["1234", "1{,}234", "1,234", r"1\,234"],
-        ["B", "(B)", r"\text{(B)}"],
+        ["B", "(B)", r"\text{(B)}", "(b)", "B: Paris", "B. 12", "(B) 12 m", r"\textbf{B}", "**B**"],
+        ["100000", "1,00,000", "100 000", "100.000,0", "100'000", "1 lakh"],
+        ["5/2", "2½", "2 1/2", r"2\frac12", "2.5"],
+        ["460", r"\text{460}", r"\text{460 dollars}", r"460 \text{ dollars}"],
         ["-5", "-$5", r"-\$5.00"],
     ],
 )
@@ -50,6 +53,10 @@ def test_spellings_of_one_answer(same):
         ("1.5 e", "1.5"),
         ("3 1000", "31000"),
         ("2 or 3", "2"),
+        ("1,00,00", "10000"),
+        ("3 million", "3"),
+        ("A and B", "A"),
+        ("C - 1", "C"),
     ],
 )
 def test_different_answers(one, other):
@@ -70,6 +77,12 @@ def test_tasks_read_their_files(tmp_path):
     (problem,) = read(path, TASKS["math"])
     assert problem.answer == "1/2"
     assert TASKS["math"].extract(r"Thus \boxed{\dfrac12}.") == "1/2"
+
+    question = "Which is the capital?\nA. Rome\nB. Pisa"
+    path.write_text(json.dumps({"question": question, "answer": "a"}))
+    (problem,) = read(path, TASKS["letter"])
+    assert problem.answer == "A" and problem.prompt.startswith(question)
+    assert TASKS["letter"].extract("B is not. The answer is (A), Rome.") == "A"
 
     messages = [{"role": "user", "content": "7?"}]
     rows = [{"prompt": "6?", "answer": 6}, {"prompt": messages, "answer": "7"}]
@@ -102,6 +115,14 @@ def test_errors_name_the_line(tmp_path):
         ValueError, match="line 1 must have an 'answer' that ends in #### and a number"
     ):
         read(path, TASKS["gsm8k"])
+    path.write_text('{"question": "a", "answer": "Rome"}')
+    with pytest.raises(
+        ValueError, match=r"letter of an option, A to J, as 'answer', got 'Rome'.*--task jsonl"
+    ):
+        read(path, TASKS["letter"])
+    # what the error advises
+    path.write_text('{"prompt": "a", "answer": "Rome"}')
+    assert read(path, TASKS["jsonl"])[0].answer == "Rome"
     path.write_text("\n")
     with pytest.raises(ValueError, match="has no problems"):
         read(path, TASKS["jsonl"])

@@ -1,5 +1,6 @@
 """Votes, when they are decided, and that what was drawn beyond does not matter."""
 
+import dataclasses
 import itertools
 import math
 
@@ -12,6 +13,7 @@ from targets import slow
 
 import csd
 from csd.engine.result import Sample
+from csd.evaluate.answers import EXTRACTORS
 from csd.evaluate.vote import vote
 from csd.models.demo import toy
 
@@ -43,6 +45,44 @@ def test_spellings_of_one_answer_are_one_vote():
     assert csd.Vote().of(3)([out[0], out[2]]) is True
     # one's own function says what is equal
     assert vote(out, extract=lambda text: text[7:-1]).answer == "3"
+
+
+THOUGHTS = [
+    r"<think>Maybe \boxed{5}? No.</think>The answer is 6.",
+    r"Maybe \boxed{5}? No.</think>So \boxed{6}.",
+    "<think>The answer is 5.</think>¶It is 6.",
+    "<think>5</think> 7? <think>9</think> The answer is 6.",
+]
+
+
+def test_thoughts_do_not_vote():
+    out = [sample(i, text.replace("¶", "\n")) for i, text in enumerate(THOUGHTS)]
+    open_one = sample(len(out), r"<think>Maybe \boxed{5}, or 6")
+    for extract in EXTRACTORS.values():
+        answers = vote([*out, open_one], extract=extract).answers
+        assert "5" not in answers and answers[-1] is None
+    assert vote(out).answers == ["6"] * 4
+    assert csd.Vote().of(4)(out[:2]) is True
+    # a function of one's own gets the whole text
+    assert vote(out, extract=lambda text: text).answers == [s.text for s in out]
+
+
+def test_a_text_that_its_prompt_begins_in_a_thought():
+    """Only the part behind the end tag is an answer, for votes and while samples are drawn."""
+    out = [sample(0, "The answer is 5."), sample(1, "5?</think>The answer is 6.")]
+    assert vote(out).answers == ["5", "6"]
+    inside = [dataclasses.replace(s, in_thought=True) for s in out]
+    assert vote(inside).answers == [None, "6"]
+    assert csd.Vote().of(2)(out[:1]) is True
+    assert csd.Vote().of(2)(inside[:1]) is False
+    model, tokenizer = toy()
+    with csd.Engine(model, tokenizer=tokenizer, kernels="reference") as drawing:
+        for prompt, expected in [
+            ("2?<think>\n", True), ("<think>a</think>2?", False), ("2?", False),
+            ("<think>a</think><think>", True), ("[THINK]", True), ("</think>", False),
+        ]:  # fmt: skip
+            out = csd.generate(drawing, prompt, num_samples=2, max_new_tokens=2, seed=0)
+            assert [s.in_thought for s in out] == [expected] * 2
 
 
 def test_samples_after_a_cancelled_one_do_not_vote():

@@ -2,14 +2,17 @@
 
 import copy
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 import csd
 from csd.evaluate.tasks import TASKS, read
 from csd.models.demo import toy
-from csd.models.prompts import parse
+from csd.models.left_out_fields import warn_once
+from csd.models.prompts import parse, truncate
 
 LOOP = "{% for m in messages %}<{{ m['role'] }}>BODY</>{% endfor %}"
 END = "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -235,3 +238,129 @@ def test_samples_of_parts_are_those_of_the_text(tmp_path):
     with pytest.raises(ValueError, match="line 1 'prompt' must have parts of type 'text'"):
         read(path, TASKS["jsonl"])
     engine.release()
+
+
+SHOWN_CALLS = LOOP.replace(
+    "BODY",
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "x"}', {"a": "x"}, "{}", ""], ids=repr)
+@pytest.mark.parametrize("content", [{}, {"content": "I add."}], ids=["alone", "with words"])
+def test_calls_of_tools_that_a_template_leaves_out_are_refused(arguments, content):
+    """Alone, and beside words that it shows; the error's advice shows them."""
+    chat = called(arguments, **content)
+    template = LOOP.replace("BODY", CONTENTS["none"])
+    with pytest.raises(ValueError, match=r"^prompt must have fields .*'\[1\].tool_calls\[0\]") as e:
+        shown(chat, template)
+    assert "pass a template that shows them as chat_template_kwargs={'chat_template'" in str(
+        e.value
+    )
+    got = shown(chat, template, chat_template=SHOWN_CALLS)
+    words = content.get("content", "")
+    assert got.startswith(f"<user>sum</><assistant>{words}add{{") and got.endswith("<tool>3</>")
+    assert "write these words in the content" in str(e.value)
+    written = [chat[0], {"role": "assistant", "content": f"add {arguments}"}, chat[2]]
+    assert f"<assistant>add {arguments}</>" in shown(written, template)
+
+
+def test_a_call_of_which_a_part_is_shown_is_named_in_the_log(caplog):
+    warn_once.cache_clear()
+    only = LOOP.replace(
+        "BODY", "{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}"
+    )
+    assert "<assistant>add</>" in shown(called('{"a": "x"}', content="I add."), only)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("'tool_calls.function.arguments.a'" in line for line in lines)
+    assert any("'content' of a message of role 'assistant'" in line for line in lines)
+
+
+@pytest.mark.parametrize("way", CALLS)
+@pytest.mark.parametrize(
+    "arguments", [{"a": "x"}, {"a": True, "b": [None, "y"]}, {"a": {"z": 1}}], ids=repr
+)
+@pytest.mark.parametrize("sent", [lambda value: value, json.dumps], ids=["object", "text"])
+def test_arguments_are_json_and_no_repr_of_python(way, arguments, sent):
+    read = "{% for c in m.tool_calls or [] %}{% set f = c.function %}" + CALLS[way] + "{% endfor %}"
+    got = shown(called(sent(arguments)), LOOP.replace("BODY", CONTENTS["none"] + read))
+    (text,) = re.findall("<assistant>(.*)</><tool>", got)
+    assert json.loads(text) == arguments
+
+
+def test_an_argument_that_a_template_joins_is_json():
+    """A template that writes each argument by itself."""
+    join = "{% for k, v in f.arguments.items() %}{{ k }}={{ v }};{% endfor %}"
+    read = "{% for c in m.tool_calls or [] %}{% set f = c.function %}" + join + "{% endfor %}"
+    template = LOOP.replace("BODY", CONTENTS["none"] + read)
+    for arguments in ({"a": {"b": "y"}, "c": ["z"], "d": 2}, '{"a":{"b":"y"},"c":["z"],"d":2}'):
+        assert '<assistant>a={"b": "y"};c=["z"];d=2;</>' in shown(called(arguments), template)
+
+
+def test_a_content_of_a_user_that_is_left_out():
+    chat = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(ValueError, match=r"^prompt must have fields .* got '\[0\].content'"):
+        shown(chat, "{{ messages[-1].content }}")
+    assert shown(chat[1:], "{{ messages[-1].content }}") == "b"
+
+
+def special_tokenizer(begin, end, names):
+    """A tokenizer that puts special tokens before and behind each text."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.add_special_tokens(names)
+    ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in {*begin, *end}]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=[*begin, "$A", *end], special_tokens=ids
+    )
+    return tokenizer
+
+
+SPECIAL = {
+    "none": ([], [], {}),
+    "end": ([], ["<end>"], {}),
+    "begin and end": (["<s>"], ["</s>"], {"bos_token": "<s>", "eos_token": "</s>"}),
+    "word pieces": (["[CLS]"], ["[SEP]"], {"cls_token": "[CLS]", "sep_token": "[SEP]"}),
+    "two that begin": (
+        ["[gMASK]", "<sop>"], [], {"additional_special_tokens": ["[gMASK]", "<sop>"]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_a_prompt_is_continued_without_the_end_token_that_its_tokenizer_appends(kind, caplog):
+    begin, end, names = SPECIAL[kind]
+    tokenizer = special_tokenizer(begin, end, names)
+    warn_once.cache_clear()
+    (ids,), _ = parse("one", tokenizer, len(tokenizer))
+    assert tokenizer.convert_ids_to_tokens(ids) == [*begin, "o", "n", "e"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the tokenizer ends a text with '{token}': a prompt is continued, so the token is left out"
+        for token in end
+    ]
+    for token in end:
+        # an end token that the text itself has stays
+        (ids,), _ = parse(f"one{token}", tokenizer, len(tokenizer))
+        assert tokenizer.convert_ids_to_tokens(ids) == [*begin, "o", "n", "e", token]
+    # the form in which a message is continued
+    tokenizer.chat_template = LOOP.replace("BODY", BODIES["joins"]) + END
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "so"}]
+    (ids,), _ = parse(chat, tokenizer, len(tokenizer), None, {"continue_final_message": True})
+    assert tokenizer.decode(ids[-2:]) == "so"
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_a_prompt_that_is_cut_keeps_the_special_tokens_that_it_begins_with(kind):
+    begin, end, names = SPECIAL[kind]
+    tokenizer = special_tokenizer(begin, end, names)
+    (ids,), _ = parse("one two", tokenizer, len(tokenizer))
+    for count in range(1, len(ids) + 2):
+        cut = tokenizer.convert_ids_to_tokens(truncate(ids, count, tokenizer))
+        assert len(cut) == min(count, len(ids))
+        leading = min(len(begin), count - 1)
+        assert cut[:leading] == begin[:leading]
+        assert "".join(cut[leading:]) == "".join(
+            [*begin, *"one two"][leading + len(ids) - len(cut) :]
+        )
+    # token ids without a tokenizer have no special ones
+    assert truncate(ids, 2, None) == ids[-2:]

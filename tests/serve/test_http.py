@@ -177,6 +177,6 @@ def test_a_schema(port):
     status, answer = call(port, "/v1/chat/completions", body)
     if find_spec("llguidance") is None:
         assert (status, answer["error"]["param"]) == (400, "response_format")
-        assert "csd[grammar]" in answer["error"]["message"]
+        assert "csd-llm[grammar]" in answer["error"]["message"]
         return
     assert json.loads(answer["choices"][0]["message"]["content"])["a"] in (True, False)

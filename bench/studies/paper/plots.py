@@ -1,4 +1,4 @@
-"""The study's plots, with matplotlib (`pip install 'csd[plot]'`)."""
+"""The study's plots, with matplotlib (`pip install 'csd-llm[plot]'`)."""
 
 from pathlib import Path
 

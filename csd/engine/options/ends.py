@@ -90,7 +90,7 @@ class EndOptions(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "keep only the last N tokens of a longer prompt",
+            "keep only N tokens of a longer prompt: its last ones, behind leading special tokens",
             or_none(check_whole, "truncate_prompt", low=1),
             int,
         ),

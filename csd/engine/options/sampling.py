@@ -194,7 +194,7 @@ class SamplingOptions(TypedDict, total=False):
             None,
             "JSON schema of the texts: a dict, a JSON string or a pydantic class. End tokens are "
             "allowed only where the text is complete. This option, `regex` and `grammar` need "
-            "llguidance (`pip install csd[grammar]`)",
+            "llguidance (`pip install 'csd-llm[grammar]'`)",
             or_none(check_option, "json_schema"),
         ),
     ]

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from csd.engine.result import Sample
+from csd.engine.thoughts import leaves_thought_open
 from csd.evaluate.vote import Decision, vote
 from csd.schema import check as schema
 from csd.schema.check import AtLeast, Between, Token
@@ -129,8 +130,9 @@ def decision(result: dict) -> Decision:
     # runs of versions without thinking budgets have no forced tokens
     forced = result.get("forced") or [[] for _ in result["texts"]]
     rows = zip(result["texts"], result["finish_reasons"], forced, strict=True)
+    inside = leaves_thought_open("".join(pieces(result, result["prompt_ids"])))
     return vote([
-        Sample(i, text, [], [], [], reason, forced=places)
+        Sample(i, text, [], [], [], reason, forced=places, in_thought=inside)
         for i, (text, reason, places) in enumerate(rows)
     ])  # fmt: skip
 

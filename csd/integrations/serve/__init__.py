@@ -13,7 +13,7 @@
     connections.py uvicorn's protocol, with a limit for clients that send nothing
     run.py         the process: signals, draining, exit
 
-It needs starlette and uvicorn: pip install 'csd[serve]'.
+It needs starlette and uvicorn: pip install 'csd-llm[serve]'.
 """
 
 from csd.integrations.serve.app import Limits, Server, make_app
