@@ -173,11 +173,6 @@ def check_folder(name: str) -> None:
     have = os.listdir(name)
     if "config.json" not in have:
         raise ValueError(f"{name} is not a model folder: it has no config.json")
-    if "adapter_config.json" in have:
-        raise ValueError(
-            f"{name} has an adapter in addition to its base model; load it with "
-            "peft.AutoPeftModelForCausalLM, and pass the model"
-        )
     if not any(f.endswith((".safetensors", ".bin")) for f in have):
         raise ValueError(f"{name} is not a model folder: it has no weights (*.safetensors)")
 
