@@ -31,7 +31,9 @@ from csd.models.module_decoder import ModuleDecoder
 from csd.models.module_sizes import current_sizes
 from csd.models.pack import pack
 from csd.models.quiet_libraries import quiet_libraries
+from csd.models.wrappers import unwrapped
 from csd.state.device import BUSY
+from csd.state.torch_state import plain_torch
 from csd.state.unseen_gpu import warn_of_unseen_gpu
 
 BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
@@ -112,6 +114,7 @@ class Loaded:
         return None if self.module is None else self.module()
 
 
+@plain_torch()
 def load(
     model: Any,
     *,
@@ -134,6 +137,7 @@ def load(
     a GGUF file runs in bfloat16, and float16 becomes float32. Elsewhere None is float32.
     """
     check_decoder(decoder)
+    model = unwrapped(model)
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | os.PathLike):
