@@ -17,6 +17,7 @@ import torch
 T = TypeVar("T")
 # device types with their own autocast
 _KINDS = ("cpu", "cuda", "xpu", "mps")
+_ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 _thread = threading.local()
 
 
@@ -31,6 +32,8 @@ class _State:
     autocast: tuple[torch.dtype | None, ...]  # per kind of device; None: off
     # of float32 products, in oneDNN and in cuBLAS
     precision: tuple[str, str]
+    # kernels that scaled_dot_product_attention may use
+    attention: tuple[bool, ...]
 
     @classmethod
     def now(cls) -> "_State":
@@ -42,12 +45,15 @@ class _State:
                 for kind in _KINDS
             ),
             tuple(backend.fp32_precision for backend in _backends()),
+            tuple(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION),
         )  # fmt: skip
 
 
 _PLAIN = _State(
-    False, False, torch.float32, torch.device("cpu"), (None,) * len(_KINDS), ("ieee", "ieee")
-)
+    False, False, torch.float32, torch.device("cpu"), (None,) * len(_KINDS),
+    ("ieee", "ieee"),
+    (True,) * len(_ATTENTION),
+)  # fmt: skip
 
 
 def _backends() -> tuple[Any, Any]:
@@ -111,6 +117,11 @@ def _switched(now: _State, to: _State) -> Iterator[None]:
             if old != new:
                 backend.fp32_precision = new
                 stack.callback(setattr, backend, "fp32_precision", old)
+        for name, old, new in zip(_ATTENTION, now.attention, to.attention, strict=True):
+            if old != new:
+                enable = getattr(torch.backends.cuda, f"enable_{name}_sdp")
+                enable(new)
+                stack.callback(enable, old)
         yield
 
 

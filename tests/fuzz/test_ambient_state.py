@@ -124,10 +124,10 @@ def within(states, act):
 )  # fmt: skip
 def test_samples_do_not_depend_on_what_is_around_a_call(family, states, wrapper, flags, inside):
     model = build(family, torch.float32)
+    if "output_attentions" in flags:
+        # PyTorch's attention returns no scores
+        model.set_attn_implementation("eager")
     for flag in flags:
-        # sdpa returns no attention
-        attention = "eager" if flag == "output_attentions" else "sdpa"
-        model.set_attn_implementation(attention)
         setattr(model.config, flag, flag != "use_cache")
     config = model.config.to_dict()
 
@@ -143,7 +143,5 @@ def test_samples_do_not_depend_on_what_is_around_a_call(family, states, wrapper,
         found = within(states, lambda: drawn(engine))
     want = undisturbed(family, engine.decoder.name == "fused")
     assert found[0] == want[0]
-    if "output_attentions" not in flags:
-        # the own attention of the module has no part in a pass, but reads a prompt differently
-        assert found == want
+    assert found[1] == want[1]
     assert model.config.to_dict() == config
