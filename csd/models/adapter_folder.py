@@ -1,4 +1,4 @@
-"""Folders and hub repositories that hold a peft adapter, as `PeftModel.save_pretrained` writes them.
+"""Folders and hub repositories of a peft adapter, as `PeftModel.save_pretrained` writes them.
 
 Every field of `adapter_config.json` is read here, is peft's own, or is refused by name, and so is
 every key of the weights. peft itself ignores what it does not know.

@@ -112,7 +112,7 @@ def _present(layer: Any) -> set[str]:
 
 
 def base_of(model: Any) -> Any:
-    """The transformers model inside a PeftModel and wrappers; another model is returned as it is."""
+    """The transformers model inside a PeftModel and wrappers; another one is returned as it is."""
     model = unwrapped(model)
     kinds = {c.__name__ for c in type(model).__mro__}
     return unwrapped(model.get_base_model()) if "PeftModel" in kinds else model

@@ -28,8 +28,9 @@ def read_config(
 ) -> tuple[Any, ModelConfig | None, bool]:
     """Config of a checkpoint: transformers', and csd's for the fused decoder; of its text model.
 
-    The third is True if the checkpoint has more than the text model. The second is None if the fused decoder does not run the model or `wanted` is "module", and the
-    module is not refused. wanted: a name in `csd.models.choose_decoder.DECODERS`.
+    The second is None if the fused decoder does not run the model or `wanted` is "module", and the
+    module is not refused; the third is True if the checkpoint has more than the text model. wanted:
+    a name in `csd.models.choose_decoder.DECODERS`.
     """
     from transformers import AutoConfig
 

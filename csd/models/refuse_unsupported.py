@@ -41,7 +41,9 @@ def refuse_config(config: Any) -> None:
         raise ValueError(f"{family!r} is an encoder-decoder; csd runs decoders")
     for name in OTHER_INPUTS:
         if getattr(config, name, None) is not None:
-            raise ValueError(f"{family!r} has a {name}, but csd samples text only; {advice(config)}")
+            raise ValueError(
+                f"{family!r} has a {name}, but csd samples text only; {advice(config)}"
+            )
     _refuse_states(family, config)
     _refuse_rope(family, config)
     _refuse_file(family, config)

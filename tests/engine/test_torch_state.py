@@ -65,6 +65,7 @@ def test_the_state_is_restored_after_an_error(disturbed, model):
 
 def test_every_entrance_runs_in_its_own_state(disturbed, model):
     """None of them fails, and each has the values of an undisturbed call."""
+
     def values():
         out = csd.score(model, PROMPT, [[4, 5], [6]])
         with csd.AsyncEngine(model, max_slots=2) as engine:

@@ -91,5 +91,5 @@ def test_other_families_are_refused_by_name(tmp_path):
     config = transformers.AutoConfig.for_model("qwen3_vl")
     config.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match="text models of gemma3, internvl, .*, not this one"):
+    with pytest.raises(ValueError, match=r"text models of gemma3, internvl, .*, not this one"):
         csd.Engine(tmp_path)
