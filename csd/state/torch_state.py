@@ -57,7 +57,9 @@ _PLAIN = _State(
 
 
 def _backends() -> tuple[Any, Any]:
-    return torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    # torch's type stubs lack the first
+    mkldnn: Any = torch.backends.mkldnn
+    return mkldnn.matmul, torch.backends.cuda.matmul
 
 
 @contextmanager
@@ -113,15 +115,15 @@ def _switched(now: _State, to: _State) -> Iterator[None]:
         if now.dtype != to.dtype:
             torch.set_default_dtype(to.dtype)
             stack.callback(torch.set_default_dtype, now.dtype)
-        for backend, old, new in zip(_backends(), now.precision, to.precision, strict=True):
-            if old != new:
-                backend.fp32_precision = new
-                stack.callback(setattr, backend, "fp32_precision", old)
-        for name, old, new in zip(_ATTENTION, now.attention, to.attention, strict=True):
-            if old != new:
+        for backend, had, wants in zip(_backends(), now.precision, to.precision, strict=True):
+            if had != wants:
+                backend.fp32_precision = wants
+                stack.callback(setattr, backend, "fp32_precision", had)
+        for name, was, wanted in zip(_ATTENTION, now.attention, to.attention, strict=True):
+            if was != wanted:
                 enable = getattr(torch.backends.cuda, f"enable_{name}_sdp")
-                enable(new)
-                stack.callback(enable, old)
+                enable(wanted)
+                stack.callback(enable, was)
         yield
 
 
