@@ -22,6 +22,7 @@ from csd.models.config import ModelSizes
 from csd.models.prompts import parse, truncate
 from csd.schema.write import WholeFile
 from csd.state.preparation_phases import wants_progress
+from csd.state.torch_state import callers_state, plain_torch
 from csd.verify.teacher_forcing import TeacherForcing
 
 
@@ -59,6 +60,7 @@ class Call:
     history: Any = None  # if a `History`, gets the samples at the end
 
     @classmethod
+    @plain_torch()
     def read(
         cls,
         prompt: Any,
@@ -211,6 +213,7 @@ def _on_tokens(callback: Any, bar: Progress | None) -> OnTokens | None:
         if bar is not None:
             bar.show()
         if callback is not None:
-            callback(request.index, live.index, tokens, text)
+            with callers_state():
+                callback(request.index, live.index, tokens, text)
 
     return on_tokens

@@ -31,6 +31,7 @@ from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, stream_of
 from csd.state.preparation_phases import preparation, showing
 from csd.state.process_forks import watch_forks
+from csd.state.torch_state import in_plain_torch
 
 # far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
 MOST_SLOTS = 4096
@@ -220,6 +221,11 @@ class Engine(ModelResources):
         Closing the iterator cancels unfinished samples; `requests` keep their tokens so far.
         feed: source of further requests while the engine runs.
         """
+        return in_plain_torch(self._run(requests, settings, feed))
+
+    def _run(
+        self, requests: list[Request], settings: RunSettings, feed: Feed | None
+    ) -> Generator[tuple[Request, Sample], None, None]:
         self._not_within_a_stream()
         if not requests and feed is None:
             return

@@ -16,6 +16,7 @@ from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.checks import check_dtype
 from csd.engine.options.signature import shows
 from csd.engine.result import Sample, Samples
+from csd.models.wrappers import unwrapped
 from csd.state.preparation_phases import showing
 
 # for each model: engines by the name of the requested decoder
@@ -110,6 +111,7 @@ def engine_for(
         if key not in _by_name:
             _by_name[key] = Engine(model, **loading, decoder=decoder), files
         return _by_name[key][0]
+    model = unwrapped(model)
     try:
         found = _by_model.get(model, {})
     except TypeError:

@@ -22,6 +22,7 @@ from csd.models.load import Loaded, load
 from csd.models.module_decoder import ModuleDecoder
 from csd.state.device import peak_bytes
 from csd.state.preparation_phases import phase
+from csd.state.torch_state import plain_torch
 
 
 class ModelResources(Resources):
@@ -35,6 +36,7 @@ class ModelResources(Resources):
     _loaded: Loaded
     _cost_of: tuple | None  # config, device and dtype for which steps were timed
 
+    @plain_torch()
     def _load(
         self,
         model: Any,

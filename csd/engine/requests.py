@@ -17,6 +17,7 @@ from csd.kernels.noise import prompt_key
 from csd.models.config import ModelSizes
 from csd.models.streamed_text import SampleText
 from csd.schema.arguments import LARGEST
+from csd.state.torch_state import callers_state
 
 # True if the first samples of a prompt, the argument, are enough
 Until = Callable[[list[Sample]], bool]
@@ -113,7 +114,9 @@ class Request:
         prefix = self.prefix()
         while self.checked < len(prefix):
             self.checked += 1
-            if _is_true(until(prefix[: self.checked])):
+            with callers_state():
+                ends = _is_true(until(prefix[: self.checked]))
+            if ends:
                 for i in self.samples[self.checked :]:
                     if i in self.finished:
                         self.finished[i] = replace(self.finished[i], finish_reason="cancelled")

@@ -30,6 +30,7 @@ from csd.models.decoder import DecoderLike
 from csd.state.device import free_bytes
 from csd.state.kv_cache import PAGE, KVCache
 from csd.state.slots import Slots
+from csd.state.torch_state import plain_torch
 
 
 class Resources:
@@ -215,6 +216,7 @@ class Resources:
         kind = StaticStep if static else Step
         return kind(self.decoder, None, cache, state, self._ops)
 
+    @plain_torch()
     def measure_steps(self, worth: float = NOT_WORTH) -> StepTimeTable:
         """Seconds of forward and verify for a few pool sizes, measured on empty slots.
 

@@ -8,6 +8,7 @@ from csd.engine.requests import Request
 from csd.schema.check import shown
 from csd.state.pool import Pool
 from csd.state.slots import Slots
+from csd.state.torch_state import callers_state
 
 
 def apply_functions(
@@ -40,7 +41,8 @@ def apply_functions(
 
 def _run(functions: tuple, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     for function in functions:
-        found = function(ids, logits)
+        with callers_state():
+            found = function(ids, logits)
         if not torch.is_tensor(found) or found.shape != logits.shape:
             got = f"shape {list(found.shape)}" if torch.is_tensor(found) else shown(found)
             raise TypeError(

@@ -15,9 +15,10 @@ from csd.engine.traces.history import History
 from csd.integrations.groups import draw_rows
 from csd.integrations.hf_checks import check_lists, refuse_call, refuse_config
 from csd.integrations.hf_scores import scores_of
+from csd.state.torch_state import plain_torch
 
 
-@torch.no_grad()
+@plain_torch()
 def hf_generate(
     model: torch.nn.Module,
     input_ids: torch.Tensor,

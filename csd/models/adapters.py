@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from csd.models.wrappers import unwrapped
+
 # base classes of layers with adapters, and of wrappers with copies of a layer trained in full
 LAYERS = ("BaseTunerLayer", "AuxiliaryTrainingWrapper", "ModulesToSaveWrapper")
 GONE = (
@@ -110,6 +112,7 @@ def _present(layer: Any) -> set[str]:
 
 
 def base_of(model: Any) -> Any:
-    """The transformers model inside a PeftModel; any other model is returned as it is."""
+    """The transformers model inside a PeftModel and wrappers; another one is returned as it is."""
+    model = unwrapped(model)
     kinds = {c.__name__ for c in type(model).__mro__}
-    return model.get_base_model() if "PeftModel" in kinds else model
+    return unwrapped(model.get_base_model()) if "PeftModel" in kinds else model

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pickle import UnpicklingError
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from csd.models import gguf_model
 from csd.models.config import ModelConfig
 from csd.models.config_checks import SUPPORTED
-from csd.models.quiet_libraries import quiet_libraries
+from csd.models.quiet_libraries import quiet_libraries, without_report
 from csd.models.refuse_unsupported import refuse_config
+from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
 
 # buffers in old checkpoints that the module computes from its config
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")
@@ -24,11 +25,12 @@ OnConfig = Callable[[ModelConfig, torch.dtype | None], None]
 
 def read_config(
     name: str, place: str, options: dict, wanted: str = "fused"
-) -> tuple[Any, ModelConfig | None]:
-    """Config of a checkpoint: transformers', and csd's for the fused decoder.
+) -> tuple[Any, ModelConfig | None, bool]:
+    """Config of a checkpoint: transformers', and csd's for the fused decoder; of its text model.
 
     The second is None if the fused decoder does not run the model or `wanted` is "module", and the
-    module is not refused. wanted: a name in `csd.models.choose_decoder.DECODERS`.
+    module is not refused; the third is True if the checkpoint has more than the text model. wanted:
+    a name in `csd.models.choose_decoder.DECODERS`.
     """
     from transformers import AutoConfig
 
@@ -45,7 +47,8 @@ def read_config(
     except Exception as error:
         raise ValueError(f"{name!r} has an invalid config.json: {_brief(error)}") from error
     try:
-        return config, _sizes(config, wanted)
+        text = text_config_of(config)
+        return text, _sizes(text, wanted), text is not config
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{name!r} has an invalid config.json: {_brief(error)}") from error
 
@@ -90,13 +93,17 @@ def read_model(
     """The transformers model. One that csd cannot run is refused before gigabytes are read."""
     from transformers import AutoModelForCausalLM
 
-    config, sizes = read_config(name, place, options, wanted)
+    config, sizes, has_parts = read_config(name, place, options, wanted)
+    if has_parts:
+        options = options | {"key_mapping": TEXT_KEYS}
     if sizes is not None:
         before(sizes, config.dtype if isinstance(dtype, str) else dtype)
     try:
-        model, seen = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=dtype, output_loading_info=True, **options
-        )
+        # errors below name the keys; a whole model has hundreds that its text model lacks
+        with without_report() if has_parts else nullcontext():
+            model, seen = AutoModelForCausalLM.from_pretrained(
+                place, config=config, dtype=dtype, output_loading_info=True, **options
+            )
     except ImportError:
         raise
     except MemoryError as error:
@@ -109,7 +116,10 @@ def read_model(
             f"{name!r} lacks the weights {', '.join(sorted(seen['missing_keys'])[:3])}"
         )
     # and it accepts weights that its module does not compute with
-    unread = sorted(key for key in seen["unexpected_keys"] if not key.endswith(_DERIVED))
+    unread = sorted(
+        key for key in seen["unexpected_keys"]
+        if not (key.endswith(_DERIVED) or (has_parts and is_of_other_part(key)))
+    )  # fmt: skip
     if unread:
         raise ValueError(
             f"{name!r} has weights that a {config.model_type} model of {config.num_hidden_layers} "
@@ -173,11 +183,6 @@ def check_folder(name: str) -> None:
     have = os.listdir(name)
     if "config.json" not in have:
         raise ValueError(f"{name} is not a model folder: it has no config.json")
-    if "adapter_config.json" in have:
-        raise ValueError(
-            f"{name} has an adapter in addition to its base model; load it with "
-            "peft.AutoPeftModelForCausalLM, and pass the model"
-        )
     if not any(f.endswith((".safetensors", ".bin")) for f in have):
         raise ValueError(f"{name} is not a model folder: it has no weights (*.safetensors)")
 

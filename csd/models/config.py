@@ -179,9 +179,12 @@ class ModelConfig:
         refuse_unknown_fields(config, SUPPORTED)
         heads = config.num_attention_heads
         rope, local_rope = ropes_of(config)
+        context = context_of(config)
+        if context is None:
+            raise ValueError(f"max_position_embeddings must be set, got None; {SUPPORTED}")
         local = None if "delta" in differs else local_layers(config)
         window = getattr(config, "sliding_window", None)
-        if local is None or window is None or window >= context_of(config):
+        if local is None or window is None or window >= context:
             # layers with their own rotary embedding are local without a window
             local, window = local if local_rope else None, None
         own = {name: x(config) if callable(x) else x for name, x in differs.items()}
@@ -196,7 +199,7 @@ class ModelConfig:
             heads=heads,
             kv_heads=config.num_key_value_heads or heads,
             head_dim=head_dim_of(config),
-            context=context_of(config),
+            context=context,
             norm_eps=config.rms_norm_eps,
             rope_theta=rope.theta,
             rope_scaling=rope.scaling,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from csd.models import gguf_file
-from csd.models.adapter_folder import base_name, with_adapter
+from csd.models.adapter_folder import adapter_of, with_adapter
 from csd.models.checkpoint import (
     OnConfig,
     check_folder,
@@ -31,7 +31,9 @@ from csd.models.module_decoder import ModuleDecoder
 from csd.models.module_sizes import current_sizes
 from csd.models.pack import pack
 from csd.models.quiet_libraries import quiet_libraries
+from csd.models.wrappers import unwrapped
 from csd.state.device import BUSY
+from csd.state.torch_state import plain_torch
 from csd.state.unseen_gpu import warn_of_unseen_gpu
 
 BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
@@ -112,6 +114,7 @@ class Loaded:
         return None if self.module is None else self.module()
 
 
+@plain_torch()
 def load(
     model: Any,
     *,
@@ -134,6 +137,7 @@ def load(
     a GGUF file runs in bfloat16, and float16 becomes float32. Elsewhere None is float32.
     """
     check_decoder(decoder)
+    model = unwrapped(model)
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | os.PathLike):
@@ -195,23 +199,23 @@ def _from_path(
     if device is None:
         warn_of_unseen_gpu()
     device = usable(device)
-    if dtype is None:
-        dtype = _default_dtype(device, name.endswith(".gguf"))
-    elif dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
-    adapted = name if (base := base_name(name)) else None
-    place, options = _place(base or name, revision)
+    adapter = adapter_of(name, revision)
+    base, revision = (name, revision) if adapter is None else (adapter.base, adapter.base_revision)
+    if dtype is None:
+        dtype = _default_dtype(device, base.endswith(".gguf"))
+    place, options = _place(base, revision)
     read_once = gguf_file.read_once() if "gguf_file" in options else nullcontext()
     with read_once, quiet_libraries():
         on_config = _noted(before, device)
         if "gguf_file" in options:
-            model = read_gguf(name, place, dtype, options, on_config)
+            model = read_gguf(base, place, dtype, options, on_config)
         else:
-            model = read_model(base or name, place, dtype, options, on_config, wanted)
-        if adapted:
-            model = with_adapter(model, adapted)
-        if tokenizer is None and adapted:
-            tokenizer = read_tokenizer(adapted, {})
+            model = read_model(base, place, dtype, options, on_config, wanted)
+        if adapter is not None:
+            tokenizer = adapter.tokenizer if tokenizer is None else tokenizer
+            model = with_adapter(model, adapter, tokenizer)
         if tokenizer is None:
             tokenizer = read_tokenizer(place, options)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
@@ -220,7 +224,7 @@ def _from_path(
     if next(model.parameters()).device != device:
         model = model.to(device)
     decoder, generation_config = decoder_of(model, wanted), model.generation_config
-    if adapted or not isinstance(decoder, Decoder):
+    if adapter is not None or not isinstance(decoder, Decoder):
         loaded = _loaded(decoder, tokenizer, generation_config, weakref.ref(model))
         loaded.wanted, loaded.kept = wanted, model
         return loaded
@@ -233,8 +237,9 @@ def _from_path(
 
 def config_of(name: str) -> ModelConfig:
     """Sizes of a model by its name, path or GGUF file; its weights are not read."""
-    name = base_name(name) or name
-    place, options = _place(name, None)
+    adapter = adapter_of(name)
+    name = name if adapter is None else adapter.base
+    place, options = _place(name, None if adapter is None else adapter.base_revision)
     if "gguf_file" in options:
         return gguf_config(name, os.path.join(place, options["gguf_file"]))
     config = read_config(name, place, options)[1]
@@ -244,7 +249,10 @@ def config_of(name: str) -> ModelConfig:
 
 def tokenizer_of(name: str, revision: str | None = None) -> Any:
     """Tokenizer of a model by its name; None if it has none. The weights are not read."""
-    return read_tokenizer(*_place(base_name(name) or name, revision))
+    adapter = adapter_of(name, revision)
+    if adapter is None:
+        return read_tokenizer(*_place(name, revision))
+    return adapter.tokenizer or read_tokenizer(*_place(adapter.base, adapter.base_revision))
 
 
 def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:

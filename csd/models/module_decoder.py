@@ -28,6 +28,9 @@ from csd.models.redirect_attention import Parts, calls_go_to
 from csd.models.refuse_patched import hooks_of
 from csd.models.refuse_unsupported import refuse_module
 
+# fields with which a config asks for outputs beside the logits
+OUTPUTS = ("output_router_logits", "output_hidden_states", "output_attentions")
+
 
 class ModuleDecoder:
     """Decodes with a transformers model, or a PeftModel around one; holds a weak reference to it.
@@ -156,6 +159,9 @@ class ModuleDecoder:
         )
         if only and self._keeps_logits:
             named["logits_to_keep"] = only
+        # a loss of routers, or each layer's states, would be computed from the rows of all samples
+        text = self.base.config.get_text_config()
+        named |= {name: False for name in OUTPUTS if getattr(text, name, None)}
         out = self.base(**named)
         return out[0] if isinstance(out, tuple) else getattr(out, "logits", None)
 
@@ -169,6 +175,7 @@ def _facts(model: Any) -> tuple:
     base = base_of(model)
     parts = tuple((id(m), hooks_of(m), "forward" in vars(m)) for m in base.modules())
     weight, config = next(base.parameters()), base.config.to_dict()
-    # trainers change it
-    config.pop("use_cache", None)
+    # trainers change these
+    for name in ("use_cache", *OUTPUTS):
+        config.pop(name, None)
     return parts, weight.device, weight.dtype, repr(config)

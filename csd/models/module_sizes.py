@@ -8,6 +8,7 @@ from csd.models.attention_spec import AttentionSpec
 from csd.models.config import ModelSizes
 from csd.models.probe import NotAdmitted, Probed
 from csd.models.refuse_unsupported import refuse_module
+from csd.models.rope_config import context_of
 from csd.state.kv_cache import LayerShape
 from csd.state.recurrent import ConvSize, StateSize, StateSizes
 
@@ -51,9 +52,9 @@ class NamedSizes:
     def of(cls, base: Any) -> "NamedSizes":
         """Sizes in the current config of a transformers model."""
         text = base.config.get_text_config()
-        context = getattr(text, "max_position_embeddings", None) or UNBOUNDED
+        context = context_of(text) or UNBOUNDED
         family = getattr(text, "model_type", "") or type(base).__name__
-        return cls(family, text.vocab_size, text.hidden_size, int(context))
+        return cls(family, text.vocab_size, text.hidden_size, context)
 
 
 def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:

@@ -39,3 +39,16 @@ def quiet_libraries() -> Iterator[None]:
                 from huggingface_hub.utils import disable_progress_bars
 
                 disable_progress_bars()
+
+
+@contextmanager
+def without_report() -> Iterator[None]:
+    """Context in which transformers prints no table of the keys that a model does not use."""
+    from transformers.utils import logging as transformers
+
+    before = transformers.get_verbosity()
+    transformers.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.set_verbosity(before)

@@ -6,7 +6,7 @@ from torch import nn
 
 
 def refuse_sharded(model: Any) -> None:
-    """Raises TypeError for a model in FSDP, which shards it, or in DDP, which copies it."""
+    """Raises TypeError for a model in FSDP, which shards it."""
     kinds = {c.__name__ for m in [model, *model.modules()] for c in type(m).__mro__}
     if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
         raise TypeError(
@@ -14,8 +14,6 @@ def refuse_sharded(model: Any) -> None:
             "(FullyShardedDataParallel.summon_full_params, or a full state dict) into a plain "
             "model"
         )
-    if "DistributedDataParallel" in kinds:
-        raise TypeError("pass the wrapped model itself: model.module")
 
 
 def refuse_absent(name: str, param: nn.Parameter) -> None:

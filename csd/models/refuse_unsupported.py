@@ -15,6 +15,7 @@ from torch import nn
 from csd.models.adapters import base_of, tuner_layers
 from csd.models.redirect_mixers import CONVOLUTION, CORES, functions_of, is_convolution
 from csd.models.refuse_sharded import refuse_absent, refuse_sharded
+from csd.models.text_model import advice
 
 # kinds of layers with a state in place of keys and values, and fields of their configs. They are
 # run if their family computes them with functions that csd has along trees (`redirect_mixers.py`)
@@ -41,8 +42,7 @@ def refuse_config(config: Any) -> None:
     for name in OTHER_INPUTS:
         if getattr(config, name, None) is not None:
             raise ValueError(
-                f"{family!r} has a {name}, but csd samples text only; pass its text model, of "
-                "config.get_text_config(), loaded with AutoModelForCausalLM"
+                f"{family!r} has a {name}, but csd samples text only; {advice(config)}"
             )
     _refuse_states(family, config)
     _refuse_rope(family, config)

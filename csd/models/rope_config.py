@@ -57,15 +57,37 @@ def ropes_of(config: Any) -> tuple[Rope, Rope | None]:
     return both[0], both[1] if len(both) == 2 else None
 
 
-def context_of(config: Any) -> int:
-    """Number of positions of a model.
+# rope types that extend a context by their factor
+_EXTENDING = ("linear", "yarn", "llama3")
 
-    LongRoPE rotates all tokens of longer texts by other frequencies; its context ends before these.
+
+def context_of(config: Any) -> int | None:
+    """Number of positions of a model, of its text config; None if the config names none.
+
+    A rope scaling extends `max_position_embeddings` by its factor where the config leaves that at
+    the length before the scaling. LongRoPE rotates all tokens of longer texts by other frequencies;
+    its context ends before these.
     """
-    rope = config.rope_parameters
-    if rope.get("rope_type") != "longrope":
-        return config.max_position_embeddings
-    return min(config.max_position_embeddings, rope[_LLAMA3[-1]])
+    positions = getattr(config, "max_position_embeddings", None)
+    if not positions:
+        return None
+    found = getattr(config, "rope_parameters", None) or {}
+    if not isinstance(found, dict):
+        return int(positions)
+    # one for all layers, or one per kind of layer
+    by_kind = [rope for rope in found.values() if isinstance(rope, dict)]
+    context = int(positions)
+    for rope in by_kind or [found]:
+        kind, old = rope.get("rope_type"), rope.get(_LLAMA3[-1])
+        if kind == "longrope" and old:
+            return min(int(positions), int(old))
+        # a linear scaling has no field for the old length. For all layers, it is the config's
+        # maximum, as transformers documents; by kind of layer (Gemma 3), that is the new one
+        if kind == "linear" and old is None and not by_kind:
+            old = positions
+        if kind in _EXTENDING and old == positions:
+            context = max(context, int(old * float(rope.get("factor") or 1)))
+    return context
 
 
 def _rope(rope: dict, config: Any) -> Rope:

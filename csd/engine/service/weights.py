@@ -10,6 +10,7 @@ from csd.engine.prefill import read_prompt
 from csd.models.load import load
 from csd.state.device import current
 from csd.state.kv_cache import PAGE
+from csd.state.torch_state import plain_torch
 
 # tokens of the text whose logits are hashed for the fingerprint; they fit in a page
 PROBE = 48
@@ -42,6 +43,7 @@ class Weights:
         adapters differ."""
         return _state(engine) != self._state
 
+    @plain_torch()
     def replace(self, engine: Engine, folder: str) -> None:
         """Load the weights of a folder, and its tokenizer if there is one.
 

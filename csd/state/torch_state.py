@@ -1,0 +1,142 @@
+"""Process-wide and thread-wide state of torch: set for csd's own code, and restored after it.
+
+A sample is a function of its model, prompt and seed, so it may not depend on the autocast, default
+dtype or precision of products around the call. csd draws in the dtype of the weights. A user's
+function that is called meanwhile has the caller's state (`callers_state`).
+"""
+
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+# device types with their own autocast
+_KINDS = ("cpu", "cuda", "xpu", "mps")
+_ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
+_thread = threading.local()
+
+
+@dataclass(frozen=True)
+class _State:
+    """State of this thread and process; each part is set only where it differs."""
+
+    grad: bool
+    inference: bool
+    dtype: torch.dtype  # of tensors that are made without one
+    device: torch.device  # likewise
+    autocast: tuple[torch.dtype | None, ...]  # per kind of device; None: off
+    # of float32 products, in oneDNN and in cuBLAS
+    precision: tuple[str, str]
+    # kernels that scaled_dot_product_attention may use
+    attention: tuple[bool, ...]
+
+    @classmethod
+    def now(cls) -> "_State":
+        return cls(
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
+            torch.get_default_device(),
+            tuple(
+                torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+                for kind in _KINDS
+            ),
+            tuple(backend.fp32_precision for backend in _backends()),
+            tuple(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION),
+        )  # fmt: skip
+
+
+_PLAIN = _State(
+    False, False, torch.float32, torch.device("cpu"), (None,) * len(_KINDS),
+    ("ieee", "ieee"),
+    (True,) * len(_ATTENTION),
+)  # fmt: skip
+
+
+def _backends() -> tuple[Any, Any]:
+    # torch's type stubs lack the first
+    mkldnn: Any = torch.backends.mkldnn
+    return mkldnn.matmul, torch.backends.cuda.matmul
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Context without autocast, gradients, inference mode, and defaults other than torch's own.
+
+    Also a decorator. Products of float32 are in float32.
+    """
+    before = _State.now()
+    outer = getattr(_thread, "caller", None)
+    _thread.caller = before
+    try:
+        with _eager(), _switched(before, _PLAIN):
+            yield
+    finally:
+        _thread.caller = outer
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Context in which modules that were compiled run as they were written.
+
+    csd calls a module with other arguments than its user, and replaces functions that it calls.
+    """
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+@contextmanager
+def callers_state() -> Iterator[None]:
+    """Context with the state that was around the innermost `plain_torch`."""
+    caller = getattr(_thread, "caller", None)
+    if caller is None:
+        yield
+        return
+    with _switched(_State.now(), caller):
+        yield
+
+
+@contextmanager
+def _switched(now: _State, to: _State) -> Iterator[None]:
+    with ExitStack() as stack:
+        if now.inference != to.inference:
+            # sets gradients as well, so it comes first
+            stack.enter_context(torch.inference_mode(to.inference))
+        if torch.is_grad_enabled() != to.grad:
+            stack.enter_context(torch.set_grad_enabled(to.grad))
+        for kind, old, new in zip(_KINDS, now.autocast, to.autocast, strict=True):
+            if old != new:
+                stack.enter_context(torch.autocast(kind, dtype=new, enabled=new is not None))
+        if now.device != to.device:
+            stack.enter_context(to.device)
+        if now.dtype != to.dtype:
+            torch.set_default_dtype(to.dtype)
+            stack.callback(torch.set_default_dtype, now.dtype)
+        for backend, had, wants in zip(_backends(), now.precision, to.precision, strict=True):
+            if had != wants:
+                backend.fp32_precision = wants
+                stack.callback(setattr, backend, "fp32_precision", had)
+        for name, was, wanted in zip(_ATTENTION, now.attention, to.attention, strict=True):
+            if was != wanted:
+                enable = getattr(torch.backends.cuda, f"enable_{name}_sdp")
+                enable(wanted)
+                stack.callback(enable, was)
+        yield
+
+
+def in_plain_torch(items: Generator[T, None, None]) -> Generator[T, None, None]:
+    """Yield the items; they are computed in `plain_torch`, and used in the state of their user."""
+    try:
+        while True:
+            with plain_torch():
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+    finally:
+        with plain_torch():
+            items.close()
