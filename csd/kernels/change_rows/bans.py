@@ -7,7 +7,7 @@ from csd.state.logit_rules import Asked, Rules, word_edge
 from csd.state.slots import Slots
 
 # banned tokens per row that are written at once
-HITS = 256
+HITS = 64
 
 
 def banned(
@@ -74,8 +74,11 @@ def _repeats(
     """[R, L]: tokens that followed an earlier copy of the prefix's last n - 1 tokens, else V."""
     n = rules.ngram[rules.of[s]][:, None]
     followed = (prefix.token >= 0) & (n > 0)
+    # -2 equals no token, so that absent ones do not equal each other
     last = prefix.last(max(longest - 1, 1))
+    last = torch.where(last >= 0, last, -2)
     for k in range(1, longest):
-        before = prefix.shifted(k)
-        followed &= ((before == last[:, k - 1 : k]) & (before >= 0)) | (k >= n)
+        # columns without k tokens before them
+        followed[:, :k] &= k >= n
+        followed[:, k:] &= (prefix.token[:, :-k] == last[:, k - 1 : k]) | (k >= n)
     return torch.where(followed, prefix.token, vocab)
