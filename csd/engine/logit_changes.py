@@ -113,16 +113,18 @@ class Changes:
         """Part of a captured step's key: serial number of the tensors, and kinds of rules."""
         return self.serial, self.asked
 
+    def begin(self, refill: Refill) -> None:
+        """Prepare the functions and the grammar of a sample that `refill` puts into a slot."""
+        self.owners[refill.slot] = refill.request
+        if self.grammars is not None:
+            self.grammars.begin(refill)
+
     def fill(self, refills: list[Refill]) -> None:
         """Write the rules of the samples that `refills` put into slots."""
         if not refills:
             return
         P = self.rules.prompt.shape[1]
         at = [r.slot for r in refills]
-        for r in refills:
-            self.owners[r.slot] = r.request
-        if self.grammars is not None:
-            self.grammars.fill(refills)
         prompts = [r.request.prompt[-P:] for r in refills]
         values = [
             (self.rules.of, [self.sets[set_of(r.request.params)] for r in refills]),
