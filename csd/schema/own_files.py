@@ -46,7 +46,9 @@ def open_own(
     return file
 
 
-def check_own(path: str | Path, status: os.stat_result, owners: Collection[int | None] = ()) -> None:
+def check_own(
+    path: str | Path, status: os.stat_result, owners: Collection[int | None] = ()
+) -> None:
     """Raises OSError unless a file or folder is this user's, root's or one of `owners`', and no
     other user can write to it."""
     if status.st_uid not in {0, os.geteuid(), *owners}:

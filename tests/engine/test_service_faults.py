@@ -31,11 +31,15 @@ def of_bad(request):
     return request.prompt == BAD
 
 
+def last_is_bad(cls, requests, *_):
+    return bool(requests) and of_bad(requests[-1])
+
+
 # function, the calls that fail, and whether they fail after they have run
 FAULTS = {
     "admission": (scheduler, "refusal", lambda _, request, pages: of_bad(request), False),
-    "rules": (Changes, "of_call", lambda c, requests, *_: [*map(of_bad, requests)][-1:] == [True], False),
-    "written rules": (Changes, "of_call", lambda c, requests, *_: [*map(of_bad, requests)][-1:] == [True], True),
+    "rules": (Changes, "of_call", last_is_bad, False),
+    "written rules": (Changes, "of_call", last_is_bad, True),
     "group": (Prefill, "begin", lambda cls, step, request, *_: of_bad(request), False),
     "begun group": (Prefill, "begin", lambda cls, step, request, *_: of_bad(request), True),
     "pages": (KVCache, "take", lambda c, table, row, tokens, *_: tokens == len(BAD) - 1, False),

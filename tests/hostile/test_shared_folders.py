@@ -138,7 +138,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path, monkeypatch, caplog):
 @PLANTED
 def test_files_beside_a_history_are_not_followed(plant, victim, tmp_path):
     plant(tmp_path / "h.jsonl.lock", victim)
-    with pytest.raises(OSError, match="h.jsonl.lock"):
+    with pytest.raises(OSError, match=r"h\.jsonl\.lock"):
         raise in_time(lambda: Journal(tmp_path / "h.jsonl"))
     # a file that no history has open
     in_time(lambda: write_traces(open_traces(tmp_path / "h.jsonl"), [TRACE]))
@@ -155,7 +155,7 @@ def test_files_beside_a_history_are_not_followed(plant, victim, tmp_path):
 @PLANTED
 def test_a_temporary_file_of_an_output_is_not_followed(plant, victim, tmp_path):
     plant(tmp_path / "out.json.new", victim)
-    with pytest.raises(OSError, match="out.json"):
+    with pytest.raises(OSError, match=r"out\.json"):
         raise in_time(lambda: WholeFile(tmp_path / "out.json"))
     assert not (tmp_path / "out.json").exists()
 

@@ -165,7 +165,7 @@ class ServiceScheduler(Scheduler):
         return True
 
     def join_twins(self) -> None:
-        """Let waiting requests join those in flight that draw the same samples: they need no slot."""
+        """Let requests join those in flight that draw the same samples, which needs no slot."""
         handles = [self.handles[request.index] for request in self.active]
         groups = {handle.group for handle in handles} - {None}
         for request in [*self.queue] if groups else []:
