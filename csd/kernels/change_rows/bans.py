@@ -62,8 +62,8 @@ def _ban_words(
     for low in range(0, rules.word_hits, HITS):
         hit = torch.arange(low, min(low + HITS, rules.word_hits), device=s.device)
         hit = hit.expand(s.shape[0], -1).contiguous()
-        k = torch.searchsorted(total, hit, right=True).clamp(max=total.shape[1] - 1)
-        end = first.gather(1, k) + hit - (total - count).gather(1, k)
+        depth = torch.searchsorted(total, hit, right=True).clamp(max=total.shape[1] - 1)
+        end = first.gather(1, depth) + hit - (total - count).gather(1, depth)
         end = of[:, None] * B + end.clamp(0, B - 1)
         found.scatter_(1, torch.where(hit < total[:, -1:], ends[end].long(), vocab), True)
 
