@@ -24,7 +24,7 @@ PROMPTS = [[1, 2], [3, 4, 5, 3], [6, 2]]
 
 
 class Panic(BaseException):
-    """As libraries of tokenizers and grammars raise."""
+    """An error as libraries of tokenizers and grammars raise it."""
 
 
 def of_bad(request):
