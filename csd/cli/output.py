@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -47,12 +48,27 @@ def show(text: str, suffix: str = ".txt") -> None:
 
     If that fails, writes it to a file of the temporary folder, and raises OSError with its name.
     """
+    if sys.stdout is not None and sys.stdout.isatty():
+        text = without_controls(text)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         with naming_output():
             print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
         raise OSError(f"{error}; the output is in {keep(text, suffix)}") from error
+
+
+def without_controls(text: str) -> str:
+    """A text whose control characters are shown as escapes, but for tabs and ends of lines.
+
+    A terminal would obey a model's text, which can move the cursor, retitle the window or write to
+    the clipboard.
+    """
+    return "".join(
+        c if c in "\n\t" or not unicodedata.category(c).startswith("C") or c == "\u200d"
+        else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in text
+    )  # fmt: skip
 
 
 def keep(text: str, suffix: str) -> str:

@@ -1,8 +1,8 @@
 """numba's on-disk cache of compiled loops; a file that cannot be read or written ends no call.
 
 A file may be incomplete, for example after a crash or on a full disk, and its content is unpickled
-and run. So each file begins with a digest, and files of other users, which may lie in a folder that
-all can write to, are not read.
+and run. So each file begins with a digest, and links, and files that other users own or can write,
+which may lie in a folder that all can write to, are not read.
 """
 
 import hashlib
@@ -13,6 +13,8 @@ import uuid
 from typing import Any
 
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+from csd.schema.own_files import open_own
 
 # part of the names of the files that this process writes
 PROCESS = uuid.uuid4().hex[:12]
@@ -69,7 +71,7 @@ class Files(IndexDataCacheFile):
         # numba numbers files by an index that it has read earlier: of two processes that compile
         # for different dtypes at once, one would replace the other's code under the same number
         self._data_name_pattern = f"{name}.{PROCESS}.{{number:d}}.nbc"
-        self._owners = {0, os.geteuid(), owner}
+        self._owners = {owner}
 
     def _load_index(self) -> dict:
         data = self._read(self._index_path)
@@ -95,16 +97,14 @@ class Files(IndexDataCacheFile):
     def _read(self, path: str) -> bytes | None:
         """A file's data without the digest; None if the file does not exist or may not be used."""
         try:
-            with open(path, "rb") as file:
-                owner, data = os.fstat(file.fileno()).st_uid, file.read()
+            with open(open_own(path, os.O_RDONLY, owners=self._owners), "rb") as file:
+                data = file.read()
         except FileNotFoundError:
             return None
         except OSError as error:
             UNREAD(error)
             return None
-        if owner not in self._owners:
-            UNREAD(f"{path} belongs to user {owner}")
-        elif _digest(path, data[32:]) != data[:32]:
+        if _digest(path, data[32:]) != data[:32]:
             UNREAD(f"{path} is damaged")
         else:
             return data[32:]
@@ -112,6 +112,8 @@ class Files(IndexDataCacheFile):
 
     def _write(self, path: str, data: bytes) -> None:
         with self._open_for_write(path) as file:
+            # whatever the umask, because a file that others can write is not read
+            os.fchmod(file.fileno(), 0o644)
             file.write(_digest(path, data) + data)
 
 

@@ -29,7 +29,7 @@ from csd.engine.static_step import StaticStep, sizes_for
 from csd.kernels.compile_jobs import CompileJob, Target, recording
 from csd.kernels.gpu_target import chip_of
 from csd.models.decoder import Decoder
-from csd.state.cache_folder import alone, path_of, save
+from csd.state.cache_folder import alone, has, path_of, save
 from csd.state.preparation_phases import note, phase
 from csd.state.version import __version__
 
@@ -59,11 +59,11 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
     # a user may have no home
     except RuntimeError:
         return
-    if path.exists():
+    if has(path):
         return
     with alone(path):
         # another process, such as a rank of the same job, may have done it meanwhile
-        if path.exists():
+        if has(path):
             return
         announced = f"compiling kernels for {target.chip.name}, once per machine and version:"
         with phase("compile", device, announced, kind="compile"):

@@ -5,7 +5,7 @@ uses these is captured like any other; functions on the host need a step that re
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count
@@ -18,6 +18,7 @@ from csd.engine.row_functions import apply_functions
 from csd.engine.row_grammar import Grammars
 from csd.engine.rules_from_options import Sizes, asked_by, set_of, sizes_of, write_sets
 from csd.engine.slot_edits import Refill, write_rows
+from csd.engine.word_tree import WordTree
 from csd.kernels.change_rows import change_rows, finish_rows, keep_full, only
 from csd.kernels.ops import Ops
 from csd.state.logit_rules import Asked, Rules
@@ -62,18 +63,32 @@ class Changes:
             return None
         # samples without rules get a set of neutral ones
         params = {set_of(r.params): r.params for r in requests}
-        sizes = sizes_of(requests, asked)
+        trees = {key: WordTree.of(p.bad_words) for key, p in params.items()}
+        sizes = sizes_of(requests, asked, trees.values())
         if before is not None and before.fits(slots, vocab):
             sizes = sizes.with_room_for(before.sizes)
         if before is None or not before.fits(slots, vocab) or sizes != before.sizes:
             before = cls._empty(sizes, slots, vocab)
-        sets = {key: at for at, key in enumerate(params)}
-        write_sets(before.rules, [*params.values()])
+        sets = before.rows_for(params)
+        write_sets(
+            before.rules,
+            {row: (params[key], trees[key]) for key, row in sets.items() if key not in before.sets},
+        )
         owners: list[Request | None] = [None] * slots.count
         return replace(
             before, asked=asked, sets=sets, owners=owners, static=static,
             grammars=Grammars(tokenizer, vocab) if asked.grammar else None,
         )  # fmt: skip
+
+    def rows_for(self, keys: Collection[tuple]) -> dict[tuple, int]:
+        """Rows of sets: sets that have one keep it, so that samples in flight are not affected."""
+        rows = {key: self.sets[key] for key in keys if key in self.sets}
+        unused = iter(sorted({*range(self.sizes.sets)} - {*rows.values()}))
+        rows |= {key: next(unused) for key in keys if key not in rows}
+        # another set will be written there, even if the request is then refused
+        taken = {row: key for key, row in rows.items()}
+        self.sets = {key: row for key, row in self.sets.items() if taken.get(row, key) == key}
+        return rows
 
     def fits(self, slots: Slots, vocab: int) -> bool:
         """True if the tensors match these slots and vocabulary."""
@@ -87,8 +102,8 @@ class Changes:
         with torch.inference_mode(False):
             rules = Rules.empty_of(
                 S, vocab, sets=sizes.sets, prompt=sizes.prompt,
-                words=(sizes.words, sizes.word), marks=sizes.marks, dtype=slots.logprobs.dtype,
-                device=device,
+                words=(sizes.edges, sizes.ends, sizes.word, sizes.hits), marks=sizes.marks,
+                dtype=slots.logprobs.dtype, device=device,
             )  # fmt: skip
             ones = torch.ones(S, dtype=torch.float64, device=device)
             return cls(rules, sizes, ones, torch.zeros(S, dtype=torch.int32, device=device))
@@ -98,16 +113,18 @@ class Changes:
         """Part of a captured step's key: serial number of the tensors, and kinds of rules."""
         return self.serial, self.asked
 
+    def begin(self, refill: Refill) -> None:
+        """Prepare the functions and the grammar of a sample that `refill` puts into a slot."""
+        self.owners[refill.slot] = refill.request
+        if self.grammars is not None:
+            self.grammars.begin(refill)
+
     def fill(self, refills: list[Refill]) -> None:
         """Write the rules of the samples that `refills` put into slots."""
         if not refills:
             return
         P = self.rules.prompt.shape[1]
         at = [r.slot for r in refills]
-        for r in refills:
-            self.owners[r.slot] = r.request
-        if self.grammars is not None:
-            self.grammars.fill(refills)
         prompts = [r.request.prompt[-P:] for r in refills]
         values = [
             (self.rules.of, [self.sets[set_of(r.request.params)] for r in refills]),

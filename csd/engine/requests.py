@@ -56,6 +56,7 @@ class Request:
     top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
     history: list[PastSample] = field(default_factory=list)  # past samples, newest first
     checked: int = 0  # length of the longest prefix that `until` has been called with
+    fault: BaseException | None = None  # raised in a step by what this request alone asks for
     error: str | None = None  # reason why the request is not served, or not to its end
     prompt_logprobs: list[float | None] | None = None  # if requested: of the tokens read so far
     group: int = -1

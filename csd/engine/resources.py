@@ -12,7 +12,7 @@ from csd.engine.kernel_compile import compile_kernels
 from csd.engine.logit_changes import Changes
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
 from csd.engine.requests import Request
-from csd.engine.rules_from_options import asked_by, changed_bytes, sizes_of
+from csd.engine.rules_from_options import asked_by, changed_bytes, count_sets
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.engine.step import Step
 from csd.engine.step_times_cache import load_step_times, save_step_times, step_times_key
@@ -92,7 +92,7 @@ class Resources:
         history = any(r.history for r in requests)
 
         asked = asked_by(requests)
-        sets = sizes_of(requests, asked).sets if asked is not None else 0
+        sets = count_sets(requests) if asked is not None else 0
 
         def rows(slots: int, prompt_pages: int = wanted.prompt_pages) -> int:
             return self._rows(slots, nodes, prompt_pages * PAGE)

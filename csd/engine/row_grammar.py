@@ -29,6 +29,7 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocab: int):
         self._tokenizer, self._vocab = tokenizer, vocab
         self._matchers: dict[int, Any] = {}
+        self._requests: dict[int, Request] = {}
         self._read: dict[int, int] = {}  # number of the sample's tokens that each has read
         # by slot: end tokens, with True if a sample ends there
         self._ends: dict[int, dict[int, bool]] = {}
@@ -36,16 +37,17 @@ class Grammars:
         # the last planned pool, the tokens each row allows, and the token its budget forces
         self._planned: tuple[Pool, np.ndarray, list[int]] | None = None
 
-    def fill(self, refills: Sequence[Refill]) -> None:
-        """Set the matchers and end tokens of the slots that `refills` put samples in."""
-        for r in refills:
-            params = r.request.params
-            key = tuple(getattr(params, name) for name in GRAMMARS)
-            if key not in self._fresh:
-                self._fresh[key] = matcher_of(params, self._tokenizer, self._vocab)
-            fresh = self._fresh[key]
-            self._matchers[r.slot] = None if fresh is None else self._matcher(fresh, r.request)
-            self._read[r.slot], self._ends[r.slot] = 0, self._ends_of(params)
+    def begin(self, refill: Refill) -> None:
+        """Set the matcher and end tokens of the slot that `refill` puts a sample in."""
+        s, request = refill.slot, refill.request
+        params = request.params
+        key = tuple(getattr(params, name) for name in GRAMMARS)
+        if key not in self._fresh:
+            self._fresh[key] = matcher_of(params, self._tokenizer, self._vocab)
+        fresh = self._fresh[key]
+        self._matchers[s] = None if fresh is None else self._matcher(fresh, request)
+        self._read[s], self._ends[s] = 0, self._ends_of(params)
+        self._requests[s] = request
 
     def _ends_of(self, params: Any) -> dict[int, bool]:
         """End tokens of a sample map to True; the tokenizer's, if it is not one of them, to False.
@@ -89,13 +91,12 @@ class Grammars:
             own = [row._replace(parent=row.parent - start[s]) if row.parent >= 0 else row
                    for row in rows[start[s] : start[s] + nodes[s]]]  # fmt: skip
             tree = _Tree(own, self._ends[s], self._vocab, min(room, MAX_NODES - len(own)))
-            matcher = self._at(s, slots, generated)
-            if matcher is not None:
-                tree.walk(0, matcher)
+            walked = self._walk(tree, s, slots, generated)
+            if walked:
                 room -= max(len(tree.rows) - len(own), 0)
-            trees[s] = tree.rows if matcher is not None else own
-            bits += tree.bits if matcher is not None else [tree.every] * len(own)
-            forced += tree.forced if matcher is not None else [OTHER] * len(own)
+            trees[s] = tree.rows if walked else own
+            bits += tree.bits if walked else [tree.every] * len(own)
+            forced += tree.forced if walked else [OTHER] * len(own)
         # indices without the root, which comes first
         drafted = {s: [row._replace(parent=row.parent - 1) for row in tree[1:]]
                    for s, tree in trees.items()}  # fmt: skip
@@ -132,16 +133,36 @@ class Grammars:
         bits = np.full((pool.rows, (self._vocab + 7) // 8), 255, np.uint8)
         forced = [OTHER] * pool.rows
         for s in range(slots.count):
-            matcher = self._at(s, slots, generated, given) if nodes[s] else None
-            if matcher is None:
+            if not nodes[s] or self._matchers.get(s) is None:
                 continue
             rows = range(start[s], start[s] + nodes[s])
             own = [Row(token[m], max(parent[m] - start[s], -1), 0, 0, ROOT) for m in rows]
             tree = _Tree(own, self._ends[s], self._vocab, 0)
-            tree.walk(0, matcher)
+            if not self._walk(tree, s, slots, generated, given):
+                continue
             for place, found, only in zip(tree.places, tree.bits, tree.forced, strict=True):
                 bits[start[s] + place], forced[start[s] + place] = found, only
         return bits, forced
+
+    def _walk(
+        self, tree: "_Tree", s: int, slots: Slots, generated: list[int], given: bool = False
+    ) -> bool:
+        """Walk the tree of slot s with its matcher; False if it has none.
+
+        A matcher that raises, as where its memory is used up, leaves its sample without a grammar
+        until the request ends with the error.
+        """
+        try:
+            matcher = self._at(s, slots, generated, given)
+            if matcher is not None:
+                tree.walk(0, matcher)
+            return matcher is not None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # a panic of a matcher's library is a BaseException
+        except BaseException as error:
+            self._matchers[s], self._requests[s].fault = None, error
+            return False
 
     def _at(self, s: int, slots: Slots, generated: list[int], given: bool = False) -> Any:
         """The matcher of slot s, after it has read all tokens that the sample has committed."""

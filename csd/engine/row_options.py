@@ -29,6 +29,10 @@ OFF: dict[str, Any] = {
 
 # largest no_repeat_ngram_size
 LONGEST = 1024
+# most tokens of one of `bad_words`, and of all of them
+WORD_TOKENS, WORDS_TOKENS = 256, 1 << 16
+# most tokens of each of `thinking_tags`
+TAG_TOKENS = 256
 
 
 def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
@@ -77,7 +81,18 @@ def check_words(name: str, value: Any) -> tuple[Any, ...]:
             if not ids:
                 raise ValueError(f"{expected}, got an empty list")
             found.append(ids)
+    _check_lengths(name, [word for word in found if not isinstance(word, str)])
     return tuple(found)
+
+
+def _check_lengths(name: str, words: Collection[tuple[int, ...]]) -> None:
+    """Raises ValueError for words whose tables would slow the samples of other requests."""
+    longest = max(map(len, words), default=0)
+    if longest > WORD_TOKENS:
+        raise ValueError(f"{name} must have at most {WORD_TOKENS} tokens each, got {longest}")
+    total = sum(map(len, words))
+    if total > WORDS_TOKENS:
+        raise ValueError(f"{name} must have at most {WORDS_TOKENS} tokens in all, got {total}")
 
 
 def check_id_list(name: str, value: Any) -> tuple[int, ...]:
@@ -147,6 +162,11 @@ def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int
     if found.get("max_thinking_tokens") is not None:
         tags = check_tags("thinking_tags", given.get("thinking_tags")) or find_tags(tokenizer)
         found["thinking_tags"] = spell_tags(tags, tokenizer)
+        longest = max(map(len, found["thinking_tags"]))
+        if longest > TAG_TOKENS:
+            raise ValueError(
+                f"thinking_tags must have at most {TAG_TOKENS} tokens each, got {longest}"
+            )
     elif "thinking_tags" in found:
         raise ValueError("thinking_tags needs max_thinking_tokens, which is not given")
     check_one(found)
@@ -168,6 +188,7 @@ def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], .
                 f"bad_words must be strings with at least one token, got {shown(word)}"
             )
         found |= dict.fromkeys(filter(None, spelled))
+    _check_lengths("bad_words", found)
     return tuple(found)
 
 

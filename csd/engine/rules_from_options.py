@@ -1,7 +1,7 @@
 """Per-row rules of a call's requests, in the tensors of `csd.state.logit_rules.Rules`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -9,11 +9,13 @@ import torch
 from csd.engine.grammar import GRAMMARS
 from csd.engine.requests import Request
 from csd.engine.row_grammar import asks_grammar
-from csd.engine.row_options import OFF
+from csd.engine.row_options import OFF, WORD_TOKENS
 from csd.engine.sampling import SamplingParams
 from csd.engine.slot_edits import write_rows
+from csd.engine.word_tree import WordTree
+from csd.kernels.change_rows.bans import HITS
 from csd.kernels.change_rows.rows import BLOCK
-from csd.state.logit_rules import ANY, Asked, Rules
+from csd.state.logit_rules import ANY, Asked, Rules, no_edges, word_edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,10 @@ class Sizes:
 
     sets: int
     prompt: int  # tokens of a prompt
-    words: int  # banned sequences per set
+    edges: int  # of a set's tree of banned sequences
+    ends: int  # banned sequences per set
     word: int  # tokens of a banned sequence
+    hits: int  # tokens that banned sequences ban in a row
     marks: int  # tokens of a tag that begins or ends a thought
 
     def with_room_for(self, other: "Sizes") -> "Sizes":
@@ -71,18 +75,25 @@ def asked_of(requests: Sequence[Request]) -> Asked:
     )  # fmt: skip
 
 
-def sizes_of(requests: Sequence[Request], asked: Asked) -> Sizes:
-    words = [[w for w in r.params.bad_words if len(w) > 1] for r in requests]
+def count_sets(requests: Sequence[Request]) -> int:
+    """Rows of `Rules` for the requests' sets."""
+    return _power(len({set_of(r.params) for r in requests}))
+
+
+def sizes_of(requests: Sequence[Request], asked: Asked, trees: Collection[WordTree]) -> Sizes:
+    """Sizes that the requests need; trees: of their sets."""
     marks = [tag for r in requests for tag in r.params.thinking_tags or ()]
-    longest = max((len(w) for listed in words for w in listed), default=1)
+    longest = max(tree.longest for tree in trees)
     prompt = longest - 1
     if asked.ngram or asked.thought:
         prompt = max(len(r.prompt) for r in requests)
     return Sizes(
-        sets=_power(len({set_of(r.params) for r in requests})),
+        sets=count_sets(requests),
         prompt=_power(prompt),
-        words=_power(max(map(len, words))),
+        edges=_power(max(len(tree.token) for tree in trees)),
+        ends=_power(max(len(tree.ends) for tree in trees)),
         word=_power(longest),
+        hits=_power(max(tree.hits for tree in trees)),
         marks=_power(max(map(len, marks), default=1)),
     )
 
@@ -103,25 +114,27 @@ def changed_bytes(
     # per block: a gathered bias and bans, or bits of tokens that occurred, and penalised rows
     penalties = asked.penalty or asked.counts
     entry = 4 * wide + 4 * torch.int32.itemsize if penalties else 2 * wide
-    # and int64 indices of the rows above each one, and of its prefix
-    numbers = torch.int64.itemsize * (6 * rows + 12 * longest * asked.prefix)
+    # and int64 indices of the rows above each one, of its prefix, and of banned sequences
+    words = 6 * (WORD_TOKENS + HITS) * asked.words
+    numbers = torch.int64.itemsize * (6 * rows + 12 * longest * asked.prefix + words)
     return copies * (vocab + 1) + min(rows, BLOCK) * (entry * (vocab + 1) + numbers)
 
 
-def write_sets(rules: Rules, sets: Sequence[SamplingParams]) -> None:
-    """Write `sets` to the first rows of the rules, in one copy to the device."""
-    at = [*range(len(sets))]
-    rows = [_row(rules, params) for params in sets]
+def write_sets(rules: Rules, sets: Mapping[int, tuple[SamplingParams, WordTree]]) -> None:
+    """Write sets to their rows of the rules, in one copy to the device."""
+    if not sets:
+        return
+    rows = [_row(rules, at, params, tree) for at, (params, tree) in sets.items()]
     write_rows([
-        (field, at, torch.stack([row[name] for row in rows]))
+        (field, [*sets], torch.stack([row[name] for row in rows]))
         for name in rows[0]
         for field in [getattr(rules, name)]
     ])  # fmt: skip
 
 
-def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
-    """Host tensors of one set's row, by field of `Rules`."""
-    vocab, (B, W), X = rules.bias.shape[1], rules.words.shape[1:], rules.close.shape[1]
+def _row(rules: Rules, at: int, params: SamplingParams, tree: WordTree) -> dict[str, torch.Tensor]:
+    """Host tensors of one set, which gets row `at`, by field of `Rules`."""
+    vocab, X = rules.bias.shape[1], rules.close.shape[1]
     bias = torch.zeros(vocab, dtype=rules.bias.dtype)
     for token, value in params.logit_bias:
         bias[token] += value
@@ -131,11 +144,9 @@ def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
         other = torch.ones(vocab, dtype=torch.bool)
         other[list(params.allowed_token_ids)] = False
         bias[other] = -math.inf
-    words = [[*w] for w in params.bad_words if len(w) > 1]
     begin, end, close = params.thinking_tags or ((), (), ())
     budget = params.max_thinking_tokens
     values = {
-        "words": [[ANY] * (W - len(w)) + w for w in words] + [[-1] * W] * (B - len(words)),
         "ngram": params.no_repeat_ngram_size,
         "presence": params.presence_penalty,
         "frequency": params.frequency_penalty,
@@ -144,10 +155,23 @@ def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
         "end": _right(end, X),
         "close": [*close, *[-1] * (X - len(close))],
     }
-    return {"bias": bias} | {
+    return {"bias": bias, **_tree(rules, at, tree)} | {
         name: torch.tensor(value, dtype=getattr(rules, name).dtype)
         for name, value in values.items()
     }
+
+
+def _tree(rules: Rules, at: int, tree: WordTree) -> dict[str, torch.Tensor]:
+    vocab, E, B = rules.bias.shape[1], rules.word_edges.shape[1], rules.word_ends.shape[1]
+    row = torch.tensor([at])
+    edges = no_edges(row, E, vocab)[0]
+    parent, token = torch.from_numpy(tree.parent), torch.from_numpy(tree.token)
+    edges[: len(token)] = word_edge(row, parent, token, E, vocab)
+    starts = torch.full((E + 2,), len(tree.ends), dtype=torch.int64)
+    starts[: len(tree.starts)] = torch.from_numpy(tree.starts)
+    ends = torch.full((B,), -1, dtype=torch.int32)
+    ends[: len(tree.ends)] = torch.from_numpy(tree.ends)
+    return {"word_edges": edges, "word_starts": starts, "word_ends": ends}
 
 
 def _right(tag: tuple[int, ...], width: int) -> list[int]:

@@ -43,11 +43,11 @@ class Scheduler(SlotFiller):
     ) -> Iterator[tuple[Request, Sample]]:
         """`postprocess` of slot s; seen: indices of prompts with samples in earlier slots."""
         request = live.request
-        if record.bad[s]:
+        if record.bad[s] or request.fault is not None:
             error = self.broken(live, record, s)
             if not self.settings.returns_errors:
                 raise error
-            request.error = str(error)
+            request.error = str(error) or type(error).__name__
             yield from self.cancel(request)
             return
         had = len(live.tokens)
@@ -79,8 +79,10 @@ class Scheduler(SlotFiller):
             yield request, sample
             yield from self.check_until(request)
 
-    def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
+    def broken(self, live: LiveSample, record: Record, s: int) -> BaseException:
         """The error for the sample in slot s, which cannot continue: no token left, or NaN."""
+        if live.request.fault is not None:
+            return live.request.fault
         changes = self.step.changes
         place = -1 if changes is None else changes.emptied(s)
         if place >= 0:

@@ -13,7 +13,7 @@ import triton
 
 from csd.engine import isolated_python
 from csd.models.config import ModelSizes
-from csd.state.cache_folder import alone, path_of, save
+from csd.state.cache_folder import alone, path_of, read, save
 from csd.state.device import BUSY
 from csd.state.preparation_phases import phase
 from csd.state.version import __version__
@@ -87,7 +87,7 @@ def _alone(key: str) -> AbstractContextManager[None]:
 
 def _cached(key: str) -> str | None:
     try:
-        return path_of("check", key).read_text()
+        return read(path_of("check", key)).decode()
     except (OSError, RuntimeError, ValueError):
         return None
 

@@ -75,14 +75,16 @@ class SlotFiller:
     def refill(self) -> None:
         """Fill all free slots, in one copy to the device."""
         self.read_tokens = self.entered_rows = 0
-        refills = []
-        for s, owner in enumerate(self.owners):
-            if owner is not None:
-                continue
-            request = self.next_request()
-            if request is None:
+        assigned: dict[int, Refill] = {}
+        for s in range(len(self.owners)):
+            while self.owners[s] is None and (request := self.next_request()) is not None:
+                refill = self.assign(request, s)
+                if refill is not None:
+                    assigned[s] = refill
+            if self.owners[s] is None:
                 break
-            refills.append(self.assign(request, s))
+        # a request may have ended since its first samples were assigned
+        refills = [refill for s, refill in assigned.items() if self.owners[s] is not None]
         fill_slots(self.step.slots, self.step.cache.slot_pages, refills)
         if self.step.cache.states is not None:
             for refill in refills:
@@ -109,14 +111,21 @@ class SlotFiller:
         """Largest number of a request's samples in flight while other prompts wait."""
         return self.together or -(-len(request.samples) // 4)
 
-    def assign(self, request: Request, s: int) -> Refill:
+    def assign(self, request: Request, s: int) -> Refill | None:
         """Assign slot s and pages to the request's next sample."""
         index = request.waiting.popleft()
         most = request.params.max_new_tokens
         pages = self.step.cache.take_for_sample(most)
-        live = LiveSample(request, index, pages, self.tokenizer, self.streams(request))
+        try:
+            live = LiveSample(request, index, pages, self.tokenizer, self.streams(request))
+            refill = Refill(s, request, index, in_turn(pages, most))
+            if self.step.changes is not None:
+                self.step.changes.begin(refill)
+        except BaseException:
+            self.step.cache.allocator.give_back(pages)
+            raise
         request.live[index] = self.owners[s] = live
-        return Refill(s, request, index, in_turn(pages, most))
+        return refill
 
     def streams(self, request: Request) -> bool:
         """True if the texts of the request's samples are read while they are drawn."""
@@ -146,14 +155,16 @@ class SlotFiller:
         reading = [self.prefill.request] if self.prefill else []
         taken = {r.group for r in (*self.active, *reading, *(p.request for p in self.ahead))}
         group = next(g for g in range(len(self.owners)) if g not in taken)
-        return Prefill.begin(
-            self.step,
-            self.queue.popleft(),
-            group,
-            next(self.group_keys),
-            self.prefill_chunk,
-            self.cross_prompt,
-        )
+        request = self.queue.popleft()
+        try:
+            return Prefill.begin(
+                self.step, request, group, next(self.group_keys), self.prefill_chunk,
+                self.cross_prompt,
+            )  # fmt: skip
+        except BaseException:
+            if request.pages:
+                self.free_group(request)
+            raise
 
     def read_prompt(self) -> bool:
         """Read as many chunks of the prompt as a step may wait for; True at the prompt's end."""

@@ -17,8 +17,8 @@ from csd.cpu import compiles
 from csd.engine.budget import StepTimesFile, StepTimeTable
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
-from csd.schema.read import read_file
-from csd.state.cache_folder import path_of, save
+from csd.schema.read import naming, parse
+from csd.state.cache_folder import path_of, read, save
 from csd.state.processor import cpu_name
 from csd.state.version import __version__
 
@@ -89,7 +89,9 @@ def save_step_times(key: str, table: StepTimeTable) -> None:
 
 
 def _read(path: Path, key: str) -> StepTimeTable:
-    entry = read_file(path, StepTimesEntry)
+    data = read(path)
+    with naming(f"{path}"):
+        entry = parse(data, StepTimesEntry)
     if entry["of"] != key:
         raise ValueError(f"{path} has the times of other steps")
     try:

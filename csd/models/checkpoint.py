@@ -3,8 +3,9 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -14,6 +15,8 @@ from csd.models.config_checks import SUPPORTED
 from csd.models.quiet_libraries import quiet_libraries, without_report
 from csd.models.refuse_unsupported import refuse_config
 from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
+from csd.schema.check import shown
+from csd.schema.read import read_file
 
 # buffers in old checkpoints that the module computes from its config
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")
@@ -51,6 +54,21 @@ def read_config(
         return text, _sizes(text, wanted), text is not config
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{name!r} has an invalid config.json: {_brief(error)}") from error
+
+
+class _Index(TypedDict):
+    weight_map: dict[str, str]
+
+
+def check_index(name: str, place: str) -> None:
+    """Raises ValueError for an index of weights that names files outside of its folder."""
+    for path in sorted(Path(place).glob("*.index.json")) if os.path.isdir(place) else []:
+        for file in {*read_file(path, _Index)["weight_map"].values()}:
+            if os.path.basename(file) != file or file in ("", ".", ".."):
+                raise ValueError(
+                    f"{name!r} cannot be loaded: {path.name} must name files of its folder, got "
+                    f"{shown(file)}"
+                )
 
 
 def _sizes(config: Any, wanted: str) -> ModelConfig | None:
@@ -94,6 +112,7 @@ def read_model(
     from transformers import AutoModelForCausalLM
 
     config, sizes, has_parts = read_config(name, place, options, wanted)
+    check_index(name, place)
     if has_parts:
         options = options | {"key_mapping": TEXT_KEYS}
     if sizes is not None:

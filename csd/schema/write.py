@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from csd.schema.own_files import open_regular
+
 
 class WholeFile:
     """A file that is written once, at the end of a run: completely, or it stays as it was before.
@@ -70,7 +72,11 @@ class WholeFile:
 
     def _open(self) -> None:
         with naming_file(self.path):
-            self._file: IO[bytes] = open(self._part, "ab")  # noqa: SIM115
+            if self._replaces:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                self._file: IO[bytes] = os.fdopen(open_regular(self._part, flags), "ab")
+            else:
+                self._file = open(self._part, "ab")  # noqa: SIM115
         try:
             if self._replaces:
                 self._take()

@@ -1,4 +1,8 @@
-"""Small files cached across processes, in $XDG_CACHE_HOME/csd, by default ~/.cache/csd."""
+"""Small files cached across processes, in $XDG_CACHE_HOME/csd, by default ~/.cache/csd.
+
+Others may write to the folder above, as where several users' $XDG_CACHE_HOME is in /tmp. So `csd`
+is a folder of this user alone, and links, pipes and files of other users are not opened.
+"""
 
 import hashlib
 import os
@@ -6,6 +10,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from csd.schema.own_files import open_own, own_folder
+from csd.schema.read import MAX_LINE
 
 
 def path_of(kind: str, key: str) -> Path:
@@ -24,8 +31,9 @@ def alone(path: Path) -> Iterator[None]:
         try:
             import fcntl
 
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+            own_folder(path.parent)
+            file = open_own(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+            stack.callback(os.close, file)
             fcntl.flock(file, fcntl.LOCK_EX)
         # some file systems have no locks, and Windows has no fcntl
         except (ImportError, OSError):
@@ -33,12 +41,31 @@ def alone(path: Path) -> Iterator[None]:
         yield
 
 
+def read(path: Path) -> bytes:
+    """Content of a cached file. Raises OSError if there is none, or one that may be another's."""
+    # a folder that does not exist has no files
+    if path.parent.exists():
+        own_folder(path.parent)
+    with open(open_own(path, os.O_RDONLY), "rb") as file:
+        return file.read(MAX_LINE + 1)
+
+
+def has(path: Path) -> bool:
+    """True if `read` can read the file."""
+    try:
+        read(path)
+    except OSError:
+        return False
+    return True
+
+
 def save(path: Path, text: str) -> None:
     """Writes a file atomically; several processes may do so at once. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    own_folder(path.parent)
     fresh = path.with_suffix(f".{uuid.uuid4().hex[:12]}")
     try:
-        fresh.write_text(text)
+        with open(open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
+            file.write(text)
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)

@@ -39,13 +39,22 @@ class Asked:
 
 @dataclass(slots=True)
 class Rules:
-    """S slots, R sets of rules, V vocabulary, P tokens of a prompt, B words of at most W tokens."""
+    """S slots, R sets of rules, V vocabulary, P tokens of a prompt.
+
+    A set's banned sequences of several tokens are a tree over all their tokens but the last, from
+    the second-last backwards: E edges, of which edge e leads to node e + 1 (node 0 is the root),
+    and B ends, the last tokens in order of the nodes at which they are banned.
+    """
 
     of: torch.Tensor  # [S] int64, the set of the slot's sample
     prompt: torch.Tensor  # [S, P] int32, the end of its prompt, right-aligned, -1 before
     empty: torch.Tensor  # [S] int32, 1 + the sample's first place that allowed no token, else 0
     bias: torch.Tensor  # [R, V], added to logits: -inf is a ban
-    words: torch.Tensor  # [R, B, W] int32, right-aligned, ANY before; -1 where there is none
+    word_edges: torch.Tensor  # [R, E] int64, keys by `word_edge`, ascending over all rows
+    word_starts: torch.Tensor  # [R, E + 2] int64, the first end of each node, and of one more
+    word_ends: torch.Tensor  # [R, B] int32
+    word: int  # tokens of the longest banned sequence
+    word_hits: int  # most tokens that banned sequences ban in a row
     ngram: torch.Tensor  # [R] int64, tokens of an n-gram that must not be repeated, 0 is off
     presence: torch.Tensor  # [R] float64
     frequency: torch.Tensor  # [R] float64
@@ -62,15 +71,16 @@ class Rules:
         *,
         sets: int,
         prompt: int,
-        words: tuple[int, int],
+        words: tuple[int, int, int, int],
         marks: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Rules":
-        """Returns rules that change nothing; words: B and W; marks: X.
+        """Returns rules that change nothing; marks: X.
 
-        dtype: that of the changed logits.
+        words: E, B, `word` and `word_hits`. dtype: that of the changed logits.
         """
+        E, B, word, hits = words
 
         def full(*shape: int, fill: float = 0, kind: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.full(shape, fill, dtype=kind, device=device)
@@ -80,7 +90,11 @@ class Rules:
             prompt=full(slots, prompt, fill=-1),
             empty=full(slots),
             bias=full(sets, vocab, kind=dtype),
-            words=full(sets, *words, fill=-1),
+            word_edges=no_edges(torch.arange(sets, device=device), E, vocab),
+            word_starts=full(sets, E + 2, kind=torch.int64),
+            word_ends=full(sets, B, fill=-1),
+            word=word,
+            word_hits=hits,
             ngram=full(sets, kind=torch.int64),
             presence=full(sets, kind=torch.float64),
             frequency=full(sets, kind=torch.float64),
@@ -89,3 +103,19 @@ class Rules:
             end=full(sets, marks, fill=-1),
             close=full(sets, marks, fill=-1),
         )
+
+
+def word_edge(
+    row: torch.Tensor, node: torch.Tensor, token: torch.Tensor, edges: int, vocab: int
+) -> torch.Tensor:
+    """Key of the edge from a node by a token in the tree of set `row`, which has room for `edges`.
+
+    Keys rise with the row, then with the node, then with the token.
+    """
+    return (row * (edges + 1) + node) * (vocab + 1) + token
+
+
+def no_edges(row: torch.Tensor, edges: int, vocab: int) -> torch.Tensor:
+    """[R, E] int64: keys of rows [R] that no edge has, after those of the row's edges."""
+    last = torch.full_like(row, edges)
+    return word_edge(row, last, torch.full_like(row, vocab), edges, vocab)[:, None].repeat(1, edges)

@@ -1,19 +1,22 @@
 """Rows that rules change, against each row's own prefix in a loop."""
 
 import math
+import random
 from types import SimpleNamespace
 
 import oracle
 import pytest
 import torch
 from host_reads import NoHostReads
+from live_bytes import LiveBytes
 
 from csd.engine.logit_changes import Changes
 from csd.engine.requests import Request
+from csd.engine.row_options import WORD_TOKENS, WORDS_TOKENS
 from csd.engine.sampling import SamplingParams
 from csd.engine.slot_edits import Refill, fill_slots
 from csd.engine.thinking_budget import forced_places
-from csd.kernels.change_rows import change_rows, only, path_tokens
+from csd.kernels.change_rows import bans, change_rows, only, path_tokens
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 
@@ -116,6 +119,54 @@ def in_a_loop(logits, prompt, sample, params):
     return process(torch.tensor([prompt + sample]), logits[None].clone())[0]
 
 
+def random_words(count, longest):
+    """Sequences over four tokens, most of which end some prefix, and two much longer ones."""
+    drawn = random.Random(count)
+    words = [tuple(drawn.choices(range(1, 5), k=drawn.randint(2, longest))) for _ in range(count)]
+    return tuple({*words, (1, 36), (2,) * 40, tuple(drawn.choices(range(1, 5), k=60))})
+
+
+RULES |= {f"words-{n}": dict(bad_words=random_words(n, 6)) for n in (40, 700)}
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
+@pytest.mark.parametrize("hits", [1, 64])
+def test_banned_sequences_are_each_sets_own(monkeypatch, hits, static):
+    monkeypatch.setattr(bans, "HITS", hits)
+    generator = torch.Generator().manual_seed(hits)
+    banned = 0
+    for names in (["words-40"] * SLOTS, ["words-700", "words", "nothing", "words-40", "bias"]):
+        slots, changes, told, requests = prepared(names, generator, static)
+        pool = random_pool(slots, generator)
+        logits = torch.randn(pool.rows, VOCAB, generator=generator, dtype=torch.float64)
+        longest = None if static else int(slots.generated.max())
+        with NoHostReads():
+            x, _ = change_rows(logits, pool, slots, changes.rules, changes.asked, longest)
+        for m in range(pool.rows - 3):
+            s = int(pool.slot[m])
+            prompt, tokens = told[s]
+            want = in_a_loop(logits[m], prompt, tokens + paths_of(pool, m), requests[s].params)
+            assert torch.equal(x[m], want)
+            banned += int((want == -math.inf).sum())
+    assert banned > 50
+
+
+def test_tables_of_banned_sequences_take_their_tokens_alone():
+    """One sequence of the largest length and many short ones, which a rectangle would multiply."""
+    rest = WORDS_TOKENS - WORD_TOKENS
+    many = tuple((i % VOCAB, i // VOCAB % VOCAB, i // VOCAB**2) for i in range(rest // 3))
+    slots = Slots.empty(SLOTS, VOCAB, LONGEST, 8, torch.float64)
+    params = SamplingParams(bad_words=(*many, (1,) * WORD_TOKENS))
+    with LiveBytes() as live:
+        changes = Changes.of_call([Request(0, [1], params, range(1), 0, 0)], slots, VOCAB, None, 0)
+    rules = changes.rules
+    assert rules.word_edges.nelement() + rules.word_ends.nelement() <= 2 * WORDS_TOKENS
+    assert live.peak < 64 * WORDS_TOKENS
+    for words, limit in (((1,) * (WORD_TOKENS + 1),), WORD_TOKENS), (many + many, WORDS_TOKENS):
+        with pytest.raises(ValueError, match=f"bad_words must have at most {limit} tokens"):
+            SamplingParams(bad_words=words)
+
+
 @pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
 @pytest.mark.parametrize("names", [
     [name] * SLOTS for name in RULES if name != "nothing"
@@ -203,4 +254,4 @@ def test_tensors_are_kept_where_they_fit():
     # more rules than there are rows for
     more = of_call(other, "counts", "bias", "words")
     assert more.rules is not first.rules and more.serial != first.serial
-    assert of_call(more, "thought", "words").rules.words.shape[1:] == first.rules.words.shape[1:]
+    assert of_call(more, "thought", "words").rules.word_edges.shape[1] == 8

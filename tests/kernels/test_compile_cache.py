@@ -225,14 +225,14 @@ def test_another_users_file_is_not_unpickled(folder, monkeypatch, caplog):
     owner = os.geteuid() + 1
     real = os.fstat
 
-    class Of(tuple):
-        st_uid = owner
+    def of_another(file):
+        return os.stat_result([owner if i == 4 else x for i, x in enumerate(real(file))])
 
-    monkeypatch.setattr(compile_cache.os, "fstat", lambda file: Of())
+    monkeypatch.setattr(os, "fstat", of_another)
     caplog.clear()
     assert run() == (RESULT, 0)
     assert f"belongs to user {owner}" in logged(caplog)[0]
-    monkeypatch.setattr(compile_cache.os, "fstat", real)
+    monkeypatch.setattr(os, "fstat", real)
     assert run() == (RESULT, 2)
 
 

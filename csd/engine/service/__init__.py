@@ -4,6 +4,7 @@ asking.py        reading and checking of a request's arguments
 handle.py        the caller's side of a request: new tokens of its samples, its end
 inbox.py         queue of requests, cancellations and changes for the engine's thread
 scheduler.py     scheduler that admits requests between two steps
+turns.py         owners' shares of the slots
 twins.py         samples that several requests share
 admission.py     checks and allocations when a request is admitted
 room.py          caches whose sizes are fixed at the start

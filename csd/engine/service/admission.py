@@ -61,10 +61,13 @@ def _admit_rules(scheduler: Scheduler, request: Request) -> Exception | None:
     made = Changes.of_call(requests, slots, vocab, before, step.static, scheduler.tokenizer)
     if made is not None:
         # new matchers read the tokens that their samples have committed
-        made.fill([
+        refills = [
             Refill(s, live.request, live.index, live.pages)
             for s, live in enumerate(scheduler.owners)
             if live is not None
-        ])  # fmt: skip
+        ]
+        for refill in refills:
+            made.begin(refill)
+        made.fill(refills)
     step.changes = made
     return None

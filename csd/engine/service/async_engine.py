@@ -83,7 +83,7 @@ class AsyncEngine:
             pass
         # that run has ended
         self._scheduler = None
-        self._thread = threading.Thread(target=self._serve, name="csd.AsyncEngine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="csd.AsyncEngine", daemon=True)
         self._thread.start()
         _open.add(self)
 
@@ -209,6 +209,22 @@ class AsyncEngine:
         return self._scheduler
 
     # the thread
+
+    def _run(self) -> None:
+        """Serve until the inbox is closed; whatever ends the thread, no caller waits for it."""
+        error = None
+        try:
+            self._serve()
+        except BaseException as raised:
+            LOG.exception("the thread of the AsyncEngine has ended; it accepts no more requests")
+            error = RuntimeError(f"the engine's thread has ended: {raised!r}")
+            error.__cause__ = raised
+        finally:
+            for handle in self._inbox.end(error):
+                self.counters.ended(handle.request.stats, 0, error is None, error is not None)
+                handle.end(error, texts=False)
+            if self._scheduler is not None:
+                self._fail(error)
 
     def _serve(self) -> None:
         while self._inbox.wait():

@@ -63,6 +63,7 @@ class Handle:
         if owner is not None and not reads and not request.history:
             self.group = owner, hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
         self.weights, self.fingerprint = -1, ""
+        self.admitted = False  # True once the request no longer waits
         self.error: BaseException | None = None
         self.began: dict[str, float] = {}  # the engine's seconds by phase at admission
         self.withdraw: Callable[[Handle], None] = lambda _: None

@@ -32,6 +32,7 @@ class Inbox:
         self.waiting = 0  # requests that have not been admitted
         self.closed = False
         self.abandoned = False  # True: requests in flight end where they are
+        self._reason = "the engine has been closed"
         self._changed = threading.Condition()
         self._arrived: deque[Handle] = deque()
         self._withdrawn: list[Handle] = []
@@ -41,7 +42,7 @@ class Inbox:
         """Queue a request. Raises QueueFull or Closed."""
         with self._changed:
             if self.closed:
-                raise Closed("the engine has been closed")
+                raise Closed(self._reason)
             if self.waiting >= self.most:
                 raise QueueFull(
                     f"the queue has max_queue={self.most} waiting requests: try again later"
@@ -72,7 +73,7 @@ class Inbox:
         future: Future = Future()
         with self._changed:
             if self.closed:
-                raise Closed("the engine has been closed")
+                raise Closed(self._reason)
             self._jobs.append((job, future))
             self._changed.notify_all()
         return future
@@ -109,6 +110,22 @@ class Inbox:
         with self._changed:
             found, self._withdrawn = self._withdrawn, []
             return found
+
+    def end(self, error: BaseException | None) -> list[Handle]:
+        """Close when the thread ends, with its error; changes of the model get it too.
+
+        Returns the requests that have not been taken.
+        """
+        with self._changed:
+            self.closed = True
+            if error is not None:
+                self._reason = str(error)
+            jobs, self._jobs = [*self._jobs], deque()
+            handles, self._arrived = [*self._arrived], deque()
+            self.waiting -= len(handles)
+        for _, future in jobs:
+            future.set_exception(Closed(self._reason))
+        return handles
 
     def admitted(self) -> None:
         """Count a request as no longer waiting."""

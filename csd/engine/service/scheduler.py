@@ -5,7 +5,8 @@ share the existing pages and graph. Whatever else is in flight, a request's samp
 of its own prompt, seed, indices and parameters.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -21,8 +22,10 @@ from csd.engine.service.admission import pages_of, refusal
 from csd.engine.service.counters import Counters
 from csd.engine.service.handle import Handle
 from csd.engine.service.inbox import Inbox
-from csd.engine.service.twins import Twins
+from csd.engine.service.turns import Turns
+from csd.engine.service.twins import Twins, alike
 from csd.engine.service.weights import Weights
+from csd.engine.slot_edits import Refill
 from csd.engine.step import Step
 from csd.engine.step_record import Record
 from csd.engine.top_logprobs import Measures
@@ -53,6 +56,8 @@ class ServiceScheduler(Scheduler):
         self.handles: dict[int, Handle] = {}  # of requests that have not ended, by request index
         self.touched: dict[int, Handle] = {}  # with new tokens since their readers were woken
         self.held = False
+        self.turns = Turns(step.slots.count)
+        self.short = self.frees_enough = False  # of pages, for an owner whose turn it is
         self.twins = Twins()
         self.counters.pages = len(step.cache.allocator)
 
@@ -62,6 +67,7 @@ class ServiceScheduler(Scheduler):
         owned = 0
         while not owned:
             self.take_in()
+            self.join_twins()
             self.refill()
             live = [owner.request.index for owner in self.owners if owner is not None]
             owned = len(live)
@@ -87,37 +93,106 @@ class ServiceScheduler(Scheduler):
                 self.stop(handle)
 
     def next_request(self) -> Request | None:
-        found = super().next_request()
-        if found is None and self.prefill is None:
-            # no room for the first waiting request: continue with samples of active ones
-            found = next((r for r in self.active if r.waiting), None)
-        return found if found is not None and self.has_room(found, prompt=False) else None
-
-    def admit(self) -> Request | None:
-        while self.prefill is None and self.queue:
-            request = self.queue[0]
-            handle = self.handles[request.index]
-            error = refusal(self, request, self.counters.pages)
-            if error is not None:
-                self.stop(handle, error)
-                continue
-            leader = self.leader(handle)
-            if leader is not None:
-                self.enter(handle)
-                self.queue.popleft()
-                request.group, request.pages = leader.group, leader.pages
-                self.counters.shared_prompt_tokens += len(request.prompt)
-                self.active.append(request)
-                self.join(handle)
-                if not request.waiting:
-                    continue
-                return request
-            if not self.has_room(request, prompt=True):
+        if self.prefill is not None:
+            self.admit_one(self.prefill.request)
+        live = Counter(self.owner_of(o.request) for o in self.owners if o is not None)
+        waiting: Counter[Hashable] = Counter()
+        reading = [self.prefill.request] if self.prefill is not None else []
+        for request in (*self.active, *reading, *self.queue):
+            if request.waiting:
+                waiting[self.owner_of(request)] += len(request.waiting)
+        self.short = False
+        for owner in self.turns.order(live, waiting):
+            found = self.next_of(owner)
+            if found is not None:
+                self.turns.served(owner)
+                return found
+            if self.short and self.frees_enough:
+                # no sample may take the pages that this owner waits for
                 return None
-            self.enter(handle)
-            self.counters.prompt_tokens += len(request.prompt)
-            break
-        return super().admit()
+        return None
+
+    def next_of(self, owner: Hashable) -> Request | None:
+        """Request of an owner whose next sample gets a free slot, as in the base class."""
+        while True:
+            own = [r for r in self.active if r.waiting and self.owner_of(r) == owner]
+            for request in own:
+                if len(request.live) < self.together_of(request) and self.has_pages(request, False):
+                    return request
+            queued = next((r for r in self.queue if self.owner_of(r) == owner), None)
+            if queued is None or self.prefill is not None or self.short:
+                break
+            self.admit_one(queued)
+            if queued in self.queue:
+                break
+        if self.prefill is not None and self.owner_of(self.prefill.request) == owner:
+            return None
+        return next((r for r in own if r.waiting and self.has_pages(r, False)), None)
+
+    def admit_one(self, request: Request) -> None:
+        """Begin with a waiting request, let it join a group, or read on in its prompt.
+
+        Whatever fails meanwhile is due to this request and ends it alone.
+        """
+        handle = self.handles[request.index]
+        try:
+            if request in self.queue and not self.begins(handle):
+                return
+            self.admit()
+        # a panic of a tokenizer or a grammar is a BaseException
+        except BaseException as error:
+            if request.index in self.handles:
+                self.stop(handle, error)
+
+    def begins(self, handle: Handle) -> bool:
+        """True if the prompt of a waiting request is to be read now: there is room, and it neither
+        is refused nor joins a group."""
+        request = handle.request
+        error = refusal(self, request, self.counters.pages)
+        if error is not None:
+            self.stop(handle, error)
+            return False
+        if self.joins(handle) or self.prefill is not None:
+            return False
+        groups = {r.group for r in self.active}
+        if len(groups) == len(self.owners) or not self.has_pages(request, True):
+            return False
+        self.enter(handle)
+        self.counters.prompt_tokens += len(request.prompt)
+        # the base class reads the first prompt of the queue
+        self.queue.remove(request)
+        self.queue.appendleft(request)
+        return True
+
+    def join_twins(self) -> None:
+        """Let requests join those in flight that draw the same samples, which needs no slot."""
+        handles = [self.handles[request.index] for request in self.active]
+        groups = {handle.group for handle in handles} - {None}
+        for request in [*self.queue] if groups else []:
+            handle = self.handles[request.index]
+            if handle.group in groups and any(alike(handle, other) for other in handles):
+                self.admit_one(request)
+
+    def joins(self, handle: Handle) -> bool:
+        """Let a request join its group, if that is in flight; returns whether it is."""
+        leader, request = self.leader(handle), handle.request
+        if leader is None:
+            return False
+        self.enter(handle)
+        self.queue.remove(request)
+        request.group, request.pages = leader.group, leader.pages
+        self.counters.shared_prompt_tokens += len(request.prompt)
+        self.active.append(request)
+        self.join(handle)
+        return True
+
+    def assign(self, request: Request, s: int) -> Refill | None:
+        try:
+            return super().assign(request, s)
+        # as in `admit_one`
+        except BaseException as error:
+            self.stop(self.handles[request.index], error)
+            return None
 
     def begins_ahead(self, request: Request, rows: int) -> bool:
         # `admit` decides at the request's turn if it is refused, joins a group or has room
@@ -150,9 +225,21 @@ class ServiceScheduler(Scheduler):
             return None
         return next((r for r in self.active if self.handles[r.index].group == handle.group), None)
 
-    def has_room(self, request: Request, prompt: bool) -> bool:
-        """True if enough pages are free for one sample; prompt: True includes its prompt."""
-        return pages_of(request, prompt) <= len(self.step.cache.allocator)
+    def has_pages(self, request: Request, prompt: bool) -> bool:
+        """True if enough pages are free for one sample; prompt: True includes its prompt.
+
+        If not, `short` is set, and `frees_enough` to whether samples in flight hold enough.
+        """
+        pages, free = pages_of(request, prompt), len(self.step.cache.allocator)
+        if pages > free and not self.short:
+            held = sum(len(live.pages) for live in self.owners if live is not None)
+            self.short, self.frees_enough = True, pages <= free + held
+        return pages <= free
+
+    def owner_of(self, request: Request) -> Hashable:
+        """A request's owner; one without is its own."""
+        owner = self.handles[request.index].owner
+        return request.index if owner is None else owner
 
     def enter(self, handle: Handle) -> None:
         handle.weights, handle.fingerprint = self.weights.version, self.weights.fingerprint
@@ -160,6 +247,7 @@ class ServiceScheduler(Scheduler):
         stats, decoder = handle.request.stats, self.step.decoder
         stats.decoder = getattr(decoder, "name", "own")
         stats.fused_ruled_out = getattr(decoder, "why", None)
+        handle.admitted = True
         self.inbox.admitted()
 
     def ending(self) -> bool:
@@ -219,7 +307,7 @@ class ServiceScheduler(Scheduler):
         live.likely = [row[: measures.top] for row in live.likely] if measures.top else []
         live.entropies = live.entropies if measures.entropy else []
 
-    def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
+    def broken(self, live: LiveSample, record: Record, s: int) -> BaseException:
         error = super().broken(live, record, s)
         self.handles[live.request.index].error = error
         for other in [*self.twins.of(live.request, live.index)]:
@@ -253,6 +341,7 @@ class ServiceScheduler(Scheduler):
         request = handle.request
         if request in self.queue:
             self.queue.remove(request)
+        if not handle.admitted:
             self.inbox.admitted()
         if self.prefill is not None and self.prefill.request is request:
             self.prefill = None

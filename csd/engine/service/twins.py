@@ -20,7 +20,7 @@ class Twins:
     def join(self, handle: Handle, others: list[Handle]) -> list[Sample]:
         """Let `handle` wait for samples that `others` draw; returns samples that have ended."""
         request, ended = handle.request, []
-        for other in (h.request for h in others if _alike(h, handle)):
+        for other in (h.request for h in others if alike(h, handle)):
             for i in [i for i in request.waiting if i in other.samples]:
                 sample = other.finished.get(i)
                 live = other.live.get(i)
@@ -86,7 +86,7 @@ class Twins:
             del self._texts[place]
 
 
-def _alike(a: Handle, b: Handle) -> bool:
+def alike(a: Handle, b: Handle) -> bool:
     """True if both requests have the same samples, streaming and measures, in one group."""
     return (
         a is not b

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from csd.engine.traces.traces import Trace, lock_of
+from csd.schema.own_files import open_regular
 from csd.schema.write import check_grows, check_regular, lies_at, names, naming_file
 
 
@@ -49,7 +50,9 @@ class Journal:
         return Path(f"{self.path}.new")
 
     def _locked(self) -> IO[bytes]:
-        lock = open(lock_of(self.path), "a+b", buffering=0)  # noqa: SIM115
+        path = lock_of(self.path)
+        file = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        lock = open(file, "a+b", buffering=0)  # noqa: SIM115
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -120,7 +123,7 @@ class Journal:
         """Replace the file by these traces; a crash or an OSError leaves the old or the new one."""
         new, tokens = self._new, 0
         try:
-            with naming_file(new), open(new, "wb") as file:
+            with naming_file(new), open(_emptied(new), "wb") as file:
                 for trace in traces:
                     file.write(_line(trace))
                     tokens += _tokens(trace)
@@ -144,6 +147,12 @@ class Journal:
                 if not file.read().endswith(b"\n"):
                     file.truncate(int(mark))
         self._lock.truncate(0)
+
+
+def _emptied(path: Path) -> int:
+    file = open_regular(path, os.O_WRONLY | os.O_CREAT)
+    os.ftruncate(file, 0)
+    return file
 
 
 def _write(file: int, data: bytes) -> None:

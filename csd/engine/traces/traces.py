@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, NotRequired, TypedDict
 
 from csd.schema.check import AtLeast, Between, Token
+from csd.schema.own_files import open_regular
 from csd.schema.read import naming, parse, read_lines
 from csd.schema.write import WholeFile
 
@@ -132,7 +133,7 @@ def lock_of(path: str | Path) -> Path:
 
 def _check_no_history(path: str | Path) -> None:
     try:
-        with open(lock_of(path), "rb") as lock:
+        with open(open_regular(lock_of(path), os.O_RDONLY), "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ValueError(f"{path} is open as a History, which appends to it") from None

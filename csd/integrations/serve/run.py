@@ -1,7 +1,11 @@
 """The server's process, which on SIGTERM answers the accepted requests and exits."""
 
+import asyncio
 import logging
+import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -19,6 +23,8 @@ LOG = logging.getLogger("csd")
 # seconds for which a thread may hold Python's lock while another waits for it: the engine's thread
 # reacquires it between any two operations, and the default is a tenth of a small model's step
 SWITCH = 0.0005
+# seconds after the drain in which connections are closed, and after which the process is killed
+CLOSING, ENDING = 2, 5
 
 
 class Process(uvicorn.Server):
@@ -53,6 +59,13 @@ class Process(uvicorn.Server):
             late.daemon = True
             late.start()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.force_exit:
+            # the second signal: what is in flight ends now
+            self._end(drain=False)
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        await super().shutdown(sockets)
+
     def _end(self, drain: bool) -> None:
         # timeout=0: a signal handler must not wait for a thread
         self._served.engine.close(drain=drain, timeout=0)
@@ -76,12 +89,70 @@ def process(
     config = uvicorn.Config(
         make_app(server), host=host, port=port, http=Connection, ws="none", lifespan="on",
         log_level=log_level, access_log=False, limit_concurrency=connections,
-        timeout_keep_alive=30, timeout_graceful_shutdown=int(drain) + 10, server_header=False,
+        timeout_keep_alive=30, timeout_graceful_shutdown=int(drain) + CLOSING, server_header=False,
     )  # fmt: skip
     return Process(server, config, drain, begun)
 
 
-def serve(server: Server, **options: Any) -> None:
-    """Run a `process` with these options until it ends."""
+def serve(server: Server, *, drain: float = 30.0, **options: Any) -> None:
+    """Run a `process` with these options until a signal ends it; then end this process.
+
+    Threads that still compute for a client are not waited for.
+    """
     sys.setswitchinterval(SWITCH)
-    process(server, **options).run()
+    running = process(server, drain=drain, **options)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn raises a signal again at its end, after it has handled it
+        signal.signal(signum, lambda *_: None)
+    end_by(drain + ENDING)
+    running.run()
+    if running.started:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+
+
+# arguments: the process to kill, and the seconds that it has after a signal that is read from stdin
+WATCHDOG = """
+import os, select, signal, sys, time
+process, seconds = int(sys.argv[1]), float(sys.argv[2])
+for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(signum, signal.SIG_IGN)
+late = None
+while late is None or late > time.monotonic():
+    ready, _, _ = select.select([0], [], [], None if late is None else late - time.monotonic())
+    if ready:
+        read = os.read(0, 64)
+        if not read:
+            sys.exit()
+        if late is None and {signal.SIGINT, signal.SIGTERM} & {*read}:
+            late = time.monotonic() + seconds
+if os.getppid() == process:
+    os.kill(process, signal.SIGKILL)
+"""
+
+
+def end_by(seconds: float) -> None:
+    """Let a watchdog process kill this one if it runs on for that time after SIGINT or SIGTERM.
+
+    Python's own handlers, threads and timers wait for the interpreter's lock, which a template or
+    a tokenizer may hold for minutes. The watchdog reads the numbers of signals, which Python's C
+    handler writes at once.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    command = [sys.executable, "-I", "-S", "-c", WATCHDOG, str(os.getpid()), str(seconds)]
+    try:
+        subprocess.Popen(command, stdin=reader, stdout=subprocess.DEVNULL)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    except OSError as error:
+        LOG.warning("no watchdog ends csd serve if it hangs after a signal: %s", error)
+    finally:
+        os.close(reader)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for a record of a request, or of the application, that the drain's end cancelled."""
+    if record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError):
+        return False
+    return not record.getMessage().rstrip().endswith("CancelledError")
