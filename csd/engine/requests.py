@@ -59,6 +59,7 @@ class Request:
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
+    matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it
     tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
 
     def __post_init__(self) -> None:

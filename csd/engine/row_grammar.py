@@ -32,18 +32,19 @@ class Grammars:
         self._read: dict[int, int] = {}  # number of the sample's tokens that each has read
         # by slot: end tokens, with True if a sample ends there
         self._ends: dict[int, dict[int, bool]] = {}
-        self._fresh: dict[tuple, Any] = {}  # matchers in their initial state, by grammar
+        self._fresh: dict[tuple, Any] = {}  # matchers in their initial state, by grammar of a call
         # the last planned pool, the tokens each row allows, and the token its budget forces
         self._planned: tuple[Pool, np.ndarray, list[int]] | None = None
 
     def fill(self, refills: Sequence[Refill]) -> None:
         """Set the matchers and end tokens of the slots that `refills` put samples in."""
         for r in refills:
-            params = r.request.params
-            key = tuple(getattr(params, name) for name in GRAMMARS)
-            if key not in self._fresh:
-                self._fresh[key] = matcher_of(params, self._tokenizer, self._vocab)
-            fresh = self._fresh[key]
+            params, fresh = r.request.params, r.request.matcher
+            if fresh is None:
+                key = tuple(getattr(params, name) for name in GRAMMARS)
+                if key not in self._fresh:
+                    self._fresh[key] = matcher_of(params, self._tokenizer, self._vocab)
+                fresh = self._fresh[key]
             self._matchers[r.slot] = None if fresh is None else self._matcher(fresh, r.request)
             self._read[r.slot], self._ends[r.slot] = 0, self._ends_of(params)
 
@@ -218,6 +219,9 @@ def _allowed(matcher: Any, ends: dict[int, bool], vocab: int) -> np.ndarray:
     """Bits [V / 8] uint8 of allowed next tokens; end tokens only where the text is complete."""
     found = np.zeros((vocab + 7) // 8, np.uint8)
     given = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(found)]
+    if matcher.is_error():
+        # beyond llguidance's limits, where it would end the text: no token is left
+        return found
     found[: len(given)] = given
     accepts = matcher.is_accepting()
     for end, ends_there in ends.items():
