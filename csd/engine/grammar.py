@@ -24,6 +24,12 @@ _READERS: "weakref.WeakKeyDictionary[Any, dict[int, Any]]" = weakref.WeakKeyDict
 # states of a grammar's lexer, about 400 bytes each, which a sample's tokens add
 LEXER_STATES = 50_000
 
+# begins the message of a panic, which takes seconds: it prints a trace of its stack
+PANIC = "it panics:"
+
+# characters that are read to find the faulty part of a schema, about a second
+PLACE_CHARACTERS = 1 << 20
+
 # digests of the last valid grammars by tokenizer, the oldest first. Matchers are not cached: copies
 # share their lexer, and one that has used up its states would fail for other requests
 _VALID: "weakref.WeakKeyDictionary[Any, OrderedDict[bytes, None]]" = weakref.WeakKeyDictionary()
@@ -127,7 +133,8 @@ def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
             return
     message = _error_of(text, reader_of(tokenizer, vocab))
     if message is not None:
-        where = f"; at {_place(given[name])}" if name == "json_schema" else ""
+        located = name == "json_schema" and not message.startswith(PANIC)
+        where = f"; at {_place(given[name])}" if located else ""
         raise ValueError(f"{name} must be accepted by llguidance{where}: {message}")
     with _LOCK:
         valid[digest] = None
@@ -153,7 +160,7 @@ def _error_of(text: str, reader: Any = None) -> str | None:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        return f"it panics: {error}"
+        return f"{PANIC} {error}"
     return None
 
 
@@ -165,16 +172,22 @@ def _compiled(text: str, reader: Any) -> Any:
 
 
 def _place(text: str) -> str:
-    """JSON pointer of the innermost part of a schema that llguidance rejects."""
+    """JSON pointer of a part of a schema that llguidance rejects, the innermost if it is short."""
     whole = json.loads(text)
-    found, inside = "", whole
+    found, inside, left = "", whole, PLACE_CHARACTERS
+    # references point into the whole schema
+    shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
     while isinstance(inside, dict):
-        # references point into the whole schema
-        shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
-        parts = (p for p in _parts(inside) if not _reads(shared | p[1]))
-        if (part := next(parts, None)) is None:
+        for place, part in _parts(inside):
+            schema = json.dumps(shared | part)
+            left -= len(schema)
+            if left < 0:
+                return found or "its top"
+            if _error_of(_of_schema(schema)) is not None:
+                found, inside = found + place, part
+                break
+        else:
             break
-        found, inside = found + part[0], part[1]
     return found or "its top"
 
 
@@ -196,10 +209,6 @@ def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
 def _escaped(name: str | int) -> str:
     """Escape a name for use as a part of a JSON pointer."""
     return str(name).replace("~", "~0").replace("/", "~1")
-
-
-def _reads(schema: dict) -> bool:
-    return _error_of(_of_schema(json.dumps(schema))) is None
 
 
 def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:

@@ -36,6 +36,19 @@ ATTACKS = {
     "turns": lambda i: (CHATS, CHAT | {"messages": [{"role": "tool", "content": "x"}] * 1000}),
     "enum": lambda i: (TEXTS, TEXT | {"response_format": schema({"enum": [*range(200_000)]})}),
     "properties": lambda i: (TEXTS, TEXT | {"response_format": properties(1500, i)}),
+    "patterns": lambda i: (
+        TEXTS,
+        TEXT
+        | {
+            "response_format": schema(
+                {
+                    "allOf": [
+                        {"type": "string", "pattern": f"^.*a.{{{j}}}b{i}.*$"} for j in range(30)
+                    ]
+                }
+            )
+        },
+    ),
     "words": lambda i: (TEXTS, TEXT | {"bad_words": [f"w{j}" for j in range(8000)]}),
     "prompt": lambda i: ("/tokenize", {"prompt": "ab" * 2_000_000}),
     "ids": lambda i: ("/detokenize", {"tokens": [5] * 2_000_000}),

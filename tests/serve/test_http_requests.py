@@ -97,7 +97,7 @@ def test_what_is_no_request(port):
 
 
 def test_the_other_paths(port, server):
-    assert call(port, "/health") == (200, {"status": "ok"})
+    assert call(port, "/health") == (200, {"status": "ok", "answering": 0, "reading": 0})
     _, listed = call(port, "/v1/models")
     assert [m["id"] for m in listed["data"]] == [NAME]
     assert call(port, f"/v1/models/{NAME}")[1] == listed["data"][0]

@@ -73,11 +73,12 @@ class Readers:
                 self._next.append(client)
             heapq.heappush(self._waiting.setdefault(client, []), turn)
             self._begin()
-            await asyncio.wait_for(turn.begun.wait(), self._seconds)
+            async with asyncio.timeout(self._seconds):
+                await turn.begun.wait()
             future = self._pool.submit(work)
             future.add_done_callback(ended)
-            shielded = asyncio.shield(asyncio.wrap_future(future))
-            return await asyncio.wait_for(shielded, self._seconds)
+            async with asyncio.timeout(self._seconds):
+                return await asyncio.shield(asyncio.wrap_future(future))
         except BaseException as error:
             if future is not None:
                 future.add_done_callback(undone)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from csd.engine.grammar_process import check_compiles
 from csd.engine.service import AsyncEngine
 from csd.integrations.serve.answers import Texts
 from csd.integrations.serve.asked import Asked
@@ -143,6 +144,7 @@ class Server:
         self.check_sizes(body)
         asked = read(body, self.engine.engine.tokenizer)
         self.check_size(asked, body)
+        check_compiles(asked.options)
         size = grammar_size(body, self.limits)
         if size:
             self._grammars.take(client, size)

@@ -68,13 +68,14 @@ def _entries(value: Any, most: int) -> int | None:
 
 
 def _check_weight(names: tuple[str, ...], body: Mapping[str, Any], most: int) -> None:
-    values = {name: body[name] for name in names if body.get(name)}
-    if values and (total := weight([*values.values()], most)) > most:
+    weights = {name: weight(body[name], most) for name in names if body.get(name)}
+    if (total := sum(weights.values())) > most:
+        largest = max(weights, key=lambda name: weights[name])
         raise _over(
-            " and ".join(values),
+            " and ".join(weights),
             f"at most {most} characters and values",
             f"at least {total}",
-            next(iter(values)),
+            largest,
         )
 
 

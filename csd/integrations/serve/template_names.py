@@ -14,17 +14,17 @@ from csd.schema.check import shown
 
 
 def read_names(tokenizer: Any) -> frozenset[str]:
-    """Names that a client may set for the tokenizer's chat template, or its named templates."""
+    """Names that the tokenizer's chat template reads, or one of its named templates."""
     templates = getattr(tokenizer, "chat_template", None)
     texts = templates.values() if isinstance(templates, Mapping) else [templates]
-    read = {name for text in texts if isinstance(text, str) for name in _undeclared(text)}
-    # the tokenizer sets the names of its special tokens
-    return frozenset(read - {*(getattr(tokenizer, "special_tokens_map", None) or ())})
+    return frozenset(name for text in texts if isinstance(text, str) for name in _undeclared(text))
 
 
 def check_template_names(given: Mapping[str, Any], tokenizer: Any) -> None:
     """Raises Refused for a name in chat_template_kwargs that a client cannot set."""
-    known = sorted(read_names(tokenizer) - _arguments())
+    # the tokenizer sets the names of its special tokens
+    own = {*_arguments(), *(getattr(tokenizer, "special_tokens_map", None) or ())}
+    known = sorted(read_names(tokenizer) - own)
     for name, value in given.items():
         if name not in known:
             raise Refused(
@@ -40,9 +40,9 @@ def _arguments() -> frozenset[str]:
 
     function = PreTrainedTokenizerBase.apply_chat_template
     # messages: transformers' name of the conversation within a template; the others are functions
-    return frozenset(
-        {*inspect.signature(function).parameters, "messages", "raise_exception", "strftime_now"}
-    )
+    of_template = {"messages", "raise_exception", "strftime_now"}
+    tokens = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
+    return frozenset({*inspect.signature(function).parameters, *of_template, *tokens})
 
 
 # the model's own templates, of which a server has a few
