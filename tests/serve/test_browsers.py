@@ -1,4 +1,4 @@
-"""Which keys, hosts, origins and types of contents a server accepts."""
+"""Keys, hosts, origins and types of contents that a server accepts."""
 
 import asyncio
 import logging
