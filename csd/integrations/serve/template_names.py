@@ -7,7 +7,7 @@ even replaces the template by a program of the client.
 import inspect
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from csd.integrations.serve.errors import Refused
 from csd.schema.check import shown
@@ -48,7 +48,7 @@ def _arguments() -> frozenset[str]:
 # the model's own templates, of which a server has a few
 @lru_cache(maxsize=16)
 def _undeclared(text: str) -> frozenset[str]:
-    from jinja2 import TemplateError
+    from jinja2 import Environment, TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.meta import find_undeclared_variables
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -56,7 +56,9 @@ def _undeclared(text: str) -> frozenset[str]:
     class Generation(Extension):
         """The tag with which templates mark an assistant's tokens."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        def __init__(self, environment: Environment):
+            super().__init__(environment)
+            self.tags = {"generation"}
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
