@@ -44,6 +44,21 @@ def add(commands: _SubParsersAction) -> None:
         "requests are accepted",
     )
     parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name under which clients reach a server without keys, beside loopback and its own "
+        "address; repeatable",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin of web pages that may use the server, such as https://example.com; repeatable",
+    )
+    parser.add_argument(
         "--served-model-name",
         metavar="NAME",
         help="name of the model in requests; by default the model's own",
@@ -122,8 +137,17 @@ def _serve(args: Namespace) -> int:
         check_installed(package, "serve", "csd serve")
     from csd.engine.service import AsyncEngine
     from csd.integrations.serve import Limits, Server, serve
+    from csd.integrations.serve.clients import check_keys
+    from csd.integrations.serve.origins import check_host, check_origin
 
-    keys = args.api_key or os.environ.get("CSD_API_KEYS", "").split()
+    keys = args.api_key
+    check_keys("api-key", keys)
+    if not keys and "CSD_API_KEYS" in os.environ:
+        keys = os.environ["CSD_API_KEYS"].split()
+        # an unset secret of a deployment must not open the server
+        check_keys("CSD_API_KEYS", keys or [""])
+    hosts = [check_host("allowed-host", name) for name in args.allowed_host]
+    origins = [check_origin("allow-origin", origin) for origin in args.allow_origin]
     engine = AsyncEngine(
         args.model, max_slots=args.max_slots, max_tokens=args.max_tokens, memory=args.memory,
         max_queue=args.max_queue, budget=args.budget, speculate=args.speculate,
@@ -138,7 +162,7 @@ def _serve(args: Namespace) -> int:
     limits = Limits(body=args.max_body, choices=args.max_n, requests=args.max_requests)
     server = Server(
         engine, name, keys=tuple(keys), shares=args.share, weights_folder=args.weights_folder,
-        limits=limits,
+        hosts=tuple(hosts), origins=tuple(origins), limits=limits,
     )  # fmt: skip
 
     def begun(port: int) -> None:

@@ -1,7 +1,10 @@
 """Grammars of samples: JSON schemas, regular expressions and Lark grammars, by llguidance."""
 
+import hashlib
 import json
+import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,8 +21,20 @@ SPACE = {"whitespace_pattern": "[ \\t\\n]{0,40}"}
 # llguidance's tokenizer by tokenizer and vocabulary size; making one reads the whole vocabulary
 _READERS: "weakref.WeakKeyDictionary[Any, dict[int, Any]]" = weakref.WeakKeyDictionary()
 
-# valid grammars by tokenizer: (text, vocabulary size)
-_SERVED: "weakref.WeakKeyDictionary[Any, set[tuple[str, int]]]" = weakref.WeakKeyDictionary()
+# states of a grammar's lexer, about 400 bytes each, which a sample's tokens add
+LEXER_STATES = 50_000
+
+# begins the message of a panic, which takes seconds: it prints a trace of its stack
+PANIC = "it panics:"
+
+# characters that are read to find the faulty part of a schema, about a second
+PLACE_CHARACTERS = 1 << 20
+
+# digests of the last valid grammars by tokenizer, the oldest first. Matchers are not cached: copies
+# share their lexer, and one that has used up its states would fail for other requests
+_VALID: "weakref.WeakKeyDictionary[Any, OrderedDict[bytes, None]]" = weakref.WeakKeyDictionary()
+_VALID_SIZE = 1024
+_LOCK = threading.Lock()
 
 
 def check_schema(name: str, value: Any) -> str | None:
@@ -109,31 +124,70 @@ def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
     name, text = found
     if tokenizer is None:
         raise ValueError(f"{name} needs a tokenizer: pass tokenizer=")
+    # all prompts of a call have the same grammar
+    digest = hashlib.sha256(f"{vocab} {text}".encode()).digest()
+    with _LOCK:
+        valid = _VALID.setdefault(tokenizer, OrderedDict())
+        if digest in valid:
+            valid.move_to_end(digest)
+            return
+    message = _error_of(text, reader_of(tokenizer, vocab))
+    if message is not None:
+        located = name == "json_schema" and not message.startswith(PANIC)
+        where = f"; at {_place(given[name])}" if located else ""
+        raise ValueError(f"{name} must be accepted by llguidance{where}: {message}")
+    with _LOCK:
+        valid[digest] = None
+        if len(valid) > _VALID_SIZE:
+            valid.popitem(last=False)
+
+
+def _error_of(text: str, reader: Any = None) -> str | None:
+    """First line of what llguidance reports about a grammar that it rejects; None if it is valid.
+
+    With a reader the grammar is also compiled, which has limits of its own.
+    """
     from llguidance import LLMatcher
 
-    reader = reader_of(tokenizer, vocab)
-    # all prompts of a call have the same grammar
-    served = _SERVED.setdefault(tokenizer, set())
-    if (text, vocab) in served:
-        return
-    failed, messages = LLMatcher.validate_grammar_with_warnings(text, reader)
-    if failed:
-        where = f"; at {_place(given[name])}" if name == "json_schema" else ""
-        raise ValueError(f"{name} must be accepted by llguidance{where}: {messages[0].strip()}")
-    served.add((text, vocab))
+    try:
+        failed, messages = LLMatcher.validate_grammar_with_warnings(text, reader)
+        if failed:
+            return messages[0].strip()
+        matcher = None if reader is None else _compiled(text, reader)
+        if matcher is not None and matcher.is_error():
+            return matcher.get_error().partition("\n")[0]
+    # a panic of llguidance is no `Exception`
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        return f"{PANIC} {error}"
+    return None
+
+
+def _compiled(text: str, reader: Any) -> Any:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(max_lexer_states=LEXER_STATES)
+    return LLMatcher(reader, text, log_level=0, limits=limits)
 
 
 def _place(text: str) -> str:
-    """JSON pointer of the innermost part of a schema that llguidance rejects."""
+    """JSON pointer of a part of a schema that llguidance rejects, the innermost if it is short."""
     whole = json.loads(text)
-    found, inside = "", whole
+    found, inside, left = "", whole, PLACE_CHARACTERS
+    # references point into the whole schema
+    shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
     while isinstance(inside, dict):
-        # references point into the whole schema
-        shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
-        parts = (p for p in _parts(inside) if not _reads(shared | p[1]))
-        if (part := next(parts, None)) is None:
+        for place, part in _parts(inside):
+            schema = json.dumps(shared | part)
+            left -= len(schema)
+            if left < 0:
+                return found or "its top"
+            if _error_of(_of_schema(schema)) is not None:
+                found, inside = found + place, part
+                break
+        else:
             break
-        found, inside = found + part[0], part[1]
     return found or "its top"
 
 
@@ -157,21 +211,12 @@ def _escaped(name: str | int) -> str:
     return str(name).replace("~", "~0").replace("/", "~1")
 
 
-def _reads(schema: dict) -> bool:
-    from llguidance import LLMatcher
-
-    grammar = _of_schema(json.dumps(schema))
-    return not LLMatcher.validate_grammar_with_warnings(grammar)[0]
-
-
 def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:
     """Returns a matcher at the beginning of a sample; None without a grammar."""
     found = source({name: getattr(params, name) for name in GRAMMARS})
     if found is None:
         return None
-    from llguidance import LLMatcher
-
-    return LLMatcher(reader_of(tokenizer, vocab), found[1], log_level=0)
+    return _compiled(found[1], reader_of(tokenizer, vocab))
 
 
 def reader_of(tokenizer: Any, vocab: int) -> Any:

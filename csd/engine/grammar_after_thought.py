@@ -52,6 +52,9 @@ class Thinking:
         """The only token that may come next, or -1 if the budget does not force one."""
         return self._budget.forced()
 
+    def is_error(self) -> bool:
+        return self._text is not None and self._text.is_error()
+
     def is_accepting(self) -> bool:
         """True if an end token may come next, also inside a thought whose budget is not spent."""
         if self._budget.open:

@@ -62,6 +62,7 @@ class Request:
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
+    matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it
     tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
     in_thought: bool | None = None  # whether the prompt leaves a thought open, once it was decoded
 

@@ -33,18 +33,19 @@ class Grammars:
         self._read: dict[int, int] = {}  # number of the sample's tokens that each has read
         # by slot: end tokens, with True if a sample ends there
         self._ends: dict[int, dict[int, bool]] = {}
-        self._fresh: dict[tuple, Any] = {}  # matchers in their initial state, by grammar
+        self._fresh: dict[tuple, Any] = {}  # matchers in their initial state, by grammar of a call
         # the last planned pool, the tokens each row allows, and the token its budget forces
         self._planned: tuple[Pool, np.ndarray, list[int]] | None = None
 
     def begin(self, refill: Refill) -> None:
         """Set the matcher and end tokens of the slot that `refill` puts a sample in."""
         s, request = refill.slot, refill.request
-        params = request.params
-        key = tuple(getattr(params, name) for name in GRAMMARS)
-        if key not in self._fresh:
-            self._fresh[key] = matcher_of(params, self._tokenizer, self._vocab)
-        fresh = self._fresh[key]
+        params, fresh = request.params, request.matcher
+        if fresh is None:
+            key = tuple(getattr(params, name) for name in GRAMMARS)
+            if key not in self._fresh:
+                self._fresh[key] = matcher_of(params, self._tokenizer, self._vocab)
+            fresh = self._fresh[key]
         self._matchers[s] = None if fresh is None else self._matcher(fresh, request)
         self._read[s], self._ends[s] = 0, self._ends_of(params)
         self._requests[s] = request
@@ -239,6 +240,9 @@ def _allowed(matcher: Any, ends: dict[int, bool], vocab: int) -> np.ndarray:
     """Bits [V / 8] uint8 of allowed next tokens; end tokens only where the text is complete."""
     found = np.zeros((vocab + 7) // 8, np.uint8)
     given = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(found)]
+    if matcher.is_error():
+        # beyond llguidance's limits, where it would end the text: no token is left
+        return found
     found[: len(given)] = given
     accepts = matcher.is_accepting()
     for end, ends_there in ends.items():

@@ -52,7 +52,7 @@ def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
             raise TypeError(f"{name} must have token ids as keys, got {shown(token)}")
         if not 0 <= int(token) <= LARGEST:
             raise ValueError(f"{name} must have token ids as keys, got {shown(token)}")
-        if not (isinstance(bias, Real) and float(bias) == -math.inf):
+        if not (isinstance(bias, Real) and bias == -math.inf):
             bias = check_number(f"{name} of token {token}", bias, -STEEPEST, STEEPEST)
         found.append((int(token), float(bias)))
     return tuple(sorted(found))

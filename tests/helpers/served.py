@@ -13,14 +13,32 @@ CHAT = [{"role": "user", "content": "Say 1."}]
 
 
 @contextmanager
-def served(model, *, limits=None, keys=(), shares=False, weights_folder=None, drain=5.0, **engine):
+def served(
+    model,
+    *,
+    limits=None,
+    keys=(),
+    shares=False,
+    weights_folder=None,
+    drain=5.0,
+    hosts=(),
+    origins=(),
+    **engine,
+):
     """(port, Server) while the block runs."""
     from csd.integrations.serve import Server, process
 
     if not isinstance(model, AsyncEngine):
         model = AsyncEngine(model, **engine)
     server = Server(
-        model, NAME, keys=keys, shares=shares, weights_folder=weights_folder, limits=limits
+        model,
+        NAME,
+        keys=keys,
+        shares=shares,
+        weights_folder=weights_folder,
+        limits=limits,
+        hosts=hosts,
+        origins=origins,
     )
     listening = process(server, port=0, drain=drain)
     thread = threading.Thread(target=listening.run)
@@ -49,9 +67,9 @@ def call(port, path, body=None, key=None, method=None):
     return response.status, json.loads(text) if "json" in kind else text
 
 
-def opened(port, path, body=None, key=None, method=None):
+def opened(port, path, body=None, key=None, method=None, headers=()):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json"} | dict(headers)
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
     if body is not None and not isinstance(body, bytes):

@@ -97,7 +97,7 @@ def test_what_is_no_request(port):
 
 
 def test_the_other_paths(port, server):
-    assert call(port, "/health") == (200, {"status": "ok"})
+    assert call(port, "/health") == (200, {"status": "ok", "answering": 0, "reading": 0})
     _, listed = call(port, "/v1/models")
     assert [m["id"] for m in listed["data"]] == [NAME]
     assert call(port, f"/v1/models/{NAME}")[1] == listed["data"][0]
@@ -138,7 +138,10 @@ def test_a_client_that_leaves_ends_its_request(port, server):
         body = json.dumps({"prompt": "ab", "max_tokens": 390, "n": 8, "stream": stream,
                            "ignore_eos": True}).encode()  # fmt: skip
         client = socket.create_connection(("127.0.0.1", port))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         client.sendall(head.encode() + body)
         if stream:
             client.recv(100)

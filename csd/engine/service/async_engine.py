@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Unpack
 
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine, OnePrompt
+from csd.engine.grammar import has_grammar, matcher_of
 from csd.engine.options import Options
 from csd.engine.options.checks import check_drafter
 from csd.engine.requests import Request
@@ -74,7 +75,7 @@ class AsyncEngine:
         self._inbox, self._room = Inbox(max_queue, self.counters), ServedRoom(max_tokens)
         self._weights = Weights()
         self._scheduler: ServiceScheduler | None = None  # of the requests in flight
-        self._index, self._reading = count(), threading.Lock()
+        self._index = count()
         self._process = os.getpid()
         # folder, hub name or file of the model, as it was given; None for an object
         self.source = os.fspath(model) if isinstance(model, str | os.PathLike) else None
@@ -152,10 +153,12 @@ class AsyncEngine:
             raise RuntimeError("the AsyncEngine must be used in the process that made it")
         limits = self.limits()
         scores = read_scores(score_prompt, limits)
-        with self._reading:
-            call = read_call(prompt, options, self.engine, limits)
+        call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
         request.index = next(self._index)
+        if has_grammar(request.params):
+            # here, since the requests in flight wait for the engine's thread
+            request.matcher = matcher_of(request.params, request.tokenizer, limits.vocab)
         handle = Handle(
             request, owner=owner, until=call.settings.until, streams=stream,
             measures=call.settings.measures, scores=scores,

@@ -7,6 +7,10 @@
     events.py      the same as events, while tokens are drawn
     errors.py      errors as OpenAI's clients expect them
     clients.py     API keys, and limits of bodies and readers
+    origins.py     browsers: Host, Origin and Content-Type
+    template_names.py the names that clients may set for a chat template
+    sizes.py       limits of values whose reading takes time
+    readers.py     threads that read bodies, in shares of clients
     endpoints.py   the handlers of the paths
     metrics.py     totals for Prometheus and for the page at /
     app.py         the server as an ASGI application

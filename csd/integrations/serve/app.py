@@ -6,10 +6,13 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from csd.integrations.serve import endpoints
 from csd.integrations.serve.clients import Limits
+from csd.integrations.serve.origins import Guard
 from csd.integrations.serve.server import Server
 
 __all__ = ["Limits", "Server", "make_app"]
@@ -37,6 +40,7 @@ def make_app(server: Server) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
+        server.readers.close()
         await run_in_threadpool(server.engine.close, drain=False)
 
     app = Starlette(
@@ -45,6 +49,22 @@ def make_app(server: Server) -> Starlette:
             for path, (method, endpoint) in PATHS.items()
         ],
         exception_handlers={HTTPException: endpoints.not_found},
+        # answers preflights, and adds to answers what lets a page of these origins read them
+        middleware=[
+            *(
+                [
+                    Middleware(
+                        CORSMiddleware,
+                        allow_origins=server.origins,
+                        allow_methods=["GET", "POST"],
+                        allow_headers=["*"],
+                    )
+                ]
+                if server.origins
+                else []
+            ),
+            Middleware(Guard, hosts=server.hosts, origins=server.origins, open=server.clients.open),
+        ],
         lifespan=lifespan,
     )
     app.state.server = server

@@ -1,7 +1,7 @@
 """Parsing and checks of a request's body: prompts, sampling options, contents of the answer."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ from csd.engine.service import AsyncEngine, Handle
 from csd.engine.top_logprobs import MOST_TOP
 from csd.integrations.serve import fields
 from csd.integrations.serve.errors import Refused
+from csd.integrations.serve.template_names import check_template_names, read_names
 from csd.integrations.serve.unsupported import (
     NOTHING_IF_UNREAD,
     NOTHING_IN_CHAT,
@@ -36,6 +37,7 @@ class Asked:
     echo: bool = False
     nothing_new: bool = False  # max_tokens is 0: one token is drawn and not shown
     handles: list[Handle] = field(default_factory=list)  # one per prompt
+    ends: list[Callable[[], Any]] = field(default_factory=list)  # called once it has ended
 
     @property
     def samples(self) -> int:
@@ -64,8 +66,11 @@ class Asked:
             raise
 
     def cancel(self) -> None:
+        """End the request; prompts that have ended are not affected."""
         for handle in self.handles:
             handle.cancel()
+        while self.ends:
+            self.ends.pop()()
 
 
 def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
@@ -75,14 +80,16 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     options = fields.options_of(given)
     template = _an("chat_template_kwargs", given.get("chat_template_kwargs", {}), dict)
     template = dict(template)
+    check_template_names(template, tokenizer)
     for name in ("add_generation_prompt", "continue_final_message"):
         if name in given:
             template[name] = _an(name, given[name], bool)
+    read = read_names(tokenizer) if fields.TEMPLATE.keys() & given.keys() else ()
     for name, kind in fields.TEMPLATE.items():
         if name not in given:
             continue
         value = _an(name, given[name], kind)
-        if name in str(getattr(tokenizer, "chat_template", "")):
+        if name in read:
             template[name] = value
         elif not asks_for_nothing(name, value, NOTHING_IF_UNREAD):
             raise Refused(

@@ -4,9 +4,10 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -15,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 from csd.integrations.serve.asked import Asked
 from csd.integrations.serve.errors import Refused
 from csd.integrations.serve.events import error_event
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,18 @@ class Limits:
     choices: int = 128  # prompts times n
     requests: int = 512  # answered at the same time
     body_seconds: float = 30.0  # to receive a body
+    turns: int = 1024  # messages of a chat
+    template: int = 1 << 20  # characters of messages, tools and chat_template_kwargs
+    grammar: int = 1 << 16  # characters of a schema, regex or grammar, or of a list of strings
+    entries: int = 4096  # values within a schema
+    strings: int = 1024  # strings in a list such as stop or bad_words
+    ids: int = 1 << 17  # token ids of /detokenize
+    # of one client, together: bytes of bodies and of grammars whose requests have not ended
+    bodies: int = 1 << 26
+    grammars: int = 1 << 19
+    read_seconds: float = 30.0  # for a body to wait for a thread, and to be read by it
+    readers: int = 4  # threads that read bodies, for all clients
+    reader_share: int = 2  # of them for one client
     send_seconds: float = 60.0  # for a reader to take each event
 
 
@@ -36,7 +51,9 @@ class Clients:
     """
 
     def __init__(self, keys: Sequence[str], shares: bool):
+        check_keys("keys", keys)
         self._keys, self._shares = [key.encode() for key in keys], shares
+        self.open = not keys
 
     def owner(self, request: Request) -> str | None:
         """Owner of a request, which may share with its other requests; None: it shares with none.
@@ -47,6 +64,12 @@ class Clients:
             return "anyone" if self._shares else None
         return hashlib.sha256(self._key(request)).hexdigest()
 
+    def reader(self, request: Request) -> str:
+        """Client whose share of the readers a request uses: its key's digest, or its address."""
+        if self._keys:
+            return hashlib.sha256(self._key(request)).hexdigest()
+        return request.client.host if request.client is not None else ""
+
     def administrator(self, request: Request) -> None:
         """Raises Refused if there are keys and the request does not have the first one."""
         if self._keys and not hmac.compare_digest(self._key(request), self._keys[0]):
@@ -54,20 +77,66 @@ class Clients:
 
     def _key(self, request: Request) -> bytes:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        found = given.strip().encode() if kind.lower() == "bearer" else b""
+        key = given.strip().encode()
+        if kind.lower() != "bearer" or not key:
+            raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
         # all keys are compared, so that the time does not depend on which one matches
-        matches = [hmac.compare_digest(found, key) for key in self._keys]
+        matches = [hmac.compare_digest(key, one) for one in self._keys]
         if not any(matches):
             raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
-        return found
+        return key
 
 
-async def read_body(request: Request, limits: Limits) -> dict[str, Any]:
-    """Returns the JSON object in the body. Raises Refused."""
+def check_keys(name: str, keys: Sequence[str]) -> None:
+    """Raises TypeError or ValueError for a key that a header cannot have, or that is empty."""
+    # a string would be keys of one character
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+        raise TypeError(f"{name} must be a list of strings, got a {type(keys).__name__}")
+    for key in keys:
+        if not key or not all("!" <= letter <= "~" for letter in key):
+            raise ValueError(
+                f"{name} must be visible ASCII characters without spaces, got a key of "
+                f"{len(key)} characters with others"
+                if key.strip()
+                else f"{name} must not be empty or blank: leave it out to serve without keys"
+            )
+
+
+class Shares:
+    """Bytes that each client holds at once, limited to `most`."""
+
+    def __init__(self, what: str, most: int):
+        self._what, self._most = what, most
+        self._held: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def take(self, client: str, size: int) -> None:
+        """Raises Refused if the client would hold more than its limit."""
+        with self._lock:
+            held = self._held.get(client, 0) + size
+            if held > self._most:
+                raise Refused(
+                    f"the {self._what} of this client's requests must have at most {self._most} "
+                    "bytes together: wait for earlier ones",
+                    status=429,
+                    code="too_many_bytes",
+                )
+            self._held[client] = held
+
+    def give(self, client: str, size: int) -> None:
+        with self._lock:
+            self._held[client] -= size
+            if not self._held[client]:
+                del self._held[client]
+
+
+async def receive_body(request: Request, limits: Limits, take: Callable[[int], Any]) -> bytes:
+    """Returns the bytes of a body, after `take` of each part's size. Raises Refused."""
     found = bytearray()
 
     async def read() -> None:
         async for chunk in request.stream():
+            take(len(chunk))
             found.extend(chunk)
             if len(found) > limits.body:
                 raise Refused(
@@ -81,8 +150,13 @@ async def read_body(request: Request, limits: Limits) -> dict[str, Any]:
         raise Refused(
             f"the body was not received within {limits.body_seconds} seconds", status=408
         ) from error
+    return bytes(found)
+
+
+def parse_body(data: bytes) -> dict[str, Any]:
+    """Returns the JSON object in a body. Raises Refused."""
     try:
-        body = json.loads(found)
+        body = json.loads(data)
     # bytes that are no text or no JSON, or nested too deeply
     except (ValueError, RecursionError) as error:
         raise Refused(f"the body must be JSON: {error}") from error
@@ -97,12 +171,12 @@ async def gone(receive: Receive) -> None:
         pass
 
 
-async def unless_gone(receive: Receive, asked: Asked) -> list[Any]:
-    """Returns the results of all prompts, or cancels the prompts when the client disconnects.
+async def unless_gone(receive: Receive, result: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of a coroutine, which is cancelled when the client disconnects.
 
-    Raises ClientDisconnect in that case, else the error that ended a prompt.
+    Raises ClientDisconnect in that case.
     """
-    work = asyncio.ensure_future(_results(asked))
+    work = asyncio.ensure_future(result)
     leaving = asyncio.ensure_future(gone(receive))
     try:
         await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,14 +184,13 @@ async def unless_gone(receive: Receive, asked: Asked) -> list[Any]:
             raise ClientDisconnect
         return work.result()
     finally:
-        # no effect on prompts that have ended
-        asked.cancel()
         for task in (work, leaving):
             task.cancel()
         await asyncio.gather(work, leaving, return_exceptions=True)
 
 
-async def _results(asked: Asked) -> list[Any]:
+async def results_of(asked: Asked) -> list[Any]:
+    """Returns the results of all prompts. Raises the error that ended one."""
     results = [await handle.wait() for handle in asked.handles]
     if any(sample.finish_reason == "cancelled" for result in results for sample in result):
         raise Refused("the server is shutting down", status=503, code="shutting_down")

@@ -14,11 +14,12 @@ from starlette.responses import HTMLResponse, Response
 
 from csd.integrations.serve.answers import Answer
 from csd.integrations.serve.asked import Asked, read_chat, read_completion, read_messages
-from csd.integrations.serve.clients import EventStream, read_body, unless_gone
+from csd.integrations.serve.clients import EventStream, results_of, unless_gone
 from csd.integrations.serve.errors import Refused
 from csd.integrations.serve.events import events
 from csd.integrations.serve.metrics import prometheus
 from csd.integrations.serve.server import Server
+from csd.integrations.serve.template_names import check_template_names
 from csd.models.prompts import parse
 from csd.schema.arguments import check_ids
 from csd.schema.check import shown
@@ -45,7 +46,7 @@ def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
             refused = Refused.of(error)
             if refused.status == 500:
                 LOG.error("%s %s: %s", request.method, request.url.path, refused.message)
-            response = refused.response()
+            response = server.without_paths(refused).response()
         server.count(response.status_code)
         return response
 
@@ -67,32 +68,22 @@ async def completions(server: Server, request: Request) -> Response:
 async def _complete(
     server: Server, request: Request, read: Callable[[dict[str, Any], Any], Asked]
 ) -> Response:
-    owner = server.clients.owner(request)
+    owner, client = server.clients.owner(request), server.clients.reader(request)
+
+    def submitted(body: dict[str, Any]) -> Asked:
+        with Refused.reading(body, "messages" if "messages" in body else "prompt"):
+            return server.submit(body, read, owner, client)
+
     with server.answering() as slot:
-        body = await read_body(request, server.limits)
-        server.check_model(body)
-        asked = await run_in_threadpool(_submit, server, body, read, owner)
+        asked = await server.read(request, client, submitted, Asked.cancel)
+        slot.callback(asked.cancel)
         answer = Answer(asked, server.name, server.texts)
         if asked.stream:
             # the request counts as open until its last event
             end = slot.pop_all().close
             return EventStream(events(answer), asked, server.limits.send_seconds, end)
-        results = await unless_gone(request.receive, asked)
+        results = await unless_gone(request.receive, results_of(asked))
         return as_json(await run_in_threadpool(answer.whole, results))
-
-
-def _submit(
-    server: Server, body: dict[str, Any], read: Callable[[dict[str, Any], Any], Asked],
-    owner: str | None,
-) -> Asked:  # fmt: skip
-    engine = server.engine
-    asked = read(body, engine.engine.tokenizer)
-    server.check_size(asked, body)
-    try:
-        asked.submit(engine, owner)
-    except (TypeError, ValueError, ImportError) as error:
-        raise Refused.of_fields(error, body, "messages" if asked.chat else "prompt") from error
-    return asked
 
 
 async def models(server: Server, request: Request) -> Response:
@@ -111,7 +102,7 @@ async def version(server: Server, request: Request) -> Response:
 async def health(server: Server, request: Request) -> Response:
     if server.engine.closed:
         raise Refused("the server is shutting down", status=503, code="shutting_down")
-    return as_json({"status": "ok"})
+    return as_json({"status": "ok", "answering": server.open, "reading": server.readers.open})
 
 
 async def metrics(server: Server, request: Request) -> Response:
@@ -131,48 +122,55 @@ async def page(server: Server, request: Request) -> Response:
 async def tokenize(server: Server, request: Request) -> Response:
     """Token ids of a `prompt`, or of `messages` rendered by the chat template."""
     server.clients.owner(request)
-    body = await read_body(request, server.limits)
     tokenizer = _tokenizer(server)
+    limits = server.engine.limits()
+
+    def read(body: dict[str, Any]) -> dict[str, Any]:
+        with Refused.reading(body, "messages" if "messages" in body else "prompt"):
+            server.check_sizes(body)
+            ids = _ids_of(body, tokenizer, limits)
+            more = {"token_strs": server.texts.of(ids)} if body.get("return_token_strs") else {}
+            return {"tokens": ids, "count": len(ids), "max_model_len": limits.context} | more
+
+    with server.answering():
+        return as_json(await server.read(request, server.clients.reader(request), read))
+
+
+def _ids_of(body: dict[str, Any], tokenizer: Any, limits: Any) -> list[int]:
     special = body.get("add_special_tokens", True)
     if not isinstance(special, bool):
         raise Refused(
             f"add_special_tokens must be true or false, got {shown(special)}",
             param="add_special_tokens",
         )
-    limits = server.engine.limits()
-
-    def read() -> list[int]:
-        if "messages" in body:
-            options = body.get("chat_template_kwargs") or {}
-            messages = read_messages(body["messages"])
-            try:
-                return parse(messages, tokenizer, limits.vocab, None, options)[0][0]
-            except (TypeError, ValueError) as error:
-                raise Refused.of_fields(error, body, "messages") from error
-        prompt = body.get("prompt")
-        if not isinstance(prompt, str):
-            raise Refused(f"prompt must be a string, got {shown(prompt)}", param="prompt")
-        if not prompt:
-            return []
-        if not special:
-            return tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        return parse(prompt, tokenizer, limits.vocab, context=limits.context)[0][0]
-
-    ids = await run_in_threadpool(read)
-    found = {"tokens": ids, "count": len(ids), "max_model_len": limits.context}
-    if body.get("return_token_strs"):
-        found["token_strs"] = server.texts.of(ids)
-    return as_json(found)
+    if "messages" in body:
+        options = body.get("chat_template_kwargs") or {}
+        if isinstance(options, dict):
+            check_template_names(options, tokenizer)
+        messages = read_messages(body["messages"])
+        return parse(messages, tokenizer, limits.vocab, None, options, limits.context)[0][0]
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str):
+        raise Refused(f"prompt must be a string, got {shown(prompt)}", param="prompt")
+    if not prompt:
+        return []
+    ids = parse(prompt, tokenizer, limits.vocab, context=limits.context)[0][0]
+    return ids if special else tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
 
 async def detokenize(server: Server, request: Request) -> Response:
     """Text of the token ids in `tokens`."""
     server.clients.owner(request)
-    body = await read_body(request, server.limits)
     _tokenizer(server)
-    limits = server.engine.limits()
-    ids = check_ids("tokens", body.get("tokens"), server.limits.body, limits.vocab)
-    return as_json({"prompt": await run_in_threadpool(server.texts.decode, ids)})
+    vocab, most = server.engine.limits().vocab, server.limits.ids
+
+    def read(body: dict[str, Any]) -> dict[str, Any]:
+        with Refused.reading(body, "tokens"):
+            ids = check_ids("tokens", body.get("tokens"), most, vocab)
+            return {"prompt": server.texts.decode(ids)}
+
+    with server.answering():
+        return as_json(await server.read(request, server.clients.reader(request), read))
 
 
 async def tokenizer_info(server: Server, request: Request) -> Response:
@@ -195,7 +193,7 @@ async def update_weights(server: Server, request: Request) -> Response:
     if server.weights_folder is None:
         raise Refused("the server was started without --weights-folder", status=404)
     server.clients.administrator(request)
-    body = await read_body(request, server.limits)
+    body = await server.read(request, server.clients.reader(request), dict)
     given = body.get("path")
     if not isinstance(given, str) or not given or "\0" in given:
         raise Refused(f"path must be the name of a folder, got {shown(given)}", param="path")

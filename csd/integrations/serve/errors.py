@@ -1,7 +1,8 @@
 """Errors in OpenAI's format."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.responses import Response
@@ -12,8 +13,11 @@ from csd.integrations.serve.field_names import as_fields, as_messages, named
 KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
     404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error",
-    413: "invalid_request_error", 429: "rate_limit_error",
+    413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error",
 }  # fmt: skip
+
+# what a value of a client may raise in any reader, beside the errors of checks
+_OF_VALUES = (TypeError, ValueError, ImportError, ArithmeticError, RecursionError)
 
 
 class Refused(Exception):
@@ -53,6 +57,17 @@ class Refused(Exception):
             message = as_messages(message)
         about = message.startswith(("prompt", "the prompt"))
         return cls(message, param=prompt if about else named(message))
+
+    @classmethod
+    @contextmanager
+    def reading(cls, body: Mapping[str, Any], prompt: str) -> Iterator[None]:
+        """Turn what a value of a body raises while it is read into the answer to its client."""
+        try:
+            yield
+        except RecursionError as error:
+            raise cls("the body must not be nested as deeply") from error
+        except _OF_VALUES as error:
+            raise cls.of_fields(error, body, prompt) from error
 
     def body(self) -> dict[str, Any]:
         kind = KINDS.get(self.status, "server_error")

@@ -8,8 +8,10 @@ from typing import Any
 from csd.engine.service import AsyncEngine
 
 
-def snapshot(engine: AsyncEngine, responses: dict[int, int], answering: int) -> dict[str, Any]:
-    """The current totals. responses: so far, by status; answering: requests answered now."""
+def snapshot(
+    engine: AsyncEngine, responses: dict[int, int], answering: int, reading: int
+) -> dict[str, Any]:
+    """The current totals. responses: so far, by status; answering, reading: requests now."""
     counters = engine.counters
     return {
         "time": time.time(),
@@ -33,6 +35,7 @@ def snapshot(engine: AsyncEngine, responses: dict[int, int], answering: int) -> 
         "pages": counters.pages,
         "free_pages": counters.free_pages,
         "answering": answering,
+        "reading": reading,
         "responses": dict(responses),
         "weights_version": engine.weights,
         "resident_bytes": resident_bytes(),
@@ -65,6 +68,7 @@ _METRICS = {
     "pages": ("gauge", "Pages of the cache of keys and values."),
     "free_pages": ("gauge", "Free pages of that cache."),
     "answering": ("gauge", "HTTP requests being answered."),
+    "reading": ("gauge", "Bodies whose text is being read, or waits for it."),
     "weights_version": ("gauge", "Updates of the weights since the start."),
     "resident_bytes": ("gauge", "Resident memory of the process."),
 }

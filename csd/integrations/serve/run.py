@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from ipaddress import ip_address
 from types import FrameType
 from typing import Any
 
@@ -25,6 +26,9 @@ LOG = logging.getLogger("csd")
 SWITCH = 0.0005
 # seconds after the drain in which connections are closed, and after which the process is killed
 CLOSING, ENDING = 2, 5
+
+# descriptors that are no connections: files of the model, of libraries and of logs
+OTHER_FILES = 128
 
 
 class Process(uvicorn.Server):
@@ -71,6 +75,41 @@ class Process(uvicorn.Server):
         self._served.engine.close(drain=drain, timeout=0)
 
 
+def connection_limit(wanted: int) -> int:
+    """Number of connections, at most `wanted`, for which the process may open descriptors."""
+    try:
+        import resource
+    # Windows has no such limit
+    except ImportError:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    limit = max(soft - OTHER_FILES, soft // 2, 1)
+    LOG.warning(
+        "csd serve: max_connections is %d instead of %d, since the process may open only %d "
+        "files (ulimit -Hn)",
+        limit,
+        wanted,
+        soft,
+    )
+    return limit
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def process(
     server: Server,
     *,
@@ -84,11 +123,17 @@ def process(
     """Make a process whose `run` listens until SIGINT or SIGTERM.
 
     After the signal, accepted requests are answered, or refused once `drain` seconds have passed.
-    connections: limit of open connections, idle ones included. begun: called with the port.
+    connections: limit of open connections, idle ones included, at most the number of files that
+        the process may open. begun: called with the port.
     """
+    if server.clients.open and not is_loopback(host):
+        LOG.warning(
+            "csd serve: anyone who reaches %s can use the server: set --api-key or CSD_API_KEYS",
+            host,
+        )
     config = uvicorn.Config(
         make_app(server), host=host, port=port, http=Connection, ws="none", lifespan="on",
-        log_level=log_level, access_log=False, limit_concurrency=connections,
+        log_level=log_level, access_log=False, limit_concurrency=connection_limit(connections),
         timeout_keep_alive=30, timeout_graceful_shutdown=int(drain) + CLOSING, server_header=False,
     )  # fmt: skip
     return Process(server, config, drain, begun)

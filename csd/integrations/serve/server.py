@@ -1,18 +1,33 @@
 """State shared by the handlers of a server's paths."""
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+from starlette.requests import Request
+
+from csd.engine.grammar_process import check_compiles
 from csd.engine.service import AsyncEngine
 from csd.integrations.serve.answers import Texts
 from csd.integrations.serve.asked import Asked
-from csd.integrations.serve.clients import Clients, Limits
+from csd.integrations.serve.clients import (
+    Clients,
+    Limits,
+    Shares,
+    parse_body,
+    receive_body,
+    unless_gone,
+)
 from csd.integrations.serve.errors import Refused
 from csd.integrations.serve.field_names import as_fields
 from csd.integrations.serve.metrics import snapshot
+from csd.integrations.serve.readers import Readers
+from csd.integrations.serve.sizes import check_sizes, grammar_size
 from csd.schema.check import shown
+
+T = TypeVar("T")
 
 
 class Server:
@@ -25,6 +40,7 @@ class Server:
     shares: True makes equal prompts of requests without keys one group; those of one key always
         are.
     weights_folder: the folder within which /update_weights loads folders; None: the path is off.
+    hosts, origins: names of the server beside loopback, and origins of pages that may use it.
     """
 
     def __init__(
@@ -35,14 +51,24 @@ class Server:
         keys: tuple[str, ...] = (),
         shares: bool = False,
         weights_folder: str | None = None,
+        hosts: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (),
         limits: Limits | None = None,
     ):
         self.engine, self.name, self.weights_folder = engine, name, weights_folder
         self.clients, self.limits = Clients(keys, shares), limits or Limits()
+        self.hosts, self.origins = hosts, origins
+        some = self.limits
+        self.readers = Readers(some.readers, some.reader_share, some.read_seconds)
+        self._bodies = Shares("bodies", max(some.bodies, some.body))
+        self._grammars = Shares("grammars", some.grammars)
         self.created = int(time.time())
         self.responses: dict[int, int] = {}
         self.open = 0  # requests that are being answered
         self._texts: tuple[Any, Texts] | None = None
+        if engine.engine.tokenizer is not None:
+            # the first call may change a tokenizer's settings, which several threads cannot do
+            engine.engine.tokenizer("a", add_special_tokens=False)
 
     @property
     def texts(self) -> Texts:
@@ -56,7 +82,7 @@ class Server:
         self.responses[status] = self.responses.get(status, 0) + 1
 
     def snapshot(self) -> dict[str, Any]:
-        return snapshot(self.engine, self.responses, self.open)
+        return snapshot(self.engine, self.responses, self.open, self.readers.open)
 
     def card(self) -> dict[str, Any]:
         return {
@@ -84,6 +110,64 @@ class Server:
 
     def _close(self) -> None:
         self.open -= 1
+
+    async def read(
+        self,
+        request: Request,
+        client: str,
+        work: Callable[[dict[str, Any]], T],
+        undo: Callable[[T], Any] | None = None,
+    ) -> T:
+        """Returns `work` of a request's body, called in a thread of the readers.
+
+        undo: called with the result if the client has disconnected. Raises Refused.
+        """
+        with ExitStack() as held:
+
+            def take(size: int) -> None:
+                self._bodies.take(client, size)
+                held.callback(self._bodies.give, client, size)
+
+            data = await receive_body(request, self.limits, take)
+            reading = self.readers.run(client, len(data), lambda: work(parse_body(data)), undo)
+            return await unless_gone(request.receive, reading)
+
+    def submit(
+        self,
+        body: dict[str, Any],
+        read: Callable[[dict[str, Any], Any], Asked],
+        owner: str | None,
+        client: str,
+    ) -> Asked:
+        """Read a body and submit its prompts to the engine. Raises as their checks do."""
+        self.check_model(body)
+        self.check_sizes(body)
+        asked = read(body, self.engine.engine.tokenizer)
+        self.check_size(asked, body)
+        check_compiles(asked.options)
+        size = grammar_size(body, self.limits)
+        if size:
+            self._grammars.take(client, size)
+            asked.ends.append(lambda: self._grammars.give(client, size))
+        try:
+            asked.submit(self.engine, owner)
+        except BaseException:
+            asked.cancel()
+            raise
+        return asked
+
+    def check_sizes(self, body: dict[str, Any]) -> None:
+        """Raises Refused, naming the field, for a value that takes long to read."""
+        check_sizes(body, self.limits, self.engine.longest, self.engine.limits().vocab)
+
+    def without_paths(self, error: Refused) -> Refused:
+        """An error without the folders of the model and of its weights."""
+        for path in filter(None, (self.engine.source, self.weights_folder)):
+            if os.path.exists(path):
+                for place in sorted({path, os.path.abspath(path), os.path.realpath(path)}, key=len):
+                    if os.sep in place.strip(os.sep):
+                        error.message = error.message.replace(place, "[folder]")
+        return error
 
     def check_model(self, body: dict[str, Any]) -> None:
         """Raises Refused if a body names another model."""
