@@ -10,6 +10,7 @@ import torch
 from csd.engine.history_args import check_apart, set_history, store_history, wants_top
 from csd.engine.options import read_options
 from csd.engine.progress import Progress
+from csd.engine.prompt_top_logprobs import PromptScores
 from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
 from csd.engine.result import Sample, Samples
 from csd.engine.samples_on_error import every
@@ -123,7 +124,7 @@ class Call:
             request.error = str(errors[i]) if i in errors else None
             request.tokenizer = tokenizer
             if options["prompt_logprobs"]:
-                request.prompt_logprobs = [None]
+                request.scores = PromptScores()
             requests.append(request)
         history = options["history"]
         check_apart(history, options["record"])

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from csd.engine.draft_trees import SOURCES, Draft
 from csd.engine.grammar import has_grammar
+from csd.engine.prompt_top_logprobs import PromptScores
 from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
 from csd.engine.stats import Stats
@@ -55,7 +56,7 @@ class Request:
     history: list[PastSample] = field(default_factory=list)  # past samples, newest first
     checked: int = 0  # length of the longest prefix that `until` has been called with
     error: str | None = None  # reason why the request is not served, or not to its end
-    prompt_logprobs: list[float | None] | None = None  # if requested: of the tokens read so far
+    scores: PromptScores | None = None  # if requested: of the prompt's tokens read so far
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -129,8 +130,8 @@ class Request:
         every |= self.finished
         samples = [every[i] for i in self.samples]
         return Samples(
-            samples, self.seed, self.prompt, self.stats, self.error, self.prompt_logprobs,
-            self.tokenizer,
+            samples, self.seed, self.prompt, self.stats, self.error,
+            None if self.scores is None else [None, *self.scores.logprobs], self.tokenizer,
         )  # fmt: skip
 
 

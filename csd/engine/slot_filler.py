@@ -4,8 +4,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
 from csd.engine.cross_prompt_history import CrossPromptHistory
@@ -168,8 +166,7 @@ class SlotFiller:
             prefills = [self.prefill, *self.with_it(most - chunk)]
             # count the tokens of all prompts of this pass, before their chunks advance
             self.read_tokens += sum(prefill.chunk for prefill in prefills)
-            for prefill, hidden in zip(prefills, read_chunks(prefills), strict=True):
-                self.read_hidden(prefill, hidden)
+            read_chunks(prefills)
         return True
 
     @property
@@ -206,9 +203,6 @@ class SlotFiller:
     def slots_of(self, request: Request) -> int:
         """Number of slots that the request's first samples get."""
         return min(len(request.samples), self.together_of(request))
-
-    def read_hidden(self, prefill: Prefill, hidden: torch.Tensor) -> None:
-        """Hook for subclasses: called with the last hidden states of each chunk that was read."""
 
     def enter_history(self) -> bool:
         """Enter the prompt's past samples, about HISTORY_ROWS rows per step; True at their end."""

@@ -43,7 +43,9 @@ class Rules:
 
     of: torch.Tensor  # [S] int64, the set of the slot's sample
     prompt: torch.Tensor  # [S, P] int32, the end of its prompt, right-aligned, -1 before
-    empty: torch.Tensor  # [S] int32, 1 + the sample's first place that allowed no token, else 0
+    # [S] int32, 1 + the sample's first place that allowed no token, negative if a logit there was
+    # NaN or +inf; else 0
+    empty: torch.Tensor
     bias: torch.Tensor  # [R, V], added to logits: -inf is a ban
     words: torch.Tensor  # [R, B, W] int32, right-aligned, ANY before; -1 where there is none
     ngram: torch.Tensor  # [R] int64, tokens of an n-gram that must not be repeated, 0 is off

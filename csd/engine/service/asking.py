@@ -52,8 +52,6 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
     return call
 
 
-def read_scores(count: int | None, limits: Limits) -> PromptScores | None:
-    """`PromptScores` with `count` top tokens; None stays None. Raises TypeError or ValueError."""
-    if count is None:
-        return None
+def read_scores(count: int, limits: Limits) -> PromptScores:
+    """`PromptScores` with `count` top tokens. Raises TypeError or ValueError."""
     return PromptScores(check_whole("score_prompt", count, 0, min(MOST_TOP, limits.vocab)))

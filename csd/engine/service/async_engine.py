@@ -151,14 +151,15 @@ class AsyncEngine:
         if os.getpid() != self._process:
             raise RuntimeError("the AsyncEngine must be used in the process that made it")
         limits = self.limits()
-        scores = read_scores(score_prompt, limits)
+        scores = None if score_prompt is None else read_scores(score_prompt, limits)
         with self._reading:
             call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
         request.index = next(self._index)
+        request.scores = scores or request.scores
         handle = Handle(
             request, owner=owner, until=call.settings.until, streams=stream,
-            measures=call.settings.measures, scores=scores,
+            measures=call.settings.measures,
         )  # fmt: skip
         self._inbox.put(handle)
         return handle

@@ -53,14 +53,12 @@ class Handle:
         until: Until | None = None,
         streams: bool = True,
         measures: Measures | None = None,
-        scores: PromptScores | None = None,
     ):
         self.request, self.owner, self.until = request, owner, until
-        self.streams, self.measures, self.scores = streams, measures or Measures(), scores
+        self.streams, self.measures = streams, measures or Measures()
         # requests with equal groups share a prompt's keys, values and graph
         self.group: tuple[str, bytes] | None = None
-        reads = scores is not None or request.prompt_logprobs is not None
-        if owner is not None and not reads and not request.history:
+        if owner is not None and request.scores is None and not request.history:
             self.group = owner, hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
         self.weights, self.fingerprint = -1, ""
         self.error: BaseException | None = None
@@ -75,6 +73,10 @@ class Handle:
     @property
     def seed(self) -> int:
         return self.request.seed
+
+    @property
+    def scores(self) -> PromptScores | None:
+        return self.request.scores
 
     @property
     def prompt_ids(self) -> list[int]:

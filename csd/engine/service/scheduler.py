@@ -10,10 +10,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from csd.engine.call import RunSettings
-from csd.engine.prefill import Prefill
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample
 from csd.engine.scheduler import Scheduler
@@ -177,13 +174,6 @@ class ServiceScheduler(Scheduler):
 
     def until(self, request: Request) -> Until | None:
         return self.handles[request.index].until
-
-    def read_hidden(self, prefill: Prefill, hidden: torch.Tensor) -> None:
-        scores = self.handles[prefill.request.index].scores
-        if scores is not None:
-            first = prefill.at - hidden.shape[0]
-            following = prefill.request.prompt[first + 1 : prefill.at + 1]
-            scores.read(self.step.decoder.logits, hidden, following)
 
     def postprocess(self, record: Record) -> Finished:
         self.counters.steps += 1
