@@ -130,15 +130,15 @@ def _place(text: str) -> str:
     while isinstance(inside, dict):
         # references point into the whole schema
         shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
-        parts = (p for p in _parts(inside) if not _reads(shared | p[1]))
+        parts = (p for p in parts_of(inside) if not _reads(shared | p[2]))
         if (part := next(parts, None)) is None:
             break
-        found, inside = found + part[0], part[1]
+        found, inside = found + part[0], part[2]
     return found or "its top"
 
 
-def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
-    """Yield the JSON pointer and the content of each direct subschema."""
+def parts_of(schema: dict) -> Iterator[tuple[str, tuple, dict]]:
+    """Yield the JSON pointer, the keys and the content of each direct subschema."""
     for key, value in schema.items():
         listed: Any = ()
         if key in ("properties", "patternProperties", "$defs", "definitions"):
@@ -146,10 +146,10 @@ def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
         elif isinstance(value, list):
             listed = enumerate(value)
         elif isinstance(value, dict):
-            yield f"/{_escaped(key)}", value
+            yield f"/{_escaped(key)}", (key,), value
         for name, inside in listed:
             if isinstance(inside, dict):
-                yield f"/{_escaped(key)}/{_escaped(name)}", inside
+                yield f"/{_escaped(key)}/{_escaped(name)}", (key, name), inside
 
 
 def _escaped(name: str | int) -> str:

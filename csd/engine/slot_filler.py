@@ -44,6 +44,7 @@ class SlotFiller:
         self.together, self.lag, self.group_keys = together, lag, group_keys
         self.queue = deque(longest_first(requests))
         self.active: list[Request] = []
+        self.failed: list[Request] = []  # with samples that could not continue
         self.owners: list[LiveSample | None] = [None] * step.slots.count
         self.steps = 0
         self.prefill: Prefill | None = None  # the prompt that is being read

@@ -8,8 +8,8 @@ the perturbed score of an atom (`csd.kernels.verify`):
         = distance of the noise from the token's part of the tail's mass, if both are in the tail
         = inf if the recorded token has no probability, or no token is left
 
-At temperature 0 scores are logits, after penalties and bans. Rounding moves scores by as much as it moves logits, so a
-small gap is a tie, and a large one shows other weights, settings or tokens.
+At temperature 0 scores are logits, after penalties and bans. Rounding moves scores by as much as it
+moves logits, so a small gap is a tie, and a large one shows other weights, settings or tokens.
 """
 
 import math

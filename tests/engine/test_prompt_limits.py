@@ -95,7 +95,7 @@ def test_logits_that_are_not_numbers_end_their_prompt_only():
     with pytest.raises(FloatingPointError, match="prompt 0"):
         csd.generate(model, [[50], [5, 6]], **options)
     bad, good = csd.generate(model, [[50], [5, 6]], **options, on_error="return")
-    assert "NaN" in bad.error and bad.finish_reasons == ["cancelled"] * 2
+    assert "NaN" in bad.error and bad.finish_reasons == ["error"] * 2
     assert good.tokens == alone.tokens and good.error is None
 
 
@@ -108,3 +108,69 @@ def test_a_prompt_is_cut_on_the_left(model):
     for value in (0, True, "9"):
         with pytest.raises((ValueError, TypeError), match="truncate_prompt must be"):
             csd.generate(model, long, truncate_prompt=value)
+
+
+@pytest.mark.parametrize("kind", ["fused", "module"])
+def test_nan_ends_a_sample_at_the_same_place_whatever_is_drafted(kind):
+    """A drafted row beside the path may have NaN; on the path it ends that sample alone."""
+    model = checkpoints.build("llama", dtype=torch.float64)
+    asked = dict(num_samples=6, seed=3, max_new_tokens=24, temperature=0.7, ignore_eos=True)
+    plain = csd.generate(model, [5, 6, 5, 6], budget=0, **asked)
+    # a token that some samples draw, at different places, and others do not
+    drawn = [{*tokens[:-1]} for tokens in plain.tokens]
+    token = next(t for t in range(3, 97) if 2 <= sum(t in own for own in drawn) <= 4)
+    broken = checkpoints.build("llama", dtype=torch.float64)
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[token] = torch.nan
+    for options in (dict(budget=0), dict(budget=5), dict(budget=64)):
+        with csd.Engine(broken, decoder=kind) as engine:
+            out = engine.generate([5, 6, 5, 6], on_error="return", **asked, **options)
+            with pytest.raises(FloatingPointError) as raised:
+                engine.generate([5, 6, 5, 6], **asked, **options)
+        for sample, tokens, own in zip(out, plain.tokens, drawn, strict=True):
+            if token not in own:
+                assert sample.tokens == tokens and sample.error is None
+                continue
+            place = tokens.index(token) + 1
+            assert sample.tokens == tokens[:place] and sample.finish_reason == "error"
+            assert f"infinite logits after {place} tokens of sample {sample.index} " in sample.error
+        assert str(raised.value) == out.error
+        assert raised.value.samples.tokens == out.tokens
+
+
+def test_a_stream_has_the_reason(model):
+    prompts = [[5, 6], [5] * CONTEXT, [40]]
+    options = dict(num_samples=2, max_new_tokens=4, seed=0, allowed_token_ids=[40, 41, 42, 43])
+    options |= dict(no_repeat_ngram_size=1)
+    found = {}
+    for index, sample in csd.stream(model, prompts, on_error="return", **options):
+        found.setdefault(index, {})[sample.index] = sample
+    assert [sorted(found[index]) for index in range(3)] == [[0, 1]] * 3
+    assert all(s.error is None and s.finish_reason == "length" for s in found[0].values())
+    for sample in found[1].values():
+        assert sample.finish_reason == "error" and "exceed the model's context" in sample.error
+    for sample in found[2].values():
+        assert sample.finish_reason == "error" and len(sample.tokens) == 3
+        assert "no_repeat_ngram_size banned all tokens after 3 tokens" in sample.error
+    # by default it yields the samples that ended, then raises
+    good, ended = [prompts[0], prompts[2]], []
+    with pytest.raises(ValueError, match="after 3 tokens of sample 0 of prompt 1"):
+        for index, sample in csd.stream(model, good, **options):
+            ended.append((index, sample.index))
+    assert sorted(ended) == [(0, 0), (0, 1)]
+
+
+def test_until_sees_samples_with_errors_and_cancels_those_behind(model):
+    """An error beyond the deciding samples is none of the call's."""
+    options = dict(num_samples=4, max_new_tokens=3, seed=0, allowed_token_ids=[40, 41])
+    options |= dict(no_repeat_ngram_size=1)
+    seen = []
+
+    def enough(prefix):
+        seen.append(prefix[-1].finish_reason)
+        return len(prefix) == 2
+
+    out = csd.generate(model, [5], until=enough, on_error="return", **options)
+    assert seen == ["error"] * 2
+    assert out.finish_reasons == ["error"] * 2 + ["cancelled"] * 2
+    assert [s.error is None for s in out] == [False, False, True, True]

@@ -31,16 +31,16 @@ def test_pieces_are_the_samples():
 def test_the_first_tokens_come_with_the_first_step(monkeypatch):
     """Behind a long prompt too, while others are drawn."""
     with csd.AsyncEngine(engine(PrefixSum(), max_slots=4, prefill_chunk=64)) as service:
-        busy = service.submit([1, 2], max_new_tokens=2000, seed=1)
+        busy = service.submit([1, 2], max_new_tokens=2000, seed=1, detached=True)
         next(iter(busy))
         handle = service.submit(prompts(9, 3000)[5] * 4, max_new_tokens=5, seed=1)
-        steps, before = [], handle.push
+        steps, before = [], handle._handle.push
 
         def push(*news):
             steps.append(service._scheduler.steps)
             before(*news)
 
-        handle.push = push
+        handle._handle.push = push
         scheduler, read = service._scheduler, []
         read_prompts = prefill.read_prompts
 

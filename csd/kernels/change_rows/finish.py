@@ -48,8 +48,8 @@ def finish_rows(
     """Write the model's own log-probabilities and the bad slots of a verdict on changed rows.
 
     logits: [M, V] of the model; short: [M], result of `keep_full`: such rows are errors on a path,
-    and the first one's place, with its sign, is written to the rules. log_sum: the backend's. static: whether nothing may be read on the host; else only rows on
-    the paths are computed.
+    and the first one's place, with its sign, is written to the rules. log_sum: the backend's.
+    static: whether nothing may be read on the host; else only rows on the paths are computed.
     """
     kept = verdict.accept_row >= 0
     row = verdict.accept_row.clamp(min=0).long()

@@ -38,7 +38,7 @@ def descend_slot(
     """Follows the accepted path of slot s and writes its results.
 
     Returns rows [BLOCK_A] of the path (-1 after the committed ones), their samples [BLOCK_A]
-    (arbitrary after them), number of committed tokens, finish, and whether a row of the path is bad.
+    (arbitrary after them), number of committed tokens, finish, and whether a row of it is bad.
     """
     nodes = tl.load(slot_nodes_ptr + s)
     # [MAX_NODES]
