@@ -9,7 +9,7 @@ from scripted import PrefixSum, engine
 import csd
 
 # far more tokens than are drawn before a reader has left
-LONG = 3000
+LONG = 400
 
 
 def broken_loop(service, **options):
