@@ -15,6 +15,7 @@ from csd.engine.grammar import matcher_of, parts_of
 
 # larger schemas are searched up to this number of parts: each is one more grammar to compile
 SEARCHED = 200
+PATTERNS = "patternProperties"
 
 
 def dead_parts(params: Any, tokenizer: Any, vocab: int, tokens: list[int]) -> list[str]:
@@ -33,6 +34,9 @@ def dead_parts(params: Any, tokenizer: Any, vocab: int, tokens: list[int]) -> li
             break
         other = replace(params, json_schema=_without(schema, keys))
         read[pointer] = _read(other, tokenizer, vocab, tokens)
+    patterns = {p: count for p, count in read.items() if p.split("/")[-2] == PATTERNS and count}
+    # a key that no property and no pattern has left is the pattern's
+    read = patterns or read
     most = max(read.values(), default=0)
     found = [pointer for pointer, count in read.items() if count == most > 0]
     # a part goes with the parts around it

@@ -4,7 +4,9 @@ import random
 
 import checkpoints
 import pytest
+import scripted
 import torch
+from scripted import PrefixSum
 
 import csd
 
@@ -110,30 +112,42 @@ def test_a_prompt_is_cut_on_the_left(model):
             csd.generate(model, long, truncate_prompt=value)
 
 
-@pytest.mark.parametrize("kind", ["fused", "module"])
-def test_nan_ends_a_sample_at_the_same_place_whatever_is_drafted(kind):
+class Holed(PrefixSum):
+    """A model whose logits are NaN behind some prefixes, those that make token 7 the likeliest."""
+
+    def logits(self, hidden):
+        x = super().logits(hidden)
+        return x.masked_fill((x.argmax(-1) == 7)[:, None], torch.nan)
+
+
+def holed(ids, logits):
+    return logits.masked_fill((logits.argmax(-1) == 7)[:, None], torch.nan)
+
+
+@pytest.mark.parametrize("where", ["the model", "logits_processor or the model"])
+def test_nan_ends_a_sample_at_the_same_place_whatever_is_drafted(where):
     """A drafted row beside the path may have NaN; on the path it ends that sample alone."""
-    model = checkpoints.build("llama", dtype=torch.float64)
-    asked = dict(num_samples=6, seed=3, max_new_tokens=24, temperature=0.7, ignore_eos=True)
-    plain = csd.generate(model, [5, 6, 5, 6], budget=0, **asked)
-    # a token that some samples draw, at different places, and others do not
-    drawn = [{*tokens[:-1]} for tokens in plain.tokens]
-    token = next(t for t in range(3, 97) if 2 <= sum(t in own for own in drawn) <= 4)
-    broken = checkpoints.build("llama", dtype=torch.float64)
-    with torch.no_grad():
-        broken.model.embed_tokens.weight[token] = torch.nan
-    for options in (dict(budget=0), dict(budget=5), dict(budget=64)):
-        with csd.Engine(broken, decoder=kind) as engine:
-            out = engine.generate([5, 6, 5, 6], on_error="return", **asked, **options)
-            with pytest.raises(FloatingPointError) as raised:
-                engine.generate([5, 6, 5, 6], **asked, **options)
-        for sample, tokens, own in zip(out, plain.tokens, drawn, strict=True):
-            if token not in own:
-                assert sample.tokens == tokens and sample.error is None
-                continue
-            place = tokens.index(token) + 1
-            assert sample.tokens == tokens[:place] and sample.finish_reason == "error"
-            assert f"infinite logits after {place} tokens of sample {sample.index} " in sample.error
+    prompt, asked = [5, 6, 5], dict(num_samples=8, seed=3, max_new_tokens=24, temperature=0.7)
+    plain = csd.generate(scripted.engine(PrefixSum()), prompt, **asked)
+    model, options = Holed(), {}
+    if where != "the model":
+        model, options = PrefixSum(), dict(logits_processor=holed)
+    ends = []
+    for tokens in plain.tokens:
+        likeliest = [PrefixSum().next_logits(prompt + tokens[:i]).argmax() for i in range(24)]
+        ends.append(next((i for i, t in enumerate(likeliest) if t == 7), None))
+    assert None in ends and any(ends)
+    for budget in (0, 5, 64):
+        e = scripted.engine(model)
+        out = csd.generate(e, prompt, on_error="return", budget=budget, **asked, **options)
+        for sample, tokens, end in zip(out, plain.tokens, ends, strict=True):
+            assert sample.tokens == tokens[:end]
+            assert sample.finish_reason == ("length" if end is None else "error")
+            if end is not None:
+                message = f"{where} returned NaN or infinite logits after {end} tokens of sample "
+                assert sample.error == f"{message}{sample.index} of prompt 0"
+        with pytest.raises(FloatingPointError) as raised:
+            csd.generate(e, prompt, budget=budget, **asked, **options)
         assert str(raised.value) == out.error
         assert raised.value.samples.tokens == out.tokens
 

@@ -189,11 +189,11 @@ def test_a_choice_that_cannot_continue_has_an_error_of_its_own(port, engine):
         "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
         "patternProperties": {"^a$": {"type": "integer"}}, "additionalProperties": False,
     }  # fmt: skip
-    asked = dict(num_samples=6, seed=4, max_new_tokens=90, temperature=0.8)
+    asked = dict(num_samples=6, seed=4, max_new_tokens=150, temperature=1.5)
     want = drawn(engine, CHAT, json_schema=schema, on_error="return", **asked)
     assert {"error", "stop"} <= {*want.finish_reasons}
     kind = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    body = chat(n=6, seed=4, max_tokens=90, response_format=kind)
+    body = chat(n=6, seed=4, max_tokens=150, temperature=1.5, response_format=kind)
     status, answer = call(port, "/v1/chat/completions", body)
     assert status == 200
     lines = events(port, "/v1/chat/completions", body)
