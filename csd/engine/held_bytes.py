@@ -22,8 +22,12 @@ def held_bytes(root: Any) -> int:
         seen.add(id(x))
         visited.append(x)
         if isinstance(x, torch.Tensor):
-            storage = x.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+            if x.layout == torch.strided:
+                storage = x.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+            else:
+                # packed weights have no storage that can be read
+                storages[id(x)] = x.numel() * x.element_size()
         else:
             waiting += _parts(x)
     return sum(storages.values())

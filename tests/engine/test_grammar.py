@@ -264,9 +264,9 @@ DEAD_ENDS = {
     ),
     "min": dict(regex="a{1,3}", min_new_tokens=5, max_new_tokens=6),
     "words": dict(
-        regex="(ab|cd)+e", bad_words=[[PIECES.index(p)] for p in ("b", "ab", "abc", "bc")], max_new_tokens=12
+        regex="abe", bad_words=[[PIECES.index(p)] for p in ("b", "ab")], max_new_tokens=12
     ),
-    "repeats": dict(regex="[ab]{5,}c", no_repeat_ngram_size=1, max_new_tokens=30),
+    "repeats": dict(regex="[ab]{9,}c", no_repeat_ngram_size=1, max_new_tokens=30),
     "suppressed": dict(grammar='start: "a" /[bc]/', suppress_tokens=[
         PIECES.index(p) for p in ("b", "c", "ab", "abc", "bc")
     ], max_new_tokens=4),

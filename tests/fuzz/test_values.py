@@ -155,7 +155,7 @@ def ends_of(asked, options):
     return (*own, *asked.get("stop_token_ids", ()))
 
 
-@examples(few=12, many=10_000)
+@examples(few=4, many=10_000)
 @given(
     st.sampled_from(["llama", "qwen3"]), st.sampled_from(DECODERS), PROMPTS, st.tuples(RUN, RUN),
     st.tuples(MACHINE, MACHINE), FILTERS, st.none() | CONSTRAINTS, GRAMMAR, TAGS, ASKED,
@@ -195,7 +195,7 @@ def test_values_of_samples_are_a_loops_whatever_drafts(
     assert first == (None if error is None else str(error))
 
 
-@examples(few=12, many=10_000)
+@examples(few=4, many=10_000)
 @given(
     st.sampled_from(["llama", "qwen3"]), st.sampled_from(DECODERS), PROMPTS, MACHINE, FILTERS,
     st.none() | CONSTRAINTS, GRAMMAR, TAGS, ASKED, st.data(),
