@@ -57,8 +57,8 @@ def _gap(
 ) -> float:
     s = int(pool.slot[row])
     if slots.temperature[s] == 0:
-        at = torch.tensor([row], device=logits.device)
-        greedy = row_logits(logits[at], at, pool, slots)[0].double()
+        rows = torch.tensor([row], device=logits.device)
+        greedy = row_logits(logits[rows], rows, pool, slots)[0].double()
         return float(greedy[drawn] - greedy[recorded])
     probs = processed(logits, torch.tensor([row], device=logits.device), pool, slots)[0].double()
     if probs[recorded] == 0:

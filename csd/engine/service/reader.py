@@ -2,7 +2,7 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from typing import Any
 
@@ -143,7 +143,7 @@ class Reader:
                 self.cancel()
 
 
-async def news(readers: Sequence[Reader]) -> AsyncIterator[tuple[Reader, list[Piece]]]:
+async def news(readers: Sequence[Reader]) -> AsyncGenerator[tuple[Reader, list[Piece]], None]:
     """Yields (reader, new pieces) of several requests until all have ended.
 
     Raises the error that ended one of them.
