@@ -1,6 +1,6 @@
 """One call of `generate` or `stream`: its checked arguments, as requests to an engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from csd.engine.history_args import check_apart, set_history, store_history, wants_top
 from csd.engine.options import read_options
 from csd.engine.progress import Progress
+from csd.engine.prompt_top_logprobs import PromptScores
 from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
 from csd.engine.result import Sample, Samples
 from csd.engine.samples_on_error import every
@@ -42,7 +43,7 @@ class RunSettings:
     measures: Measures = field(default_factory=Measures)  # at each position of the samples
     # makes, from the operations and the rows of a step, the teacher forcing that replaces sampling
     forcing: Callable[[Ops, int], TeacherForcing] | None = None
-    returns_errors: bool = False  # a prompt whose logits are NaN ends alone, not the call
+    returns_errors: bool = False  # samples that cannot continue are results, not an error
     tokenizer: Any = None
     progress: bool | None = False  # as in `csd.state.preparation_phases.wants_progress`
 
@@ -54,6 +55,7 @@ class Call:
     requests: list[Request]
     settings: RunSettings
     many: bool  # whether the prompt was a list of prompts
+    count: int = 1  # samples per prompt
     bar: Progress | None = None  # shown while the call runs
     record: str | Path | None = None  # path of the trace file to write at the end
     file: WholeFile | None = None  # that file, open while the call runs
@@ -125,7 +127,7 @@ class Call:
             request.error = str(errors[i]) if i in errors else None
             request.tokenizer = tokenizer
             if options["prompt_logprobs"]:
-                request.prompt_logprobs = [None]
+                request.scores = PromptScores()
             requests.append(request)
         history = options["history"]
         check_apart(history, options["record"])
@@ -152,7 +154,15 @@ class Call:
             tokenizer=tokenizer,
             progress=options["progress"],
         )
-        return cls(requests, settings, many, bar, options["record"], history=history)
+        return cls(requests, settings, many, count, bar, options["record"], history=history)
+
+    def refused(self) -> Iterator[tuple[Request, Sample]]:
+        """Samples of the prompts that cannot be served, each with its prompt's error."""
+        for request in self.requests:
+            if request.error is not None:
+                start = request.samples.start
+                for i in range(start, start + self.count):
+                    yield request, Sample(i, None, [], [], [], "error", error=request.error)
 
     def results(self) -> list[Samples]:
         """Results of all prompts; unfinished samples are `cancelled`."""

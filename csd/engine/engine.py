@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
-from itertools import count
+from itertools import chain, count
 from typing import Any, Literal, Unpack, overload
 
 import torch
@@ -210,7 +210,7 @@ class Engine(ModelResources):
     def _indexed(self, call: Call) -> Generator[tuple[int, Sample], None, None]:
         # a separate generator, so that `stream` itself checks arguments; closing it ends the run
         with Carrying(call.requests, call.many), closing(self.draw(call)) as drawn:
-            for request, sample in drawn:
+            for request, sample in chain(call.refused(), drawn):
                 yield request.index, sample
 
     def run(
@@ -278,6 +278,16 @@ class Engine(ModelResources):
                     self._end_call(requests, step.seconds)
                 self._ended = True
                 self._last = None if stream is None else stream.record_event()
+
+    def release_unless_busy(self) -> bool:
+        """Free the caches unless a call is running; True if they were freed."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self.release()
+        finally:
+            self._lock.release()
+        return True
 
     def refuse(self, error: Exception) -> None:
         """Called with the error of a call whose arguments are refused."""

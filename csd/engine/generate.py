@@ -1,7 +1,7 @@
 """`csd.generate` and `csd.stream`: many samples of a prompt, the same that plain sampling draws.
 
 One engine is kept per model: by object, as long as the model lives, or by the path or name that the
-model was loaded from, until `release`.
+model was loaded from, until `release` or until others need its memory.
 """
 
 import os
@@ -12,17 +12,22 @@ from typing import Any, Unpack, overload
 import torch
 
 from csd.engine.engine import Engine, ManyPrompts, OnePrompt
+from csd.engine.held_bytes import held_bytes
 from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.checks import check_dtype
 from csd.engine.options.signature import shows
 from csd.engine.result import Sample, Samples
 from csd.models.wrappers import unwrapped
+from csd.state.device import free_bytes
 from csd.state.preparation_phases import showing
 
 # for each model: engines by the name of the requested decoder
 _by_model: "weakref.WeakKeyDictionary[Any, dict[str, Engine]]" = weakref.WeakKeyDictionary()
-# each with its model files, as `_files` lists them
+# each with its model files, as `_files` lists them; the engine used last comes last
 _by_name: dict[tuple, tuple[Engine, list]] = {}
+
+# of the memory that is free without the engines kept by name, the share that they may hold
+SHARE = 0.5
 
 
 @overload
@@ -109,7 +114,10 @@ def engine_for(
         if key in _by_name and _by_name[key][1] != files:
             _by_name.pop(key)[0].release()
         if key not in _by_name:
+            _make_room(sum(size for _, _, size in files))
             _by_name[key] = Engine(model, **loading, decoder=decoder), files
+        # now the one used last
+        _by_name[key] = _by_name.pop(key)
         return _by_name[key][0]
     model = unwrapped(model)
     try:
@@ -122,6 +130,22 @@ def engine_for(
         made.leave_model()
         _by_model.setdefault(model, found)[decoder] = made
     return _by_model[model][decoder]
+
+
+def _make_room(wanted: int) -> None:
+    """Drop the engines kept by name that were used longest ago, until those left and `wanted` bytes
+    of another model hold at most SHARE of the memory; an engine that is in a call is kept."""
+    held = {key: held_bytes(engine) for key, (engine, _) in _by_name.items()}
+    for device in {engine.device for engine, _ in _by_name.values()}:
+        own = {key: size for key, size in held.items() if _by_name[key][0].device == device}
+        total = sum(own.values())
+        limit = SHARE * (free_bytes(device) + total)
+        for key, size in own.items():
+            if total + wanted <= limit:
+                break
+            if _by_name[key][0].release_unless_busy():
+                del _by_name[key], held[key]
+                total -= size
 
 
 def _files(place: str) -> list[tuple[str, int, int]]:

@@ -178,7 +178,7 @@ def _place(text: str) -> str:
     # references point into the whole schema
     shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
     while isinstance(inside, dict):
-        for place, part in _parts(inside):
+        for place, _, part in parts_of(inside):
             schema = json.dumps(shared | part)
             left -= len(schema)
             if left < 0:
@@ -191,8 +191,8 @@ def _place(text: str) -> str:
     return found or "its top"
 
 
-def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
-    """Yield the JSON pointer and the content of each direct subschema."""
+def parts_of(schema: dict) -> Iterator[tuple[str, tuple, dict]]:
+    """Yield the JSON pointer, the keys and the content of each direct subschema."""
     for key, value in schema.items():
         listed: Any = ()
         if key in ("properties", "patternProperties", "$defs", "definitions"):
@@ -200,10 +200,10 @@ def _parts(schema: dict) -> Iterator[tuple[str, dict]]:
         elif isinstance(value, list):
             listed = enumerate(value)
         elif isinstance(value, dict):
-            yield f"/{_escaped(key)}", value
+            yield f"/{_escaped(key)}", (key,), value
         for name, inside in listed:
             if isinstance(inside, dict):
-                yield f"/{_escaped(key)}/{_escaped(name)}", inside
+                yield f"/{_escaped(key)}/{_escaped(name)}", (key, name), inside
 
 
 def _escaped(name: str | int) -> str:

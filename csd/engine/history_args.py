@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from csd.engine.requests import Request
-from csd.engine.result import Sample, Samples
+from csd.engine.result import UNFINISHED, Sample, Samples
 from csd.engine.samples_on_error import every
 from csd.engine.traces.history import History
 from csd.graph.history import PastSample
@@ -89,7 +89,7 @@ def store_history(requests: Sequence[Request], history: Any) -> None:
             (request, request.finished[i])
             for request in members
             for i in request.samples
-            if i in request.finished and request.finished[i].finish_reason != "cancelled"
+            if i in request.finished and request.finished[i].finish_reason not in UNFINISHED
         ]
         tops = [request.top.get(sample.index) for request, sample in done]
         additions.append(partial(

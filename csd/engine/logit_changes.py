@@ -156,7 +156,7 @@ class Changes:
                 x.masked_fill_(banned, -torch.inf)
         if forced is not None:
             only(x, forced)
-        short = keep_full(x, logits, self.static)
+        short = keep_full(x, logits, self.static, self.given)
         # x already includes the repetition penalty and the bans of end tokens
         plain = replace(slots, penalty=self.ones, min_new=self.zeros)
         verdict = ops.verify(x, pool, plain)
@@ -166,9 +166,11 @@ class Changes:
         ops.advance_slots(slots, verdict)
         return verdict, *ops.snapshot(pool, verdict, top, trees)
 
-    def emptied(self, s: int) -> int:
-        """First position of slot s at which no token was allowed, else -1; waits for the device."""
-        return int(self.rules.empty[s]) - 1
+    def emptied(self, s: int) -> tuple[int, bool]:
+        """First position of slot s from which no token could be drawn, else -1, and True if none
+        was allowed there, False if a logit was NaN or +inf; waits for the device."""
+        place = int(self.rules.empty[s])
+        return abs(place) - 1, place > 0
 
 
 def log_uncaptured(device: torch.device) -> None:

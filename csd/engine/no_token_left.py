@@ -1,21 +1,32 @@
 """Names of the constraints that leave a sample without a token to draw."""
 
 from collections.abc import Iterator
+from typing import Any
 
+from csd.engine.dead_schema import dead_parts
 from csd.engine.grammar import GRAMMARS
 from csd.engine.requests import LiveSample
 from csd.engine.sampling import SamplingParams
 
 
-def no_token_left(live: LiveSample, tokens: list[int], vocab: int, prompt: str) -> ValueError:
+def no_token_left(
+    live: LiveSample, tokens: list[int], tokenizer: Any, vocab: int, prompt: str
+) -> ValueError:
     """Returns the error of a sample that has no token to draw after `tokens`.
 
     prompt: name of the prompt in the message.
     """
     request = live.request
-    names = " and ".join(_names(request.params, request.prompt, tokens, vocab))
+    names = _names(request.params, request.prompt, tokens, vocab)
+    remedy = ""
+    if names == ["json_schema"]:
+        parts = dead_parts(request.params, tokenizer, vocab, tokens)
+        if parts:
+            names = [f"json_schema at {' and '.join(parts)}"]
+            remedy = f": no text fits the schema from here on; remove {parts[-1]} or change it"
     return ValueError(
-        f"{names} banned all tokens after {len(tokens)} tokens of sample {live.index} of {prompt}"
+        f"{' and '.join(names)} banned all tokens after {len(tokens)} tokens of sample "
+        f"{live.index} of {prompt}{remedy}"
     )
 
 

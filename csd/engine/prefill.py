@@ -10,15 +10,11 @@ from csd.engine.cross_prompt_history import CrossPromptHistory
 from csd.engine.requests import Request
 from csd.engine.step import Step
 from csd.graph.history import PastSample
-from csd.kernels.change_rows import own_chance
 from csd.kernels.layer_attention import PromptAttention
 from csd.kernels.prompt_rows import PromptChunk, PromptRows
 from csd.kernels.prompt_states import PromptStates
 from csd.models.config import scale_of
 from csd.models.joint_prefill import by_chunks, reads_together
-
-# rows per pass of the LM head, if log-probabilities of a prompt's tokens are requested
-HEAD_ROWS = 32
 
 
 @dataclass(slots=True)
@@ -64,25 +60,17 @@ class Prefill:
     def next_chunk(self) -> PromptChunk:
         """Returns the part of the prompt that the next pass reads."""
         tokens = self.request.prompt[self.at : self.at + self.chunk]
-        return PromptChunk(self.request.group, tokens, self.at)
+        return PromptChunk(self.request.group, tokens, self.at, self.request.scores is not None)
 
     def finish_chunk(self, hidden: torch.Tensor) -> None:
         """Process a chunk after its pass; hidden: last hidden states [T, hidden] of its rows."""
         self.step.observe_hidden(hidden)
-        if self.request.prompt_logprobs is not None:
-            self._measure(hidden)
-        self.at += self.chunk
-        self._observe(self.at)
-
-    def _measure(self, hidden: torch.Tensor) -> None:
-        """Append the log-probabilities of the tokens that follow the rows just read."""
-        logprobs = self.request.prompt_logprobs
-        assert logprobs is not None
-        for part in hidden.split(HEAD_ROWS):
-            target = self.request.prompt[len(logprobs) : len(logprobs) + part.shape[0]]
-            logits = self.step.decoder.logits(part)
-            ids = torch.tensor(target, device=logits.device)
-            logprobs += own_chance(logits, ids).tolist()
+        end = self.at + self.chunk
+        if self.request.scores is not None:
+            following = self.request.prompt[self.at + 1 : end + 1]
+            self.request.scores.read(self.step.decoder.logits, hidden, following)
+        self.at = end
+        self._observe(end)
 
     def enter_history(self) -> int:
         """Enter the next piece of the past samples; returns its number of rows, 0 at the end.
@@ -119,16 +107,12 @@ class Prefill:
             )
 
 
-def read_chunks(prefills: Sequence[Prefill]) -> list[torch.Tensor]:
-    """Run the next chunk of each prompt in one pass; keys and values go to the groups' pages.
-
-    Returns the last hidden states of each chunk.
-    """
+def read_chunks(prefills: Sequence[Prefill]) -> None:
+    """Run the next chunk of each prompt in one pass; keys and values go to the groups' pages."""
     step, parts = prefills[0].step, [prefill.next_chunk() for prefill in prefills]
     found = read_prompts(step, parts)
     for prefill, hidden in zip(prefills, found, strict=True):
         prefill.finish_chunk(hidden)
-    return found
 
 
 def reads_several(step: Step) -> bool:
@@ -158,13 +142,13 @@ def _read_prompts(step: Step, parts: Sequence[PromptChunk]) -> list[torch.Tensor
     node_k, node_v = cache.nodes(rows.token.shape[0])
     states = None
     if cache.states is not None:
-        ((group, _, start),) = parts
+        ((group, _, start, _),) = parts
         memory = cache.states.of_prompt(group, start)
         states = PromptStates(ops, memory, start, rows.token.shape[0])
     together = reads_several(step)
     attend = PromptAttention(
         ops.prompt_attention, node_k, node_v, cache.k, cache.v, rows, scale_of(decoder.config),
-        states, late=together and rows.begin,
+        states, late=together and rows.begin, last=not any(part.scored for part in parts),
     )  # fmt: skip
     if together:
         decoder = by_chunks(decoder, rows.chunks.rows)

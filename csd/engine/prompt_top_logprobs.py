@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from csd.engine.top_logprobs import Measures
+from csd.kernels.change_rows import own_chance
+
 # rows whose logits are in memory at the same time
 ROWS = 64
 
@@ -16,7 +19,7 @@ class PromptScores:
     count: number of likeliest tokens recorded at each position.
     """
 
-    count: int
+    count: int = 0
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
 
@@ -30,9 +33,10 @@ class PromptScores:
         tokens = torch.tensor(following, device=hidden.device)
         for states, token in zip(hidden.split(ROWS), tokens.split(ROWS), strict=True):
             x = logits(states)
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-            x = x - x.logsumexp(-1, keepdim=True)
-            self.logprobs += x.gather(1, token[:, None])[:, 0].tolist()
-            best = x.topk(min(self.count, x.shape[-1]), dim=-1)
-            for ids, logprobs in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-                self.top.append([*zip(ids, logprobs, strict=True)])
+            self.logprobs += own_chance(x, token).tolist()
+            if not self.count:
+                self.top += [[] for _ in range(x.shape[0])]
+                continue
+            ids, values = Measures(self.count).of_rows(x)
+            listed = ids["likely_token"].tolist(), values["likely_logprob"].tolist()
+            self.top += [[*zip(*pair, strict=True)] for pair in zip(*listed, strict=True)]

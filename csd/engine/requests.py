@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from csd.engine.draft_trees import SOURCES, Draft
 from csd.engine.grammar import has_grammar
+from csd.engine.prompt_top_logprobs import PromptScores
 from csd.engine.result import Sample, Samples
 from csd.engine.sampling import SamplingParams
 from csd.engine.stats import Stats
@@ -58,7 +59,8 @@ class Request:
     checked: int = 0  # length of the longest prefix that `until` has been called with
     fault: BaseException | None = None  # raised in a step by what this request alone asks for
     error: str | None = None  # reason why the request is not served, or not to its end
-    prompt_logprobs: list[float | None] | None = None  # if requested: of the tokens read so far
+    errors: dict[int, Exception] = field(default_factory=dict)  # of samples that cannot continue
+    scores: PromptScores | None = None  # if requested: of the prompt's tokens read so far
     group: int = -1
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
@@ -87,8 +89,9 @@ class Request:
         return not (self.waiting or self.live or self.awaited)
 
     def whole(self, until: Until | None) -> bool:
-        """True if all its samples have ended, including those that `until` has cancelled."""
-        if not self.done or len(self.finished) < len(self.samples):
+        """True if all its samples have ended, those included that `until` has cancelled, and none
+        in an error."""
+        if not self.done or len(self.finished) < len(self.samples) or self.errors:
             return False
         # an error may have come between the last sample's end and the decision
         decided = any(sample.finish_reason == "cancelled" for sample in self.finished.values())
@@ -121,7 +124,10 @@ class Request:
             if ends:
                 for i in self.samples[self.checked :]:
                     if i in self.finished:
-                        self.finished[i] = replace(self.finished[i], finish_reason="cancelled")
+                        self.errors.pop(i, None)
+                        self.finished[i] = replace(
+                            self.finished[i], finish_reason="cancelled", error=None
+                        )
                 return True
         return False
 
@@ -135,9 +141,10 @@ class Request:
         every |= {i: live.result("cancelled", texts)[0] for i, live in self.live.items()}
         every |= self.finished
         samples = [every[i] for i in self.samples]
+        error = self.error or next((s.error for s in samples if s.error is not None), None)
         return Samples(
-            samples, self.seed, self.prompt, self.stats, self.error, self.prompt_logprobs,
-            self.tokenizer,
+            samples, self.seed, self.prompt, self.stats, error,
+            None if self.scores is None else [None, *self.scores.logprobs], self.tokenizer,
         )  # fmt: skip
 
 

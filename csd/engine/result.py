@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
+# finish reasons of samples that are not drawn to their ends
+UNFINISHED = ("cancelled", "error")
+
+
 @dataclass(slots=True, repr=False)
 class Sample:
     """One sample of a prompt."""
@@ -24,7 +28,7 @@ class Sample:
     tokens: list[int]  # with the end token, and the token that completes a stop string
     logprobs: list[float]  # by the processed distribution; the model's own at temperature 0
     raw_logprobs: list[float]  # by the model's distribution at temperature 1
-    finish_reason: str  # "stop", "length" or "cancelled"
+    finish_reason: str  # "stop", "length", "cancelled" or "error"
     stop_reason: str | int | None = None  # the stop string or end token that ended it
     sources: list[str] = field(default_factory=list)  # source of each token's draft, or ""
     steps: list[int] = field(default_factory=list)  # step of the call that committed each token
@@ -35,6 +39,7 @@ class Sample:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)  # with entropy=True, in nats
     in_thought: bool = False  # True if the text begins in a thought, which the prompt leaves open
+    error: str | None = None  # why the sample could not continue, or its prompt was not served
 
     def __repr__(self) -> str:
         return f"Sample({views.line(self)})"
@@ -60,7 +65,8 @@ class Samples:
     seed: int
     prompt_ids: list[int]
     stats: Stats
-    error: str | None = None  # with on_error="return": reason why the prompt was not served
+    # with on_error="return": why the prompt was not served, else the first error of its samples
+    error: str | None = None
     # with prompt_logprobs=True: one per token of the prompt, None for the first
     prompt_logprobs: list[float | None] | None = None
     # tokenizer that decoded the texts; it is not copied or pickled with the samples
@@ -136,6 +142,7 @@ class Samples:
             "finish_reasons": self.finish_reasons,
             "stop_reasons": [s.stop_reason for s in self.samples],
             "error": self.error,
+            "errors": [s.error for s in self.samples],
             "sources": [s.sources for s in self.samples],
             "steps": [s.steps for s in self.samples],
             "forced": [s.forced for s in self.samples],

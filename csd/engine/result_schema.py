@@ -75,15 +75,19 @@ _KEYS: dict[str, dict[str, Any]] = {
         "a token without probability",
     ),
     "finish_reasons": _list(
-        {"enum": ["stop", "length", "cancelled"]}, "reason why each sample ended"
+        {"enum": ["stop", "length", "cancelled", "error"]}, "reason why each sample ended"
     ),
     "stop_reasons": _list(
         {"type": ["string", "integer", "null"]}, "stop string or end token that ended each sample"
     ),
     "error": {
         "type": ["string", "null"],
-        "description": "reason why the prompt was not served, else null",
+        "description": "reason why the prompt was not served, or the first of its samples' errors, "
+        "else null",
     },
+    "errors": _list(
+        {"type": ["string", "null"]}, "reason why each sample could not continue, else null"
+    ),
     "sources": _list(
         _list({"enum": ["", "own", "sibling", "prompt", "history", "model"]}),
         'source of the draft of each token; "" for a token that was not drafted',

@@ -170,7 +170,8 @@ class Grammars:
         matcher = self._matchers.get(s)
         if matcher is not None and self._read[s] < generated[s]:
             # a sample's own tokens are always allowed, and after its end it has no rows
-            allowed = matcher.consume_tokens(slots.tokens[s, self._read[s] : generated[s]].tolist())
+            tokens = slots.tokens[s, self._read[s] : generated[s]].tolist()
+            allowed = not any(t in self._ends[s] for t in tokens) and matcher.consume_tokens(tokens)
             self._read[s] = generated[s]
             if given and not allowed:
                 self._matchers[s] = matcher = None

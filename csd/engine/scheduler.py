@@ -14,10 +14,18 @@ REASONS = {STOP: "stop", LENGTH: "length"}
 
 
 class Scheduler(SlotFiller):
-    """Runs the steps of a call."""
+    """Runs the steps of a call.
+
+    A sample that cannot continue ends alone, with the reason "error" and the tokens before that
+    place. So neither its tokens nor the others' depend on the number of tokens per step.
+    """
 
     def run(self) -> Iterator[tuple[Request, Sample]]:
-        """Run steps until no slot holds a sample; yields each sample as it finishes."""
+        """Run steps until no slot holds a sample; yields each sample as it finishes.
+
+        Unless the settings return errors, a sample that could not continue is not yielded; the
+        error of the first such sample, by prompt and index, is raised at the end.
+        """
         records: deque[PendingRecord] = deque()
         while owned := self.fill():
             live_count = self.step.count_live(owned)
@@ -30,6 +38,12 @@ class Scheduler(SlotFiller):
                 record = self.step.read(records.popleft())
                 self.budget.learn(sum(n > 0 for n in record.nodes), record)
                 yield from self.postprocess(record)
+        if self.failed and not self.settings.returns_errors:
+            # a rule that ended a prompt may have left out the samples with errors
+            errors = [(r.index, i) for r in self.failed for i in r.errors]
+            if errors:
+                index, i = min(errors)
+                raise next(r.errors[i] for r in self.failed if r.index == index and i in r.errors)
 
     def postprocess(self, record: Record) -> Iterator[tuple[Request, Sample]]:
         """Append a step's tokens to their samples; yields the samples that finished."""
@@ -43,15 +57,17 @@ class Scheduler(SlotFiller):
     ) -> Iterator[tuple[Request, Sample]]:
         """`postprocess` of slot s; seen: indices of prompts with samples in earlier slots."""
         request = live.request
-        if record.bad[s] or request.fault is not None:
-            error = self.broken(live, record, s)
+        if request.fault is not None:
             if not self.settings.returns_errors:
-                raise error
-            request.error = str(error) or type(error).__name__
+                raise request.fault
+            request.error = str(request.fault) or type(request.fault).__name__
             yield from self.cancel(request)
             return
         had = len(live.tokens)
-        self.append(live, record, s)
+        count, error = record.count[s], None
+        if record.bad[s]:
+            count, error = self.broken(live, record, s)
+        self.append(live, record, s, count)
         stats = request.stats
         new = len(live.tokens) - had
         stats.tokens += new
@@ -63,11 +79,17 @@ class Scheduler(SlotFiller):
             if source:
                 stats.accepted[source] += 1
                 stats.nodes_accepted += 1
-        reason = "stop" if live.stopped else REASONS.get(record.finish[s])
+        reason = REASONS.get(record.finish[s]) if error is None else "error"
+        if live.stopped:
+            reason, error = "stop", None
         sample, text = live.result(reason) if reason else (None, live.take_text())
         if sample is not None:
             # stored before anything else, so that an interrupt loses no sample
-            request.top[live.index] = live.top
+            if error is None:
+                request.top[live.index] = live.top
+            else:
+                sample.error, request.errors[live.index] = str(error), error
+                self.failed.append(request)
             request.finished[live.index] = sample
             stats.thoughts_cut += any(sample.forced)
         if self.settings.on_tokens is not None:
@@ -76,33 +98,35 @@ class Scheduler(SlotFiller):
             if self.cross_prompt is not None:
                 self.cross_prompt.add(request, sample)
             self.free(s, live)
-            yield request, sample
+            if error is None or self.settings.returns_errors:
+                yield request, sample
             yield from self.check_until(request)
 
-    def broken(self, live: LiveSample, record: Record, s: int) -> BaseException:
-        """The error for the sample in slot s, which cannot continue: no token left, or NaN."""
-        if live.request.fault is not None:
-            return live.request.fault
-        changes = self.step.changes
-        place = -1 if changes is None else changes.emptied(s)
-        if place >= 0:
-            tokens = [*live.tokens, *record.tokens[s]][:place]
+    def broken(self, live: LiveSample, record: Record, s: int) -> tuple[int, Exception]:
+        """Number of tokens in `record` of the sample in slot s before the place where it cannot
+        continue, and the error: no token left, or NaN."""
+        changes, had = self.step.changes, len(live.tokens)
+        place, none_left = (-1, False) if changes is None else changes.emptied(s)
+        count = place - had
+        if place < 0:
+            raw = record.raw_logprobs[s][: record.count[s]]
+            count = next((i for i, x in enumerate(raw) if x != x), 0)
+        tokens, name = live.tokens + record.tokens[s][:count], self.name_of(live.request)
+        if none_left:
             vocab = self.step.decoder.config.vocab
-            return no_token_left(live, tokens, vocab, self.name_of(live.request))
+            return count, no_token_left(live, tokens, self.tokenizer, vocab, name)
         functions = live.request.params.logits_processor
-        return FloatingPointError(
+        return count, FloatingPointError(
             f"{'logits_processor or the model' if functions else 'the model'} returned NaN or "
-            f"infinite logits at step {record.step}, slot {s} ({self.name_of(live.request)}, "
-            f"sample {live.index})"
+            f"infinite logits after {len(tokens)} tokens of sample {live.index} of {name}"
         )
 
     def name_of(self, request: Request) -> str:
         """Name of a request's prompt in error messages."""
         return f"prompt {request.index}"
 
-    def append(self, live: LiveSample, record: Record, s: int) -> None:
-        """Append the tokens, values and drafts of slot s in `record` to its sample."""
-        n = record.count[s]
+    def append(self, live: LiveSample, record: Record, s: int, n: int) -> None:
+        """Append the first n tokens of slot s in `record` to its sample, with values and drafts."""
         live.note(record.measured, s, n)
         had = len(live.tokens)
         live.append(

@@ -9,6 +9,7 @@ import torch
 from csd.engine.call import RunSettings
 from csd.engine.generate import engine_for
 from csd.engine.options import read_options
+from csd.engine.prompt_top_logprobs import PromptScores
 from csd.engine.requests import Request
 from csd.engine.result import Samples
 from csd.engine.sampling import SAMPLING, resolve
@@ -74,7 +75,7 @@ def score(
         )  # fmt: skip
         # the index is the seed, so equal prompts get different keys
         request = Request.of(i, ids, params, range(len(tokens)), i)
-        request.prompt_logprobs = [None] if asked["prompt_logprobs"] else None
+        request.scores = PromptScores() if asked["prompt_logprobs"] else None
         requests.append(request)
         given |= {(request.key, j): row for j, row in enumerate(tokens)}
     settings = RunSettings(

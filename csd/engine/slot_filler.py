@@ -4,8 +4,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
 from csd.engine.cross_prompt_history import CrossPromptHistory
@@ -46,6 +44,7 @@ class SlotFiller:
         self.together, self.lag, self.group_keys = together, lag, group_keys
         self.queue = deque(longest_first(requests))
         self.active: list[Request] = []
+        self.failed: list[Request] = []  # with samples that could not continue
         self.owners: list[LiveSample | None] = [None] * step.slots.count
         self.steps = 0
         self.prefill: Prefill | None = None  # the prompt that is being read
@@ -179,8 +178,7 @@ class SlotFiller:
             prefills = [self.prefill, *self.with_it(most - chunk)]
             # count the tokens of all prompts of this pass, before their chunks advance
             self.read_tokens += sum(prefill.chunk for prefill in prefills)
-            for prefill, hidden in zip(prefills, read_chunks(prefills), strict=True):
-                self.read_hidden(prefill, hidden)
+            read_chunks(prefills)
         return True
 
     @property
@@ -217,9 +215,6 @@ class SlotFiller:
     def slots_of(self, request: Request) -> int:
         """Number of slots that the request's first samples get."""
         return min(len(request.samples), self.together_of(request))
-
-    def read_hidden(self, prefill: Prefill, hidden: torch.Tensor) -> None:
-        """Hook for subclasses: called with the last hidden states of each chunk that was read."""
 
     def enter_history(self) -> bool:
         """Enter the prompt's past samples, about HISTORY_ROWS rows per step; True at their end."""

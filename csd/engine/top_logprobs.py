@@ -39,14 +39,15 @@ class Measures:
             logits = logits[row[kept]]
             # entries after the end of a path index an arbitrary row
             row = (kept.flatten().cumsum(0) - 1).clamp(min=0).view_as(row)
-        parts = [self._of_rows(logits[rows]) for rows in blocks(logits.shape[0])]
+        parts = [self.of_rows(logits[rows]) for rows in blocks(logits.shape[0])]
         tokens, values = (
             {name: torch.cat([part[kind][name] for part in parts])[row] for name in parts[0][kind]}
             for kind in (0, 1)
         )
         return tokens, values
 
-    def _of_rows(self, x: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def of_rows(self, x: torch.Tensor) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Returns integers and floats by name, [R, ..], of rows x [R, V] of the model's logits."""
         tokens, values = {}, {}
         total = log_sum_ref(x)[:, None]
         if self.top:

@@ -141,14 +141,16 @@ def _draw(
             on_sample()
     except BaseException as raised:
         error = raised
-    whole = takewhile(lambda request: request.whole(call.settings.until), call.requests)
+    until = call.settings.until
+    whole = takewhile(lambda request: error is None or request.whole(until), call.requests)
     return [request.result() for request in whole], time.perf_counter() - start, error
 
 
 def _row(
     problem: Problem, task: Task, out: Samples, seconds: float, num_samples: int, limited: bool
 ) -> dict:
-    if out.error is None:
+    served = len(out) > 0
+    if served:
         decision = vote(out, task.extract, limited=limited)
     else:
         decision = Decision(None, 0, 0, [None] * num_samples)
@@ -159,7 +161,7 @@ def _row(
         "vote_correct": decision.answer == problem.answer,
         "answers": decision.answers,
         "correct": [a == problem.answer for a in decision.answers],
-        "finish_reasons": out.finish_reasons if out.error is None else ["error"] * num_samples,
+        "finish_reasons": out.finish_reasons if served else ["error"] * num_samples,
         "error": out.error,
         "texts": [s.text for s in drawn(out)],
         "thoughts_cut": decision.thoughts_cut,

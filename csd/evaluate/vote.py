@@ -84,8 +84,9 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def counts(sample: Sample, limited: bool) -> bool:
-    """True if a sample votes: the last number of a cut text is often not its answer."""
-    return limited or sample.finish_reason != "length"
+    """True if a sample votes: the last number of a cut text is often not its answer, and a sample
+    that could not continue has none."""
+    return sample.finish_reason != "error" and (limited or sample.finish_reason != "length")
 
 
 def probability(sample: Sample) -> float:
@@ -129,7 +130,7 @@ def vote(
         raise ValueError(f"weight must be a function, 'probability' or None, got {shown(weight)}")
     voters = drawn(samples)
     thoughts_cut = sum(any(sample.forced) for sample in voters)
-    without = sum(not counts(sample, limited) for sample in voters)
+    without = sum(sample.finish_reason == "length" for sample in voters if not limited)
     spelling: dict[str, str] = {}
     answers = []
     for sample in voters:

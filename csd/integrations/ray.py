@@ -202,7 +202,10 @@ class Sampler:
                     errors[i] = error
             count = 0 if i in errors else self.num_samples
             requests.append((ids, params, range(start, start + count)))
-        results = draw(engine, requests, seed=self.seed, history=history, **self.running)
+        results = draw(
+            engine, requests, seed=self.seed, history=history, returns_errors=returns,
+            **self.running,
+        )  # fmt: skip
         for i, found in errors.items():
             results[i].error = str(found)
         return results

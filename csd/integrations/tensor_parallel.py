@@ -215,7 +215,7 @@ def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:
         for name, off in OFF.items():
             if getattr(request.params, name) != off:
                 return name
-        if request.prompt_logprobs is not None:
+        if request.scores is not None:
             return "prompt_logprobs"
     return None if settings.forcing is None else "scoring"
 

@@ -48,7 +48,7 @@ class LeaderStep(LinkedStep):
     _sent: dict = field(default_factory=dict)  # state of the slots on the other ranks
 
     def prompt_pass(self, parts: Sequence[PromptChunk]) -> AbstractContextManager[None]:
-        ((g, chunk, start),) = parts
+        ((g, chunk, start, _),) = parts
         self.link.send("prompt", (g, list(chunk), start, self.cache.prompt_pages[g]))
         decoder: Any = self.decoder
         return self.link.together(decoder.exchanges(len(chunk), head=False))

@@ -7,7 +7,7 @@ computes all of these, with one work list for each combination of heads and reac
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -76,11 +76,10 @@ class LayerAttention:
 class PromptAttention:
     """`prompt_attention` of chunks of prompts, whose keys and values are written to the pages.
 
+    last: True if logits are read of the last row at most, since no token is sampled from others.
     late: True if `end` writes all layers' rows to the pages at once, which is possible if no layer
     has properties and no chunk reads the pages.
     """
-
-    of_prompt: ClassVar[bool] = True  # no token is sampled from these rows
 
     prompt_attention: Callable
     # stored as in a `KVCache`: one tensor, or one per layer
@@ -92,6 +91,7 @@ class PromptAttention:
     scale: float
     states: Any = None  # `csd.kernels.layer_states` of the same tokens
     late: bool = False
+    last: bool = True
     # visible keys by window and chunk
     _visible: dict[tuple, VisibleKeys] = field(default_factory=dict, repr=False)
 

@@ -20,11 +20,15 @@ ALIGNED = 4
 
 
 class PromptChunk(NamedTuple):
-    """Tokens of a group's prompt that follow its first `start` tokens."""
+    """Tokens of a group's prompt that follow its first `start` tokens.
+
+    scored: True if logits of all of its rows are read, not only those of the last one.
+    """
 
     group: int
     tokens: Sequence[int]
     start: int
+    scored: bool = False
 
 
 @dataclass(slots=True)

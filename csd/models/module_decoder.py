@@ -128,9 +128,9 @@ class ModuleDecoder:
         node_v: torch.Tensor,  # [L, M, K, D], written
         ops: Ops | None = None,
     ) -> torch.Tensor:
-        """Logits [M, V] of a step; for a prompt's tokens, where possible, only the last row's."""
+        """Logits [M, V] of a step; where possible only the last row's, if others are not read."""
         ids = token.clamp(min=0).long()[None]
-        only = 1 if getattr(attend, "of_prompt", False) else None
+        only = 1 if getattr(attend, "last", False) else None
         if self._mask is None or self._mask.device != ids.device:
             self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
         mask = self._mask

@@ -48,7 +48,9 @@ class Rules:
 
     of: torch.Tensor  # [S] int64, the set of the slot's sample
     prompt: torch.Tensor  # [S, P] int32, the end of its prompt, right-aligned, -1 before
-    empty: torch.Tensor  # [S] int32, 1 + the sample's first place that allowed no token, else 0
+    # [S] int32, 1 + the sample's first place that allowed no token, negative if a logit there was
+    # NaN or +inf; else 0
+    empty: torch.Tensor
     bias: torch.Tensor  # [R, V], added to logits: -inf is a ban
     word_edges: torch.Tensor  # [R, E] int64, keys by `word_edge`, ascending over all rows
     word_starts: torch.Tensor  # [R, E + 2] int64, the first end of each node, and of one more

@@ -20,13 +20,15 @@ class Verdict:
 
     sample: torch.Tensor  # [M] int32, token drawn at the row from the target, -1 in padding
     logprob: torch.Tensor  # [M] of `sample`, processed distribution; the raw one if greedy
-    raw_logprob: torch.Tensor  # [M] of `sample`, the model's own at temperature 1; 0 off the path
+    # [M] of `sample`, the model's own at temperature 1; 0 off the path, NaN at a bad row of it
+    raw_logprob: torch.Tensor
     top_token: torch.Tensor  # [M, 8] int32, likeliest tokens first, -1 where there are fewer
     top_prob: torch.Tensor  # [M, 8] float32, of the processed distribution, 0 in padding
     accept_row: torch.Tensor  # [S, A] int32, rows kept of the accepted path, root first, then -1
     accept_count: torch.Tensor  # [S] int32, rows kept after stop rules = tokens committed
     finish: torch.Tensor  # [S] int32, RUNNING, STOP or LENGTH
-    bad: torch.Tensor  # [S] bool, a logit of the slot is NaN or +inf, or all are -inf
+    # [S] bool, a row of the slot's path is bad: a logit is NaN or +inf, or all are -inf
+    bad: torch.Tensor
 
 
 def empty_verdict(

@@ -6,10 +6,10 @@ the perturbed score of an atom (`csd.kernels.verify`):
 
     gap = s(drawn token) - s(recorded token)         0 where they are the same token
         = distance of the noise from the token's part of the tail's mass, if both are in the tail
-        = inf if the recorded token has no probability
+        = inf if the recorded token has no probability, or no token is left
 
-At temperature 0 scores are logits. Rounding moves scores by as much as it moves logits, so a
-small gap is a tie, and a large one shows other weights, settings or tokens.
+At temperature 0 scores are logits, after penalties and bans. Rounding moves scores by as much as it
+moves logits, so a small gap is a tie, and a large one shows other weights, settings or tokens.
 """
 
 import math
@@ -20,11 +20,12 @@ import torch
 from csd.kernels.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.ops import Ops
 from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
+from csd.kernels.verify.reference_rows import row_logits
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.verify.target import processed
-from csd.verify.teacher_forcing import TeacherForcing
+from csd.verify.teacher_forcing import TeacherForcing, no_token
 
 
 class Auditor(TeacherForcing):
@@ -36,6 +37,8 @@ class Auditor(TeacherForcing):
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
         forced = super().verify(logits, pool, slots)
+        none = no_token(logits)
+        logits = logits.masked_fill(none[:, None], 0)
         drawn = self._ops.verify_all(logits, pool, slots).sample
         # rows of a slot are in the order of its tokens
         keys, samples = slots.key.tolist(), slots.sample.tolist()
@@ -43,6 +46,7 @@ class Auditor(TeacherForcing):
         for row in (drawn != forced.sample).nonzero()[:, 0].tolist():
             pair = int(drawn[row]), int(forced.sample[row])
             gaps[row] = _gap(row, *pair, logits, pool, slots)
+        gaps[none.cpu()] = math.inf
         for s, gap in zip(pool.slot.tolist(), gaps.tolist(), strict=True):
             self.gaps[keys[s], samples[s]].append(gap)
         return forced
@@ -53,7 +57,8 @@ def _gap(
 ) -> float:
     s = int(pool.slot[row])
     if slots.temperature[s] == 0:
-        greedy = logits[row].double()
+        rows = torch.tensor([row], device=logits.device)
+        greedy = row_logits(logits[rows], rows, pool, slots)[0].double()
         return float(greedy[drawn] - greedy[recorded])
     probs = processed(logits, torch.tensor([row], device=logits.device), pool, slots)[0].double()
     if probs[recorded] == 0:

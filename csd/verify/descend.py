@@ -35,6 +35,8 @@ def descend(
     verdict: Verdict,
 ) -> Verdict:  # fmt: skip
     """Write the samples, paths and ends of `scheme` to `verdict`; returns it. logits: [M, V]."""
+    broken = (pool.slot >= 0) & ~logits.amax(-1).isfinite()
+    verdict.bad.index_fill_(0, pool.slot[broken].long(), True)
     bad = verdict.bad.tolist()
     row = {s: start for s, start in enumerate(drawn.start) if pool.slot_nodes[s] > 0 and not bad[s]}
     paths: dict[int, list[int]] = {s: [] for s in row}

@@ -19,6 +19,11 @@ from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
 from csd.verify.target import processed
 
 
+def no_token(logits: torch.Tensor) -> torch.Tensor:
+    """[R] bool: rows of logits [R, V] that allow no token."""
+    return logits.amax(-1) == -torch.inf
+
+
 class TeacherForcing:
     """Proposes and accepts recorded tokens.
 
@@ -39,7 +44,11 @@ class TeacherForcing:
         return pool_of_trees(trees, slots, rows)
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
-        """Accept all rows, with the recorded tokens as samples."""
+        """Accept all rows, with the recorded tokens as samples.
+
+        Where no token is left, the recorded one has log-probability -inf: a given token may lead to
+        where no sample comes.
+        """
         left = self._left(slots)
         slot, depth = pool.slot.tolist(), pool.depth.tolist()
         token = [left[s][d] for s, d in zip(slot, depth, strict=True)]
@@ -68,6 +77,8 @@ class TeacherForcing:
         part, token, s = logits[rows], out.sample[rows].long()[:, None], pool.slot[rows].long()
         passes = self._ops.passes
         out.raw_logprob[rows] = own_chance(part, token[:, 0], passes.log_sum)
+        none = no_token(part)
+        part = part.masked_fill(none[:, None], 0)
         total = sample_rows(part, at, pool, slots, passes).log_total
         out.bad[s[~total.isfinite()]] = True
         greedy = slots.temperature[s] == 0
@@ -79,6 +90,7 @@ class TeacherForcing:
         if bool((filtered & ~greedy).any()):
             allowed = processed(logits, at, pool, slots).gather(1, token)[:, 0] > 0
             chance = torch.where(allowed, chance, -torch.inf)
+        chance = torch.where(none, -torch.inf, chance)
         out.logprob[rows] = torch.where(greedy, out.raw_logprob[rows], chance)
 
     def _left(self, slots: Slots) -> dict[int, list[int]]:

@@ -97,7 +97,8 @@ def test_a_full_queue_refuses_and_a_closed_engine_too():
 def test_closing_drains_or_ends_what_is_in_flight():
     for drain, reason in ((True, "length"), (False, "cancelled")):
         service = csd.AsyncEngine(engine(PrefixSum(), max_slots=1), max_tokens=2000)
-        handles = [service.submit([1, 2], max_new_tokens=300, seed=s) for s in range(3)]
+        asked = dict(max_new_tokens=300, detached=True)
+        handles = [service.submit([1, 2], seed=s, **asked) for s in range(3)]
         next(iter(handles[0]))
         service.close(drain=drain)
         reasons = [h.result(1).finish_reasons for h in handles]

@@ -247,3 +247,110 @@ def test_it_needs_a_tokenizer():
 def test_a_place_without_a_token_names_the_grammar(made):
     with pytest.raises(ValueError, match=r"^min_new_tokens and regex banned all tokens"):
         made[0].generate("a", max_new_tokens=9, min_new_tokens=5, regex="ab", seed=0)
+
+
+# after its property it allows a comma, but no key: the pattern has no other
+DEAD = {
+    "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+    "patternProperties": {"^a$": {"type": "integer"}}, "additionalProperties": False,
+}  # fmt: skip
+DEAD_ENDS = {
+    "schema": dict(json_schema=DEAD, max_new_tokens=80),
+    "within": dict(
+        json_schema={
+            "type": "object", "properties": {"b": {"type": "boolean"}, "c": DEAD},
+            "required": ["b", "c"], "additionalProperties": False,
+        }, max_new_tokens=120,
+    ),
+    "min": dict(regex="a{1,3}", min_new_tokens=5, max_new_tokens=6),
+    "words": dict(
+        regex="abe", bad_words=[[PIECES.index(p)] for p in ("b", "ab")], max_new_tokens=12
+    ),
+    "repeats": dict(regex="[ab]{9,}c", no_repeat_ngram_size=1, max_new_tokens=30),
+    "suppressed": dict(grammar='start: "a" /[bc]/', suppress_tokens=[
+        PIECES.index(p) for p in ("b", "c", "ab", "abc", "bc")
+    ], max_new_tokens=4),
+    "function": dict(
+        regex="[a-d]+", max_new_tokens=9,
+        logits_processor=lambda ids, x: x.masked_fill(ids[:, -1:] == PIECES.index("c"), -math.inf),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", DEAD_ENDS.values(), ids=DEAD_ENDS)
+def test_a_dead_end_ends_its_sample_alone_whatever_is_drafted(asked):
+    model = build("llama", dtype=torch.float64)
+    model.generation_config.eos_token_id = None
+    options = dict(num_samples=5, seed=1, tokenizer=Pieces(), on_error="return") | asked
+    with csd.Engine(model) as e:
+        plain = e.generate([5, 17, 3], budget=0, **options)
+        assert "error" in plain.finish_reasons
+        for sample in plain:
+            at = f" banned all tokens after {len(sample.tokens)} tokens of sample {sample.index} "
+            assert sample.error is None or at in sample.error
+            # each sample as if it were alone
+            own = options | dict(num_samples=1, first_sample=sample.index)
+            (alone,) = e.generate([5, 17, 3], **own)
+            assert (alone.tokens, alone.error) == (sample.tokens, sample.error)
+        for budget, lag in ((1, 0), (64, 0), (64, 3)):
+            e.lag = lag
+            out = e.generate([5, 17, 3], budget=budget, **options)
+            assert out.tokens == plain.tokens and out.finish_reasons == plain.finish_reasons
+            assert [s.error for s in out] == [s.error for s in plain]
+            assert out.texts == plain.texts
+            with pytest.raises(ValueError) as raised:
+                e.generate([5, 17, 3], budget=budget, **options | dict(on_error="raise"))
+            assert str(raised.value) == plain.error
+            assert raised.value.samples.tokens == plain.tokens
+
+
+@pytest.mark.parametrize(("name", "part"), [
+    ("schema", "/patternProperties/^a$"),
+    ("within", "/properties/c/patternProperties/^a$"),
+])  # fmt: skip
+def test_a_dead_end_of_a_schema_names_its_part_and_the_remedy_works(name, part):
+    model = build("llama", dtype=torch.float64)
+    model.generation_config.eos_token_id = None
+    asked = DEAD_ENDS[name] | dict(num_samples=5, seed=1, tokenizer=Pieces())
+    with csd.Engine(model) as e:
+        with pytest.raises(ValueError) as raised:
+            e.generate([5, 17, 3], **asked)
+        assert str(raised.value).startswith(f"json_schema at {part} banned all tokens after ")
+        assert f"; remove {part} or change it" in str(raised.value)
+        schema = json.loads(json.dumps(asked["json_schema"]))
+        *above, last = part.split("/")[1:]
+        inside = schema
+        for key in above:
+            inside = inside[key]
+        del inside[last]
+        out = e.generate([5, 17, 3], **asked | dict(json_schema=schema), on_error="return")
+        assert out.error is None, out.error
+
+
+def test_requests_with_dead_ends_leave_others_alone():
+    """A handle raises the first error, with all samples, or returns them on request."""
+    model = build("llama", dtype=torch.float64)
+    model.generation_config.eos_token_id = None
+    asked = dict(DEAD_ENDS["schema"], num_samples=5, seed=1)
+    with csd.AsyncEngine(model, tokenizer=Pieces(), max_slots=4) as service:
+        alone = service.submit([5, 17, 3], on_error="return", **asked).result(60)
+        assert {"error", "stop"} <= {*alone.finish_reasons}
+        handles = [
+            service.submit([5, 17, 3], owner="a", on_error=how, **asked)
+            for how in ("return", "raise")
+        ]
+        other = service.submit([5, 17, 3], num_samples=2, seed=1, max_new_tokens=9)
+        assert handles[0].result(60).tokens == alone.tokens
+        pieces = [piece for piece in _until_error(handles[1])]
+        with pytest.raises(ValueError) as raised:
+            handles[1].result(60)
+        assert str(raised.value) == alone.error
+        assert raised.value.samples.tokens == alone.tokens
+        ends = {p.index: p.sample.error for p in pieces if p.sample is not None}
+        assert ends == {s.index: s.error for s in alone}
+        assert other.result(60).finish_reasons == ["length"] * 2
+
+
+def _until_error(handle):
+    with pytest.raises(ValueError):
+        yield from handle

@@ -11,7 +11,9 @@ from dense import their_logits
 from replacing import REPLACED, perturb
 
 import csd
+from csd.engine import generate
 from csd.engine.generate import engine_for
+from csd.engine.held_bytes import held_bytes
 
 
 def greedy(model, prompt: list[int], count: int) -> list[int]:
@@ -109,3 +111,50 @@ def test_release_gives_an_engine_its_caches_back(checkpoint):
     gc.collect()
     assert held() is None
     assert generated(engine) == want
+
+
+@pytest.fixture
+def folders(tmp_path):
+    made = [checkpoints.make("llama", tmp_path / str(i), seed=i) for i in range(4)]
+    csd.release()
+    yield made
+    csd.release()
+
+
+def test_a_sweep_over_folders_keeps_as_many_engines_as_memory_holds(folders, monkeypatch):
+    options = dict(max_new_tokens=4, seed=0, ignore_eos=True)
+    want = [csd.generate(folder, [5, 6, 7], **options).tokens for folder in folders]
+    every = [weakref.ref(engine_for(folder)) for folder in folders]
+    # all of them fit in this machine's memory
+    assert len({id(ref()) for ref in every}) == 4
+    held = [held_bytes(ref()) for ref in every]
+    weights = sum(p.nbytes for p in checkpoints.build("llama").parameters())
+    assert all(weights <= size for size in held)
+    csd.release()
+    gc.collect()
+    assert [ref() for ref in every] == [None] * 4
+    # half of this holds two of them and the files of a third
+    monkeypatch.setattr(
+        generate, "free_bytes",
+        lambda device: 5.5 * max(held) - sum(held_bytes(e) for e, _ in generate._by_name.values()),
+    )  # fmt: skip
+    kept = []
+    for folder, tokens in zip(folders, want, strict=True):
+        # used before each other one, so never the one used longest ago
+        assert csd.generate(folders[0], [5, 6, 7], **options).tokens == want[0]
+        assert csd.generate(folder, [5, 6, 7], **options).tokens == tokens
+        kept.append(weakref.ref(engine_for(folder)))
+    gc.collect()
+    assert kept[0]() is engine_for(folders[0])
+    assert [ref() is None for ref in kept] == [False, True, False, False]
+
+
+def test_an_engine_in_a_call_is_not_dropped(folders, monkeypatch):
+    stream = csd.stream(folders[0], [5, 6, 7], num_samples=3, max_new_tokens=6, ignore_eos=True)
+    next(stream)
+    busy = engine_for(folders[0])
+    monkeypatch.setattr(generate, "free_bytes", lambda device: 0)
+    for folder in folders[1:]:
+        csd.generate(folder, [5, 6, 7], max_new_tokens=2)
+    assert len(generate._by_name) == 2 and engine_for(folders[0]) is busy
+    assert len([*stream]) == 2

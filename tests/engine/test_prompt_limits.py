@@ -4,7 +4,9 @@ import random
 
 import checkpoints
 import pytest
+import scripted
 import torch
+from scripted import PrefixSum
 
 import csd
 
@@ -95,7 +97,7 @@ def test_logits_that_are_not_numbers_end_their_prompt_only():
     with pytest.raises(FloatingPointError, match="prompt 0"):
         csd.generate(model, [[50], [5, 6]], **options)
     bad, good = csd.generate(model, [[50], [5, 6]], **options, on_error="return")
-    assert "NaN" in bad.error and bad.finish_reasons == ["cancelled"] * 2
+    assert "NaN" in bad.error and bad.finish_reasons == ["error"] * 2
     assert good.tokens == alone.tokens and good.error is None
 
 
@@ -108,3 +110,81 @@ def test_a_prompt_is_cut_on_the_left(model):
     for value in (0, True, "9"):
         with pytest.raises((ValueError, TypeError), match="truncate_prompt must be"):
             csd.generate(model, long, truncate_prompt=value)
+
+
+class Holed(PrefixSum):
+    """A model whose logits are NaN behind some prefixes, those that make token 7 the likeliest."""
+
+    def logits(self, hidden):
+        x = super().logits(hidden)
+        return x.masked_fill((x.argmax(-1) == 7)[:, None], torch.nan)
+
+
+def holed(ids, logits):
+    return logits.masked_fill((logits.argmax(-1) == 7)[:, None], torch.nan)
+
+
+@pytest.mark.parametrize("where", ["the model", "logits_processor or the model"])
+def test_nan_ends_a_sample_at_the_same_place_whatever_is_drafted(where):
+    """A drafted row beside the path may have NaN; on the path it ends that sample alone."""
+    prompt, asked = [5, 6, 5], dict(num_samples=8, seed=3, max_new_tokens=24, temperature=0.7)
+    plain = csd.generate(scripted.engine(PrefixSum()), prompt, **asked)
+    model, options = Holed(), {}
+    if where != "the model":
+        model, options = PrefixSum(), dict(logits_processor=holed)
+    ends = []
+    for tokens in plain.tokens:
+        likeliest = [PrefixSum().next_logits(prompt + tokens[:i]).argmax() for i in range(24)]
+        ends.append(next((i for i, t in enumerate(likeliest) if t == 7), None))
+    assert None in ends and any(ends)
+    for budget in (0, 5, 64):
+        e = scripted.engine(model)
+        out = csd.generate(e, prompt, on_error="return", budget=budget, **asked, **options)
+        for sample, tokens, end in zip(out, plain.tokens, ends, strict=True):
+            assert sample.tokens == tokens[:end]
+            assert sample.finish_reason == ("length" if end is None else "error")
+            if end is not None:
+                message = f"{where} returned NaN or infinite logits after {end} tokens of sample "
+                assert sample.error == f"{message}{sample.index} of prompt 0"
+        with pytest.raises(FloatingPointError) as raised:
+            csd.generate(e, prompt, budget=budget, **asked, **options)
+        assert str(raised.value) == out.error
+        assert raised.value.samples.tokens == out.tokens
+
+
+def test_a_stream_has_the_reason(model):
+    prompts = [[5, 6], [5] * CONTEXT, [40]]
+    options = dict(num_samples=2, max_new_tokens=4, seed=0, allowed_token_ids=[40, 41, 42, 43])
+    options |= dict(no_repeat_ngram_size=1)
+    found = {}
+    for index, sample in csd.stream(model, prompts, on_error="return", **options):
+        found.setdefault(index, {})[sample.index] = sample
+    assert [sorted(found[index]) for index in range(3)] == [[0, 1]] * 3
+    assert all(s.error is None and s.finish_reason == "length" for s in found[0].values())
+    for sample in found[1].values():
+        assert sample.finish_reason == "error" and "exceed the model's context" in sample.error
+    for sample in found[2].values():
+        assert sample.finish_reason == "error" and len(sample.tokens) == 3
+        assert "no_repeat_ngram_size banned all tokens after 3 tokens" in sample.error
+    # by default it yields the samples that ended, then raises
+    good, ended = [prompts[0], prompts[2]], []
+    with pytest.raises(ValueError, match="after 3 tokens of sample 0 of prompt 1"):
+        for index, sample in csd.stream(model, good, **options):
+            ended.append((index, sample.index))
+    assert sorted(ended) == [(0, 0), (0, 1)]
+
+
+def test_until_sees_samples_with_errors_and_cancels_those_behind(model):
+    """An error beyond the deciding samples is none of the call's."""
+    options = dict(num_samples=4, max_new_tokens=3, seed=0, allowed_token_ids=[40, 41])
+    options |= dict(no_repeat_ngram_size=1)
+    seen = []
+
+    def enough(prefix):
+        seen.append(prefix[-1].finish_reason)
+        return len(prefix) == 2
+
+    out = csd.generate(model, [5], until=enough, on_error="return", **options)
+    assert seen == ["error"] * 2
+    assert out.finish_reasons == ["error"] * 2 + ["cancelled"] * 2
+    assert [s.error is None for s in out] == [False, False, True, True]

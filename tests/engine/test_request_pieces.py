@@ -6,6 +6,7 @@ from engine_cases import prompts
 from scripted import Letters, PrefixSum, engine
 
 import csd
+from csd.engine import prefill
 
 
 def test_pieces_are_the_samples():
@@ -27,27 +28,27 @@ def test_pieces_are_the_samples():
             assert pieces[-1].sample == sample
 
 
-def test_the_first_tokens_come_with_the_first_step():
+def test_the_first_tokens_come_with_the_first_step(monkeypatch):
     """Behind a long prompt too, while others are drawn."""
     with csd.AsyncEngine(engine(PrefixSum(), max_slots=4, prefill_chunk=64)) as service:
-        busy = service.submit([1, 2], max_new_tokens=2000, seed=1)
+        busy = service.submit([1, 2], max_new_tokens=2000, seed=1, detached=True)
         next(iter(busy))
         handle = service.submit(prompts(9, 3000)[5] * 4, max_new_tokens=5, seed=1)
-        steps, before = [], handle.push
+        steps, before = [], handle._handle.push
 
         def push(*news):
             steps.append(service._scheduler.steps)
             before(*news)
 
-        handle.push = push
+        handle._handle.push = push
         scheduler, read = service._scheduler, []
-        ended = scheduler.read_hidden
+        read_prompts = prefill.read_prompts
 
-        def watched(prefill, hidden):
+        def watched(*parts):
             read.append(scheduler.steps)
-            ended(prefill, hidden)
+            return read_prompts(*parts)
 
-        scheduler.read_hidden = watched
+        monkeypatch.setattr(prefill, "read_prompts", watched)
         handle.result(60)
         busy.cancel()
         assert len(read) > 20 and steps[0] <= read[-1] + 2

@@ -14,7 +14,7 @@ def test_changed_weights_wait_for_what_is_in_flight():
     model = checkpoints.build("llama", dtype=torch.float64)
     prompt, options = PROMPTS[0], dict(num_samples=2, max_new_tokens=60, seed=1)
     with csd.AsyncEngine(model, max_slots=4, max_tokens=200) as service:
-        before = service.submit(prompt, **options)
+        before = service.submit(prompt, detached=True, **options)
         fingerprint = service.fingerprint
         next(iter(before))
 

@@ -30,7 +30,8 @@ def test_requests_of_one_owner_are_a_group(read):
     with csd.AsyncEngine(engine(model, max_slots=12), max_tokens=3000, budget=0) as service:
         read.clear()
         prompt = [*range(20)] * 10
-        first = service.submit(prompt, owner="a", num_samples=2, max_new_tokens=2500, seed=1)
+        asked = dict(num_samples=2, max_new_tokens=2500, seed=1, detached=True)
+        first = service.submit(prompt, owner="a", **asked)
         next(iter(first))
         later = [
             service.submit(prompt, owner=owner, num_samples=2, max_new_tokens=4, seed=2)
@@ -50,9 +51,9 @@ def test_a_group_outlives_the_request_that_began_it():
     model = PrefixSum(sharpness=4.0)
     service = csd.AsyncEngine(engine(model, max_slots=4), max_tokens=600)
     prompt = prompts(9, 300)[4]
-    first = service.submit(prompt, owner="a", max_new_tokens=200, seed=1)
+    first = service.submit(prompt, owner="a", max_new_tokens=200, seed=1, detached=True)
     next(iter(first))
-    second = service.submit(prompt, owner="a", max_new_tokens=200, seed=2)
+    second = service.submit(prompt, owner="a", max_new_tokens=200, seed=2, detached=True)
     next(iter(second))
     assert service.counters.shared_prompt_tokens == len(prompt)
     first.cancel()
@@ -69,7 +70,7 @@ def test_equal_samples_of_one_owner_are_drawn_once():
     options = dict(num_samples=3, max_new_tokens=60, seed=1)
     want = e.generate([1, 2], **options)
     with csd.AsyncEngine(e, max_tokens=600, budget=0) as service:
-        first = service.submit([1, 2], owner="a", **options)
+        first = service.submit([1, 2], owner="a", detached=True, **options)
         next(iter(first))
         later = {
             "the same": service.submit([1, 2], owner="a", **options),

@@ -54,10 +54,12 @@ GRAMMARS = [
 class Grammar(LogitsProcessor):
     """A fresh matcher reads the whole text behind each prefix.
 
-    thought: what begins and what ends one, of samples that may think before their text.
+    thought: what begins and what ends one, of samples that may think before their text. forced:
+    True if tokens are given: behind one that the grammar does not allow, or that ends the text, it
+    allows all.
     """
 
-    def __init__(self, given, prompt_len, vocab, ends, thought=None):
+    def __init__(self, given, prompt_len, vocab, ends, thought=None, forced=False):
         from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
         ((name, value),) = given.items()
@@ -69,6 +71,7 @@ class Grammar(LogitsProcessor):
             self.grammar = made[name](value)
         self.reader = LLTokenizer(TokenizerWrapper(_Bytes(vocab)), n_vocab=vocab)
         self.prompt_len, self.vocab, self.ends, self.thought = prompt_len, vocab, ends, thought
+        self.forced = forced
 
     def allowed(self, ids):
         """[V] bool behind ids."""
@@ -88,6 +91,9 @@ class Grammar(LogitsProcessor):
         found = torch.zeros(self.vocab, dtype=torch.bool)
         matcher = LLMatcher(self.reader, self.grammar, log_level=0)
         reads = matcher.try_consume_tokens(own) == len(own)
+        ended = any(token in (END, *self.ends) for token in own)
+        if self.forced and opening < 0 and (ended or not reads):
+            return torch.ones(self.vocab, dtype=torch.bool)
         assert reads or opening >= 0
         if reads:
             # where the text can go on in one way, only in the tokens of its spelling

@@ -150,8 +150,11 @@ class Thought(LogitsProcessor):
         return scores
 
 
-def processors(prompt_len, vocab, params: dict, end_ids) -> LogitsProcessorList:
-    """In the order of the documentation; bans of transformers are -inf, so their order is free."""
+def processors(prompt_len, vocab, params: dict, end_ids, given=False) -> LogitsProcessorList:
+    """In the order of the documentation; bans of transformers are -inf, so their order is free.
+
+    given: True if tokens are given, some of which a grammar may not allow.
+    """
     found = LogitsProcessorList()
     if params.get("logit_bias"):
         found.append(Bias(params["logit_bias"]))
@@ -176,7 +179,8 @@ def processors(prompt_len, vocab, params: dict, end_ids) -> LogitsProcessorList:
     grammar = {name: params[name] for name in GRAMMARS if params.get(name) is not None}
     masks = []
     if grammar:
-        masks.append(Grammar(grammar, prompt_len, vocab, end_ids, tags[:2] if thinks else None))
+        thought = tags[:2] if thinks else None
+        masks.append(Grammar(grammar, prompt_len, vocab, end_ids, thought, given))
     functions = params.get("logits_processor") or ()
     functions = functions if isinstance(functions, list | tuple) else [functions]
     # a function may allow nothing that the grammar does not
@@ -216,6 +220,31 @@ def choose(z: np.ndarray, key, position, sample, top_k) -> tuple[int, float]:
     return int(token), gap
 
 
+def gap_of(z: np.ndarray, token, key, position, sample, top_k, temperature) -> float:
+    """By how much the drawn token's score lies above that of `token`; inf without probability."""
+    if z[token] == -np.inf:
+        return np.inf
+    if temperature == 0:
+        return float(z.max() - z[token])
+    drawn, _ = choose(z, key, position, sample, top_k)
+    head = z > -np.inf if 0 < top_k <= 1024 else z >= z.max() - 11.1
+    weight = np.where(head, 0, np.exp(z - z.max()))
+    if head[token] or head[drawn]:
+        atoms = [t if head[t] else None for t in (drawn, token)]
+        of_drawn, own = (_score(z, t, weight, key, position, sample) for t in atoms)
+        return max(of_drawn - own, 0.0)
+    u = (float(words(key, [0], position, sample, 1)[0]) + 0.5) / 2**32
+    cdf = np.cumsum(weight) / weight.sum()
+    return max(cdf[token] - weight[token] / weight.sum() - u, u - cdf[token], 0.0)
+
+
+def _score(z, token, rest, key, position, sample) -> float:
+    """Score of a token of the head, or of the rest's weights if `token` is None."""
+    level = z[token] if token is not None else np.log(rest.sum()) + z.max()
+    atom = z.shape[0] if token is None else token
+    return float(level + gumbel(words(key, [atom], position, sample, 0))[0])
+
+
 class NoTokenLeft(Exception):
     """Behind the tokens that are its argument."""
 
@@ -248,3 +277,39 @@ def generate(model, prompt, *, seed, sample, max_new_tokens, end_ids=(), **param
         if token in end_ids:
             break
     return tokens, logprobs, raw_logprobs, gaps
+
+
+@torch.no_grad()
+def given(model, prompt, tokens, *, seed, sample, end_ids=(), **params):
+    """Processed and raw log-probabilities, and audit gaps, of tokens that are given.
+
+    Where no token is left the given one has none of the processed probability.
+    """
+    key, vocab = key_of(seed, prompt), model.config.vocab_size
+    temperature, top_k = params.get("temperature", 1), params.get("top_k", 0)
+    if temperature == 0:
+        # no draw, so no filter: gaps are between logits
+        params = {k: v for k, v in params.items() if k not in ("top_k", "top_p", "min_p")}
+    process = processors(len(prompt), vocab, params, end_ids, given=True)
+    found = []
+    for position, token in enumerate(tokens):
+        ids = torch.tensor([prompt + tokens[:position]])
+        logits = model(ids, use_cache=False).logits[:, -1]
+        raw = logits.double().log_softmax(-1)[0, token]
+        z = process(ids, logits.clone())[0].double()
+        if not (z > -np.inf).any():
+            found.append((float(raw) if temperature == 0 else -np.inf, float(raw), np.inf))
+            continue
+        chance = raw if temperature == 0 else z.log_softmax(-1)[token]
+        top = top_k if top_k < vocab else 0
+        gap = gap_of(z.numpy(), token, key, position, sample, top, temperature)
+        found.append((float(chance), float(raw), gap))
+    return [list(values) for values in zip(*found, strict=True)]
+
+
+@torch.no_grad()
+def own(model, ids):
+    """The model's log-probabilities [len(ids), V] behind each token, one pass per token."""
+    rows = [model(torch.tensor([ids[:i]]), use_cache=False).logits[0, -1]
+            for i in range(1, len(ids) + 1)]  # fmt: skip
+    return torch.stack(rows).double().log_softmax(-1)

@@ -149,16 +149,32 @@ def test_stop_rules(poison, few_splits):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
-def test_bad_logits_are_told_by_slot(poison, few_splits, value):
+def test_bad_logits_of_a_path_are_told_by_slot(poison, few_splits, value):
     pool, slots = trees(4, live=True)
     logits = random_logits(pool.rows, 97)
     slot = int(pool.slot[9])
-    logits[9, 50 if value != float("-inf") else slice(None)] = value
+    root = int(pool.slot_start[slot])
+    for row in (root, root + 1):
+        logits[row, 50 if value != float("-inf") else slice(None)] = value
     verdict, want = verify_triton(logits, pool, slots), verify_ref(logits, pool, slots)
-    assert torch.equal(verdict.bad, want.bad)
-    assert verdict.bad.nonzero().tolist() == [[slot]]
+    for found in (verdict, want):
+        assert found.bad.nonzero().tolist() == [[slot]]
+        path = found.accept_row[slot][: found.accept_count[slot]].long()
+        assert found.raw_logprob[path].isnan().tolist() == [m in (root, root + 1) for m in path]
     good = pool.slot != slot
     assert torch.equal(verdict.sample[good], want.sample[good])
+
+
+def test_rows_beside_the_paths_may_be_bad(poison, few_splits):
+    pool, slots = trees(4, live=True)
+    logits = random_logits(pool.rows, 97)
+    want = verify_ref(logits, pool, slots)
+    off = pool.slot >= 0
+    off[want.accept_row[want.accept_row >= 0].long()] = False
+    assert off.any()
+    logits[off] = torch.nan
+    for found in (verify_triton(logits, pool, slots), verify_ref(logits, pool, slots)):
+        assert torch.equal(found.accept_row, want.accept_row) and not found.bad.any()
 
 
 def test_no_live_slot(poison):

@@ -180,3 +180,35 @@ def test_a_schema(port):
         assert "csd-llm[grammar]" in answer["error"]["message"]
         return
     assert json.loads(answer["choices"][0]["message"]["content"])["a"] in (True, False)
+
+
+def test_a_choice_that_cannot_continue_has_an_error_of_its_own(port, engine):
+    """If no choice can, the request has it."""
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+        "patternProperties": {"^a$": {"type": "integer"}}, "additionalProperties": False,
+    }  # fmt: skip
+    asked = dict(num_samples=6, seed=4, max_new_tokens=150, temperature=1.5)
+    want = drawn(engine, CHAT, json_schema=schema, on_error="return", **asked)
+    assert {"error", "stop"} <= {*want.finish_reasons}
+    kind = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = chat(n=6, seed=4, max_tokens=150, temperature=1.5, response_format=kind)
+    status, answer = call(port, "/v1/chat/completions", body)
+    assert status == 200
+    lines = events(port, "/v1/chat/completions", body)
+    for i, (choice, sample) in enumerate(zip(answer["choices"], want, strict=True)):
+        parts = [c for line in lines for c in line["choices"] if c["index"] == i]
+        assert choice["message"]["content"] == sample.text
+        assert "".join(p["delta"].get("content", "") for p in parts) == sample.text
+        for end in (choice, parts[-1]):
+            assert end["finish_reason"] == sample.finish_reason
+            assert ("error" in end) == (sample.error is not None)
+            if sample.error is not None:
+                assert f"after {len(sample.tokens)} tokens of sample {i}" in end["error"]["message"]
+    first = next(s.index for s in want if s.error is not None)
+    one = body | {"n": 1, "first_sample": first}
+    status, answer = call(port, "/v1/chat/completions", one)
+    assert status == 400 and "banned all tokens after" in answer["error"]["message"]
+    lines = events(port, "/v1/chat/completions", one)
+    assert lines[-1]["error"]["message"] == answer["error"]["message"]

@@ -101,7 +101,8 @@ class EndOptions(TypedDict, total=False):
             "raise",
             'what to do with a prompt that cannot be served: "raise" ends the call with an error; '
             '"return" returns a result without samples, whose `error` has the reason, and draws '
-            "the other prompts",
+            "the other prompts. A sample that cannot continue has an `error`, which "
+            '"raise" raises once all samples have ended',
             partial(check_one_of, "on_error", names=("raise", "return")),
             str,
         ),

@@ -19,6 +19,7 @@ from csd.engine.service.asking import Limits, read_call, read_scores
 from csd.engine.service.counters import Counters
 from csd.engine.service.handle import Handle
 from csd.engine.service.inbox import Inbox
+from csd.engine.service.reader import Reader
 from csd.engine.service.room import ServedRoom
 from csd.engine.service.scheduler import ServiceScheduler
 from csd.engine.service.weights import Weights
@@ -101,7 +102,7 @@ class AsyncEngine:
 
     @property
     def weights(self) -> int:
-        """Number of times the weights were changed; `Handle.weights` is the number of a request."""
+        """Number of times the weights were changed; `Reader.weights` is the number of a request."""
         return self._weights.version
 
     @property
@@ -134,15 +135,18 @@ class AsyncEngine:
         owner: str | None = None,
         stream: bool = True,
         score_prompt: int | None = None,
+        detached: bool = False,
         **options: Unpack[Options],
-    ) -> Handle:
+    ) -> Reader:
         """Request samples of one prompt, from any thread or event loop; returns at once.
 
         owner: requests of one owner with equal prompts share keys, values and graph; None shares
             with no request.
         stream: True if the handle returns a sample's tokens and text as they are drawn, False if
             it returns finished samples only.
-        score_prompt: if not None, `Handle.scores` gets the log-probability of each token of the
+        detached: False cancels the request once its last reader has left before its end, or no
+            reference to the returned object remains; True draws it to its end.
+        score_prompt: if not None, `Reader.scores` gets the log-probability of each token of the
             prompt but the first, and the `score_prompt` likeliest tokens at its position.
         options: as in `csd.Engine.generate`, except those that apply to all requests. `until` is
             called on the engine's thread, which draws nothing meanwhile.
@@ -151,20 +155,22 @@ class AsyncEngine:
         """
         if os.getpid() != self._process:
             raise RuntimeError("the AsyncEngine must be used in the process that made it")
+        detached = check_flag("detached", detached)
         limits = self.limits()
-        scores = read_scores(score_prompt, limits)
+        scores = None if score_prompt is None else read_scores(score_prompt, limits)
         call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
         request.index = next(self._index)
+        request.scores = scores or request.scores
         if has_grammar(request.params):
             # here, since the requests in flight wait for the engine's thread
             request.matcher = matcher_of(request.params, request.tokenizer, limits.vocab)
         handle = Handle(
             request, owner=owner, until=call.settings.until, streams=stream,
-            measures=call.settings.measures, scores=scores,
+            measures=call.settings.measures, returns_errors=call.settings.returns_errors,
         )  # fmt: skip
         self._inbox.put(handle)
-        return handle
+        return Reader(handle, detached)
 
     def update(self, change: Callable[[Engine], T]) -> T:
         """Call `change(engine)` once all requests in flight have ended; returns its result.

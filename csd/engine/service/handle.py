@@ -1,15 +1,14 @@
-"""A caller's side of a request: new tokens of its samples as they are drawn, and its end."""
+"""A request in flight: new tokens of its samples as they are drawn, and its end."""
 
 import asyncio
 import hashlib
 import threading
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from csd.engine.prompt_top_logprobs import PromptScores
 from csd.engine.requests import LiveSample, Request, Until
 from csd.engine.result import Sample, Samples
 from csd.engine.top_logprobs import Measures
@@ -34,15 +33,10 @@ class Piece:
 
 
 class Handle:
-    """A request of an `AsyncEngine`, for any thread or event loop.
-
-    Iteration yields a `Piece` for each sample with new tokens, at the reader's pace: unread tokens
-    accumulate in one piece per sample, and the engine never waits for a reader. `result` (or
-    `await wait()`) returns all samples at the end. Both raise the error that ended this request,
-    with the attribute `samples`.
+    """The engine's side of a request, from `submit` to its end; a `Reader` is its caller's.
 
     weights, fingerprint: of the weights that draw it, set at its admission; -1 and "" before.
-    scores: of the prompt's own tokens, if requested.
+    left: True once its reader is gone.
     """
 
     def __init__(
@@ -53,20 +47,23 @@ class Handle:
         until: Until | None = None,
         streams: bool = True,
         measures: Measures | None = None,
-        scores: PromptScores | None = None,
+        returns_errors: bool = False,
     ):
         self.request, self.owner, self.until = request, owner, until
-        self.streams, self.measures, self.scores = streams, measures or Measures(), scores
+        self.streams, self.measures = streams, measures or Measures()
+        # True: samples that cannot continue are results; else the first one's error is raised
+        self.returns_errors = returns_errors
         # requests with equal groups share a prompt's keys, values and graph
         self.group: tuple[str, bytes] | None = None
-        reads = scores is not None or request.prompt_logprobs is not None
-        if owner is not None and not reads and not request.history:
+        if owner is not None and request.scores is None and not request.history:
             self.group = owner, hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
         self.weights, self.fingerprint = -1, ""
         self.admitted = False  # True once the request no longer waits
         self.error: BaseException | None = None
         self.began: dict[str, float] = {}  # the engine's seconds by phase at admission
         self.withdraw: Callable[[Handle], None] = lambda _: None
+        self.leave: Callable[[Handle], None] = lambda _: None
+        self.left = False
         self._changed = threading.Condition()
         self._pieces: dict[int, Piece] = {}
         self._given: set[int] = set()  # indices of samples whose end is in a piece
@@ -74,22 +71,9 @@ class Handle:
         self.wakers: list[Waker] = []
 
     @property
-    def seed(self) -> int:
-        return self.request.seed
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        return self.request.prompt
-
-    @property
     def done(self) -> bool:
         """True if the request has ended."""
         return self._result is not None
-
-    def cancel(self) -> None:
-        """End the request's samples where they are; unfinished ones are "cancelled"."""
-        if not self.done:
-            self.withdraw(self)
 
     # for readers
 
@@ -99,40 +83,16 @@ class Handle:
             found, self._pieces = [*self._pieces.values()], {}
             return found, self.done
 
-    def __iter__(self) -> Iterator[Piece]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pieces or self.done)
-            pieces, ended = self.take()
-            yield from pieces
-            if ended:
-                self.raise_error()
-                return
-
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        async for _, pieces in news([self]):
-            for piece in pieces:
-                yield piece
-
-    def result(self, timeout: float | None = None) -> Samples:
-        """Wait for the end; returns all samples. Raises TimeoutError after `timeout` seconds."""
+    def wait_for_news(self) -> None:
+        """Wait for new pieces or the end."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.done, timeout):
-                raise TimeoutError(f"the request has not finished within {timeout} seconds")
-        self.raise_error()
-        assert self._result is not None
-        return self._result
+            self._changed.wait_for(lambda: self._pieces or self.done)
 
-    async def wait(self) -> Samples:
-        """`result` without blocking the event loop."""
-        async for _ in news([self]):
-            pass
-        return self.result()
-
-    def raise_error(self) -> None:
-        """Raise the error that ended this request, if there is one."""
-        if self.error is not None:
-            raise self.error
+    def wait_for_end(self, timeout: float | None) -> Samples | None:
+        """Wait at most `timeout` seconds for the end; returns all samples, None before the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.done, timeout)
+            return self._result
 
     # for the engine's thread
 
@@ -191,34 +151,6 @@ class Handle:
             # a closed event loop has no readers
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
-
-
-async def news(handles: Sequence[Handle]) -> AsyncIterator[tuple[Handle, list[Piece]]]:
-    """Yields (handle, new pieces) of several requests until all have ended.
-
-    Raises the error that ended one of them.
-    """
-    waker = asyncio.get_running_loop(), asyncio.Event()
-    left = [*handles]
-    for handle in handles:
-        handle.wakers.append(waker)
-    try:
-        while left:
-            waker[1].clear()
-            waits = True
-            for handle in [*left]:
-                pieces, ended = handle.take()
-                if pieces:
-                    waits = False
-                    yield handle, pieces
-                if ended:
-                    left.remove(handle)
-                    handle.raise_error()
-            if waits and left:
-                await waker[1].wait()
-    finally:
-        for handle in handles:
-            handle.wakers.remove(waker)
 
 
 def _carry(error: Any, samples: Samples) -> None:

@@ -35,7 +35,7 @@ class Inbox:
         self._reason = "the engine has been closed"
         self._changed = threading.Condition()
         self._arrived: deque[Handle] = deque()
-        self._withdrawn: list[Handle] = []
+        self._withdrawn: deque[Handle] = deque()
         self._jobs: deque[Job] = deque()
 
     def put(self, handle: Handle) -> None:
@@ -48,7 +48,7 @@ class Inbox:
                     f"the queue has max_queue={self.most} waiting requests: try again later"
                 )
             self.waiting += 1
-            handle.withdraw = self._withdraw
+            handle.withdraw, handle.leave = self._withdraw, self._leave
             self._arrived.append(handle)
             self._changed.notify_all()
 
@@ -64,6 +64,14 @@ class Inbox:
             self._changed.notify_all()
         if here:
             handle.end()
+
+    def _leave(self, handle: Handle) -> None:
+        """Cancel a request whose reader was collected, from wherever that happens.
+
+        It takes no lock, since a collection may interrupt a thread that holds one.
+        """
+        handle.left = True
+        self._withdrawn.append(handle)
 
     def ask(self, job: Callable[[], Any]) -> Future:
         """Queue `job` for the engine's thread, which calls it once nothing is in flight.
@@ -105,11 +113,7 @@ class Inbox:
 
     def withdrawn(self) -> list[Handle]:
         """Take the cancelled requests, some of which may already have ended."""
-        if not self._withdrawn:
-            return []
-        with self._changed:
-            found, self._withdrawn = self._withdrawn, []
-            return found
+        return [self._withdrawn.popleft() for _ in range(len(self._withdrawn))]
 
     def end(self, error: BaseException | None) -> list[Handle]:
         """Close when the thread ends, with its error; changes of the model get it too.

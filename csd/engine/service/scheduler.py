@@ -11,12 +11,9 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from csd.engine.call import RunSettings
-from csd.engine.prefill import Prefill
 from csd.engine.requests import LiveSample, Request, Until
-from csd.engine.result import Sample
+from csd.engine.result import UNFINISHED, Sample
 from csd.engine.scheduler import Scheduler
 from csd.engine.service.admission import pages_of, refusal
 from csd.engine.service.counters import Counters
@@ -84,10 +81,13 @@ class ServiceScheduler(Scheduler):
     def take_in(self) -> None:
         if self.inbox.has_requests and not self.held:
             self.held = self.inbox.has_jobs or self.stale()
-        for handle in [] if self.held else self.inbox.take():
+        arrived = [] if self.held else self.inbox.take()
+        for handle in arrived:
             self.handles[handle.request.index] = handle
             self.queue.append(handle.request)
-        ended = [*self.handles.values()] if self.inbox.abandoned else self.inbox.withdrawn()
+        ended = self.inbox.withdrawn() + [handle for handle in arrived if handle.left]
+        if self.inbox.abandoned:
+            ended = [*self.handles.values()]
         for handle in ended:
             if handle.request.index in self.handles:
                 self.stop(handle)
@@ -266,13 +266,6 @@ class ServiceScheduler(Scheduler):
     def until(self, request: Request) -> Until | None:
         return self.handles[request.index].until
 
-    def read_hidden(self, prefill: Prefill, hidden: torch.Tensor) -> None:
-        scores = self.handles[prefill.request.index].scores
-        if scores is not None:
-            first = prefill.at - hidden.shape[0]
-            following = prefill.request.prompt[first + 1 : prefill.at + 1]
-            scores.read(self.step.decoder.logits, hidden, following)
-
     def postprocess(self, record: Record) -> Finished:
         self.counters.steps += 1
         yield from super().postprocess(record)
@@ -284,6 +277,11 @@ class ServiceScheduler(Scheduler):
         handle, request, i = self.handles[live.request.index], live.request, live.index
         others = [*self.twins.of(request, i)]
         self.counters.sample_steps += 1
+        if request.fault is not None:
+            for other in others:
+                self.stop(self.handles[other.index], copy(request.fault))
+            self.stop(handle, request.fault)
+            return
         try:
             yield from super().advance(live, record, s, seen)
         except GeneratorExit:
@@ -297,22 +295,15 @@ class ServiceScheduler(Scheduler):
             if other.index in self.handles and i not in other.awaited and i in other.finished:
                 self.settle(self.handles[other.index])
 
-    def append(self, live: LiveSample, record: Record, s: int) -> None:
+    def append(self, live: LiveSample, record: Record, s: int, n: int) -> None:
         had = len(live.tokens)
-        super().append(live, record, s)
+        super().append(live, record, s, n)
         new = len(live.tokens) - had
         self.counters.tokens += new
         # the step measures the most that any request needs: keep this request's share
         measures = self.handles[live.request.index].measures
         live.likely = [row[: measures.top] for row in live.likely] if measures.top else []
         live.entropies = live.entropies if measures.entropy else []
-
-    def broken(self, live: LiveSample, record: Record, s: int) -> BaseException:
-        error = super().broken(live, record, s)
-        self.handles[live.request.index].error = error
-        for other in [*self.twins.of(live.request, live.index)]:
-            self.stop(self.handles[other.index], copy(error))
-        return error
 
     def name_of(self, request: Request) -> str:
         # the index counts all requests of the engine, which a caller cannot use
@@ -363,9 +354,12 @@ class ServiceScheduler(Scheduler):
         error = error or handle.error
         stats = request.stats
         stats.seconds = {k: v - handle.began.get(k, v) for k, v in self.step.seconds.items()}
+        if error is None and request.errors and not handle.returns_errors:
+            error = request.errors[min(request.errors)]
         reasons = [sample.finish_reason for sample in request.finished.values()]
-        ended = sum(reason != "cancelled" for reason in reasons)
+        ended = sum(reason not in UNFINISHED for reason in reasons)
         # a request whose `until` cancelled its samples counts as served
-        cancelled = handle.until is None and ended < len(reasons) and error is None
-        self.counters.ended(stats, ended, cancelled, error is not None)
+        cancelled = handle.until is None and "cancelled" in reasons and error is None
+        failed = error is not None or len(request.errors) == len(reasons) > 0
+        self.counters.ended(stats, ended, cancelled, failed)
         handle.end(error)

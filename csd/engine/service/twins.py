@@ -4,6 +4,8 @@ A sample is a function of (prompt, seed, index, parameters), so requests in whic
 need the same sample. If the request that draws it is ended first, another continues the sample.
 """
 
+from copy import copy
+
 from csd.engine.requests import LiveSample, Request
 from csd.engine.result import Sample
 from csd.engine.service.handle import Handle
@@ -27,6 +29,7 @@ class Twins:
                 if sample is not None and sample.finish_reason != "cancelled":
                     request.finished[i] = sample
                     ended.append(sample)
+                    _copy_error(other, request, i)
                 elif live is not None or i in other.waiting:
                     self._waiting.setdefault((other.index, i), []).append(request)
                     request.awaited.add(i)
@@ -53,6 +56,7 @@ class Twins:
         found = self._waiting.pop((request.index, index), [])
         for other in found:
             other.finished[index] = request.finished[index]
+            _copy_error(request, other, index)
             other.awaited.discard(index)
         return found
 
@@ -84,6 +88,12 @@ class Twins:
                 self._texts[heir.index, i] = self._texts.pop(place)
         for place in [place for place in self._texts if place[0] == request.index]:
             del self._texts[place]
+
+
+def _copy_error(of: Request, to: Request, index: int) -> None:
+    """Give the error of a sample to another request, as an object of its own: readers raise it."""
+    if index in of.errors:
+        to.errors[index] = copy(of.errors[index])
 
 
 def alike(a: Handle, b: Handle) -> bool:

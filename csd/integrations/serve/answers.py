@@ -9,9 +9,10 @@ from typing import Any
 
 from csd.engine.result import Sample, Samples
 from csd.engine.result_json import pieces
-from csd.engine.service import Handle
+from csd.engine.service import Reader
 from csd.engine.service.handle import Top
 from csd.integrations.serve.asked import Asked
+from csd.integrations.serve.errors import Refused
 
 # log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0
@@ -47,7 +48,7 @@ class Answer:
         kind = "chatcmpl" if asked.chat else "cmpl"
         self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
 
-    def index(self, handle: Handle, sample: int) -> int:
+    def index(self, handle: Reader, sample: int) -> int:
         """Index of a choice: the prompt's index times n, plus the sample's index in its prompt."""
         place = self.asked.handles.index(handle)
         return place * self.asked.samples + sample - handle.request.samples.start
@@ -69,7 +70,7 @@ class Answer:
             "csd": self.extras(),
         }
 
-    def _choice(self, handle: Handle, sample: Sample) -> dict[str, Any]:
+    def _choice(self, handle: Reader, sample: Sample) -> dict[str, Any]:
         asked, tokens = self.asked, sample.tokens
         if asked.nothing_new:
             tokens = []
@@ -90,13 +91,21 @@ class Answer:
                 else self.logprobs(*given, handle if asked.echo else None)
             )
             choice["csd"] = {"logprobs": sample.logprobs[:new]}
-        choice["finish_reason"] = "length" if asked.nothing_new else sample.finish_reason
-        choice["stop_reason"] = sample.stop_reason
+        choice |= self.end(handle, sample)
         if asked.token_ids:
             choice["token_ids"] = tokens
             if not asked.chat:
                 choice["prompt_token_ids"] = handle.prompt_ids
         return choice
+
+    def end(self, handle: Reader, sample: Sample) -> dict[str, Any]:
+        """Fields of a choice that state how it ended; `error` if it could not continue."""
+        if self.asked.nothing_new:
+            return {"finish_reason": "length", "stop_reason": sample.stop_reason}
+        found = {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
+        if sample.error is None:
+            return found
+        return found | Refused.of(handle.request.errors[sample.index]).body()
 
     def chat_logprobs(
         self, tokens: list[int], logprobs: list[float], top: list[Top]
@@ -113,7 +122,7 @@ class Answer:
         tokens: list[int],
         logprobs: list[float],
         top: list[Top],
-        echoed: Handle | None = None,
+        echoed: Reader | None = None,
         at: int = 0,
     ) -> dict[str, Any]:
         """Log-probabilities of a completion, after its prompt's if `echoed`; at: text offset."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from csd.engine.service import AsyncEngine, Handle
+from csd.engine.service import AsyncEngine, Reader
 from csd.engine.top_logprobs import MOST_TOP
 from csd.integrations.serve import fields
 from csd.integrations.serve.errors import Refused
@@ -36,7 +36,7 @@ class Asked:
     token_ids: bool = False
     echo: bool = False
     nothing_new: bool = False  # max_tokens is 0: one token is drawn and not shown
-    handles: list[Handle] = field(default_factory=list)  # one per prompt
+    handles: list[Reader] = field(default_factory=list)  # one per prompt
     ends: list[Callable[[], Any]] = field(default_factory=list)  # called once it has ended
 
     @property
@@ -56,7 +56,8 @@ class Asked:
                 handle = engine.submit(
                     prompt, owner=owner, stream=self.stream, first_sample=start,
                     top_logprobs=self.top or 0,
-                    score_prompt=self.top if self.echo else None, **self.options,
+                    score_prompt=self.top if self.echo else None, on_error="return",
+                    **self.options,
                 )  # fmt: skip
                 # a repeated prompt continues the sample indices
                 taken[key] = start + self.samples
@@ -64,6 +65,13 @@ class Asked:
         except BaseException:
             self.cancel()
             raise
+
+    def raise_error(self) -> None:
+        """Raise the first error if no choice could be drawn to its end."""
+        samples = [s for h in self.handles for s in h.request.finished.values()]
+        if samples and all(s.error is not None for s in samples) and not self.nothing_new:
+            errors = self.handles[0].request.errors
+            raise errors[min(errors)]
 
     def cancel(self) -> None:
         """End the request; prompts that have ended are not affected."""

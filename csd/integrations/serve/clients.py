@@ -194,6 +194,7 @@ async def results_of(asked: Asked) -> list[Any]:
     results = [await handle.wait() for handle in asked.handles]
     if any(sample.finish_reason == "cancelled" for result in results for sample in result):
         raise Refused("the server is shutting down", status=503, code="shutting_down")
+    asked.raise_error()
     return results
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from csd.engine.service import Handle, Piece, news
+from csd.engine.service import Piece, Reader, news
 from csd.integrations.serve.answers import Answer
 from csd.integrations.serve.errors import Refused
 
@@ -42,6 +42,7 @@ async def events(answer: Answer) -> AsyncIterator[bytes]:
                 lines.append(event([choice]))
         if lines:
             yield b"".join(lines)
+    asked.raise_error()
     if asked.include_usage:
         yield event([], usage=answer.usage(), csd=answer.extras())
     yield b"data: [DONE]\n\n"
@@ -57,7 +58,7 @@ def error_event(error: BaseException) -> bytes:
 
 
 def _choices(
-    answer: Answer, handle: Handle, piece: Piece, first: bool, index: int, offsets: dict[int, int]
+    answer: Answer, handle: Reader, piece: Piece, first: bool, index: int, offsets: dict[int, int]
 ) -> list[dict[str, Any]]:
     """Choices of a piece: one for its text, and one for the finish reason if its sample ends."""
     asked, found = answer.asked, []
@@ -88,9 +89,7 @@ def _choices(
         if piece.sample.finish_reason == "cancelled":
             raise Refused("the server is shutting down", status=503, code="shutting_down")
         end = _choice(asked.chat, index, "", False)
-        end["finish_reason"] = "length" if asked.nothing_new else piece.sample.finish_reason
-        end["stop_reason"] = piece.sample.stop_reason
-        found.append(end)
+        found.append(end | answer.end(handle, piece.sample))
     return found
 
 

@@ -12,17 +12,26 @@ from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
 
-def keep_full(x: torch.Tensor, logits: torch.Tensor, static: bool = True) -> torch.Tensor:
-    """Replaces rows of x [M, V] that allow no token by those of the logits, in place.
+def keep_full(
+    x: torch.Tensor, logits: torch.Tensor, static: bool = True, given: bool = False
+) -> torch.Tensor:
+    """Replaces rows of x [M, V] from which no token can be drawn by those of the logits, in place.
 
     Such a row is no error if it is off all paths, and on a path it must still draw a token. static:
-    whether nothing may be read on the host. Returns the replaced rows, [M] bool.
+    whether nothing may be read on the host. given: True if the tokens are input rather than drawn;
+    rows that allow no token then stay. Returns [M] int32: 1 for a row that allows no token, -1 for
+    one with a logit that is NaN or +inf, else 0.
     """
-    short = x.amax(-1) == -torch.inf
-    if not static and not bool(short.any()):
+    most = x.amax(-1)
+    none = most == -torch.inf
+    if given:
+        none = torch.zeros_like(none)
+    odd = most.isnan() | (most == torch.inf)
+    short = none.int() - odd.int()
+    if not static and not bool((short != 0).any()):
         return short
     for rows in blocks(x.shape[0]):
-        x[rows] = torch.where(short[rows, None], logits[rows].to(x.dtype), x[rows])
+        x[rows] = torch.where(short[rows, None] != 0, logits[rows].to(x.dtype), x[rows])
     return short
 
 
@@ -38,17 +47,17 @@ def finish_rows(
 ) -> None:
     """Write the model's own log-probabilities and the bad slots of a verdict on changed rows.
 
-    logits: [M, V] of the model; short: [M] bool, rows that allow no token, which are errors on a
-    path. log_sum: the backend's. static: whether nothing may be read on the host; else only rows on
-    the paths are computed.
+    logits: [M, V] of the model; short: [M], result of `keep_full`: such rows are errors on a path,
+    and the first one's place, with its sign, is written to the rules. log_sum: the backend's.
+    static: whether nothing may be read on the host; else only rows on the paths are computed.
     """
     kept = verdict.accept_row >= 0
     row = verdict.accept_row.clamp(min=0).long()
-    empty = short[row] & kept
-    place = slots.generated + empty.int().argmax(-1) + 1
-    empty = empty.any(-1)
-    rules.empty.copy_(torch.where(empty & (rules.empty == 0), place, rules.empty))
-    verdict.bad |= empty
+    empty = torch.where(kept, short[row], 0)
+    first = (empty != 0).int().argmax(-1)
+    place = (slots.generated + first + 1) * empty.gather(1, first[:, None])[:, 0]
+    rules.empty.copy_(torch.where(rules.empty == 0, place, rules.empty))
+    verdict.bad |= place != 0
     if static:
         M = pool.rows
         place = torch.where(kept, row, M).flatten()

@@ -38,7 +38,7 @@ def descend_slot(
     """Follows the accepted path of slot s and writes its results.
 
     Returns rows [BLOCK_A] of the path (-1 after the committed ones), their samples [BLOCK_A]
-    (arbitrary after them), number of committed tokens, finish, and whether a row is bad.
+    (arbitrary after them), number of committed tokens, finish, and whether a row of it is bad.
     """
     nodes = tl.load(slot_nodes_ptr + s)
     # [MAX_NODES]
@@ -78,9 +78,10 @@ def descend_slot(
     path_row = tl.where(offs_a < committed, path_row, -1)
     tl.store(accept_row_ptr + s * A + offs_a, path_row, mask=offs_a < A)
 
-    bad = tl.max(tl.load(bad_row_ptr + row, mask=mask, other=0), 0) > 0
-    tl.store(bad_ptr + s, bad)
+    # rows beside the path, which no sample reaches, may be bad
     off = mask & ((accepted == 0) | (depth >= committed))
+    bad = tl.max(tl.load(bad_row_ptr + row, mask=mask & (off == 0), other=0), 0) > 0
+    tl.store(bad_ptr + s, bad)
     tl.store(raw_logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)
     if tl.load(temperature_ptr + s) == 0:
         tl.store(logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)

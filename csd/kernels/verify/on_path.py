@@ -23,8 +23,7 @@ def verify_on_path(
 ) -> Verdict:
     """Verdict of `verify_ref`, except that rows off the accepted paths may not be sampled.
 
-    Those have token -1, no likeliest tokens and log-probability 0, and bad logits there are not
-    detected.
+    Those have token -1, no likeliest tokens and log-probability 0.
     """
     M, device = pool.rows, logits.device
     live = pool.slot >= 0

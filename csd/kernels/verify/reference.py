@@ -72,14 +72,13 @@ def _raw_logprob(
     slots: Slots,
     passes: Passes,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[M]: log-probabilities of committed samples at temperature 1; [S] bool: slots gone bad."""
+    """[M]: log-probabilities of committed samples at temperature 1; [S] bool: bad slots."""
     rows = accept_row[accept_row >= 0].long()
     raw = torch.zeros_like(log_total)
     chosen = logits[rows]
     of_sample = chosen.gather(1, sample[rows].long()[:, None])[:, 0].to(raw.dtype)
-    raw[rows] = of_sample - passes.log_sum(chosen)
-    live = pool.slot >= 0
-    broken = live & ~log_total.isfinite()
+    broken = ~log_total[rows].isfinite()
+    raw[rows] = torch.where(broken, torch.nan, of_sample - passes.log_sum(chosen))
     bad = torch.zeros(slots.count, dtype=torch.int32, device=logits.device)
-    bad.index_add_(0, pool.slot.clamp(min=0).long(), broken.int())
+    bad.index_add_(0, pool.slot[rows].long(), broken.int())
     return raw, bad > 0

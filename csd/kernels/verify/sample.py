@@ -103,7 +103,7 @@ def _sample_kernel(
         # for a padding row the first kernel wrote nothing
         tl.store(sample_ptr + m, tl.where(slot < 0, -1, 0))
         tl.store(logprob_ptr + m, 0.0)
-        tl.store(raw_logprob_ptr + m, 0.0)
+        tl.store(raw_logprob_ptr + m, tl.where(slot < 0, 0.0, float("nan")))
         tl.store(top_token_ptr + m * TOP + offs_t, tl.full([TOP], -1, tl.int32))
         tl.store(top_prob_ptr + m * TOP + offs_t, tl.zeros([TOP], tl.float32))
         tl.store(bad_row_ptr + m, (slot >= 0).to(tl.int32))
