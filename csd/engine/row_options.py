@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any
 
@@ -26,6 +27,9 @@ OFF: dict[str, Any] = {
     "regex": None,
     "grammar": None,
 }
+
+# characters behind which bad words are tokenized; a tokenizer may join a word with one of them
+NEIGHBOURS = ("\n", "a", "(")
 
 # largest no_repeat_ngram_size
 LONGEST = 1024
@@ -156,19 +160,37 @@ def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int
 
 
 def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each word; a string is tokenized twice, with a space before it and without."""
+    """Token ids of each word; a string has those of itself and of itself behind a space.
+
+    Both are tokenized behind other characters, as words in a text are.
+    """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         if not isinstance(word, str):
             found[word] = None
             continue
-        spelled = [spell("bad_words", text, tokenizer) for text in (word, " " + word.lstrip())]
-        if not any(spelled):
+        texts = (word, " " + word.lstrip())
+        if not any(spell("bad_words", text, tokenizer) for text in texts):
             raise ValueError(
                 f"bad_words must be strings with at least one token, got {shown(word)}"
             )
+        spelled = [_behind(before, text, tokenizer) for text in texts for before in NEIGHBOURS]
+        if not any(spelled):
+            raise ValueError(
+                "bad_words must be strings that the tokenizer separates from a line break, a "
+                f"letter or a bracket before them, got {shown(word)}: pass its token ids"
+            )
         found |= dict.fromkeys(filter(None, spelled))
     return tuple(found)
+
+
+def _behind(before: str, text: str, tokenizer: Any) -> tuple[int, ...]:
+    """Token ids of a text behind another, empty if the tokenizer joins or does not have them."""
+    with suppress(ValueError):
+        alone = spell("bad_words", before, tokenizer)
+        joined = spell("bad_words", before + text, tokenizer)
+        return joined[len(alone) :] if joined[: len(alone)] == alone else ()
+    return ()
 
 
 def _check_vocab(found: Mapping[str, Any], vocab: int) -> None:

@@ -67,6 +67,26 @@ class TextContext:
             size *= 4
 
 
+def encode_behind(tokenizer: Any, prompt: Sequence[int], text: str) -> tuple[list[int], str]:
+    """Token ids of a text behind a prompt, and the prompt's end that the tokenizer joins with it.
+
+    If that end is not empty, no tokens behind this prompt are those of the joined text, and there
+    are none to return.
+    """
+    context = TextContext(tokenizer, prompt, skip_special_tokens=False)
+    before = context.before
+
+    def encode(whole: str) -> list[int]:
+        return tokenizer(whole, add_special_tokens=False)["input_ids"] if whole else []
+
+    alone, joined = encode(before), encode(before + text)
+    same = len(commonprefix([alone, joined]))
+    if same == len(alone):
+        return joined[same:], ""
+    end = TextContext(tokenizer, alone[:same], skip_special_tokens=False).text(alone[same:])
+    return [], end or before
+
+
 def shared(before: str, after: str) -> int:
     """Number of characters that two texts have in common at their beginning."""
     return len(before) if after.startswith(before) else len(commonprefix([before, after]))
