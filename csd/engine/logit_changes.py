@@ -87,8 +87,8 @@ class Changes:
         with torch.inference_mode(False):
             rules = Rules.empty_of(
                 S, vocab, sets=sizes.sets, prompt=sizes.prompt,
-                words=(sizes.words, sizes.word), marks=sizes.marks, dtype=slots.logprobs.dtype,
-                device=device,
+                words=(sizes.words, sizes.word), marks=sizes.marks,
+                tags=(sizes.symbols, sizes.steps), dtype=slots.logprobs.dtype, device=device,
             )  # fmt: skip
             ones = torch.ones(S, dtype=torch.float64, device=device)
             return cls(rules, sizes, ones, torch.zeros(S, dtype=torch.int32, device=device))

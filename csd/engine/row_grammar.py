@@ -15,6 +15,7 @@ from csd.engine.grammar_after_thought import Thinking
 from csd.engine.requests import Request
 from csd.engine.slot_edits import Refill
 from csd.engine.thinking_budget import Budget
+from csd.engine.thought_tags import vocabulary
 from csd.graph.host_tree import Row, pool_of_rows
 from csd.state.pool import MAX_DEPTH, MAX_NODES, ROOT, Pool
 from csd.state.slots import Slots
@@ -64,7 +65,8 @@ class Grammars:
             return fresh.deep_copy()
         begin, end, close = tags
         budget = Budget((begin, end, close), most, request.prompt, once=True)
-        return Thinking(fresh, budget, self._vocab)
+        tokens = {} if budget.end.text is None else vocabulary(self._tokenizer, self._vocab)
+        return Thinking(fresh, budget, self._vocab, tokens)
 
     def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
         """Remove nodes that no sample can reach from the pool, and add nodes that grammars force.

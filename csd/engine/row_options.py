@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any
 
 from csd.engine.grammar import check_grammar, check_one
-from csd.engine.thinking_budget import find_tags, spell, spell_tags
+from csd.engine.thinking_budget import find_tags, spell, spell_behind, spell_tags
+from csd.engine.thought_tags import Tag
 from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
 from csd.schema.check import shown
 
@@ -126,7 +126,9 @@ def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
             "ids, and optionally the text that ends it when the budget is spent, got "
             f"{shown(value)}"
         )
-    found = tuple(tag if isinstance(tag, str) else check_words(name, [tag])[0] for tag in value)
+    found = tuple(
+        tag if isinstance(tag, str | Tag) else check_words(name, [tag])[0] for tag in value
+    )
     if any(not tag for tag in found):
         raise ValueError(f"{name} must not be empty, got {shown(value)}")
     if found[0] == found[1]:
@@ -150,7 +152,7 @@ def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int
         found["bad_words"] = _spelled(words, tokenizer)
     if found.get("max_thinking_tokens") is not None:
         tags = check_tags("thinking_tags", given.get("thinking_tags")) or find_tags(tokenizer)
-        found["thinking_tags"] = spell_tags(tags, tokenizer)
+        found["thinking_tags"] = spell_tags(tags, tokenizer, vocab)
     elif "thinking_tags" in found:
         raise ValueError("thinking_tags needs max_thinking_tokens, which is not given")
     check_one(found)
@@ -174,7 +176,11 @@ def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], .
             raise ValueError(
                 f"bad_words must be strings with at least one token, got {shown(word)}"
             )
-        spelled = [_behind(before, text, tokenizer) for text in texts for before in NEIGHBOURS]
+        spelled = [
+            spell_behind("bad_words", before, text, tokenizer)
+            for text in texts
+            for before in NEIGHBOURS
+        ]
         if not any(spelled):
             raise ValueError(
                 "bad_words must be strings that the tokenizer separates from a line break, a "
@@ -182,15 +188,6 @@ def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], .
             )
         found |= dict.fromkeys(filter(None, spelled))
     return tuple(found)
-
-
-def _behind(before: str, text: str, tokenizer: Any) -> tuple[int, ...]:
-    """Token ids of a text behind another, empty if the tokenizer joins or does not have them."""
-    with suppress(ValueError):
-        alone = spell("bad_words", before, tokenizer)
-        joined = spell("bad_words", before + text, tokenizer)
-        return joined[len(alone) :] if joined[: len(alone)] == alone else ()
-    return ()
 
 
 def _check_vocab(found: Mapping[str, Any], vocab: int) -> None:

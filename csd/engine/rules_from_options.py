@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from csd.engine.row_grammar import asks_grammar
 from csd.engine.row_options import OFF
 from csd.engine.sampling import SamplingParams
 from csd.engine.slot_edits import write_rows
+from csd.engine.thought_tags import Tag
 from csd.kernels.change_rows.rows import BLOCK
 from csd.state.logit_rules import ANY, Asked, Rules
 
@@ -24,7 +26,9 @@ class Sizes:
     prompt: int  # tokens of a prompt
     words: int  # banned sequences per set
     word: int  # tokens of a banned sequence
-    marks: int  # tokens of a tag that begins or ends a thought
+    marks: int  # tokens of a text that ends a thought
+    symbols: int  # of a tag that begins or ends a thought, 0 without any
+    steps: int  # different ones that the tokens of a vocabulary are in the search for a tag
 
     def with_room_for(self, other: "Sizes") -> "Sizes":
         return Sizes(*(
@@ -73,7 +77,9 @@ def asked_of(requests: Sequence[Request]) -> Asked:
 
 def sizes_of(requests: Sequence[Request], asked: Asked) -> Sizes:
     words = [[w for w in r.params.bad_words if len(w) > 1] for r in requests]
-    marks = [tag for r in requests for tag in r.params.thinking_tags or ()]
+    listed_tags = {r.params.thinking_tags for r in requests} - {None}
+    marks = [tags[2] for tags in listed_tags]
+    tags = [Tag.of(tag) for begin, end, _ in listed_tags for tag in (begin, end)]
     longest = max((len(w) for listed in words for w in listed), default=1)
     prompt = longest - 1
     if asked.ngram or asked.thought:
@@ -84,6 +90,8 @@ def sizes_of(requests: Sequence[Request], asked: Asked) -> Sizes:
         words=_power(max(map(len, words))),
         word=_power(longest),
         marks=_power(max(map(len, marks), default=1)),
+        symbols=_power(max(len(tag.pattern) for tag in tags)) if tags else 0,
+        steps=_power(max((len(tag.kinds[0]) for tag in tags), default=1)),
     )
 
 
@@ -100,11 +108,13 @@ def changed_bytes(
     wide = torch.promote_types(dtype, torch.float32).itemsize
     # the copy; a table of biases; a grammar's bans, as bytes and as bools; the functions' copies
     copies = rows * (wide + 2 * asked.grammar + 2 * wide * asked.functions) + sets * wide
+    # a token's steps in the search for two tags, and those of the rows' sets
+    copies += (sets + min(rows, BLOCK)) * 2 * torch.int16.itemsize * asked.thought
     # per block: a gathered bias and bans, or bits of tokens that occurred, and penalised rows
     penalties = asked.penalty or asked.counts
     entry = 4 * wide + 4 * torch.int32.itemsize if penalties else 2 * wide
     # and int64 indices of the rows above each one, and of its prefix
-    numbers = torch.int64.itemsize * (6 * rows + 12 * longest * asked.prefix)
+    numbers = torch.int64.itemsize * (6 * rows + (12 + 12 * asked.thought) * longest * asked.prefix)
     return copies * (vocab + 1) + min(rows, BLOCK) * (entry * (vocab + 1) + numbers)
 
 
@@ -132,7 +142,7 @@ def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
         other[list(params.allowed_token_ids)] = False
         bias[other] = -math.inf
     words = [[*w] for w in params.bad_words if len(w) > 1]
-    begin, end, close = params.thinking_tags or ((), (), ())
+    begin, end, close = params.thinking_tags or (None, None, ())
     budget = params.max_thinking_tokens
     values = {
         "words": [[ANY] * (W - len(w)) + w for w in words] + [[-1] * W] * (B - len(words)),
@@ -140,18 +150,32 @@ def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
         "presence": params.presence_penalty,
         "frequency": params.frequency_penalty,
         "thought": -1 if budget is None else budget,
-        "begin": _right(begin, X),
-        "end": _right(end, X),
         "close": [*close, *[-1] * (X - len(close))],
     }
-    return {"bias": bias} | {
+    return {"bias": bias} | _of_tags(rules, begin, end) | {
         name: torch.tensor(value, dtype=getattr(rules, name).dtype)
         for name, value in values.items()
     }
 
 
-def _right(tag: tuple[int, ...], width: int) -> list[int]:
-    return [ANY] * (width - len(tag)) + [*tag] if tag else [-1] * width
+def _of_tags(rules: Rules, begin: Any, end: Any) -> dict[str, torch.Tensor]:
+    """Host tensors of the tags of a thought, by field of `Rules`; None for no tags."""
+    names = ("tag_kinds", "tag_steps", "tag_length", "rests")
+    found = {
+        name: torch.full(x.shape[1:], -(name == "rests"), dtype=x.dtype)
+        for name in names
+        for x in [getattr(rules, name)]
+    }
+    if begin is None:
+        return found
+    for i, tag in enumerate((Tag.of(begin), Tag.of(end))):
+        steps, of = tag.kinds
+        found["tag_steps"][i, : len(steps)] = torch.tensor(steps)
+        found["tag_kinds"][i, [*of]] = torch.tensor([*of.values()], dtype=torch.int16)
+        found["tag_length"][i] = len(tag.pattern)
+    rests = Tag.of(end).rests
+    found["rests"][: len(rests)] = torch.tensor(rests, dtype=torch.int32)
+    return found
 
 
 def _power(count: int) -> int:

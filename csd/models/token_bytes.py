@@ -34,9 +34,9 @@ class TokenBytes:
         return self._of[token]
 
     def text(self, token: int) -> str:
-        """Text of a token inside a longer text; U+FFFD for a part of a character."""
+        """Text of a token inside a longer text, with U+FFFD for parts of characters."""
         read = self.of(token)
-        return "\ufffd" if read is None else _text(read)
+        return "\ufffd" if read is None else read.decode("utf-8", "replace")
 
     def is_byte(self, token: int) -> bool:
         """True if the token is one byte of a run that is decoded as a whole (`<0xNN>`)."""
@@ -91,13 +91,6 @@ def byte_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-def _text(read: bytes) -> str:
-    try:
-        return read.decode()
-    except UnicodeDecodeError:
-        return "\ufffd"
 
 
 def _steps(tokenizer: Any) -> list[dict]:

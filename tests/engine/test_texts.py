@@ -10,6 +10,7 @@ from text_tokenizers import KINDS, TEXT, tokenizer_of
 
 import csd
 from csd.engine.result_json import to_json
+from csd.engine.stats import Stats
 from csd.evaluate.import_logs import traces_of
 from csd.models.text_context import TextContext
 from csd.models.token_bytes import token_bytes
@@ -45,16 +46,25 @@ def test_prompt_and_text_join_in_results_callbacks_and_views(model, kind, bos):
         assert pieces[sample.index] == sample.text
     shown = unescape(re.sub(r"<[^>]+>", "", out._repr_html_()))
     assert all(sample.text in shown for sample in out)
+
+
+@pytest.mark.parametrize("kind", REVERSIBLE)
+def test_pieces_of_a_result_join_to_its_text(kind):
+    tokenizer = tokenizer_of(kind)
+    prompt, tokens = (tokenizer(f"({TEXT}")["input_ids"][i:j] for i, j in ((0, 2), (2, None)))
+    out = csd.Samples([csd.Sample(0, None, tokens, [], [], "stop")], 0, prompt, Stats())
     found = to_json(out, tokenizer, "model", drafts=False)
-    for sample, whole in zip(out, found["characters"], strict=True):
-        names = [whole.get(i, found["pieces"][t]) for i, t in enumerate(sample.tokens)]
-        assert "".join(names) == sample.text or kind in ("word piece", "byte fallback")
+    (whole,) = found["characters"]
+    assert "\ufffd" in found["pieces"].values()
+    names = [whole.get(i, found["pieces"][t]) for i, t in enumerate(tokens)]
+    assert "".join(names) == TextContext(tokenizer, prompt).text(tokens)
 
 
 @pytest.mark.parametrize("kind", REVERSIBLE)
 def test_a_completion_is_tokenized_behind_its_prompt(model, kind):
     tokenizer = tokenizer_of(kind, bos=True)
-    for prompt, completion in (CODE, ("Paris is", " a city"), ("Paris", "is a city"), ("(", "café")):
+    code = CODE if kind == "byte fallback" else ("def f(x):", "\n    return x\n")
+    for prompt, completion in (code, ("Paris is", " a city"), ("Paris", "is a city"), ("(", "café")):
         joined = tokenizer(prompt + completion)["input_ids"]
         (sample,) = csd.score(model, prompt, [completion], tokenizer=tokenizer)
         assert tokenizer(prompt)["input_ids"] + sample.tokens == joined
@@ -77,7 +87,8 @@ def test_a_completion_that_joins_with_its_prompt_is_refused_with_a_remedy(model)
             ).groups()  # fmt: skip
             prompt, completion = prompt.removesuffix(end), end + completion
     assert (prompt, completion) == ("The bridge", " is old")
-    assert tokenizer(prompt)["input_ids"] + sample.tokens == tokenizer(prompt + completion)["input_ids"]
+    joined = tokenizer(prompt + completion)["input_ids"]
+    assert tokenizer(prompt)["input_ids"] + sample.tokens == joined
     ids = tokenizer("is old", add_special_tokens=False)["input_ids"]
     assert csd.score(model, "The bridge ", [ids], tokenizer=tokenizer)[0].tokens == ids
 

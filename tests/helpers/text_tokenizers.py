@@ -1,5 +1,6 @@
 """Small tokenizers of the kinds in use, trained on a text of their own."""
 
+import json
 from functools import cache
 
 from tokenizers import (
@@ -39,6 +40,25 @@ def _byte_level() -> Tokenizer:
     return tokenizer
 
 
+# merges that join the tags <think> and </think> with what is around them
+JOINS = (
+    "< /|t h|i n|in k|th ink|. </|) .</|< th|</ th|> T|>T h|>Th e|> Ċ|> a|> <|>< /|k >|think >Ċ|"
+    "think >The|Ġ <|</ think|<th ink|<think >Ċ|</think >T|</think >Ċ|Ċ Ċ|o r|Ġ l|</th ink"
+)
+
+
+def _joining() -> Tokenizer:
+    """Bytes with the merges `JOINS`; neither tag is a token."""
+    vocab = {c: i for i, c in enumerate([*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    merges = [tuple(pair.split(" ")) for pair in JOINS.split("|")]
+    for left, right in merges:
+        vocab.setdefault(left + right, len(vocab))
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def _byte_fallback() -> Tokenizer:
     """Characters beyond ASCII are bytes, and the first space of a text is stripped."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -56,21 +76,14 @@ def _byte_fallback() -> Tokenizer:
     )  # fmt: skip
     words = "".join(c if ord(c) < 128 else " " for c in TEXT).split(" ")
     tokenizer.train_from_iterator([f" {w}" for w in words] * 4 + ["\n    "], trainer)
-    state = tokenizer.to_str()
     # the bytes are tokens of the vocabulary; the trainer can add them only as special tokens
-    plain = Tokenizer.from_str(state)
+    merges = [tuple(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
     model = models.BPE(
-        tokenizer.get_vocab(), _merges(state), unk_token="<unk>", byte_fallback=True, fuse_unk=True
+        tokenizer.get_vocab(), merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True
     )
     plain = Tokenizer(model)
     plain.normalizer, plain.decoder = tokenizer.normalizer, tokenizer.decoder
     return plain
-
-
-def _merges(state: str) -> list[tuple[str, str]]:
-    import json
-
-    return [tuple(pair) for pair in json.loads(state)["model"]["merges"]]
 
 
 def _metaspace() -> Tokenizer:
@@ -98,9 +111,9 @@ def _word_piece() -> Tokenizer:
 
 _MAKE = {
     "byte level": _byte_level, "byte fallback": _byte_fallback, "metaspace": _metaspace,
-    "word piece": _word_piece,
+    "word piece": _word_piece, "joining": _joining,
 }  # fmt: skip
-KINDS = (*_MAKE,)
+KINDS = ("byte level", "byte fallback", "metaspace", "word piece")
 
 
 @cache
