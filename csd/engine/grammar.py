@@ -211,8 +211,7 @@ class _Pieces:
         of = token_bytes(tokenizer).of
         # special and missing tokens get bytes that occur in no text
         self.tokens = [
-            (None if i in special or i >= size else of(i)) or b"\xff<%d>" % i
-            for i in range(vocab)
+            (None if i in special or i >= size else of(i)) or b"\xff<%d>" % i for i in range(vocab)
         ]
         self.special_token_ids = sorted(special)
 

@@ -152,10 +152,14 @@ def _row(rules: Rules, params: SamplingParams) -> dict[str, torch.Tensor]:
         "thought": -1 if budget is None else budget,
         "close": [*close, *[-1] * (X - len(close))],
     }
-    return {"bias": bias} | _of_tags(rules, begin, end) | {
-        name: torch.tensor(value, dtype=getattr(rules, name).dtype)
-        for name, value in values.items()
-    }
+    return (
+        {"bias": bias}
+        | _of_tags(rules, begin, end)
+        | {
+            name: torch.tensor(value, dtype=getattr(rules, name).dtype)
+            for name, value in values.items()
+        }
+    )
 
 
 def _of_tags(rules: Rules, begin: Any, end: Any) -> dict[str, torch.Tensor]:

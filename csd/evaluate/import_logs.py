@@ -24,8 +24,8 @@ def traces_of(
     A prompt is `prompt_token_ids`, `messages`, or a text under `prompt`, `question` or `problem`;
     a text is a user's message if the tokenizer has a chat template, unless `plain`. Completions are
     a list under `completions`, `choices` or `outputs`: texts, token ids, or objects with
-    `token_ids`, `text` or a `message`. Texts are tokenised behind the prompt and get the end token, since a log has
-    neither; token ids are used unchanged.
+    `token_ids`, `text` or a `message`. Texts are tokenised behind
+    the prompt and get the end token, since a log has neither; token ids are used unchanged.
 
     temperature: for rows without one. Raises ValueError, naming the line, for any other row.
     """

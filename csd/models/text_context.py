@@ -11,7 +11,6 @@ agree without the incomplete character at the prompt's end.
 """
 
 from collections.abc import Sequence
-from os.path import commonprefix
 from typing import Any
 
 from csd.models.token_bytes import token_bytes
@@ -80,16 +79,19 @@ def encode_behind(tokenizer: Any, prompt: Sequence[int], text: str) -> tuple[lis
         return tokenizer(whole, add_special_tokens=False)["input_ids"] if whole else []
 
     alone, joined = encode(before), encode(before + text)
-    same = len(commonprefix([alone, joined]))
+    same = shared(alone, joined)
     if same == len(alone):
         return joined[same:], ""
     end = TextContext(tokenizer, alone[:same], skip_special_tokens=False).text(alone[same:])
     return [], end or before
 
 
-def shared(before: str, after: str) -> int:
-    """Number of characters that two texts have in common at their beginning."""
-    return len(before) if after.startswith(before) else len(commonprefix([before, after]))
+def shared(before: Sequence, after: Sequence) -> int:
+    """Number of characters or tokens that two sequences have in common at their beginning."""
+    if after[: len(before)] == before:
+        return len(before)
+    pairs = zip(before, after, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
 
 
 def _cleans(tokenizer: Any) -> bool:

@@ -64,7 +64,12 @@ def test_pieces_of_a_result_join_to_its_text(kind):
 def test_a_completion_is_tokenized_behind_its_prompt(model, kind):
     tokenizer = tokenizer_of(kind, bos=True)
     code = CODE if kind == "byte fallback" else ("def f(x):", "\n    return x\n")
-    for prompt, completion in (code, ("Paris is", " a city"), ("Paris", "is a city"), ("(", "café")):
+    for prompt, completion in (
+        code,
+        ("Paris is", " a city"),
+        ("Paris", "is a city"),
+        ("(", "café"),
+    ):
         joined = tokenizer(prompt + completion)["input_ids"]
         (sample,) = csd.score(model, prompt, [completion], tokenizer=tokenizer)
         assert tokenizer(prompt)["input_ids"] + sample.tokens == joined

@@ -1,7 +1,6 @@
 """Texts behind prompts, whole and streamed, against whole decodes, for tokens at random."""
 
 import random
-from os.path import commonprefix
 
 import pytest
 from fuzzing import cases
@@ -9,7 +8,17 @@ from text_tokenizers import KINDS, SPECIAL, TEXT, tokenizer_of
 
 from csd.models.streamed_text import SampleText
 
-CHUNKS = [*TEXT.splitlines(keepends=True), "é", "😀😀", "é" * 9, "\n    ", " ", "isn't", "ab,  c", "</s>"]
+CHUNKS = [
+    *TEXT.splitlines(keepends=True),
+    "é",
+    "😀😀",
+    "é" * 9,
+    "\n    ",
+    " ",
+    "isn't",
+    "ab,  c",
+    "</s>",
+]
 
 
 def drawn_tokens(rng: random.Random, tokenizer) -> list[int]:
@@ -34,15 +43,15 @@ def cut(rng: random.Random, tokens: list[int]) -> list[int]:
     return tokens[: rng.randint(0, len(tokens))]
 
 
-def streamed(tokenizer, prompt, tokens, skip, take) -> tuple[str, str]:
-    """The whole text of a sample, and its pieces joined; take: whether to take one after a token."""
+def streamed(tokenizer, prompt, tokens, skip, takes) -> tuple[str, str]:
+    """The whole text of a sample, and its pieces joined; takes: after which tokens to take one."""
     text = SampleText(
         tokenizer, (), include_stop=False, skip_special_tokens=skip, streams=True, prompt=prompt
     )
     pieces = ""
-    for token in tokens:
+    for token, take in zip(tokens, takes, strict=True):
         text.push(token)
-        pieces += text.take() if take() else ""
+        pieces += text.take() if take else ""
     whole, rest = text.finish(by_token=False)
     return whole, pieces + rest
 
@@ -60,9 +69,10 @@ def test_a_prompts_text_and_a_samples_text_join_to_that_of_all_tokens(kind, bos)
         before = tokenizer.decode(prompt, skip_special_tokens=skip)
         both = tokenizer.decode(prompt + tokens, skip_special_tokens=skip)
         rate = rng.choice([1.0, 0.4])
-        whole, pieces = streamed(tokenizer, prompt, tokens, skip, lambda: rng.random() < rate)
+        takes = [rng.random() < rate for _ in tokens]
+        whole, pieces = streamed(tokenizer, prompt, tokens, skip, takes)
         # a character that the prompt's end leaves incomplete belongs to the text
-        same = len(commonprefix([before, both]))
+        same = next((i for i, c in enumerate(before) if both[i : i + 1] != c), len(before))
         assert whole == both[same:], (case, prompt, tokens)
         assert pieces == whole, (case, prompt, tokens)
         joined += both == before + whole

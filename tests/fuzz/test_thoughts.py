@@ -18,7 +18,8 @@ from csd.state.logit_rules import Rules
 
 BEGIN, END = b"<think>", b"</think>"
 PARTS = [
-    BEGIN, BEGIN, END, END, b"<think>\nFirst (", b").</think>The answer", b"<th", b"</th", b"<", b">",
+    BEGIN, BEGIN, END, END, b"<think>\nFirst (", b").</think>The answer", b"<th", b"</th", b"<",
+    b">",
     b"or last", b" ", b"\n\n", b"12", b"<<think>>", b"</</think>", "é".encode(), b"think", b"\nSo",
 ]  # fmt: skip
 CLOSES = [None, "</think>", "\nSo </think>", ".</think>"]

@@ -147,9 +147,7 @@ class Answer:
             choice["logprobs"] = (
                 self.chat_logprobs(*given)
                 if asked.chat
-                else self.logprobs(
-                    *given, Offsets(self, handle), handle if asked.echo else None
-                )
+                else self.logprobs(*given, Offsets(self, handle), handle if asked.echo else None)
             )
             choice["csd"] = {"logprobs": sample.logprobs[:new]}
         choice["finish_reason"] = "length" if asked.nothing_new else sample.finish_reason
