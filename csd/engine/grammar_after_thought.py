@@ -18,14 +18,21 @@ class Thinking:
     A token may end the thought and go on: the grammar applies to the rest of it.
 
     fresh: matcher in its initial state. budget: of the sample, with once=True. vocab: number of
-    logits. tokens: bytes of the vocabulary's tokens, for the rest of a token.
+    logits. tokens: `csd.engine.thought_tags.by_bytes`, for the rest of a token. banned: by state of
+    the search for the end tag, tokens that end it and go on as no text does; filled when they are
+    needed, for all samples with the same grammar and tags.
     """
 
-    def __init__(self, fresh: Any, budget: Budget, vocab: int, tokens: dict[int, bytes]):
+    def __init__(
+        self,
+        fresh: Any,
+        budget: Budget,
+        vocab: int,
+        tokens: dict[bytes, int],
+        banned: dict[int, list[int]],
+    ):
         self._fresh, self._budget, self._vocab = fresh, budget, vocab
-        self._tokens = tokens
-        # by state of the search for the end tag: tokens that end it and go on as no text does
-        self._banned: dict[int, list[int]] = {}
+        self._tokens, self._banned = tokens, banned
         # matcher of the text; None inside a thought, and where only a thought may begin
         self._text = None if budget.open else fresh.deep_copy()
 

@@ -154,6 +154,8 @@ def step(pattern: Symbols, token: Symbols) -> Step:
 _TAGS: "weakref.WeakKeyDictionary[Any, dict[tuple, Tag]]" = weakref.WeakKeyDictionary()
 _VOCABULARIES: "weakref.WeakKeyDictionary[Any, dict[int, dict[int, bytes]]]"
 _VOCABULARIES = weakref.WeakKeyDictionary()
+_BY_BYTES: "weakref.WeakKeyDictionary[Any, dict[int, dict[bytes, int]]]"
+_BY_BYTES = weakref.WeakKeyDictionary()
 
 
 def vocabulary(tokenizer: Any, vocab: int) -> dict[int, bytes]:
@@ -174,16 +176,24 @@ def _read(of: Any, token: int) -> bytes | None:
         return None
 
 
-def split(text: bytes, tokens: dict[int, bytes]) -> list[int]:
-    """Tokens of a vocabulary whose bytes are those of the text, longest first; [] without any."""
-    by_bytes = {read: t for t, read in reversed(tokens.items())}
-    longest, found = max(map(len, by_bytes), default=0), []
+def by_bytes(tokenizer: Any, vocab: int) -> dict[bytes, int]:
+    """The first token of a vocabulary with each text, but added ones; made once per tokenizer."""
+    made = _BY_BYTES.setdefault(tokenizer, {})
+    if vocab not in made:
+        added = {*getattr(tokenizer, "get_added_vocab", dict)().values()}
+        tokens = reversed(vocabulary(tokenizer, vocab).items())
+        made[vocab] = {x: t for t, x in tokens if t not in added}
+    return made[vocab]
+
+
+def split(text: bytes, tokens: dict[bytes, int]) -> list[int]:
+    """Tokens of `by_bytes` whose bytes are those of the text, longest first; [] without any."""
+    found = []
     while text:
-        sizes = range(min(longest, len(text)), 0, -1)
-        size = next((n for n in sizes if text[:n] in by_bytes), 0)
+        size = next((n for n in range(len(text), 0, -1) if text[:n] in tokens), 0)
         if not size:
             return []
-        found.append(by_bytes[text[:size]])
+        found.append(tokens[text[:size]])
         text = text[size:]
     return found
 

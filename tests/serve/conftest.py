@@ -9,7 +9,7 @@ import csd
 from csd.models.demo import toy
 
 # what needs no package but the server's, and seconds
-FAST = ("test_http", "test_http_requests", "test_http_fields")
+FAST = ("test_http", "test_http_requests", "test_http_fields", "test_http_texts")
 
 
 def pytest_collection_modifyitems(items):
