@@ -174,7 +174,7 @@ def _of_tags(rules: Rules, begin: Any, end: Any) -> dict[str, torch.Tensor]:
         return found
     for i, tag in enumerate((Tag.of(begin), Tag.of(end))):
         steps, of = tag.kinds
-        found["tag_steps"][i, : len(steps)] = torch.tensor(steps)
+        found["tag_steps"][i, :, : len(steps)] = torch.tensor(steps).T
         found["tag_kinds"][i, [*of]] = torch.tensor([*of.values()], dtype=torch.int16)
         found["tag_length"][i] = len(tag.pattern)
     rests = Tag.of(end).rests

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from csd.models.token_bytes import token_bytes
 
-# symbols of a pattern: a state must be exact as a float64
-LONGEST_TAG = 48
+# symbols of a pattern: a state has 32 bits
+LONGEST_TAG = 31
 
 Symbols = bytes | tuple[int, ...]
 

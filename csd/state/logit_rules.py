@@ -53,7 +53,7 @@ class Rules:
     # the tags that begin and end a thought, as `csd.kernels.change_rows.thought` searches for them;
     # V is 1 without a budget of thought
     tag_kinds: torch.Tensor  # [R, 2, V] int16, index of a token's step
-    tag_steps: torch.Tensor  # [R, 2, C, 5] int64, the different steps
+    tag_steps: torch.Tensor  # [R, 2, 5, C] int32, the different steps, by field
     tag_length: torch.Tensor  # [R, 2] int64, symbols of each tag
     close: torch.Tensor  # [R, X] int32, tokens forced to end it, left-aligned, -1 after them
     # [R, Y] int32, the token that continues the end tag after each number of its symbols, or -1
@@ -93,7 +93,7 @@ class Rules:
             frequency=full(sets, kind=torch.float64),
             thought=full(sets, fill=-1, kind=torch.int64),
             tag_kinds=full(sets, 2, vocab if tags[0] else 1, kind=torch.int16),
-            tag_steps=full(sets, 2, tags[1], 5, kind=torch.int64),
+            tag_steps=full(sets, 2, 5, tags[1]),
             tag_length=full(sets, 2, fill=1, kind=torch.int64),
             close=full(sets, marks, fill=-1),
             rests=full(sets, max(tags[0], 1), fill=-1),

@@ -49,32 +49,37 @@ def forced_tokens(prefix: Prefixes, s: torch.Tensor, rules: Rules) -> torch.Tens
 def _search(
     prefix: Prefixes, of: torch.Tensor, rules: Rules, tag: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R, L] int64 twice: symbols of a token up to where it completes a tag, else 0; and D."""
-    token = prefix.token
-    # rows of the sets are large, so single entries are read
-    kind = rules.tag_kinds[of[:, None], tag, token.clamp(min=0)].long()
-    kind = torch.where(token >= 0, kind, 0)
-    k, within, suffix, ends, whole = rules.tag_steps[of[:, None], tag, kind].unbind(-1)
+    """[R, L] int32 twice: symbols of a token up to where it completes a tag, else 0; and D."""
+    token, (_, _, fields, kinds) = prefix.token, rules.tag_steps.shape
+    row = (of * 2 + tag)[:, None]
+    # tables are read by one index each, which is far faster than by several
+    place = row * rules.tag_kinds.shape[2] + token.clamp(min=0)
+    kind = _take(rules.tag_kinds.flatten(), place).long()
+    place = row * (fields * kinds) + torch.where(token >= 0, kind, 0)
+    steps = rules.tag_steps.flatten()
+    k, within, suffix, ends, whole = (_take(steps[f * kinds :], place) for f in range(fields))
     reach = 1
     while reach < rules.rests.shape[1]:
-        # the steps of `reach` tokens and of the same number before them
-        before = [_before(x, reach) for x in (k, within, suffix)]
-        suffix = ((before[2] << k) & within) | suffix
-        within = (before[1] << k) & within
-        # a step that keeps no bit may have any k
-        k = torch.where(within == 0, 0, before[0] + k)
+        # the steps of `reach` tokens joined to those of as many before them; where no bit is kept,
+        # k may be anything
+        of_last, bits = k[:, reach:], within[:, reach:]
+        first = suffix[:, :reach], torch.zeros_like(within[:, :reach]), k[:, :reach]
+        suffix = torch.cat(
+            [first[0], ((suffix[:, :-reach] << of_last) & bits) | suffix[:, reach:]], 1
+        )
+        within = torch.cat([first[1], (within[:, :-reach] << of_last) & bits], 1)
+        k = torch.cat([first[2], k[:, :-reach] + of_last], 1)
         reach *= 2
-    ends = _before(suffix, 1) & ends
-    # the completion that uses most of the token is that of the lowest bit
-    lowest = (ends & -ends).clamp(min=1).double().log2().long()
-    length = rules.tag_length[of, tag][:, None]
+    ends = torch.nn.functional.pad(suffix[:, :-1], (1, 0)) & ends
+    # the completion that uses most of the token is that of the lowest bit; floats of single bits
+    # are exact
+    lowest = (ends & -ends).clamp(min=1).float().log2().round().int()
+    length = rules.tag_length[of, tag][:, None].int()
     return torch.maximum(whole, torch.where(ends > 0, length - lowest, 0)), suffix
 
 
-def _before(x: torch.Tensor, by: int) -> torch.Tensor:
-    """[R, L]: the value `by` columns before each one, 0 if there is none."""
-    kept = max(x.shape[1] - by, 0)
-    return torch.nn.functional.pad(x[:, :kept], (x.shape[1] - kept, 0))
+def _take(table: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    return table.index_select(0, place.flatten()).view(place.shape)
 
 
 def _begun(prefix: Prefixes, close: torch.Tensor) -> torch.Tensor:
