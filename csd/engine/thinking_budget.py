@@ -4,7 +4,7 @@ import re
 from copy import copy
 from typing import Any
 
-from csd.engine.thought_tags import LONGEST_TAG, Search, Tag, joined
+from csd.engine.thought_tags import LONGEST_TAG, Search, Tag, joined, special_ids
 from csd.schema.check import shown
 
 # tags that begin a thought in the chat templates of thinking models
@@ -89,8 +89,8 @@ def spell_tags(tags: tuple[Any, ...], tokenizer: Any, vocab: int) -> Tags:
 
 def _tag(text: str, tokenizer: Any, vocab: int) -> Tag:
     alone = spell("thinking_tags", text, tokenizer)
-    special = getattr(tokenizer, "get_added_vocab", dict)()
-    if len(alone) == 1 and alone[0] in special.values():
+    added = getattr(tokenizer, "get_added_vocab", dict)().values()
+    if (len(alone) == 1 and alone[0] in added) or special_ids(tokenizer).intersection(alone):
         return Tag.of(alone)
     behind = (spell_behind("thinking_tags", b, text, tokenizer) for b in NEIGHBOURS)
     for ids in (*behind, alone):

@@ -159,13 +159,24 @@ _BY_BYTES = weakref.WeakKeyDictionary()
 
 
 def vocabulary(tokenizer: Any, vocab: int) -> dict[int, bytes]:
-    """Bytes of the tokens that have any, among the first `vocab`; read once per tokenizer."""
+    """Bytes of the tokens of text among the first `vocab`; read once per tokenizer.
+
+    Special tokens are no text: the name of `<pad>` does not end a tag with its `>`.
+    """
     made = _VOCABULARIES.setdefault(tokenizer, {})
     if vocab not in made:
         of = token_bytes(tokenizer).of
         size = min(vocab, len(tokenizer)) if hasattr(tokenizer, "__len__") else vocab
-        made[vocab] = {t: read for t in range(size) if (read := _read(of, t))}
+        special = special_ids(tokenizer)
+        text = (t for t in range(size) if t not in special)
+        made[vocab] = {t: read for t in text if (read := _read(of, t))}
     return made[vocab]
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {t for t, token in added.items() if token.special}
+    return special.union(getattr(tokenizer, "all_special_ids", None) or ())
 
 
 def _read(of: Any, token: int) -> bytes | None:
@@ -177,12 +188,10 @@ def _read(of: Any, token: int) -> bytes | None:
 
 
 def by_bytes(tokenizer: Any, vocab: int) -> dict[bytes, int]:
-    """The first token of a vocabulary with each text, but added ones; made once per tokenizer."""
+    """The first token of a vocabulary with each text, made once per tokenizer."""
     made = _BY_BYTES.setdefault(tokenizer, {})
     if vocab not in made:
-        added = {*getattr(tokenizer, "get_added_vocab", dict)().values()}
-        tokens = reversed(vocabulary(tokenizer, vocab).items())
-        made[vocab] = {x: t for t, x in tokens if t not in added}
+        made[vocab] = {x: t for t, x in reversed(vocabulary(tokenizer, vocab).items())}
     return made[vocab]
 
 

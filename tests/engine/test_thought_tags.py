@@ -8,7 +8,7 @@ from checkpoints import build
 from text_tokenizers import tokenizer_of
 
 import csd
-from csd.engine.thinking_budget import find_tags, spell_tags
+from csd.engine.thinking_budget import Budget, find_tags, spell_tags
 from csd.engine.thought_tags import vocabulary
 
 BEGIN, END = "<think>", "</think>"
@@ -95,6 +95,21 @@ def test_a_grammar_begins_where_the_text_does(tokenizer, opened):
         joins += any(re.search(">(T|a|<)", name) for name in names)
     assert thoughts == 8 if opened else thoughts
     assert joins
+
+
+def test_the_name_of_a_special_token_is_no_text(tokenizer):
+    """`<s>` neither ends a tag with its `>` nor begins one with its `<`."""
+    tags = spell_tags(TAGS, tokenizer, len(tokenizer))
+    for begin in spell_tags(("<|user|>think", "</s>"), tokenizer, len(tokenizer))[:2]:
+        assert begin.text is None
+    special = tokenizer.convert_tokens_to_ids("<s>")
+    for name, is_open in (("<think", False), ("</think", True)):
+        budget = Budget(tags, 9, [*tags[0].ids] if is_open else [])
+        for token in tokenizer(name, add_special_tokens=False)["input_ids"]:
+            budget.push(token)
+        budget.push(special)
+        budget.push(tokenizer.convert_tokens_to_ids("k"))
+        assert budget.open == is_open
 
 
 def test_tags_of_a_template_that_are_no_tokens():
