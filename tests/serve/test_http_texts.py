@@ -1,16 +1,17 @@
-"""Texts of a server's answers join those of the prompts that were sent."""
+"""Texts, offsets and bytes of an answer's choices, which join those of the prompts that were sent."""
+
+from types import SimpleNamespace
 
 import pytest
-import torch
-from checkpoints import build
-from served import call, events, served
 from text_tokenizers import tokenizer_of
 
 pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
+from csd.integrations.serve.answers import Answer, Offsets, Texts
+from csd.integrations.serve.asked import Asked
 
 # characters beyond ASCII are single bytes, and the first space of a text is stripped
 KIND, PROMPT = "byte fallback", "café is"
+NAMES = ["▁", "it", "▁", "<0xC3>", "<0xA9>", "\n", "<0xF0>", "<0x9F>", "n't"]
 
 
 @pytest.fixture(scope="module")
@@ -19,69 +20,58 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def port(tokenizer):
-    model = build("llama", dtype=torch.float64, vocab_size=len(tokenizer))
-    model._csd_tokenizer = tokenizer
-    with served(model) as (port, _):
-        yield port
+def tokens(tokenizer):
+    return tokenizer.convert_tokens_to_ids(NAMES)
 
 
-def body(tokenizer, **fields):
-    """Tokens of characters, of parts of characters, and of spaces."""
-    names = ["▁it", "▁", "is", "<0xC3>", "<0xA9>", "<0xF0>", "\n", "n't"]
-    allowed = tokenizer.convert_tokens_to_ids(names)
-    return {
-        "prompt": PROMPT, "max_tokens": 24, "seed": 3, "n": 3, "temperature": 1.4, "logprobs": 1,
-        "allowed_token_ids": allowed, "return_token_ids": True, "ignore_eos": True,
-    } | fields  # fmt: skip
+def answer_to(tokenizer, prompt, scores=None, **options):
+    """An answer and its handle; scores: of the prompt's tokens."""
+    ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+    handle = SimpleNamespace(prompt_ids=ids, scores=scores)
+    asked = Asked(False, [prompt], options, top=0, echo=scores is not None, handles=[handle])
+    return Answer(asked, "model", Texts(tokenizer)), handle
 
 
-def joined(tokenizer, choice):
-    ids = choice["prompt_token_ids"] + choice["token_ids"]
-    return tokenizer.decode(ids, skip_special_tokens=True)
-
-
-def test_echo_returns_what_was_sent_and_offsets_count_the_joined_text(port, tokenizer):
-    _, answer = call(port, "/v1/completions", body(tokenizer, echo=True))
+@pytest.mark.parametrize("by_ids", [False, True])
+def test_echo_returns_what_was_sent_and_offsets_count_the_joined_text(tokenizer, tokens, by_ids):
     ids = tokenizer(PROMPT)["input_ids"]
-    _, by_ids = call(port, "/v1/completions", body(tokenizer, echo=True, prompt=ids))
-    for choice, other in zip(answer["choices"], by_ids["choices"], strict=True):
-        text, offsets = choice["text"], choice["logprobs"]["text_offset"]
-        assert text == joined(tokenizer, choice) == other["text"] and text.startswith(PROMPT)
-        tokens = choice["prompt_token_ids"] + choice["token_ids"]
-        assert len(offsets) == len(tokens) and offsets == other["logprobs"]["text_offset"]
-        for i, offset in enumerate(offsets):
-            before = tokenizer.decode(tokens[:i], skip_special_tokens=True)
-            if "\ufffd" not in before:
-                assert offset == len(before) and text[:offset] == before
+    scores = SimpleNamespace(logprobs=[-1.0] * (len(ids) - 1), top=[[]] * (len(ids) - 1))
+    answer, handle = answer_to(tokenizer, ids if by_ids else PROMPT, scores)
+    assert answer.echo(handle) == PROMPT
+    found = answer.logprobs(
+        tokens, [-1.0] * len(tokens), [[]] * len(tokens), Offsets(answer, handle), handle
+    )
+    offsets, every = found["text_offset"], ids + tokens
+    assert len(offsets) == len(every)
+    certain = 0
+    for i, offset in enumerate(offsets):
+        before = tokenizer.decode(every[:i], skip_special_tokens=True)
+        if "\ufffd" not in before:
+            certain += 1
+            assert offset == len(before)
+    assert certain >= len(ids) + 5
 
 
-def test_an_answer_without_echo_and_its_stream_have_the_same_offsets(port, tokenizer):
-    _, answer = call(port, "/v1/completions", body(tokenizer))
-    lines = events(port, "/v1/completions", body(tokenizer, stream=True))
-    for choice in answer["choices"]:
-        assert PROMPT + choice["text"] == joined(tokenizer, choice)
-        parts = [c for line in lines for c in line["choices"] if c["index"] == choice["index"]]
-        assert "".join(part["text"] for part in parts) == choice["text"]
-        offsets = [x for p in parts if p["logprobs"] for x in p["logprobs"]["text_offset"]]
-        assert offsets == choice["logprobs"]["text_offset"]
+def test_offsets_of_parts_are_those_of_the_whole(tokenizer, tokens):
+    answer, handle = answer_to(tokenizer, PROMPT)
+    parts = Offsets(answer, handle)
+    whole = Offsets(answer, handle).of(tokens)
+    assert parts.of(tokens[:4]) + parts.of([]) + parts.of(tokens[4:]) == whole
+    assert whole[:4] == [0, 1, 3, 4] and whole[4] == 4
 
 
-def test_bytes_of_a_chats_tokens_are_the_vocabularys(port, tokenizer):
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    fields = body(tokenizer, logprobs=True, top_logprobs=2)
-    del fields["prompt"]
-    tokenizer.chat_template = template
-    messages = [{"role": "user", "content": PROMPT}]
-    _, answer = call(port, "/v1/chat/completions", fields | {"messages": messages})
-    for choice in answer["choices"]:
-        entries = choice["logprobs"]["content"]
-        raw = b"".join(bytes(entry["bytes"]) for entry in entries)
-        text = choice["message"]["content"]
-        # parts of a character that is not complete have bytes too
-        assert raw.decode("utf-8", "ignore") == text.replace("\ufffd", "") or "\ufffd" in text
-        assert all(top["bytes"] for entry in entries for top in entry["top_logprobs"])
-        names = tokenizer.convert_ids_to_tokens(choice["token_ids"])
-        for name, entry in zip(names, entries, strict=True):
-            if name.startswith("<0x"):
-                assert entry["bytes"] == [int(name[3:5], 16)]
+def test_a_text_that_the_tokenizer_would_change_is_echoed_as_it_was_sent():
+    lower = tokenizer_of("word piece", bos=True)
+    answer, handle = answer_to(lower, "The  River.")
+    assert answer.echo(handle) == "The  River."
+    answer, handle = answer_to(lower, [1, *lower("The river.")["input_ids"]])
+    assert answer.echo(handle) == "the river."
+
+
+def test_bytes_of_tokens_are_the_vocabularys(tokenizer, tokens):
+    answer, _ = answer_to(tokenizer, PROMPT)
+    tops = [[(t, -1.0)] for t in tokens]
+    content = answer.chat_logprobs(tokens, [-1.0] * len(tokens), tops)["content"]
+    want = [b" ", b"it", b" ", b"\xc3", b"\xa9", b"\n", b"\xf0", b"\x9f", b"n't"]
+    assert [bytes(entry["bytes"]) for entry in content] == want
+    assert [bytes(entry["top_logprobs"][0]["bytes"]) for entry in content] == want
