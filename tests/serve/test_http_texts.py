@@ -1,4 +1,4 @@
-"""Texts, offsets and bytes of an answer's choices, which join those of the prompts that were sent."""
+"""Texts, offsets and bytes of an answer, which join those of the prompts that were sent."""
 
 from types import SimpleNamespace
 
