@@ -77,7 +77,8 @@ def asked_of(requests: Sequence[Request]) -> Asked:
 
 def sizes_of(requests: Sequence[Request], asked: Asked) -> Sizes:
     words = [[w for w in r.params.bad_words if len(w) > 1] for r in requests]
-    listed_tags = {r.params.thinking_tags for r in requests} - {None}
+    every = (r.params.thinking_tags for r in requests)
+    listed_tags = {each for each in every if each is not None}
     marks = [tags[2] for tags in listed_tags]
     tags = [Tag.of(tag) for begin, end, _ in listed_tags for tag in (begin, end)]
     longest = max((len(w) for listed in words for w in listed), default=1)

@@ -89,8 +89,10 @@ def spell_tags(tags: tuple[Any, ...], tokenizer: Any, vocab: int) -> Tags:
 
 def _tag(text: str, tokenizer: Any, vocab: int) -> Tag:
     alone = spell("thinking_tags", text, tokenizer)
-    added = getattr(tokenizer, "get_added_vocab", dict)().values()
-    if (len(alone) == 1 and alone[0] in added) or special_ids(tokenizer).intersection(alone):
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    if (len(alone) == 1 and alone[0] in added.values()) or special_ids(tokenizer).intersection(
+        alone
+    ):
         return Tag.of(alone)
     behind = (spell_behind("thinking_tags", b, text, tokenizer) for b in NEIGHBOURS)
     for ids in (*behind, alone):

@@ -95,9 +95,9 @@ def byte_alphabet() -> dict[str, int]:
 
 def _steps(tokenizer: Any) -> list[dict]:
     """Steps of the decoder of a tokenizer of the library `tokenizers`; empty for others."""
-    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    decoder: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     try:
-        state = json.loads(decoder.__getstate__())  # type: ignore[union-attr]
+        state = json.loads(decoder.__getstate__())
     except (AttributeError, TypeError, ValueError):
         return []
     steps = [*_flat(state)]

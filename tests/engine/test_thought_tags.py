@@ -113,7 +113,7 @@ def test_the_name_of_a_special_token_is_no_text(tokenizer):
 
 
 def test_tags_of_a_template_that_are_no_tokens():
-    """As strings of the chat template they are searched for in the text too."""
+    """Strings of the chat template are searched for in the text too."""
     own = tokenizer_of.__wrapped__("joining")
     own.chat_template = "{% if true %}<think>{% endif %}</think>"
     assert find_tags(own) == TAGS
