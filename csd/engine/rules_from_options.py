@@ -115,7 +115,7 @@ def changed_bytes(
     penalties = asked.penalty or asked.counts
     entry = 4 * wide + 4 * torch.int32.itemsize if penalties else 2 * wide
     # and int64 indices of the rows above each one, and of its prefix
-    numbers = torch.int64.itemsize * (6 * rows + (12 + 12 * asked.thought) * longest * asked.prefix)
+    numbers = torch.int64.itemsize * (6 * rows + (12 + 4 * asked.thought) * longest * asked.prefix)
     return copies * (vocab + 1) + min(rows, BLOCK) * (entry * (vocab + 1) + numbers)
 
 
