@@ -109,8 +109,8 @@ def changed_bytes(
     wide = torch.promote_types(dtype, torch.float32).itemsize
     # the copy; a table of biases; a grammar's bans, as bytes and as bools; the functions' copies
     copies = rows * (wide + 2 * asked.grammar + 2 * wide * asked.functions) + sets * wide
-    # a token's steps in the search for two tags, and those of the rows' sets
-    copies += (sets + min(rows, BLOCK)) * 2 * torch.int16.itemsize * asked.thought
+    # the kinds of a vocabulary's tokens in the search for two tags
+    copies += sets * 2 * torch.int16.itemsize * asked.thought
     # per block: a gathered bias and bans, or bits of tokens that occurred, and penalised rows
     penalties = asked.penalty or asked.counts
     entry = 4 * wide + 4 * torch.int32.itemsize if penalties else 2 * wide
