@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from csd.models.token_bytes import token_bytes
 from csd.schema.check import shown
 from csd.schema.lazy import check_installed
 
@@ -252,10 +253,10 @@ class _Pieces:
         self._tokenizer = tokenizer
         self.eos_token_id = size if end is None else end
         self.bos_token_id = None
+        of = token_bytes(tokenizer).of
         # special and missing tokens get bytes that occur in no text
         self.tokens = [
-            b"\xff<%d>" % i if i in special or i >= size else tokenizer.decode([i]).encode()
-            for i in range(vocab)
+            (None if i in special or i >= size else of(i)) or b"\xff<%d>" % i for i in range(vocab)
         ]
         self.special_token_ids = sorted(special)
 

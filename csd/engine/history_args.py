@@ -14,6 +14,7 @@ from csd.engine.result import UNFINISHED, Sample, Samples
 from csd.engine.samples_on_error import every
 from csd.engine.traces.history import History
 from csd.graph.history import PastSample
+from csd.models.text_context import encode_behind
 
 _EXPECTED = "must be a csd.History or a list of past samples (token ids, texts or Samples)"
 
@@ -138,18 +139,20 @@ def _past_samples(
         if isinstance(entry, Samples):
             past += _past_samples(entry, prompt, tokenizer, vocab, where)[::-1]
             continue
-        past.append(PastSample.of(_ids(entry, tokenizer, where)))
+        past.append(PastSample.of(_ids(entry, prompt, tokenizer, where)))
         _check_vocabulary(past[-1], vocab, where)
     return past[::-1]
 
 
-def _ids(entry: Any, tokenizer: Any, name: str) -> list[int]:
+def _ids(entry: Any, prompt: list[int], tokenizer: Any, name: str) -> list[int]:
     if isinstance(entry, Sample):
         return entry.tokens
     if isinstance(entry, str):
         if tokenizer is None:
             raise ValueError(f"{name} is text, but there is no tokenizer: pass tokenizer=")
-        return tokenizer(entry, add_special_tokens=False)["input_ids"]
+        ids, joined = encode_behind(tokenizer, prompt, entry)
+        # only drafts are made of it, so the text may be encoded alone
+        return tokenizer(entry, add_special_tokens=False)["input_ids"] if joined else ids
     if torch.is_tensor(entry) and entry.dim() == 1 and not entry.is_floating_point():
         entry = entry.tolist()
     if not isinstance(entry, list | tuple) or not all(

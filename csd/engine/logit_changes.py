@@ -103,7 +103,7 @@ class Changes:
             rules = Rules.empty_of(
                 S, vocab, sets=sizes.sets, prompt=sizes.prompt,
                 words=(sizes.edges, sizes.ends, sizes.word, sizes.hits), marks=sizes.marks,
-                dtype=slots.logprobs.dtype, device=device,
+                tags=(sizes.symbols, sizes.steps), dtype=slots.logprobs.dtype, device=device,
             )  # fmt: skip
             ones = torch.ones(S, dtype=torch.float64, device=device)
             return cls(rules, sizes, ones, torch.zeros(S, dtype=torch.int32, device=device))

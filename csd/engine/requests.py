@@ -199,6 +199,7 @@ class LiveSample:
             self._text = SampleText(
                 tokenizer, params.stop, include_stop=params.include_stop,
                 skip_special_tokens=params.skip_special_tokens, streams=streams,
+                prompt=request.prompt,
             )  # fmt: skip
 
     def append(

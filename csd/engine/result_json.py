@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from csd.engine.result import Samples
+from csd.models.token_bytes import token_bytes
 
 
 def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
@@ -25,13 +26,8 @@ def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
 
 def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
     """Text of each token id inside a longer text; U+FFFD for a part of a character."""
-    # some tokenizers drop a leading space, so each id is decoded after another one
-    before = tokenizer.decode(ids[:1])
-    found = {}
-    for i in ids:
-        both = tokenizer.decode([ids[0], i])
-        found[i] = both.removeprefix(before) if both.startswith(before) else tokenizer.decode([i])
-    return found
+    of = token_bytes(tokenizer)
+    return {i: of.text(i) for i in ids}
 
 
 def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:

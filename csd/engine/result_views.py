@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from os import PathLike, fspath
 from typing import Any
 
+from csd.models.streamed_text import TextStream
+from csd.models.text_context import TextContext
 from csd.schema.lazy import check_installed
 from csd.schema.write import WholeFile
 
@@ -69,17 +71,19 @@ def _runs(out: Any, sample: Any) -> Iterator[str]:
     if out.tokenizer is None or len(sample.sources) != len(sample.tokens):
         yield html.escape(sample.text or "")
         return
-    start, shown = 0, ""
-    sources = sample.sources
+    start, shown = 0, 0
+    sources, stream = sample.sources, TextStream(out.tokenizer, prompt=out.prompt_ids)
+    for token in sample.tokens:
+        stream.push(token)
+    whole = TextContext(out.tokenizer, out.prompt_ids).text(sample.tokens)
     for i in range(1, len(sources) + 1):
         if i < len(sources) and sources[i] == sources[start]:
             continue
-        # the difference of two decoded prefixes: parts of a character and spaces depend on the
-        # tokens around them
-        text = out.tokenizer.decode(sample.tokens[:i], skip_special_tokens=True).rstrip("\ufffd")
-        new = html.escape(text[len(shown) :] if text.startswith(shown) else "")
+        # a character belongs to the last of its tokens
+        end = len(whole) if i == len(sources) else stream.ends[i - 1]
+        new = html.escape(whole[shown:end])
         if new:
-            source, shown = sources[start], text
+            source, shown = sources[start], end
             yield f'<span style="background:{COLOURS[source]}99">{new}</span>' if source else new
         start = i
 

@@ -15,6 +15,7 @@ from csd.engine.grammar_after_thought import Thinking
 from csd.engine.requests import Request
 from csd.engine.slot_edits import Refill
 from csd.engine.thinking_budget import Budget
+from csd.engine.thought_tags import by_bytes
 from csd.graph.host_tree import Row, pool_of_rows
 from csd.state.pool import MAX_DEPTH, MAX_NODES, ROOT, Pool
 from csd.state.slots import Slots
@@ -34,6 +35,7 @@ class Grammars:
         # by slot: end tokens, with True if a sample ends there
         self._ends: dict[int, dict[int, bool]] = {}
         self._fresh: dict[tuple, Any] = {}  # matchers in their initial state, by grammar of a call
+        self._banned: dict[tuple, dict[int, list[int]]] = {}  # of `Thinking`, by grammar and tag
         # the last planned pool, the tokens each row allows, and the token its budget forces
         self._planned: tuple[Pool, np.ndarray, list[int]] | None = None
 
@@ -67,7 +69,10 @@ class Grammars:
             return fresh.deep_copy()
         begin, end, close = tags
         budget = Budget((begin, end, close), most, request.prompt, once=True)
-        return Thinking(fresh, budget, self._vocab)
+        tokens = {} if budget.end.text is None else by_bytes(self._tokenizer, self._vocab)
+        key = (*(getattr(request.params, name) for name in GRAMMARS), end)
+        banned = self._banned.setdefault(key, {})
+        return Thinking(fresh, budget, self._vocab, tokens, banned)
 
     def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
         """Remove nodes that no sample can reach from the pool, and add nodes that grammars force.

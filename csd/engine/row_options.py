@@ -6,7 +6,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from csd.engine.grammar import check_grammar, check_one
-from csd.engine.thinking_budget import find_tags, spell, spell_tags
+from csd.engine.thinking_budget import find_tags, spell, spell_behind, spell_tags
+from csd.engine.thought_tags import Tag
 from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
 from csd.schema.check import shown
 
@@ -27,12 +28,13 @@ OFF: dict[str, Any] = {
     "grammar": None,
 }
 
+# characters behind which bad words are tokenized; a tokenizer may join a word with one of them
+NEIGHBOURS = ("\n", "a", "(")
+
 # largest no_repeat_ngram_size
 LONGEST = 1024
 # most tokens of one of `bad_words`, and of all of them
 WORD_TOKENS, WORDS_TOKENS = 256, 1 << 16
-# most tokens of each of `thinking_tags`
-TAG_TOKENS = 256
 
 
 def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
@@ -137,7 +139,9 @@ def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
             "ids, and optionally the text that ends it when the budget is spent, got "
             f"{shown(value)}"
         )
-    found = tuple(tag if isinstance(tag, str) else check_words(name, [tag])[0] for tag in value)
+    found = tuple(
+        tag if isinstance(tag, str | Tag) else check_words(name, [tag])[0] for tag in value
+    )
     if any(not tag for tag in found):
         raise ValueError(f"{name} must not be empty, got {shown(value)}")
     if found[0] == found[1]:
@@ -161,12 +165,7 @@ def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int
         found["bad_words"] = _spelled(words, tokenizer)
     if found.get("max_thinking_tokens") is not None:
         tags = check_tags("thinking_tags", given.get("thinking_tags")) or find_tags(tokenizer)
-        found["thinking_tags"] = spell_tags(tags, tokenizer)
-        longest = max(map(len, found["thinking_tags"]))
-        if longest > TAG_TOKENS:
-            raise ValueError(
-                f"thinking_tags must have at most {TAG_TOKENS} tokens each, got {longest}"
-            )
+        found["thinking_tags"] = spell_tags(tags, tokenizer, vocab)
     elif "thinking_tags" in found:
         raise ValueError("thinking_tags needs max_thinking_tokens, which is not given")
     check_one(found)
@@ -176,16 +175,29 @@ def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int
 
 
 def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each word; a string is tokenized twice, with a space before it and without."""
+    """Token ids of each word; a string has those of itself and of itself behind a space.
+
+    Both are tokenized behind other characters, as words in a text are.
+    """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         if not isinstance(word, str):
             found[word] = None
             continue
-        spelled = [spell("bad_words", text, tokenizer) for text in (word, " " + word.lstrip())]
-        if not any(spelled):
+        texts = (word, " " + word.lstrip())
+        if not any(spell("bad_words", text, tokenizer) for text in texts):
             raise ValueError(
                 f"bad_words must be strings with at least one token, got {shown(word)}"
+            )
+        spelled = [
+            spell_behind("bad_words", before, text, tokenizer)
+            for text in texts
+            for before in NEIGHBOURS
+        ]
+        if not any(spelled):
+            raise ValueError(
+                "bad_words must be strings that the tokenizer separates from a line break, a "
+                f"letter or a bracket before them, got {shown(word)}: pass its token ids"
             )
         found |= dict.fromkeys(filter(None, spelled))
     _check_lengths("bad_words", found)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -12,10 +13,11 @@ from csd.engine.row_grammar import asks_grammar
 from csd.engine.row_options import OFF, WORD_TOKENS
 from csd.engine.sampling import SamplingParams
 from csd.engine.slot_edits import write_rows
+from csd.engine.thought_tags import Tag
 from csd.engine.word_tree import WordTree
 from csd.kernels.change_rows.bans import HITS
 from csd.kernels.change_rows.rows import BLOCK
-from csd.state.logit_rules import ANY, Asked, Rules, no_edges, word_edge
+from csd.state.logit_rules import Asked, Rules, no_edges, word_edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,9 @@ class Sizes:
     ends: int  # banned sequences per set
     word: int  # tokens of a banned sequence
     hits: int  # tokens that banned sequences ban in a row
-    marks: int  # tokens of a tag that begins or ends a thought
+    marks: int  # tokens of a text that ends a thought
+    symbols: int  # of a tag that begins or ends a thought, 0 without any
+    steps: int  # different ones that the tokens of a vocabulary are in the search for a tag
 
     def with_room_for(self, other: "Sizes") -> "Sizes":
         return Sizes(*(
@@ -82,7 +86,10 @@ def count_sets(requests: Sequence[Request]) -> int:
 
 def sizes_of(requests: Sequence[Request], asked: Asked, trees: Collection[WordTree]) -> Sizes:
     """Sizes that the requests need; trees: of their sets."""
-    marks = [tag for r in requests for tag in r.params.thinking_tags or ()]
+    every = (r.params.thinking_tags for r in requests)
+    listed_tags = {each for each in every if each is not None}
+    marks = [tags[2] for tags in listed_tags]
+    tags = [Tag.of(tag) for begin, end, _ in listed_tags for tag in (begin, end)]
     longest = max(tree.longest for tree in trees)
     prompt = longest - 1
     if asked.ngram or asked.thought:
@@ -95,6 +102,8 @@ def sizes_of(requests: Sequence[Request], asked: Asked, trees: Collection[WordTr
         word=_power(longest),
         hits=_power(max(tree.hits for tree in trees)),
         marks=_power(max(map(len, marks), default=1)),
+        symbols=_power(max(len(tag.pattern) for tag in tags)) if tags else 0,
+        steps=_power(max((len(tag.kinds[0]) for tag in tags), default=1)),
     )
 
 
@@ -111,12 +120,15 @@ def changed_bytes(
     wide = torch.promote_types(dtype, torch.float32).itemsize
     # the copy; a table of biases; a grammar's bans, as bytes and as bools; the functions' copies
     copies = rows * (wide + 2 * asked.grammar + 2 * wide * asked.functions) + sets * wide
+    # the kinds of a vocabulary's tokens in the search for two tags
+    copies += sets * 2 * torch.int16.itemsize * asked.thought
     # per block: a gathered bias and bans, or bits of tokens that occurred, and penalised rows
     penalties = asked.penalty or asked.counts
     entry = 4 * wide + 4 * torch.int32.itemsize if penalties else 2 * wide
     # and int64 indices of the rows above each one, of its prefix, and of banned sequences
     words = 6 * (WORD_TOKENS + HITS) * asked.words
-    numbers = torch.int64.itemsize * (6 * rows + 12 * longest * asked.prefix + words)
+    prefix = (12 + 4 * asked.thought) * longest * asked.prefix
+    numbers = torch.int64.itemsize * (6 * rows + prefix + words)
     return copies * (vocab + 1) + min(rows, BLOCK) * (entry * (vocab + 1) + numbers)
 
 
@@ -144,21 +156,24 @@ def _row(rules: Rules, at: int, params: SamplingParams, tree: WordTree) -> dict[
         other = torch.ones(vocab, dtype=torch.bool)
         other[list(params.allowed_token_ids)] = False
         bias[other] = -math.inf
-    begin, end, close = params.thinking_tags or ((), (), ())
+    begin, end, close = params.thinking_tags or (None, None, ())
     budget = params.max_thinking_tokens
     values = {
         "ngram": params.no_repeat_ngram_size,
         "presence": params.presence_penalty,
         "frequency": params.frequency_penalty,
         "thought": -1 if budget is None else budget,
-        "begin": _right(begin, X),
-        "end": _right(end, X),
         "close": [*close, *[-1] * (X - len(close))],
     }
-    return {"bias": bias, **_tree(rules, at, tree)} | {
-        name: torch.tensor(value, dtype=getattr(rules, name).dtype)
-        for name, value in values.items()
-    }
+    return (
+        {"bias": bias}
+        | _tree(rules, at, tree)
+        | _of_tags(rules, begin, end)
+        | {
+            name: torch.tensor(value, dtype=getattr(rules, name).dtype)
+            for name, value in values.items()
+        }
+    )
 
 
 def _tree(rules: Rules, at: int, tree: WordTree) -> dict[str, torch.Tensor]:
@@ -174,8 +189,24 @@ def _tree(rules: Rules, at: int, tree: WordTree) -> dict[str, torch.Tensor]:
     return {"word_edges": edges, "word_starts": starts, "word_ends": ends}
 
 
-def _right(tag: tuple[int, ...], width: int) -> list[int]:
-    return [ANY] * (width - len(tag)) + [*tag] if tag else [-1] * width
+def _of_tags(rules: Rules, begin: Any, end: Any) -> dict[str, torch.Tensor]:
+    """Host tensors of the tags of a thought, by field of `Rules`; None for no tags."""
+    names = ("tag_kinds", "tag_steps", "tag_length", "rests")
+    found = {
+        name: torch.full(x.shape[1:], -(name == "rests"), dtype=x.dtype)
+        for name in names
+        for x in [getattr(rules, name)]
+    }
+    if begin is None:
+        return found
+    for i, tag in enumerate((Tag.of(begin), Tag.of(end))):
+        steps, of = tag.kinds
+        found["tag_steps"][i, :, : len(steps)] = torch.tensor(steps).T
+        found["tag_kinds"][i, [*of]] = torch.tensor([*of.values()], dtype=torch.int16)
+        found["tag_length"][i] = len(tag.pattern)
+    rests = Tag.of(end).rests
+    found["rests"][: len(rests)] = torch.tensor(rests, dtype=torch.int32)
+    return found
 
 
 def _power(count: int) -> int:

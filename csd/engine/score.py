@@ -15,6 +15,7 @@ from csd.engine.result import Samples
 from csd.engine.sampling import SAMPLING, resolve
 from csd.engine.top_logprobs import Measures
 from csd.models.prompts import parse
+from csd.models.text_context import encode_behind
 from csd.schema.check import shown
 from csd.schema.other_names import unknown_argument
 from csd.verify.teacher_forcing import TeacherForcing
@@ -43,7 +44,8 @@ def score(
 
     model, prompt: as in `csd.generate`. The prompt is read once for all of its completions.
     completions: a list of texts or token ids, or an array of ids with one row per completion; for
-        a list of prompts, a list of these. A text is tokenized on its own, without special tokens.
+        a list of prompts, a list of these. A text is tokenized behind its prompt; a tokenizer that
+        joins it with the prompt's end is an error.
     options: filters and constraints of `csd.generate`, each off by default, whatever the model's
         generation config has; `top_logprobs`, `entropy`, `prompt_logprobs`, `tokenizer`,
         `attention_mask` and `chat_template_kwargs`.
@@ -63,7 +65,7 @@ def score(
         prompt, tokenizer, config.vocab, asked["attention_mask"], asked["chat_template_kwargs"],
         config.context,
     )  # fmt: skip
-    rows = _completions(completions, len(prompts), many, tokenizer, config.vocab)
+    rows = _completions(completions, prompts, many, tokenizer, config.vocab)
     requests: list[Request] = []
     given: dict[tuple[int, int], list[int]] = {}
     for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
@@ -99,27 +101,36 @@ def _read(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completions(
-    completions: Any, prompts: int, many: bool, tokenizer: Any, vocab: int
+    completions: Any, prompts: list[list[int]], many: bool, tokenizer: Any, vocab: int
 ) -> list[list[list[int]]]:
     """Token ids of every completion of every prompt. Raises ValueError for anything else."""
     listed = _plain(completions)
     listed = listed if many else [listed]
     expected = "a list of texts or token ids" + (" for each prompt" if many else "")
-    if isinstance(listed, str) or not isinstance(listed, Sequence) or len(listed) != prompts:
-        raise ValueError(f"completions must be {expected}, {prompts} in all, got {shown(listed)}")
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or len(listed) != len(prompts):
+        raise ValueError(
+            f"completions must be {expected}, {len(prompts)} in all, got {shown(listed)}"
+        )
     found = []
-    for own in map(_plain, listed):
+    for prompt, own in zip(prompts, map(_plain, listed), strict=True):
         if isinstance(own, str) or not isinstance(own, Sequence) or not len(own):
             raise ValueError(f"completions must be {expected}, got {shown(own)}")
-        found.append([_ids(one, tokenizer, vocab) for one in own])
+        found.append([_ids(one, prompt, tokenizer, vocab) for one in own])
     return found
 
 
-def _ids(completion: Any, tokenizer: Any, vocab: int) -> list[int]:
+def _ids(completion: Any, prompt: list[int], tokenizer: Any, vocab: int) -> list[int]:
     if isinstance(completion, str):
         if tokenizer is None:
             raise ValueError("completions that are strings need a tokenizer: pass tokenizer=")
-        completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
+        text = completion
+        completion, joined = encode_behind(tokenizer, prompt, text)
+        if joined:
+            raise ValueError(
+                "completions must be texts that the tokenizer separates from the prompt, but it "
+                f"joins the prompt's end {joined!r} with {shown(text)}: move {joined!r} from the "
+                "prompt to the beginning of each completion, or pass token ids"
+            )
     completion = _plain(completion)
     whole = isinstance(completion, list | tuple) and all(
         isinstance(t, Integral) and not isinstance(t, bool) for t in completion

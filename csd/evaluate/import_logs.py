@@ -5,6 +5,7 @@ from typing import Any
 
 from csd.engine.traces.traces import Trace
 from csd.models.prompts import as_message, has_chat, parse
+from csd.models.text_context import TextContext, encode_behind
 from csd.schema.arguments import check_ids, check_number
 from csd.schema.check import shown
 from csd.schema.read import naming
@@ -23,8 +24,8 @@ def traces_of(
     A prompt is `prompt_token_ids`, `messages`, or a text under `prompt`, `question` or `problem`;
     a text is a user's message if the tokenizer has a chat template, unless `plain`. Completions are
     a list under `completions`, `choices` or `outputs`: texts, token ids, or objects with
-    `token_ids`, `text` or a `message`. Texts are tokenised and get the end token, since a log has
-    neither; token ids are used unchanged.
+    `token_ids`, `text` or a `message`. Texts are tokenised behind
+    the prompt and get the end token, since a log has neither; token ids are used unchanged.
 
     temperature: for rows without one. Raises ValueError, naming the line, for any other row.
     """
@@ -48,19 +49,19 @@ def _trace(row: dict, problem: int, tokenizer: Any, chat: bool, temperature: flo
         ids = parse(prompt, tokenizer, len(tokenizer))[0][0]
     except TypeError as error:
         raise ValueError(str(error)) from error
-    samples = [_tokens(each, tokenizer) for each in row[found]]
+    samples = [_tokens(each, ids, tokenizer) for each in row[found]]
     given = row.get("temperature", temperature)
     return Trace(problem, ids, samples, check_number("temperature", given, 0), None)
 
 
-def _tokens(completion: Any, tokenizer: Any) -> list[int]:
+def _tokens(completion: Any, prompt: list[int], tokenizer: Any) -> list[int]:
     """Token ids of one completion."""
     if isinstance(completion, dict):
         message = completion.get("message")
         text = message.get("content") if isinstance(message, dict) else completion.get("text")
         completion = completion.get("token_ids") or text
     if isinstance(completion, str):
-        ids = tokenizer.encode(completion, add_special_tokens=False)
+        ids = _behind(prompt, completion, tokenizer)
         # a log does not show which samples were cut, so each gets the end token
         end = tokenizer.eos_token_id
         ids = ids if end is None else [*ids, end]
@@ -71,4 +72,18 @@ def _tokens(completion: Any, tokenizer: Any) -> list[int]:
             ids = []
     if not ids:
         raise ValueError(f"must have completions of a string or token ids, got {shown(completion)}")
+    return ids
+
+
+def _behind(prompt: list[int], text: str, tokenizer: Any) -> list[int]:
+    ids, joined = encode_behind(tokenizer, prompt, text)
+    if not joined:
+        return ids
+    # the model began behind the prompt's last token, whatever the tokenizer joins
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if TextContext(tokenizer, prompt, skip_special_tokens=False).text(ids) != text:
+        raise ValueError(
+            f"must have completions that the tokenizer separates from the prompt, but it joins the "
+            f"prompt's end {joined!r} with {shown(text)}: give their token_ids"
+        )
     return ids

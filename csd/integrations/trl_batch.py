@@ -110,6 +110,7 @@ def completion_texts(trainer: Any, prompts: list, rows: list, ids: list[list[int
     from trl.data_utils import is_conversational
 
     reader = trainer.processing_class
+    # the trainer decodes completions without their prompts, and rewards are of these texts
     if not is_conversational({"prompt": prompts[0]}):
         return reader.batch_decode(ids, skip_special_tokens=True)
     tokenizer = getattr(reader, "tokenizer", reader)

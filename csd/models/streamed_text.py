@@ -1,39 +1,83 @@
 """Text of a growing list of tokens, and the place where a stop string ends it."""
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from csd.models.text_context import TextContext, shared
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The last tokens of a text, which are decoded again with each further one."""
+
+    tokens: list[int]
+    read: int  # tokens whose text is certain
+    before: str  # their text
+    base: int  # length of the whole text up to them
 
 
 class TextStream:
-    """Decodes token by token.
+    """Decodes token by token behind a prompt.
 
     Only the tail is decoded again: a token may join with the one before it, and one character may
     take several tokens, so text is held back while it ends in an incomplete character.
     """
 
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True):
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._tokens: list[int] = []
-        self._start = 0  # the tail's first token
-        self._read = 0  # tokens whose text is certain
+    def __init__(
+        self, tokenizer: Any, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+    ):
+        self._context = context = TextContext(tokenizer, prompt, skip_special_tokens)
+        self._tail = _Tail([*context.tokens], len(context.tokens), context.before, 0)
+        # the tail in front of a run of bytes, which is decoded anew once the run has ended
+        self._run: _Tail | None = None
+        if context.tokens and not context.ends_run(context.tokens[-1]):
+            self._open_run()
         self.text = ""
+        self.settled = 0  # length of the text that no further token can change
         self.ends: list[int] = []  # length of the certain text after each token
 
     def push(self, token: int) -> str:
         """Add a token; returns the text that became certain."""
-        self._tokens.append(token)
-        before = self._decode(self._tokens[self._start : self._read])
-        after = self._decode(self._tokens[self._start :])
-        added = ""
-        if len(after) > len(before) and not after.endswith("\ufffd"):
-            self._start, self._read = self._read, len(self._tokens)
-            added = after[len(before) :]
-        self.text += added
+        if self._run is None and self._context.in_run(token):
+            self._open_run()
+        if self._run is not None:
+            self._run.tokens.append(token)
+        if self._run is not None and self._context.ends_run(token):
+            self._tail, self._run = self._run, None
+        else:
+            self._tail.tokens.append(token)
+        added = self._extend()
+        if self._run is None:
+            self.settled = max(self.settled, len(self.text) - self._context.open)
         self.ends.append(len(self.text))
         return added
 
-    def _decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=self._skip)
+    def _open_run(self) -> None:
+        self._run = replace(self._tail, tokens=[*self._tail.tokens])
+
+    def _extend(self) -> str:
+        """Replace the tail's text by that of all its tokens; returns what is new in it."""
+        tail, context = self._tail, self._context
+        after = context.decode(tail.tokens)
+        if after.endswith("\ufffd"):
+            return ""
+        same = shared(tail.before, after)
+        start = max(tail.base - len(tail.before) + same, 0)
+        replaced, new = self.text[start:], after[same:]
+        changed = shared(replaced, new)
+        self.text = self.text[:start] + new
+        if changed < len(replaced):
+            # the text of earlier tokens was changed
+            for i in range(len(self.ends) - 1, -1, -1):
+                if self.ends[i] <= start + changed:
+                    break
+                self.ends[i] = start + changed
+        if len(new) > 2 * context.open:
+            tokens = tail.tokens[tail.read :]
+            self._tail = _Tail(tokens, len(tokens), context.decode(tokens), len(self.text))
+        return new[changed:]
 
 
 class StopStrings:
@@ -60,6 +104,8 @@ class StopStrings:
 class SampleText:
     """Text of a sample while it is drawn: the shown text, and the stop string that ended it.
 
+    All texts are those behind the prompt (`csd.models.text_context`).
+
     Stop strings are searched for in the text with special tokens. The shown text, with special
     tokens or without, is cut at the same token.
 
@@ -74,14 +120,15 @@ class SampleText:
         include_stop: bool,
         skip_special_tokens: bool,
         streams: bool,
+        prompt: Sequence[int] = (),
     ):
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+        self._context = TextContext(tokenizer, prompt, skip_special_tokens)
         self._include_stop = include_stop
         self._stop = StopStrings(stop) if stop else None
         self._tokens: list[int] = []
         # text with special tokens, in which stop strings are searched for
-        self._full = TextStream(tokenizer, skip_special_tokens=False) if stop else None
-        self._shown = TextStream(tokenizer, skip_special_tokens) if streams else None
+        self._full = TextStream(tokenizer, False, prompt) if stop else None
+        self._shown = TextStream(tokenizer, skip_special_tokens, prompt) if streams else None
         self._taken = 0  # number of characters that `take` has returned
         self._cut: int | None = None  # end of the sample in the full text
         self.stop_string: str | None = None  # the one that ended the sample
@@ -105,11 +152,12 @@ class SampleText:
         """The shown text that became certain since the last call."""
         if self._shown is None:
             return ""
-        end = len(self._shown.text)
+        end = self._shown.settled
         if self._full is not None and self._stop is not None:
             # a token that is held back in either stream is certain in neither
-            held = self._stop.open(self._full.text)
-            end = min(end, self._place(len(self._full.text) - held, certain=True))
+            full = self._full.text
+            certain = min(self._full.settled, len(full) - self._stop.open(full))
+            end = min(end, self._place(certain, certain=True))
         return self._upto(self._shown.text[:end])
 
     def keep(self, count: int) -> None:
@@ -130,7 +178,7 @@ class SampleText:
         return text, self._upto(text)
 
     def _final(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=self._skip)
+        return self._context.text(tokens)
 
     def _upto(self, text: str) -> str:
         added = text[self._taken :]

@@ -61,9 +61,14 @@ class Rules:
     presence: torch.Tensor  # [R] float64
     frequency: torch.Tensor  # [R] float64
     thought: torch.Tensor  # [R] int64, most tokens of thought, -1 is off
-    begin: torch.Tensor  # [R, X] int32, tokens that begin a thought, right-aligned, ANY before
-    end: torch.Tensor  # [R, X] int32, tokens that end it, likewise
+    # the tags that begin and end a thought, as `csd.kernels.change_rows.thought` searches for them;
+    # V is 1 without a budget of thought
+    tag_kinds: torch.Tensor  # [R, 2, V] int16, index of a token's step
+    tag_steps: torch.Tensor  # [R, 2, 5, C] int32, the different steps, by field
+    tag_length: torch.Tensor  # [R, 2] int64, symbols of each tag
     close: torch.Tensor  # [R, X] int32, tokens forced to end it, left-aligned, -1 after them
+    # [R, Y] int32, the token that continues the end tag after each number of its symbols, or -1
+    rests: torch.Tensor
 
     @classmethod
     def empty_of(
@@ -75,10 +80,11 @@ class Rules:
         prompt: int,
         words: tuple[int, int, int, int],
         marks: int,
+        tags: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Rules":
-        """Returns rules that change nothing; marks: X.
+        """Returns rules that change nothing; marks: X; tags: Y, which is 0 without thoughts, and C.
 
         words: E, B, `word` and `word_hits`. dtype: that of the changed logits.
         """
@@ -101,9 +107,11 @@ class Rules:
             presence=full(sets, kind=torch.float64),
             frequency=full(sets, kind=torch.float64),
             thought=full(sets, fill=-1, kind=torch.int64),
-            begin=full(sets, marks, fill=-1),
-            end=full(sets, marks, fill=-1),
+            tag_kinds=full(sets, 2, vocab if tags[0] else 1, kind=torch.int16),
+            tag_steps=full(sets, 2, 5, tags[1]),
+            tag_length=full(sets, 2, fill=1, kind=torch.int64),
             close=full(sets, marks, fill=-1),
+            rests=full(sets, max(tags[0], 1), fill=-1),
         )
 
 

@@ -1,6 +1,7 @@
 """Number of inputs that a fuzzer tries, and its time limit for one of them."""
 
 import os
+import secrets
 import signal
 from contextlib import contextmanager
 
@@ -20,6 +21,12 @@ def examples(few: int, many: int) -> settings:
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def cases(few: int, many: int) -> list[int]:
+    """Seeds: `few` of them, or `many` times CSD_EXAMPLES where that is set, new ones every time."""
+    count = int(many * MANY)
+    return [secrets.randbits(48) for _ in range(count)] if count else [*range(few)]
 
 
 @contextmanager

@@ -9,7 +9,10 @@ import csd
 from csd.models.demo import toy
 
 # what needs no package but the server's, and seconds
-FAST = ("test_http", "test_http_requests", "test_http_fields", "test_browsers", "test_limits")
+FAST = (
+    "test_http", "test_http_requests", "test_http_fields", "test_http_texts", "test_browsers",
+    "test_limits",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

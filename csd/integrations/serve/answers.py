@@ -1,43 +1,91 @@
 """Choices, log-probabilities and usage in OpenAI's format."""
 
 import math
-import threading
 import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from csd.engine.result import Sample, Samples
-from csd.engine.result_json import pieces
 from csd.engine.service import Reader
 from csd.engine.service.handle import Top
 from csd.integrations.serve.asked import Asked
 from csd.integrations.serve.errors import Refused
+from csd.models.streamed_text import TextStream
+from csd.models.token_bytes import token_bytes
 
 # log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0
 
 
 class Texts:
-    """Text of each token as part of a longer text, decoded on first use and cached."""
+    """Texts of tokens: of each as part of a longer text, and of several."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        self._pieces: dict[int, str] = {}
-        self._lock = threading.Lock()
+        self._bytes = None if tokenizer is None else token_bytes(tokenizer)
 
     def of(self, ids: Sequence[int]) -> list[str]:
         """Texts of tokens. A partial character is U+FFFD; without a tokenizer, `token_id:N`."""
-        if self._tokenizer is None:
+        if self._bytes is None:
             return [f"token_id:{i}" for i in ids]
-        new = sorted({*ids} - self._pieces.keys())
-        if new:
-            with self._lock:
-                self._pieces |= pieces(self._tokenizer, new)
-        return [self._pieces[i] for i in ids]
+        return [self._bytes.text(i) for i in ids]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return "" if self._tokenizer is None else self._tokenizer.decode(list(ids))
+    def raw(self, token: int) -> list[int] | None:
+        """Bytes of a token, which may be a part of a character; None if they are not known."""
+        if self._bytes is None:
+            return [*f"token_id:{token}".encode()]
+        found = self._bytes.of(token)
+        return None if found is None else [*found]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        if self._tokenizer is None:
+            return ""
+        return self._tokenizer.decode([*ids], skip_special_tokens=skip_special_tokens)
+
+    def stream(self, skip_special_tokens: bool, prompt: Sequence[int] = ()) -> TextStream | None:
+        if self._tokenizer is None:
+            return None
+        return TextStream(self._tokenizer, skip_special_tokens, prompt)
+
+
+class Offsets:
+    """Places of a choice's tokens in its text, in front of which the prompt's may be echoed."""
+
+    def __init__(self, answer: "Answer", handle: Reader):
+        self._texts, self._skip = answer.texts, answer.skips
+        self._echo = answer.echo(handle) if answer.asked.echo else ""
+        self._prompt = handle.prompt_ids
+        self._stream = self._texts.stream(self._skip, self._prompt)
+        self._start = len(self._echo)
+
+    def of_prompt(self) -> list[int]:
+        """Places of the echoed prompt's tokens."""
+        stream = self._texts.stream(self._skip)
+        places = self._places(stream, self._prompt, 0)
+        if stream is None:
+            self._start = sum(map(len, self._texts.of(self._prompt)))
+            return places
+        return [min(place, self._start) for place in places]
+
+    def of(self, tokens: Sequence[int]) -> list[int]:
+        """Places of the choice's next tokens."""
+        places = self._places(self._stream, tokens, self._start)
+        if self._stream is None:
+            self._start += sum(map(len, self._texts.of(tokens)))
+        return places
+
+    def _places(self, stream: TextStream | None, tokens: Sequence[int], start: int) -> list[int]:
+        places = []
+        for token, name in zip(tokens, self._texts.of(tokens), strict=True):
+            if stream is None:
+                places.append(start)
+                start += len(name)
+            else:
+                # a token that is a part of a character begins where the character does
+                places.append(start + len(stream.text))
+                stream.push(token)
+        return places
 
 
 class Answer:
@@ -47,6 +95,18 @@ class Answer:
         self.asked, self.texts = asked, texts
         kind = "chatcmpl" if asked.chat else "cmpl"
         self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
+
+    @property
+    def skips(self) -> bool:
+        """True if texts are without special tokens."""
+        return self.asked.options.get("skip_special_tokens", True)
+
+    def echo(self, handle: Reader) -> str:
+        """The text that was sent as the prompt, or the text of the token ids that were."""
+        prompt = self.asked.prompts[self.asked.handles.index(handle)]
+        if isinstance(prompt, str):
+            return prompt
+        return self.texts.decode(handle.prompt_ids, self.skips)
 
     def index(self, handle: Reader, sample: int) -> int:
         """Index of a choice: the prompt's index times n, plus the sample's index in its prompt."""
@@ -80,7 +140,7 @@ class Answer:
         if asked.chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
-            choice["text"] = self.texts.decode(handle.prompt_ids) + text if asked.echo else text
+            choice["text"] = self.echo(handle) + text if asked.echo else text
         choice["logprobs"] = None
         if asked.top is not None:
             top = sample.top_logprobs
@@ -88,7 +148,7 @@ class Answer:
             choice["logprobs"] = (
                 self.chat_logprobs(*given)
                 if asked.chat
-                else self.logprobs(*given, handle if asked.echo else None)
+                else self.logprobs(*given, Offsets(self, handle), handle if asked.echo else None)
             )
             choice["csd"] = {"logprobs": sample.logprobs[:new]}
         choice |= self.end(handle, sample)
@@ -111,10 +171,10 @@ class Answer:
         self, tokens: list[int], logprobs: list[float], top: list[Top]
     ) -> dict[str, Any]:
         content = []
-        for i, (text, logprob) in enumerate(zip(self.texts.of(tokens), logprobs, strict=True)):
-            entry = _entry(text, logprob)
-            pairs = self._named(top[i]) if i < len(top) else []
-            content.append(entry | {"top_logprobs": [_entry(*pair) for pair in pairs]})
+        for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            entry = self._entry(token, logprob)
+            pairs = top[i] if i < len(top) else []
+            content.append(entry | {"top_logprobs": [self._entry(*pair) for pair in pairs]})
         return {"content": content, "refusal": None}
 
     def logprobs(
@@ -122,20 +182,21 @@ class Answer:
         tokens: list[int],
         logprobs: list[float],
         top: list[Top],
+        offsets: Offsets,
         echoed: Reader | None = None,
-        at: int = 0,
     ) -> dict[str, Any]:
-        """Log-probabilities of a completion, after its prompt's if `echoed`; at: text offset."""
+        """Log-probabilities of a completion, after its prompt's if `echoed`."""
+        places: list[int] = []
         chances: list[float | None] = [*logprobs]
         tops: list[Top | None] = [*top]
         if echoed is not None and echoed.scores is not None:
-            tokens = echoed.prompt_ids + tokens
+            places = offsets.of_prompt()
             chances = [None, *echoed.scores.logprobs, *chances]
             tops = [None, *echoed.scores.top, *tops]
-        texts, offsets = self.texts.of(tokens), []
-        for text in texts:
-            offsets.append(at)
-            at += len(text)
+        places += offsets.of(tokens)
+        if echoed is not None and echoed.scores is not None:
+            tokens = echoed.prompt_ids + tokens
+        texts = self.texts.of(tokens)
         listed = None
         if self.asked.top:
             listed = [
@@ -146,7 +207,7 @@ class Answer:
             "tokens": texts,
             "token_logprobs": [None if x is None else _finite(x) for x in chances],
             "top_logprobs": listed,
-            "text_offset": offsets,
+            "text_offset": places,
         }
 
     def _by_text(self, likeliest: Top, text: str, chance: float | None) -> dict[str, float]:
@@ -162,6 +223,10 @@ class Answer:
     def _named(self, likeliest: Top) -> list[tuple[str, float]]:
         texts = self.texts.of([token for token, _ in likeliest])
         return [(text, x) for text, (_, x) in zip(texts, likeliest, strict=True)]
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        (text,) = self.texts.of([token])
+        return {"token": text, "logprob": _finite(logprob), "bytes": self.texts.raw(token)}
 
     def usage(self) -> dict[str, int]:
         """Token counts of the prompts, each counted once, and of all choices."""
@@ -186,12 +251,6 @@ class Answer:
             "nodes_proposed": sum(s.nodes_proposed for s in stats),
             "accepted": {k: sum(s.accepted[k] for s in stats) for k in stats[0].accepted},
         }
-
-
-def _entry(text: str, logprob: float) -> dict[str, Any]:
-    # the bytes of a partial character cannot be recovered from its text
-    raw = None if "\ufffd" in text else [*text.encode()]
-    return {"token": text, "logprob": _finite(logprob), "bytes": raw}
 
 
 def _finite(x: float) -> float:

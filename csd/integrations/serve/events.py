@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from csd.engine.service import Piece, Reader, news
-from csd.integrations.serve.answers import Answer
+from csd.integrations.serve.answers import Answer, Offsets
 from csd.integrations.serve.errors import Refused
 
 
@@ -21,7 +21,7 @@ async def events(answer: Answer) -> AsyncIterator[bytes]:
     }
     begun: set[int] = set()
     ended, total = 0, len(asked.handles) * asked.samples
-    offsets: dict[int, int] = {}
+    offsets: dict[int, Offsets] = {}
 
     def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
         if asked.include_usage:
@@ -58,7 +58,12 @@ def error_event(error: BaseException) -> bytes:
 
 
 def _choices(
-    answer: Answer, handle: Reader, piece: Piece, first: bool, index: int, offsets: dict[int, int]
+    answer: Answer,
+    handle: Reader,
+    piece: Piece,
+    first: bool,
+    index: int,
+    offsets: dict[int, Offsets],
 ) -> list[dict[str, Any]]:
     """Choices of a piece: one for its text, and one for the finish reason if its sample ends."""
     asked, found = answer.asked, []
@@ -67,23 +72,24 @@ def _choices(
     text = piece.text
     echoed = asked.echo and first
     if echoed:
-        text = answer.texts.decode(handle.prompt_ids) + text
+        text = answer.echo(handle) + text
     has_scores = piece.tokens and (asked.top is not None or asked.token_ids)
     if text or has_scores or first:
         choice = _choice(asked.chat, index, text, first)
         if asked.top is not None:
+            if index not in offsets:
+                offsets[index] = Offsets(answer, handle)
             given = piece.tokens, piece.raw_logprobs, piece.top
             choice["logprobs"] = (
                 answer.chat_logprobs(*given)
                 if asked.chat
-                else answer.logprobs(*given, handle if echoed else None, offsets.get(index, 0))
+                else answer.logprobs(*given, offsets[index], handle if echoed else None)
             )
             choice["csd"] = {"logprobs": piece.logprobs}
         if asked.token_ids:
             choice["token_ids"] = piece.tokens
             if first and not asked.chat:
                 choice["prompt_token_ids"] = handle.prompt_ids
-        offsets[index] = offsets.get(index, 0) + len(text)
         found.append(choice)
     if piece.sample is not None:
         if piece.sample.finish_reason == "cancelled":
