@@ -12,7 +12,6 @@ from csd.cli import audit, doctor, import_logs
 from csd.cli import eval as cli_eval
 from csd.cli import plot as cli_plot
 from csd.cli import report as cli_report
-from csd.cli import schema as cli_schema
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
 from csd.cli import train_head as cli_train_head
@@ -46,7 +45,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     _add_sample(commands)
     modules: tuple[Any, ...] = (
         cli_serve, cli_eval, cli_plot, cli_report, cli_trace, cli_train_head, import_logs, audit,
-        cli_schema, doctor, cli_warmup,
+        doctor, cli_warmup,
     )  # fmt: skip
     for module in modules:
         module.add(commands)
