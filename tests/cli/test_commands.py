@@ -62,7 +62,10 @@ def documented_keys():
     pages = Path(__file__).parents[2] / "docs"
     sections = re.split(r"^## `(\w+)`$", (pages / "formats.md").read_text(), flags=re.MULTILINE)
     key = re.compile(r"^\| `(\w+)` \| ", re.MULTILINE)
-    keys = {name: {*key.findall(text)} for name, text in zip(sections[1::2], sections[2::2], strict=True)}
+    keys = {
+        name: {*key.findall(text)}
+        for name, text in zip(sections[1::2], sections[2::2], strict=True)
+    }
     result = (pages / "generate.md").read_text().partition("## Keys of a result")[2]
     keys["sample"] |= {*key.findall(result.partition("\n## ")[0])}
     return keys
