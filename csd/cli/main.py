@@ -11,6 +11,7 @@ from typing import Any
 from csd.cli import audit, doctor, import_logs
 from csd.cli import eval as cli_eval
 from csd.cli import plot as cli_plot
+from csd.cli import prior as cli_prior
 from csd.cli import report as cli_report
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
@@ -44,8 +45,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_sample(commands)
     modules: tuple[Any, ...] = (
-        cli_serve, cli_eval, cli_plot, cli_report, cli_trace, cli_train_head, import_logs, audit,
-        doctor, cli_warmup,
+        cli_serve, cli_eval, cli_plot, cli_report, cli_trace, cli_prior, cli_train_head,
+        import_logs, audit, doctor, cli_warmup,
     )  # fmt: skip
     for module in modules:
         module.add(commands)

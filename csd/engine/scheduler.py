@@ -73,11 +73,22 @@ class Scheduler(SlotFiller):
         if self.settings.on_tokens is not None:
             self.settings.on_tokens(request, live, live.tokens[had:], text)
         if sample is not None:
-            if self.cross_prompt is not None:
-                self.cross_prompt.add(request, sample)
             self.free(s, live)
             yield request, sample
             yield from self.check_until(request)
+            if request.done:
+                self.learn(request)
+
+    def learn(self, request: Request) -> None:
+        """Add the answers of a prompt whose samples have ended to a prior that learns."""
+        prior, drafter = self.settings.prior, self.step.drafter
+        if prior is None or not prior.learn:
+            return
+        ended = {i: s for i, s in request.finished.items() if s.finish_reason != "cancelled"}
+        tops = [request.top.get(i) for i in ended]
+        prior.add(request.prompt, [s.tokens for s in ended.values()], tops if all(tops) else None)
+        if drafter is not None:
+            drafter.use_prior(prior)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> Exception:
         """The error for the sample in slot s, which cannot continue: no token left, or NaN."""

@@ -8,7 +8,6 @@ import torch
 
 from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
-from csd.engine.cross_prompt_history import CrossPromptHistory
 from csd.engine.history_args import longest_first
 from csd.engine.phase_clock import Clock
 from csd.engine.prefill import Prefill, read_chunks, reads_several
@@ -52,7 +51,6 @@ class SlotFiller:
         self.ahead: deque[Prefill] = deque()  # prompts after it that share its passes
         self.read_tokens = 0  # tokens of prompts read since the last step
         self.entered_rows = 0  # rows of past samples entered since the last step
-        self.cross_prompt = CrossPromptHistory() if settings.share == "call" else None
         self.penalises_progress = False  # True while a progress penalty applies
 
     def fill(self) -> int:
@@ -152,7 +150,6 @@ class SlotFiller:
             group,
             next(self.group_keys),
             self.prefill_chunk,
-            self.cross_prompt,
         )
 
     def read_prompt(self) -> bool:

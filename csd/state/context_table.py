@@ -71,7 +71,7 @@ class GraphConfig:
     max_depth: int = 16
     min_prob: float = 0.0  # paths less likely than this are not drafted
     # contexts of the prior: tokens of each, and `smoothing` and `trust` for them
-    prior_orders: tuple[int, ...] = (1, 2, 3)
+    prior_orders: tuple[int, ...] = (1, 2)
     prior_smoothing: int = WEIGHT_ONE * 2
     prior_trust: float = 0.7
 

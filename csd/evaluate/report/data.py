@@ -7,7 +7,7 @@ from csd.evaluate.vote import Decision, vote
 from csd.schema import check as schema
 from csd.schema.check import AtLeast, Between, Token
 
-SOURCES = ("sampled", "own", "sibling", "prompt", "history", "model")
+SOURCES = ("sampled", "own", "sibling", "prompt", "history", "model", "prior")
 
 Count = Annotated[int, Between(0, 2**53)]
 # limited, since the page has one bar per step
