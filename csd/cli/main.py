@@ -101,7 +101,7 @@ SAMPLE_FLAGS = (
     "num_samples", "first_sample", "max_new_tokens", "min_new_tokens", *FILTERS, "seed", "stop",
     "bad_words", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty",
     "max_thinking_tokens", "top_logprobs", "entropy", "prompt_logprobs", "ignore_eos",
-    "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate",
+    "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate", "prior",
     "record", "drafts",
 )  # fmt: skip
 

@@ -85,8 +85,10 @@ class Scheduler(SlotFiller):
         if prior is None or not prior.learn:
             return
         ended = {i: s for i, s in request.finished.items() if s.finish_reason != "cancelled"}
-        tops = [request.top.get(i) for i in ended]
-        prior.add(request.prompt, [s.tokens for s in ended.values()], tops if all(tops) else None)
+        tops = [top for i in ended if (top := request.top.get(i))]
+        # probabilities are recorded for all samples or for none
+        top = tops if len(tops) == len(ended) else None
+        prior.add(request.prompt, [s.tokens for s in ended.values()], top)
         if drafter is not None:
             drafter.use_prior(prior)
 

@@ -194,7 +194,8 @@ class Table:
 
     def map(self, function: Callable[[Any], Any]) -> "Table":
         prior = self.prior and self.prior.map(function)
-        return Table(self.ways, *(function(getattr(self, name)) for name in _TENSORS), prior)
+        tensors = {name: function(getattr(self, name)) for name in _TENSORS}
+        return Table(self.ways, **tensors, prior=prior)
 
 
 _TENSORS = tuple(f.name for f in fields(Table) if f.name not in ("ways", "prior"))
