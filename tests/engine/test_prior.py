@@ -162,7 +162,7 @@ def test_decay_halves_weights_and_forgets_what_has_none():
     prior.add([1], [[2, 3]])
     total = prior.table.entry_total.clone()
     prior.decay()
-    assert torch.equal(prior.table.entry_total, total >> 1) and prior.contexts == 4
+    assert torch.equal(prior.table.entry_total, total >> 1) and prior.contexts == 3
     prior.decay(30)
     assert prior.contexts == 0 and (prior.table.succ_token == -1).all()
 
