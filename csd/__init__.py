@@ -15,6 +15,7 @@ from csd.evaluate.report import page_of
 from csd.evaluate.vote import Vote, vote
 from csd.graph.model.draft_model import DraftModel
 from csd.graph.model.eagle import Eagle
+from csd.graph.prior import Prior
 from csd.integrations.attention import register_attention, register_when_imported
 from csd.integrations.hf import hf_generate
 from csd.integrations.swap import apply_kernels, remove_kernels
@@ -30,6 +31,7 @@ __all__ = [
     "Eagle",
     "Engine",
     "History",
+    "Prior",
     "QueueFull",
     "Sample",
     "Samples",

@@ -20,7 +20,6 @@ from bench.micro.step_state import Sizes
 from csd.backends import choose
 from csd.cpu import compiles
 from csd.kernels.tree_attention import tree_attention_ref
-from csd.kernels.tree_attention.by_reference import tree_attention_reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BACKENDS = ["triton"] if DEVICE.type == "cuda" else ["reference", *["cpu"] * compiles()]
@@ -98,7 +97,7 @@ def test_tree_attention_with_a_window(benchmark, backend, windows, window):
     where = {name: x for name, x in job.arguments.items() if name in job.layout._fields}
     work = ops.plan_attention(heads=9, kv_heads=3, window=window, **where)
     call = settled(lambda: ops.tree_attention(**job.arguments, work=work, window=window))
-    exact = tree_attention_reference(**job.to(torch.float64).arguments, window=window)
+    exact = tree_attention_ref(**job.to(torch.float64).arguments, window=window)
     assert error_of(benchmark(call), exact) <= limit_for(torch.float32)
 
 

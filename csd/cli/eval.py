@@ -55,7 +55,7 @@ def add(commands: _SubParsersAction) -> None:
         "--limit", type=int, help="number of problems to take from the start of the file"
     )
     parser.add_argument("--batch", type=int, default=1, help="number of problems drawn at a time")
-    flags = ("num_samples", *OPTIONS, "budget", "share", *LOADING)
+    flags = ("num_samples", *OPTIONS, "budget", "prior", *LOADING)
     add_flags(parser, flags, num_samples=16, seed=0)
     parser.add_argument(
         "--until-decided",
@@ -77,7 +77,7 @@ def add(commands: _SubParsersAction) -> None:
 def _eval(args: Namespace) -> int:
     from tqdm import tqdm
 
-    check_flags(args, ("num_samples", *OPTIONS, "budget", "share", *LOADING))
+    check_flags(args, ("num_samples", *OPTIONS, "budget", "prior", *LOADING))
     check_counts(args, ("batch", "limit"))
     task = TASKS[args.task]
     problems = read(args.file, task)[: args.limit]
@@ -115,7 +115,7 @@ def _eval(args: Namespace) -> int:
         ):
             for _ in evaluate.run(
                 engine, problems, task, results, num_samples=n, chat=chat, batch=args.batch,
-                until=until, budget=args.budget, share=args.share,
+                until=until, budget=args.budget, prior=args.prior,
                 on_sample=bar.update, history=history, limited=args.limited_vote,
                 progress=False, **options,
             ):  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Any
 from csd.cli import audit, doctor, import_logs
 from csd.cli import eval as cli_eval
 from csd.cli import plot as cli_plot
+from csd.cli import prior as cli_prior
 from csd.cli import report as cli_report
-from csd.cli import schema as cli_schema
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
 from csd.cli import train_head as cli_train_head
@@ -46,8 +46,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_sample(commands)
     modules: tuple[Any, ...] = (
-        cli_serve, cli_eval, cli_plot, cli_report, cli_trace, cli_train_head, import_logs, audit,
-        cli_schema, doctor, cli_warmup,
+        cli_serve, cli_eval, cli_plot, cli_report, cli_trace, cli_prior, cli_train_head,
+        import_logs, audit, doctor, cli_warmup,
     )  # fmt: skip
     for module in modules:
         module.add(commands)
@@ -104,7 +104,7 @@ SAMPLE_FLAGS = (
     "num_samples", "first_sample", "max_new_tokens", "min_new_tokens", *FILTERS, "seed", "stop",
     "bad_words", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty",
     "max_thinking_tokens", "top_logprobs", "entropy", "prompt_logprobs", "ignore_eos",
-    "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate",
+    "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate", "prior",
     "record", "drafts",
 )  # fmt: skip
 

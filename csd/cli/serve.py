@@ -122,12 +122,12 @@ def add(commands: _SubParsersAction) -> None:
         action="store_true",
         help="produce the same bits under any load, even where that is slower",
     )
-    add_flags(parser, ("budget", "speculate", "device", "revision"))
+    add_flags(parser, ("budget", "speculate", "prior", "device", "revision"))
     parser.set_defaults(run=_serve)
 
 
 def _serve(args: Namespace) -> int:
-    check_flags(args, ("budget", "speculate", "device", "revision"))
+    check_flags(args, ("budget", "speculate", "prior", "device", "revision"))
     check_counts(args, COUNTS)
     check_whole("port", args.port, 0, 65535)
     check_number("drain", args.drain, 0, 86400)
@@ -150,7 +150,7 @@ def _serve(args: Namespace) -> int:
     origins = [check_origin("allow-origin", origin) for origin in args.allow_origin]
     engine = AsyncEngine(
         args.model, max_slots=args.max_slots, max_tokens=args.max_tokens, memory=args.memory,
-        max_queue=args.max_queue, budget=args.budget, speculate=args.speculate,
+        max_queue=args.max_queue, budget=args.budget, speculate=args.speculate, prior=args.prior,
         device=args.device, revision=args.revision, exact=args.exact or None,
         decoder=args.decoder,
         dtype=None if args.dtype is None else getattr(torch, args.dtype),

@@ -203,7 +203,7 @@ def tree_attention(
     out: torch.Tensor | None = None,
     **layout: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention of all rows, as `tree_attention_properties` defines it; returns [M, H, Dv].
+    """Attention of all rows, as `tree_attention_ref` defines it; returns [M, H, Dv].
 
     work: result of `plan_attention` for the step, made from `layout` if None. out: tensor to write
     and return. Raises TypeError for tensors that loops do not read.

@@ -1,6 +1,6 @@
 """Attention weights of a row if a call has a window, a chunk, a cap or sinks.
 
-The formula is in `csd/kernels/tree_attention/properties.py`. A row's sums begin at its first key:
+The formula is in `csd/kernels/tree_attention/reference.py`. A row's sums begin at its first key:
 earlier keys get weights of zero and do not affect the order in which later ones are added.
 """
 

@@ -7,12 +7,12 @@ from csd.cpu.graph_lookup import find_entry, hash_prefix
 from csd.cpu.noise import LOW, philox_word
 from csd.kernels.draft_tree.constants import EULER_GAMMA, ONE, TAIL, UNIT
 from csd.kernels.noise import SAMPLE
-from csd.state.context_table import PROMPT_BIT
-from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PROMPT, SIBLING
+from csd.state.context_table import PRIOR_KEY, PROMPT_BIT
+from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PRIOR, PROMPT, SIBLING
 
-# sizes of hash tables by token: of a node's successors, at most 128, and of the successors of all
-# nodes of a slot in a level
-OF_NODE, OF_SLOT = 256, 4096
+# sizes of hash tables by token: of a node's successors, at most 128 of its group and 16 of each of
+# the prior's contexts, and of the successors of all nodes of a slot in a level
+OF_NODE, OF_SLOT = 512, 4096
 SAMPLES = np.int64((1 << PROMPT_BIT) - 1)
 
 
@@ -31,43 +31,54 @@ def estimate(
     context,  # [N], the node's, latest token first
     owner,  # key of its group
     whole,  # entry of the group as a whole, or -1
-    table,  # `Entries`
-    ways,
-    orders,  # [O], ascending
-    betas,  # [O + 1], longest context first, then the group as a whole
-    config,  # smoothing, trust, own_weight, uncoupled
+    tables,  # `Entries` of the groups and of the prior
+    ways,  # of both
+    orders,  # [O], ascending, and [P], of the prior
+    betas,  # [O + P + 1], longest context first, then the prior's, then the group as a whole
+    config,  # smoothing, trust, own_weight, uncoupled; smoothing and trust of the prior
     slot,  # whether it samples, key, sample, position of the children, source bit of its sample
     noise,  # hash table of the slot's Gumbel values in this level: tokens, values, stamps
     stamp,  # of the slot and level in `noise`
     found,  # hash table, written: tokens, probabilities in units of 2^-24, sources, stamps
     mark,  # stamp of this node in `found`
     order,  # [OF_NODE], written: buckets of `found` in the order of insertion
-    work,  # workspaces: [2, E], and hashes of contexts [O]
+    work,  # workspaces: [2, E], and hashes of contexts [O] and [P]
 ):
     """Write the probabilities of a node's successors to `found`; returns their number."""
-    entry_group, entry_hash = table.entry_group, table.entry_hash
-    entry_tokens, entry_total = table.entry_tokens, table.entry_total
-    succ_token, succ_weight, succ_source = table.succ_token, table.succ_weight, table.succ_source
-    smoothing, trust, own_weight, uncoupled = config
+    group, prior = tables
+    smoothing, trust, own_weight, uncoupled, prior_smoothing, prior_trust = config
     samples, _key, _sample, _position, bit = slot
     tokens, sums, sources, stamps = found
-    (mine, score), codes = work
-    count, left, O = 0, 1.0, orders.shape[0]
-    hash_prefix(owner, context, orders, codes)
-    for o in range(O + 1):
-        entry = whole
+    (mine, score), codes, prior_codes = work
+    count, left, O, P = 0, 1.0, orders[0].shape[0], orders[1].shape[0]
+    hash_prefix(owner, context, orders[0], codes)
+    hash_prefix(PRIOR_KEY, context, orders[1], prior_codes)
+    for o in range(O + P + 1):
+        entry, of_prior = whole, False
         if o < O:
             n = O - 1 - o
             entry = find_entry(
-                entry_group, entry_hash, entry_tokens, ways, owner, context, orders[n], codes[n]
-            )
+                group.entry_group, group.entry_hash, group.entry_tokens, ways[0], owner, context,
+                orders[0][n], codes[n],
+            )  # fmt: skip
+        elif o < O + P:
+            n, of_prior = O + P - 1 - o, True
+            entry = find_entry(
+                prior.entry_group, prior.entry_hash, prior.entry_tokens, ways[1], PRIOR_KEY,
+                context, orders[1][n], prior_codes[n],
+            )  # fmt: skip
         if entry < 0:
             continue
-        total = float(entry_total[entry])
-        trusted = total * trust / (total + smoothing)
+        table = prior if of_prior else group
+        total = float(table.entry_total[entry])
+        if of_prior:
+            trusted = total * prior_trust / (total + prior_smoothing)
+        else:
+            trusted = total * trust / (total + smoothing)
         share, left = trusted * left, left * (1 - trusted)
         total = max(total, 1.0)
-        token, weight, source = succ_token[entry], succ_weight[entry], succ_source[entry]
+        token, weight = table.succ_token[entry], table.succ_weight[entry]
+        source = table.succ_source[entry]
         E = token.shape[0]
         if samples:
             seen = weighted = 0.0
@@ -173,9 +184,12 @@ def _before(q, token, other, sums, tokens):
 
 @loop
 def origin(sources, bit):
-    """Source of a token: the first of OWN, SIBLING, PROMPT and HISTORY in which it occurs."""
+    """Source of a token: OWN, SIBLING, PROMPT, HISTORY or PRIOR, the first in which it occurs."""
     if (sources >> bit) & 1:
         return OWN
     if sources & SAMPLES:
         return SIBLING
-    return PROMPT if (sources >> PROMPT_BIT) & 1 else HISTORY
+    if (sources >> PROMPT_BIT) & 1:
+        return PROMPT
+    # only a group's successors have a source
+    return HISTORY if sources else PRIOR

@@ -16,14 +16,14 @@ from csd.state.slots import Slots
 
 @loop
 def _draft(
-    live, most, rows, penalty, path, level, max_depth, frontier, table, ways, orders, betas,
+    live, most, rows, penalty, path, level, max_depth, frontier, tables, ways, orders, betas,
     config, slots, group, position, pool,
 ):  # fmt: skip
     """Grows the trees of the slots `live` and writes at most `most` of their nodes to a pool."""
     depth = max_depth if live.shape[0] and most > 0 else 0
     budget = min(most, (MAX_NODES - 1) * live.shape[0])
     node, context, count = grow(
-        live, budget, penalty, path, level, depth, frontier, table, ways, orders, betas, config,
+        live, budget, penalty, path, level, depth, frontier, tables, ways, orders, betas, config,
         slots,
     )  # fmt: skip
     L = live.shape[0]
@@ -66,13 +66,23 @@ def draft_tree(
         sampled, slots.key.numpy(), slots.sample.numpy(), generated, slots.max_new.numpy(),
         slots.context.numpy(), slots.stop_ids.numpy(), owner,
     )  # fmt: skip
-    held = table.arrays()
-    graph = Entries(*[getattr(held, name) for name in Entries._fields])
+    arrays_of = table.arrays()
+    # without a prior, an order of none is looked up in the groups' table
+    prior, prior_orders = arrays_of.prior or arrays_of, ()
+    if arrays_of.prior is not None:
+        prior_orders = config.prior_orders
+    tables = tuple(
+        Entries(*[getattr(x, name) for name in Entries._fields]) for x in (arrays_of, prior)
+    )
+    betas = *config.betas[:-1], *config.prior_betas[: len(prior_orders)], config.betas[-1]
     _draft(
         live, most, rows, penalty, max_path_cost(config), level_cost(config, generated, step),
-        min(config.max_depth, MAX_DEPTH), config.frontier, graph, config.ways,
-        order_sizes(config.orders), np.array(config.betas),
-        (float(config.smoothing), config.trust, config.own_weight, config.uncoupled), of_slots,
+        min(config.max_depth, MAX_DEPTH), config.frontier, tables, (config.ways, prior.ways),
+        (order_sizes(config.orders), order_sizes(prior_orders)), np.array(betas),
+        (
+            float(config.smoothing), config.trust, config.own_weight, config.uncoupled,
+            float(config.prior_smoothing), config.prior_trust,
+        ), of_slots,
         group, root_positions(slots), arrays(pool),
     )  # fmt: skip
     return pool

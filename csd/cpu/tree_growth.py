@@ -29,11 +29,11 @@ def grow(
     level,  # [S], cost of a level
     max_depth,
     frontier,  # most nodes of a slot to expand in a level
-    table,  # `Entries`
+    tables,  # as in `estimate`, like the next four
     ways,
     orders,
     betas,
-    config,  # smoothing, trust, own_weight, uncoupled
+    config,
     slots,  # sampled, key, sample, generated, max_new, context, stop_ids, key of the group
 ):
     """Returns the list's numbers, its contexts and its length: roots and candidates for the pool.
@@ -41,7 +41,8 @@ def grow(
     A root's parent is -1. Costs include the slots' penalties.
     """
     sampled, key, sample, generated, max_new, contexts, stop_ids, owner = slots
-    L, S, N, E = live.shape[0], sampled.shape[0], contexts.shape[1], table.succ_token.shape[1]
+    L, S, N = live.shape[0], sampled.shape[0], contexts.shape[1]
+    E = max(tables[0].succ_token.shape[1], tables[1].succ_token.shape[1])
     node, context = np.empty((SOME + L, 6), np.int64), np.empty((SOME + L, N), np.int32)
     count = 0
     whole = np.empty(S, np.int64)
@@ -54,8 +55,8 @@ def grow(
             context[count, n] = contexts[s, n]
         hash_prefix(owner[s], any_token, one, code)
         whole[s] = find_entry(
-            table.entry_group, table.entry_hash, table.entry_tokens, ways, owner[s], any_token, 1,
-            code[0],
+            tables[0].entry_group, tables[0].entry_hash, tables[0].entry_tokens, ways[0], owner[s],
+            any_token, 1, code[0],
         )  # fmt: skip
         count += 1
     noise = np.empty(OF_SLOT, np.int64), np.empty(OF_SLOT), np.zeros(OF_SLOT, np.int32)
@@ -64,7 +65,8 @@ def grow(
         np.zeros(OF_NODE, np.int32),
     )  # fmt: skip
     order, chosen = np.empty(OF_NODE, np.int64), np.empty((2, MAX_CHILDREN), np.int64)
-    work = np.empty((2, E)), np.empty(orders.shape[0], np.int64)
+    codes = np.empty(orders[0].shape[0], np.int64), np.empty(orders[1].shape[0], np.int64)
+    work = np.empty((2, E)), codes[0], codes[1]
     # nodes that cost more than the last one within the budget so far cannot enter the pool
     ceiling, stamp, mark = MAX_COST, 0, 0
     cheapest_level = MAX_COST
@@ -83,7 +85,7 @@ def grow(
             bit = sample[s] % SAMPLE_BITS
             slot = sampled[s], key[s], sample[s], np.int64(generated[s] + depth - 1), bit
             several = estimate(
-                context[f], owner[s], whole[s], table, ways, orders, betas, config, slot, noise,
+                context[f], owner[s], whole[s], tables, ways, orders, betas, config, slot, noise,
                 stamp, found, mark, order, work,
             )  # fmt: skip
             highest = min(path + penalty[s], ceiling) - node[f, COST]

@@ -18,6 +18,7 @@ from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.engine.top_logprobs import Measures
 from csd.engine.traces.history import History
 from csd.engine.traces.traces import Trace, open_traces, write_traces
+from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
 from csd.models.config import ModelSizes
 from csd.models.prompts import parse, truncate
@@ -35,7 +36,7 @@ class RunSettings:
     speculate: bool = True
     drafter: Any = None  # None: the engine's default
     verifier: str = "match"
-    share: str | None = None  # "call": draft from samples of other prompts too
+    prior: Prior | None = None  # n-grams of answers to other prompts, for drafts
     until: Until | None = None
     on_tokens: OnTokens | None = None
     record_top: bool = False  # record the target's 8 likeliest tokens at each position
@@ -131,20 +132,25 @@ class Call:
             requests.append(request)
         history = options["history"]
         check_apart(history, options["record"])
-        for name in ("history", "share"):
+        for name in ("history", "prior"):
             if options[name] is not None and options["verifier"] != "match":
                 raise ValueError(
                     f"{name} needs verifier='match', whose tokens do not depend on drafts, got "
                     f"verifier={options['verifier']!r}"
                 )
         set_history(requests, history, many, tokenizer, config.vocab)
+        prior = options["prior"]
+        if prior is not None:
+            prior.check_use(tokenizer, config.vocab)
+            for request in requests:
+                request.stats.prior_tokens = prior.tokens
         bar = Progress(requests) if wants_progress(options["progress"]) else None
         settings = RunSettings(
             budget=options["budget"],
             speculate=options["speculate"],
             drafter=options["drafter"],
             verifier=options["verifier"],
-            share=options["share"],
+            prior=prior,
             until=until,
             on_tokens=_on_tokens(options["callback"], bar),
             record_top=options["record"] is not None or wants_top(history),

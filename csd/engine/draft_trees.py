@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from csd.state.pool import path_probability
 
 # names of the source codes in `csd.state.pool`
-SOURCES = ("", "own", "sibling", "prompt", "history", "model")
+SOURCES = ("", "own", "sibling", "prompt", "history", "model", "prior")
 
 
 @dataclass(frozen=True, slots=True)

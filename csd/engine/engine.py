@@ -247,12 +247,14 @@ class Engine(ModelResources):
                 drafter = settings.drafter or self._default_drafter
                 nodes = settings.budget if settings.speculate else 0
                 given = nodes if isinstance(nodes, int) else 0
+                prior = settings.prior if settings.speculate else None
                 if feed is None:
-                    step = self._prepare(requests, drafter, settings.share, given)
+                    step = self._prepare(requests, drafter, prior, given)
                 else:
                     step = feed.prepare(self, drafter, given)
+                self._drafter.use_prior(prior)
             if settings.speculate:
-                self._fit_history(requests, settings.share)
+                self._fit_history(requests)
             tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer
             step = self._step_of_call(step, requests, settings, tokenizer)
             try:

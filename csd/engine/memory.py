@@ -160,7 +160,7 @@ class Demand:
 
         slot_pages, prompt_pages: pages of a sample's tokens and of a prompt; slot_held,
         prompt_held: of these, the most that are held at once, by default all. gathers: whether
-        attention copies a layer's keys and values, as the batched one does: once in their dtype,
+        attention copies a layer's keys and values, as the reference does: once in their dtype,
         and once as float32.
         """
         page, (state, state_row) = KVCache.bytes_per_page(config, dtype), _states(config, dtype)

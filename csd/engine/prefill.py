@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from csd.engine.cross_prompt_history import CrossPromptHistory
 from csd.engine.requests import Request
 from csd.engine.step import Step
-from csd.graph.history import PastSample
 from csd.kernels.layer_attention import PromptAttention
 from csd.kernels.prompt_rows import PromptChunk, PromptRows
 from csd.kernels.prompt_states import PromptStates
@@ -29,7 +27,6 @@ class Prefill:
     request: Request
     key: int  # of the group, never used before
     chunk_size: int
-    cross_prompt: CrossPromptHistory | None = None  # samples of other prompts of the call
     at: int = 0  # number of tokens read
     observed: int = 0  # tokens that the drafter has processed, by its own count
     pieces: Iterator[int] | None = None  # enters past samples; rows of each piece
@@ -42,7 +39,6 @@ class Prefill:
         group: int,
         key: int,
         chunk_size: int,
-        cross_prompt: CrossPromptHistory | None = None,
     ) -> "Prefill":
         """Reserve the pages of a group for the request's prompt."""
         request.group = group
@@ -50,7 +46,7 @@ class Prefill:
         request.pages = step.cache.take(step.cache.prompt_pages, group, tokens, chunk_size)
         # from here on, other groups cannot reuse the drafter's memory for this one
         step.slots.group_key[group].fill_(key)
-        return cls(step, request, key, chunk_size, cross_prompt)
+        return cls(step, request, key, chunk_size)
 
     @property
     def chunk(self) -> int:
@@ -83,17 +79,10 @@ class Prefill:
             self.pieces = iter(())
             step = self.step
             if step.drafting and step.drafter is not None:
-                history = [*self.request.history, *self._others()]
+                history = self.request.history
                 if history:
                     self.pieces = step.drafter.enter_history(self.key, prompt, history, step.slots)
         return next(self.pieces, 0)
-
-    def _others(self) -> list[PastSample]:
-        if self.cross_prompt is None:
-            return []
-        others = self.cross_prompt.samples_for(self.request)
-        self.request.stats.shared_tokens = sum(map(len, others))
-        return others
 
     def end(self) -> None:
         """Set the group's prompt length in the slots, so that its samples can begin."""

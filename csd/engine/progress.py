@@ -37,7 +37,7 @@ class Progress:
         drawn = sum(r.stats.tokens for r in self._requests)
         steps = sum(r.stats.sample_steps for r in self._requests)
         shown = {"samples": f"{self._ended}/{self._samples}", "tau": f"{drawn / max(steps, 1):.2f}"}
-        if any(r.history or r.stats.shared_tokens for r in self._requests):
+        if any(r.history for r in self._requests):
             from_history = sum(r.stats.accepted["history"] for r in self._requests)
             shown["history"] = f"{from_history / max(drawn, 1):.0%}"
         self._bar.total = self._most

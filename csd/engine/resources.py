@@ -7,7 +7,6 @@ import torch
 
 from csd.engine.budget import AutoBudget, AutoPool, FixedBudget, FixedPool, StepTimeTable, nodes_of
 from csd.engine.call import RunSettings
-from csd.engine.cross_prompt_history import max_graph_tokens
 from csd.engine.kernel_compile import compile_kernels
 from csd.engine.logit_changes import Changes
 from csd.engine.memory import Demand, Room, Sizes, graph_tokens, slots_that_fit
@@ -25,6 +24,7 @@ from csd.engine.step_timing import (
 )
 from csd.graph.drafter import StaticDrafter
 from csd.graph.drafter_registry import make_drafter
+from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
 from csd.models.decoder import DecoderLike
 from csd.state.device import free_bytes
@@ -76,19 +76,19 @@ class Resources:
         return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
 
     def _prepare(
-        self, requests: list[Request], drafter: Any, share: str | None = None, nodes: int = 0
+        self, requests: list[Request], drafter: Any, prior: Prior | None = None, nodes: int = 0
     ) -> Step:
         """Returns a step whose caches are large enough for `requests`; reuses the current if so.
 
-        nodes: drafted nodes per step, if their number is given.
+        prior: n-grams that the drafts are to use. nodes: drafted nodes per step, if their number is
+        given.
         """
         if drafter != self._drafter_name:
             self._drafter_name = drafter
             self._drop()
         wanted = Sizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
         tokens = graph_tokens(requests, wanted)
-        if share:
-            tokens += max_graph_tokens(requests, wanted.groups)
+        contexts = 0 if prior is None else prior.config.capacity
         history = any(r.history for r in requests)
 
         asked = asked_by(requests)
@@ -108,6 +108,7 @@ class Resources:
             before = Room.of(self._step.cache)
             fits = before == before.with_room_for(least) or least == self._limited
             fits = fits and self._drafter.suits(tokens, history)
+            fits = fits and self._drafter.prior_contexts == contexts
             # changed rows are not part of the caches: this call may be the first that needs them
             more = changed(before.rows) - self._counted
             fits = fits and (more <= 0 or more <= self.memory * free_bytes(self.device))
@@ -122,7 +123,9 @@ class Resources:
 
         # tensors that later calls reuse must not be inference tensors of one caller
         with torch.inference_mode(False):
-            made = make_drafter(self._drafter_name, self._ops, self.device, tokens, history)
+            made = make_drafter(
+                self._drafter_name, self._ops, self.device, tokens, history, contexts
+            )
         gathers = self._ops.name == "reference"
 
         def demand(slots: int) -> Demand:
@@ -155,14 +158,13 @@ class Resources:
         self._step = step
         return step
 
-    def _fit_history(self, requests: list[Request], share: str | None) -> None:
+    def _fit_history(self, requests: list[Request]) -> None:
         """Drop the oldest past samples that do not fit in the graph; counts them in the stats."""
         given = [request for request in requests if request.history]
         groups = min(len(requests), self.max_slots)
-        if (given or share) and self._drafter.max_history((), groups) is None:
+        if given and self._drafter.max_history((), groups) is None:
             raise ValueError(
-                f"{'history' if given else 'share'} needs drafter='consensus', got "
-                f"drafter={self._drafter_name!r}"
+                f"history needs drafter='consensus', got drafter={self._drafter_name!r}"
             )
         for request in given:
             kept = self._drafter.max_history(request.history, groups)
@@ -250,13 +252,11 @@ class Resources:
     def _newly_dropped(self, requests: list[Request]) -> int:
         """Number of contexts that did not fit in the graph since the previous call of this method.
 
-        On a GPU 0 unless the call has a history or `share`: reading the count makes the host wait.
+        On a GPU 0 unless the call has a history: reading the count makes the host wait.
         """
         before = self._dropped
         found = None if self._drafter is None else self._drafter.dropped
-        waits = self.device.type != "cpu" and not any(
-            r.history or r.stats.shared_tokens for r in requests
-        )
+        waits = self.device.type != "cpu" and not any(r.history for r in requests)
         if found is None or waits:
             return 0
         self._dropped = int(found)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from csd.engine import result_views as views
 from csd.engine.draft_trees import Draft
-from csd.engine.result_schema import SCHEMA
 from csd.engine.stats import Stats
 
 if TYPE_CHECKING:
@@ -126,13 +125,8 @@ class Samples:
         """
         return views.frame(self)
 
-    @staticmethod
-    def json_schema() -> dict:
-        """JSON schema of the result of `to_dict`, with a description of each key."""
-        return SCHEMA
-
     def to_dict(self) -> dict:
-        """The result as a dict for JSON, which `json_schema` describes."""
+        """The result as a dict for JSON; docs/generate.md describes its keys."""
         return {
             "texts": self.texts,
             "indices": [s.index for s in self.samples],

@@ -13,7 +13,7 @@ from csd.schema.write import WholeFile
 # background colours of tokens in a text, by the source of the draft
 COLOURS = {
     "sampled": "#ececec", "own": "#8ecae6", "sibling": "#f4a259", "prompt": "#b8a1e3",
-    "history": "#9bd18b", "model": "#e58fb1",
+    "history": "#9bd18b", "model": "#e58fb1", "prior": "#d9c45b",
 }  # fmt: skip
 # characters of a text that a line shows
 _SHOWN = 72

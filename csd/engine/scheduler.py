@@ -95,12 +95,26 @@ class Scheduler(SlotFiller):
         if self.settings.on_tokens is not None:
             self.settings.on_tokens(request, live, live.tokens[had:], text)
         if sample is not None:
-            if self.cross_prompt is not None:
-                self.cross_prompt.add(request, sample)
             self.free(s, live)
             if error is None or self.settings.returns_errors:
                 yield request, sample
             yield from self.check_until(request)
+            if request.done:
+                self.learn(request)
+
+    def learn(self, request: Request) -> None:
+        """Add the answers of a prompt whose samples have ended to a prior that learns."""
+        prior, drafter = self.settings.prior, self.step.drafter
+        if prior is None or not prior.learn:
+            return
+        whole = ("stop", "length")
+        ended = {i: s for i, s in request.finished.items() if s.finish_reason in whole}
+        tops = [top for i in ended if (top := request.top.get(i))]
+        # probabilities are recorded for all samples or for none
+        top = tops if len(tops) == len(ended) else None
+        prior.add(request.prompt, [s.tokens for s in ended.values()], top)
+        if drafter is not None:
+            drafter.use_prior(prior)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> tuple[int, Exception]:
         """Number of tokens in `record` of the sample in slot s before the place where it cannot

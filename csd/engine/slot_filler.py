@@ -6,7 +6,6 @@ from typing import Any
 
 from csd.engine.budget import Budget
 from csd.engine.call import RunSettings
-from csd.engine.cross_prompt_history import CrossPromptHistory
 from csd.engine.history_args import longest_first
 from csd.engine.phase_clock import Clock
 from csd.engine.prefill import Prefill, read_chunks, reads_several
@@ -51,7 +50,6 @@ class SlotFiller:
         self.ahead: deque[Prefill] = deque()  # prompts after it that share its passes
         self.read_tokens = 0  # tokens of prompts read since the last step
         self.entered_rows = 0  # rows of past samples entered since the last step
-        self.cross_prompt = CrossPromptHistory() if settings.share == "call" else None
         self.penalises_progress = False  # True while a progress penalty applies
 
     def fill(self) -> int:
@@ -157,9 +155,8 @@ class SlotFiller:
         request = self.queue.popleft()
         try:
             return Prefill.begin(
-                self.step, request, group, next(self.group_keys), self.prefill_chunk,
-                self.cross_prompt,
-            )  # fmt: skip
+                self.step, request, group, next(self.group_keys), self.prefill_chunk
+            )
         except BaseException:
             if request.pages:
                 self.free_group(request)

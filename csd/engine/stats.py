@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
+from csd.engine.draft_trees import SOURCES
 from csd.state.preparation_phases import KINDS
 
 
@@ -18,10 +19,10 @@ class Stats:
     nodes_proposed: int = 0  # drafted tokens that were verified
     nodes_accepted: int = 0
     accepted: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("own", "sibling", "prompt", "history", "model"), 0)
+        default_factory=lambda: dict.fromkeys((s for s in SOURCES if s), 0)
     )
     history_tokens: int = 0  # tokens of past samples that drafts came from
-    shared_tokens: int = 0  # tokens of the call's other prompts that drafts came from
+    prior_tokens: int = 0  # tokens that the prior had learnt when the call began
     thoughts_cut: int = 0  # samples whose thought max_thinking_tokens ended
     history_left_out: int = 0  # tokens of past samples that did not fit in the graph
     contexts_dropped: int = 0  # contexts of the whole call that did not fit in the graph

@@ -172,8 +172,8 @@ def _row(
 
 
 def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> dict:
-    """Figures over problems, in the form of `csd.cli.formats.Summary`; an interval is a tuple of
-    mean, low and high.
+    """Figures over problems, with the keys of `summary` in docs/formats.md; an interval is a tuple
+    of mean, low and high.
 
     With `until`, accuracies for fewer than all samples use only samples that are drawn whatever
     their answers: the decision to stop would bias an average over all drawn samples.

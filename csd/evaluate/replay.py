@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from csd.engine.draft_trees import SOURCES
 from csd.engine.traces.traces import Trace
 from csd.graph.history import PastSample
 from csd.kernels.advance_slots import advance_slots_ref
@@ -47,7 +48,9 @@ class Replayed:
     plain_steps: int = 0  # the same without speculation
     nodes: int = 0  # drafted nodes
     rows: list[tuple[int, int]] = field(default_factory=list)  # (live samples, nodes) per step
-    sources: list[int] = field(default_factory=lambda: [0] * 6)  # committed tokens by node source
+    sources: list[int] = field(
+        default_factory=lambda: [0] * len(SOURCES)
+    )  # committed tokens by node source
     propose_seconds: float = 0.0
     insert_seconds: float = 0.0
     history_seconds: float = 0.0  # seconds of entering past samples

@@ -10,6 +10,7 @@ from csd.graph.capacity import capacity_for, max_history
 from csd.graph.deferred_inserts import DeferredInserts
 from csd.graph.drafter import StaticDrafter
 from csd.graph.history import PastSample, Rows, pieces
+from csd.graph.prior import PRIOR_CONFIG, Prior
 from csd.kernels.draft_tree import DraftNoise, draft_tree_ref
 from csd.kernels.graph_insert import graph_insert_ref
 from csd.kernels.observe import SUCCESSORS, any_context
@@ -27,6 +28,8 @@ PIECE = 512
 
 # a past sample that matches continues to match: deeper trees from the start
 WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, group_penalty=0, trust=0.85)
+# with a prior a node has eight contexts in all, as without: a GPU's kernel has tiles of eight
+WITH_PRIOR: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16))
 
 
 def insert_prompt(
@@ -104,23 +107,39 @@ class ConsensusGraph(StaticDrafter):
         config: GraphConfig | None = None,
         tokens: int = 0,
         history: bool = False,
+        prior_contexts: int = 0,
     ):
-        """Make the graph. config: by default chosen from `tokens` and `history`.
+        """Make the graph. config: by default chosen from the other arguments.
 
         tokens: most tokens in the graph at once. history: whether past samples are among them.
+        prior_contexts: as in `Drafter`.
         """
         self._custom, self._history = config is not None, history
+        self.prior_contexts = prior_contexts
         if config is None:
-            config = GraphConfig(**WITH_HISTORY if history else {})
+            config = GraphConfig(
+                **WITH_HISTORY if history else WITH_PRIOR if prior_contexts else {}
+            )
             config = replace(config, capacity=capacity_for(tokens, config))
         self.config = config
         self.context = self.config.context
         self.table = Table.empty(self.config, device)
+        # prior and version of it that the table has
+        self._prior: tuple[Prior | None, int] = None, 0
+        if prior_contexts:
+            self.table.prior = Table.empty(replace(PRIOR_CONFIG, capacity=prior_contexts), device)
+            self.context = max(self.context, *self.config.prior_orders)
         self._ops = ops
         self._deferred = DeferredInserts()
 
     def start_call(self) -> None:
         self._deferred.clear()
+
+    def use_prior(self, prior: Prior | None) -> None:
+        if prior is None or self._prior == (prior, prior.version):
+            return
+        assert self.table.prior is not None
+        self._prior = prior, prior.copy_to(self.table.prior)
 
     def suits(self, tokens: int, history: bool) -> bool:
         """True if the graph is as large as a new one, and configured for history if needed."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from csd.graph.history import PastSample
+from csd.graph.prior import Prior
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -16,6 +17,7 @@ class Drafter:
     """Base of all drafters. An engine uses one for many calls."""
 
     context: int = 1  # tokens of context that `Slots` must keep
+    prior_contexts: int = 0  # capacity of its prior's table, 0 without one
 
     def suits(self, tokens: int, history: bool) -> bool:
         """True if the drafter is fit for a call with `tokens` tokens of prompts and samples.
@@ -45,6 +47,10 @@ class Drafter:
 
         Raises ValueError if its vocabulary does not fit the target's.
         """
+
+    def use_prior(self, prior: Prior | None) -> None:
+        """Draft from the current contexts of a prior with `prior_contexts` contexts, until the next
+        call of this method; None for a drafter without one."""
 
     def start_call(self) -> None:
         """Start a call, with the state of a new drafter: nothing learned from previous texts."""

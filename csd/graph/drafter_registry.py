@@ -83,16 +83,23 @@ def make_drafter(
     device: str | torch.device,
     tokens: int = 0,
     history: bool = False,
+    prior_contexts: int = 0,
 ) -> Drafter:
     """Make a drafter without any text; `name` may be a function (ops, device) -> Drafter.
 
-    tokens, history: as in `Drafter.suits`.
+    tokens, history: as in `Drafter.suits`. prior_contexts: as in `Drafter`.
+
+    Raises ValueError for a prior and a drafter that reads none.
     """
+    if prior_contexts and name != "consensus":
+        raise ValueError(f"prior needs drafter='consensus', got drafter={shown(name)}")
     if isinstance(name, DraftSpec):
         return name.make(ops, device, tokens, history)
     check_known(name)
     if name == "consensus":
-        return ConsensusGraph(ops, device, tokens=tokens, history=history)
+        return ConsensusGraph(
+            ops, device, tokens=tokens, history=history, prior_contexts=prior_contexts
+        )
     make = _maker(name) if isinstance(name, str) else name
     assert make is not None
     made = make(ops, device)

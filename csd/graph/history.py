@@ -20,19 +20,15 @@ from csd.state.verdict import TOP
 
 # the weights of an older sample would be rounded down to 0
 MAX_AGE = 16
-# longest context of another prompt's sample, in tokens
-OTHER_PROMPT_CONTEXT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PastSample:
-    """A sample of a previous call, or of another prompt of this call."""
+    """A sample of a previous call."""
 
     tokens: np.ndarray  # [T] int32
     top: tuple[np.ndarray, np.ndarray] | None = None  # [T, 8] int32, -1 is none, and [T, 8] float16
     age: int = 0  # halvings of its weight
-    # a sample of another prompt, inserted after contexts of at most OTHER_PROMPT_CONTEXT tokens
-    other_prompt: bool = False
 
     @classmethod
     def of(
@@ -40,11 +36,10 @@ class PastSample:
         tokens: Sequence[int],
         top: Sequence | None = None,
         age: int = 0,
-        other_prompt: bool = False,
     ) -> "PastSample":
         """Convert lists; top: (token ids, probabilities) of each position, likeliest first."""
         tops = None if top is None else _arrays(top)
-        return cls(np.asarray(tokens, np.int32), tops, age, other_prompt)
+        return cls(np.asarray(tokens, np.int32), tops, age)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,11 +83,8 @@ def history_rows(prompt: Sequence[int], sample: PastSample, config: GraphConfig)
     """Rows of one sample: one per position, then those of the context of any token."""
     N, T, age = config.context, len(sample.tokens), sample.age
     y = sample.tokens
-    before = [] if sample.other_prompt else prompt[-N:]
-    text = np.concatenate([np.full(N, -1), np.asarray(before, np.int32), y])[-(N + T) :]
+    text = np.concatenate([np.full(N, -1), np.asarray(prompt[-N:], np.int32), y])[-(N + T) :]
     context = np.lib.stride_tricks.sliding_window_view(text, N)[:T, ::-1]
-    if sample.other_prompt:
-        context = np.where(np.arange(N) < OTHER_PROMPT_CONTEXT, context, -1)
     token = np.full((T, SUCCESSORS), -1, np.int32)
     weight = np.zeros((T, SUCCESSORS), np.int32)
     if sample.top is None:

@@ -7,13 +7,15 @@ from typing import Any
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.history_args import set_history, store_history, wants_top
+from csd.engine.options.checks import check_prior
 from csd.engine.requests import Request
 from csd.engine.result import Sample, Samples
 from csd.engine.samples_on_error import Carrying
 from csd.engine.sampling import SamplingParams
 from csd.engine.traces.history import History
 from csd.graph.history import PastSample
-from csd.schema.arguments import check_budget, check_seed, check_share, check_whole
+from csd.graph.prior import Prior
+from csd.schema.arguments import check_budget, check_seed, check_whole
 
 
 def draw(
@@ -32,15 +34,15 @@ def draw(
 
     history: as in `csd.generate` for a list of prompts. keep: True adds the drawn samples to a
         `History`. known: samples of each prompt that draft in addition to its history.
-    running: `budget`, `speculate`, `drafter`, `share`, `on_tokens`, as in
+    running: `budget`, `speculate`, `drafter`, `prior`, `on_tokens`, as in
         `csd.engine.call.RunSettings`.
 
-    Raises TypeError or ValueError for an invalid seed, budget, share or first sample. An error
+    Raises TypeError or ValueError for an invalid seed, budget, prior or first sample. An error
     after the first step has the samples drawn so far as its attribute `samples`.
     """
     check_seed(seed)
     check_budget(running.get("budget", "auto"))
-    check_share(running.get("share"))
+    running = running | {"prior": check_prior(running.get("prior"))}
     for _, _, samples in prompts:
         check_whole("first_sample", samples.start, 0)
     requests = [
@@ -74,7 +76,7 @@ def draw_rows(
     speculate: bool = True,
     on_tokens: Callable | None = None,
     history: History | None = None,
-    share: str | None = None,
+    prior: Prior | str | bool | None = None,
     keep: bool = True,
     known: Sequence[list[Sample]] | None = None,
 ) -> list[Sample]:
@@ -84,7 +86,7 @@ def draw_rows(
         prompt's keys and values and its graph, and take consecutive sample indices.
     first_sample: the index of each group's first sample; or a list with each row's own index, in
         which case equal rows whose indices are not consecutive are several groups.
-    on_tokens: as in `csd.engine.call.RunSettings`. history, keep, share: as in `draw`. known: as in
+    on_tokens: as in `csd.engine.call.RunSettings`. history, keep, prior: as in `draw`. known: as in
         `draw`, for each row.
     """
     indices = first_sample
@@ -105,7 +107,7 @@ def draw_rows(
     ]
     results = draw(
         engine, prompts, seed=seed, budget=budget, speculate=speculate, on_tokens=on_tokens,
-        history=history, share=share, keep=keep,
+        history=history, prior=prior, keep=keep,
         known=known and [known[run[0]] for run in runs],
     )  # fmt: skip
     drawn: dict[int, Sample] = {}

@@ -12,6 +12,7 @@ from csd.engine.generate import engine_for
 from csd.engine.requests import LiveSample, OnTokens, Request
 from csd.engine.sampling import resolve
 from csd.engine.traces.history import History
+from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows
 from csd.integrations.hf_checks import check_lists, refuse_call, refuse_config
 from csd.integrations.hf_scores import scores_of
@@ -33,7 +34,7 @@ def hf_generate(
     budget: str | int = "auto",
     speculate: bool = True,
     history: History | None = None,
-    share: str | None = None,
+    prior: Prior | str | bool | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decoding method for the `custom_generate` argument of `transformers`' `generate`.
@@ -50,7 +51,7 @@ def hf_generate(
     seed: drawn from torch's default generator when None, so `torch.manual_seed` determines it.
     first_sample: index of each prompt's first sample; calls with 0 and then 8 draw 16 samples in
         two calls of 8.
-    budget, speculate, share: as in `csd.generate`; the rows of a batch are one call. history: a
+    budget, speculate, prior: as in `csd.generate`; the rows of a batch are one call. history: a
         `csd.History`, which is read before the call and extended after it.
 
     Returns ids [batch, longest] as `generate` does, padded with `pad_token_id` or, without one, the
@@ -111,7 +112,7 @@ def hf_generate(
         speculate=speculate,
         on_tokens=_to_streamer(streamer),
         history=history,
-        share=share,
+        prior=prior,
     )
     if streamer is not None:
         streamer.end()

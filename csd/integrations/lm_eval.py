@@ -23,11 +23,12 @@ except ImportError as error:
     ) from error
 
 from csd.engine.engine import Engine
+from csd.engine.options.checks import check_prior
 from csd.engine.result import Sample
 from csd.engine.sampling import FILTERS, SamplingParams, resolve
 from csd.engine.traces.history import History
 from csd.integrations.groups import draw
-from csd.schema.arguments import check_budget, check_seed, check_share
+from csd.schema.arguments import check_budget, check_seed
 
 LOG = logging.getLogger("csd")
 
@@ -38,7 +39,7 @@ class CSDLM(HFLM):
 
     pretrained and the other arguments: as in `hf`. seed: of the samples; drawn from torch's default
     generator, which the harness seeds, when None. max_slots, memory: as in `csd.Engine`; budget,
-    speculate, share: as in `csd.generate`. history: the file of a `csd.History`.
+    speculate, prior: as in `csd.generate`. history: the file of a `csd.History`.
 
     A task may set the generation arguments until, max_gen_toks, do_sample, temperature, top_k,
     top_p, min_p and repetition_penalty; others raise ValueError. A filter that neither the task nor
@@ -55,16 +56,17 @@ class CSDLM(HFLM):
         budget: str | int = "auto",
         speculate: bool = True,
         history: str | None = None,
-        share: str | None = None,
+        prior: str | bool | None = None,
         **options: Any,
     ):
         check_budget(budget)
-        check_share(share)
         if seed is not None:
             check_seed(seed)
         super().__init__(pretrained, **options)
         self.seed = seed
-        self.running: dict[str, Any] = dict(budget=budget, speculate=speculate, share=share)
+        self.running: dict[str, Any] = dict(
+            budget=budget, speculate=speculate, prior=check_prior(prior)
+        )
         self.history = None if history is None else History(path=history)
         model = self.accelerator.unwrap_model(self.model) if self._world_size > 1 else self.model
         self.csd = Engine(model, tokenizer=self.tokenizer, max_slots=max_slots, memory=memory)

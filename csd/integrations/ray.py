@@ -13,14 +13,15 @@ from typing import Any
 import torch
 
 from csd.engine.engine import Engine
+from csd.engine.options.checks import check_prior
 from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.integrations.groups import draw
 from csd.models.prompts import parse
-from csd.schema.arguments import check_budget, check_one_of, check_seed, check_share, check_whole
+from csd.schema.arguments import check_budget, check_one_of, check_seed, check_whole
 from csd.schema.lazy import check_installed
 from csd.schema.other_names import unknown_argument
 
-_RUNNING = {"budget", "speculate", "drafter", "share"}
+_RUNNING = {"budget", "speculate", "drafter", "prior"}
 _OWN = {"prompt", "chat_template_kwargs", "engine", "on_error"}
 
 
@@ -112,8 +113,8 @@ class Sampler:
     on_error: "raise", or "return": a row with an invalid prompt gets no samples, and the reason in
         a column `error`, which is None for the others.
     engine: options of `csd.Engine`.
-    options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, share, as
-        in `csd.generate`. With share="call" the rows of a batch draft for each other, so use it for
+    options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, prior, as
+        in `csd.generate`. With prior=True the rows of a batch draft for each other, so use it for
         datasets of one user; the tokens do not depend on the batch.
 
     Adds the columns `texts` [num_samples], `tokens` and `logprobs` [num_samples, length] and
@@ -216,5 +217,5 @@ def _check(options: dict) -> None:
     if unknown:
         raise unknown_argument(unknown[0], SAMPLING | _RUNNING | _OWN | {"num_samples", "seed"})
     check_budget(options.get("budget", "auto"))
-    check_share(options.get("share"))
+    check_prior(options.get("prior"))
     check_one_of("on_error", options.get("on_error", "raise"), ("raise", "return"))

@@ -31,6 +31,7 @@ from csd.engine.requests import Request
 from csd.engine.result import Sample
 from csd.engine.row_options import OFF
 from csd.engine.step import Step
+from csd.graph.prior import Prior
 from csd.integrations.tensor_parallel_decoder import ParallelDecoder
 from csd.integrations.tensor_parallel_link import Link, error_text
 from csd.integrations.tensor_parallel_steps import FollowerStep, LeaderStep
@@ -125,10 +126,10 @@ class ParallelEngine(Engine):
         self.link.agree(None)
 
     def _prepare(
-        self, requests: list[Request], drafter: Any, share: str | None = None, nodes: int = 0
+        self, requests: list[Request], drafter: Any, prior: Prior | None = None, nodes: int = 0
     ) -> Step:
         before = self._step
-        step = super()._prepare(requests, drafter, share, nodes)
+        step = super()._prepare(requests, drafter, prior, nodes)
         if step is not before:
             cache = step.cache
             tables = (cache.slot_pages.shape[1], cache.prompt_pages.shape[1])

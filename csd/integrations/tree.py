@@ -21,7 +21,7 @@ from csd.kernels.tree_attention import (
     TreeLayout,
     next_layer_attention,
     tree_attention,
-    tree_attention_batched,
+    tree_attention_ref,
     tree_attention_triton,
 )
 from csd.kernels.tree_attention.layout import check_layout
@@ -37,9 +37,13 @@ def _by_loops(*args: Any, scale: float, work: None = None) -> torch.Tensor:
     return tree_attention(*args[:5], **args[5]._asdict(), scale=scale)
 
 
+def _by_reference(*args: Any, scale: float, work: None = None) -> torch.Tensor:
+    return tree_attention_ref(*args[:5], **args[5]._asdict(), scale=scale)
+
+
 _ATTENTION: dict[str | None, Callable[..., torch.Tensor]] = {
     None: tree_attention,
-    "reference": lambda *args, **named: tree_attention_batched(*args[:5], *args[5], **named),
+    "reference": _by_reference,
     "cpu": _by_loops,
     "triton": tree_attention_triton,
 }

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 
 from csd.engine.generate import engine_for
+from csd.engine.options.checks import check_prior
 from csd.engine.result import Sample
 from csd.engine.sampling import check_option, config_ends, resolve
 from csd.engine.traces.history import History
+from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows, earlier_copies
 from csd.integrations.trl_early import EarlyEnds
 from csd.kernels.noise import prompt_key
-from csd.schema.arguments import check_budget, check_share, check_whole
+from csd.schema.arguments import check_budget, check_whole
 from csd.schema.check import shown
 from csd.schema.lazy import check_installed
 
@@ -27,7 +29,8 @@ class Rollout:
     differ, and a resumed run draws what the uninterrupted run would. csd reads the trainer's own
     weights in their dtype, updated after each optimiser step; peft adapters are applied unmerged.
 
-    budget, speculate, share: as in `csd.generate`; a call is the rows that a process draws at once.
+    budget, speculate, prior: as in `csd.generate`; a call is the rows that a process draws at once,
+    and prior=True learns over all calls.
         history: number of epochs whose completions of a prompt draft for its later ones, on any
         process; 0 turns it off. It does not change completions and losses. Evaluation neither uses
         nor extends it.
@@ -54,7 +57,7 @@ class Rollout:
         budget: str | int = "auto",
         speculate: bool = True,
         history: int = 0,
-        share: str | None = None,
+        prior: Prior | str | bool | None = None,
         max_thinking_tokens: int | None = None,
         thinking_tags: Any = None,
         until: str | None = None,
@@ -63,7 +66,7 @@ class Rollout:
         audit: float = 0.05,
     ):
         self.budget, self.speculate = check_budget(budget), speculate
-        self.share = check_share(share)
+        self.prior = check_prior(prior)
         self.thought = {
             "max_thinking_tokens": check_option("max_thinking_tokens", max_thinking_tokens),
             "thinking_tags": check_option("thinking_tags", thinking_tags),
@@ -128,7 +131,7 @@ class Rollout:
                 budget=self.budget,
                 speculate=self.speculate,
                 history=history,
-                share=self.share,
+                prior=self.prior,
                 keep=False,
                 known=known,
             )

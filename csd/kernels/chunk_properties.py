@@ -1,6 +1,6 @@
 """Attention of a chunk of a prompt with a window, a chunk size, a cap on scores or sinks.
 
-The formula is in `csd/kernels/tree_attention/properties.py`.
+The formula is in `csd/kernels/tree_attention/reference.py`.
 """
 
 from typing import NamedTuple
@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from csd.kernels.tree_attention.placed_keys import in_reach
-from csd.kernels.tree_attention.properties import Properties, weights
-from csd.kernels.tree_attention.reference import without_autocast
+from csd.kernels.tree_attention.reference import Properties, weights, without_autocast
 from csd.state.kv_cache import PAGE
 
 

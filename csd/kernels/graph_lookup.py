@@ -81,9 +81,9 @@ def hash_factors(N: int) -> tuple[int, ...]:
 
 
 @triton.jit
-def order_sizes(ORDERS: tl.constexpr, O: tl.constexpr):
-    """[O] int32: number of tokens of each order, 0 beyond the last order."""
-    offs_o = tl.arange(0, O)
+def order_sizes(ORDERS: tl.constexpr, O: tl.constexpr, FIRST: tl.constexpr = 0):
+    """[O] int32: number of tokens of each order, from index FIRST on, and 0 elsewhere."""
+    offs_o = tl.arange(0, O) - FIRST
     size = tl.zeros([O], tl.int32)
     for i in tl.static_range(len(ORDERS)):
         size = tl.where(offs_o == i, ORDERS[i], size)

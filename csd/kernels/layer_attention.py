@@ -1,7 +1,7 @@
 """Attention as the decoder calls it, layer by layer: for a step's rows, and for a prompt's.
 
 A call may have properties of its own, as the calls of the module decoder do: windows, caps, sinks,
-other sizes (`csd/kernels/tree_attention/properties.py`). For a step's rows the backend's attention
+other sizes (`csd/kernels/tree_attention/reference.py`). For a step's rows the backend's attention
 computes all of these, with one work list for each combination of heads and reach of the layers.
 """
 
@@ -14,7 +14,7 @@ import torch
 from csd.kernels.chunk_properties import VisibleKeys, attend_visible, visible_keys
 from csd.kernels.commit_kv import write_rows
 from csd.kernels.prompt_rows import PromptRows
-from csd.kernels.tree_attention.properties import Properties
+from csd.kernels.tree_attention.reference import Properties
 
 
 @dataclass(slots=True)

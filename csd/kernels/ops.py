@@ -23,9 +23,9 @@ from csd.kernels.rotary import rotary_ref, rotary_triton
 from csd.kernels.snapshot import snapshot_ref, snapshot_triton
 from csd.kernels.swiglu import swiglu_ref, swiglu_triton
 from csd.kernels.tree_attention import tree_attention_triton
-from csd.kernels.tree_attention.by_reference import plan_reference, tree_attention_reference
 from csd.kernels.tree_attention.layout import with_layout
 from csd.kernels.tree_attention.plan import plan_attention_triton
+from csd.kernels.tree_attention.reference import plan_reference, tree_attention_ref
 from csd.kernels.tree_conv import tree_conv_ref, tree_conv_triton
 from csd.kernels.tree_delta_rule import tree_delta_rule_ref, tree_delta_rule_triton
 from csd.kernels.tree_ssm import tree_ssm_ref, tree_ssm_triton
@@ -124,7 +124,7 @@ def reference() -> Ops:
         rotary=rotary_ref,
         swiglu=swiglu_ref,
         plan_attention=plan_reference,
-        tree_attention=tree_attention_reference,
+        tree_attention=tree_attention_ref,
         verify=verify_on_path,
         verify_all=verify_ref,
         commit_kv=commit_kv_ref,

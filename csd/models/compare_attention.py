@@ -13,7 +13,7 @@ import torch
 from csd.kernels.layer_attention import LayerAttention, PromptAttention
 from csd.kernels.prompt_attention import prompt_attention
 from csd.kernels.prompt_rows import PromptChunk, PromptRows
-from csd.kernels.tree_attention.by_reference import tree_attention_reference
+from csd.kernels.tree_attention.reference import tree_attention_ref
 from csd.models.probe import Call, NotAdmitted, by_own_function
 from csd.state.kv_cache import PAGE, pages_for
 
@@ -156,4 +156,4 @@ def _asked(call: Call, k: torch.Tensor, named: dict[str, Any]) -> tuple:
 
 def without_work(*args: Any, work: None = None, **named: Any) -> torch.Tensor:
     """Reference tree attention for a step that has no work list."""
-    return tree_attention_reference(*args, **named)
+    return tree_attention_ref(*args, **named)

@@ -26,7 +26,6 @@ class ExactProducts:
     rows: of every block; None determines them by trial.
     """
 
-    on_cpu = True  # whether it is used with attention on a CPU
     gated: "ExactProducts | None" = None  # product of gate and up with their activation
 
     def __init__(self, product: Product = linear, rows: int | None = None):
@@ -42,10 +41,10 @@ class ExactProducts:
             return cls()
         if kind not in ("triton", "cublas"):
             raise ValueError(f"kind must be 'library', 'triton' or 'cublas', got {kind!r}")
-        made = cls(row_linear_triton) if kind == "triton" else cls(linear, CUBLAS_ROWS)
-        made.on_cpu = False
-        if kind == "triton":
-            made.gated = cls(gated_linear_triton)
+        if kind == "cublas":
+            return cls(linear, CUBLAS_ROWS)
+        made = cls(row_linear_triton)
+        made.gated = cls(gated_linear_triton)
         return made
 
     @classmethod

@@ -39,13 +39,6 @@ def check_budget(value: Any) -> str | int:
     return _bounded("budget", _integer("budget", value, "'auto' or a whole number"), 0, None)
 
 
-def check_share(value: Any) -> str | None:
-    """Raises ValueError unless `value` is None or "call"."""
-    if value is None or (isinstance(value, str) and value == "call"):
-        return value
-    raise ValueError(f"share must be None or 'call', got {shown(value)}")
-
-
 def check_flag(name: str, value: Any) -> bool:
     """Raises TypeError unless `value` is True or False."""
     if not isinstance(value, bool | np.bool_):

@@ -4,6 +4,9 @@ A context is the last n tokens of a sample in one group. Its entry is one of the
 entries of the bucket that its hash selects; a lookup reads only one bucket. An entry is alive
 while its group is in flight: the entries of a freed group can be replaced by others.
 
+A group's table may have another one behind it, the **prior**: contexts of answers to other prompts,
+which belong to no group (their key is PRIOR_KEY). All groups read it, and no step writes it.
+
 Weights are fixed point, with WEIGHT_ONE for a count or a probability of one, so sums are exact in
 any order. A context's total counts every observation of it; the part of the total that its
 successors' weights leave was observed on other tokens.
@@ -23,8 +26,12 @@ WEIGHT_ONE = 1 << 16
 MAX_TOTAL = 1 << 30
 # bits of `succ_source`: sample index mod 62, the prompt, or past samples of the prompt
 SAMPLE_BITS, PROMPT_BIT, HISTORY_BIT = 62, 62, 63
+# most nodes of a slot that are expanded in a level: a node's word has 3 bits for their rank
+MAX_FRONTIER = 8
 # rate of a sample for which a level costs `GraphConfig.decay`, in halves of a token per step
 USUAL_HALVES = 5
+# group key of a prior's contexts
+PRIOR_KEY = 0
 # the context of the whole group, which follows any token: this token's, of order 1
 ANY = (1 << 31) - 4
 
@@ -63,6 +70,10 @@ class GraphConfig:
     frontier: int = 8  # nodes of a slot expanded in each level
     max_depth: int = 16
     min_prob: float = 0.0  # paths less likely than this are not drafted
+    # contexts of the prior: tokens of each, and `smoothing` and `trust` for them
+    prior_orders: tuple[int, ...] = (1, 2)
+    prior_smoothing: int = WEIGHT_ONE * 2
+    prior_trust: float = 0.7
 
     @property
     def context(self) -> int:
@@ -74,14 +85,19 @@ class GraphConfig:
         return tuple(self.beta + n * self.beta_order for n in (*self.orders[::-1], 0))
 
     @property
+    def prior_betas(self) -> tuple[float, ...]:
+        """Sharpness of the noise by order of the prior, longest first."""
+        return tuple(self.beta + n * self.beta_order for n in self.prior_orders[::-1])
+
+    @property
     def level_cost(self) -> int:
         """Cost of a level of depth, for a sample that commits tokens at the usual rate."""
         return round(-math.log2(self.decay) * COST_ONE)
 
     def __post_init__(self) -> None:
-        good = list(self.orders) == sorted({*self.orders} & {*range(1, 17)})
-        if not self.orders or not good:
-            raise ValueError(f"orders must be ascending, from 1 to 16, got {self.orders}")
+        for name, orders in (("orders", self.orders), ("prior_orders", self.prior_orders)):
+            if not orders or list(orders) != sorted({*orders} & {*range(1, 17)}):
+                raise ValueError(f"{name} must be ascending, from 1 to 16, got {orders}")
         for name in ("capacity", "ways"):
             size = getattr(self, name)
             if size < 1 or size & (size - 1):
@@ -96,18 +112,22 @@ class GraphConfig:
         if self.ways > min(self.capacity, 16):
             raise ValueError(f"ways must be at most {min(self.capacity, 16)}, got {self.ways}")
         # limits of the words that trees are sorted by
-        if not 1 <= self.frontier <= 16:
-            raise ValueError(f"frontier must be from 1 to 16, got {self.frontier}")
+        if not 1 <= self.frontier <= MAX_FRONTIER:
+            raise ValueError(f"frontier must be from 1 to {MAX_FRONTIER}, got {self.frontier}")
         most = 128 >> len(self.orders).bit_length()
         if not 1 <= self.successors <= most:
             raise ValueError(
                 f"successors must be from 1 to {most} with {len(self.orders)} orders, "
                 f"got {self.successors}"
             )
-        if not 0 < self.trust < 1 or not 0 < self.decay <= 1:
-            raise ValueError(
-                f"trust and decay must lie in (0, 1), got {self.trust} and {self.decay}"
-            )
+        for name in ("smoothing", "prior_smoothing"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("trust", "prior_trust"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in (0, 1), got {getattr(self, name)}")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay must lie in (0, 1], got {self.decay}")
         if not 0 <= self.settle < 1 << 15:
             raise ValueError(f"settle must be from 0 to {(1 << 15) - 1}, got {self.settle}")
         if not 0 <= self.group_penalty <= MAX_GROUP_PENALTY:
@@ -133,6 +153,7 @@ class Table:
     succ_source: torch.Tensor  # [C, E] int64, bit b: in sample b mod 62, 62: prompt, 63: history
     step: torch.Tensor  # [1] int32, inserts so far
     dropped: torch.Tensor  # [1] int64, contexts for which no entry was left
+    prior: "Table | None" = None  # looked up behind this table's contexts of a group
 
     @classmethod
     def empty(cls, config: GraphConfig, device: str | torch.device = "cpu") -> "Table":
@@ -168,9 +189,13 @@ class Table:
     def copy_(self, other: "Table") -> None:
         for name in _TENSORS:
             getattr(self, name).copy_(getattr(other, name))
+        if self.prior is not None and other.prior is not None:
+            self.prior.copy_(other.prior)
 
     def map(self, function: Callable[[Any], Any]) -> "Table":
-        return Table(self.ways, *(function(getattr(self, name)) for name in _TENSORS))
+        prior = self.prior and self.prior.map(function)
+        tensors = {name: function(getattr(self, name)) for name in _TENSORS}
+        return Table(self.ways, **tensors, prior=prior)
 
 
-_TENSORS = tuple(f.name for f in fields(Table) if f.name != "ways")
+_TENSORS = tuple(f.name for f in fields(Table) if f.name not in ("ways", "prior"))

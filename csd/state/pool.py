@@ -24,7 +24,7 @@ PROGRESS_PENALTY, MAX_PROGRESS_PENALTY = COST_ONE // 16, 4 * COST_ONE
 MAX_GROUP_PENALTY = 2 * COST_ONE
 
 # source of a drafted token: where it was observed, or MODEL; ROOT: not drafted
-ROOT, OWN, SIBLING, PROMPT, HISTORY, MODEL = 0, 1, 2, 3, 4, 5
+ROOT, OWN, SIBLING, PROMPT, HISTORY, MODEL, PRIOR = range(7)
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Pool:
     position: torch.Tensor  # [M] int32, place in the sample's sequence, prompt included
     ancestors: torch.Tensor  # [M] int64, bit j: the slot's node j is this node or above it
     cost: torch.Tensor  # [M] int32, -log2(estimated path probability) * COST_ONE
-    source: torch.Tensor  # [M] int32, ROOT, OWN, SIBLING, PROMPT, HISTORY or MODEL
+    source: torch.Tensor  # [M] int32, ROOT or where the token was observed
     context: torch.Tensor  # [M, N] int32, the node's token and those before it, latest first
     slot_start: torch.Tensor  # [S] int32, first row of the slot
     slot_nodes: torch.Tensor  # [S] int32, rows of the slot, 0 when it is not live

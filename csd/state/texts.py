@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from csd.state.context_table import GraphConfig
+from csd.state.context_table import MAX_FRONTIER, GraphConfig
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, Pool
 from csd.state.slots import Slots
 
@@ -124,8 +124,8 @@ class DagConfig:
             raise ValueError(f"candidates must be from 1 to 256, got {self.candidates}")
         if not 1 <= self.tokens <= MAX_DEPTH:
             raise ValueError(f"tokens must be from 1 to {MAX_DEPTH}, got {self.tokens}")
-        if not 1 <= self.frontier <= 16:
-            raise ValueError(f"frontier must be from 1 to 16, got {self.frontier}")
+        if not 1 <= self.frontier <= MAX_FRONTIER:
+            raise ValueError(f"frontier must be from 1 to {MAX_FRONTIER}, got {self.frontier}")
 
     @property
     def share(self) -> int:

@@ -14,7 +14,7 @@ from csd.models.exact_products import ExactProducts
 from csd.models.load import load
 from csd.models.row_blocks import RowBlocks
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float32)
 # budget, samples, slots: with few slots samples wait, and later ones draft from finished ones
 RUNS = [(0, 3, 1), (1, 8, 3), (7, 17, 5), (16, 8, 8), (64, 17, 8), ("auto", 3, 2)]
 PROMPTS = [(1, 64), (2, 65), (63, 130), (700,)]
@@ -90,6 +90,12 @@ def test_unsupported_options_are_refused():
     model = checkpoints.build("llama", dtype=torch.float64)
     with pytest.raises(ValueError, match=r"exact must be False in torch\.float64, got True"):
         csd.Engine(model, exact=True)
+    # loops do not read float16
+    for dtype, kernels in ((torch.bfloat16, "reference"), (torch.float16, None)):
+        model = checkpoints.build("llama", dtype=dtype)
+        with pytest.raises(ValueError, match="exact must be False with kernels='reference', whose"):
+            csd.Engine(model, kernels=kernels, exact=True)
+        assert not csd.Engine(model, kernels=kernels).exact
     for exact in ("cublas", "blas"):
         with pytest.raises(ValueError, match=f"exact must be True.* or .*, got '{exact}'"):
             csd.Engine(loaded_of("llama", torch.float32), exact=exact)

@@ -1,8 +1,9 @@
 """Measures of places beside their tokens, and the fields of `to_dict`."""
 
 import json
+import re
+from pathlib import Path
 
-import jsonschema
 import pytest
 import torch
 from checkpoints import VOCAB, build
@@ -100,10 +101,13 @@ def test_equal_logits_go_by_token_id(dtype):
     assert torch.equal(largest(x, 12), want)
 
 
-def test_a_result_fits_its_schema(twin):
-    schema = csd.Samples.json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    validator = jsonschema.Draft202012Validator(schema)
+def documented_keys():
+    page = (Path(__file__).parents[2] / "docs" / "generate.md").read_text()
+    section = page.partition("## Keys of a result")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \| ", section, re.MULTILINE)
+
+
+def test_a_result_has_the_documented_keys_in_json(twin):
     with csd.Engine(twin) as e:
         results = e.generate(
             [PROMPT, [3, 4], [1] * 600], top_logprobs=3, entropy=True, prompt_logprobs=True,
@@ -113,11 +117,10 @@ def test_a_result_fits_its_schema(twin):
     scripted = engine(PrefixSum(), Letters())
     results.append(csd.generate(scripted, "ab", num_samples=6, stop="c", stop_token_ids=[7]))
     for result in results:
-        made = json.loads(json.dumps(result.to_dict()))
-        validator.validate(made)
-        assert made.keys() == schema["properties"].keys()
-        del made["tokens"]
-        assert not validator.is_valid(made)
+        made = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+        assert [*made] == documented_keys()
+        lists = {len(v) for k, v in made.items() if isinstance(v, list) and "prompt" not in k}
+        assert lists == {len(result)}
 
 
 class Masked(PrefixSum):
@@ -134,17 +137,8 @@ def test_a_token_without_probability_is_null():
         top_logprobs=20, entropy=True, prompt_logprobs=True, seed=0, logit_bias={0: -torch.inf},
     )  # fmt: skip
     made = json.loads(json.dumps(out.to_dict(), allow_nan=False))
-    jsonschema.validate(made, csd.Samples.json_schema())
     assert out.prompt_logprobs == [None, -torch.inf]
     assert made["prompt_logprobs"] == [None, None]
     for sample, raw, logprobs in zip(out, made["raw_logprobs"], made["logprobs"], strict=True):
         assert sample.forced == [x is None for x in raw] and None not in logprobs
         assert all(x > 0 for x in sample.entropies)
-
-
-def test_every_key_is_documented():
-    from pathlib import Path
-
-    page = (Path(__file__).parents[2] / "docs" / "generate.md").read_text()
-    for key, kind in csd.Samples.json_schema()["properties"].items():
-        assert f"| `{key}` | " in page and kind["description"]

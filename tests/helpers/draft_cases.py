@@ -6,11 +6,12 @@ from dataclasses import fields
 import torch
 from graph_model import Graph, wrap
 
-from csd.state.context_table import ANY, GraphConfig
+from csd.state.context_table import ANY, PRIOR_KEY, GraphConfig
 from csd.state.pool import PROGRESS_PENALTY, Pool
 from csd.state.slots import Slots
 
 CONFIG = GraphConfig(orders=(1, 2, 3), capacity=1024, ways=16, successors=8)
+PRIOR = GraphConfig(orders=(1, 2, 3), capacity=256, ways=4, successors=5)
 
 
 def random_graph(rng, config=CONFIG, vocab=6, tokens=60, groups=(11, 12), weights=None):
@@ -33,6 +34,11 @@ def random_graph(rng, config=CONFIG, vocab=6, tokens=60, groups=(11, 12), weight
         for i in range(0, len(rows), 16):
             graph.insert(rows[i : i + 16], groups)
     return graph
+
+
+def random_prior(rng, config=PRIOR, vocab=6, tokens=60):
+    """A graph of random walks that belong to no group."""
+    return random_graph(rng, config, vocab, tokens, (PRIOR_KEY,))
 
 
 def random_slots(rng, count, config=CONFIG, vocab=6, groups=(11, 12), live=None):

@@ -7,8 +7,18 @@ import torch
 from graph_model import wrap
 
 from csd.kernels.noise import philox_words_ref
-from csd.state.context_table import ANY
-from csd.state.pool import HISTORY, MAX_CHILDREN, MAX_NODES, OWN, PROMPT, ROOT, SIBLING, Pool
+from csd.state.context_table import ANY, PRIOR_KEY
+from csd.state.pool import (
+    HISTORY,
+    MAX_CHILDREN,
+    MAX_NODES,
+    OWN,
+    PRIOR,
+    PROMPT,
+    ROOT,
+    SIBLING,
+    Pool,
+)
 
 
 def children(graph, slots, s, context, position, noise):
@@ -18,15 +28,21 @@ def children(graph, slots, s, context, position, noise):
     greedy = float(slots.temperature[s]) <= 0
     own = 1 << int(slots.sample[s]) % 62
     rem, q, source = 1.0, {}, {}
-    for n in (*reversed(config.orders), 0):
+    lookups = [(graph, group, n) for n in reversed(config.orders)]
+    if graph.prior is not None:
+        lookups += [(graph.prior, PRIOR_KEY, n) for n in reversed(config.prior_orders)]
+    for held, owner, n in (*lookups, (graph, group, 0)):
         tokens = tuple(context[:n]) if n else (ANY,)
         if -1 in tokens:
             continue
-        i = graph.find(group, tokens, graph.code(group, tokens))
+        i = held.find(owner, tokens, held.code(owner, tokens))
         if i is None:
             continue
-        entry = graph.entries[i]
-        trust = entry.total * config.trust / (entry.total + config.smoothing)
+        entry = held.entries[i]
+        if held is graph:
+            trust = entry.total * config.trust / (entry.total + config.smoothing)
+        else:
+            trust = entry.total * config.prior_trust / (entry.total + config.prior_smoothing)
         share, rem = rem * trust, rem * (1 - trust)
         seen = sum(w for _, w, _ in entry.successors)
         if greedy:
@@ -34,7 +50,7 @@ def children(graph, slots, s, context, position, noise):
         else:
             beta = config.beta + n * config.beta_order
             mine = {
-                t: w * (config.own_weight if sources & own else 1)
+                t: w * (config.own_weight if sources & own and held is graph else 1)
                 for t, w, sources in entry.successors
             }
             scale = seen / max(sum(mine.values()), 1) / entry.total
@@ -48,7 +64,7 @@ def children(graph, slots, s, context, position, noise):
             mass = {t: share * ((1 - u) / norm * x + u * mine[t] * scale) for t, x in race.items()}
         for token, _, sources in entry.successors:
             q[token] = q.get(token, 0) + int(mass[token] * 2**24)
-            source.setdefault(token, sources)
+            source.setdefault(token, sources if held is graph else 0)
     q = {t: min(x, 2**24) for t, x in q.items()}
     kept = sorted((t for t in q if q[t] > 0), key=lambda t: (-q[t], t))[:MAX_CHILDREN]
     level = level_cost(config, int(slots.generated[s]), int(slots.step[s]))
@@ -56,7 +72,7 @@ def children(graph, slots, s, context, position, noise):
     for t in kept:
         cost = round(-math.log2(q[t] / 2**24) * 2**16) + level
         sources = source[t]
-        earlier = PROMPT if sources >> 62 & 1 else HISTORY
+        earlier = PROMPT if sources >> 62 & 1 else HISTORY if sources else PRIOR
         kind = OWN if sources & own else SIBLING if sources & ((1 << 62) - 1) else earlier
         if t not in slots.stop_ids[s].tolist():
             result.append((t, cost, kind))

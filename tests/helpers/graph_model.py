@@ -33,6 +33,7 @@ class Graph:
         self.config, self.code = config, code
         self.entries = [None] * config.capacity
         self.step = self.dropped = 0
+        self.prior = None  # a graph of answers to other prompts
 
     def bucket(self, code: int) -> range:
         first = code % (len(self.entries) // self.config.ways) * self.config.ways
@@ -117,4 +118,7 @@ class Graph:
             for j, (token, weight, source) in enumerate(e.successors):
                 table.succ_token[i, j], table.succ_weight[i, j] = token, weight
                 table.succ_source[i, j] = wrap(source)
+        if self.prior is not None:
+            table.prior = self.prior.table()
+            table.prior.succ_source.zero_()
         return table

@@ -3,7 +3,7 @@
 import torch
 from attention_cases import attention_case
 
-from csd.kernels.tree_attention.by_reference import tree_attention_reference
+from csd.kernels.tree_attention.reference import tree_attention_ref
 
 CASES = {
     "one-row": dict(trees=[{0: 1}], prompt=[0], committed=[0]),
@@ -78,7 +78,7 @@ def dense(case, heads, scale, window=None, chunk=None, softcap=None, sinks=None,
 
 
 def property_case(name, named, heads=(6, 2), dtype=torch.float64, D=D, **more):
-    """Keyword arguments of `tree_attention_reference`, and the float64 result."""
+    """Keyword arguments of `tree_attention_ref`, and the float64 result."""
     given = PROPERTIES[named] | more
     case = attention_case(**CASES[name], heads=heads, D=D, dtype=dtype) | {"scale": 0.4}
     if given.pop("sinks", False):
@@ -94,7 +94,7 @@ def property_case(name, named, heads=(6, 2), dtype=torch.float64, D=D, **more):
 def no_farther_than_the_reference(got, case, want):
     """Twice its error in the case's dtype, and a rounding of the result's largest number."""
     there = case["slot"] >= 0
-    off = (tree_attention_reference(**case).double() - want)[there].abs().max()
+    off = (tree_attention_ref(**case).double() - want)[there].abs().max()
     error = (got.double() - want)[there].abs().max()
     limit = 2 * off + torch.finfo(got.dtype).eps * want.abs().max()
     assert error <= limit, f"error {error:.2e}, limit {limit:.2e}"

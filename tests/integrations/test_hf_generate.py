@@ -264,10 +264,9 @@ def test_rows_draft_for_each_other_on_request(model, stats, monkeypatch):
     rows = [[5, 9, 23 + i] for i in range(4)]
     asked = dict(num_return_sequences=2, max_new_tokens=16, budget=16)
     plain = generate(model, rows, **asked)
-    assert generate(model, rows, share="call", **asked).equal(plain)
-    alone, shared = stats
-    assert all(s.shared_tokens == 0 for s in alone)
-    assert shared[0].shared_tokens == 0 < shared[-1].shared_tokens
-    with pytest.raises(ValueError, match="share must be None or 'call', got 'batch'"):
-        generate(model, ROWS, share="batch")
+    assert generate(model, rows, prior=True, **asked).equal(plain)
+    alone, learnt = ([s.accepted["prior"] for s in call] for call in stats)
+    assert sum(alone) == learnt[0] == 0 < sum(learnt)
+    with pytest.raises(TypeError, match="prior must be a csd"):
+        generate(model, ROWS, prior=3)
     engine.release()

@@ -153,8 +153,8 @@ def test_requests_draft_for_each_other_on_request(toy_folder, monkeypatch):
         model = get_model("csd").create_from_arg_string(pairs, {"device": "cpu"})
         return model.generate_until(asked)
 
-    assert texts(share="call") == texts()
-    shared, alone = ([s.shared_tokens for s in call] for call in stats)
-    assert shared[0] == 0 < shared[-1] and alone == [0] * 4
-    with pytest.raises(ValueError, match="share must be None or 'call', got 'task'"):
-        texts(share="task")
+    assert texts(prior=True) == texts()
+    learnt, alone = ([s.accepted["prior"] for s in call] for call in stats)
+    assert learnt[0] == 0 < sum(learnt) and alone == [0] * 4
+    with pytest.raises(OSError, match="task"):
+        texts(prior="task")

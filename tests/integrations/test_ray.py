@@ -218,8 +218,8 @@ def test_rows_of_a_batch_draft_for_each_other_on_request(toy_folder, monkeypatch
     options = dict(SAMPLING, engine={"max_slots": 3}, budget=24)
     table = pa.table({"prompt": ["abc", "Two?", "abc", "four", "5 + 5"]})
     found, results = [], []
-    for share in (None, "call"):
-        sampler = Sampler(toy_folder, share=share, **options)
+    for prior in (None, True):
+        sampler = Sampler(toy_folder, prior=prior, **options)
         draw = sampler.draw
         monkeypatch.setattr(
             sampler, "draw", lambda *a, draw=draw: results.append(draw(*a)) or results[-1]
@@ -227,16 +227,16 @@ def test_rows_of_a_batch_draft_for_each_other_on_request(toy_folder, monkeypatch
         found.append(sampler(table).to_pylist())
     for name in ("tokens", "texts", "finish_reasons"):
         assert [row[name] for row in found[1]] == [row[name] for row in found[0]]
-    alone, told = ([r.stats.shared_tokens for r in rows] for rows in results)
-    assert alone == [0] * 5 and told[0] == 0 < told[-1]
-    with pytest.raises(ValueError, match="share must be None or 'call', got 'batch'"):
-        Sampler(toy_folder, share="batch", **options)
-    sampler = Sampler(toy_folder, share="call", drafter="prompt-lookup", **options)
-    with pytest.raises(ValueError, match="share needs drafter='consensus'"):
+    alone, learnt = ([r.stats.accepted["prior"] for r in rows] for rows in results)
+    assert sum(alone) == learnt[0] == 0 < sum(learnt)
+    with pytest.raises(OSError, match="batch"):
+        Sampler(toy_folder, prior="batch", **options)
+    sampler = Sampler(toy_folder, prior=True, drafter="prompt-lookup", **options)
+    with pytest.raises(ValueError, match="prior needs drafter='consensus'"):
         sampler(table)
     # the verifiers that draw their drafts, whose tokens would depend on it, are not served at all
     with pytest.raises(TypeError, match="unknown argument 'verifier'"):
-        Sampler(toy_folder, share="call", verifier="recursive", **options)
+        Sampler(toy_folder, prior=True, verifier="recursive", **options)
 
 
 def test_actors_read_the_column(cluster, toy_folder):

@@ -183,12 +183,14 @@ def test_prompts_draft_for_each_other_on_request(trained, monkeypatch):
     engine.release()
     monkeypatch.setattr(engine, "max_slots", 2)
     prompts = ["Write vowels: ", "Sing: ", "aeiou", "Say it with vowels only. "]
-    plain, told = (Rollout(budget=16, share=share)(prompts, trainer) for share in (None, "call"))
-    assert told == plain
-    alone, heard = ([s.shared_tokens for s in call] for call in stats)
-    assert alone == [0] * 4 and heard[0] == 0 < heard[-1]
-    with pytest.raises(ValueError, match="share must be None or 'call', got True"):
-        Rollout(share=True)
+    rollout = Rollout(budget=16, prior=True)
+    plain, first, again = (r(prompts, trainer) for r in (Rollout(budget=16), rollout, rollout))
+    assert first["completion_ids"] == plain["completion_ids"]
+    assert again["completion_ids"] != plain["completion_ids"]
+    alone, learnt, later = ([s.prior_tokens for s in call] for call in stats)
+    assert alone == learnt == [0] * 4 and min(later) > 0
+    with pytest.raises(TypeError, match="prior must be a csd"):
+        Rollout(prior=3)
 
 
 def test_processes_share_a_prompts_samples(tmp_path, torchrun):

@@ -54,7 +54,7 @@ def test_chains_are_the_likeliest_paths():
         def propose(self, slots, rows, noise=None, *, nodes=None):
             chain = super().propose(slots, slots.count * 5, noise)
             tree = self._ops.draft_tree(
-                self.table, slots, 64 * slots.count, replace(self.config, frontier=16), noise
+                self.table, slots, 64 * slots.count, replace(self.config, frontier=8), noise
             )
             for s in slots.live.nonzero()[:, 0].tolist():
                 first, count = int(chain.slot_start[s]), int(chain.slot_nodes[s])

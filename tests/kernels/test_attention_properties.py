@@ -8,13 +8,7 @@ from property_cases import CASES, PROPERTIES, D, dense
 from csd.kernels.chunk_attention import attend_chunk, tokens_of
 from csd.kernels.chunk_properties import attend_visible, visible_keys
 from csd.kernels.tree_attention import tree_attention_ref
-from csd.kernels.tree_attention.placed_keys import place_keys
-from csd.kernels.tree_attention.properties import Properties, tree_attention_properties
-
-LAYOUT = (
-    "prompt_pages", "prompt_len", "slot_pages", "slot_len", "slot", "ancestors", "slot_start",
-    "slot_nodes", "group_start",
-)  # fmt: skip
+from csd.kernels.tree_attention.reference import Properties
 
 
 @pytest.mark.parametrize("named", PROPERTIES)
@@ -26,13 +20,9 @@ def test_rows_of_a_step(name, named):
     sinks = torch.randn(6, dtype=torch.float64) if given.pop("sinks", False) else None
     value_dim = given.pop("value_dim", D)
     want = dense(case, heads, 0.4, sinks=sinks, value_dim=value_dim, **given)
-    groups = place_keys(**{x: case[x] for x in LAYOUT})
-    tensors = (case[x] for x in ("q", "node_k", "node_v", "k_pages", "v_pages"))
-    q, node_k, node_v, k_pages, v_pages = tensors
-    got = tree_attention_properties(
-        q, node_k, node_v[..., :value_dim], k_pages, v_pages[..., :value_dim], groups,
-        Properties(2, D, value_dim, 0.4, **given), sinks,
-    )  # fmt: skip
+    for name in ("node_v", "v_pages"):
+        case[name] = case[name][..., :value_dim]
+    got = tree_attention_ref(**case | dict(scale=0.4, sinks=sinks), **given)
     torch.testing.assert_close(got, want)
 
 
@@ -61,13 +51,7 @@ def test_tokens_of_a_prompt(start, rows, named):
     torch.testing.assert_close(got, torch.cat(want))
 
 
-def test_without_properties_both_are_the_plain_attention():
-    case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), D=D)
-    groups = place_keys(**{x: case[x] for x in LAYOUT})
-    tensors = [case[x] for x in ("q", "node_k", "node_v", "k_pages", "v_pages")]
-    plain = Properties(2, D, D, case["scale"])
-    got = tree_attention_properties(*tensors, groups, plain)
-    torch.testing.assert_close(got, tree_attention_ref(**case))
+def test_a_prompts_tokens_without_properties_have_the_plain_attention():
     case = attention_case([{0: 1}], [40], [0], heads=(6, 2), D=D)
     q = torch.randn(8, 6, D, dtype=torch.float64)
     cache, pages = (case["k_pages"], case["v_pages"]), case["prompt_pages"][0]
@@ -81,9 +65,7 @@ def test_sixteen_bits_are_summed_in_thirty_two():
     case = attention_case(**CASES["empty-prompt"], heads=(6, 2), D=D, dtype=torch.bfloat16)
     wide = {k: v.double() if v.dtype == torch.bfloat16 else v for k, v in case.items()
             if torch.is_tensor(v)}  # fmt: skip
-    groups = place_keys(**{x: case[x] for x in LAYOUT})
-    names = ("q", "node_k", "node_v", "k_pages", "v_pages")
-    p = Properties(2, D, D, 0.4, window=30, softcap=2.0)
-    got, want = (tree_attention_properties(*(c[x] for x in names), groups, p) for c in (case, wide))
+    named = dict(scale=0.4, window=30, softcap=2.0)
+    got, want = (tree_attention_ref(**c | named) for c in (case, wide | dict(scale=0.4)))
     assert got.dtype == torch.bfloat16
     assert (got.double() - want).abs().max() <= torch.finfo(torch.bfloat16).eps * want.abs().max()

@@ -15,7 +15,6 @@ from csd.kernels.exact_attention import exact_attention_triton
 from csd.kernels.layer_attention import LayerAttention
 from csd.kernels.ops import exact_triton, triton
 from csd.kernels.tree_attention import tree_attention, tree_attention_triton
-from csd.kernels.tree_attention.by_reference import tree_attention_reference
 from csd.kernels.tree_attention.first_keys import (
     FirstKeys,
     first_keys,
@@ -27,7 +26,7 @@ from csd.kernels.tree_attention.plan import (
     plan_attention_ref,
     plan_attention_triton,
 )
-from csd.kernels.tree_attention.properties import Properties
+from csd.kernels.tree_attention.reference import Properties, tree_attention_ref
 
 REACH = {"window-1", "window-7", "window-100", "chunk-8", "chunk-64", "all"}
 
@@ -226,7 +225,7 @@ def test_operators():
         case[key] = case[key].nan_to_num()
     properties = [case.pop(x, None) for x in ("window", "chunk", "softcap", "sinks")]
     named = dict(zip(("window", "chunk", "softcap", "sinks"), properties, strict=True))
-    want = tree_attention_reference(**case, **named)
+    want = tree_attention_ref(**case, **named)
     torch.testing.assert_close(tree_attention(**laid_out(case), **named), want)
     out, op = torch.empty_like(want), torch.ops.csd
     torch.library.opcheck(op.tree_attention.default, (*case.values(), [], out, *properties))

@@ -11,10 +11,12 @@ from draft_cases import (
     equal_slots,
     one_slot,
     random_graph,
+    random_prior,
     random_slots,
     start_greedily,
     used_pool,
 )
+from draft_cases import PRIOR as PRIOR_CONFIG
 from draft_model import draft
 from equal_fields import assert_equal_fields
 from graph_model import Graph
@@ -73,7 +75,7 @@ def check_invariants(pool, slots):
 def test_equals_the_model(seed, count, extra):
     rng = random.Random(seed)
     config = replace(
-        CONFIG, beta=rng.choice([0.5, 0.6, 1.0]), frontier=rng.choice([1, 3, 16]),
+        CONFIG, beta=rng.choice([0.5, 0.6, 1.0]), frontier=rng.choice([1, 3, 8]),
         max_depth=rng.choice([2, 5, 16]), min_prob=rng.choice([0, 0, 0.01]),
     )  # fmt: skip
     graph = random_graph(rng, config)
@@ -109,6 +111,36 @@ def test_equals_the_model_at_odd_sizes(seed):
             pool = draft_tree_ref(table, slots, live + extra, config)
             assert_equal_fields(pool, draft(graph, slots, live + extra))
             check_invariants(pool, slots)
+
+
+@few(6)
+@pytest.mark.parametrize("seed", range(16))
+def test_a_prior_equals_the_model(seed):
+    rng = random.Random(3000 + seed)
+    orders = rng.choice([(1, 2, 3), (1, 2, 3, 5, 8), (3,), (1, 2, 3, 4, 5, 6, 7)])
+    config = replace(
+        CONFIG, orders=orders, successors=rng.choice([3, 8, 16]), frontier=rng.choice([1, 3, 8]),
+        prior_orders=rng.choice([(1,), (1, 2), (1, 2, 3), (2, 3)]),
+        prior_trust=rng.choice([0.3, 0.7]), prior_smoothing=rng.choice([1, 1000, 1 << 17]),
+        own_weight=rng.choice([1.0, 4.0]), max_depth=rng.choice([2, 16]),
+    )  # fmt: skip
+    count, vocab = rng.choice([1, 5, 9]), rng.choice([5, 11, 40])
+    graph = random_graph(rng, config, vocab, rng.choice([2, 30]))
+    of_prior = replace(PRIOR_CONFIG, successors=rng.choice([2, 8, 16]))
+    graph.prior = random_prior(rng, of_prior, vocab, rng.choice([1, 25, 90]))
+    slots = random_slots(rng, count, config, vocab, live=True)
+    for extra in (1, 17, 64, 300):
+        pool = draft_tree_ref(graph.table(), slots, count + extra, config)
+        assert_equal_fields(pool, draft(graph, slots, count + extra))
+        check_invariants(pool, slots)
+
+
+def test_a_prior_drafts_where_the_group_has_no_text():
+    graph, slots = random_graph(random.Random(1), groups=(12,)), one_slot()
+    graph.prior = random_prior(random.Random(2))
+    assert draft_tree_ref(graph.table(), slots, 20, CONFIG).slot_nodes[0] > 4
+    graph.prior = None
+    assert draft_tree_ref(graph.table(), slots, 20, CONFIG).slot_nodes[0] == 1
 
 
 @pytest.mark.parametrize("seed", range(4))

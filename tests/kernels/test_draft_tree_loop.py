@@ -9,7 +9,16 @@ import torch
 
 pytest.importorskip("numba")
 
-from draft_cases import CONFIG, equal_slots, one_slot, random_graph, random_slots, used_pool
+from draft_cases import (
+    CONFIG,
+    PRIOR,
+    equal_slots,
+    one_slot,
+    random_graph,
+    random_prior,
+    random_slots,
+    used_pool,
+)
 from equal_fields import assert_equal_fields
 
 from csd.cpu.draft_tree import draft_tree
@@ -17,6 +26,7 @@ from csd.cpu.stable_sort import places_in_order
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_NODES
+from csd.state.pool import PRIOR as SOURCE
 
 
 def both(table, slots, rows, config=CONFIG, **options):
@@ -34,7 +44,7 @@ def test_equals_the_reference(seed):
     orders = rng.choice([(1,), (2, 3), (1, 2, 3, 5, 8), (1, 2, 3, 4, 5, 6, 7), (1, 4, 16)])
     config = GraphConfig(
         orders=orders, capacity=1 << rng.choice([4, 8, 11]), ways=rng.choice([1, 2, 16]),
-        successors=rng.choice([1, 3, 7, 9, 16]), frontier=rng.choice([1, 2, 5, 8, 16]),
+        successors=rng.choice([1, 3, 7, 9, 16]), frontier=rng.choice([1, 2, 5, 8]),
         decay=rng.choice([1.0, 0.8, 0.3]), settle=rng.choice([0, 1, 8]),
         uncoupled=rng.choice([0.0, 0.2, 1.0]), own_weight=rng.choice([0.5, 1.0, 4.0]),
         group_penalty=rng.choice([0, 3000, 8192, 131072]), beta=rng.choice([0.4, 1.0]),
@@ -48,6 +58,31 @@ def test_equals_the_reference(seed):
     for extra in (0, 1, 17, 62, 63, 64, 65, 300):
         if live + extra:
             both(table, slots, live + extra, config)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_prior_equals_the_reference(seed):
+    rng = random.Random(4000 + seed)
+    config = replace(
+        CONFIG, orders=rng.choice([(1, 2, 3), (3,), (1, 2, 3, 4, 5, 6, 7)]),
+        successors=rng.choice([3, 16]), frontier=rng.choice([1, 3, 8]),
+        prior_orders=rng.choice([(1,), (1, 2, 3), (2, 3)]), prior_trust=rng.choice([0.3, 0.7]),
+        prior_smoothing=rng.choice([1, 1000, 1 << 17]), own_weight=rng.choice([1.0, 4.0]),
+    )  # fmt: skip
+    count, vocab = rng.choice([1, 5, 9]), rng.choice([5, 11, 40])
+    graph = random_graph(rng, config, vocab, rng.choice([2, 30]))
+    of_prior = replace(PRIOR, successors=rng.choice([2, 8, 16]))
+    graph.prior = random_prior(rng, of_prior, vocab, rng.choice([1, 25, 90]))
+    slots = random_slots(rng, count, config, vocab, live=True)
+    for extra in (1, 17, 300):
+        both(graph.table(), slots, count + extra, config)
+
+
+def test_a_prior_drafts_where_the_group_has_no_text():
+    graph = random_graph(random.Random(1), groups=(12,))
+    graph.prior = random_prior(random.Random(2))
+    pool = both(graph.table(), one_slot(), 20)
+    assert (pool.source == SOURCE).sum() == pool.slot_nodes[0] - 1 > 3
 
 
 @pytest.mark.parametrize("seed", range(4))

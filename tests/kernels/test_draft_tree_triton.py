@@ -1,21 +1,30 @@
 """The drafting kernels, interpreted, against the reference."""
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from draft_cases import CONFIG, equal_slots, one_slot, random_graph, random_slots, used_pool
+from draft_cases import (
+    CONFIG,
+    equal_slots,
+    one_slot,
+    random_graph,
+    random_prior,
+    random_slots,
+    used_pool,
+)
 from equal_fields import assert_equal_fields
 from targets import few
 
 from csd.kernels.draft_tree import draft_tree, draft_tree_ref, draft_tree_triton
 from csd.kernels.draft_tree.mixture import MAX_CHILDREN, likeliest
 from csd.state.context_table import GraphConfig, Table
-from csd.state.pool import MAX_NODES, PROGRESS_PENALTY
+from csd.state.pool import MAX_NODES, PROGRESS_PENALTY, SIBLING
+from csd.state.pool import PRIOR as SOURCE
 
 module = import_module("csd.kernels.draft_tree")
 
@@ -39,8 +48,8 @@ def both(table, slots, rows, config=CONFIG):
         # more slots than a block, among them every kind of slot
         (1, 19, 60, {"max_depth": 5}),
         # more rows than nodes
-        (0, 4, 400, {"frontier": 16}),
-        (1, 4, 400, {"frontier": 16}),
+        (0, 4, 400, {"frontier": 8}),
+        (1, 4, 400, {"frontier": 8}),
         (0, 5, 40, {"min_prob": 0.01}),
         (1, 5, 40, {"min_prob": 0.01}),
     ],
@@ -87,6 +96,29 @@ def test_any_orders_and_successors(poison, orders, successors):
     slots.max_new[:] = 99
     pool = both(graph.table(), slots, 50, config)
     assert pool.depth.max() > 1
+
+
+@few(2)
+@pytest.mark.parametrize(
+    ("seed", "orders", "prior_orders", "successors"),
+    [
+        (0, (1, 2, 3), (1, 2, 3), 8), (1, (3,), (2, 3), 3), (2, (1, 2, 3), (1,), 16),
+        (3, tuple(range(1, 8)), (1, 2, 3), 16),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_prior_equals_the_reference(poison, seed, orders, prior_orders, successors):
+    rng = random.Random(5000 + seed)
+    config = replace(
+        CONFIG, orders=orders, prior_orders=prior_orders, successors=successors, max_depth=6,
+        frontier=rng.choice([3, 8]),
+    )  # fmt: skip
+    graph = random_graph(rng, config, tokens=20)
+    graph.prior = random_prior(rng, vocab=9)
+    slots = random_slots(rng, 5, config, vocab=9, live=True)
+    slots.max_new[:] = 99
+    pool = both(graph.table(), slots, 60, config)
+    assert (pool.source == SOURCE).any() and (pool.source == SIBLING).any()
 
 
 def test_ties_go_by_slot_depth_token_and_parent(poison):
@@ -141,15 +173,28 @@ def test_out_is_overwritten_whole():
     assert_equal_fields(out, draft_tree_ref(graph.table(), slots, 40, CONFIG))
 
 
+def table_tensors(table):
+    return [getattr(table, f.name) for f in fields(table) if f.name not in ("ways", "prior")]
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_operator_drafts_as_the_reference(prior):
+    graph, slots = random_graph(random.Random(1)), random_slots(random.Random(2), 5)
+    graph.prior = random_prior(random.Random(2)) if prior else None
+    table = graph.table()
+    assert_equal_fields(
+        draft_tree(table, slots, 20, CONFIG), draft_tree_ref(table, slots, 20, CONFIG)
+    )
+
+
 def test_operator():
     table = random_graph(random.Random(1)).table()
     slots = random_slots(random.Random(2), 5)
-    want = draft_tree_ref(table, slots, 20, CONFIG)
-    assert_equal_fields(draft_tree(table, slots, 20, CONFIG), want)
-    numbers = (getattr(CONFIG, name) for name in module._CONFIG)
-    sizes = 20, CONFIG.ways, list(CONFIG.orders)
-    args = module._draft_tree.pack(table, slots, *sizes, *numbers, 9)
-    torch.library.opcheck(torch.ops.csd.draft_tree.default, tuple(args))
+    numbers = [getattr(CONFIG, name) for name in module._CONFIG]
+    sizes = 20, CONFIG.ways, 4, list(CONFIG.orders), [1, 2]
+    for prior in ([], table_tensors(random_prior(random.Random(2)).table())):
+        args = module._draft_tree.pack(table, slots, prior, *sizes, *numbers, 9)
+        torch.library.opcheck(torch.ops.csd.draft_tree.default, tuple(args))
 
 
 @pytest.mark.parametrize(
@@ -158,6 +203,11 @@ def test_operator():
         ({"rows": 0}, "rows must be at least 1, got 0"),
         ({"config": replace(CONFIG, orders=(1, 9))}, "config.orders must be at most 3"),
         ({"config": replace(CONFIG, successors=4)}, "successors 8, as table has"),
+        ({"table": replace(Table.empty(CONFIG), prior=Table.empty(CONFIG)),
+          "config": replace(CONFIG, prior_orders=(1, 4))},
+         r"config.prior_orders must be at most 3, got \(1, 4\)"),
+        ({"table": replace(Table.empty(CONFIG), prior=Table.empty(replace(CONFIG, successors=32)))},
+         "table.prior must have at most 16 successors, got 32"),
         ({"slots": random_slots(random.Random(2), 5, replace(CONFIG, orders=(1, 2)))},
          r"slots.context must have shape \(5, 3\), got \(5, 2\)"),
     ],
@@ -172,7 +222,7 @@ def test_bad_input(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"frontier": 17}, "frontier must be from 1 to 16, got 17"),
+        ({"frontier": 9}, "frontier must be from 1 to 8, got 9"),
         ({"successors": 33}, "successors must be from 1 to 32 with 3 orders, got 33"),
         ({"settle": -1}, "settle must be from 0 to 32767, got -1"),
         ({"group_penalty": 131073}, "group_penalty must be from 0 to 131072, got 131073"),
@@ -187,7 +237,7 @@ def test_what_does_not_fit_is_refused(change, message):
 def _likeliest_kernel(token_ptr, mass_ptr, out_ptr, O: tl.constexpr):
     at = tl.arange(0, O)[None, :, None]
     mass = tl.load(mass_ptr + at)
-    token, q, _source = likeliest(tl.load(token_ptr + at), mass, 0 * mass + 1)
+    token, q, _source = likeliest(tl.load(token_ptr + at), mass, 0 * mass + 1, 17, 17)
     k = tl.arange(0, MAX_CHILDREN)[None, :]
     tl.store(out_ptr + k, tl.where(q > 0, token, -1))
     tl.store(out_ptr + MAX_CHILDREN + k, q)

@@ -14,7 +14,7 @@ from csd.kernels.exact_attention import (
 )
 from csd.kernels.exact_attention import launch as module
 from csd.kernels.exact_attention import plan as plan_module
-from csd.kernels.tree_attention.batched import tree_attention_batched
+from csd.kernels.tree_attention import tree_attention_ref
 from csd.kernels.tree_attention.layout import TreeLayout
 from csd.state.pool import MAX_DEPTH, Pool
 
@@ -67,7 +67,7 @@ def within_eager(out, case):
 def test_exact_attention(name, heads, D, dtype, poison, short_cuts):
     case = attention_case(**CASES[name], heads=heads, D=D, dtype=dtype)
     within_eager(exact_attention_triton(**laid_out(case)), case)
-    within_eager(tree_attention_batched(**case), case)
+    within_eager(tree_attention_ref(**case), case)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -218,7 +218,7 @@ def test_operators():
     layout = laid_out(case)["layout"]
     work = plan_exact(layout, 6, 2)
     assert torch.equal(work.row, plan_exact_ref(layout, 6, 2).row)
-    want = tree_attention_batched(**case)
+    want = tree_attention_ref(**case)
     assert torch.equal(exact_attention(**laid_out(case), work=work), want)
     assert torch.equal(exact_attention(**laid_out(case)), want)
     out = torch.empty_like(case["q"])

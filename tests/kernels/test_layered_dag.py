@@ -35,7 +35,7 @@ CASES = [
     (4, 4, 20, 8, 0, None, {"tree": True}),
     (5, 4, 20, 8, 12, 7, {"tree": True, "alpha": 0.0}),
     (6, 4, 7, 8, 40, None, {"tree": True, "alpha": 1.0, "frontier": 3}),
-    (7, 2, 33, 16, 200, None, {"tree": True, "frontier": 16, "alpha": 0.3}),
+    (7, 2, 33, 16, 200, None, {"tree": True, "frontier": 8, "alpha": 0.3}),
     (8, 3, 1, 1, 3, None, {"alpha": 0.9}),
     (9, 19, 6, 4, 50, None, {"tree": True, "min_prob": 0.05}),
     (10, 4, 16, 9, 20, None, {"alpha": 1.0}),
@@ -90,7 +90,7 @@ def test_the_chain_and_the_tree_are_the_host_drafters(tree, alpha):
         depth = 6 if not tree else 2
         candidates = Candidates(*(x[:, :, :depth].contiguous() for x in candidates))
         n = int((candidates.token[0, :, 0] >= 0).sum())
-        config = DagConfig(tree=tree, alpha=alpha, frontier=16)
+        config = DagConfig(tree=tree, alpha=alpha, frontier=8)
         pool = layered_dag_ref(candidates, slots, 9, config)
         host = Tree(8, depth)
         token = candidates.token[0, :n].numpy().astype("int64")

@@ -13,7 +13,6 @@ from csd.cpu.tiles import ISA
 from csd.kernels.tree_attention import launch as module
 from csd.kernels.tree_attention import (
     tree_attention,
-    tree_attention_batched,
     tree_attention_ref,
     tree_attention_triton,
 )
@@ -36,8 +35,7 @@ CASES = {
 
 
 EACH = pytest.mark.parametrize(
-    "attend", [tree_attention_ref, tree_attention_batched, attention.tree_attention],
-    ids=["reference", "batched", "loop"],
+    "attend", [tree_attention_ref, attention.tree_attention], ids=["reference", "loop"],
 )  # fmt: skip
 
 
@@ -122,20 +120,6 @@ def test_a_long_sample_and_a_path_deeper_than_any_of_csd(attend):
     torch.testing.assert_close(attend(**case), dense_attention(case))
 
 
-def test_batched_within_one_memory():
-    """Pages and nodes that are parts of one tensor, as a KVCache's are."""
-    case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=torch.float32)
-    apart = tree_attention_batched(**case)
-    pages, M = case["k_pages"].shape[0], case["q"].shape[0]
-    memory = torch.full((2, pages * 64 + M, 2, 16), float("nan"))
-    for part, kind in zip(memory, "kv", strict=True):
-        tokens, nodes = part.split((pages * 64, M))
-        tokens.copy_(case[f"{kind}_pages"].flatten(0, 1))
-        nodes.copy_(case[f"node_{kind}"])
-        case |= {f"{kind}_pages": tokens.unflatten(0, (pages, 64)), f"node_{kind}": nodes}
-    assert torch.equal(tree_attention_batched(**case), apart)
-
-
 @few(18)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
@@ -189,7 +173,6 @@ def test_tree_attention_triton_without_rows():
     case = attention_case([{}], [5], [3], (2, 1), 16, dtype=torch.float32)
     assert tree_attention_triton(**laid_out(case)).shape == (0, 2, 16)
     assert tree_attention_ref(**case).shape == (0, 2, 16)
-    assert tree_attention_batched(**case).shape == (0, 2, 16)
     with pytest.raises(ValueError, match="q must be float16, bfloat16 or float32, got torch"):
         tree_attention_triton(**laid_out(case | {"q": case["q"].double()}))
 

@@ -202,13 +202,6 @@ def test_a_draft_model_with_windows_drafts_as_it_draws():
     assert stats.nodes_accepted == stats.nodes_proposed > 0
 
 
-def test_exact_is_refused_by_name_where_windows_are_not_exact():
-    model = build("mistral", torch.float32)
-    with pytest.raises(ValueError, match="kernels='reference' for a model with a window"):
-        csd.Engine(model, kernels="reference", exact=True)
-    assert not csd.Engine(build("mistral", torch.bfloat16), kernels="reference").exact
-
-
 def test_a_text_ends_where_longrope_takes_other_frequencies():
     model = build("phi3 longrope")
     with csd.Engine(model) as engine:

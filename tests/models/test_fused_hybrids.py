@@ -106,14 +106,9 @@ def test_what_is_wrong_of_a_state_changes_tokens(change):
 RUNS, MORE_RUNS = [(48, 4, 2)], [(4, 4, 4), (16, 3, 1), ("auto", 3, 3)]
 
 
-@pytest.mark.parametrize(
-    ("kernels", "runs"),
-    [(None, RUNS), pytest.param(None, MORE_RUNS, marks=slow),
-     pytest.param("reference", RUNS, marks=slow)],
-    ids=["one", "more", "reference"],
-)  # fmt: skip
+@pytest.mark.parametrize("runs", [RUNS, pytest.param(MORE_RUNS, marks=slow)], ids=["one", "more"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_exact_gives_the_same_bits_in_every_run(dtype, kernels, runs):
+def test_exact_gives_the_same_bits_in_every_run(dtype, runs):
     loaded = load(build(FAMILY, dtype, max_position_embeddings=256))
     loaded.module = None
     prompts = [prompt(n) for n in (2, 90)]
@@ -121,7 +116,7 @@ def test_exact_gives_the_same_bits_in_every_run(dtype, kernels, runs):
     def drawn(slots, count, budget):
         # chunks of any size are fixed, and these no multiple of 16
         return run(
-            csd.Engine(loaded, max_slots=slots, prefill_chunk=40, exact=True, kernels=kernels),
+            csd.Engine(loaded, max_slots=slots, prefill_chunk=40, exact=True),
             prompts, count, seed=3, max_new_tokens=40, temperature=0.7, ignore_eos=True,
             budget=budget,
         )  # fmt: skip

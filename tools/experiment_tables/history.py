@@ -42,9 +42,8 @@ ABLATIONS = {
     "trust in a context at most 0.75 in place of 0.85": "trust=0.75",
     "trust 0.95": "trust=0.95",
 }
-SHARED = {
+TRACES = {
     MATH: "MATH", CLASSEVAL: "ClassEval", GSM8K: "GSM8K, SmolLM2", OWN: "own prompts, SmolLM2",
-    f"{MATH} and {CLASSEVAL}": "MATH and ClassEval in one call",
 }  # fmt: skip
 ENDS = {
     "MATH, 20 calls of 4 samples, 4 earlier": f"{MATH}, apart",
@@ -98,27 +97,17 @@ def ablations() -> str:
     return markdown(head, lines)
 
 
-def share() -> str:
-    found, lines = load("history_share")["traces"], []
-    for trace in (MATH, CLASSEVAL, GSM8K):
-        rows = found[trace]["rows"]
-        for live in sorted({r["live"] for r in rows}):
-            both = (only(rows, live=live, change=f"others, {w}") for w in ("a quarter", "whole"))
-            label = f"{SHARED[trace]}, {found[trace]['problems']} problems"
-            lines.append([label, str(live), *(between(r["to_first"], r["interval"]) for r in both)])
-    return markdown(["", "N", "a quarter", "whole"], fold(lines))
-
-
-def share_call() -> str:
-    lines = [
-        [SHARED[trace], "" if i else str(r["prompts"]), str(r["samples"]), f"{r['tau']:.2f}",
-         f"{r['shared']:.2f}", between(r["ratio"], r["interval"]),
-         f"{r['steps']:,} to {r['steps shared']:,}"]
-        for trace, rows in load("share_call")["rows"].items()
-        for i, r in enumerate(rows)
-    ]  # fmt: skip
-    head = ["", "prompts", "N", "without", "with", "ratio", "steps"]
-    return markdown(head, fold(lines))
+def prior() -> str:
+    rows = load("prior")["rows"]
+    lines = []
+    for r in (r for r in rows if "ratio" in r):
+        kind = r["drafter"].removeprefix("prior of ")
+        plain = only(rows, trace=r["trace"], drafter=f"consensus, {kind}", samples=r["samples"])
+        lines.append([
+            TRACES[r["trace"]], kind, str(r["samples"]), f"{plain['tau']:.2f}",
+            f"{r['tau']:.2f}", between(r["ratio"], r["ratio_interval"]),
+        ])  # fmt: skip
+    return markdown(["", "learnt", "N", "without", "with", "ratio"], fold(lines))
 
 
 def _rate(x: float) -> str:
@@ -159,6 +148,6 @@ def grpo() -> str:
 
 
 TABLES = {
-    "tau": tau, "kinds": kinds, "ablations": ablations, "share": share, "share_call": share_call,
+    "tau": tau, "kinds": kinds, "ablations": ablations, "prior": prior,
     "steps": steps, "ends": ends, "grpo": grpo,
 }  # fmt: skip

@@ -13,8 +13,9 @@ import torch
 
 from bench.lib.graphs import DEEP, SHALLOW
 from bench.lib.kernel_shape import Shape
-from csd.graph.consensus import WITH_HISTORY
+from csd.graph.consensus import WITH_HISTORY, WITH_PRIOR
 from csd.graph.model.distributions import CANDIDATES
+from csd.graph.prior import PRIOR_CONFIG
 from csd.kernels.gated_linear import gated_linear_triton
 from csd.kernels.layered_dag import layered_dag_triton
 from csd.kernels.ops import Ops, exact_triton, triton
@@ -57,6 +58,7 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
         ("", lambda: graph_step(ops, model, SHALLOW)),
         ("", lambda: graph_step(ops, model, DEEP)),
         ("with history", lambda: graph_step(ops, model, GraphConfig(**WITH_HISTORY))),
+        ("with prior", lambda: prior_step(ops, model, GraphConfig(**WITH_PRIOR))),
         ("chain", lambda: layered_step(model, DagConfig())),
         ("tree", lambda: layered_step(model, DagConfig(tree=True))),
         ("", lambda: draft_model_words(model)),
@@ -122,6 +124,13 @@ def graph_step(ops: Ops, model: _Model, config: GraphConfig) -> None:
     observed = ops.observe(pool, slots, verdict, config)
     ops.graph_insert(table, *observed, slots.group_key, config.orders)
     ops.snapshot(pool, verdict, False, False)
+
+
+def prior_step(ops: Ops, model: _Model, config: GraphConfig) -> None:
+    """Launch the kernels of a draft from a graph with a prior."""
+    table, (_, slots) = Table.empty(config, META), _places(config, model.shape.vocab)
+    table.prior = Table.empty(PRIOR_CONFIG, META)
+    ops.draft_tree(table, slots, ROWS, config)
 
 
 # key heads, value heads and the sizes of both in layers of Qwen3-Next and Qwen3.5

@@ -23,6 +23,7 @@ from csd.engine.requests import Request
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Recording
 from csd.graph.history import PastSample
+from csd.graph.prior import Prior
 from csd.kernels.draft_tree import draft_tree_ref
 from csd.kernels.noise import prompt_key
 from csd.models.config import ModelConfig
@@ -107,14 +108,14 @@ def run(
     together: int | None,
     nodes: int,
     history: int = 0,
-    share: bool = False,
+    prior: bool = False,
 ) -> dict:
     """Draw all samples of all traces once, in an engine of `slots` slots; returns a row.
 
     history: number of each prompt's last samples that are not drawn but given as history.
-    share: True runs the call with `share="call"`.
+    prior: True runs the call with a prior that learns.
     """
-    requests, watch, dropped = drawn(traces, slots, together, nodes, history, share)
+    requests, watch, dropped = drawn(traces, slots, together, nodes, history, prior)
     steps = len(watch.live)
     return {
         "together": together,
@@ -133,7 +134,7 @@ def drawn(
     together: int | None,
     nodes: int,
     history: int = 0,
-    share: bool = False,
+    prior: bool = False,
 ) -> tuple[list[Request], Watch, int]:
     """Like `run`, but returns the requests, the steps' sizes, and the number of dropped contexts.
 
@@ -160,7 +161,7 @@ def drawn(
     for request, past in zip(requests, given, strict=True):
         request.history = past
     with forcing(engine, traces):
-        settings = RunSettings(budget=nodes * slots, share="call" if share else None)
+        settings = RunSettings(budget=nodes * slots, prior=Prior(learn=True) if prior else None)
         for _ in engine.run(requests, settings):
             pass
         dropped = int(engine._drafter.table.dropped)

@@ -9,6 +9,10 @@ Further columns, as in papers on drafters: accepted drafted tokens per sample an
 their share of the drafted nodes (accept), and the drafter's time for one sample's draft, without
 insertion (draft, in microseconds of CPU time, which other programs change little).
 
+`--prior halves` replays every second problem with the graph alone and with a prior learnt from the
+other problems' samples; `--prior call` replays all problems in order, each with a prior of those
+before it. Their rows have the ratio of the two, with its interval over problems.
+
 New rows replace the same rows of an existing F one by one, so a long run can be split by trace,
 drafter, samples and nodes, and an interrupted run keeps its rows. `--table F` prints the tables of
 such a file instead.
@@ -18,21 +22,24 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from bench.lib.common import finish, interval, machine, merged, write
 from bench.studies.drafting.baselines import RIVALS, make_rival
-from bench.studies.drafting.replay_rows import KEY, add_ratios, tables, text
+from bench.studies.drafting.replay_rows import KEY, add_ratios, ratio, tables, text
 from csd.engine.draft_trees import SOURCES
 from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Replayed, replay
 from csd.graph.drafter_registry import make_drafter, names
+from csd.graph.prior import Prior
 from csd.kernels.ops import reference
 
 # variants of csd's own drafter that show the gain of one of its parts
 ABLATIONS = ("consensus-uncoupled", "consensus-counts")
+PRIORS = ("halves", "call")
 
 
 def make(name: str, traces: list[Trace], problem) -> object:
@@ -100,6 +107,15 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--samples", type=int, nargs="+", default=[8])
     parser.add_argument("--nodes", type=int, nargs="+", default=[16])
+    parser.add_argument(
+        "--prior",
+        choices=PRIORS,
+        help="compare the graph alone to it with a prior of other problems, in place of --drafters",
+    )
+    parser.add_argument(
+        "--learn", nargs="+", default=[], metavar="TRACES",
+        help="files from which `--prior halves` learns in place of the other problems",
+    )  # fmt: skip
     parser.add_argument("--problems", type=int, help="the first so many of each file")
     parser.add_argument("--skip", type=int, default=0, help="without these first ones")
     parser.add_argument(
@@ -148,11 +164,45 @@ def _rows(path: str, args) -> Iterator[dict]:
     # a datastore also has the problems that are not replayed
     others, traces = traces, traces[args.skip : stop]
     recorded = min(len(t.samples) for t in traces)
+    if args.prior:
+        yield from _prior_rows(path, args, traces, recorded)
+        return
     for samples in (n for n in args.samples if n <= recorded):
         for nodes in args.nodes:
             for name in args.drafters:
                 found = run(name, traces, samples, nodes, args.share, args.seed, others)
                 yield {"trace": _name(path)} | summary(name, found, samples, nodes)
+
+
+def _prior_rows(path: str, args, traces: list[Trace], recorded: int) -> Iterator[dict]:
+    """Yield rows of the graph alone and with a prior, by samples and nodes."""
+    learnt: list[Trace] = [t for file in args.learn for t in read_traces(file)]
+    if args.prior == "halves":
+        learnt, traces = learnt or traces[::2], traces[1::2]
+    for samples in (n for n in args.samples if n <= recorded):
+        for nodes in args.nodes:
+            options = dict(share=args.share, seed=args.seed, clock=time.process_time)
+            plain = [replay(t, make("consensus", [], None), samples, nodes, **options)
+                     for t in traces]  # fmt: skip
+            prior, found = Prior(), []
+            for trace in learnt if args.prior == "halves" else []:
+                prior.add(trace.prompt, trace.samples, trace.top)
+            for trace in traces:
+                drafter = make_drafter(
+                    "consensus", reference(), torch.device("cpu"),
+                    prior_contexts=prior.config.capacity,
+                )  # fmt: skip
+                drafter.use_prior(prior)
+                found.append(replay(trace, drafter, samples, nodes, **options))
+                if args.prior == "call":
+                    prior.add(trace.prompt, trace.samples[:samples], trace.top)
+            first = summary("consensus", plain, samples, nodes)
+            row = summary(f"prior of {args.prior}", found, samples, nodes)
+            row |= {"learnt_tokens": prior.tokens, "learnt": [_name(x) for x in args.learn]}
+            row["ratio"] = ratio(row, first, range(len(traces)))
+            row["ratio_interval"] = interval(partial(ratio, row, first), len(traces))
+            for each in (first | {"drafter": f"consensus, {args.prior}"}, row):
+                yield {"trace": _name(path)} | each
 
 
 if __name__ == "__main__":

@@ -49,6 +49,14 @@ def add_ratios(rows: list[dict]) -> None:
             )
 
 
+def ratio_text(row: dict) -> str:
+    """The ratio of a row with a prior to the graph alone, in what is printed for it."""
+    if "ratio" not in row:
+        return ""
+    low, high = row["ratio_interval"]
+    return f"  {row['ratio']:.3f} ({low:.3f} to {high:.3f}) times the graph alone"
+
+
 def metrics(row: dict) -> str:
     """Cell of a table with tau."""
     return f"{row['tau']:.2f}"
@@ -105,5 +113,6 @@ def text(rows: list[dict]) -> str:
             f"{r['accepted_length']:6.3f} {r['acceptance']:6.1%} {r['draft_microseconds']:7.0f} "
             f"{r['microseconds']:8.0f} {r['makespan']:6}"
             + "".join(f" {r['sources'][s]:5.2f}" for s in ("own", "sibling", "prompt"))
+            + ratio_text(r)
         )
     return "\n".join(lines)

@@ -9,6 +9,7 @@ import torch
 
 from csd.engine.requests import UntilRule
 from csd.graph.drafter_registry import check_known
+from csd.graph.prior import Prior
 from csd.schema.arguments import check_path, check_seed, takes
 from csd.schema.check import shown
 
@@ -28,6 +29,23 @@ def check_drafter(value: Any) -> None:
     """Raises TypeError or ValueError, naming `drafter`, for an unknown drafter."""
     if value is not None:
         check_known(value)
+
+
+def check_prior(value: Any) -> Prior | None:
+    """Returns the prior of a call: a file's, a new one that learns for True, None for False.
+
+    Raises TypeError, naming `prior`, for anything else than these and a `csd.Prior`; the errors of
+    `Prior.load` for a file.
+    """
+    if isinstance(value, Prior):
+        return value
+    if value is None or isinstance(value, bool):
+        return Prior(learn=True) if value else None
+    if isinstance(value, str | os.PathLike):
+        return Prior.load(value)
+    raise TypeError(
+        f"prior must be a csd.Prior, the path of its file, True or None, got {shown(value)}"
+    )
 
 
 def check_function(name: str, arguments: int, expected: str, value: Any) -> None:

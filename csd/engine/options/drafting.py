@@ -3,15 +3,17 @@
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from os import PathLike
 from typing import Annotated, Any, TypedDict
 
 from csd.engine.history_args import check_history
-from csd.engine.options.checks import check_drafter
+from csd.engine.options.checks import check_drafter, check_prior
 from csd.engine.options.option import Option
 from csd.engine.result import Samples
 from csd.engine.traces.history import History
 from csd.graph.drafter_registry import names
-from csd.schema.arguments import check_budget, check_flag, check_one_of, check_share
+from csd.graph.prior import Prior
+from csd.schema.arguments import check_budget, check_flag, check_one_of
 from csd.verify.multi_draft import DRAWS
 
 VERIFIERS = ("match", *DRAWS)
@@ -66,14 +68,15 @@ class DraftingOptions(TypedDict, total=False):
             check_history,
         ),
     ]
-    share: Annotated[
-        str | None,
+    prior: Annotated[
+        Prior | str | PathLike[str] | bool | None,
         Option(
             None,
-            '"call": drafts also come, with low weight, from finished samples of the call\'s '
-            "other prompts, if they finished before this prompt was admitted; tokens are the "
-            "same. None keeps the prompts of a call separate",
-            check_share,
+            "n-grams of the model's answers to other prompts, used for drafts only: a `csd.Prior` "
+            "or the file of one (`csd prior`). One that learns gets each prompt's answers when the "
+            "prompt ends. True: one that learns and ends with the call. None keeps prompts "
+            "separate",
+            check_prior,
             str,
         ),
     ]

@@ -14,7 +14,7 @@ from csd.engine.traces.history import History
 from csd.schema.arguments import check_whole
 
 # options that apply to all requests, set when the engine is made
-SET_AT_START = ("speculate", "drafter", "budget", "tokenizer")
+SET_AT_START = ("speculate", "drafter", "prior", "budget", "tokenizer")
 # options of a single request: sampling, the samples to draw, the prompt, and the reported values of
 # tokens. logits_processor is left out: it runs inside a step, which all requests share
 SERVED = SAMPLING - {"logits_processor"} | {

@@ -7,13 +7,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from itertools import count
+from os import PathLike
 from typing import Any, TypeVar, Unpack
 
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine, OnePrompt
 from csd.engine.grammar import has_grammar, matcher_of
 from csd.engine.options import Options
-from csd.engine.options.checks import check_drafter
+from csd.engine.options.checks import check_drafter, check_prior
 from csd.engine.requests import Request
 from csd.engine.service.asking import Limits, read_call, read_scores
 from csd.engine.service.counters import Counters
@@ -24,6 +25,7 @@ from csd.engine.service.room import ServedRoom
 from csd.engine.service.scheduler import ServiceScheduler
 from csd.engine.service.weights import Weights
 from csd.engine.step import Step
+from csd.graph.prior import Prior
 from csd.schema.arguments import check_budget, check_flag, check_whole
 
 LOG = logging.getLogger("csd")
@@ -43,7 +45,8 @@ class AsyncEngine:
         context, or less if memory is short. `longest` is the number in effect.
     max_queue: largest number of requests waiting for a slot; with more, `submit` raises
         `QueueFull`.
-    budget, speculate, drafter: for all requests, as in `csd.generate`.
+    budget, speculate, drafter, prior: for all requests, as in `csd.generate`. The prior does not
+        learn: requests of others would show in what a request drafts.
     engine: the other options of `csd.Engine`.
     """
 
@@ -56,15 +59,22 @@ class AsyncEngine:
         budget: str | int = "auto",
         speculate: bool = True,
         drafter: Any = None,
+        prior: Prior | str | PathLike[str] | None = None,
         **engine: Any,
     ):
         if max_tokens is not None:
             max_tokens = check_whole("max_tokens", max_tokens, 2)
         max_queue = check_whole("max_queue", max_queue, 1)
         check_drafter(drafter)
+        prior = check_prior(prior)
+        if prior is not None and prior.learn:
+            raise ValueError(
+                "prior must have learn=False for an AsyncEngine, whose requests may be of several "
+                "users, got learn=True: csd.Prior.load(path) makes one that only reads"
+            )
         self._settings = RunSettings(
             budget=check_budget(budget), speculate=check_flag("speculate", speculate),
-            drafter=drafter,
+            drafter=drafter, prior=prior,
         )  # fmt: skip
         if isinstance(model, Engine) and engine:
             raise ValueError(
@@ -206,7 +216,8 @@ class AsyncEngine:
 
     def prepare(self, engine: Engine, drafter: Any, nodes: int) -> Step:
         self._weights.mark(engine)
-        return self._room.step(engine, drafter, nodes)
+        prior = self._settings.prior if self._settings.speculate else None
+        return self._room.step(engine, drafter, nodes, prior)
 
     def scheduler(
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any

@@ -14,6 +14,7 @@ from csd.engine.resources import Resources
 from csd.engine.rules_from_options import changed_bytes
 from csd.engine.step import Step
 from csd.graph.drafter_registry import make_drafter
+from csd.graph.prior import Prior
 from csd.state.device import free_bytes
 from csd.state.kv_cache import PAGE, pages_for
 from csd.state.logit_rules import Asked
@@ -35,16 +36,19 @@ class ServedRoom:
         self.longest = 0  # the largest such number that is served
         self.pages = 0
 
-    def step(self, engine: Resources, drafter: Any, nodes: int) -> Step:
+    def step(self, engine: Resources, drafter: Any, nodes: int, prior: Prior | None = None) -> Step:
         """The engine's step; allocates caches if the current ones are too small.
 
-        nodes: drafted nodes per step, if their number is given. Raises MemoryError with the numbers
-        if not even one page of a prompt and one of a sample fit.
+        nodes: drafted nodes per step, if their number is given. prior: of the requests.
+
+        Raises MemoryError with the numbers if not even one page of a prompt and one of a sample
+        fit.
         """
         if drafter != engine._drafter_name:
             engine._drafter_name = drafter
             engine._drop()
         config = engine.decoder.config
+        contexts = 0 if prior is None else prior.config.capacity
         context = min(config.context, self.asked or config.context)
         table, slots = pages_for(context), engine.max_slots
         rows = engine._rows(slots, nodes, context)
@@ -54,12 +58,13 @@ class ServedRoom:
             wanted = Room(slots, table, table, self.pages, rows)
             at_hand = self.pages and have == have.with_room_for(wanted)
             same = engine._step.cache.dtype == engine.dtype
+            same = same and engine._drafter.prior_contexts == contexts
             if at_hand and same and engine._drafter.suits(tokens, False):
                 return engine._step
         # drop the old caches first: their memory counts as free below
         engine._drop()
         with torch.inference_mode(False):
-            made = make_drafter(drafter, engine._ops, engine.device, tokens, False)
+            made = make_drafter(drafter, engine._ops, engine.device, tokens, False, contexts)
         gathers = engine._ops.name == "reference"
         free = int(engine.memory * free_bytes(engine.device))
 

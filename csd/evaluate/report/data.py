@@ -8,7 +8,7 @@ from csd.evaluate.vote import Decision, vote
 from csd.schema import check as schema
 from csd.schema.check import AtLeast, Between, Token
 
-SOURCES = ("sampled", "own", "sibling", "prompt", "history", "model")
+SOURCES = ("sampled", "own", "sibling", "prompt", "history", "model", "prior")
 
 Count = Annotated[int, Between(0, 2**53)]
 # limited, since the page has one bar per step
@@ -40,7 +40,7 @@ class _Draft(TypedDict):
     tokens: list[Token]
     parents: list[Annotated[int, Between(-1, 63)]]
     probabilities: list[Annotated[float, Between(0, 1)]]
-    sources: list[Literal["", "own", "sibling", "prompt", "history", "model"]]
+    sources: list[Literal["", "own", "sibling", "prompt", "history", "model", "prior"]]
     path: list[Annotated[int, Between(0, 63)]]
 
 
@@ -51,7 +51,7 @@ class Run(TypedDict):
     tokens: list[list[Token]]
     logprobs: list[list[float | None]]  # None for a token without probability
     finish_reasons: list[str]
-    sources: list[list[Literal["", "own", "sibling", "prompt", "history", "model"]]]
+    sources: list[list[Literal["", "own", "sibling", "prompt", "history", "model", "prior"]]]
     steps: list[list[Step]]
     prompt_ids: list[Token]
     pieces: dict[str, str]  # by token id
@@ -138,8 +138,8 @@ def decision(result: dict) -> Decision:
 
 
 def tokens_per_step(result: dict) -> dict:
-    """Lists over steps: `live` samples, and committed tokens from each of SOURCES; "model" only
-    if a model drafted."""
+    """Lists over steps: `live` samples, and committed tokens from each of SOURCES; "model" and
+    "prior" only if they drafted."""
     last = max((s[-1] for s in result["steps"] if s), default=0)
     counts = {source: [0] * last for source in SOURCES}
     live = [0] * last
@@ -148,8 +148,9 @@ def tokens_per_step(result: dict) -> dict:
             counts[source or "sampled"][step - 1] += 1
         for step in set(steps):
             live[step - 1] += 1
-    if not any(counts["model"]):
-        del counts["model"]
+    for source in ("model", "prior"):
+        if not any(counts[source]):
+            del counts[source]
     return {"live": live, **counts}
 
 

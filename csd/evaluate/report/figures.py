@@ -8,6 +8,7 @@ NAMES = {
     "sampled": "sampled, not drafted", "own": "drafted from the sample itself",
     "sibling": "drafted from a sibling", "prompt": "drafted from the prompt",
     "history": "drafted from an earlier call's sample", "model": "drafted by a draft model",
+    "prior": "drafted from answers to other prompts",
 }  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """Draft every live slot's tree from the consensus graph: one pool of the likeliest nodes.
 
-A node's contexts of all orders are looked up, and last the context of the group as a whole (order
-0). With W_n the total of its context of order n, w_n(t) the weight of successor t, c the smoothing
-weight and L the largest trust in a context, longest first:
+A node's contexts of all orders are looked up in its group, then those of the prior's orders in the
+prior's table if there is one, and last the context of the group as a whole (order 0). With W_n the
+total of its context of order n, w_n(t) the weight of successor t, c the smoothing weight and L the
+largest trust in a context, both with values of their own for the prior, and the longest context
+first in each table:
 
     lam_n = L * W_n / (W_n + c)                     0 where the context is absent
-    share_n = lam_n * product of (1 - lam_m) over the longer orders m
+    share_n = lam_n * product of (1 - lam_m) over the contexts m before it
     p(t) = sum over n of share_n * p_n(t)
 
 and the node keeps its MAX_CHILDREN likeliest tokens, ties to smaller tokens. p_n(t) = w_n(t) / W_n
@@ -58,7 +60,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from csd.kernels.draft_tree.constants import DraftNoise
+import torch
+
+from csd.kernels.checks import FIELDS, check_fields
+from csd.kernels.draft_tree.constants import MAX_PRIOR_SUCCESSORS, DraftNoise
 from csd.kernels.draft_tree.launch import draft_tree_triton
 from csd.kernels.draft_tree.reference import draft_tree_ref
 from csd.kernels.torch_operators import Fields, RecordOperator, numbers
@@ -75,25 +80,28 @@ _SLOTS = (
 # fields of a GraphConfig that drafting reads, besides its sizes
 _CONFIG = (
     "smoothing", "trust", "own_weight", "beta", "beta_order", "uncoupled", "decay", "settle",
-    "group_penalty", "frontier", "max_depth", "min_prob",
+    "group_penalty", "frontier", "max_depth", "min_prob", "prior_smoothing", "prior_trust",
 )  # fmt: skip
 
 
 def with_config(run: Callable) -> Callable:
     @wraps(run)
-    def call(table: dict, slots: Any, rows: int, ways: int, *numbers: Any) -> Pool:
-        orders, *drafting, nodes = numbers
-        graph = Table(ways, **table)
+    def call(
+        table: dict, slots: Any, prior: list, rows: int, ways: int, prior_ways: int, *numbers: Any
+    ) -> Pool:
+        orders, prior_orders, *drafting, nodes = numbers
+        graph = Table(ways, **table, prior=Table(prior_ways, *prior) if prior else None)
         config = GraphConfig(
-            orders=tuple(orders), capacity=graph.entry_group.shape[0], ways=ways,
-            successors=graph.succ_token.shape[1], **dict(zip(_CONFIG, drafting, strict=True)),
+            orders=tuple(orders), prior_orders=tuple(prior_orders), ways=ways,
+            capacity=graph.entry_group.shape[0], successors=graph.succ_token.shape[1],
+            **dict(zip(_CONFIG, drafting, strict=True)),
         )  # fmt: skip
         return run(graph, slots, rows, config, nodes=nodes)
 
     return call
 
 
-def _fake(table: Any, slots: Any, rows: int, *rest: Any) -> Pool:
+def _fake(table: Any, slots: Any, prior: Any, rows: int, *rest: Any) -> Pool:
     groups, context = slots.group_key.shape[0], slots.context.shape[1]
     return empty_pool(rows, slots.count, groups, context, slots.live.device)
 
@@ -103,9 +111,12 @@ _draft_tree = RecordOperator(
     (
         Fields("table", make=dict),
         Fields("slots", _SLOTS),
+        "Tensor[] prior",
         "SymInt rows",
         "SymInt ways",
+        "SymInt prior_ways",
         "SymInt[] orders",
+        "SymInt[] prior_orders",
         *numbers(GraphConfig, _CONFIG),
         "SymInt nodes",
     ),
@@ -121,8 +132,8 @@ def draft_tree(
 ) -> Pool:
     """Returns the likeliest nodes of all live slots' trees, in a pool of `rows` rows.
 
-    rows: at least the number of live slots. nodes: most drafted nodes over all slots, by default as
-    many as fit.
+    table: of the groups; `table.prior`, if any, is of all groups. rows: at least the number of live
+    slots. nodes: most drafted nodes over all slots, by default as many as fit.
     """
     device, sizes = slots.live.device, {"S": slots.count}
     _draft_tree.check(sizes, device, table, slots)
@@ -133,6 +144,9 @@ def draft_tree(
         raise ValueError(f"nodes must be at least 0, got {nodes}")
     if config.context > N:
         raise ValueError(f"config.orders must be at most {N}, got {config.orders}")
+    prior: list[torch.Tensor] = []
+    if table.prior is not None:
+        prior = check_prior(table.prior, config, N, device)
     if table.ways != config.ways or config.successors != E:
         raise ValueError(
             f"config must have ways {table.ways} and successors {E}, as table has, got "
@@ -140,4 +154,28 @@ def draft_tree(
         )
     values = (getattr(config, name) for name in _CONFIG)
     most = rows if nodes is None else nodes
-    return _draft_tree(table, slots, rows, config.ways, list(config.orders), *values, most)
+    ways = config.ways, table.prior.ways if table.prior is not None else 1
+    orders = list(config.orders), list(config.prior_orders)
+    return _draft_tree(table, slots, prior, rows, *ways, *orders, *values, most)
+
+
+def check_prior(
+    prior: Table, config: GraphConfig, context: int, device: torch.device
+) -> list[torch.Tensor]:
+    """Returns the tensors of a prior's table.
+
+    Raises ValueError for another table than contexts of `config.prior_orders`, for slots that keep
+    `context` tokens.
+    """
+    sizes: dict[str, int] = {}
+    check_fields("table", prior, tuple(FIELDS["table"]), sizes, device)
+    longest = min(context, sizes["N"])
+    if max(config.prior_orders) > longest:
+        raise ValueError(
+            f"config.prior_orders must be at most {longest}, got {config.prior_orders}"
+        )
+    if sizes["E"] > MAX_PRIOR_SUCCESSORS:
+        raise ValueError(
+            f"table.prior must have at most {MAX_PRIOR_SUCCESSORS} successors, got {sizes['E']}"
+        )
+    return [getattr(prior, name) for name in FIELDS["table"]]

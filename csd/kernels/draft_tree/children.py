@@ -21,8 +21,8 @@ from csd.kernels.draft_tree.constants import (
 from csd.kernels.graph_lookup import find_contexts, hash_contexts, order_masks
 from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
 from csd.kernels.sorted_runs import rank_in_run, stable_order, starts
-from csd.state.context_table import ANY, PROMPT_BIT, SAMPLE_BITS, GraphConfig, Table
-from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PROMPT, SIBLING
+from csd.state.context_table import ANY, PRIOR_KEY, PROMPT_BIT, SAMPLE_BITS, GraphConfig, Table
+from csd.state.pool import HISTORY, MAX_CHILDREN, OWN, PRIOR, PROMPT, SIBLING
 
 
 class Children(NamedTuple):
@@ -59,9 +59,14 @@ class Estimates:
         self.sampled = self.temperature > 0
         self.bit = self.sample % SAMPLE_BITS
         self.level_cost = level_cost(config, self.generated, self.step)
-        self.betas = np.array(config.betas)
         self.owner = self.group_key[self.group]
-        _, self.inside = order_masks(config.orders[::-1], self.context.shape[1])
+        # by context, in the order of the estimate: the group's, the prior's, the group as a whole
+        *betas, last = config.betas
+        of_prior = len(config.prior_orders) if table.prior is not None else 0
+        self.of_prior = np.repeat([False, True, False], [len(betas), of_prior, 1])
+        self.betas = np.array([*betas, *config.prior_betas[:of_prior], last])
+        self.smoothing = np.where(self.of_prior, config.prior_smoothing, config.smoothing)
+        self.trust = np.where(self.of_prior, config.prior_trust, config.trust)
         # the group as a whole is a context of every node
         whole = np.full_like(self.context, -1)
         whole[:, 0] = ANY
@@ -76,16 +81,17 @@ class Estimates:
         highest: np.ndarray,  # [F], largest cost of an edge
     ) -> Children | None:
         """Estimates the children of nodes with these slots and contexts; None if there are none."""
-        table, F, E = self.table, slot.size, self.table.succ_token.shape[1]
+        F = slot.size
         pair, entry, share, total = self._contexts(slot, context)
         if not pair.size:
             return None
         node, order = np.divmod(pair, len(self.betas))
         # [P, E]
-        token = table.succ_token.take(entry, 0)
-        weight = table.succ_weight.take(entry, 0).astype(float)
-        sources = table.succ_source.take(entry, 0)
+        token = self._successors("succ_token", order, entry, -1)
+        weight = self._successors("succ_weight", order, entry, 0).astype(float)
+        sources = self._successors("succ_source", order, entry, 0)
 
+        E = token.shape[1]
         # all successors, sorted by slot, token, node and order, longest first
         held = (token >= 0).ravel().nonzero()[0]
         pair = held // E
@@ -130,21 +136,37 @@ class Estimates:
 
         Returns node * O + order, entry, share of the estimate, and total, each [P].
         """
-        config, owner, F = self.config, self.owner[slot], slot.size
-        orders = config.orders[::-1]
-        code = hash_contexts(owner, context, orders)
-        tokens = np.where(self.inside, context[:, None, :], -1).reshape(code.size, -1)
-        entry = np.empty((F, len(orders) + 1), np.int64)
-        found = find_contexts(self.table, owner.repeat(len(orders)), tokens, code.ravel())
-        entry[:, :-1] = found.reshape(code.shape)
-        entry[:, -1] = self.whole[slot]
+        entries = [_entries(self.table, self.owner[slot], context, self.config.orders)]
+        totals = [self.table.entry_total.take(entries[0])]
+        prior = self.table.prior
+        if prior is not None:
+            nobody = np.full_like(slot, PRIOR_KEY)
+            entries.append(_entries(prior, nobody, context, self.config.prior_orders))
+            totals.append(prior.entry_total.take(entries[1]))
+        entries.append(self.whole[slot, None])
+        totals.append(self.table.entry_total.take(entries[-1]))
+        # [F, O]
+        entry, total = np.concatenate(entries, 1), np.concatenate(totals, 1)
         there = entry >= 0
-        total = np.where(there, self.table.entry_total.take(entry), 0).astype(float)
-        share = total * config.trust / (total + float(config.smoothing))
+        total = np.where(there, total, 0).astype(float)
+        share = total * self.trust / (total + self.smoothing)
         # multiplied by the share that longer contexts leave
         share[:, 1:] *= (1 - share).cumprod(1)[:, :-1]
         pair = there.ravel().nonzero()[0]
         return pair, entry.take(pair), share.take(pair), np.maximum(total.take(pair), 1)
+
+    def _successors(
+        self, name: str, order: np.ndarray, entry: np.ndarray, absent: int
+    ) -> np.ndarray:
+        """[P, E]: a field of the entries' successors, in the table or in its prior."""
+        if self.table.prior is None:
+            return getattr(self.table, name).take(entry, 0)
+        tables = getattr(self.table, name), getattr(self.table.prior, name)
+        shape = entry.size, max(x.shape[1] for x in tables)
+        values, of_prior = np.full(shape, absent, tables[0].dtype), self.of_prior[order]
+        for x, of_table in zip(tables, (~of_prior, of_prior), strict=True):
+            values[of_table, : x.shape[1]] = x[entry[of_table]]
+        return values
 
     def _coupled(
         self,
@@ -183,7 +205,27 @@ class Estimates:
         own = (sources >> self.bit[slot]) & 1 == 1
         any_sample = sources & ((1 << PROMPT_BIT) - 1) != 0
         earlier = np.where((sources >> PROMPT_BIT) & 1 == 1, PROMPT, HISTORY)
+        # only a group's successors have a source
+        earlier = np.where(sources == 0, PRIOR, earlier)
         return np.where(own, OWN, np.where(any_sample, SIBLING, earlier))
+
+
+def _entries(
+    table: Any,
+    owner: np.ndarray,  # [F] int64
+    context: np.ndarray,  # [F, N]
+    orders: tuple[int, ...],
+) -> np.ndarray:
+    """[F, O]: entries of the contexts of all orders, longest first, -1 where absent."""
+    orders, N = orders[::-1], table.entry_tokens.shape[1]
+    context = context[:, :N]
+    code = hash_contexts(owner, context, orders)
+    _, inside = order_masks(orders, context.shape[1])
+    tokens = np.where(inside, context[:, None, :], -1).reshape(code.size, -1)
+    # a table may hold longer contexts than the slots keep
+    tokens = np.pad(tokens, ((0, 0), (0, N - tokens.shape[1])), constant_values=-1)
+    entry = find_contexts(table, owner.repeat(len(orders)), tokens, code.ravel())
+    return entry.reshape(code.shape)
 
 
 def _likeliest(parent: np.ndarray, q: np.ndarray, parents: int) -> np.ndarray:

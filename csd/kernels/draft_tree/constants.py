@@ -15,6 +15,8 @@ ONE = 1 << 24
 EULER_GAMMA = 0.5772156649015329
 # lower bound of that mass
 TAIL = 1e-3
+# most successors of a context of the prior
+MAX_PRIOR_SUCCESSORS = 16
 # levels that every slot's tree grows before all slots' lists are cut
 FIRST_LEVELS = 4
 # largest cost with the progress penalty; largest cost of a path; cost of probability 1 / e

@@ -15,7 +15,6 @@ from csd.state import pool
 MAX_NODES = tl.constexpr(pool.MAX_NODES)
 # a word whose reach is doubled this many times has all ancestors
 ROUNDS = tl.constexpr(pool.MAX_DEPTH.bit_length())
-HISTORY = tl.constexpr(pool.HISTORY)
 
 
 @triton.jit
@@ -52,7 +51,7 @@ def _store_padding(columns, context_ptr, start, rows, N: tl.constexpr, BLOCK_N: 
 def _parents(node, depth, mask, drafted):
     """[MAX_NODES]: index of each row's parent among the slot's rows, from its rank in its depth."""
     i = tl.arange(0, MAX_NODES)
-    parent_rank = ((node >> 2) & 15).to(tl.int32)
+    parent_rank = ((node >> 3) & 7).to(tl.int32)
     # [MAX_NODES, MAX_NODES]: nodes j along axis 0, i along axis 1
     j_depth = tl.where(mask, depth, -1)[:, None]
     rank = tl.sum(((j_depth == depth[None, :]) & (i[:, None] < i[None, :])).to(tl.int32), 0)
@@ -157,8 +156,7 @@ def _fill_kernel(
     first_cost = tl.maximum(first_cost, group_penalty)
     cost = tl.where(drafted, (node >> 41).to(tl.int32) - first_cost, 0)
     parent = tl.where(drafted, first + up, -1)
-    source = (node & 3).to(tl.int32)
-    source = tl.where(drafted & (source == 0), HISTORY, source)
+    source = (node & 7).to(tl.int32)
     _store_rows(
         columns, row, mask, token, parent, me + 0 * i, depth, base + depth, word, cost, source
     )

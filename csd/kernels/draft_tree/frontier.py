@@ -22,7 +22,7 @@ def look_up(
     context,  # [F, BLOCK_N] int32
     group,  # [F] int64
     front,  # number of contexts
-    size,  # [O] int32, tokens of each order
+    size,  # [O] int32, tokens of each order; 0 if it is not looked up
     whole,  # [O] bool: the order that stands for the context of the group as a whole
     sample,
     entries,  # pointers of the table
@@ -61,7 +61,7 @@ def look_up(
     by_self = ((bits >> (sample % SAMPLE_BITS).to(tl.int64)) & 1) == 1
     by_sample = (bits & SAMPLES) != 0
     by_prompt = ((bits >> PROMPT_BIT) & 1) == 1
-    # two bits hold four sources: HISTORY is 0 until the pool is filled
+    # two bits hold four sources: HISTORY is 0 until `likeliest`
     source = tl.where(by_sample, SIBLING, tl.where(by_prompt, PROMPT, 0))
     source = tl.where(by_self, OWN, source)
     return total, token, weight, by_self, source
@@ -105,7 +105,7 @@ def next_frontier(nodes, child, rank, context, width, level, highest, FRONTIER: 
     ahead = _expanded(nodes, chosen, width, level, highest, FRONTIER)
     front = tl.sum(ahead.to(tl.int32), 0)
     chosen = tl.where(ahead, chosen, 0)
-    parent = ((chosen >> 2) & 15).to(tl.int32)
+    parent = ((chosen >> 3) & 7).to(tl.int32)
     # [F, F, BLOCK_N], then [F, BLOCK_N, BLOCK_N]
     mine = parent[:, None, None] == offs_f[None, :, None]
     context = tl.sum(tl.where(mine, context[None, :, :], 0), 1)

@@ -7,7 +7,7 @@ the cost of a level more than its parent.
 
 A drafted node is one int64, by which nodes are sorted:
 
-    cost << 41 | (depth - 1) << 37 | token << 6 | rank of its parent in the frontier << 2 | source
+    cost << 41 | (depth - 1) << 37 | token << 6 | rank of its parent in the frontier << 3 | source
 
 where the cost includes the slot's penalty. The slot's cheapest nodes of all levels so far are a
 sorted list, into which each level's children are merged. The place of a node among the list's nodes
@@ -29,8 +29,9 @@ from csd.kernels.draft_tree.slots import (
     slot_progress_penalty,
 )
 from csd.kernels.graph_lookup import load_context, order_sizes
-from csd.state import pool
+from csd.state import context_table, pool
 
+PRIOR_KEY = tl.constexpr(context_table.PRIOR_KEY)
 MAX_NODES = tl.constexpr(pool.MAX_NODES)
 MAX_CHILDREN = tl.constexpr(pool.MAX_CHILDREN)
 FIRST_LEVELS = tl.constexpr(constants.FIRST_LEVELS)
@@ -60,7 +61,7 @@ def _as_nodes(
 ):
     """[C] int64: the children as nodes; NONE if absent, an end token, or dearer than `highest`."""
     offs_c = tl.arange(0, child.shape[0])
-    q, token = (child >> 33).to(tl.int32), child >> 2 & LAST_TOKEN
+    q, token = (child >> 34).to(tl.int32), child >> 3 & LAST_TOKEN
     some = q > 0
     for i in tl.static_range(STOPS):
         some = some & (token != tl.load(stop_ids_ptr + i))
@@ -68,11 +69,15 @@ def _as_nodes(
     total = above + edge_cost(tl.where(some, q, ONE)) + level
     some = some & (total <= highest)
     node = (total << 41) | (depth.to(tl.int64) << 37) | (token << 6)
-    node |= (offs_c // MAX_CHILDREN << 2) | (child & 3)
+    node |= (offs_c // MAX_CHILDREN << 3) | (child & 7)
     return tl.where(some, node, NONE)
 
 
-@triton.jit(do_not_specialize=["slots", "rows", "most", "buckets", "max_depth", "max_cost"])
+@triton.jit(
+    do_not_specialize=[
+        "slots", "rows", "most", "buckets", "prior_buckets", "max_depth", "max_cost",
+    ]
+)  # fmt: skip
 def _grow_kernel(
     live_ptr,  # [S] bool
     group_ptr,  # [S] int32
@@ -93,6 +98,13 @@ def _grow_kernel(
     succ_token_ptr,  # [C, E] int32
     succ_weight_ptr,  # [C, E] int32
     succ_source_ptr,  # [C, E] int64
+    prior_group_ptr,  # the prior's table, or the groups' again without one
+    prior_hash_ptr,
+    prior_tokens_ptr,
+    prior_total_ptr,
+    prior_token_ptr,
+    prior_weight_ptr,
+    prior_source_ptr,
     seen_ptr,  # [S, MAX_NODES] int64: the first launch's nodes
     nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
     front_ptr,  # [S, BLOCK_F, BLOCK_N] int32: contexts of the frontier that the first launch leaves
@@ -101,6 +113,7 @@ def _grow_kernel(
     rows,
     most,  # most drafted nodes of all slots
     buckets,
+    prior_buckets,
     max_depth,
     max_cost,  # largest cost of a path
     N: tl.constexpr,
@@ -111,10 +124,14 @@ def _grow_kernel(
     WAYS: tl.constexpr,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    PRIOR_ORDERS: tl.constexpr,  # longest first; empty without a prior
+    PRIOR_N: tl.constexpr,
+    PRIOR_WAYS: tl.constexpr,
+    PRIOR_E: tl.constexpr,
     SMOOTHING: tl.constexpr,
     TRUST: tl.constexpr,
     OWN_WEIGHT: tl.constexpr,
-    BETAS: tl.constexpr,  # of ORDERS, and of the group as a whole
+    BETAS: tl.constexpr,  # of ORDERS, of PRIOR_ORDERS, and of the group as a whole
     UNCOUPLED: tl.constexpr,
     LEVEL_COST: tl.constexpr,
     SETTLE: tl.constexpr,
@@ -136,10 +153,12 @@ def _grow_kernel(
     key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)
     sampled = tl.load(temperature_ptr + slot) > 0
     group_key = tl.load(group_key_ptr + tl.load(group_ptr + slot))
-    # longest first, then the group as a whole: the successors of ANY
-    CONTEXTS: tl.constexpr = len(ORDERS) + 1
+    # longest first, then the prior's, then the group as a whole: the successors of ANY
+    PRIOR_FIRST: tl.constexpr = len(ORDERS)
+    PRIOR_END: tl.constexpr = PRIOR_FIRST + len(PRIOR_ORDERS)
+    CONTEXTS: tl.constexpr = PRIOR_END + 1
     offs_o = tl.arange(0, BLOCK_O)
-    whole = offs_o == len(ORDERS)
+    whole = offs_o == PRIOR_END
     size = tl.where(whole, 1, order_sizes(ORDERS, BLOCK_O))
 
     offs_f = tl.arange(0, BLOCK_F)
@@ -152,6 +171,10 @@ def _grow_kernel(
     entries = (
         entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, entry_total_ptr, succ_token_ptr,
         succ_weight_ptr, succ_source_ptr,
+    )  # fmt: skip
+    prior = (
+        prior_group_ptr, prior_hash_ptr, prior_tokens_ptr, prior_total_ptr, prior_token_ptr,
+        prior_weight_ptr, prior_source_ptr,
     )  # fmt: skip
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
     group_penalty = slot_group_penalty(
@@ -194,13 +217,22 @@ def _grow_kernel(
         total, token, weight, by_self, source = look_up(
             context, group, front, size, whole, sample, entries, buckets, HASH, WAYS, N, E, BLOCK_E
         )
+        if PRIOR_FIRST < PRIOR_END:
+            other_total, other_token, other_weight, _by_self, _source = look_up(
+                context, 0 * group + PRIOR_KEY, front,
+                order_sizes(PRIOR_ORDERS, BLOCK_O, PRIOR_FIRST), offs_o < 0, sample, prior,
+                prior_buckets, HASH, PRIOR_WAYS, PRIOR_N, PRIOR_E, BLOCK_E,
+            )  # fmt: skip
+            # an order is in one of the tables, and absent in the other
+            total, token = total + other_total, tl.maximum(token, other_token)
+            weight += other_weight
         mass = masses(
             total, token, weight, by_self, key, sample, generated + depth, sampled, CONTEXTS,
-            SMOOTHING, TRUST, OWN_WEIGHT, BETAS, UNCOUPLED,
+            PRIOR_FIRST, PRIOR_END, SMOOTHING, TRUST, OWN_WEIGHT, BETAS, UNCOUPLED,
         )  # fmt: skip
         # [BLOCK_F, MAX_CHILDREN]
-        token, q, source = likeliest(token, mass, source)
-        child = (q.to(tl.int64) << 33) | (token.to(tl.int64) & LAST_TOKEN) << 2 | source
+        token, q, source = likeliest(token, mass, source, PRIOR_FIRST, PRIOR_END)
+        child = (q.to(tl.int64) << 34) | (token.to(tl.int64) & LAST_TOKEN) << 3 | source
         # [CHILDREN]
         child = _one_a_thread(scratch_ptr, offs_k, child, offs_c)
         child = _as_nodes(

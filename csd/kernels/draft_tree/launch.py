@@ -37,6 +37,9 @@ def draft_tree_triton(
     most = rows if nodes is None else nodes
     seen, lists = torch.empty((2, S, MAX_NODES), dtype=torch.int64, device=device)
     block_n, block_f = triton.next_power_of_2(N), triton.next_power_of_2(config.frontier)
+    prior = table.prior or table
+    prior_orders = () if table.prior is None else config.prior_orders
+    prior_e = prior.succ_token.shape[1]
     children = torch.empty((S, block_f * MAX_CHILDREN), dtype=torch.int64, device=device)
     front = torch.empty((S, block_f, block_n), dtype=torch.int32, device=device)
     grow = partial(
@@ -60,6 +63,13 @@ def draft_tree_triton(
         succ_token_ptr=table.succ_token,
         succ_weight_ptr=table.succ_weight,
         succ_source_ptr=table.succ_source,
+        prior_group_ptr=prior.entry_group,
+        prior_hash_ptr=prior.entry_hash,
+        prior_tokens_ptr=prior.entry_tokens,
+        prior_total_ptr=prior.entry_total,
+        prior_token_ptr=prior.succ_token,
+        prior_weight_ptr=prior.succ_weight,
+        prior_source_ptr=prior.succ_source,
         seen_ptr=seen,
         front_ptr=front,
         children_ptr=children,
@@ -67,20 +77,25 @@ def draft_tree_triton(
         rows=rows,
         most=most,
         buckets=table.buckets,
+        prior_buckets=prior.buckets,
         max_depth=min(config.max_depth, MAX_DEPTH),
         max_cost=max_path_cost(config),
         N=N,
         BLOCK_N=block_n,
         ORDERS=config.orders[::-1],
-        BLOCK_O=triton.next_power_of_2(len(config.orders) + 1),
+        BLOCK_O=triton.next_power_of_2(len(config.orders) + len(prior_orders) + 1),
         HASH=hash_factors(N),
         WAYS=table.ways,
         E=E,
-        BLOCK_E=triton.next_power_of_2(E),
-        SMOOTHING=float(config.smoothing),
-        TRUST=config.trust,
+        BLOCK_E=triton.next_power_of_2(max(E, prior_e)),
+        PRIOR_ORDERS=prior_orders[::-1],
+        PRIOR_N=prior.entry_tokens.shape[1],
+        PRIOR_WAYS=prior.ways,
+        PRIOR_E=prior_e,
+        SMOOTHING=(float(config.smoothing), float(config.prior_smoothing)),
+        TRUST=(config.trust, config.prior_trust),
         OWN_WEIGHT=float(config.own_weight),
-        BETAS=config.betas,
+        BETAS=(*config.betas[:-1], *config.prior_betas[: len(prior_orders)], config.betas[-1]),
         UNCOUPLED=config.uncoupled,
         LEVEL_COST=config.level_cost,
         SETTLE=config.settle,

@@ -11,6 +11,7 @@ MAX_CHILDREN = tl.constexpr(pool.MAX_CHILDREN)
 ONE, UNIT = tl.constexpr(constants.ONE), tl.constexpr(constants.UNIT)
 EULER_GAMMA, TAIL = tl.constexpr(constants.EULER_GAMMA), tl.constexpr(constants.TAIL)
 SAMPLE = tl.constexpr(noise.SAMPLE)
+HISTORY, PRIOR = tl.constexpr(pool.HISTORY), tl.constexpr(pool.PRIOR)
 LAST_TOKEN = tl.constexpr((1 << 31) - 1)
 # doublings that reach all of a token's contexts: 16 orders and the group as a whole
 SUM_ROUNDS = tl.constexpr(5)
@@ -29,7 +30,9 @@ def masses(
     position,
     sampled,
     CONTEXTS: tl.constexpr,
-    SMOOTHING: tl.constexpr,
+    PRIOR_FIRST: tl.constexpr,  # the prior's contexts are those from it up to PRIOR_END
+    PRIOR_END: tl.constexpr,
+    SMOOTHING: tl.constexpr,  # of the groups' contexts, and of the prior's
     TRUST: tl.constexpr,
     OWN_WEIGHT: tl.constexpr,
     BETAS: tl.constexpr,
@@ -41,8 +44,13 @@ def masses(
     offs_o = tl.arange(0, O)
     total = total.to(tl.float64)
     one = tl.full((), 1.0, tl.float64)
-    trust = total * tl.full((), TRUST, tl.float64)
-    trust = trust / (total + tl.full((), SMOOTHING, tl.float64))
+    smoothing = tl.full((), SMOOTHING[0], tl.float64)
+    trust = tl.full((), TRUST[0], tl.float64)
+    if PRIOR_FIRST < PRIOR_END:
+        of_prior = ((offs_o >= PRIOR_FIRST) & (offs_o < PRIOR_END))[None, :]
+        smoothing = tl.where(of_prior, tl.full((), SMOOTHING[1], tl.float64), smoothing)
+        trust = tl.where(of_prior, tl.full((), TRUST[1], tl.float64), trust)
+    trust = total * trust / (total + smoothing)
     # [F], [F, O], [O]: share left for the following contexts, each context's share, its beta
     rem = tl.full([F], 1.0, tl.float64)
     share = tl.zeros([F, O], tl.float64)
@@ -80,7 +88,9 @@ def masses(
 def likeliest(
     token,  # [F, O, E] int32, -1 where absent
     mass,  # [F, O, E] int32
-    source,  # [F, O, E] int32
+    source,  # [F, O, E] int32: OWN, SIBLING or PROMPT, 0 for HISTORY
+    PRIOR_FIRST: tl.constexpr,  # the prior's contexts are those from it up to PRIOR_END
+    PRIOR_END: tl.constexpr,
 ):
     """[F, MAX_CHILDREN] int32: token, q and source of the likeliest successors; q is 0 for none."""
     F: tl.constexpr = token.shape[0]
@@ -94,6 +104,10 @@ def likeliest(
     # [F, OE]
     token = (key >> 32).to(tl.int32)
     source = (key >> 25).to(tl.int32) & 3
+    source = tl.where(source == 0, HISTORY, source)
+    if PRIOR_FIRST < PRIOR_END:
+        place = (key >> 27).to(tl.int32) & 31
+        source = tl.where((place >= PRIOR_FIRST) & (place < PRIOR_END), PRIOR, source)
     q = tl.where(key < NONE, key.to(tl.int32) & ((1 << 25) - 1), 0)
     # a token's masses are adjacent, one per context: sums of 2, 4, .. from each on
     at = tl.arange(0, OE)[None, :] + tl.zeros([F, OE], tl.int32)

@@ -15,8 +15,7 @@ keys add exact zeros.
 
 Two launches per layer: `pages` writes a partial result for every cut, `tail` adds them up and
 continues with the tail. The work list of both is made once per step (`plan.py`). The reference is
-`csd/kernels/tree_attention/batched.py`, which cuts elsewhere: the two agree up to rounding, and
-each with itself to the bit.
+`tree_attention_ref`, which adds in another order: the two agree up to rounding.
 """
 
 from functools import wraps
@@ -40,8 +39,8 @@ from csd.kernels.tree_attention import (
     check_properties,
     check_reach_of,
 )
-from csd.kernels.tree_attention.by_reference import tree_attention_reference
 from csd.kernels.tree_attention.layout import TreeLayout
+from csd.kernels.tree_attention.reference import tree_attention_ref
 
 __all__ = [
     "ExactWork", "exact_attention", "exact_attention_triton", "plan_exact", "plan_exact_ref",
@@ -49,10 +48,10 @@ __all__ = [
 ]  # fmt: skip
 
 
-@wraps(tree_attention_reference)
+@wraps(tree_attention_ref)
 def _on_cpu(*args: Any) -> None:
     *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
-    tree_attention_reference(
+    tree_attention_ref(
         *keys, **layout._asdict(), scale=scale, out=out, window=window, chunk=chunk,
         softcap=softcap, sinks=sinks,
     )  # fmt: skip

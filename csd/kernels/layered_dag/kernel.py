@@ -48,7 +48,7 @@ def _edges(
     for k in tl.static_range(KEPT):
         most = tl.max(weight, 0)
         who = tl.min(tl.where(stands & (weight == most), token, LAST_TOKEN), 0)
-        found = (most.to(tl.int64) << 33) | (who.to(tl.int64) << 2) | SIBLING
+        found = (most.to(tl.int64) << 34) | (who.to(tl.int64) << 3) | SIBLING
         edge = tl.where(offs_k == k, tl.where(most > 0, found, 0), edge)
         weight = tl.where(token == who, 0, weight)
     return edge
@@ -117,7 +117,7 @@ def _layer_kernel(
         tl.debug_barrier()
         # [CHILDREN]
         child = tl.load(scratch_ptr + offs_c, mask=offs_c < front * MAX_CHILDREN, other=0)
-        q, token = (child >> 33).to(tl.int32), child >> 2 & LAST_TOKEN
+        q, token = (child >> 34).to(tl.int32), child >> 3 & LAST_TOKEN
         some = q > 0
         for i in tl.static_range(STOPS):
             some = some & (token != tl.load(stop_ids_ptr + slot * STOPS + i))
@@ -125,7 +125,7 @@ def _layer_kernel(
         total = above + edge_cost(tl.where(some, q, ONE))
         some = some & (total <= max_cost + first_cost)
         node = (total << 41) | (depth.to(tl.int64) << 37) | (token << 6)
-        node |= (offs_c // MAX_CHILDREN << 2) | SIBLING
+        node |= (offs_c // MAX_CHILDREN << 3) | SIBLING
         child = tl.where(some, node, NONE)
 
         # [MAX_NODES]: the cheapest of the list and the children

@@ -10,7 +10,7 @@ Rows are ordered by group, then slot; rows of no slot give zeros. The mask is th
 which is applied to nodes only.
 
 A call may have a window or a chunk, which exclude the first of these keys (`first_keys.py`), a cap
-on scores, sinks, and values of another size (`properties.py` has the formula).
+on scores, sinks, and values of another size (`reference.py` has the formula).
 
 Two launches. The first walks the step's work list (`plan.py`): a segment is a tile of rows
 that share keys, packed with the query heads of a key-value head into one matrix product, and a run
@@ -27,8 +27,6 @@ import torch
 
 from csd.kernels.checks import check_tensor
 from csd.kernels.torch_operators import Fields, RecordOperator
-from csd.kernels.tree_attention.batched import tree_attention_batched
-from csd.kernels.tree_attention.by_reference import tree_attention_reference
 from csd.kernels.tree_attention.first_keys import check_reach
 from csd.kernels.tree_attention.launch import tree_attention_triton
 from csd.kernels.tree_attention.layout import TreeLayout, check_layout
@@ -37,8 +35,8 @@ from csd.kernels.tree_attention.reference import tree_attention_ref
 from csd.state.kv_cache import PAGE
 
 __all__ = [
-    "TreeLayout", "next_layer_attention", "tree_attention", "tree_attention_batched",
-    "tree_attention_ref", "tree_attention_triton",
+    "TreeLayout", "next_layer_attention", "tree_attention", "tree_attention_ref",
+    "tree_attention_triton",
 ]  # fmt: skip
 
 
@@ -46,10 +44,10 @@ __all__ = [
 PROPERTIES = "SymInt? window", "SymInt? chunk", "float? softcap", "Tensor? sinks"
 
 
-@wraps(tree_attention_reference)
+@wraps(tree_attention_ref)
 def _on_cpu(*args: Any) -> None:
     *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
-    tree_attention_reference(
+    tree_attention_ref(
         *keys, **layout._asdict(), scale=scale, out=out, window=window, chunk=chunk,
         softcap=softcap, sinks=sinks,
     )  # fmt: skip

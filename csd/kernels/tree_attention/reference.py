@@ -1,15 +1,23 @@
-"""Plain PyTorch reference of the tree attention, slot by slot.
+"""Plain PyTorch reference of the tree attention, group by group.
 
-The formula is in `csd/kernels/tree_attention/`. `batched.py` computes the same in fewer calls.
+    s(m, t) = cap(scale * q[m, h] . k[t, h // (H / K)]),   cap(x) = softcap * tanh(x / softcap)
+    out[m, h] = sum of w(m, t) v[t, h // (H / K)] over the keys t that row m sees, where
+    w(m, t) = exp(s(m, t)) / (sum over these of exp(s(m, .)) + exp(sink[h]))
+
+A row attends to the keys of P(m), C(m) and N(m) (`csd/kernels/tree_attention/`) that are fewer than
+`window` positions before it and in its own chunk: position // chunk equals the row's.
+
+`place_keys` reads the step's layout on the host, once for all layers. Sums of a row are added in an
+order that depends on the step's other rows.
 """
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from csd.state.kv_cache import PAGE
+from csd.kernels.tree_attention.placed_keys import PlacedGroup, place_keys
 
 
 def without_autocast(function: Callable) -> Callable:
@@ -26,54 +34,91 @@ def without_autocast(function: Callable) -> Callable:
     return call
 
 
+class Properties(NamedTuple):
+    """Properties of one attention call: its sizes, and its rules for scores."""
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+
+
+def plan_reference(
+    heads: int,
+    kv_heads: int,
+    window: int | None = None,
+    chunk: int | None = None,
+    **layout: torch.Tensor,
+) -> list[PlacedGroup]:
+    """`place_keys` of the layout; it does not depend on heads, window and chunk."""
+    return place_keys(**layout)
+
+
 @without_autocast
 def tree_attention_ref(
     q: torch.Tensor,  # [M, H, D]
     node_k: torch.Tensor,  # [M, K, D]
-    node_v: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, Dv]
     k_pages: torch.Tensor,  # [n_pages, 64, K, D]
-    v_pages: torch.Tensor,  # [n_pages, 64, K, D]
-    prompt_pages: torch.Tensor,  # [G, PP] int32
-    prompt_len: torch.Tensor,  # [G] int32
-    slot_pages: torch.Tensor,  # [S, SP] int32
-    slot_len: torch.Tensor,  # [S] int32
-    slot: torch.Tensor,  # [M] int32
-    ancestors: torch.Tensor,  # [M] int64
-    slot_start: torch.Tensor,  # [S] int32
-    slot_nodes: torch.Tensor,  # [S] int32
-    group_start: torch.Tensor,  # [G + 1] int32
+    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
+    *,
     scale: float,
+    work: list[PlacedGroup] | None = None,
     out: torch.Tensor | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [H]
+    **layout: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns [M, H, D], computed in at least float32. Reads the layout on the host."""
-    K, D = node_k.shape[1:]
+    """Returns [M, H, Dv], computed in at least float32. Rows of no slot give zeros.
+
+    layout: the fields of a `TreeLayout`. work: the layout's `plan_reference`, made if None.
+    """
+    K, Dv = node_k.shape[1], node_v.shape[2]
     dtype = torch.promote_types(q.dtype, torch.float32)
-    out = torch.zeros_like(q) if out is None else out.zero_()
-    bounds = group_start.tolist()
-    for s, (first, rows) in enumerate(zip(slot_start.tolist(), slot_nodes.tolist(), strict=True)):
-        if not rows:
-            continue
-        group = next(g for g in range(len(bounds)) if first < bounds[g + 1])
-        mine = slice(first, first + rows)
-        prompt = _places(prompt_pages[group], int(prompt_len[group]))
-        committed = _places(slot_pages[s], int(slot_len[s]))
-        # [T, K, D]
-        k, v = (
-            torch.cat((pages.flatten(0, 1)[torch.cat((prompt, committed))], nodes[mine])).to(dtype)
-            for pages, nodes in ((k_pages, node_k), (v_pages, node_v))
+    out = q.new_empty(*q.shape[:2], Dv) if out is None else out
+    out.zero_()
+    k_tokens, v_tokens = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
+    for group in place_keys(**layout) if work is None else work:
+        # [T, r, K, H / K, D]
+        rows = q[group.row].to(dtype).unflatten(2, (K, -1)) * scale
+        prompt_k, prompt_v = (x[group.prompt].to(dtype) for x in (k_tokens, v_tokens))
+        # [T, C + r, K, ..]
+        own_k = torch.cat((k_tokens[group.committed], node_k[group.row]), 1).to(dtype)
+        # unwritten memory may be NaN, and a weight of zero does not hide it
+        old_v = v_tokens[group.committed].masked_fill(group.absent[..., None, None], 0)
+        own_v = torch.cat((old_v, node_v[group.row]), 1).to(dtype)
+        score = torch.cat(
+            (
+                torch.einsum("trkgd,pkd->tkgrp", rows, prompt_k),
+                torch.einsum("trkgd,tnkd->tkgrn", rows, own_k),
+            ),
+            -1,
         )
-        # [rows, K, H / K, D] times [T, K, D]
-        queries = q[mine].to(dtype).view(rows, K, -1, D) * scale
-        score = torch.einsum("rkhd,tkd->rkht", queries, k)
-        bit = torch.arange(rows, device=q.device)
-        hidden = (ancestors[mine, None] >> bit) & 1 == 0
-        score[..., -rows:].masked_fill_(hidden[:, None, None], float("-inf"))
-        result = torch.einsum("rkht,tkd->rkhd", score.softmax(-1), v)
-        out[mine] = result.reshape(rows, -1, D).to(q.dtype)
+        visible = group.visible(window, chunk)[:, None, None]
+        weight = weights(score, visible, softcap, sinks)
+        prompt, own = weight.split((prompt_k.shape[0], own_k.shape[1]), -1)
+        result = torch.einsum("tkgrp,pkd->trkgd", prompt, prompt_v)
+        result += torch.einsum("tkgrn,tnkd->trkgd", own, own_v)
+        out[group.row[group.there]] = result.flatten(2, 3)[group.there].to(q.dtype)
     return out
 
 
-def _places(pages: torch.Tensor, count: int) -> torch.Tensor:
-    """Places of the first `count` tokens of a page list, among all tokens of the pages."""
-    at = torch.arange(count, device=pages.device)
-    return pages.long()[at // PAGE] * PAGE + at % PAGE
+def weights(
+    score: torch.Tensor,  # [.., K, H / K, r, n]
+    visible: torch.Tensor,  # bool, broadcast to it
+    softcap: float | None,
+    sinks: torch.Tensor | None,  # [H]
+) -> torch.Tensor:
+    """Weights of the keys; a row without visible keys has NaN, or zeros if there are sinks."""
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
+    score = score.masked_fill(~visible, float("-inf"))
+    if sinks is None:
+        return score.softmax(-1)
+    sink = sinks.to(score.dtype).view(*score.shape[-4:-2], 1, 1)
+    return torch.cat((score, sink.expand(*score.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
