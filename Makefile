@@ -51,7 +51,7 @@ test: install
 # the shortest loop: samples, drafts, references and models, no interpreted kernel
 QUICK := cli engine/test_arguments.py engine/test_engine.py engine/test_history.py engine/test_lossless.py \
 	engine/test_options.py graph/test_drafters.py graph/test_multi_sample_paper.py graph/test_sampled_tree.py \
-	kernels/test_cpu_choice.py kernels/test_sorted_runs.py kernels/test_verify_on_path.py models/test_fuse.py \
+	kernels/loops/test_cpu_choice.py kernels/test_sorted_runs.py kernels/verify/test_verify_on_path.py models/test_fuse.py \
 	models/test_models.py verify/test_verify_schemes.py
 
 test-quick: install
@@ -92,12 +92,14 @@ test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-KERNELS := advance_slots attention_plan attention_windows commit_kv draft_tree_triton elementwise exact_tree fused_ops \
-	gated_linear graph_insert_triton merge_partials observe row_linear sample_words snapshot suffix_match layered_dag \
-	state_bits tree_attention tree_conv tree_states verify
+KERNELS := verify/advance_slots attention/attention_plan attention/attention_windows attention/commit_kv \
+	draft/draft_tree_triton layers/elementwise attention/exact_tree layers/fused_ops layers/gated_linear \
+	table/graph_insert_triton attention/merge_partials table/observe layers/row_linear draft/sample_words \
+	verify/snapshot draft/suffix_match draft/layered_dag states/state_bits attention/tree_attention \
+	states/tree_conv states/tree_states verify/verify
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
-COMPILED := $(KERNELS:%=kernels/test_%.py) engine/test_engine_triton.py \
+COMPILED := $(foreach test,$(KERNELS),kernels/$(dir $(test))test_$(notdir $(test)).py) engine/test_engine_triton.py \
 	engine/test_exact_triton.py engine/test_self_check_mutations.py \
 	integrations/test_swap_attention.py integrations/test_swap_gradients.py integrations/test_swap_kernels.py
 
@@ -145,6 +147,7 @@ lint: install
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	! grep -rnE 'import_module\(f?["'\'']csd\.' csd
 
 bench: install
 	$(BIN)/python -m bench.cpu

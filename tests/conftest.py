@@ -119,7 +119,7 @@ def ordered_products(monkeypatch):
 @pytest.fixture
 def few_splits(monkeypatch):
     """Interpreted, a short row of logits is in 2 parts: of 16, as compiled, 15 would be empty."""
-    from csd.kernels.verify import launch
+    from csd.kernels.verify.triton import launch
 
     if not COMPILED:
         monkeypatch.setattr(launch, "SPLITS", 2)

@@ -11,7 +11,7 @@ from chosen_device import ON_GPU
 from on_device import launching_on
 from triton.runtime.interpreter import GridExecutor
 
-from csd.kernels.rms_norm import rms_norm_ref, rms_norm_triton
+from csd.kernels.layers.rms_norm import rms_norm_ref, rms_norm_triton
 
 TESTS = Path(__file__).parent
 
@@ -27,7 +27,7 @@ def test_a_gpu_that_is_not_there_is_refused():
     run = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [*run, str(TESTS / "kernels/test_observe.py")], cwd=TESTS.parent, text=True,
+        [*run, str(TESTS / "kernels/table/test_observe.py")], cwd=TESTS.parent, text=True,
         env=env | {"CSD_TEST_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, capture_output=True,
     )  # fmt: skip
     assert done.returncode == 4

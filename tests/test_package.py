@@ -73,10 +73,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(installed):
 def test_the_wheel_draws_samples(installed, checkpoint):
     # nothing is compiled, which takes a minute and depends on no file but these
     code = (
-        "import csd, csd.cpu, importlib.util, pkgutil, sys;"
-        "loops = [m.name for m in pkgutil.iter_modules(csd.cpu.__path__)];"
+        "import csd, csd.kernels, importlib.util, pkgutil, sys;"
+        "loops = [m.name for m in pkgutil.walk_packages(csd.kernels.__path__, 'csd.kernels.')];"
         "loops = loops if importlib.util.find_spec('numba') else [];"
-        "[importlib.import_module(f'csd.cpu.{name}') for name in loops];"
+        "[importlib.import_module(name) for name in loops];"
         "engine = csd.Engine(sys.argv[1], kernels='reference');"
         "out = csd.generate(engine, [5, 6, 7], num_samples=2, max_new_tokens=3, seed=0);"
         "print(csd.__file__, len(out), len(out.tokens[0]))"
@@ -145,7 +145,7 @@ def test_import_takes_no_extra(installed):
         "heavy = {'ray', 'trl', 'lm_eval', 'matplotlib', 'scipy', 'playwright'};"
         "heavy |= {'starlette', 'uvicorn'};"
         # imported when they are needed: a model by name, PyTorch's compiler
-        "heavy |= {'transformers', 'torch._dynamo'};"
+        "heavy |= {'transformers', 'torch._dynamo', 'numba'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert run(installed, "python", "-c", code).strip() == "[]"

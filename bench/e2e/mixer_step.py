@@ -17,7 +17,7 @@ import torch
 from bench.e2e.module_step import alternated
 from bench.lib.common import finish, table
 from bench.micro.state_jobs import QWEN3_NEXT, StateStep
-from csd.backends import choose
+from csd.kernels.backends import choose
 
 TEXT = 300
 

@@ -14,9 +14,9 @@ from bench.gpu.section import Section
 from bench.gpu.workload import shapes
 from bench.micro.timing import copy_bandwidth, replayed
 from csd.engine.static_step import SIZES
-from csd.kernels.gated_linear import gated_linear_triton
-from csd.kernels.row_linear import row_linear_triton
-from csd.kernels.swiglu import swiglu_triton
+from csd.kernels.layers.gated_linear import gated_linear_triton
+from csd.kernels.layers.row_linear import row_linear_triton
+from csd.kernels.layers.swiglu import swiglu_triton
 from csd.models.exact_products import CUBLAS_ROWS
 from csd.models.row_blocks import RowBlocks, in_blocks
 

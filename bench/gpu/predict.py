@@ -26,7 +26,7 @@ from bench.gpu.products import matrices
 from bench.gpu.roofline import step_seconds
 from bench.lib.common import finish, table
 from bench.lib.shapes import SHAPES
-from csd.kernels.row_linear import splits_of
+from csd.kernels.layers.row_linear import splits_of
 from csd.models.config import ModelConfig
 
 # NVIDIA's data sheet of the H200 SXM: bytes per second, dense bfloat16 operations per second

@@ -23,7 +23,7 @@ from bench.lib.common import finish, table
 from bench.lib.shapes import SHAPES
 from bench.micro.attention_job import shapes as attention_shapes
 from csd.engine.static_step import SIZES
-from csd.kernels.tree_attention.plan import tile_rows
+from csd.kernels.attention.triton.plan import tile_rows
 from csd.models.config import ModelConfig
 from csd.state.kv_cache import PAGE
 

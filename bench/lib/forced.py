@@ -26,8 +26,8 @@ from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import Recording
-from csd.kernels.noise import prompt_key
-from csd.kernels.verify.reference_paths import descend_ref
+from csd.kernels.common.noise import prompt_key
+from csd.kernels.verify.reference import descend_ref
 from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import RUNNING, STOP, Verdict

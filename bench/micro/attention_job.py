@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from bench.lib.shapes import SHAPES
-from csd.kernels.tree_attention import TreeLayout
+from csd.kernels.attention import TreeLayout
 from csd.state.kv_cache import PAGE
 
 MODELS = ("llama-3.1-8b", "qwen2.5-7b")

@@ -25,11 +25,11 @@ from bench.micro.step_jobs import makers
 from bench.micro.step_state import Sizes
 from bench.micro.suffix_gpu import suffix_gpu_job
 from bench.micro.timing import copies_for, copy_bandwidth, replayed
-from csd.backends import choose
-from csd.kernels.tree_attention import tree_attention_ref, tree_attention_triton
-from csd.kernels.tree_attention.launch import empty_partials
-from csd.kernels.tree_attention.layout import with_layout
-from csd.kernels.tree_attention.plan import plan_attention
+from csd.kernels.attention import tree_attention_ref, tree_attention_triton
+from csd.kernels.attention.layout import with_layout
+from csd.kernels.attention.triton.launch import empty_partials
+from csd.kernels.attention.triton.plan import plan_attention
+from csd.kernels.backends import choose
 
 
 def ours(job: Job):

@@ -4,12 +4,12 @@
         [--rows 1 2 4 8 14 16 28 32 64] [--rounds N] [--json F]
 
 Random weights of a known shape, those of the layers and the head. "plain" is `F.linear`, "onednn"
-the packed product of oneDNN, "fma" and "dot" are the loop of `csd/cpu/products.py` with those
-instructions, if this CPU has them, each with prepacked weights and with plain ones, as in a user's
-module. Times are milliseconds, medians over alternated rounds. "taken" is the instruction that csd
-selects on this CPU, "gain" the median of the rounds' ratios of the faster of "plain" and "onednn"
-to it, and "gain, plain" that of `F.linear` to it, both with plain weights. Each side has its own
-copy of the weights, one after the other.
+the packed product of oneDNN, "fma" and "dot" are the loop of `csd/kernels/layers/cpu/linear.py`
+with those instructions, if this CPU has them, each with prepacked weights and with plain ones, as
+in a user's module. Times are milliseconds, medians over alternated rounds. "taken" is the
+instruction that csd selects on this CPU, "gain" the median of the rounds' ratios of the faster of
+"plain" and "onednn" to it, and "gain, plain" that of `F.linear` to it, both with plain weights.
+Each side has its own copy of the weights, one after the other.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 from bench.lib.common import finish, table
 from bench.lib.shapes import SHAPES
-from csd.cpu import backend
+from csd.kernels import cpu_ops as backend
 from csd.models.linear import onednn_multiplies
 
 ROWS = (1, 2, 4, 8, 14, 16, 28, 32, 64)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 
 from bench.micro.step_state import Sizes, StepJob
-from csd.kernels.layer_states import DeltaRule, StepStates, commit_states
 from csd.kernels.ops import Ops, reference
+from csd.kernels.states import DeltaRule, StepStates, commit_states
 from csd.state.recurrent import ConvSize, StateMemory, StateSize, StateSizes, checkpoint
 
 # a layer of Qwen3-Next: convolution (channels, width); key heads, value heads and their sizes

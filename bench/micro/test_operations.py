@@ -17,9 +17,9 @@ from bench.micro.attention_rivals import FULL_RIVALS, RIVALS
 from bench.micro.state_jobs import makers as state_makers
 from bench.micro.step_jobs import makers
 from bench.micro.step_state import Sizes
-from csd.backends import choose
-from csd.cpu import compiles
-from csd.kernels.tree_attention import tree_attention_ref
+from csd.kernels.attention import tree_attention_ref
+from csd.kernels.backends import choose
+from csd.kernels.common.cpu import compiles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BACKENDS = ["triton"] if DEVICE.type == "cuda" else ["reference", *["cpu"] * compiles()]

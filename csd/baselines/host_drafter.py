@@ -9,7 +9,7 @@ from typing import Any
 
 from csd.graph.drafter import Drafter
 from csd.graph.host_tree import Tree, pool_of_trees
-from csd.kernels.draft_tree import DraftNoise
+from csd.kernels.draft import DraftNoise
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict

@@ -27,7 +27,7 @@ import numpy as np
 
 from csd.baselines.host_drafter import HostDrafter
 from csd.graph.host_tree import Tree
-from csd.kernels.suffix_match.reference import match_ends
+from csd.kernels.draft.paper.suffix_match import match_ends
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, SIBLING
 
 # after each text, so that no match and no candidate reaches into the next text

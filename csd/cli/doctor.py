@@ -7,12 +7,12 @@ from dataclasses import asdict, replace
 
 import torch
 
-from csd.backends import NAMES
 from csd.cli.commands import add_command
 from csd.cli.formats import stamped
 from csd.cli.operations import table
 from csd.engine.self_check import SMALL, check
 from csd.engine.self_check.sizes import LARGE_VOCAB
+from csd.kernels.backends import NAMES
 from csd.models.choose_decoder import DECODERS
 from csd.models.config import ModelConfig
 from csd.models.load import config_of, load, usable

@@ -8,15 +8,15 @@ from importlib import import_module
 from typing import Any
 
 import csd.kernels
-from csd.backends import loops
-from csd.cpu import compiles
+from csd.kernels.backends import loops
+from csd.kernels.common.cpu import compiles
+from csd.kernels.common.operator import OPERATIONS, load_loops
 from csd.kernels.ops import Ops, exact_triton, reference, triton
-from csd.kernels.torch_operators import OPERATIONS, load_loops
 
 # the weight's layout selects the product, not `kernels=` (`csd.models.linear`)
 PRODUCT = (
-    "linear", "torch.nn.functional.linear", "cpu.products.product or oneDNN", "cuBLAS",
-    "kernels.row_linear.row_linear_triton",
+    "linear", "torch.nn.functional.linear", "kernels.layers.cpu.linear.product or oneDNN", "cuBLAS",
+    "kernels.layers.row_linear.row_linear_triton",
 )  # fmt: skip
 
 
@@ -33,9 +33,10 @@ def table() -> str:
         run = [None if ops is None else getattr(ops, name) for ops in backends.values()]
         rows.append([name, *_cells(run)])
     rows.append(list(PRODUCT))
+    for module in pkgutil.walk_packages(csd.kernels.__path__, "csd.kernels."):
+        if compiles() or not {"cpu", "cpu_ops", "numba"} & set(module.name.split(".")):
+            import_module(module.name)
     load_loops()
-    for module in pkgutil.iter_modules(csd.kernels.__path__):
-        import_module(f"csd.kernels.{module.name}")
     for name, found in sorted(OPERATIONS.items()):
         if name not in steps:
             rows.append([name, *_cells([found.reference, found.loop, found.triton]), ""])

@@ -54,7 +54,8 @@ class Engine(ModelResources):
     memory: share of the free memory that caches and a step's rows may take, in (0, 1].
     prefill_chunk: most prompt tokens read per pass. While samples are in flight, a longer prompt is
         read one chunk at a time, between two of their steps.
-    kernels: backend "reference", "cpu" or "triton" (`csd.backends`); by default the one that fits
+    kernels: backend "reference", "cpu" or "triton" (`csd.kernels.backends`); by default the one
+    that fits
         the device and the dtype. `engine.ops.name` is the backend in use.
     static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
         default on a GPU. Drafters that read the device, and verifiers other than "match", run

@@ -19,8 +19,8 @@ from csd.engine.row_grammar import Grammars
 from csd.engine.rules_from_options import Sizes, asked_by, set_of, sizes_of, write_sets
 from csd.engine.slot_edits import Refill, write_rows
 from csd.engine.word_tree import WordTree
-from csd.kernels.change_rows import change_rows, finish_rows, keep_full, only
 from csd.kernels.ops import Ops
+from csd.kernels.verify.rules import change_rows, finish_rows, keep_full, only
 from csd.state.logit_rules import Asked, Rules
 from csd.state.pool import Pool
 from csd.state.slots import Slots

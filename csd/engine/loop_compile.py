@@ -2,8 +2,8 @@
 
 import torch
 
-from csd.kernels.layer_states import commit_states
 from csd.kernels.ops import Ops
+from csd.kernels.states import commit_states
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
 from csd.state.recurrent import CHUNK, TAIL, StateMemory

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import torch
 
-from csd.backends import choose
 from csd.engine.call import RunSettings
 from csd.engine.call_step import step_of_call
 from csd.engine.requests import Request
 from csd.engine.resources import Resources
 from csd.engine.self_check_cache import require_check
 from csd.engine.step import Step
+from csd.kernels.backends import choose
 from csd.kernels.ops import Ops, exact_triton
 from csd.models.config import ModelSizes
 from csd.models.decoder import Decoder

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 import torch
 
-from csd.backends import loops
-from csd.cpu import compiles
 from csd.engine import isolated_python
 from csd.engine.loop_compile import compile_drafting, compile_verify
+from csd.kernels.backends import loops
+from csd.kernels.common.cpu import compiles
 from csd.state.slots import Slots
 
 LOG = logging.getLogger("csd")
@@ -33,7 +33,7 @@ def compile_in_parallel(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iter
     if not _can_start():
         yield
         return
-    from csd.cpu.backend import before_compiling
+    from csd.kernels.cpu_ops import before_compiling
 
     helpers: list[subprocess.Popen] = []
 
@@ -65,7 +65,7 @@ def _can_start() -> bool:
     # a program that embeds Python may have no Python executable
     if not compiles() or not sys.executable:
         return False
-    from csd.cpu.backend import threads
+    from csd.kernels.cpu_ops import threads
 
     return threads() > 1
 

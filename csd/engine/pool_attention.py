@@ -1,8 +1,8 @@
 """Attention of a step's rows, over the prompt's pages, the slot's pages and the pool's nodes."""
 
-from csd.kernels.layer_attention import LayerAttention
-from csd.kernels.layer_states import StepStates
+from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.ops import Ops
+from csd.kernels.states import StepStates
 from csd.models.config import ModelSizes, scale_of
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool

@@ -8,9 +8,9 @@ import torch
 
 from csd.engine.requests import Request
 from csd.engine.step import Step
-from csd.kernels.layer_attention import PromptAttention
-from csd.kernels.prompt_rows import PromptChunk, PromptRows
-from csd.kernels.prompt_states import PromptStates
+from csd.kernels.attention.layer import PromptAttention
+from csd.kernels.attention.prompt import PromptChunk, PromptRows
+from csd.kernels.states.prompt import PromptStates
 from csd.models.config import scale_of
 from csd.models.joint_prefill import by_chunks, reads_together
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from csd.engine.top_logprobs import Measures
-from csd.kernels.change_rows import own_chance
+from csd.kernels.verify.rules import own_chance
 
 # rows whose logits are in memory at the same time
 ROWS = 64

@@ -14,7 +14,7 @@ from csd.engine.stats import Stats
 from csd.engine.thinking_budget import forced_places
 from csd.engine.thoughts import leaves_thought_open
 from csd.graph.history import PastSample
-from csd.kernels.noise import prompt_key
+from csd.kernels.common.noise import prompt_key
 from csd.models.config import ModelSizes
 from csd.models.streamed_text import SampleText
 from csd.schema.arguments import LARGEST

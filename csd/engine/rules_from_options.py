@@ -15,8 +15,7 @@ from csd.engine.sampling import SamplingParams
 from csd.engine.slot_edits import write_rows
 from csd.engine.thought_tags import Tag
 from csd.engine.word_tree import WordTree
-from csd.kernels.change_rows.bans import HITS
-from csd.kernels.change_rows.rows import BLOCK
+from csd.kernels.verify.rules.rows import BLOCK, HITS
 from csd.state.logit_rules import Asked, Rules, no_edges, word_edge
 
 

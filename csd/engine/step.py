@@ -15,9 +15,9 @@ from csd.engine.pool_attention import pool_attention
 from csd.engine.step_record import PendingRecord, Record, Snapshot
 from csd.engine.top_logprobs import Measures
 from csd.graph.drafter import Drafter
-from csd.kernels.layer_states import commit_states
+from csd.kernels.attention.prompt import PromptChunk
 from csd.kernels.ops import Ops
-from csd.kernels.prompt_rows import PromptChunk
+from csd.kernels.states import commit_states
 from csd.models.decoder import DecoderLike
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool

@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from csd.engine.draft_trees import Trees
-from csd.kernels.snapshot import layout
+from csd.kernels.verify.snapshot import layout
 from csd.state.pool import Pool, acceptance
 from csd.state.verdict import Verdict
 

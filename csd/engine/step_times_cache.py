@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from csd.cpu import compiles
 from csd.engine.budget import StepTimesFile, StepTimeTable
+from csd.kernels.common.cpu import compiles
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
 from csd.schema.read import naming, parse
@@ -44,7 +44,7 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
         return None
     isa = None
     if compiles():
-        from csd.cpu.backend import instruction
+        from csd.kernels.cpu_ops import instruction
 
         isa = instruction(dtype)
     layer, product = decoder.layers[0], getattr(decoder.linear, "product", decoder.linear)

@@ -23,7 +23,8 @@ def sizes_to_time(max_slots: int, static: bool) -> list[int]:
     """Pool sizes to time for an engine of `max_slots` slots; static: for a GPU's static steps."""
     if static:
         return sizes_for(max_slots)
-    # a CPU's product loop has accumulators for 14 and for 28 rows (csd/cpu)
+    # a CPU's product loop has accumulators for 14 and for 28 rows
+    # (`csd/kernels/layers/cpu/linear.py`)
     sizes = [1, 2, 4, 8, 14, 16, 28, 32, 48, 64, 96, 128]
     return [size for size in sizes if size <= max_slots + most_nodes(max_slots)]
 

@@ -116,7 +116,7 @@ def _ends_with(tag: Tag, end: Tag) -> bool:
 class Budget:
     """Thinking budget of a sample, updated token by token.
 
-    `csd.kernels.change_rows.forced_tokens` computes the same from whole prefixes.
+    `csd.kernels.verify.rules.forced_tokens` computes the same from whole prefixes.
 
     once: a sample has at most one thought, which its prompt leaves open or which it begins with.
     """

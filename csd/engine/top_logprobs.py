@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from csd.kernels.change_rows import blocks
 from csd.kernels.verify.reference_rows import log_sum_ref
+from csd.kernels.verify.rules import blocks
 from csd.state.verdict import Verdict
 
 # limit of OpenAI's API

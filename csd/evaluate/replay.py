@@ -23,8 +23,8 @@ import torch
 from csd.engine.draft_trees import SOURCES
 from csd.engine.traces.traces import Trace
 from csd.graph.history import PastSample
-from csd.kernels.advance_slots import advance_slots_ref
-from csd.kernels.noise import gumbel, philox_words_ref, prompt_key
+from csd.kernels.common.noise import gumbel, philox_words_ref, prompt_key
+from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, TOP, Verdict

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from csd.graph.consensus import ConsensusGraph
-from csd.kernels.draft_tree.children import Estimates
-from csd.kernels.draft_tree.constants import max_path_cost
-from csd.kernels.draft_tree.select import Drafted, cheapest, draft_pool
-from csd.kernels.sorted_runs import starts
+from csd.kernels.common.sorted_runs import starts
+from csd.kernels.draft.constants import max_path_cost
+from csd.kernels.draft.reference import Drafted, Estimates, cheapest, draft_pool
 from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.pool_builder import Nodes
 from csd.state.slots import Slots

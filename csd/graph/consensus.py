@@ -11,10 +11,11 @@ from csd.graph.deferred_inserts import DeferredInserts
 from csd.graph.drafter import StaticDrafter
 from csd.graph.history import PastSample, Rows, pieces
 from csd.graph.prior import PRIOR_CONFIG, Prior
-from csd.kernels.draft_tree import DraftNoise, draft_tree_ref
-from csd.kernels.graph_insert import graph_insert_ref
-from csd.kernels.observe import SUCCESSORS, any_context
+from csd.kernels.draft import DraftNoise, draft_tree_ref
 from csd.kernels.ops import Ops
+from csd.kernels.table import graph_insert_ref
+from csd.kernels.table.observe import any_context
+from csd.kernels.table.rows import SUCCESSORS
 from csd.state.context_table import HISTORY_BIT, PROMPT_BIT, GraphConfig, Table
 from csd.state.device import upload
 from csd.state.pool import Pool

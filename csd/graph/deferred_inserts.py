@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from csd.kernels.observe import Observed
 from csd.kernels.ops import Ops
+from csd.kernels.table.rows import Observed
 from csd.state.context_table import GraphConfig
 from csd.state.pool import Pool
 from csd.state.slots import Slots

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from csd.kernels.observe import SUCCESSORS
+from csd.kernels.table.rows import SUCCESSORS
 from csd.state.context_table import ANY, GraphConfig
 from csd.state.verdict import TOP
 

@@ -8,9 +8,9 @@ default drafter's. Shapes are fixed and nothing is read on the host, so static s
 import torch
 
 from csd.graph.drafter import StaticDrafter
-from csd.kernels.layered_dag import layered_dag, layered_dag_ref, layered_dag_triton
+from csd.kernels.draft.paper.layered_dag import layered_dag, layered_dag_ref, layered_dag_triton
+from csd.kernels.draft.paper.suffix_match import suffix_match, suffix_match_ref, suffix_match_triton
 from csd.kernels.ops import Ops
-from csd.kernels.suffix_match import suffix_match, suffix_match_ref, suffix_match_triton
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.texts import DagConfig, Texts

@@ -2,7 +2,7 @@
 
 Its table has the contexts of PRIOR_CONFIG: 1 and 2 tokens, with the 8 heaviest tokens that followed
 them. An answer is inserted like a past sample (`csd/graph/history.py`), from its first token on,
-which follows the prompt's last ones. `csd/kernels/draft_tree/` defines how drafts read it.
+which follows the prompt's last ones. `csd/kernels/draft/` defines how drafts read it.
 
 The file is in the safetensors format: the used entries of the table, and as metadata the size of
 the vocabulary, the digest of the tokenizer and the number of tokens learnt.
@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from csd.backends import choose
 from csd.graph.history import PastSample, Rows, history_rows
+from csd.kernels.backends import choose
 from csd.schema.arguments import check_flag, check_whole
 from csd.schema.check import shown
 from csd.schema.write import WholeFile

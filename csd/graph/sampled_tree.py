@@ -25,7 +25,7 @@ import torch
 
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.host_tree import Row, pool_of_rows
-from csd.kernels.noise import DRAFT, philox_words, stepped
+from csd.kernels.common.noise import DRAFT, philox_words, stepped
 from csd.state.pool import COST_ONE, MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool
 from csd.state.pool_builder import live_by_group
 from csd.state.slots import Slots

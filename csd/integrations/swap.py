@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from csd.kernels.rms_norm import rms_norm
-from csd.kernels.rotate import rotate
-from csd.kernels.swiglu import silu_mul
+from csd.kernels.layers.rms_norm import rms_norm
+from csd.kernels.layers.rotary import rotate
+from csd.kernels.layers.swiglu import silu_mul
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 ROTARY = "apply_rotary_pos_emb"

@@ -12,7 +12,7 @@ import torch
 
 from csd.engine.budget import Budget
 from csd.engine.step import Step
-from csd.kernels.prompt_rows import PromptChunk
+from csd.kernels.attention.prompt import PromptChunk
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict

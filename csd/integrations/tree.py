@@ -16,23 +16,23 @@ from typing import Any
 
 import torch
 
-from csd.kernels.checks import check_tensor
-from csd.kernels.tree_attention import (
+from csd.kernels.attention import (
     TreeLayout,
     next_layer_attention,
     tree_attention,
     tree_attention_ref,
     tree_attention_triton,
 )
-from csd.kernels.tree_attention.layout import check_layout
-from csd.kernels.tree_attention.plan import Work, plan_attention
+from csd.kernels.attention.layout import check_layout
+from csd.kernels.attention.triton.plan import Work, plan_attention
+from csd.kernels.common.checks import check_tensor
 from csd.state.kv_cache import PAGE
 
 MASK = (1 << 64) - 1
 
 
 def _by_loops(*args: Any, scale: float, work: None = None) -> torch.Tensor:
-    from csd.cpu.backend import tree_attention
+    from csd.kernels.cpu_ops import tree_attention
 
     return tree_attention(*args[:5], **args[5]._asdict(), scale=scale)
 
@@ -73,7 +73,7 @@ class Tree:
     node_v: torch.Tensor  # [L, M, K, D], written by the forward pass
     token: torch.Tensor  # [M] int64
     position: torch.Tensor  # [M] int64, index in the sample's sequence, prompt included
-    # a backend of `csd.backends`; None takes the one that fits the device and the dtype
+    # a backend of `csd.kernels.backends`; None takes the one that fits the device and the dtype
     kernels: str | None = None
     _work: Work | None = field(default=None, repr=False)
     _attended: int = field(default=0, repr=False)  # layers since `inputs` was read

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from csd.integrations.tree import Tree
-from csd.kernels.commit_kv import commit_kv, write_prompt
+from csd.kernels.attention.commit_kv import commit_kv, write_prompt
 from csd.schema.arguments import check_whole
 from csd.state.device import free_bytes
 from csd.state.kv_cache import KVCache, pages_for

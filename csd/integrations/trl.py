@@ -14,7 +14,7 @@ from csd.engine.traces.history import History
 from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows, earlier_copies
 from csd.integrations.trl_early import EarlyEnds
-from csd.kernels.noise import prompt_key
+from csd.kernels.common.noise import prompt_key
 from csd.schema.arguments import check_budget, check_whole
 from csd.schema.check import shown
 from csd.schema.lazy import check_installed

@@ -14,7 +14,7 @@ from csd.integrations.trl_batch import (
     score,
     watch_trainers,
 )
-from csd.kernels.noise import prompt_key
+from csd.kernels.common.noise import prompt_key
 from csd.schema.arguments import check_number, check_whole
 
 # the first release of TRL that leaves a reward of None out of its group's mean

@@ -4,14 +4,13 @@
 
 and modules of a layer for your own model: `RMSNorm`, `GatedMLP`, `Rotary`.
 
-One file holds one operation: its formula, a plain PyTorch reference (`<op>_ref`), the Triton
-kernel, the launcher (`<op>_triton`), the operator (`torch.ops.csd.<op>`) and the public function
-(`<op>`). A large operation is a package in the same order: `__init__` holds the formula, the
-operator and the public function, `launch` the launcher, `reference` the reference, `constants` the
-constants that kernels and reference share, and one file each the steps of the kernels. Of csd, this
-package imports only `csd.state` and `csd.schema`. The name of an operation is its function; the
-module of the same name is imported by `from csd.kernels.rms_norm import ...`. Other modules are
-imported on first access.
+A folder holds the operations of one subject: `attention`, `layers`, `states`, `table`, `draft`,
+`verify`. The file of an operation, or the folder's `__init__`, has its formula, a plain PyTorch
+reference (`<op>_ref`), the operator (`torch.ops.csd.<op>`) and the public function (`<op>`); a
+small operation also has the Triton kernel and its launcher (`<op>_triton`) there. `triton/` has the
+kernels and launchers of large operations, and `cpu/` the loops of the backend "cpu". `common` and
+`numba` have what all operations share. Of csd, this package imports only `csd.state` and
+`csd.schema`. Modules are imported on first access.
 
 Dimensions have one letter each, the same in every file:
 
@@ -27,32 +26,31 @@ The sentinel is -1: a padding row of the pool has slot -1, an absent token or pa
 
 from typing import TYPE_CHECKING
 
-# an import of a module binds its name in this package; the function then replaces the module
-from csd.kernels.advance_slots import advance_slots
-from csd.kernels.advance_state import advance_state
-from csd.kernels.commit_kv import commit_kv
-from csd.kernels.commit_tail import commit_tail
-from csd.kernels.draft_tree import draft_tree
-from csd.kernels.exact_attention import exact_attention
-from csd.kernels.exact_attention.plan import plan_exact
-from csd.kernels.gated_linear import gated_linear
-from csd.kernels.graph_insert import graph_insert
+from csd.kernels.attention import TreeLayout, tree_attention
+from csd.kernels.attention.commit_kv import commit_kv
+from csd.kernels.attention.triton.exact import exact_attention
+from csd.kernels.attention.triton.exact_plan import plan_exact
+from csd.kernels.attention.triton.merge import merge_partials
+from csd.kernels.attention.triton.plan import plan_attention
+from csd.kernels.draft import draft_tree
 from csd.kernels.layers import GatedMLP, RMSNorm, Rotary
-from csd.kernels.merge_partials import merge_partials
-from csd.kernels.observe import observe
-from csd.kernels.rms_norm import rms_norm
-from csd.kernels.rotary import rotary
-from csd.kernels.rotate import rotate
-from csd.kernels.row_linear import row_linear
-from csd.kernels.snapshot import snapshot
-from csd.kernels.swiglu import silu_mul, swiglu
-from csd.kernels.tree_attention import TreeLayout, tree_attention
-from csd.kernels.tree_attention.plan import plan_attention
-from csd.kernels.tree_conv import tree_conv
-from csd.kernels.tree_delta_rule import tree_delta_rule
-from csd.kernels.tree_paths import tree_paths
-from csd.kernels.tree_ssm import tree_ssm
+from csd.kernels.layers.gated_linear import gated_linear
+from csd.kernels.layers.rms_norm import rms_norm
+from csd.kernels.layers.rotary import rotary, rotate
+from csd.kernels.layers.row_linear import row_linear
+from csd.kernels.layers.swiglu import silu_mul, swiglu
+from csd.kernels.states.advance import advance_state
+from csd.kernels.states.conv import tree_conv
+from csd.kernels.states.delta_rule import tree_delta_rule, tree_ssm
+from csd.kernels.states.paths import tree_paths
+from csd.kernels.states.tail import commit_tail
+from csd.kernels.table import graph_insert
+from csd.kernels.table.observe import observe
 from csd.kernels.verify import verify
+
+# an import of a module binds its name in this package; the function then replaces the module
+from csd.kernels.verify.advance_slots import advance_slots
+from csd.kernels.verify.snapshot import snapshot
 from csd.schema.lazy import submodules
 
 __all__ = [

@@ -1,7 +1,7 @@
 """The operations of a step in one backend: the references or the Triton kernels.
 
-The third backend, loops on a CPU, is in `csd/cpu/backend.py`; `csd/backends.py` chooses among them.
-"""
+The third backend, loops on a CPU, is in `csd/kernels/cpu_ops.py`; `csd/kernels/backends.py` chooses
+among them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,30 +9,33 @@ from typing import Any
 
 import torch
 
-from csd.kernels.advance_slots import advance_slots_ref, advance_slots_triton
-from csd.kernels.advance_state import advance_state_ref, advance_state_triton
-from csd.kernels.commit_kv import commit_kv_ref, commit_kv_triton
-from csd.kernels.commit_tail import commit_tail_ref, commit_tail_triton
-from csd.kernels.draft_tree import draft_tree_ref, draft_tree_triton
-from csd.kernels.exact_attention import exact_attention_triton, plan_exact_triton
-from csd.kernels.graph_insert import graph_insert_ref, graph_insert_triton, insert_observed_triton
-from csd.kernels.observe import observe_ref, observe_triton
-from csd.kernels.prompt_attention import prompt_attention
-from csd.kernels.rms_norm import rms_norm_ref, rms_norm_triton
-from csd.kernels.rotary import rotary_ref, rotary_triton
-from csd.kernels.snapshot import snapshot_ref, snapshot_triton
-from csd.kernels.swiglu import swiglu_ref, swiglu_triton
-from csd.kernels.tree_attention import tree_attention_triton
-from csd.kernels.tree_attention.layout import with_layout
-from csd.kernels.tree_attention.plan import plan_attention_triton
-from csd.kernels.tree_attention.reference import plan_reference, tree_attention_ref
-from csd.kernels.tree_conv import tree_conv_ref, tree_conv_triton
-from csd.kernels.tree_delta_rule import tree_delta_rule_ref, tree_delta_rule_triton
-from csd.kernels.tree_ssm import tree_ssm_ref, tree_ssm_triton
+from csd.kernels.attention import tree_attention_triton
+from csd.kernels.attention.commit_kv import commit_kv_ref, commit_kv_triton
+from csd.kernels.attention.layout import with_layout
+from csd.kernels.attention.prompt import prompt_attention
+from csd.kernels.attention.reference import plan_reference, tree_attention_ref
+from csd.kernels.attention.triton.exact import exact_attention_triton, plan_exact_triton
+from csd.kernels.attention.triton.plan import plan_attention_triton
+from csd.kernels.draft import draft_tree_ref, draft_tree_triton
+from csd.kernels.layers.rms_norm import rms_norm_ref, rms_norm_triton
+from csd.kernels.layers.rotary import rotary_ref, rotary_triton
+from csd.kernels.layers.swiglu import swiglu_ref, swiglu_triton
+from csd.kernels.states.advance import advance_state_ref, advance_state_triton
+from csd.kernels.states.conv import tree_conv_ref, tree_conv_triton
+from csd.kernels.states.delta_rule import (
+    tree_delta_rule_ref,
+    tree_delta_rule_triton,
+    tree_ssm_ref,
+    tree_ssm_triton,
+)
+from csd.kernels.states.tail import commit_tail_ref, commit_tail_triton
+from csd.kernels.table import graph_insert_ref, graph_insert_triton, insert_observed_triton
+from csd.kernels.table.observe import observe_ref, observe_triton
 from csd.kernels.verify import decide_triton, verify_ref, verify_triton
-from csd.kernels.verify.on_path import verify_on_path
+from csd.kernels.verify.advance_slots import advance_slots_ref, advance_slots_triton
 from csd.kernels.verify.passes import Passes
-from csd.kernels.verify.reference import REFERENCE
+from csd.kernels.verify.reference import REFERENCE, verify_on_path
+from csd.kernels.verify.snapshot import snapshot_ref, snapshot_triton
 from csd.state.pool_builder import node_costs, prune, roots
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from csd.kernels.tree_attention.reference import Properties
+from csd.kernels.attention.reference import Properties
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from csd.kernels.layer_attention import LayerAttention, PromptAttention
-from csd.kernels.prompt_attention import prompt_attention
-from csd.kernels.prompt_rows import PromptChunk, PromptRows
-from csd.kernels.tree_attention.reference import tree_attention_ref
+from csd.kernels.attention.layer import LayerAttention, PromptAttention
+from csd.kernels.attention.prompt import PromptChunk, PromptRows, prompt_attention
+from csd.kernels.attention.reference import tree_attention_ref
 from csd.models.probe import Call, NotAdmitted, by_own_function
 from csd.state.kv_cache import PAGE, pages_for
 

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 
 import torch
 
-from csd.kernels.layer_attention import LayerAttention
-from csd.kernels.layer_states import StepStates
+from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.ops import reference
+from csd.kernels.states import StepStates
 from csd.models.compare_attention import attention_difference, normal_operands, without_work
 from csd.models.compare_states import state_difference
 from csd.models.module_decoder import ModuleDecoder

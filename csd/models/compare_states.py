@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from csd.kernels.layer_states import StepStates
 from csd.kernels.ops import reference
-from csd.kernels.prompt_states import PromptStates
+from csd.kernels.states import StepStates
+from csd.kernels.states.prompt import PromptStates
 from csd.models.mixer_calls import MixerCall, answer
 from csd.models.probe import NotAdmitted
 from csd.models.redirect_mixers import CONVOLUTION

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from csd.kernels.tree_attention.reference import Properties
+from csd.kernels.attention.reference import Properties
 from csd.models.config_checks import (
     SUPPORTED,
     is_dequantised,

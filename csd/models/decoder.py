@@ -114,7 +114,7 @@ class Decoder(Norms):
         self,
         token: torch.Tensor,  # [M] int32, -1 in padding
         position: torch.Tensor,  # [M] int32
-        attend: Callable,  # from `csd.kernels.layer_attention`
+        attend: Callable,  # from `csd.kernels.attention.layer`
         node_k: torch.Tensor,  # [L, M, K, D], written
         node_v: torch.Tensor,  # [L, M, K, D], written
         ops: Ops,  # csd.kernels.ops.Ops, or an object with rms_norm, rotary and swiglu

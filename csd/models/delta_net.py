@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from csd.kernels.layer_states import DeltaRule
+from csd.kernels.states import DeltaRule
 from csd.state.recurrent import StateSize, wide
 
 Parameters = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -34,7 +34,7 @@ class DeltaNet:
         """Returns the gated and normed rows [M, H Dv], the input of the second product.
 
         product: [M, channels + H Dv + 2 H], the first product. states: the rows' states, from
-        `csd.kernels.layer_states`. number: index of the layer among those with a state.
+        `csd.kernels.states`. number: index of the layer among those with a state.
         """
         M, (Hk, H, Dk, Dv) = product.shape[0], self._sizes
         parts = self.conv.shape[0], H * Dv, H, H

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from csd.kernels.gated_linear import gated_linear_triton
-from csd.kernels.row_linear import row_linear_triton, row_parts_triton
+from csd.kernels.layers.gated_linear import gated_linear_triton
+from csd.kernels.layers.row_linear import row_linear_triton, row_parts_triton
 from csd.models.linear import in_loops, linear
 from csd.models.row_blocks import (
     ANY_ROWS,

@@ -26,7 +26,7 @@ class HybridDecoder(Decoder):
         self,
         token: torch.Tensor,  # [M] int32, -1 in padding
         position: torch.Tensor,  # [M] int32
-        attend: Any,  # from `csd.kernels.layer_attention`, with `states`
+        attend: Any,  # from `csd.kernels.attention.layer`, with `states`
         node_k: torch.Tensor,  # [L, M, K, D], L layers with attention, written
         node_v: torch.Tensor,  # [L, M, K, D], written
         ops: Ops,

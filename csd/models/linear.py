@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 import torch.nn.functional as F
 
-from csd.cpu import compiles
+from csd.kernels.common.cpu import compiles
 
 # not every build of PyTorch has oneDNN, and `mkldnn.enabled` is on without it too
 ONEDNN = torch.backends.mkldnn.is_available()
@@ -73,7 +73,7 @@ def add_rounded(total: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> tor
 
 @cache
 def _loops() -> ModuleType:
-    from csd.cpu import backend
+    from csd.kernels import cpu_ops as backend
 
     return backend
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.layer_states import SSM, DeltaRule, StepStates
-from csd.kernels.prompt_states import PromptStates
+from csd.kernels.states import SSM, DeltaRule, StepStates
+from csd.kernels.states.prompt import PromptStates
 from csd.models.redirect_mixers import CONVOLUTION
 from csd.state.recurrent import ConvSize, StateSize
 

@@ -123,7 +123,7 @@ class ModuleDecoder:
         self,
         token: torch.Tensor,  # [M] int32, -1 in padding
         position: torch.Tensor,  # [M] int32
-        attend: Callable,  # from `csd.kernels.layer_attention`
+        attend: Callable,  # from `csd.kernels.attention.layer`
         node_k: torch.Tensor,  # [L, M, K, D], written
         node_v: torch.Tensor,  # [L, M, K, D], written
         ops: Ops | None = None,

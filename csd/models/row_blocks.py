@@ -6,8 +6,8 @@ shape of a model's weights: any number of rows from `least` to `most` gives a ro
 Fewer rows are padded, more are multiplied in blocks.
 
 Measured ranges of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
-float32 all but 1. csd's own loop (`csd/cpu/products.py`) agrees for every number of rows, by its
-order of summation, and nothing is tried for weights that are packed for it.
+float32 all but 1. csd's own loop (`csd/kernels/layers/cpu/linear.py`) agrees for every number of
+rows, by its order of summation, and nothing is tried for weights that are packed for it.
 
 Triton's product (`csd.kernels.row_linear`) is written to agree for every number of rows, and is
 tried like the others: no manual states whether an instruction for more columns adds in the same
@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.gated_linear import gated_linear_triton
-from csd.kernels.row_linear import row_linear_triton
+from csd.kernels.layers.gated_linear import gated_linear_triton
+from csd.kernels.layers.row_linear import row_linear_triton
 from csd.models.linear import packed
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]

@@ -1,7 +1,7 @@
 """Pools from drafted nodes: the definition of their rows, and of the costs that select them.
 
-`csd/cpu/pools.py` and `csd/kernels/draft_tree/fill.py` fill pools in the other backends.
-"""
+`csd/kernels/draft/cpu/pools.py` and `csd/kernels/draft/triton/fill.py` fill pools in the other
+backends."""
 
 from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -129,7 +129,7 @@ def progress_penalties(slots: Slots) -> torch.Tensor:
 
 
 def slot_penalties(slots: Slots, group_penalty: int) -> torch.Tensor:
-    """[S] int64: the larger of progress penalty and group penalty (`csd/kernels/draft_tree/`)."""
+    """[S] int64: the larger of progress penalty and group penalty (`csd/kernels/draft/`)."""
     progress, live, group = progress_penalties(slots).long(), slots.live, slots.group
     mates = live & (slots.step[:, None] == slots.step)
     fewest = torch.where(mates, slots.generated, slots.generated[:, None]).amin(1)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from csd.backends import choose
+from csd.kernels.backends import choose
 from csd.models.config import ModelConfig, scale_of
 from csd.models.decoder import Decoder
 from csd.training.texts import Text

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 
 import torch
 
-from csd.kernels.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
+from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.ops import Ops
-from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
+from csd.kernels.verify.passes import HEAD_WIDTH, MAX_HEAD
 from csd.kernels.verify.reference_rows import row_logits
 from csd.state.pool import Pool
 from csd.state.slots import Slots

@@ -22,7 +22,7 @@ each from its own distribution if the scheme allows it.
 import torch
 
 from csd.graph.sampled_tree import Drawn, Node
-from csd.kernels.noise import ACCEPT, RESIDUAL, SELECT, philox_words_ref, stepped, uniform
+from csd.kernels.common.noise import ACCEPT, RESIDUAL, SELECT, philox_words_ref, stepped, uniform
 from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, STOP, Verdict

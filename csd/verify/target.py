@@ -7,7 +7,7 @@ distribution without materialising it.
 
 import torch
 
-from csd.kernels.verify.constants import HEAD_WIDTH
+from csd.kernels.verify.passes import HEAD_WIDTH
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from csd.graph.host_tree import Tree, pool_of_trees
-from csd.kernels.change_rows import blocks, own_chance
 from csd.kernels.ops import Ops
 from csd.kernels.verify.reference_rows import row_logits, sample_rows
+from csd.kernels.verify.rules import blocks, own_chance
 from csd.state.pool import MAX_DEPTH, ROOT, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict

@@ -21,13 +21,13 @@ from bench.micro.attention_rivals import FULL_RIVALS, RIVALS, _lines, own_of, pr
 from bench.micro.kernels import ours
 from bench.micro.suffix_gpu import suffix_gpu_job
 from bench.micro.timing import DISTINCT, copies_for
-from csd.kernels.commit_kv import commit_kv_triton
-from csd.kernels.draft_tree import draft_tree_triton
+from csd.kernels.attention import tree_attention_ref
+from csd.kernels.attention.commit_kv import commit_kv_triton
+from csd.kernels.draft import draft_tree_triton
+from csd.kernels.layers.rms_norm import rms_norm_triton
+from csd.kernels.layers.rotary import rotary_triton
+from csd.kernels.layers.swiglu import swiglu_triton
 from csd.kernels.ops import reference
-from csd.kernels.rms_norm import rms_norm_triton
-from csd.kernels.rotary import rotary_triton
-from csd.kernels.swiglu import swiglu_triton
-from csd.kernels.tree_attention import tree_attention_ref
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

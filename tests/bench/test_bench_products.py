@@ -8,7 +8,7 @@ import torch
 from bench.lib.common import table
 from bench.lib.shapes import SHAPES
 from bench.micro.products import main
-from csd.cpu.isa import instructions
+from csd.kernels.numba.isa import instructions
 from csd.models.linear import onednn_multiplies
 
 

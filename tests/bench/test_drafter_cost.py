@@ -7,8 +7,8 @@ import torch
 from bench.studies.drafting.drafter_cost import main, observed, synthetic
 from csd.evaluate.replay import Recording, replay
 from csd.graph.consensus import ConsensusGraph
-from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.ops import reference
+from csd.kernels.verify.advance_slots import advance_slots_ref
 
 
 def test_every_drafter_has_a_row_for_each_history(tmp_path, capsys):

@@ -11,9 +11,10 @@ from targets import few, slow
 
 import csd
 from csd.kernels import ops
-from csd.kernels.noise import philox_words_ref
-from csd.kernels.verify import reference_draws, verify_ref
-from csd.kernels.verify.reference_paths import descend_ref
+from csd.kernels.common.noise import philox_words_ref
+from csd.kernels.verify import reference_rows as reference_draws
+from csd.kernels.verify import verify_ref
+from csd.kernels.verify.reference import descend_ref
 
 # `make test-long` asks for 20,000
 REPLICATES = int(os.environ.get("CSD_REPLICATES", 2_000))
@@ -96,7 +97,7 @@ def words_of(monkeypatch, script):
 
 
 def draw(logits, **options):
-    # whose words are scripted; tests/kernels/test_loop_noise.py has the loops' words
+    # whose words are scripted; tests/kernels/loops/test_loop_noise.py has the loops' words
     model = LastToken(lambda t, p: logits.expand(t.shape[0], -1), len(logits))
     e = engine(model, kernels="reference")
     return csd.generate(e, [0], max_new_tokens=1, seed=0, budget=0, **options)

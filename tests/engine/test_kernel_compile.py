@@ -12,7 +12,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from csd.engine import kernel_compile, resources
-from csd.kernels.compile_jobs import named
+from csd.kernels.common.compile_jobs import named
 from csd.models.config import ModelConfig
 
 TARGET = named("sm_90")

@@ -7,7 +7,7 @@ from checkpoints import build
 from targets import few
 
 import csd
-from csd.kernels.noise import philox_words_ref, prompt_key
+from csd.kernels.common.noise import philox_words_ref, prompt_key
 
 LENGTH = 20
 PROMPT = [5, 17, 3, 60, 17, 3, 9]

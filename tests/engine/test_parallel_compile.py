@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("numba")
 import numba
 
-from csd.cpu import backend as module
 from csd.engine import isolated_python, parallel_compile
+from csd.kernels import cpu_ops as module
 
 
 class Process:
@@ -42,7 +42,7 @@ def processes(monkeypatch):
     return Process.made
 
 
-def compiles(name="csd.cpu.some"):
+def compiles(name="csd.kernels.numba.some"):
     def one():
         return 1
 
@@ -115,7 +115,7 @@ def test_calls_continue_without_a_process(processes, monkeypatch, caplog):
             else:
                 # numba is not installed
                 patch.setattr(parallel_compile, "compiles", lambda: False)
-                patch.setitem(sys.modules, "csd.cpu.backend", None)
+                patch.setitem(sys.modules, "csd.kernels.cpu_ops", None)
             with in_parallel():
                 compiles()
     assert not caplog.records

@@ -10,7 +10,7 @@ from draft_cases import CONFIG, equal_slots, random_graph, random_slots
 import csd
 from bench.lib.shapes import random_model
 from csd.engine.static_step import StaticStep
-from csd.kernels.draft_tree import draft_tree_ref
+from csd.kernels.draft import draft_tree_ref
 from csd.state.pool import MAX_PROGRESS_PENALTY, PROGRESS_PENALTY
 from csd.state.pool_builder import progress_penalties
 

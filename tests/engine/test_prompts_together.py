@@ -10,7 +10,7 @@ from csd.engine import prefill
 from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.engine.step import Step
-from csd.kernels.prompt_rows import PromptChunk
+from csd.kernels.attention.prompt import PromptChunk
 from csd.models.load import load
 
 LENGTHS = (5, 1, 130, 17, 64, 2, 65, 33)

@@ -14,8 +14,8 @@ from csd.engine.self_check import SMALL, Sizes, operations, run
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.tensors import tensors
 from csd.engine.self_check.tokens import Difference, differences
+from csd.kernels.layers.rms_norm import rms_norm_ref
 from csd.kernels.ops import FusedOp, reference
-from csd.kernels.rms_norm import rms_norm_ref
 from csd.models import exact_products
 
 TINY = Sizes(prompt=70, prefill_chunk=64, tokens=4, rows=16)
@@ -115,7 +115,7 @@ def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
     monkeypatch.setattr(exact_products, "in_blocks", by_rows)
     # which the loops of products do not go through
     monkeypatch.setattr(run, "pack", lambda decoder: None)
-    monkeypatch.setattr("csd.cpu.products.multiplies", lambda dtype: False)
+    monkeypatch.setattr("csd.kernels.layers.cpu.linear.multiplies", lambda dtype: False)
     failed = {c.name for c in check("cpu", torch.bfloat16, exact=True).failed}
     # a padded step is larger too
     assert "drafted against plain tokens" in failed
@@ -225,7 +225,7 @@ def test_the_command(capsys, spoiled, monkeypatch, toy_folder):
 
 
 def test_a_launch_that_fails_names_its_kernel():
-    from csd.kernels.swiglu import _swiglu_kernel
+    from csd.kernels.layers.swiglu import _swiglu_kernel
 
     row = Check("swiglu", 1)
     try:

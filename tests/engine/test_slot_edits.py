@@ -10,7 +10,7 @@ from equal_fields import assert_equal_fields
 from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
 from csd.engine.slot_edits import Refill, clear_slot, fill_slots, seen_words
-from csd.kernels.advance_slots import mark_seen
+from csd.kernels.verify.advance_slots import mark_seen
 from csd.state.slots import MAX_STOP_IDS, Slots
 
 VOCAB, CONTEXT, PAGES = 100, 8, 3

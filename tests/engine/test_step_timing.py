@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from targets import slow
 
-from csd.cpu import compiles
+from csd.kernels.common.cpu import compiles
 
 pytestmark = pytest.mark.skipif(not compiles(), reason="the references run on this CPU")
 
@@ -17,7 +17,7 @@ CALLS = """
 import sys
 from dataclasses import replace
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 import torch
 from numba.core.dispatcher import Dispatcher
@@ -27,11 +27,12 @@ from bench.lib.shapes import SHAPES, random_model
 from csd.engine.parallel_compile import compile_step_loops
 from csd.engine.step import Step
 from csd.engine.step_timing import sizes_to_time
-from csd import cpu
-from csd.cpu import threads
+from csd import kernels
+from csd.kernels.numba import threads
 
 VOCAB = 4099
-MODULES = [import_module(f"csd.cpu.{x.name}") for x in iter_modules(cpu.__path__)]
+NAMES = [x.name for x in walk_packages(kernels.__path__, "csd.kernels.")]
+MODULES = [import_module(x) for x in NAMES if ".cpu." in x or ".numba." in x]
 CASES = dict(
     flat=dict(temperature=5.0), likely=dict(temperature=0.2), greedy=dict(temperature=0),
     filtered=dict(temperature=1.0, top_p=0.9), penalised=dict(repetition_penalty=1.2),

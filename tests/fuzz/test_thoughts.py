@@ -12,8 +12,8 @@ from csd.engine.rules_from_options import asked_of, sizes_of, write_sets
 from csd.engine.sampling import SamplingParams
 from csd.engine.thinking_budget import Budget, forced_places, spell_tags
 from csd.engine.thought_tags import vocabulary
-from csd.kernels.change_rows.prefix import Prefixes
-from csd.kernels.change_rows.thought import forced_tokens
+from csd.kernels.verify.rules.prefix import Prefixes
+from csd.kernels.verify.rules.thought import forced_tokens
 from csd.state.logit_rules import Rules
 
 BEGIN, END = b"<think>", b"</think>"

@@ -14,8 +14,8 @@ from csd.engine.step import Step
 from csd.graph import deferred_inserts as module
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.deferred_inserts import DeferredInserts
-from csd.kernels.observe import observe_ref
 from csd.kernels.ops import reference
+from csd.kernels.table.observe import observe_ref
 from csd.kernels.verify import verify_ref
 from csd.state.context_table import GraphConfig
 from csd.state.pool_builder import roots

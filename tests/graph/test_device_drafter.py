@@ -15,7 +15,7 @@ from bench.lib.shapes import random_model
 from csd.engine.budget import FixedBudget
 from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.network import ModelNetwork
-from csd.kernels import prompt_rows
+from csd.kernels.attention import prompt as prompt_rows
 
 PROMPTS = ["abcabc", "xyz", "q"]
 

@@ -8,8 +8,8 @@ import pytest
 from csd.baselines.multi_sample_paper import Paper
 from csd.graph.drafter_registry import make_drafter
 from csd.graph.host_tree import Tree
+from csd.kernels.draft.paper.suffix_match import match_ends
 from csd.kernels.ops import reference
-from csd.kernels.suffix_match import match_ends
 
 OWN = [50, 51, 52, 53]
 

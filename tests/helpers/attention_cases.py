@@ -2,7 +2,7 @@
 
 import torch
 
-from csd.kernels.tree_attention import TreeLayout
+from csd.kernels.attention import TreeLayout
 from csd.state.pool import Pool
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from csd.kernels.graph_lookup import GROUP_FACTOR, TOKEN_FACTORS
+from csd.kernels.table.lookup import GROUP_FACTOR, TOKEN_FACTORS
 
 # three tokens' differences, by which their sum of products stays the same modulo 2^64
 APART = np.array([-514162, 488395, -1068447])

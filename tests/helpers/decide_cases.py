@@ -6,8 +6,8 @@ from tree_cases import random_logits, trees
 
 pytest.importorskip("numba")
 
-from csd.cpu.verify_passes import PASSES
-from csd.kernels.verify.on_path import verify_on_path
+from csd.kernels.verify.cpu.passes import PASSES
+from csd.kernels.verify.reference import verify_on_path
 from csd.state.pool import Pool
 
 OF_ROWS = "sample", "logprob", "raw_logprob", "top_token", "top_prob"

@@ -6,9 +6,9 @@ import checkpoints
 import torch
 from precision import within_eager
 
-from csd.kernels.rms_norm import rms_norm_ref
-from csd.kernels.rotary import rotary_ref
-from csd.kernels.swiglu import swiglu_ref
+from csd.kernels.layers.rms_norm import rms_norm_ref
+from csd.kernels.layers.rotary import rotary_ref
+from csd.kernels.layers.swiglu import swiglu_ref
 
 OPS = SimpleNamespace(rms_norm=rms_norm_ref, rotary=rotary_ref, swiglu=swiglu_ref)
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 import torch
 from graph_model import wrap
 
-from csd.kernels.noise import philox_words_ref
+from csd.kernels.common.noise import philox_words_ref
 from csd.state.context_table import ANY, PRIOR_KEY
 from csd.state.pool import (
     HISTORY,

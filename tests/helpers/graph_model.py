@@ -2,7 +2,7 @@
 
 import torch
 
-from csd.kernels import graph_lookup
+from csd.kernels.table import lookup as graph_lookup
 from csd.state.context_table import MAX_TOTAL, Table
 
 

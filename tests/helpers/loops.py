@@ -3,6 +3,6 @@
 
 def loops_multiply(monkeypatch):
     """Let the loops of products be taken in float32 and bfloat16 until the test ends."""
-    for module in ("backend", "products"):
-        monkeypatch.setattr(f"csd.cpu.{module}.multiplies", lambda dtype: True)
-    monkeypatch.setattr("csd.cpu.isa.has_amx", lambda: False)
+    for module in ("cpu_ops", "layers.cpu.linear"):
+        monkeypatch.setattr(f"csd.kernels.{module}.multiplies", lambda dtype: True)
+    monkeypatch.setattr("csd.kernels.numba.isa.has_amx", lambda: False)

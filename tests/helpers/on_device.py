@@ -13,10 +13,10 @@ from nested import mapped
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from csd.kernels.gpu_target import Chip, chip_of
+from csd.kernels.common.gpu import Chip, chip_of
 
 # modules whose tiles depend on the chip
-TILED = ("tree_attention.launch", "row_linear", "exact_attention.launch")
+TILED = ("attention.triton.launch", "layers.row_linear", "attention.triton.exact")
 
 
 class Copies:
@@ -59,7 +59,7 @@ def launching_on(launch: Callable, device: torch.device) -> Callable:
 
 
 class Active:
-    """Triton's driver, but no driver to `csd.backends`, which would refuse the CPU's tensors."""
+    """Triton's driver, but none to `kernels.backends`, which would refuse the CPU's tensors."""
 
     def __init__(self, of):
         self._of = of

@@ -1,24 +1,23 @@
 """A step on the public operators, as `torch.library` has registered each."""
 
-from csd.kernels.advance_slots import advance_slots
-from csd.kernels.advance_state import advance_state
-from csd.kernels.commit_kv import commit_kv
-from csd.kernels.commit_tail import commit_tail
-from csd.kernels.draft_tree import draft_tree
-from csd.kernels.graph_insert import graph_insert
-from csd.kernels.observe import observe
+from csd.kernels.attention import tree_attention
+from csd.kernels.attention.commit_kv import commit_kv
+from csd.kernels.attention.layout import with_layout
+from csd.kernels.attention.triton.plan import plan_attention
+from csd.kernels.draft import draft_tree
+from csd.kernels.layers.rms_norm import rms_norm
+from csd.kernels.layers.rotary import rotary
+from csd.kernels.layers.swiglu import swiglu
 from csd.kernels.ops import Ops
-from csd.kernels.rms_norm import rms_norm
-from csd.kernels.rotary import rotary
-from csd.kernels.snapshot import snapshot
-from csd.kernels.swiglu import swiglu
-from csd.kernels.tree_attention import tree_attention
-from csd.kernels.tree_attention.layout import with_layout
-from csd.kernels.tree_attention.plan import plan_attention
-from csd.kernels.tree_conv import tree_conv
-from csd.kernels.tree_delta_rule import tree_delta_rule
-from csd.kernels.tree_ssm import tree_ssm
+from csd.kernels.states.advance import advance_state
+from csd.kernels.states.conv import tree_conv
+from csd.kernels.states.delta_rule import tree_delta_rule, tree_ssm
+from csd.kernels.states.tail import commit_tail
+from csd.kernels.table import graph_insert
+from csd.kernels.table.observe import observe
 from csd.kernels.verify import verify
+from csd.kernels.verify.advance_slots import advance_slots
+from csd.kernels.verify.snapshot import snapshot
 from csd.state.pool_builder import node_costs, prune, roots
 
 

@@ -3,7 +3,7 @@
 import torch
 from attention_cases import attention_case
 
-from csd.kernels.tree_attention.reference import tree_attention_ref
+from csd.kernels.attention.reference import tree_attention_ref
 
 CASES = {
     "one-row": dict(trees=[{0: 1}], prompt=[0], committed=[0]),

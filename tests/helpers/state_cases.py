@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from csd.kernels.tree_paths import tree_paths
+from csd.kernels.states.paths import tree_paths
 from csd.state.pool import MAX_DEPTH
 from csd.state.recurrent import TAIL, checkpoint
 

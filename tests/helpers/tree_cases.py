@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from draft_cases import CONFIG, random_graph, random_slots
 
-from csd.kernels.draft_tree import draft_tree_ref
+from csd.kernels.draft import draft_tree_ref
 
 
 def trees(seed, count=7, rows=30, vocab=97, live=None):

@@ -7,9 +7,9 @@ import torch
 from scripted import Letters, PrefixSum, engine
 
 import csd
-from csd import backends
 from csd.engine.result import Sample
-from csd.kernels import noise
+from csd.kernels import backends
+from csd.kernels.common import noise
 from csd.models.demo import toy
 
 PROMPT = [1, 2, 3]

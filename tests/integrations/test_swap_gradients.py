@@ -5,11 +5,10 @@ import torch
 from precision import within_eager
 from torch.autograd import gradcheck
 
-from csd.kernels.rms_norm import rms_norm, rms_norm_ref
-from csd.kernels.rotary import rotary
-from csd.kernels.rotate import rotate, rotate_ref, rotate_triton
-from csd.kernels.swiglu import silu_mul, silu_mul_ref, silu_mul_triton, swiglu, swiglu_ref
-from csd.kernels.tree_attention import tree_attention
+from csd.kernels.attention import tree_attention
+from csd.kernels.layers.rms_norm import rms_norm, rms_norm_ref
+from csd.kernels.layers.rotary import rotary, rotate, rotate_ref, rotate_triton
+from csd.kernels.layers.swiglu import silu_mul, silu_mul_ref, silu_mul_triton, swiglu, swiglu_ref
 
 
 def leaf(*shape, seed=0, dtype=torch.float64):

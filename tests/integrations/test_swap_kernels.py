@@ -13,9 +13,9 @@ from precision import within_eager
 import csd
 from csd.integrations import swap
 
-norms = import_module("csd.kernels.rms_norm")
-rotations = import_module("csd.kernels.rotate")
-gates = import_module("csd.kernels.swiglu")
+norms = import_module("csd.kernels.layers.rms_norm")
+rotations = import_module("csd.kernels.layers.rotary")
+gates = import_module("csd.kernels.layers.swiglu")
 
 FAMILIES = pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
 IDS = torch.randint(checkpoints.VOCAB, (3, 9), generator=torch.Generator().manual_seed(3))

@@ -11,8 +11,8 @@ from targets import slow
 from bench.gpu.aot import SHAPES, TARGETS, problems, run, table
 from bench.gpu.aot.compile import at_once, mma_loops
 from bench.gpu.aot.run import BUFFER_OPERATIONS, _older_passes
-from csd.kernels.gpu_target import Chip
-from csd.kernels.tree_attention import launch
+from csd.kernels.attention.triton import launch
+from csd.kernels.common.gpu import Chip
 
 KERNELS = {
     "advance_slots", "advance_state", "commit_kv", "commit_tail", "draft_tree fill",

@@ -14,12 +14,21 @@ ROOT = Path(__file__).parents[2]
 TESTS = [
     "ptx_machine/test_machine.py",
     "engine/test_engine_triton.py::test_equals_the_references[greedy]",
-    "kernels/test_tree_attention.py::test_tree_attention_triton[(7, 1)-128-torch.float16-64-nodes]",
-    "kernels/test_tree_attention.py::test_tree_attention_triton_bfloat16",
-    "kernels/test_row_linear.py::test_a_row_has_the_same_bits_among_any_others[40-64-torch.bfloat16]",
-    "kernels/test_attention_windows.py::test_kernels[groups-out-of-order-all-kernel]",
-    "kernels/test_attention_windows.py::test_kernels[one-row-all-exact]",
-    "kernels/test_exact_tree.py::test_a_row_has_the_same_bits_in_any_step[81-torch.float16]",
+    (
+        "kernels/attention/test_tree_attention.py"
+        "::test_tree_attention_triton[(7, 1)-128-torch.float16-64-nodes]"
+    ),
+    "kernels/attention/test_tree_attention.py::test_tree_attention_triton_bfloat16",
+    (
+        "kernels/layers/test_row_linear.py"
+        "::test_a_row_has_the_same_bits_among_any_others[40-64-torch.bfloat16]"
+    ),
+    "kernels/attention/test_attention_windows.py::test_kernels[groups-out-of-order-all-kernel]",
+    "kernels/attention/test_attention_windows.py::test_kernels[one-row-all-exact]",
+    (
+        "kernels/attention/test_exact_tree.py"
+        "::test_a_row_has_the_same_bits_in_any_step[81-torch.float16]"
+    ),
 ]
 
 

@@ -9,14 +9,14 @@ from test_tree_attention import CASES, attention_case
 
 pytest.importorskip("numba")
 
-from csd.kernels.commit_kv import commit_kv
-from csd.kernels.graph_insert import graph_insert
-from csd.kernels.observe import observe
-from csd.kernels.rms_norm import rms_norm
-from csd.kernels.rotary import rotary
-from csd.kernels.swiglu import swiglu
-from csd.kernels.torch_operators import OPERATIONS, load_loops
-from csd.kernels.tree_attention import TreeLayout, tree_attention
+from csd.kernels.attention import TreeLayout, tree_attention
+from csd.kernels.attention.commit_kv import commit_kv
+from csd.kernels.common.operator import OPERATIONS, load_loops
+from csd.kernels.layers.rms_norm import rms_norm
+from csd.kernels.layers.rotary import rotary
+from csd.kernels.layers.swiglu import swiglu
+from csd.kernels.table import graph_insert
+from csd.kernels.table.observe import observe
 from csd.state.context_table import GraphConfig, Table
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64

@@ -17,21 +17,20 @@ from insert_cases import random_rows, tensors
 from merge_cases import merge_case
 from tree_cases import random_logits, trees
 
-from csd.kernels.advance_slots import _advance_slots, advance_slots
-from csd.kernels.commit_kv import commit_kv
-from csd.kernels.draft_tree import _draft_tree, draft_tree
-from csd.kernels.graph_insert import _graph_insert, graph_insert
-from csd.kernels.merge_partials import merge_partials
-from csd.kernels.observe import _observe, observe
-from csd.kernels.rms_norm import rms_norm
-from csd.kernels.rotary import rotary
-from csd.kernels.rotate import rotate
-from csd.kernels.snapshot import _snapshot, snapshot
-from csd.kernels.swiglu import silu_mul, swiglu
-from csd.kernels.tree_attention import tree_attention
-from csd.kernels.tree_attention.layout import ROWS, TreeLayout
-from csd.kernels.tree_attention.plan import plan_attention, plan_attention_ref
+from csd.kernels.attention import tree_attention
+from csd.kernels.attention.commit_kv import commit_kv
+from csd.kernels.attention.layout import ROWS, TreeLayout
+from csd.kernels.attention.triton.merge import merge_partials
+from csd.kernels.attention.triton.plan import plan_attention, plan_attention_ref
+from csd.kernels.draft import _draft_tree, draft_tree
+from csd.kernels.layers.rms_norm import rms_norm
+from csd.kernels.layers.rotary import rotary, rotate
+from csd.kernels.layers.swiglu import silu_mul, swiglu
+from csd.kernels.table import _graph_insert, graph_insert
+from csd.kernels.table.observe import _observe, observe
 from csd.kernels.verify import _verify, verify, verify_ref
+from csd.kernels.verify.advance_slots import _advance_slots, advance_slots
+from csd.kernels.verify.snapshot import _snapshot, snapshot
 
 
 def attention():

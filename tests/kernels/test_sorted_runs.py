@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from csd.kernels.sorted_runs import rank_in_run, stable_order, starts
+from csd.kernels.common.sorted_runs import rank_in_run, stable_order, starts
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 1000])

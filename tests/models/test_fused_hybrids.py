@@ -12,7 +12,7 @@ from targets import few, slow
 from token_by_token import TokenByToken
 
 import csd
-from csd.kernels.layer_states import DeltaRule
+from csd.kernels.states import DeltaRule
 from csd.models.fuse import fuse, is_fused
 from csd.models.hybrid_decoder import HybridDecoder
 from csd.models.load import load
@@ -137,9 +137,7 @@ def test_bits_differ_where_states_move_on_as_soon_as_they_can(monkeypatch):
         options = dict(seed=3, max_new_tokens=40, temperature=0.7, ignore_eos=True)
         return run(engine, [prompt(20)], 4, budget=budget, **options)
 
-    monkeypatch.setattr(
-        "csd.kernels.layer_states.checkpoint", lambda n: (n - 1).clamp(min=0) // 16 * 16
-    )
+    monkeypatch.setattr("csd.kernels.states.checkpoint", lambda n: (n - 1).clamp(min=0) // 16 * 16)
     with pytest.raises(AssertionError):
         assert_same_bits(some(16), some(0))
 

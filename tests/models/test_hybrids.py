@@ -12,8 +12,8 @@ from token_by_token import TokenByToken
 
 import csd
 from csd.engine.memory import Demand
-from csd.kernels.layer_states import SSM
 from csd.kernels.ops import reference
+from csd.kernels.states import SSM
 from csd.models.compare_module import admit
 from csd.models.module_decoder import ModuleDecoder
 from csd.models.probe import NotAdmitted

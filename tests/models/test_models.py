@@ -9,7 +9,7 @@ from targets import few
 
 import csd
 from bench.lib.shapes import SHAPES, random_model
-from csd.kernels.rms_norm import rms_norm_ref
+from csd.kernels.layers.rms_norm import rms_norm_ref
 from csd.models.config import ModelConfig
 from csd.models.decoder import Decoder
 from csd.models.load import load

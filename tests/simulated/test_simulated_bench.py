@@ -22,7 +22,7 @@ from bench.gpu.plan import box
 from bench.gpu.section import Section
 from bench.micro import attention_rivals, kernels, timing
 from bench.micro.attention_job import JobShape
-from csd.kernels.compile_jobs import named
+from csd.kernels.common.compile_jobs import named
 
 SECTIONS = ("doctor", "compile", "products", "parity", "end_to_end", "prefill", "first_call")
 

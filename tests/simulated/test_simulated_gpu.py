@@ -8,7 +8,7 @@ from simulated_gpu import Gpu
 from simulated_gpu.clock import Clock, Killed
 from simulated_gpu.tensor import CUDA
 
-from csd.kernels.rms_norm import rms_norm
+from csd.kernels.layers.rms_norm import rms_norm
 
 
 def reads_too_soon():

@@ -15,11 +15,11 @@ from bench.lib.shapes import random_model
 from csd.engine import static_step
 from csd.engine.call import RunSettings
 from csd.engine.traces.traces import Trace
-from csd.kernels.merge_partials import merge_partials, merge_partials_ref
+from csd.kernels.attention.triton.merge import merge_partials, merge_partials_ref
+from csd.kernels.layers.rms_norm import rms_norm
+from csd.kernels.layers.rotary import rotate
+from csd.kernels.layers.swiglu import silu_mul
 from csd.kernels.ops import triton
-from csd.kernels.rms_norm import rms_norm
-from csd.kernels.rotate import rotate
-from csd.kernels.swiglu import silu_mul
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from bench.lib.shapes import random_model
 from csd.engine import prefill
 from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
-from csd.kernels.prompt_rows import PromptChunk
+from csd.kernels.attention.prompt import PromptChunk
 
 LENGTHS = (10, 90, 40, 70)
 # a product of more than 16 rows adds in another order; chunks of 64

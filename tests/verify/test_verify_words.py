@@ -8,7 +8,7 @@ from targets import few
 
 import csd
 from csd.graph import sampled_tree
-from csd.kernels.noise import ACCEPT, DRAFT, RESIDUAL, SELECT, philox_words
+from csd.kernels.common.noise import ACCEPT, DRAFT, RESIDUAL, SELECT, philox_words
 from csd.kernels.ops import reference
 from csd.verify import descend as descend_file
 from csd.verify import make_scheme

@@ -21,8 +21,8 @@ from operators import OPERATORS
 from torch.nn.attention import bias
 from triton.runtime.interpreter import GridExecutor
 
-from csd import backends
 from csd.engine import model_resources
+from csd.kernels import backends
 from simulated_gpu.attention import lower_right
 from simulated_gpu.clock import Clock
 from simulated_gpu.operations import Operations

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from bench.gpu.aot.record import TARGETS
-from csd.kernels.compile_jobs import CompileJob, named
+from csd.kernels.common.compile_jobs import CompileJob, named
 
 
 def compile_job(job: CompileJob, target: str, disassembled: bool = True) -> dict:

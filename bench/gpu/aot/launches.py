@@ -16,17 +16,16 @@ from bench.lib.kernel_shape import Shape
 from csd.graph.consensus import WITH_HISTORY, WITH_PRIOR
 from csd.graph.model.distributions import CANDIDATES
 from csd.graph.prior import PRIOR_CONFIG
-from csd.kernels.gated_linear import gated_linear_triton
-from csd.kernels.layered_dag import layered_dag_triton
+from csd.kernels.draft.paper.layered_dag import layered_dag_triton
+from csd.kernels.draft.paper.suffix_match import suffix_match_triton
+from csd.kernels.draft.sample_words import sample_words_triton
+from csd.kernels.layers.gated_linear import gated_linear_triton
+from csd.kernels.layers.rms_norm import rms_norm_triton
+from csd.kernels.layers.rotary import rotary_triton, rotate_triton
+from csd.kernels.layers.row_linear import ROW_TILES, row_linear_triton, splits_of
+from csd.kernels.layers.swiglu import silu_mul_triton
 from csd.kernels.ops import Ops, exact_triton, triton
-from csd.kernels.rms_norm import rms_norm_triton
-from csd.kernels.rotary import rotary_triton
-from csd.kernels.rotate import rotate_triton
-from csd.kernels.row_linear import ROW_TILES, row_linear_triton, splits_of
-from csd.kernels.sample_words import sample_words_triton
-from csd.kernels.suffix_match import suffix_match_triton
-from csd.kernels.swiglu import silu_mul_triton
-from csd.kernels.tree_paths import DEPTHS
+from csd.kernels.states.paths import DEPTHS
 from csd.state.context_table import GraphConfig, Table
 from csd.state.kv_cache import PAGE
 from csd.state.pool import Pool

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bench.gpu.aot.launches import launches
 from bench.lib.kernel_shape import Shape
-from csd.kernels.compile_jobs import CompileJob, named, recording
+from csd.kernels.common.compile_jobs import CompileJob, named, recording
 
 # targets of `make aot`
 TARGETS = {

@@ -36,8 +36,8 @@ from csd.evaluate.replay import Recording
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter_registry import make_drafter
 from csd.graph.host_tree import Tree
-from csd.kernels.advance_slots import advance_slots_ref
 from csd.kernels.ops import reference
+from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.slots import Slots

@@ -24,8 +24,8 @@ from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Recording
 from csd.graph.history import PastSample
 from csd.graph.prior import Prior
-from csd.kernels.draft_tree import draft_tree_ref
-from csd.kernels.noise import prompt_key
+from csd.kernels.common.noise import prompt_key
+from csd.kernels.draft import draft_tree_ref
 from csd.models.config import ModelConfig
 from csd.models.load import Loaded
 from csd.state.pool import Pool

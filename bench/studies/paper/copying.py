@@ -13,8 +13,8 @@ import torch
 
 from csd.baselines.host_drafter import HostDrafter
 from csd.graph.host_tree import Tree
-from csd.kernels.noise import ACCEPT, RESIDUAL, philox_words_ref, uniform
-from csd.kernels.verify.reference_paths import descend_ref
+from csd.kernels.common.noise import ACCEPT, RESIDUAL, philox_words_ref, uniform
+from csd.kernels.verify.reference import descend_ref
 from csd.state.pool import SIBLING
 from csd.verify.scheme import inverse_cdf
 from csd.verify.target import processed

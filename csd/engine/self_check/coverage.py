@@ -8,10 +8,10 @@ import torch
 
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.sizes import Sizes
-from csd.kernels.prompt_attention import Chunks
-from csd.kernels.tree_attention.plan import Work
-from csd.kernels.verify.constants import HEAD_WIDTH
-from csd.kernels.verify.launch import LIST, SCAN, SPLITS
+from csd.kernels.attention.prompt import Chunks
+from csd.kernels.attention.triton.plan import Work
+from csd.kernels.verify.passes import HEAD_WIDTH
+from csd.kernels.verify.triton.launch import LIST, SCAN, SPLITS
 from csd.state.kv_cache import PAGE
 
 # with this few programs per KV head, each program gets a run of several pages

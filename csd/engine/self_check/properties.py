@@ -6,9 +6,9 @@ import torch
 
 from csd.engine.self_check.report import Check
 from csd.engine.self_check.trees import Trees
-from csd.kernels.layer_attention import LayerAttention
+from csd.kernels.attention.layer import LayerAttention
+from csd.kernels.attention.reference import Properties
 from csd.kernels.ops import Ops
-from csd.kernels.tree_attention.reference import Properties
 from csd.models.config import ModelConfig, scale_of
 from csd.state.device import upload
 from csd.state.kv_cache import PAGE

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from csd.backends import choose
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.requests import Request
@@ -20,6 +19,7 @@ from csd.engine.self_check.sizes import NODES, SLOTS, SMALL, Sizes
 from csd.engine.self_check.states import run_states
 from csd.engine.self_check.tokens import differences
 from csd.engine.self_check.uncaptured import UncapturedEngine
+from csd.kernels.backends import choose
 from csd.kernels.ops import Ops, reference
 from csd.models.config import ModelConfig
 from csd.models.pack import pack

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import torch
 
 from csd.engine.self_check.trees import Trees
-from csd.kernels.layer_states import SSM, DeltaRule, StepStates, commit_states
 from csd.kernels.ops import Ops
+from csd.kernels.states import SSM, DeltaRule, StepStates, commit_states
 from csd.state.device import upload
 from csd.state.recurrent import CHUNK, ConvSize, StateMemory, StateSize, StateSizes, checkpoint
 

@@ -6,7 +6,7 @@ import torch
 
 from csd.engine.requests import Request
 from csd.engine.result import Sample
-from csd.kernels.noise import SAMPLE, gumbel, philox_words_ref
+from csd.kernels.common.noise import SAMPLE, gumbel, philox_words_ref
 
 
 class Difference(NamedTuple):

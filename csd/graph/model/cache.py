@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 
 from csd.graph.model.host_slots import HostSlots, SlotRows
-from csd.kernels.layer_attention import LayerAttention, PromptAttention
+from csd.kernels.attention.layer import LayerAttention, PromptAttention
+from csd.kernels.attention.prompt import PromptChunk, PromptRows
 from csd.kernels.ops import Ops
-from csd.kernels.prompt_rows import PromptChunk, PromptRows
 from csd.models.config import scale_of
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots

@@ -22,9 +22,9 @@ import torch
 from csd.graph.model.cache import DraftNetwork
 from csd.graph.model.draft_prefill import CHUNK
 from csd.graph.model.slot_order import SlotOrder
-from csd.kernels.layer_attention import LayerAttention, PromptAttention
+from csd.kernels.attention.layer import LayerAttention, PromptAttention
+from csd.kernels.attention.prompt import PromptChunk, PromptRows
 from csd.kernels.ops import Ops
-from csd.kernels.prompt_rows import PromptChunk, PromptRows
 from csd.models.config import scale_of
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots

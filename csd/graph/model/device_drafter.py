@@ -7,7 +7,6 @@ slot's level are read regardless of their probability, up to 63 per slot.
 
 import torch
 
-from csd.backends import for_dtype
 from csd.graph.drafter import StaticDrafter
 from csd.graph.model.cache import MOST_ROWS, DraftNetwork
 from csd.graph.model.device_cache import DeviceCache
@@ -16,8 +15,9 @@ from csd.graph.model.distributions import distribution_tensors, expected_tensors
 from csd.graph.model.drafter import NetworkDrafter
 from csd.graph.model.reliability import DeviceReliability
 from csd.graph.model.slot_order import SlotOrder
+from csd.kernels.backends import for_dtype
+from csd.kernels.draft.sample_words import sample_words, sample_words_ref, sample_words_triton
 from csd.kernels.ops import Ops
-from csd.kernels.sample_words import sample_words, sample_words_ref, sample_words_triton
 from csd.models.decoder import DecoderLike
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool

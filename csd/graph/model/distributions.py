@@ -7,7 +7,7 @@ samples the target is known in advance, and the estimated probability of a child
     p(t) = exp(beta (log q_t + g_t)) / [ sum over candidates + exp(beta (log tail + gamma)) ]
 
 with tail the mass of all other tokens and gamma the mean of a Gumbel. For greedy samples p = q.
-The graph uses the same form (`csd/kernels/draft_tree/`).
+The graph uses the same form (`csd/kernels/draft/`).
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from csd.kernels.draft_tree.constants import EULER_GAMMA, TAIL, DraftNoise
-from csd.kernels.noise import SAMPLE, gumbel_words, philox_words
+from csd.kernels.common.noise import SAMPLE, gumbel_words, philox_words
+from csd.kernels.draft.constants import EULER_GAMMA, TAIL, DraftNoise
 from csd.state.slots import Slots
 
 CANDIDATES = 128

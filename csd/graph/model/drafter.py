@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from csd.backends import for_dtype
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.history import PastSample
@@ -27,7 +26,8 @@ from csd.graph.model.draft_prefill import DraftPrefill
 from csd.graph.model.host_slots import HostSlots, take
 from csd.graph.model.reliability import MODEL, Levels, Reliability
 from csd.graph.model.tree import SlotTree, add_pool, likeliest
-from csd.kernels.draft_tree import DraftNoise
+from csd.kernels.backends import for_dtype
+from csd.kernels.draft import DraftNoise
 from csd.kernels.ops import Ops
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool

@@ -24,7 +24,7 @@ from csd.graph.model.distributions import distributions
 from csd.graph.model.drafter import ModelDrafter
 from csd.graph.model.host_slots import HostSlots
 from csd.graph.sampled_tree import Drawn, Node, draw
-from csd.kernels.noise import DRAFT, philox_words, stepped
+from csd.kernels.common.noise import DRAFT, philox_words, stepped
 from csd.state.pool import COST_ONE, MAX_NODES, MODEL, ROOT, Pool
 from csd.state.slots import Slots
 

@@ -17,19 +17,21 @@ A row is accepted when it is a root, or its parent is accepted and sampled this 
 samples at accepted rows are the committed tokens, cut after an end token and at `max_new`.
 
 On a GPU, four launches: maxima and log-sum-exp (`scan.py`, the first read of the logits), the list
-of the head from the groups of 64 with some of its tokens (`compact.py`), sampling (`sample.py`),
+of the head from the groups of 64 with some of its tokens (`scan.py`), sampling (`sample.py`),
 and the descent (`descend.py`), which in an engine's step also advances the slots and writes the
 snapshot (`finish.py`). A row whose head is too long for its list, or whose top-p cut falls
 below it, is sampled from the logits by the same passes.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from csd.kernels.torch_operators import Fields, RecordOperator
-from csd.kernels.verify.launch import decide_triton, verify_triton
+from csd.kernels.common.operator import Fields, RecordOperator
 from csd.kernels.verify.reference import verify_ref
+from csd.kernels.verify.triton.launch import decide_triton, verify_triton
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict, empty_verdict
@@ -48,11 +50,19 @@ def _fake(logits: torch.Tensor, pool: Any, slots: Any) -> Verdict:
     return empty_verdict(logits.shape[0], slots.count, logits.device, dtype)
 
 
+def _loop() -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.numba.tensors import readable
+    from csd.kernels.verify.cpu.passes import PASSES
+
+    return (lambda logits, pool, slots: readable(logits)), partial(verify_ref, passes=PASSES)
+
+
 _verify = RecordOperator(
     "verify",
     ("Tensor logits", Fields("pool", _POOL), Fields("slots", _SLOTS)),
     verify_ref,
     verify_triton,
+    loop=_loop,
     returns=Verdict,
     fake=_fake,
 )

@@ -1,4 +1,7 @@
-"""Functions of which verification on a CPU consists: references, or loops in their place."""
+"""Functions of which verification on a CPU consists: references, or loops in their place.
+
+Constants that the reference and the kernels of a verification share.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,6 +10,11 @@ import torch
 
 from csd.state.pool import Pool
 from csd.state.slots import Slots
+
+# exp(-11.1) = 1.5e-5: everything below is drawn as one atom
+HEAD_WIDTH = 11.1
+# the largest top-k whose tokens are all of the head
+MAX_HEAD = 1024
 
 
 class Heads(NamedTuple):

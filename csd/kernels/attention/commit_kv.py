@@ -1,0 +1,215 @@
+"""Append keys and values to the pages: those of accepted nodes, and of prompt chunks.
+
+    commit_kv      pages[l, place slot_len[s] + i of slot s] = node[l, accept_row[s, i]]
+                   for i < accept_count[s] and every layer l; with `moved`, slot_len counts the
+                   accepted rows already
+    write_prompt   pages[.., place start + r of a page list] = chunk[.., r]
+
+Place p of a page table is token p % 64 of page table[p // 64]. Nodes are stored in buffers of their
+own, so source and target never overlap.
+"""
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.common.checks import check_tensor
+from csd.kernels.common.operator import operator
+from csd.state.kv_cache import PAGE
+
+# accepted rows of a slot that one program copies: most steps accept fewer
+BLOCK_A = 4
+
+
+def commit_kv_ref(
+    node_k: torch.Tensor,  # [L, M, K, D]
+    node_v: torch.Tensor,  # [L, M, K, Dv]
+    k_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [L, n_pages, 64, K, Dv], written in place
+    slot_pages: torch.Tensor,  # [S, SP] int32
+    slot_len: torch.Tensor,  # [S] int32
+    accept_row: torch.Tensor,  # [S, A] int32, -1 padded
+    accept_count: torch.Tensor,  # [S] int32
+    moved: bool = False,
+) -> None:
+    """Plain PyTorch. `slot_len` is not changed: the caller does so, before (`moved`) or after."""
+    if moved:
+        slot_len = slot_len - accept_count
+    step = torch.arange(accept_row.shape[1], device=accept_row.device)
+    slot, i = (step < accept_count[:, None]).nonzero(as_tuple=True)
+    place = slot_len.long()[slot] + i
+    page = slot_pages[slot, place // PAGE].long()
+    row = accept_row[slot, i].long()
+    for node, pages in ((node_k, k_pages), (node_v, v_pages)):
+        tokens = pages.view(pages.shape[0], -1, *pages.shape[3:])
+        # `index_select` would copy all of a tensor whose layers are not contiguous to each other
+        tokens.index_copy_(1, page * PAGE + place % PAGE, node[:, row])
+
+
+@triton.jit(do_not_specialize=["slot_width", "A"])
+def _commit_kv_kernel(
+    node_k_ptr,  # [L, M, W], W = K * D
+    node_v_ptr,  # [L, M, WV], WV = K * Dv
+    k_pages_ptr,  # [L, n_pages, PAGE, W]
+    v_pages_ptr,  # [L, n_pages, PAGE, WV]
+    slot_pages_ptr,  # [S, SP] int32
+    slot_len_ptr,  # [S] int32
+    accept_row_ptr,  # [S, A] int32
+    accept_count_ptr,  # [S] int32
+    node_k_stride,  # elements from a layer to the next
+    node_v_stride,
+    k_pages_stride,
+    v_pages_stride,
+    slot_width,
+    A,
+    MOVED: tl.constexpr,
+    W: tl.constexpr,
+    WV: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    slot = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(1).to(tl.int64)
+    # [BLOCK_A]
+    i = tl.program_id(2) * BLOCK_A + tl.arange(0, BLOCK_A)
+    count = tl.minimum(tl.load(accept_count_ptr + slot), A)
+    if tl.program_id(2) * BLOCK_A >= count:
+        return
+    accepted = i < count
+    row = tl.load(accept_row_ptr + slot * A + i, mask=accepted, other=0).to(tl.int64)
+    place = tl.load(slot_len_ptr + slot) + i
+    if MOVED:
+        place -= tl.load(accept_count_ptr + slot)
+    page = tl.load(slot_pages_ptr + slot * slot_width + place // PAGE, mask=accepted, other=0)
+    token = page.to(tl.int64) * PAGE + place % PAGE
+    source = (layer * node_k_stride + row * W)[:, None]
+    source_v = (layer * node_v_stride + row * WV)[:, None]
+    target = (layer * k_pages_stride + token * W)[:, None]
+    target_v = (layer * v_pages_stride + token * WV)[:, None]
+    for w in range(0, max(W, WV), BLOCK_W):
+        # [BLOCK_A, BLOCK_W]
+        offs_w = w + tl.arange(0, BLOCK_W)[None, :]
+        mask = accepted[:, None] & (offs_w < W)
+        mask_v = accepted[:, None] & (offs_w < WV)
+        k = tl.load(node_k_ptr + source + offs_w, mask=mask)
+        v = tl.load(node_v_ptr + source_v + offs_w, mask=mask_v)
+        tl.store(k_pages_ptr + target + offs_w, k, mask=mask)
+        tl.store(v_pages_ptr + target_v + offs_w, v, mask=mask_v)
+
+
+def commit_kv_triton(
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    slot_pages: torch.Tensor,
+    slot_len: torch.Tensor,
+    accept_row: torch.Tensor,
+    accept_count: torch.Tensor,
+    moved: bool = False,
+) -> None:
+    """One launch for all layers and slots."""
+    L, W, WV = node_k.shape[0], node_k[0, 0].numel(), node_v[0, 0].numel()
+    S, A = accept_row.shape
+    _commit_kv_kernel[(S, L, triton.cdiv(A, BLOCK_A))](
+        node_k_ptr=node_k,
+        node_v_ptr=node_v,
+        k_pages_ptr=k_pages,
+        v_pages_ptr=v_pages,
+        slot_pages_ptr=slot_pages,
+        slot_len_ptr=slot_len,
+        accept_row_ptr=accept_row,
+        accept_count_ptr=accept_count,
+        node_k_stride=node_k.stride(0),
+        node_v_stride=node_v.stride(0),
+        k_pages_stride=k_pages.stride(0),
+        v_pages_stride=v_pages.stride(0),
+        slot_width=slot_pages.stride(0),
+        A=A,
+        MOVED=moved,
+        W=W,
+        WV=WV,
+        PAGE=PAGE,
+        BLOCK_A=BLOCK_A,
+        BLOCK_W=min(1024, triton.next_power_of_2(max(W, WV))),
+        num_warps=4,
+    )
+
+
+def _loop() -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.attention.cpu import commit_kv as loop
+
+    return (lambda *args: loop.reads_commit(*args[:4])), loop.commit_kv
+
+
+_commit_kv = operator(
+    "commit_kv", commit_kv_ref, commit_kv_triton, loop=_loop, written=("k_pages", "v_pages")
+)
+
+
+def commit_kv(
+    node_k: torch.Tensor,  # [L, M, K, D]
+    node_v: torch.Tensor,  # [L, M, K, Dv]
+    k_pages: torch.Tensor,  # [L, n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [L, n_pages, 64, K, Dv], written in place
+    slot_pages: torch.Tensor,  # [S, SP] int32
+    slot_len: torch.Tensor,  # [S] int32
+    accept_row: torch.Tensor,  # [S, A] int32, -1 padded
+    accept_count: torch.Tensor,  # [S] int32
+    moved: bool = False,
+) -> None:
+    """Copies the accepted rows of all layers to the pages, after their slots' tokens.
+
+    moved: True if slot_len already counts the accepted rows, as after `advance_slots`.
+    """
+    if node_k.dim() != 4:
+        raise ValueError(f"node_k must be [L, M, K, D], got {tuple(node_k.shape)}")
+    L, M, K, D = node_k.shape
+    kind, device, Dv = node_k.dtype, node_k.device, node_v.shape[-1]
+    check_tensor("node_k", node_k, node_k.shape, None, device, rows_apart=True)
+    check_tensor("node_v", node_v, (L, M, K, Dv), kind, device, rows_apart=True)
+    check_tensor("k_pages", k_pages, (L, None, PAGE, K, D), kind, device, rows_apart=True)
+    shape = (*k_pages.shape[:-1], Dv)
+    check_tensor("v_pages", v_pages, shape, kind, device, rows_apart=True)
+    for name, x, k in (("node_v", node_v, node_k), ("v_pages", v_pages, k_pages)):
+        if L and Dv == D and x.stride() != k.stride():
+            raise ValueError(f"{name} must have strides {k.stride()}, got {x.stride()}")
+    check_tensor("slot_len", slot_len, (None,), torch.int32, device)
+    S = slot_len.shape[0]
+    for name, x in (("slot_pages", slot_pages), ("accept_row", accept_row)):
+        check_tensor(name, x, (S, None), torch.int32, device)
+    check_tensor("accept_count", accept_count, (S,), torch.int32, device)
+    _commit_kv(
+        node_k, node_v, k_pages, v_pages, slot_pages, slot_len, accept_row, accept_count,
+        moved,
+    )  # fmt: skip
+
+
+def write_prompt(
+    k: torch.Tensor,  # [.., R, K, D]
+    v: torch.Tensor,  # [.., R, K, D]
+    k_pages: torch.Tensor,  # [.., n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [.., n_pages, 64, K, D], written in place
+    pages: torch.Tensor,  # [PP] int32, the group's row of prompt_pages
+    start: int,
+) -> None:
+    """Writes rows 0..R-1 of a prompt chunk to places start.. of a page list; one layer or all."""
+    place = torch.arange(start, start + k.shape[-3], device=k.device)
+    index = pages[place // PAGE].long() * PAGE + place % PAGE
+    write_rows(k, v, k_pages, v_pages, index)
+
+
+def write_rows(
+    k: torch.Tensor,  # [.., R, K, D]
+    v: torch.Tensor,  # [.., R, K, Dv]
+    k_pages: torch.Tensor,  # [.., n_pages, 64, K, D], written in place
+    v_pages: torch.Tensor,  # [.., n_pages, 64, K, Dv], written in place
+    index: torch.Tensor,  # [R] int64
+) -> None:
+    """Writes row r to token index[r] of all pages' tokens; one layer or all."""
+    for rows, target in ((k, k_pages), (v, v_pages)):
+        tokens = target.view(*target.shape[:-4], -1, *target.shape[-2:])
+        tokens.index_copy_(tokens.dim() - 3, index, rows)

@@ -1,0 +1,1 @@
+"""Loops of tree attention, for the backend "cpu"."""

@@ -1,0 +1,130 @@
+"""Softmax weights of a row's keys, e^(score - maximum), and their sum, in vector registers."""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.lanes import BLOCK, WIDTH, Lanes, add_multiple, block, lanes, put
+from csd.kernels.numba.math import added
+from csd.kernels.numba.simd import INT, exponential, halves, splat
+
+
+@loop
+def softmax(x, scale, old, nodes, word, sums):
+    """Overwrites a row's scores with its weights, not yet normalised; returns their sum.
+
+    Arguments as for `weights`.
+    """
+    return weights(x, scale, old, nodes, word, sums)[0]
+
+
+@loop
+def weights(x, scale, old, nodes, word, sums):
+    """Like `softmax`, but returns the sum and the largest visible score, which is not scaled.
+
+    x: scores of `old` keys and then `nodes` nodes, to be multiplied by scale > 0, with room for
+    another block; word: bits of the nodes that the row attends to; sums: [WIDTH], workspace. A
+    key's position decides in which lane it is added, whether it is a node or committed.
+    """
+    zero, one = type(sums[0])(0), type(sums[0])(1)
+    least = type(zero)(-np.inf)
+    whole, wide = old // BLOCK * BLOCK, old // WIDTH * WIDTH
+    rest = (1 << (old - whole)) - 1
+    top = kept(block(x, whole), rest, least)
+    for j in range(0, whole, BLOCK):
+        top = larger(top, block(x, j))
+    for j in range(0, nodes, BLOCK):
+        top = larger(top, kept(block(x, old + j), word >> j, least))
+    most = largest(top)
+    for j in range(0, nodes, BLOCK):
+        put(kept(exponentials(block(x, old + j), most, scale), word >> j, zero), x, old + j)
+    for j in range(WIDTH):
+        sums[j] = 0
+    total = lanes(sums, 0)
+    for j in range(0, wide, WIDTH):
+        found = exponentials(lanes(x, j), most, scale)
+        put(found, x, j)
+        total = add_multiple(total, one, found)
+    put(total, sums, 0)
+    for j in range(wide, whole + 1, BLOCK):
+        given = block(x, j)
+        bits = rest if j == whole else -1
+        found = exponentials(given, most, scale)
+        put(kept(found, bits, given), x, j)
+        put(add_multiple(block(sums, j - wide), one, kept(found, bits, zero)), sums, j - wide)
+    offset = old - wide
+    seen = word if nodes == 64 else word & ((1 << nodes) - 1)
+    while seen:
+        sums[offset & (WIDTH - 1)] += x[old + lowest(seen)]
+        offset += 1
+        seen &= seen - 1
+    return added(sums), most
+
+
+@intrinsic
+def lowest(typing_context, word):
+    """Index of the lowest set bit of a word that is not zero."""
+
+    def generate(context, builder, signature, args):
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def kept(typing_context, x, bits, other):
+    """Lanes of x where the bit is set, else those of `other`, a vector or a number."""
+
+    def generate(context, builder, signature, args):
+        given, bits, value = args
+        if not isinstance(other, Lanes):
+            value = splat(builder, value, x.count)
+        mask = builder.trunc(bits, ir.IntType(x.count))
+        mask = builder.bitcast(mask, ir.VectorType(ir.IntType(1), x.count))
+        return builder.select(mask, given, value)
+
+    return x(x, types.int64, other), generate
+
+
+@intrinsic
+def larger(typing_context, x, other):
+    """Maximum of each pair of lanes, if none is NaN."""
+
+    def generate(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered(">", *args), *args)
+
+    return x(x, x), generate
+
+
+@intrinsic
+def largest(typing_context, x):
+    """Maximum of the lanes, if none is NaN."""
+
+    def generate(context, builder, signature, args):
+        (value,) = args
+        while value.type.count > 1:
+            low, high = halves(builder, value)
+            value = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+        return builder.extract_element(value, INT(0))
+
+    return x.dtype(x), generate
+
+
+@intrinsic
+def exponentials(typing_context, x, most, scale):
+    """e^((x - most) scale) of each lane, equal to `loop_math.exp` to the bit."""
+
+    def generate(context, builder, signature, args):
+        given, *others = args
+        top, factor = (splat(builder, number, x.count) for number in others)
+        value = builder.fmul(builder.fsub(given, top), factor)
+        if x.dtype == types.float32:
+            return exponential(builder, value)
+        kind = ir.FunctionType(value.type, [value.type])
+        name = f"llvm.exp.v{x.count}f64"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [value])
+
+    return x(x, x.dtype, x.dtype), generate

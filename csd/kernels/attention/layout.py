@@ -1,0 +1,50 @@
+"""Places of every pool row's keys: operands of the attention that all layers share."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+
+from csd.kernels.common.checks import check_fields
+
+# fields that give the slot and group of every row, from which the work list is made
+ROWS = ("prompt_len", "slot_len", "slot", "slot_start", "slot_nodes", "group_start")
+
+
+class TreeLayout(NamedTuple):
+    """Prompts of G groups, committed tokens of S slots and nodes of M rows; absent pages are -1."""
+
+    prompt_pages: torch.Tensor  # [G, PP] int32
+    prompt_len: torch.Tensor  # [G] int32
+    slot_pages: torch.Tensor  # [S, SP] int32
+    slot_len: torch.Tensor  # [S] int32
+    slot: torch.Tensor  # [M] int32
+    ancestors: torch.Tensor  # [M] int64
+    slot_start: torch.Tensor  # [S] int32
+    slot_nodes: torch.Tensor  # [S] int32
+    group_start: torch.Tensor  # [G + 1] int32
+
+
+def check_rows(layout: Any, device: torch.device, sizes: dict[str, int] | None = None) -> None:
+    """Raises ValueError unless the fields of ROWS fit each other. sizes: as in `check_fields`."""
+    check_fields("layout", layout, ROWS, sizes if sizes is not None else {}, device, prefix="")
+
+
+def check_layout(layout: Any, rows: int, device: torch.device) -> None:
+    """Raises ValueError unless `layout` fits a pool of `rows` rows."""
+    sizes: dict[str, int] = {}
+    check_rows(layout, device, sizes)
+    names = ("slot", "ancestors", "prompt_pages", "slot_pages")
+    check_fields("layout", layout, names, sizes | {"M": rows}, device, prefix="")
+
+
+def with_layout(function: Callable) -> Callable:
+    """Wraps a function that takes a TreeLayout so that it takes the layout's tensors by name."""
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        tensors = {name: named.pop(name) for name in TreeLayout._fields}
+        return function(*args, layout=TreeLayout(**tensors), **named)
+
+    return call

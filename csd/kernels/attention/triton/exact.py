@@ -1,0 +1,522 @@
+"""Tree attention on a GPU whose result for a row has the same bits in every step.
+
+Formula and layout are those of `csd/kernels/attention/`. Here the order in which a row's keys
+are added is fixed. With n generated keys, including those on its path and its own:
+
+    prompt   its pages by matrix products, cut at places that its length sets
+    body     the slot's first T = 64 floor(max(n - 17, 0) / 64) tokens: whole pages, by the same
+             products, cut every SLOT_PAGES pages
+    tail     the other 1 to 80 keys, one row's alone, gathered in order of position
+
+A node is at most 16 deep, so the body is committed whatever a step drafts, and a key of the tail is
+read the same way whether it is committed or a node. Partial results are added in order of position.
+Tiles always have the same number of rows, so that there is one kind of matrix instruction; masked
+keys add exact zeros.
+
+Two launches per layer: `pages` writes a partial result for every cut, `tail` adds them up and
+continues with the tail. The work list of both is made once per step (`plan.py`). The reference is
+`tree_attention_ref`, which adds in another order: the two agree up to rounding.
+
+The first launch of the exact attention: a partial result of every segment of the work list.
+
+The second launch of the exact attention: a row's partial results in order, then its tail.
+
+The two launches of the exact attention: partial results of the cuts, then the tails.
+"""
+
+import math
+from functools import wraps
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.attention import PROPERTIES, check_operands, check_properties, check_reach_of
+from csd.kernels.attention.layout import TreeLayout
+from csd.kernels.attention.reference import tree_attention_ref
+from csd.kernels.attention.triton.exact_plan import (
+    TAIL,
+    ExactWork,
+    cuts,
+    plan_exact,
+    plan_exact_ref,
+    plan_exact_triton,
+)
+from csd.kernels.attention.triton.kernel import _add_keys, _scores, _tokens
+from csd.kernels.attention.triton.launch import DTYPES, Partials, _tiles
+from csd.kernels.attention.triton.merge import _sinks
+from csd.kernels.attention.triton.plan import programs_for
+from csd.kernels.common.checks import check_tensor
+from csd.kernels.common.gpu import chip_of
+from csd.kernels.common.operator import Fields, RecordOperator
+from csd.state.kv_cache import PAGE
+
+__all__ = [
+    "ExactWork",
+    "exact_attention",
+    "exact_attention_triton",
+    "plan_exact",
+    "plan_exact_ref",
+    "plan_exact_triton",
+]
+
+
+@triton.jit
+def _attend_segment(
+    pointers,
+    first_ptr,
+    results,
+    segment,
+    table_ptr,
+    limit,
+    packed,
+    kv,
+    q_stride,
+    scale,
+    cap,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """Writes the partial result of a segment for BLOCK_R packed rows of its tile, from `packed` on.
+
+    limit: tokens of a prompt; -1 for a slot, where each row has its own limit.
+    """
+    q_ptr, k_pages_ptr, v_pages_ptr, row_ptr = pointers
+    o_ptr, lse_ptr = results
+    first, rows, low, high, base = segment
+    EACH: tl.constexpr = H // K
+    SUBS: tl.constexpr = PAGE // BLOCK_N
+    # [BLOCK_R]
+    offs_r = packed + tl.arange(0, BLOCK_R)
+    mask_r = offs_r < rows * EACH
+    row = first + offs_r // EACH
+    head = kv * EACH + offs_r % EACH
+    own = tl.load(row_ptr + row * 6 + 2, mask=mask_r & (limit < 0), other=0)
+    # [BLOCK_R, 1]: end of the tokens that a row attends to
+    sees = tl.where(limit < 0, own, limit)[:, None]
+    most = tl.max(sees)
+    if first_ptr is not None:
+        # [BLOCK_R, 1]: the first token that it attends to
+        part = (limit < 0).to(tl.int32)
+        since = tl.load(first_ptr + row * 2 + part, mask=mask_r, other=0)[:, None]
+    # [BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_d = offs_d < D
+    # [BLOCK_V]
+    offs_v = tl.arange(0, BLOCK_V)
+    mask_v = offs_v < DV
+    # [BLOCK_N]
+    offs_n = tl.arange(0, BLOCK_N)
+    # [BLOCK_R, BLOCK_D]
+    q = tl.load(
+        q_ptr + row[:, None].to(tl.int64) * q_stride + head[:, None] * D + offs_d[None, :],
+        mask=mask_r[:, None] & mask_d[None, :],
+        other=0.0,
+    ).to(DTYPE)
+    acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
+    peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    # with a cap the scores are scaled already
+    unit = 1.0 if CAP else scale
+    end = high * SUBS
+    # the page of the next step is loaded a step ahead, so that its latency is not in the loop
+    page = tl.load(table_ptr + low)
+    for i in range(low * SUBS, end):
+        token = i * BLOCK_N + offs_n
+        # tokens that no row attends to may be NaN, and 0 * NaN is not 0
+        mask_n = token < most
+        start = page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N
+        page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
+        k = _tokens(k_pages_ptr, start, kv, offs_n, mask_n, K, D, BLOCK_D, DTYPE)
+        v = _tokens(v_pages_ptr, start, kv, offs_n, mask_n, K, DV, BLOCK_V, DTYPE)
+        # [BLOCK_R, BLOCK_N]
+        score = _scores(q, k, scale, cap, CAP, PRECISION)
+        seen = token[None, :] < sees
+        if first_ptr is not None:
+            seen &= token[None, :] >= since
+        score = tl.where(seen, score, float("-inf"))
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
+
+    total = tl.where(total > 0.0, total, 1.0)
+    at = base + offs_r
+    tl.store(
+        o_ptr + at[:, None].to(tl.int64) * DV + offs_v[None, :],
+        acc * (1.0 / total)[:, None],
+        mask=mask_r[:, None] & mask_v[None, :],
+    )
+    tl.store(lse_ptr + at, peak * unit + tl.log2(total), mask=mask_r)
+
+
+@triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows", "programs"])
+def _pages_kernel(
+    q_ptr,  # [M, H, D]
+    k_pages_ptr,  # [n_pages, PAGE, K, D]
+    v_pages_ptr,  # [n_pages, PAGE, K, DV]
+    prompt_pages_ptr,  # [G, PP] int32
+    prompt_len_ptr,  # [G] int32
+    slot_pages_ptr,  # [S, SP] int32
+    segment_ptr,  # [W, 6] int32
+    count_ptr,  # [1] int32
+    row_ptr,  # [M, 6] int32
+    first_ptr,  # [M, 2] int32 of `first_keys`, or None
+    o_ptr,  # [K, partial rows, DV] float32
+    lse_ptr,  # [K, partial rows] float32
+    q_stride,
+    G,
+    prompt_width,
+    slot_width,
+    partial_rows,
+    programs,
+    scale,  # times log2 e; with a cap, divided by it instead
+    cap,  # times log2 e
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    EACH: tl.constexpr = H // K
+    # neighbouring programs read neighbouring heads of the same tokens
+    kv = tl.program_id(0) % K
+    o_ptr += kv.to(tl.int64) * partial_rows * DV
+    lse_ptr += kv.to(tl.int64) * partial_rows
+    count = tl.load(count_ptr)
+    for w in range(tl.program_id(0) // K, count, programs):
+        first = tl.load(segment_ptr + w * 6)
+        rows = tl.load(segment_ptr + w * 6 + 1)
+        source = tl.load(segment_ptr + w * 6 + 2)
+        low = tl.load(segment_ptr + w * 6 + 3)
+        high = tl.load(segment_ptr + w * 6 + 4)
+        base = tl.load(segment_ptr + w * 6 + 5)
+        limit = tl.load(prompt_len_ptr + source, mask=source < G, other=-1)
+        if source >= G:
+            table_ptr = slot_pages_ptr + (source - G).to(tl.int64) * slot_width
+        else:
+            table_ptr = prompt_pages_ptr + source.to(tl.int64) * prompt_width
+        pointers = (q_ptr, k_pages_ptr, v_pages_ptr, row_ptr)
+        results = (o_ptr, lse_ptr)
+        segment = (first, rows, low, high, base)
+        if BLOCK_M < PAGE:
+            for packed in range(0, rows * EACH, BLOCK_M):
+                _attend_segment(
+                    pointers, first_ptr, results, segment, table_ptr, limit, packed, kv, q_stride,
+                    scale, cap,
+                    H, K, D, DV, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DTYPE, PRECISION, CAP,
+                )  # fmt: skip
+        else:
+            _attend_segment(
+                pointers, first_ptr, results, segment, table_ptr, limit, 0, kv, q_stride, scale,
+                cap,
+                H, K, D, DV, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DTYPE, PRECISION, CAP,
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["M", "partial_rows", "prompt_cuts"])
+def _tail_kernel(
+    q_ptr,  # [M, H, D]
+    node_k_ptr,  # [M, K, D]
+    node_v_ptr,  # [M, K, DV]
+    k_pages_ptr,  # [n_pages, PAGE, K, D]
+    v_pages_ptr,  # [n_pages, PAGE, K, DV]
+    row_ptr,  # [M, 6] int32
+    tail_ptr,  # [M, TAIL] int32
+    first_ptr,  # [M, 2] int32 of `first_keys`, or None
+    sinks_ptr,  # [H], or None
+    o_ptr,  # [K, partial rows, DV] float32
+    lse_ptr,  # [K, partial rows] float32
+    out_ptr,  # [M, H, DV]
+    q_stride,
+    node_stride,
+    node_v_stride,
+    M,
+    partial_rows,
+    prompt_cuts,
+    scale,  # times log2 e; with a cap, divided by it instead
+    cap,  # times log2 e
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    EACH: tl.constexpr = H // K
+    row = tl.program_id(0).to(tl.int64)
+    kv = tl.program_id(1).to(tl.int64)
+    # [BLOCK_E]
+    offs_e = tl.arange(0, BLOCK_E)
+    mask_e = offs_e < EACH
+    # [BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_d = offs_d < D
+    # [BLOCK_E, BLOCK_D]
+    offs = offs_e[:, None] * D + offs_d[None, :]
+    mask = mask_e[:, None] & mask_d[None, :]
+    # [BLOCK_V]
+    offs_v = tl.arange(0, BLOCK_V)
+    mask_v = offs_v < DV
+    # [BLOCK_E, BLOCK_V]
+    offs_o = offs_e[:, None] * DV + offs_v[None, :]
+    mask_o = mask_e[:, None] & mask_v[None, :]
+    acc = tl.zeros([BLOCK_E, BLOCK_V], tl.float32)
+    peak, total = _sinks(sinks_ptr, kv * EACH + offs_e, mask_e)
+    for part in tl.static_range(2):
+        first = part * prompt_cuts
+        begin = first + tl.load(row_ptr + row * 6 + 4 + part)
+        for i in range(begin, first + tl.load(row_ptr + row * 6 + part)):
+            # a loop over cuts, not a block of offsets, so that nothing is reduced over cuts
+            at = kv * partial_rows + (i * M + row) * EACH
+            lse = tl.load(lse_ptr + at + offs_e, mask=mask_e, other=float("-inf"))
+            o = tl.load(o_ptr + at * DV + offs_o, mask=mask_o, other=0.0)
+            top = tl.maximum(peak, lse)
+            # a finite pivot keeps rows without a key so far from computing -inf - -inf
+            pivot = tl.where(top == float("-inf"), 0.0, top)
+            shrink = tl.exp2(peak - pivot)
+            weight = tl.exp2(lse - pivot)
+            acc = acc * shrink[:, None] + o * weight[:, None]
+            total = total * shrink + weight
+            peak = top
+
+    head = q_ptr + row * q_stride + kv * (EACH * D)
+    q = tl.load(head + offs, mask=mask, other=0.0).to(DTYPE)
+    length = tl.load(row_ptr + row * 6 + 3)
+    if first_ptr is not None:
+        # index of the first of the tail's keys that the row attends to
+        since = tl.load(first_ptr + row * 2 + 1) - tl.load(row_ptr + row * 6 + 2)
+    for j in range(0, length, BLOCK_N):
+        # [BLOCK_N]
+        t = j + tl.arange(0, BLOCK_N)
+        place = tl.load(tail_ptr + row * TAIL + t, mask=t < length, other=-1).to(tl.int64)
+        # [BLOCK_N, 1]
+        is_node, is_old = (place < -1)[:, None], (place >= 0)[:, None]
+        old, new = (place * K + kv)[:, None], (-2 - place)[:, None]
+        # [BLOCK_N, BLOCK_D]
+        mask_old, mask_new = is_old & mask_d[None, :], is_node & mask_d[None, :]
+        at = new * node_stride + kv * D + offs_d[None, :]
+        k = tl.load(k_pages_ptr + (old * D + offs_d[None, :]), mask=mask_old, other=0.0)
+        k = tl.where(is_node, tl.load(node_k_ptr + at, mask=mask_new, other=0.0), k).to(DTYPE)
+        # [BLOCK_N, BLOCK_V]
+        mask_old, mask_new = is_old & mask_v[None, :], is_node & mask_v[None, :]
+        at = new * node_v_stride + kv * DV + offs_v[None, :]
+        v = tl.load(v_pages_ptr + (old * DV + offs_v[None, :]), mask=mask_old, other=0.0)
+        v = tl.where(is_node, tl.load(node_v_ptr + at, mask=mask_new, other=0.0), v).to(DTYPE)
+        # [BLOCK_E, BLOCK_N]
+        score = _scores(q, k, scale, cap, CAP, PRECISION)
+        if not CAP:
+            score = score * scale
+        seen = t < length
+        if first_ptr is not None:
+            seen &= t >= since
+        score = tl.where(seen[None, :], score, float("-inf"))
+        acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, PRECISION)
+
+    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    out = out_ptr + (row * K + kv) * EACH * DV + offs_o
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask_o)
+
+
+# keys of a tail that are read at once
+TAIL_KEYS = 32
+
+
+def empty_exact_partials(layout: TreeLayout, H: int, K: int, DV: int) -> Partials:
+    """Allocates the partial results of all cuts of a pool."""
+    R = max(1, sum(cuts(layout))) * layout.slot.shape[0] * (H // K)
+    device = layout.slot.device
+    return Partials(
+        torch.empty(K, R, DV, dtype=torch.float32, device=device),
+        torch.empty(K, R, dtype=torch.float32, device=device),
+    )
+
+
+def exact_attention_triton(
+    q: torch.Tensor,  # [M, H, D]
+    node_k: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, Dv]
+    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
+    layout: TreeLayout,
+    scale: float,
+    work: ExactWork | None = None,
+    programs: int | None = None,
+    out: torch.Tensor | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [H]
+) -> torch.Tensor:
+    """Returns [M, H, Dv]. Two launches, and one or two more to make `work` if it is None.
+
+    work: of `plan_exact_triton`. programs: per key-value head, to walk the segments; results do not
+    depend on it. Raises ValueError if q is not float16, bfloat16 or float32.
+    """
+    (M, H, D), (K, DV), G = q.shape, node_v.shape[1:], layout.prompt_len.shape[0]
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
+    out = torch.empty(M, H, DV, dtype=q.dtype, device=q.device) if out is None else out
+    if M == 0:
+        return out
+    if work is None:
+        work = plan_exact_triton(layout, heads=H, kv_heads=K, window=window, chunk=chunk)
+    programs = programs or programs_for(q.device, K)
+    partials = empty_exact_partials(layout, H, K, DV)
+    dtype = DTYPES[q.dtype]
+    tiles = _tiles(chip_of(q.device), dtype, max(D, DV))
+    # the interpreter computes wrong bfloat16 products without an error: use float32 there
+    wide = dtype == "bf16" and not isinstance(_pages_kernel, triton.JITFunction)
+    common = dict(
+        q_ptr=q,
+        k_pages_ptr=k_pages,
+        v_pages_ptr=v_pages,
+        row_ptr=work.row,
+        first_ptr=work.first,
+        o_ptr=partials.o,
+        lse_ptr=partials.lse,
+        q_stride=q.stride(0),
+        partial_rows=partials.lse.shape[1],
+        scale=scale / softcap if softcap else scale * math.log2(math.e),
+        cap=(softcap or 0.0) * math.log2(math.e),
+        H=H,
+        K=K,
+        D=D,
+        DV=DV,
+        BLOCK_D=max(16, triton.next_power_of_2(D)),
+        BLOCK_V=max(16, triton.next_power_of_2(DV)),
+        DTYPE=tl.float32 if wide else getattr(tl, str(q.dtype).removeprefix("torch.")),
+        PRECISION="ieee" if dtype == "fp32" else "tf32",
+        CAP=softcap is not None,
+        # else a product and a sum could be fused in one copy of a loop and not in another
+        enable_fp_fusion=False,
+    )
+    _pages_kernel[(programs * K,)](
+        prompt_pages_ptr=layout.prompt_pages,
+        prompt_len_ptr=layout.prompt_len,
+        slot_pages_ptr=layout.slot_pages,
+        segment_ptr=work.segment,
+        count_ptr=work.total,
+        G=G,
+        prompt_width=layout.prompt_pages.stride(0),
+        slot_width=layout.slot_pages.stride(0),
+        programs=programs,
+        PAGE=PAGE,
+        **tiles,
+        **common,
+    )
+    _tail_kernel[(M, K)](
+        node_k_ptr=node_k,
+        node_v_ptr=node_v,
+        tail_ptr=work.tail,
+        sinks_ptr=sinks,
+        out_ptr=out,
+        node_stride=node_k.stride(0),
+        node_v_stride=node_v.stride(0),
+        M=M,
+        prompt_cuts=cuts(layout)[0],
+        TAIL=TAIL,
+        BLOCK_E=max(16, triton.next_power_of_2(H // K)),
+        BLOCK_N=TAIL_KEYS,
+        num_warps=4,
+        # for float32 the loads of one iteration fill the shared memory
+        num_stages=1 if dtype == "fp32" else 2,
+        **common,
+    )
+    return out
+
+
+@wraps(tree_attention_ref)
+def _on_cpu(*args: Any) -> None:
+    *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
+    tree_attention_ref(
+        *keys, **layout._asdict(), scale=scale, out=out, window=window, chunk=chunk,
+        softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+
+
+@wraps(exact_attention_triton)
+def _on_gpu(*args: Any) -> None:
+    *operands, work, out, window, chunk, softcap, sinks = args
+    attend: Any = exact_attention_triton
+    attend(
+        *operands, work=ExactWork(*work) if work else None, out=out, window=window, chunk=chunk,
+        softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+
+
+_exact_attention = RecordOperator(
+    "exact_attention",
+    (
+        *(f"Tensor {name}" for name in ("q", "node_k", "node_v", "k_pages", "v_pages")),
+        Fields("layout", spread=True, make=TreeLayout),
+        "float scale",
+        "Tensor[] work",
+        "Tensor! out",
+        *PROPERTIES,
+    ),
+    _on_cpu,
+    _on_gpu,
+)
+
+
+def exact_attention(
+    q: torch.Tensor,  # [M, H, D]
+    node_k: torch.Tensor,  # [M, K, D]
+    node_v: torch.Tensor,  # [M, K, Dv]
+    k_pages: torch.Tensor,  # [n_pages, 64, K, D]
+    v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
+    layout: TreeLayout,
+    scale: float,
+    work: ExactWork | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [H]
+) -> torch.Tensor:
+    """Returns the attention of all rows [M, H, Dv]. work: the step's `plan_exact`, made if None.
+
+    window, chunk, softcap, sinks: as in `tree_attention`; `work` must be made for the same.
+
+    CPU tensors run the reference, which needs no work list. Not differentiable. No node may be
+    deeper than MAX_DEPTH.
+    """
+    check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)
+    check_properties(q, window, chunk, softcap, sinks)
+    M = q.shape[0]
+    if work is not None:
+        check_reach_of(work, window, chunk)
+        shapes = (None, 6), (1,), (M, 6), (M, TAIL), (M, 2)
+        for name, table, shape in zip(ExactWork._fields, work, shapes, strict=True):
+            if table is not None:
+                check_tensor(f"work.{name}", table, shape, torch.int32, q.device)
+    shape = M, q.shape[1], node_v.shape[2]
+    out = q.new_empty(shape) if out is None else out
+    check_tensor("out", out, shape, q.dtype, q.device)
+    tables = [x for x in work or () if x is not None]
+    operands = q, node_k, node_v, k_pages, v_pages, layout, scale, tables, out
+    _exact_attention(*operands, window, chunk, softcap, sinks)
+    return out

@@ -1,0 +1,1 @@
+"""Parts that the operations share: operators, checks, noise, GPUs and sorting."""

@@ -1,0 +1,136 @@
+"""The compilation jobs of a target, taken from launches: nothing is compiled, run or declared.
+
+A launch goes Triton's own way up to the compiler, for a driver without a device that names the
+target. What Triton would compile there is recorded: types, alignment, constants and warps are
+those that the JIT finds, so a launch on such a GPU finds the binary of a job in Triton's cache. It
+needs a process in which triton was imported without TRITON_INTERPRET, and in which no other thread
+launches kernels meanwhile.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import driver
+
+from csd.kernels.common.gpu import Chip, launching_for
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """backend, arch, warp: what Triton calls the GPU; chip: what kernels choose tiles by."""
+
+    backend: str
+    arch: int | str
+    warp: int
+    chip: Chip
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a program may use."""
+        return self.chip.shared
+
+    @property
+    def gpu(self) -> GPUTarget:
+        return GPUTarget(self.backend, self.arch, self.warp)
+
+
+def named(target: str) -> Target:
+    """A chip by its compiler's name: sm_ and the compute capability, or gfx and AMD's number."""
+    if target.startswith("gfx"):
+        return Target("hip", target, 64, Chip.of("gfx942"))
+    return Target("cuda", int(target.removeprefix("sm_")), 32, Chip.of(target))
+
+
+# operations of the kernels in a file or folder of `csd.kernels` that has another name
+OPERATIONS = {
+    "attention.triton.exact": "exact_attention",
+    "draft.paper.layered_dag.kernel": "layered_dag",
+    "draft.triton": "draft_tree",
+    "states.triton": "tree_delta_rule",
+    "table.triton": "graph_insert",
+    "verify.triton": "verify",
+}
+# constants that a job's name shows, where its kernel has them
+SHOWN = ("F", "D", "ORDERS", "N", "BLOCK_T", "PARTS", "MOVED", "SOLVE")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """One specialisation of a kernel. source: Triton's ASTSource."""
+
+    name: str
+    source: Any
+    num_warps: int
+    num_stages: int
+    enable_fp_fusion: bool = True  # whether a product and a sum may become one instruction
+    launch_pdl: bool = False  # whether it begins before its predecessor has ended
+
+    @property
+    def options(self) -> dict:
+        names = "num_warps", "num_stages", "enable_fp_fusion"
+        found = {name: getattr(self, name) for name in names}
+        # not every backend has it
+        return found | ({"launch_pdl": True} if self.launch_pdl else {})
+
+    @property
+    def key(self) -> tuple:
+        """Equal for jobs, and launches, that share a binary."""
+        return self.source.hash(), self.num_warps, self.num_stages, self.enable_fp_fusion
+
+
+@contextmanager
+def recording(target: Target) -> Iterator[list[CompileJob]]:
+    """A list that receives what kernels launched within, on tensors of any device, compile from."""
+    jobs: list[CompileJob] = []
+
+    def hook(*, fn: Any, compile: dict, **_: Any) -> bool:
+        kernel, constants, (attrs,) = fn.jit_function, compile["constants"], compile["configs"]
+        source = ASTSource(kernel, compile["signature"], constants, attrs)
+        warps, stages, fusion = (
+            compile[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")
+        )
+        # `csd.kernels.common.gpu` sets both
+        named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
+        pdl = bool(named.get("PDL")) and "AHEAD" in named
+        jobs.append(CompileJob(_name(kernel, constants), source, warps, stages, fusion, pdl))
+        # as if it were compiled: the launch ends here
+        return True
+
+    without_device: Any = SimpleNamespace(
+        get_current_target=lambda: target.gpu,
+        # Triton caches a target's properties by the device
+        get_current_device=lambda: str(target),
+        get_current_stream=lambda device=None: 0,
+    )
+    before = driver._active, knobs.runtime.jit_cache_hook
+    driver._active, knobs.runtime.jit_cache_hook = without_device, hook
+    try:
+        with launching_for(target.chip):
+            yield jobs
+    finally:
+        driver._active, knobs.runtime.jit_cache_hook = before
+
+
+def _operation(module: str) -> str:
+    name = module.removeprefix("csd.kernels.")
+    folder, _, file = name.rpartition(".")
+    return OPERATIONS.get(name) or OPERATIONS.get(folder) or file
+
+
+def _name(kernel: Any, constants: dict) -> str:
+    """Operation, kernel where an operation has several, and the sizes of SHOWN."""
+    name = kernel.__name__.strip("_").removesuffix("_kernel")
+    if not hasattr(torch.ops.csd, name):
+        name = f"{_operation(kernel.module)} {name}"
+    named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
+    sizes = [f"{size}={named[size]}" for size in SHOWN if size in named and "ORDERS" not in named]
+    if "ORDERS" in named:
+        sizes = [f"O={len(named['ORDERS'])}"] + ["resumed"] * named.get("RESUMED", False)
+    return " ".join([name, *sizes])

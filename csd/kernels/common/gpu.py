@@ -1,0 +1,147 @@
+"""Programmatic dependent launch: a kernel starts while the previous one is still running.
+
+From sm_90 on, a kernel with this launch option starts as soon as every program of its predecessor
+has called `launch_next` or ended. It may read the predecessor's results, and write anything, only
+after `wait_for_previous`, which waits until all of the results are in memory. Weights do not depend
+on the predecessor: `prefetch` requests them before the wait. It moves them to the L2 cache and not
+to registers, so weights that an optimiser's kernel has just written are not read too early.
+(CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".)
+
+Properties of the GPU on which tile sizes and grids of kernels depend.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+from triton.runtime import driver
+
+KIB = 1024
+# KiB of shared memory that a program may use, by target (CUDA C++ Programming Guide, "Compute
+# Capabilities"; AMD's LDS), and of chips that are not listed
+SHARED = {
+    "sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227,
+    "sm_103": 227, "sm_110": 227, "sm_120": 99, "sm_121": 99, "gfx942": 64,
+}  # fmt: skip
+LEAST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A GPU. name: the compiler's target. shared: bytes of shared memory that a program may use."""
+
+    name: str
+    shared: int
+
+    @classmethod
+    def of(cls, name: str) -> "Chip":
+        return cls(name, SHARED.get(name, LEAST) * KIB)
+
+    @property
+    def is_amd(self) -> bool:
+        return self.name.startswith("gfx")
+
+    @property
+    def reads_shared(self) -> bool:
+        """True if tensor cores read their operands from shared memory, not from registers.
+
+        Then a loop of n stages holds n copies of its loads in shared memory, else n - 1.
+        """
+        return not self.is_amd and self.shared >= 227 * KIB
+
+    @property
+    def half(self) -> int:
+        """Bytes of shared memory for each of two programs on a multiprocessor.
+
+        A multiprocessor has 1 KiB more than one program may use, and each program reserves 1 KiB.
+        """
+        return (self.shared + KIB) // 2 - KIB
+
+
+_launching_for: Chip | None = None
+
+
+@contextmanager
+def launching_for(chip: Chip) -> Iterator[None]:
+    """Context in which every device has this chip, for launches that are recorded and not run."""
+    global _launching_for
+    before, _launching_for = _launching_for, chip
+    try:
+        yield
+    finally:
+        _launching_for = before
+
+
+def chip_of(device: torch.device) -> Chip:
+    """The chip of a device; sm_90 for CPU tensors, whose kernels are interpreted."""
+    return _launching_for or _chip_of(device)
+
+
+@cache
+def _chip_of(device: torch.device) -> Chip:
+    if device.type != "cuda":
+        return Chip.of("sm_90")
+    if torch.version.hip:
+        return Chip.of("gfx942")
+    major, minor = torch.cuda.get_device_capability(device)
+    return Chip.of(f"sm_{10 * major + minor}")
+
+
+@cache
+def programs_of(device: torch.device) -> int:
+    """Number of programs of a fixed grid that run in one wave; a few if they are interpreted.
+
+    With the chosen tiles a multiprocessor runs two programs, on AMD one.
+    """
+    if device.type != "cuda":
+        return 4
+    each = 1 if chip_of(device).is_amd else 2
+    return each * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+LINE = tl.constexpr(128)
+
+
+@triton.jit
+def launch_next():
+    cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous():
+    cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch(row_ptr, K, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr):
+    """Prefetches the first AHEAD blocks of BLOCK_K numbers of each row, at most its K numbers.
+
+    row_ptr: [N] pointers to the beginnings of rows of K numbers.
+    """
+    EACH: tl.constexpr = LINE * 8 // row_ptr.dtype.element_ty.primitive_bitwidth
+    for i in tl.static_range(AHEAD * BLOCK_K // EACH):
+        at = row_ptr + tl.minimum(i * EACH, K - 1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; // dummy $0", "=r,l", [at.to(tl.int64)], dtype=tl.int32,
+            is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+def dependent_options(kernel: Any) -> dict[str, Any]:
+    """Returns the constant PDL and the launch option of a kernel that has this constant."""
+    on = has_dependent_launch(kernel)
+    return {"PDL": True, "launch_pdl": True} if on else {"PDL": False}
+
+
+def has_dependent_launch(kernel: Any) -> bool:
+    """True if the current GPU has programmatic dependent launch; False for the interpreter."""
+    if not isinstance(kernel, triton.JITFunction):
+        return False
+    target = driver.active.get_current_target()
+    return target.backend == "cuda" and int(target.arch) >= 90

@@ -1,0 +1,227 @@
+"""Operations as PyTorch operators: `torch.ops.csd.<name>`.
+
+An operator runs the operation's launcher on a GPU. On a CPU it runs the loop of the backend "cpu"
+if there is one that supports the arguments, else the reference. A loop is imported when its
+operator first runs on a CPU. A fake implementation gives
+PyTorch's tools the shapes of its results. Its arguments are tensors, lists of tensors and numbers:
+a record of `csd.state` is packed into the fields that the operation takes, and unpacked inside it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from csd.kernels.common.checks import FIELDS, check_fields
+from csd.kernels.common.cpu import compiles
+
+# schema types, by a field's type or by its name where annotations are not evaluated
+NUMBERS = {
+    "int": "SymInt", "float": "float", "bool": "bool", int: "SymInt", float: "float", bool: "bool",
+}  # fmt: skip
+
+
+@dataclass
+class Implementations:
+    """Implementations of an operation, by backend."""
+
+    reference: Callable
+    triton: Callable
+    # imports the loop of the backend "cpu"; returns the predicate of its arguments and the loop
+    import_loop: Callable[[], tuple[Callable[..., bool], Callable]] | None = None
+    loop: Callable | None = None  # the imported loop
+    takes: Callable[..., bool] | None = None  # whether the loop supports the arguments
+
+    def load_loop(self) -> None:
+        """Imports the loop, if there is one and loops can be compiled on this machine."""
+        if self.import_loop is not None:
+            if compiles():
+                self.takes, self.loop = self.import_loop()
+            self.import_loop = None
+
+    def on_cpu(self, *args: Any) -> Any:
+        self.load_loop()
+        if self.loop is not None and self.takes is not None and self.takes(*args):
+            return self.loop(*args)
+        return self.reference(*args)
+
+
+# implementations by operation name
+OPERATIONS: dict[str, Implementations] = {}
+
+
+def load_loops() -> None:
+    """Imports the loops of all operations that are registered so far."""
+    for operation in OPERATIONS.values():
+        operation.load_loop()
+
+
+def operator(
+    name: str,
+    reference: Callable,
+    triton: Callable,
+    *,
+    loop: Callable[[], tuple[Callable[..., bool], Callable]] | None = None,
+    written: Sequence[str] = (),
+    schema: str | None = None,
+    fake: Callable | None = None,
+    unpacked: Callable[[Callable], Callable] = lambda function: function,
+) -> Any:
+    """Registers csd::name and returns PyTorch's CustomOpDef.
+
+    loop: imports the loop of the backend "cpu"; returns the predicate of the arguments that it
+    supports, and the loop. written: arguments that are modified in place. schema: arguments and
+    results in PyTorch's schema syntax, by default inferred from the reference's signature. fake:
+    returns results of the right shape without values; without it the operator returns nothing.
+    unpacked: wraps an implementation into a function of the operator's own arguments.
+    """
+    found = OPERATIONS[name] = Implementations(reference, triton, loop)
+    if schema is None:
+        schema = torch.library.infer_schema(reference, mutates_args=written)
+    if fake is None:
+        schema = schema.partition(" -> ")[0] + " -> ()"
+
+    run_on_cpu, launch = unpacked(found.on_cpu), unpacked(triton)
+
+    def on_cpu(*args: Any) -> Any:
+        result = run_on_cpu(*args)
+        return None if fake is None else result
+
+    def on_gpu(*args: Any) -> Any:
+        first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+        with torch.cuda.device_of(first):
+            result = launch(*args)
+        return None if fake is None else result
+
+    made = torch.library.custom_op(
+        f"csd::{name}", on_cpu, mutates_args=written, device_types="cpu", schema=schema
+    )
+    made.register_kernel("cuda")(on_gpu)
+    if fake is not None:
+        made.register_fake(fake)
+    return made
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Fields of a record that an operator takes: as one list, or one by one if some are written.
+
+    record: a key of `checks.FIELDS`. names: by default all of its fields. spread: pass the fields
+    one by one. make: builds the record that an implementation takes from the fields.
+    """
+
+    record: str
+    names: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    spread: bool = False
+    make: Callable = SimpleNamespace
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", self.names or tuple(FIELDS[self.record]))
+        object.__setattr__(self, "spread", self.spread or bool(self.written))
+
+    def arguments(self) -> list[str]:
+        """Schema declarations of the arguments; Tensor! is one that is written."""
+        if not self.spread:
+            return [f"Tensor[] {self.record}"]
+        return [f"Tensor{'!' * (name in self.written)} {name}" for name in self.names]
+
+    def pack(self, record: Any) -> list:
+        tensors = [getattr(record, name) for name in self.names]
+        return tensors if self.spread else [tensors]
+
+    def unpack(self, args: list) -> Any:
+        """Removes the record's tensors from the front of `args` and returns the record."""
+        count = len(self.names) if self.spread else 1
+        taken, args[:] = args[:count], args[count:]
+        tensors = taken if self.spread else taken[0]
+        found: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
+        if self.make is SimpleNamespace:
+            # attributes that the record's own class derives from its fields
+            sizes = {FIELDS[self.record][name][0][0]: x.shape[0] for name, x in found.items()}
+            found |= {"rows": sizes.get("M"), "count": sizes.get("S")}
+        return self.make(**found)
+
+
+def numbers(record: type, names: Sequence[str]) -> list[str]:
+    """Schema declarations of the numbers `names` of a dataclass."""
+    kinds: dict[str, Any] = {f.name: f.type for f in fields(record)}
+    return [f"{NUMBERS[kinds[name]]} {name}" for name in names]
+
+
+class RecordOperator:
+    """An operator that is called and implemented with records.
+
+    operands: `Fields`, or schema declarations of other arguments. returns: a schema declaration, or
+    the class of a record of tensors. The reference, the launcher and `fake` take the operands by
+    position.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        operands: Sequence[Fields | str],
+        reference: Callable,
+        triton: Callable,
+        returns: str | type = "()",
+        fake: Callable | None = None,
+        loop: Callable[[], tuple[Callable[..., bool], Callable]] | None = None,
+    ):
+        self.operands, self.returns = tuple(operands), returns
+        declared = [
+            argument
+            for operand in operands
+            for argument in ([operand] if isinstance(operand, str) else operand.arguments())
+        ]
+        numbered = [a.replace("!", f"(a{i}!)", 1) for i, a in enumerate(declared)]
+        result = returns if isinstance(returns, str) else "Tensor[]"
+        self.definition = operator(
+            name,
+            reference,
+            triton,
+            loop=loop,
+            unpacked=self._implementation,
+            written=[a.split()[1] for a in declared if "!" in a],
+            schema=f"({', '.join(numbered)}) -> {result}",
+            fake=fake and self._implementation(fake),
+        )
+
+    def _implementation(self, function: Callable) -> Callable:
+        def call(*args: Any) -> Any:
+            left = list(args)
+            values = [
+                left.pop(0) if isinstance(operand, str) else operand.unpack(left)
+                for operand in self.operands
+            ]
+            result = function(*values)
+            if isinstance(self.returns, str):
+                # PyTorch does not accept a subclass of tuple
+                return tuple(result) if isinstance(result, tuple) else result
+            return _tensors(result)
+
+        return call
+
+    def check(self, sizes: dict[str, int], device: torch.device, *records: Any) -> None:
+        """Checks the records with `check_fields`; they are in the order of the operands."""
+        taken = [operand for operand in self.operands if isinstance(operand, Fields)]
+        for operand, record in zip(taken, records, strict=True):
+            check_fields(operand.record, record, operand.names, sizes, device)
+
+    def pack(self, *values: Any) -> list:
+        """Returns the operator's own arguments for the operands `values`."""
+        args: list = []
+        for operand, value in zip(self.operands, values, strict=True):
+            args += [value] if isinstance(operand, str) else operand.pack(value)
+        return args
+
+    def __call__(self, *values: Any) -> Any:
+        result = self.definition(*self.pack(*values))
+        return result if isinstance(self.returns, str) else self.returns(*result)
+
+
+def _tensors(record: Any) -> list[torch.Tensor]:
+    if isinstance(record, tuple):
+        return list(record)
+    return [getattr(record, f.name) for f in fields(record)]

@@ -1,0 +1,1 @@
+"""Loops that draft the trees of a step, for the backend "cpu"."""

@@ -1,0 +1,88 @@
+"""Drafting of all slots' trees in one call; the definition is in `csd/kernels/draft`."""
+
+import numpy as np
+
+from csd.kernels.draft.constants import DraftNoise, level_cost, max_path_cost
+from csd.kernels.draft.cpu.grow import cheapest, grow
+from csd.kernels.draft.cpu.pools import arrays, fill, root_positions, slot_penalties
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.tensors import on_host, require
+from csd.kernels.table.cpu.lookup import Entries, order_sizes
+from csd.state.context_table import GraphConfig, Table
+from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, empty_pool
+from csd.state.pool_builder import live_by_group
+from csd.state.slots import Slots
+
+
+@loop
+def _draft(
+    live, most, rows, penalty, path, level, max_depth, frontier, tables, ways, orders, betas,
+    config, slots, group, position, pool,
+):  # fmt: skip
+    """Grows the trees of the slots `live` and writes at most `most` of their nodes to a pool."""
+    depth = max_depth if live.shape[0] and most > 0 else 0
+    budget = min(most, (MAX_NODES - 1) * live.shape[0])
+    node, context, count = grow(
+        live, budget, penalty, path, level, depth, frontier, tables, ways, orders, betas, config,
+        slots,
+    )  # fmt: skip
+    L = live.shape[0]
+    chosen = cheapest(node, L, count, penalty.shape[0])[: max(budget, 0)]
+    fill(live, chosen, node, context, penalty, group, position, pool)
+
+
+def draft_tree(
+    table: Table,
+    slots: Slots,
+    rows: int,
+    config: GraphConfig,
+    noise: DraftNoise | None = None,
+    out: Pool | None = None,
+    nodes: int | None = None,
+) -> Pool:
+    """Drafts trees and returns them as a pool of `rows` rows, `out` if given; see `draft_tree_ref`.
+
+    noise must be None: only the reference takes it. nodes: most drafted nodes.
+    """
+    if noise is not None:
+        raise ValueError("noise must be None with kernels='cpu'")
+    require(on_host(slots.live, table.step), "draft_tree", slots.live, table.step)
+    group, generated, temperature = (
+        getattr(slots, name).numpy() for name in ("group", "generated", "temperature")
+    )
+    live = live_by_group(slots)
+    most = rows - live.size if nodes is None else min(nodes, rows - live.size)
+    S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
+    pool = out or empty_pool(rows, S, G, N, slots.live.device)
+    group_key, sampled = slots.group_key.numpy(), temperature > 0
+    owner, step = group_key[group], slots.step.numpy()
+    penalty = np.zeros(S, np.int64)
+    if live.size:
+        penalty = slot_penalties(
+            live, group, generated, step, slots.progress_penalty.numpy(), sampled,
+            config.group_penalty,
+        )  # fmt: skip
+    of_slots = (
+        sampled, slots.key.numpy(), slots.sample.numpy(), generated, slots.max_new.numpy(),
+        slots.context.numpy(), slots.stop_ids.numpy(), owner,
+    )  # fmt: skip
+    arrays_of = table.arrays()
+    # without a prior, an order of none is looked up in the groups' table
+    prior, prior_orders = arrays_of.prior or arrays_of, ()
+    if arrays_of.prior is not None:
+        prior_orders = config.prior_orders
+    tables = tuple(
+        Entries(*[getattr(x, name) for name in Entries._fields]) for x in (arrays_of, prior)
+    )
+    betas = *config.betas[:-1], *config.prior_betas[: len(prior_orders)], config.betas[-1]
+    _draft(
+        live, most, rows, penalty, max_path_cost(config), level_cost(config, generated, step),
+        min(config.max_depth, MAX_DEPTH), config.frontier, tables, (config.ways, prior.ways),
+        (order_sizes(config.orders), order_sizes(prior_orders)), np.array(betas),
+        (
+            float(config.smoothing), config.trust, config.own_weight, config.uncoupled,
+            float(config.prior_smoothing), config.prior_trust,
+        ), of_slots,
+        group, root_positions(slots), arrays(pool),
+    )  # fmt: skip
+    return pool

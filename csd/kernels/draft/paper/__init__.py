@@ -1,0 +1,1 @@
+"""Operations of published drafters, for comparison."""

@@ -1,0 +1,1 @@
+"""Triton kernels that draft the trees of a step."""

@@ -1,0 +1,106 @@
+"""Values that the drafting kernels compute from the slots' fields.
+
+Merge a level's children into the slot's sorted list of nodes.
+"""
+
+import triton
+import triton.language as tl
+
+from csd.state import context_table, pool
+
+
+@triton.jit
+def by_place(place, value, W: tl.constexpr):
+    """Scatters value [C] to index place [C] of a vector [W] of zeros; places in it are distinct."""
+    hit = place[:, None] == tl.arange(0, W)[None, :]
+    return tl.sum(tl.where(hit, value[:, None], 0), 0)
+
+
+@triton.jit
+def ranks(nodes, child):
+    """Ranks [C] among the children, and places of children [C] and of nodes [n] in the merged list.
+
+    nodes: sorted. All pairs are compared, since the steps of a sort would wait for each other.
+    """
+    offs_c = tl.arange(0, child.shape[0])
+    # [C, C] and [n, C]: along axis 0, the elements that come before
+    other = child[:, None]
+    before = (other < child[None, :]) | (
+        (other == child[None, :]) & (offs_c[:, None] < offs_c[None, :])
+    )
+    rank = tl.sum(before.to(tl.int32), 0)
+    place = rank + tl.sum((nodes[:, None] <= child[None, :]).to(tl.int32), 0)
+    cheaper = tl.sum((other < nodes[None, :]).to(tl.int32), 0)
+    return rank, place, tl.arange(0, nodes.shape[0]) + cheaper
+
+
+MAX_PROGRESS_PENALTY = tl.constexpr(pool.MAX_PROGRESS_PENALTY)
+MAX_GROUP_PENALTY = tl.constexpr(pool.MAX_GROUP_PENALTY)
+USUAL_HALVES = tl.constexpr(context_table.USUAL_HALVES)
+
+
+@triton.jit
+def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
+    """Number of live slots."""
+    live = tl.zeros([BLOCK_S], tl.int32)
+    for start in range(0, slots, BLOCK_S):
+        offs_s = start + tl.arange(0, BLOCK_S)
+        live += tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0).to(tl.int32)
+    return tl.sum(live, 0)
+
+
+@triton.jit
+def slot_progress_penalty(
+    live_ptr, generated_ptr, progress_penalty_ptr, slot, slots, BLOCK_S: tl.constexpr
+):
+    """Progress penalty of a live slot, as `csd.state.pool_builder.progress_penalties`."""
+    fewest = tl.load(generated_ptr + slot)
+    ahead = fewest
+    for start in range(0, slots, BLOCK_S):
+        offs_s = start + tl.arange(0, BLOCK_S)
+        live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
+        others = tl.load(generated_ptr + offs_s, mask=live, other=(1 << 31) - 1)
+        fewest = tl.minimum(fewest, tl.min(others, 0))
+    return tl.minimum(tl.load(progress_penalty_ptr + slot) * (ahead - fewest), MAX_PROGRESS_PENALTY)
+
+
+@triton.jit
+def slot_group_penalty(
+    live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots,
+    GROUP_PENALTY: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Group penalty of a live slot, for its lead over the shortest one with as many steps.
+
+    0 if live slots belong to several groups.
+    """
+    cost = tl.zeros((), tl.int32)
+    # slots that sample, as in nearly every call, read nothing more
+    if (GROUP_PENALTY > 0) and (tl.load(temperature_ptr + slot) <= 0):
+        group, step = tl.load(group_ptr + slot), tl.load(step_ptr + slot)
+        ahead = tl.load(generated_ptr + slot)
+        fewest, strangers = ahead, tl.zeros((), tl.int32)
+        for start in range(0, slots, BLOCK_S):
+            offs_s = start + tl.arange(0, BLOCK_S)
+            live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
+            theirs = tl.load(group_ptr + offs_s, mask=live, other=-1)
+            strangers += tl.sum((live & (theirs != group)).to(tl.int32), 0)
+            mate = live & (tl.load(step_ptr + offs_s, mask=live, other=-1) == step)
+            others = tl.load(generated_ptr + offs_s, mask=mate, other=(1 << 31) - 1)
+            fewest = tl.minimum(fewest, tl.min(others, 0))
+        cost = tl.minimum((ahead - fewest).to(tl.int64) * GROUP_PENALTY, MAX_GROUP_PENALTY)
+        cost = cost.to(tl.int32)
+        cost = tl.where(strangers > 0, 0, cost)
+    return cost
+
+
+@triton.jit
+def level_cost(generated_ptr, step_ptr, slot, LEVEL_COST: tl.constexpr, SETTLE: tl.constexpr):
+    """int64: cost of a level for the slot, larger the fewer tokens it has committed per step."""
+    if SETTLE == 0:
+        cost = tl.full((), LEVEL_COST, tl.int64)
+    else:
+        steps = USUAL_HALVES * (tl.load(step_ptr + slot).to(tl.int64) + SETTLE)
+        tokens = 2 * tl.load(generated_ptr + slot).to(tl.int64) + USUAL_HALVES * SETTLE
+        cost = tl.full((), LEVEL_COST, tl.int64) * steps // tokens
+        cost = tl.minimum(tl.maximum(cost, LEVEL_COST // 4), 3 * LEVEL_COST // 2)
+    return cost

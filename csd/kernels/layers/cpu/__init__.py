@@ -1,0 +1,1 @@
+"""Loops of a layer's products, norms and gates, for the backend "cpu"."""

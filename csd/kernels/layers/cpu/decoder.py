@@ -1,0 +1,202 @@
+"""All layers of a step in one call, if there is a loop for each of their operations.
+
+`Decoder.forward` calls nine operations per layer, and the Python code between them takes as long as
+a small model's norms and attention. Results equal those of separate operations to the bit.
+"""
+
+from collections import namedtuple
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from csd.kernels.attention.cpu.attention import attention_kinds, shares
+from csd.kernels.attention.cpu.workspace import PAGE
+from csd.kernels.attention.layer import LayerAttention
+from csd.kernels.layers.cpu.dispatch import attention, norm, norm_alone, product, rotary, swiglu
+from csd.kernels.layers.cpu.elementwise import EXP, rms_norm
+from csd.kernels.layers.cpu.linear import in_loops, numbers, scratch_size
+from csd.kernels.layers.cpu.lora import Stacks, add_lora
+from csd.kernels.numba.isa import instruction
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.tensors import LIKE, memory, readable
+from csd.kernels.numba.threads import many, threads
+from csd.kernels.numba.tiles import ISA
+
+# weights of a layer, in the order in which the loop reads them
+WEIGHTS = (
+    "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "post_norm", "gate_up", "down",
+)  # fmt: skip
+INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, POST_NORM, GATE_UP, DOWN = range(len(WEIGHTS))
+# addresses of the first layer's tensors, or bytes from one layer's to the next one's
+Caches = namedtuple("Caches", "node_k node_v k v")
+PRODUCTS = "qkv", "out", "gate_up", "down"
+# buffers begin at multiples of this many numbers
+ALIGNED = 32
+
+
+@loop
+def _layers(
+    sizes,  # L, M, hidden, H, K, D, F, n_pages
+    many,  # whether to use several threads for norms, rotary, attention, SwiGLU, each of `PRODUCTS`
+    weights,  # [L, 9] addresses of `WEIGHTS`, 0 for none
+    eps,
+    residual,  # [M, hidden], the embeddings; written: the residual without the last layer's output
+    x,  # [M, hidden], written: the last layer's output
+    buffers,  # [M, ..]: normed hidden, qkv (H + 2 K) D, q H D, attended H D, gate_up 2 F, gated F
+    transposed,  # workspace of products, float32
+    position,  # [M]
+    cos,
+    sin,
+    caches,  # `Caches` of addresses
+    strides,  # `Caches` of bytes
+    scale,
+    shares,
+    rows,  # the layout, as `_attend` takes it
+    like,
+    kinds,  # `attention_kinds`
+    plain,  # None where weights are laid out for products: only their loop is compiled then
+    isa,  # the instruction of products, one of `tiles.ISA`
+    lora,  # `Lora`, or None
+):
+    """All layers of a decoder; tensors are addresses, except `weights` and `position`."""
+    L, M, hidden, H, K, D, F, pages = sizes
+    normed, qkv, q, attended, gate_up, gated = buffers
+    norms, rotates, attends, gates, isa_qkv, isa_out, isa_gate_up, isa_down = many
+    size, width = like.itemsize, (H + 2 * K) * D
+    memory(attended, M * H * D, like)[:] = 0
+    for i in range(L):
+        w = weights[i]
+        node_k, node_v = caches.node_k + i * strides.node_k, caches.node_v + i * strides.node_v
+        k, v = caches.k + i * strides.k, caches.v + i * strides.v
+        other = residual if i else 0
+        first = x if i else residual
+        norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like, False)
+        shape = M, width, hidden
+        product(plain, isa_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, isa)
+        add_lora(lora, i, 0, shape, normed, qkv, transposed, like)
+        k_at, v_at = qkv + H * D * size, qkv + (H + K) * D * size
+        if w[Q_NORM]:
+            for m in range(M):
+                offset = m * width * size
+                norm_alone(H, D, qkv + offset, 0, w[Q_NORM], eps, qkv + offset, 0, like, False)
+                norm_alone(K, D, k_at + offset, 0, w[K_NORM], eps, k_at + offset, 0, like, False)
+        rotary(
+            rotates, (M, H, K, D, D), qkv, k_at, v_at, (width, width, width), position, cos,
+            sin, q, node_k, node_v, like,
+        )  # fmt: skip
+        attention(
+            attends, (M, H, K, D, D, pages), q, node_k, node_v, k, v, attended, kinds, scale, None,
+            shares, *rows,
+        )  # fmt: skip
+        shape = M, hidden, H * D
+        product(plain, isa_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
+        add_lora(lora, i, 1, shape, attended, x, transposed, like)
+        norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like, False)
+        shape = M, 2 * F, hidden
+        product(plain, isa_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, isa)
+        add_lora(lora, i, 2, shape, normed, gate_up, transposed, like)
+        swiglu(gates, M, F, gate_up, gated, like, False)
+        shape = M, hidden, F
+        product(plain, isa_down, shape, gated, transposed, w[DOWN], 0, x, like, isa)
+        add_lora(lora, i, 3, shape, gated, x, transposed, like)
+
+
+class _Weights(NamedTuple):
+    """A decoder's weights in the form in which the loop reads them."""
+
+    addresses: np.ndarray  # [L, 9]
+    plain: bool  # none of its matrices is laid out for products
+    held: list  # the tensors at these addresses
+    biases: tuple[list, list]  # float32 copies, and the biases that they are copied from
+
+
+_weights_of: WeakKeyDictionary[Any, _Weights | None] = WeakKeyDictionary()
+_adapters: WeakKeyDictionary[Any, Stacks | None] = WeakKeyDictionary()
+
+
+def forward(
+    decoder: Any,
+    token: torch.Tensor,  # [M] int32
+    position: torch.Tensor,  # [M] int32
+    attend: Any,
+    node_k: torch.Tensor,  # [L, M, K, D], written
+    node_v: torch.Tensor,  # [L, M, K, D], written
+) -> torch.Tensor | None:
+    """Output of `Decoder.forward`, [M, hidden]; None where no loop fits.
+
+    That is for a decoder or attention of another kind, and for weights that `_weights` refuses.
+    """
+    if not isinstance(attend, LayerAttention) or not getattr(decoder, "is_plain", False):
+        return None
+    if decoder not in _weights_of:
+        _weights_of[decoder] = _weights(decoder)
+        _adapters[decoder] = Stacks.of(decoder, PRODUCTS)
+    weights, stacks, c = _weights_of[decoder], _adapters[decoder], decoder.config
+    if weights is None or stacks is None:
+        return None
+    if not readable(decoder.embedding, node_k, node_v, attend.k, attend.v):
+        return None
+    M, H, K, D, wide = token.shape[0], c.heads, c.kv_heads, c.head_dim, c.intermediate
+    decoder.follow()
+    if weights.plain and weights.biases[0]:
+        # a module's own biases may have changed since the last step
+        torch._foreach_copy_(*weights.biases)
+    residual = F.embedding(token.clamp(min=0), decoder.embedding)
+    x, *buffers = _buffers(M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide),
+                           residual.dtype)  # fmt: skip
+    widest = max(c.hidden, H * D, wide)
+    transposed = torch.empty(scratch_size(M, widest, weights.plain), dtype=torch.float32)
+    layer = decoder.layers[0]
+    products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
+    counts = M * c.hidden, M * H * D, M * H * D * PAGE, EXP * M * wide, *products
+    lora, _kept = stacks.for_rows(M)
+    each = (None,) * len(counts) if threads() == 1 else tuple(map(many, counts))
+    caches = node_k, node_v, attend.k, attend.v
+    _layers(
+        (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]), each,
+        weights.addresses, np.float32(c.norm_eps), residual.data_ptr(), x.data_ptr(),
+        tuple(y.data_ptr() for y in buffers), transposed.data_ptr(), position.numpy(),
+        decoder.cos.data_ptr(), decoder.sin.data_ptr(), Caches(*[y.data_ptr() for y in caches]),
+        Caches(*[y.stride(0) * y.element_size() for y in caches]), np.float32(attend.scale),
+        shares(attend.work, K), attend.work, LIKE[residual.dtype],
+        attention_kinds(residual.dtype, D), weights.plain or None, ISA[instruction(residual.dtype)],
+        lora,
+    )  # fmt: skip
+    return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]
+
+
+def _buffers(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Buffers [rows * width] of one allocation, each at the start of a cache line."""
+    sizes = [-(-rows * n // ALIGNED) * ALIGNED for n in widths]
+    parts = torch.empty(sum(sizes), dtype=dtype).split(sizes)
+    return tuple(x[: rows * n] for x, n in zip(parts, widths, strict=True))
+
+
+def _weights(decoder: Any) -> _Weights | None:
+    """The weights as `_Weights`; None if the loops of products refuse one or a dtype differs."""
+    products = [getattr(layer, name) for layer in decoder.layers for name in PRODUCTS]
+    plain = products[0].dim() == 2
+    if not all(in_loops(x) and (x.dim() == 2) is plain for x in products):
+        return None
+    held: list[torch.Tensor] = []
+    biases: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    rows = []
+    for layer in decoder.layers:
+        row = []
+        for name in WEIGHTS:
+            weight = getattr(layer, name)
+            if weight is None:
+                row.append(0)
+                continue
+            if weight.dtype != decoder.embedding.dtype or not weight.is_contiguous():
+                return None
+            held.append(weight.float() if name == "qkv_bias" else weight)
+            if held[-1] is not weight:
+                biases[0].append(held[-1])
+                biases[1].append(weight)
+            row.append(held[-1].data_ptr())
+        rows.append(row)
+    return _Weights(np.array(rows), plain, held, biases)

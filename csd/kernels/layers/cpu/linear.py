@@ -1,0 +1,149 @@
+"""x W^T + b for a few rows, in a loop that reads a weight once and holds several rows' sums.
+
+The sum of a row and a column is taken in the order of k, so its bits depend neither on the number
+of rows nor on the threads. "fma" rounds once per product, whatever the width of the CPU's vectors;
+"dot", an instruction for bfloat16, has an order of its own (`tiles.py`).
+
+A step has few rows, so its time is that of reading the weights; the numbers of a block of columns
+are stored in the order in which they are read. `python -m bench products` compares speeds.
+"""
+
+import numpy as np
+import torch
+from numba import prange
+
+from csd.kernels.layers.cpu.unpacked import _product as plain
+from csd.kernels.layers.cpu.unpacked import fits as plain_fits
+from csd.kernels.numba.blocks import transpose
+from csd.kernels.numba.isa import instruction, multiplies
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.lanes import BLOCK
+from csd.kernels.numba.tensors import LIKE, memory, readable
+from csd.kernels.numba.threads import by_threads
+from csd.kernels.numba.tiles import COLUMNS, ISA, LANES, ROWS, in_pairs, tile
+
+# most rows that are multiplied with a block of columns before the next block is read
+MOST = 6 * ROWS
+# bytes from the numbers that are multiplied to those that are prefetched
+AHEAD = 4096
+
+
+@by_threads
+def _product(
+    shape,  # M, N, K
+    x,  # [M, K]
+    transposed,  # [scratch_size(M, K)] float32, written: each tile's rows as [K, rows]
+    weight,  # [N / COLUMNS, K, COLUMNS], as `by_columns` lays it out
+    bias,  # [N] float32, or 0 for none
+    y,  # [M, N], written
+    like,
+    isa,  # one of `tiles.ISA`
+):
+    """y = x W^T + bias; all tensors are addresses, like an array of the dtype of x, weight, y."""
+    M, N, K = shape
+    pairs = in_pairs(isa)
+    # float32 words of a row; pairs of bfloat16 are moved as float32
+    words = K // 2 if pairs else K
+    passes = -(-M // MOST)
+    most = -(-M // passes)
+    zeros = np.zeros(COLUMNS, np.float32)
+    size = COLUMNS * K * like.itemsize
+    for top in range(0, M, most):
+        left = min(most, M - top)
+        tiles = -(-left // ROWS)
+        each = -(-left // tiles)
+        source = x + top * K * like.itemsize
+        if pairs:
+            _transpose_rows(left, each, words, source, transposed, np.empty(0, np.float32))
+        else:
+            _transpose_rows(left, each, K, source, transposed, like)
+        for c in prange(N // COLUMNS):
+            block = weight + c * size
+            start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
+            for t in range(tiles):
+                first = t * each
+                rows = min(each, left - first)
+                # prefetch later lines of this block, or in each tile a share of the next block
+                step = size // words // tiles
+                ahead = block + AHEAD if tiles == 1 else block + size + t * step * words
+                out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
+                offset = transposed + first * words * 4
+                tile(rows, words, offset, block, start, out, N, ahead, step, like, isa)
+
+
+@loop
+def _transpose_rows(rows, each, K, x, transposed, like):
+    """Transpose rows in blocks of `each`, to [K, each] float32; x and transposed are addresses."""
+    given = memory(x, rows * K, like)
+    to = memory(transposed, rows * K + BLOCK, np.empty(0, np.float32))
+    for first in range(0, rows, each):
+        count = min(each, rows - first)
+        for k in range(0, K, BLOCK):
+            transpose(given, first * K + k, K, count - 1, to, first * K + k * count, count)
+
+
+def scratch_size(rows: int, K: int, is_plain: bool) -> int:
+    """Size of the workspace, in float32 numbers, of a product of `rows` rows."""
+    return (rows if is_plain else min(rows, MOST)) * K + BLOCK
+
+
+def fits(weight: torch.Tensor, isa: str | None = None) -> bool:
+    """True if the loop can multiply a weight [N, K]; isa: an instruction, else this CPU's."""
+    isa = isa or instruction(weight.dtype)
+    if isa is None or not readable(weight):
+        return False
+    N, K = weight.shape
+    return N % COLUMNS == 0 and K % (BLOCK if isa == "fma" else 2 * BLOCK) == 0
+
+
+def in_loops(weight: torch.Tensor) -> bool:
+    """True if a loop multiplies a weight: laid out by `by_columns`, or plain and fitting."""
+    if weight.dim() == 3:
+        return True
+    return weight.is_cpu and multiplies(weight.dtype) and plain_fits(weight)
+
+
+def by_columns(weight: torch.Tensor, isa: str | None = None) -> torch.Tensor:
+    """Lay out a weight [N, K] as the loop reads it, [N / COLUMNS, K, COLUMNS].
+
+    In bfloat16 two numbers are paired: for "fma" those of columns c and c + LANES, for "dot" those
+    of k and k + 1.
+    """
+    K, isa = weight.shape[1], isa or instruction(weight.dtype)
+    if weight.dtype == torch.float32:
+        return weight.view(-1, COLUMNS, K).transpose(1, 2).contiguous()
+    if isa == "fma":
+        pairs = weight.reshape(-1, 2, LANES, K).permute(0, 3, 2, 1)
+    else:
+        pairs = weight.reshape(-1, COLUMNS, K // 2, 2).transpose(1, 2)
+    return pairs.reshape(-1, K, COLUMNS)
+
+
+def product(
+    x: torch.Tensor,  # [M, K]
+    weight: torch.Tensor,  # [N / COLUMNS, K, COLUMNS], or plain [N, K]
+    bias: torch.Tensor | None = None,  # [N]
+    isa: str | None = None,
+) -> torch.Tensor:
+    """x W^T + bias, [M, N] in the dtype of x and weight, with sums in float32.
+
+    isa: an instruction, by default this CPU's.
+    """
+    (M, K), N = x.shape, weight.numel() // x.shape[1]
+    y, x = torch.empty(M, N, dtype=x.dtype), x.contiguous()
+    if M == 0:
+        return y
+    wide = None if bias is None else bias.float()
+    is_plain = weight.dim() == 2
+    transposed = torch.empty(scratch_size(M, K, is_plain), dtype=torch.float32)
+    (plain if is_plain else _product)(
+        numbers(weight, M), (M, N, K), x.data_ptr(), transposed.data_ptr(), weight.data_ptr(),
+        0 if wide is None else wide.data_ptr(), y.data_ptr(), LIKE[x.dtype],
+        ISA[isa or instruction(x.dtype)],
+    )  # fmt: skip
+    return y
+
+
+def numbers(weight: torch.Tensor, rows: int) -> int:
+    """Cost of a product of `rows` rows with a weight, in numbers that a loop computes."""
+    return weight.numel() * (1 + rows // COLUMNS)

@@ -1,0 +1,306 @@
+"""RMS norm of the sum of a layer's output and the residual stream.
+
+    r = x + residual,    y = weight * ( r / sqrt(mean(r^2) + eps) )
+
+Gemma's weights are stored as their distance from 1 (`plus_one`): the factor is then 1 + weight.
+
+x may be the partial sums [P, .., F] float32 of a product whose K is split, by
+`csd.kernels.row_linear`: they are first added in order and rounded.
+
+Before the first layer r is x[max(rows, 0)]: a padding row reads row 0.
+
+The statistics and the division are in float32 for any dtype. Then y is cast back before the weight
+is applied, with `plus_one` after it: these are the orders of casts in transformers, on which its
+logits depend. (Zhang and Sennrich, "Root mean square layer normalization", 2019.)
+"""
+
+from collections.abc import Callable
+from functools import wraps
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn.functional import embedding
+
+from csd.kernels.common.checks import check_tensor
+from csd.kernels.common.gpu import has_dependent_launch, launch_next
+from csd.kernels.common.operator import operator
+
+
+def rms_norm_ref(
+    x: torch.Tensor,  # [.., F]
+    weight: torch.Tensor,  # [F]
+    eps: float,
+    residual: torch.Tensor | None = None,  # [.., F]
+    rows: torch.Tensor | None = None,  # [M] int32: rows of x [V, F], without a residual
+    *,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual and rows."""
+    if rows is not None:
+        x = embedding(rows.clamp(min=0), x)
+    if _in_parts(x, residual):
+        assert residual is not None
+        parts, x = x, x[0]
+        for part in parts[1:]:
+            x = x + part
+        x = x.to(residual.dtype)
+    # contiguous like the kernel's result: a sum has the layout of its operands
+    r = x if residual is None else (x + residual).contiguous()
+    wide = r.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if plus_one:
+        return (wide * scale * (1.0 + weight.float())).to(x.dtype).contiguous(), r
+    return (weight * (wide * scale).to(x.dtype)).contiguous(), r
+
+
+def _in_parts(x: torch.Tensor, residual: torch.Tensor | None) -> bool:
+    return residual is not None and x.dim() == residual.dim() + 1
+
+
+@triton.jit(do_not_specialize=["R", "B"])
+def _rms_norm_kernel(
+    x_ptr,  # [R / B, B, F], or [PARTS, R, F] float32
+    residual_ptr,  # [R, F], or None
+    rows_ptr,  # [R] int32, or None
+    weight_ptr,  # [F]
+    y_ptr,  # [R, F]
+    sum_ptr,  # [R, F], or None without a residual and rows
+    R,
+    B,
+    x_stride,
+    x_stride_b,
+    eps,
+    F: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        # the product that follows may prefetch its weights
+        launch_next()
+    # [BLOCK_R, 1]
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+    at_x = (row // B).to(tl.int64) * x_stride + (row % B).to(tl.int64) * x_stride_b
+    if rows_ptr is not None:
+        of = tl.load(rows_ptr + row, mask=row < R, other=0)
+        at_x = tl.maximum(of, 0).to(tl.int64) * x_stride
+    at = row.to(tl.int64) * F
+    # [1, BLOCK_F]
+    offs = tl.arange(0, BLOCK_F)[None, :]
+    # [BLOCK_R, BLOCK_F]
+    mask = (row < R) & (offs < F)
+    x = tl.load(x_ptr + at_x + offs, mask=mask, other=0.0)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * R.to(tl.int64) * F + at + offs, mask=mask, other=0.0)
+        x = x.to(y_ptr.dtype.element_ty)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + at + offs, mask=mask, other=0.0)
+        x = (x.to(WIDE) + residual.to(WIDE)).to(x.dtype)
+    if sum_ptr is not None:
+        tl.store(sum_ptr + at + offs, x, mask=mask)
+    wide = x.to(tl.float32)
+    # [BLOCK_R, 1]
+    scale = tl.rsqrt(tl.sum(wide * wide, 1, keep_dims=True) / F + eps)
+    weight = tl.load(weight_ptr + offs, mask=offs < F, other=0.0)
+    if PLUS_ONE:
+        y = wide * scale * (1.0 + weight.to(tl.float32))
+    else:
+        y = weight.to(WIDE) * (wide * scale).to(x.dtype).to(WIDE)
+    tl.store(y_ptr + at + offs, y.to(x.dtype), mask=mask)
+
+
+def rms_norm_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+    *,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One launch. x may be [M, H, F] with any strides of rows and heads, as in a wider row."""
+    F, parts = x.shape[-1], 1
+    if _in_parts(x, residual):
+        assert residual is not None
+        parts, given, x = x.shape[0], x.contiguous(), residual
+        given = given.view(-1, 1, F)[: residual.numel() // F]
+    else:
+        given = x if x.dim() == 3 else x.reshape(-1, 1, F)
+    if given.stride(-1) != 1:
+        given = given.contiguous()
+    shape = x.shape if rows is None else (rows.shape[0], F)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device)
+    r = None if residual is None and rows is None else torch.empty_like(y)
+    tiles = _tiles(F)
+    R = given.shape[0] * given.shape[1] if rows is None else rows.shape[0]
+    _rms_norm_kernel[(triton.cdiv(R, tiles["BLOCK_R"]),)](
+        x_ptr=given,
+        residual_ptr=None if residual is None else residual.contiguous(),
+        rows_ptr=rows,
+        weight_ptr=weight,
+        y_ptr=y,
+        sum_ptr=r,
+        R=R,
+        B=given.shape[1],
+        x_stride=given.stride(0),
+        x_stride_b=given.stride(1),
+        eps=eps,
+        F=F,
+        BLOCK_R=tiles["BLOCK_R"],
+        BLOCK_F=tiles["BLOCK_F"],
+        WIDE=tl.float64 if x.dtype == torch.float64 else tl.float32,
+        PARTS=parts,
+        PLUS_ONE=plus_one,
+        PDL=has_dependent_launch(_rms_norm_kernel),
+        num_warps=tiles["num_warps"],
+    )
+    return y, x if r is None else r
+
+
+def _tiles(F: int) -> dict[str, int]:
+    """Tile sizes: whole rows, several if they are short. At most 32 elements per thread."""
+    block = triton.next_power_of_2(F)
+    rows = max(1, 1024 // block)
+    return dict(BLOCK_R=rows, BLOCK_F=block, num_warps=max(4, min(16, block // 1024)))
+
+
+def _fake(x, weight, eps, plus_one=False):
+    return x.new_empty(x.shape)
+
+
+def _fake_sum(x, weight, eps, residual, plus_one=False):
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+def first_of(run: Callable) -> Callable:
+    """Wraps `run` without a residual; returns only its first result."""
+
+    @wraps(run)
+    def call(x, weight, eps, plus_one=False):
+        return run(x, weight, eps, plus_one=plus_one)[0]
+
+    return call
+
+
+def of_sum(run: Callable) -> Callable:
+    """Wraps `run` with a residual."""
+
+    @wraps(run)
+    def call(x, weight, eps, residual, plus_one=False):
+        return run(x, weight, eps, residual, plus_one=plus_one)
+
+    return call
+
+
+def _loop(form: Callable) -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.layers.cpu import elementwise
+
+    return elementwise.reads_norm, form(elementwise.rms_norm)
+
+
+# an operator must not return one of its arguments: without a residual r is left out
+_rms_norm = operator(
+    "rms_norm",
+    first_of(rms_norm_ref),
+    first_of(rms_norm_triton),
+    loop=lambda: _loop(first_of),
+    schema="(Tensor x, Tensor weight, float eps, bool plus_one=False) -> Tensor",
+    fake=_fake,
+)
+_add_rms_norm = operator(
+    "add_rms_norm",
+    of_sum(rms_norm_ref),
+    of_sum(rms_norm_triton),
+    loop=lambda: _loop(of_sum),
+    schema="(Tensor x, Tensor weight, float eps, Tensor residual, bool plus_one=False) -> "
+    "(Tensor, Tensor)",
+    fake=_fake_sum,
+)
+
+
+def rms_norm_backward(
+    grad: torch.Tensor,  # [.., F]
+    r: torch.Tensor,  # [.., F]
+    weight: torch.Tensor,  # [F]
+    eps: float,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of r [.., F] and weight [F], with the forward pass's casts.
+
+    With s = 1 / sqrt(mean(r^2) + eps), n = s r and g = weight grad: s (g - n mean(g n)) and, over
+    the rows, the sum of grad n.
+    """
+    wide = r.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    n = wide * scale
+    g = grad.float() * (1.0 + weight.float()) if plus_one else (grad * weight).float()
+    grad_r = (scale * (g - n * (g * n).mean(-1, keepdim=True))).to(r.dtype)
+    if plus_one:
+        return grad_r, (grad.float() * n).reshape(-1, r.shape[-1]).sum(0).to(weight.dtype)
+    return grad_r, (grad * n.to(r.dtype)).reshape(-1, r.shape[-1]).sum(0)
+
+
+def _save(ctx, inputs, output):
+    x, weight, ctx.eps, ctx.plus_one = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _save_sum(ctx, inputs, output):
+    _, weight, ctx.eps, _, ctx.plus_one = inputs
+    ctx.save_for_backward(output[1], weight)
+
+
+def _backward(ctx, grad):
+    return *rms_norm_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.plus_one), None, None
+
+
+def _add_backward(ctx, grad, grad_sum):
+    grad_r, grad_weight = rms_norm_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.plus_one)
+    grad_r = grad_r + grad_sum
+    return grad_r, grad_weight, None, grad_r, None
+
+
+_rms_norm.register_autograd(_backward, setup_context=_save)
+_add_rms_norm.register_autograd(_add_backward, setup_context=_save_sum)
+
+
+def rms_norm(
+    x: torch.Tensor,  # [.., F]
+    weight: torch.Tensor,  # [F]
+    eps: float = 1e-6,
+    residual: torch.Tensor | None = None,  # [.., F]
+    rows: torch.Tensor | None = None,  # [M] int32: rows of x [V, F], without a residual
+    *,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (y, r), both [.., F] in x's dtype; r is x itself without a residual and rows.
+
+    plus_one: the factor is 1 + weight in place of weight, and y is rounded after it.
+
+    Differentiable; the backward pass is plain PyTorch.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x must be a tensor, got a {type(x).__name__}")
+    if x.dim() < 1 or not x.is_floating_point():
+        raise ValueError(f"x must be floating point of shape [.., F], got {x.dtype} {[*x.shape]}")
+    check_tensor("weight", weight, x.shape[-1:], x.dtype, x.device)
+    if rows is not None:
+        if residual is not None or x.dim() != 2:
+            raise ValueError("rows need x [V, F] and no residual")
+        check_tensor("rows", rows, (None,), torch.int32, x.device)
+        x = embedding(rows.clamp(min=0), x)
+    if residual is None:
+        return _rms_norm(x, weight, eps, plus_one), x
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        raise ValueError(
+            f"residual must be {x.dtype} of shape {tuple(x.shape)}, got {residual.dtype} of "
+            f"{tuple(residual.shape)}"
+        )
+    if residual.device != x.device:
+        raise ValueError(f"residual must be on {x.device}, got {residual.device}")
+    return _add_rms_norm(x, weight, eps, residual, plus_one)

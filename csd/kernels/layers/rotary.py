@@ -1,0 +1,381 @@
+"""Rotary position embedding of queries and keys, which also stores keys and values.
+
+    rot(x)_j = x_j cos(p w_j) - x_{j + R/2} sin(p w_j)                    j < R/2
+               x_j cos(p w_{j - R/2}) + x_{j - R/2} sin(p w_{j - R/2})    R/2 <= j < R
+               x_j                                                        j >= R
+
+R is D, or less if only a part of each head is rotated.
+
+q, k and v may be the partial sums [P, M, ..] float32 of a product whose K is split, by
+`csd.kernels.row_linear`: they are first added in order, with the product's bias, and rounded.
+
+cos and sin come from tables [positions, R] computed in float32 and held in the model's dtype. (Su
+et al., "RoFormer", 2021, in the half-split form that Llama checkpoints use.)
+
+Rotary position embedding of queries and keys, each row with its own cosines and sines.
+
+    rot(x)_j = x_j cos_j - x_{j + D/2} sin_j           j < D/2
+               x_j cos_j + x_{j - D/2} sin_j           j >= D/2
+
+The kernel is that of `csd/kernels/layers/rotary.py`, without the store of keys and values. The
+gradient is also a rotation, with the sines negated and their halves exchanged.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.common.checks import check_tensor
+from csd.kernels.common.operator import operator
+
+
+def rotary_ref(
+    q: torch.Tensor,  # [M, H, D]
+    k: torch.Tensor,  # [M, K, D]
+    v: torch.Tensor,  # [M, K, D]
+    position: torch.Tensor,  # [M] int32
+    cos: torch.Tensor,  # [positions, R]
+    sin: torch.Tensor,  # [positions, R]
+    node_k: torch.Tensor,  # [M, K, D], written
+    node_v: torch.Tensor,  # [M, K, D], written
+    bias: torch.Tensor | None = None,  # [(H + 2 K) D], only for partial sums
+) -> torch.Tensor:
+    """Returns the rotated queries [M, H, D]; rotated keys and values go to node_k and node_v."""
+    if q.dim() == 4:
+        q, k, v = _added_up((q, k, v), bias, node_k.dtype)
+    cos, sin = (x.index_select(0, position)[:, None] for x in (cos, sin))
+    R, half = cos.shape[-1], cos.shape[-1] // 2
+    sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        part = x[..., :R]
+        part = torch.mul(part, cos).addcmul_(part.roll(half, -1), sin)
+        return part if x.shape[-1] == R else torch.cat((part, x[..., R:]), -1)
+
+    node_k.copy_(rotated(k))
+    node_v.copy_(v)
+    return rotated(q)
+
+
+def _added_up(
+    parts: tuple[torch.Tensor, ...], bias: torch.Tensor | None, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    found, at = [], 0
+    for part in parts:
+        x = part[0]
+        for other in part[1:]:
+            x = x + other
+        if bias is not None:
+            width = x[0].numel()
+            x = x + bias[at : at + width].view(x.shape[1:]).to(x.dtype)
+            at += width
+        found.append(x.to(dtype))
+    return found
+
+
+def _rotate_half(x: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((-high, low), dim=-1)
+
+
+@triton.jit
+def _added(
+    x_ptr, at, mask, part_stride, bias_ptr, at_bias, kind: tl.constexpr, PARTS: tl.constexpr
+):
+    """Loads the values at `at`; if PARTS > 1, returns the parts' sum in order with the bias."""
+    x = tl.load(x_ptr + at, mask=mask)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * part_stride + at, mask=mask)
+        if bias_ptr is not None:
+            x += tl.load(bias_ptr + at_bias, mask=mask).to(tl.float32)
+        x = x.to(kind)
+    return x
+
+
+@triton.jit
+def _rotate(
+    x_ptr, y_ptr, at_x, at_y, mask, cos_l, cos_h, sin_l, sin_h, part_stride, bias_ptr, at_bias,
+    R: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    # both halves of the heads' rotated part in one tile each: [heads, BLOCK_D]
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    half: tl.constexpr = R // 2
+    low = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
+    high = _added(x_ptr, at_x + half, mask, part_stride, bias_ptr, at_bias + half, kind, PARTS)
+    low, high = low.to(cos_l.dtype), high.to(cos_l.dtype)
+    tl.store(y_ptr + at_y, (low * cos_l - high * sin_l).to(kind), mask=mask)
+    tl.store(y_ptr + at_y + half, (high * cos_h + low * sin_h).to(kind), mask=mask)
+
+
+@triton.jit
+def _keep(
+    x_ptr, y_ptr, at_x, at_y, mask, part_stride, bias_ptr, at_bias, PARTS: tl.constexpr
+):  # fmt: skip
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    x = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
+    tl.store(y_ptr + at_y, x, mask=mask)
+
+
+@triton.jit
+def _rotary_kernel(
+    q_ptr,  # [M, H, D], or with k and v [PARTS, M, ..] float32
+    k_ptr,  # [M, K, D]
+    v_ptr,  # [M, K, D], or None
+    bias_ptr,  # [(H + 2 K) D], or None
+    position_ptr,  # [M] int32, or None: position is the row
+    cos_ptr,  # [positions, R]
+    sin_ptr,  # [positions, R]
+    out_ptr,  # [M, H, D]
+    node_k_ptr,  # [M, K, D]
+    node_v_ptr,  # [M, K, D], or None as v
+    q_stride,
+    k_stride,
+    v_stride,
+    part_stride,
+    EACH: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    kv = tl.program_id(1)
+    # [1, BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    half = offs_d < R // 2
+    at = row * R + offs_d
+    if position_ptr is not None:
+        at = tl.load(position_ptr + row).to(tl.int64) * R + offs_d
+    cos_l = tl.load(cos_ptr + at, mask=half).to(WIDE)
+    cos_h = tl.load(cos_ptr + at + R // 2, mask=half).to(WIDE)
+    sin_l = tl.load(sin_ptr + at, mask=half).to(WIDE)
+    sin_h = tl.load(sin_ptr + at + R // 2, mask=half).to(WIDE)
+
+    # [BLOCK_E, BLOCK_D]
+    e = tl.arange(0, BLOCK_E)[:, None]
+    heads = (kv * EACH + e) * D + offs_d
+    mask = (e < EACH) & half
+    at_out = row * (EACH * K * D) + heads
+    _rotate(
+        q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h,
+        part_stride, bias_ptr, heads, R, PARTS,
+    )  # fmt: skip
+    at_node = row * (K * D) + kv * D + offs_d
+    at_k = row * k_stride + kv * D + offs_d
+    # columns of the product: queries, keys, values
+    in_keys = (EACH * K + kv) * D + offs_d
+    _rotate(
+        k_ptr, node_k_ptr, at_k, at_node, half, cos_l, cos_h, sin_l, sin_h, part_stride, bias_ptr,
+        in_keys, R, PARTS,
+    )  # fmt: skip
+    for i in tl.static_range((D - R + BLOCK_D - 1) // BLOCK_D):
+        on = R + i * BLOCK_D
+        there = on + offs_d < D
+        _keep(
+            q_ptr, out_ptr, row * q_stride + heads + on, at_out + on, (e < EACH) & there,
+            part_stride, bias_ptr, heads + on, PARTS,
+        )  # fmt: skip
+        _keep(
+            k_ptr, node_k_ptr, at_k + on, at_node + on, there, part_stride, bias_ptr, in_keys + on,
+            PARTS,
+        )  # fmt: skip
+    if v_ptr is not None:
+        half = offs_d < D // 2
+        at_v = row * v_stride + kv * D + offs_d
+        for i in tl.static_range(2):
+            v = _added(
+                v_ptr, at_v + i * (D // 2), half, part_stride, bias_ptr,
+                in_keys + K * D + i * (D // 2), node_v_ptr.dtype.element_ty, PARTS,
+            )  # fmt: skip
+            tl.store(node_v_ptr + at_node + i * (D // 2), v, mask=half)
+
+
+def rotary_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    position: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    node_k: torch.Tensor,
+    node_v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One launch. Rows of q, k and v are contiguous but may be apart, as in a fused product."""
+    (M, H, D), K = q.shape[-3:], k.shape[-2]
+    parts, part_stride = (q.shape[0], q.stride(0)) if q.dim() == 4 else (1, 0)
+    out = torch.empty(M, H, D, dtype=node_k.dtype, device=q.device)
+    _rotary_kernel[(M, K)](
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        bias_ptr=bias if parts > 1 else None,
+        position_ptr=position,
+        cos_ptr=cos,
+        sin_ptr=sin,
+        out_ptr=out,
+        node_k_ptr=node_k,
+        node_v_ptr=node_v,
+        q_stride=q.stride(-3),
+        k_stride=k.stride(-3),
+        v_stride=v.stride(-3),
+        part_stride=part_stride,
+        EACH=H // K,
+        K=K,
+        D=D,
+        R=cos.shape[1],
+        BLOCK_E=triton.next_power_of_2(H // K),
+        BLOCK_D=triton.next_power_of_2(D // 2),
+        WIDE=tl.float64 if q.dtype == torch.float64 else tl.float32,
+        PARTS=parts,
+        num_warps=2,
+    )
+    return out
+
+
+def _loop() -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.layers.cpu import elementwise
+
+    return elementwise.reads_rotary, elementwise.rotary
+
+
+_rotary = operator(
+    "rotary",
+    rotary_ref,
+    rotary_triton,
+    loop=_loop,
+    written=("node_k", "node_v"),
+    fake=lambda q, *rest: q.new_empty(q.shape),
+)
+
+
+def rotary(
+    q: torch.Tensor,  # [M, H, D]
+    k: torch.Tensor,  # [M, K, D]
+    v: torch.Tensor,  # [M, K, D]
+    position: torch.Tensor,  # [M] int32
+    cos: torch.Tensor,  # [positions, R]
+    sin: torch.Tensor,  # [positions, R]
+    node_k: torch.Tensor,  # [M, K, D], written
+    node_v: torch.Tensor,  # [M, K, D], written
+) -> torch.Tensor:
+    """Returns the rotated queries [M, H, D]; rotated keys and values go to node_k and node_v.
+
+    Not differentiable; `csd.kernels.rotate` is.
+    """
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise RuntimeError("rotary has no backward: call it under torch.no_grad(), or use rotate")
+    if q.dim() != 3 or k.dim() != 3 or q.shape[2] % 2 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            "q and k must be [M, H, D] and [M, K, D] with an even D and H a multiple of K, got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    (M, _, D), K = q.shape, k.shape[1]
+    check_tensor("q", q, q.shape, None, q.device, rows_apart=True)
+    for name, x in (("k", k), ("v", v)):
+        check_tensor(name, x, (M, K, D), q.dtype, q.device, rows_apart=True)
+    for name, x in (("node_k", node_k), ("node_v", node_v)):
+        check_tensor(name, x, (M, K, D), q.dtype, q.device)
+    check_tensor("cos", cos, (None, None), q.dtype, q.device)
+    if cos.shape[1] % 2 or cos.shape[1] > D:
+        raise ValueError(f"cos must be [positions, R] with an even R <= {D}, got {[*cos.shape]}")
+    check_tensor("sin", sin, cos.shape, q.dtype, q.device)
+    check_tensor("position", position, (M,), torch.int32, q.device)
+    return _rotary(q, k, v, position, cos, sin, node_k, node_v)
+
+
+def rotate_ref(
+    q: torch.Tensor,  # [M, H, D]
+    k: torch.Tensor,  # [M, K, D]
+    cos: torch.Tensor,  # [M, D]
+    sin: torch.Tensor,  # [M, D]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the rotated q [M, H, D] and k [M, K, D]."""
+    cos, sin = cos[:, None], sin[:, None]
+    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+
+
+def rotate_triton(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One launch. Each row of q and k is contiguous; rows may be apart."""
+    (M, H, D), K = q.shape, k.shape[1]
+    out_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out_k = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    _rotary_kernel[(M, K)](
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=None,
+        bias_ptr=None,
+        position_ptr=None,
+        cos_ptr=cos,
+        sin_ptr=sin,
+        out_ptr=out_q,
+        node_k_ptr=out_k,
+        node_v_ptr=None,
+        q_stride=q.stride(0),
+        k_stride=k.stride(0),
+        v_stride=0,
+        part_stride=0,
+        EACH=H // K,
+        K=K,
+        D=D,
+        R=D,
+        BLOCK_E=triton.next_power_of_2(H // K),
+        BLOCK_D=triton.next_power_of_2(D // 2),
+        WIDE=tl.float64 if q.dtype == torch.float64 else tl.float32,
+        PARTS=1,
+        num_warps=2,
+    )
+    return out_q, out_k
+
+
+_rotate_both = operator(
+    "rotate",
+    rotate_ref,
+    rotate_triton,
+    fake=lambda q, k, cos, sin: (q.new_empty(q.shape), k.new_empty(k.shape)),
+)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.save_for_backward(*inputs[2:])
+
+
+def _backward(ctx: Any, grad_q: torch.Tensor, grad_k: torch.Tensor) -> tuple:
+    cos, sin = ctx.saved_tensors
+    low, high = sin.chunk(2, dim=-1)
+    back = torch.cat((-high, -low), dim=-1)
+    return *_rotate_both(grad_q.contiguous(), grad_k.contiguous(), cos, back), None, None
+
+
+_rotate_both.register_autograd(_backward, setup_context=_save)
+
+
+def rotate(
+    q: torch.Tensor,  # [M, H, D]
+    k: torch.Tensor,  # [M, K, D]
+    cos: torch.Tensor,  # [M, D]
+    sin: torch.Tensor,  # [M, D]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the rotated q [M, H, D] and k [M, K, D]. Differentiable in q and k."""
+    if q.dim() != 3 or k.dim() != 3 or q.shape[2] % 2 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            "q and k must be [M, H, D] and [M, K, D] with an even D and H a multiple of K, got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    M, _, D = q.shape
+    check_tensor("q", q, q.shape, None, q.device, rows_apart=True)
+    check_tensor("k", k, (M, None, D), q.dtype, q.device, rows_apart=True)
+    for name, x in (("cos", cos), ("sin", sin)):
+        check_tensor(name, x, (M, D), q.dtype, q.device)
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise RuntimeError("rotate has no gradient for cos and sin: detach them")
+    return _rotate_both(q, k, cos, sin)

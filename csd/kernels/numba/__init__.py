@@ -1,0 +1,1 @@
+"""Parts of the loops that numba compiles for the CPU at hand."""

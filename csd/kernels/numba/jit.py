@@ -1,0 +1,116 @@
+"""Decorators of numba-compiled loops, and the digest of sources that invalidates their cache."""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.core import event
+
+from csd.kernels.numba.cache import UNKEPT, Kept
+from csd.state import preparation_phases
+
+CSD = Path(__file__).parents[2]
+# folders of the loops, and of the constants that they contain
+ROOMS = ("kernels", "state")
+
+
+def _is_own(found: Any) -> bool:
+    """True if an event of numba's compiler is about one of csd's loops."""
+    return (found.data["dispatcher"].py_func.__module__ or "").startswith("csd.")
+
+
+class First(event.Listener):
+    """Runs a function when the first of csd's loops is compiled instead of read from a file."""
+
+    def __init__(self, run: Callable[[], None]):
+        self.run, self.done = run, False
+
+    def on_start(self, found: Any) -> None:
+        if not self.done and _is_own(found):
+            self.done = True
+            self.run()
+
+    def on_end(self, found: Any) -> None:
+        pass
+
+
+class Counted(event.Listener):
+    """Counts csd's loops that this process compiles, and times them as the phase "compile"."""
+
+    loops = 0
+
+    def on_start(self, found: Any) -> None:
+        if _is_own(found):
+            preparation_phases.begin("compile")
+            self.loops += 1
+            preparation_phases.note(f"{self.loops} compiled")
+
+    def on_end(self, found: Any) -> None:
+        if _is_own(found):
+            preparation_phases.end()
+
+
+def _log() -> None:
+    if preparation_phases.is_shown():
+        # the phase's own line shows the compilation
+        return
+    logging.getLogger("csd").warning(
+        "csd compiles loops for this CPU, about a minute in all, and caches them"
+    )
+
+
+# once per process, whose call waits
+NOTICE = First(_log)
+event.register("numba:compile", NOTICE)
+event.register("numba:compile", Counted())
+
+
+def before_compiling(run: Callable[[], None]) -> AbstractContextManager:
+    """Context in which `run` is called before the first of csd's loops is compiled, if any."""
+    return event.install_listener("numba:compile", First(run))
+
+
+def loop(function: Any) -> Any:
+    """Compile `function` at its first call, to run without the GIL; all processes share the code.
+
+    Only accesses that are indexed by the loop's own variable are vectorized, since an index that
+    might be negative counts from the end. So loops run over slices.
+    """
+    return compiled(function)
+
+
+def any_order(function: Any) -> Any:
+    """Like `loop`, but the compiler may reorder sums; the order depends on the length alone."""
+    return compiled(function, fastmath={"reassoc"})
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    """Compile `function` with `njit` and csd's cache on disk; options: further ones of `njit`."""
+    usual: dict[str, Any] = dict(nogil=True, error_model="numpy", boundscheck=False)
+    options = usual | options
+    found, file = njit(function, **options), Path(function.__code__.co_filename)
+    try:
+        # numba compiles a function again when its own file has changed, but the compiled code also
+        # contains code and constants of other files
+        found._cache = Kept(function, stamp(file) if file.is_file() else None)
+    except RuntimeError as error:
+        # neither the package's folder nor the user's is writable
+        UNKEPT(error)
+    return found
+
+
+@cache
+def stamp(file: Path) -> str:
+    """Digest of `file` and of all sources whose code or constants csd's loops may contain."""
+    return hashlib.sha256(file.read_bytes() + _sources()).hexdigest()
+
+
+@cache
+def _sources() -> bytes:
+    files = sorted(path for room in ROOMS for path in (CSD / room).rglob("*.py"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).digest()

@@ -1,0 +1,111 @@
+"""Stable sort for loops; numba's own sort takes seconds to compile for each type of array.
+
+e^x, maximum and sum in numba's loops.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic, overload, register_jitable
+
+from csd.kernels.numba.jit import any_order, loop
+from csd.kernels.numba.simd import exponential
+
+
+def exp(x: Any) -> Any:
+    """e^x, for float32 by the code of `simd.py`."""
+
+
+def ordered(x: Any) -> Any:
+    """Maps numbers to integers in the same order: compilers vectorize maxima of integers."""
+
+
+def number(x: Any) -> Any:
+    """The inverse of `ordered`."""
+
+
+@overload(ordered)
+def _ordered(x):
+    if x == types.float64:
+        return lambda x: _flip_double(np.float64(x).view(np.int64))
+    return lambda x: _flip_single(np.float32(x).view(np.int32))
+
+
+@overload(number)
+def _number(x):
+    if x == types.int64:
+        return lambda x: np.int64(_flip_double(np.int64(x))).view(np.float64)
+    return lambda x: np.int32(_flip_single(np.int32(x))).view(np.float32)
+
+
+@register_jitable
+def _flip_single(bits):
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@register_jitable
+def _flip_double(bits):
+    return np.int64(bits ^ ((bits >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF)))
+
+
+@overload(exp)
+def _exp(x):
+    return (lambda x: _exp_single(x)) if x == types.float32 else lambda x: np.exp(x)
+
+
+@intrinsic
+def _exp_single(typing_context, x):
+    return x(x), lambda context, builder, signature, args: exponential(builder, args[0])
+
+
+@loop
+def peak(x):
+    """Maximum of x, or NaN if x has a NaN whose sign is positive."""
+    most = ordered(x[0])
+    for j in range(1, x.shape[0]):
+        value = ordered(x[j])
+        most = value if value > most else most
+    return number(most)
+
+
+@any_order
+def added(x):
+    """Sum of x, in an order that depends on its length alone."""
+    total = x[0]
+    for j in range(1, x.shape[0]):
+        total += x[j]
+    return total
+
+
+# length of runs that are sorted by insertion before they are merged
+RUN = 8
+
+
+@loop
+def places_in_order(key):
+    """Stable ascending argsort of key [n] int64; returns indices [n] int64."""
+    n = key.shape[0]
+    order, merged = np.empty(n, np.int64), np.empty(n, np.int64)
+    for first in range(0, n, RUN):
+        for i in range(first, min(first + RUN, n)):
+            j = i
+            while j > first and key[order[j - 1]] > key[i]:
+                order[j] = order[j - 1]
+                j -= 1
+            order[j] = i
+    width = RUN
+    while width < n:
+        for first in range(0, n, 2 * width):
+            middle, end = min(first + width, n), min(first + 2 * width, n)
+            i, j = first, middle
+            for k in range(first, end):
+                if i < middle and (j >= end or key[order[i]] <= key[order[j]]):
+                    merged[k] = order[i]
+                    i += 1
+                else:
+                    merged[k] = order[j]
+                    j += 1
+        order, merged = merged, order
+        width *= 2
+    return order

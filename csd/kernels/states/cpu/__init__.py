@@ -1,0 +1,1 @@
+"""Loops of layers with a state, for the backend "cpu"."""

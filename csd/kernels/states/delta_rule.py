@@ -1,0 +1,269 @@
+"""Mamba-2's state space model along the paths of a pool's trees, from the slots' states.
+
+    S_t = d_t S_{t-1} + B_t u_t^T,    u_t = dt_t x_t,    d_t = exp(dt_t A),    o_t = S_t^T C_t
+
+(Dao and Gu, "Transformers are SSMs", 2024; the output is o_t + D x_t.) It is `tree_delta_rule` with
+key B_t and query C_t, and with given updates, so there is nothing to solve.
+
+`tree_delta_rule` and `tree_ssm` in plain PyTorch: fixed shapes, nothing is read on the host.
+
+The gated delta rule along the paths of a pool's trees, from the slots' states.
+
+A head's state S is a matrix of keys and values. Token t has a query q_t, a key k_t of length one, a
+value v_t, a decay d_t in (0, 1] and a strength b_t, and
+
+    S_t = d_t S_{t-1} + k_t u_t^T,    u_t = b_t (v_t - d_t S_{t-1}^T k_t),    o_t = S_t^T q_t
+
+(Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024.) No node needs a state of its own. With
+S the state at the checkpoint of row j (`csd/state/recurrent.py`) and the tokens i after it in
+order, those of the slot's tail and then the nodes above j,
+
+    a <- S^T k_j,    a <- d_i a + (k_i . k_j) u_i for all i < j,    u_j = b_j (v_j - d_j a)
+    o <- S^T q_j,    o <- d_i o + (k_i . q_j) u_i for all i <= j
+
+which is the recurrence applied to one vector: decays are multiplied in the same order, and no two
+logarithms are subtracted. The updates u_i of a tail are stored, so that its tokens need no second
+product with a state. A row's sums run over its own text in order of position, from a state that
+is a function of that text: its bits depend on nothing else.
+
+A row's checkpoint may be one chunk after the slot's stored one (`base`); the state is then advanced
+by `add_chunk`, as in `csd.kernels.advance_state`.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from csd.kernels.common.checks import check_tensor
+from csd.kernels.common.operator import operator
+from csd.kernels.states.advance import check_states, next_state
+from csd.kernels.states.paths import DEPTHS
+from csd.kernels.states.triton import tree_delta_rule_triton, tree_ssm_triton
+from csd.state.recurrent import TAIL, checkpoint
+
+__all__ = [
+    "tree_delta_rule",
+    "tree_delta_rule_ref",
+    "tree_delta_rule_triton",
+    "tree_ssm",
+    "tree_ssm_ref",
+    "tree_ssm_triton",
+]
+
+
+def tree_delta_rule_ref(
+    q: torch.Tensor,  # [M, Hk, Dk]
+    value: torch.Tensor,  # [M, H, Dv]
+    strength: torch.Tensor,  # [M, H]
+    node_key: torch.Tensor,  # [M, Hk, Dk]
+    node_decay: torch.Tensor,  # [M, H]
+    node_update: torch.Tensor,  # [M, H, Dv], written
+    state: torch.Tensor,  # [S, H, Dk, Dv]
+    key: torch.Tensor,  # [S, TAIL, Hk, Dk]
+    update: torch.Tensor,  # [S, TAIL, H, Dv]
+    decay: torch.Tensor,  # [S, TAIL, H]
+    base: torch.Tensor,  # [S] int32
+    slot: torch.Tensor,  # [M] int32
+    position: torch.Tensor,  # [M] int32
+    path: torch.Tensor,  # [M, DEPTHS] int32
+    slot_start: torch.Tensor,  # [S] int32, not used here, nor is slot_nodes
+    slot_nodes: torch.Tensor,  # [S] int32
+) -> torch.Tensor:
+    """Returns outputs [M, H, Dv] and writes the updates to node_update."""
+    where = slot, position, path
+    kept = state, key, update, decay, base
+    k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
+    live, depth = _rows(slot, path)
+    read = _read_after_tails(torch.stack((k, q)), *kept, *where)
+    u = torch.zeros_like(value)
+    for d in range(path.shape[1]):
+        at = (depth == d) & live
+        found = strength[..., None] * (value - node_decay[..., None] * read[0])
+        u = torch.where(at[:, None, None], found, u)
+        read = _read_after_node(read, torch.stack((k, q)), k, u, node_decay, path[:, d])
+    node_update.copy_(u)
+    return torch.where(live[:, None, None], read[1], 0)
+
+
+def tree_ssm_ref(
+    q: torch.Tensor,  # [M, Hk, Dk]
+    node_key: torch.Tensor,  # [M, Hk, Dk]
+    node_decay: torch.Tensor,  # [M, H]
+    node_update: torch.Tensor,  # [M, H, Dv]
+    state: torch.Tensor,  # [S, H, Dk, Dv]
+    key: torch.Tensor,  # [S, TAIL, Hk, Dk]
+    update: torch.Tensor,  # [S, TAIL, H, Dv]
+    decay: torch.Tensor,  # [S, TAIL, H]
+    base: torch.Tensor,  # [S] int32
+    slot: torch.Tensor,  # [M] int32
+    position: torch.Tensor,  # [M] int32
+    path: torch.Tensor,  # [M, DEPTHS] int32
+    slot_start: torch.Tensor,  # [S] int32, not used here, nor is slot_nodes
+    slot_nodes: torch.Tensor,  # [S] int32
+) -> torch.Tensor:
+    """Returns outputs [M, H, Dv], with given updates `node_update`."""
+    k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
+    live, _ = _rows(slot, path)
+    read = _read_after_tails(q[None], state, key, update, decay, base, slot, position, path)
+    for d in range(path.shape[1]):
+        read = _read_after_node(read, q[None], k, node_update, node_decay, path[:, d])
+    return torch.where(live[:, None, None], read[0], 0)
+
+
+def _each_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _rows(slot: torch.Tensor, path: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[M] bool: True if a row is not padding; [M]: its depth."""
+    return slot >= 0, (path >= 0).sum(1) - 1
+
+
+def _read_after_tails(
+    x: torch.Tensor,  # [2, M, H, Dk] or [1, ..]
+    state: torch.Tensor, key: torch.Tensor, update: torch.Tensor, decay: torch.Tensor,
+    base: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, path: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """[.., M, H, Dv]: x times the state after the committed tokens of each row's slot."""
+    s, H = slot.clamp(min=0).long(), state.shape[1]
+    _, depth = _rows(slot, path)
+    first = torch.maximum(checkpoint(position), base[s])
+    later = next_state(state[None], key[None], update[None], decay[None], base)[0]
+    chosen = torch.where((first > base[s])[:, None, None, None], later[s], state[s])
+    read = (chosen * x[..., None]).sum(-2)
+    committed = position - depth
+    for i in range(TAIL):
+        place = ((first + i) % TAIL).long()
+        k = _each_head(key[s, place], H)
+        added = (k * x).sum(-1, keepdim=True) * update[s, place]
+        moved = decay[s, place][..., None] * read + added
+        # entries after a tail may hold any value: select, since 0 * NaN is not 0
+        read = torch.where((first + i < committed)[:, None, None], moved, read)
+    return read
+
+
+def _read_after_node(
+    read: torch.Tensor, x: torch.Tensor, key: torch.Tensor, update: torch.Tensor,
+    decay: torch.Tensor, row: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """`read` after the node `row` [M] of each row's path, or unchanged where it is -1."""
+    r = row.clamp(min=0).long()
+    added = (key[r] * x).sum(-1, keepdim=True) * update[r]
+    moved = decay[r][..., None] * read + added
+    return torch.where((row >= 0)[:, None, None], moved, read)
+
+
+def _loop() -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.states.cpu.advance import reads_states
+    from csd.kernels.states.cpu.delta_rule import tree_delta_rule
+
+    return (lambda *args: reads_states(*args[:10])), tree_delta_rule
+
+
+_tree_delta_rule = operator(
+    "tree_delta_rule",
+    tree_delta_rule_ref,
+    tree_delta_rule_triton,
+    loop=_loop,
+    written=("node_update",),
+    fake=lambda q, value, *others: torch.empty_like(value),
+)
+
+
+def tree_delta_rule(
+    q: torch.Tensor,  # [M, Hk, Dk], scaled
+    value: torch.Tensor,  # [M, H, Dv]
+    strength: torch.Tensor,  # [M, H]
+    node_key: torch.Tensor,  # [M, Hk, Dk], of length one
+    node_decay: torch.Tensor,  # [M, H]
+    node_update: torch.Tensor,  # [M, H, Dv], written
+    state: torch.Tensor,  # [S, H, Dk, Dv], at `base`
+    key: torch.Tensor,  # [S, 32, Hk, Dk], of the tokens after `base`, by position % 32
+    update: torch.Tensor,  # [S, 32, H, Dv]
+    decay: torch.Tensor,  # [S, 32, H]
+    base: torch.Tensor,  # [S] int32
+    slot: torch.Tensor,  # [M] int32, -1 in padding
+    position: torch.Tensor,  # [M] int32
+    path: torch.Tensor,  # [M, 17] int32, of `csd.kernels.tree_paths`
+    slot_start: torch.Tensor,  # [S] int32
+    slot_nodes: torch.Tensor,  # [S] int32
+) -> torch.Tensor:
+    """Returns outputs [M, H, Dv] and writes the updates to node_update; both are 0 in padding.
+
+    All of one dtype, float32 or float64. Head h has the query and key of head h // (H / Hk).
+    """
+    check_states(state, key, update, decay)
+    M, H, Dv = slot.shape[0], state.shape[1], state.shape[3]
+    check_nodes(
+        q, node_key, node_decay, node_update, state, key, base, slot, position, path, slot_start,
+        slot_nodes,
+    )  # fmt: skip
+    check_tensor("value", value, (M, H, Dv), state.dtype, state.device)
+    check_tensor("strength", strength, (M, H), state.dtype, state.device)
+    return _tree_delta_rule(
+        q, value, strength, node_key, node_decay, node_update, state, key, update, decay, base,
+        slot, position, path, slot_start, slot_nodes,
+    )  # fmt: skip
+
+
+def check_nodes(
+    q: torch.Tensor, node_key: torch.Tensor, node_decay: torch.Tensor, node_update: torch.Tensor,
+    state: torch.Tensor, key: torch.Tensor, base: torch.Tensor, slot: torch.Tensor,
+    position: torch.Tensor, path: torch.Tensor, slot_start: torch.Tensor, slot_nodes: torch.Tensor,
+) -> None:  # fmt: skip
+    """Raises ValueError, naming the tensor, unless the operands fit the states."""
+    S, H, Dk, Dv = state.shape
+    kind, device, M = state.dtype, state.device, slot.shape[0]
+    keys = M, key.shape[2], Dk
+    for name, x, shape in (
+        ("q", q, keys), ("node_key", node_key, keys), ("node_decay", node_decay, (M, H)),
+        ("node_update", node_update, (M, H, Dv)),
+    ):  # fmt: skip
+        check_tensor(name, x, shape, kind, device)
+    for name, whole, size in (
+        ("base", base, (S,)), ("slot", slot, (M,)), ("position", position, (M,)),
+        ("path", path, (M, DEPTHS)), ("slot_start", slot_start, (S,)),
+        ("slot_nodes", slot_nodes, (S,)),
+    ):  # fmt: skip
+        check_tensor(name, whole, size, torch.int32, device)
+
+
+def _ssm_loop() -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.states.cpu.advance import reads_states
+    from csd.kernels.states.cpu.delta_rule import tree_ssm
+
+    return (lambda *args: reads_states(*args[:8])), tree_ssm
+
+
+_tree_ssm = operator(
+    "tree_ssm", tree_ssm_ref, tree_ssm_triton, loop=_ssm_loop,
+    fake=lambda q, node_key, node_decay, node_update, *others: torch.empty_like(node_update),
+)  # fmt: skip
+
+
+def tree_ssm(
+    q: torch.Tensor,  # [M, Hk, Dk], C
+    node_key: torch.Tensor,  # [M, Hk, Dk], B
+    node_decay: torch.Tensor,  # [M, H]
+    node_update: torch.Tensor,  # [M, H, Dv], dt x
+    state: torch.Tensor,  # [S, H, Dk, Dv], at `base`
+    key: torch.Tensor,  # [S, 32, Hk, Dk], of the tokens after `base`, by position % 32
+    update: torch.Tensor,  # [S, 32, H, Dv]
+    decay: torch.Tensor,  # [S, 32, H]
+    base: torch.Tensor,  # [S] int32
+    slot: torch.Tensor,  # [M] int32, -1 in padding
+    position: torch.Tensor,  # [M] int32
+    path: torch.Tensor,  # [M, 17] int32, of `csd.kernels.tree_paths`
+    slot_start: torch.Tensor,  # [S] int32
+    slot_nodes: torch.Tensor,  # [S] int32
+) -> torch.Tensor:
+    """Returns outputs [M, H, Dv], zeros in padding. All of one dtype, float32 or float64."""
+    check_states(state, key, update, decay)
+    check_nodes(
+        q, node_key, node_decay, node_update, state, key, base, slot, position, path, slot_start,
+        slot_nodes,
+    )  # fmt: skip
+    return _tree_ssm(
+        q, node_key, node_decay, node_update, state, key, update, decay, base, slot, position,
+        path, slot_start, slot_nodes,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Loops of the consensus graph's table, for the backend "cpu"."""

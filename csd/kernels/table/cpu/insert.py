@@ -1,0 +1,358 @@
+"""Insertion into the consensus graph in one call; see `csd/kernels/table`.
+
+The contexts that rows update and their entries; equal keys are grouped by hash.
+
+Merge of a context's old and new successors, as in `csd.kernels.graph_insert`.
+"""
+
+from collections import namedtuple
+
+import numpy as np
+import torch
+
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.lanes import fetch
+from csd.kernels.numba.tensors import on_host, require
+from csd.kernels.table.cpu.lookup import find_entry, hash_prefix, order_sizes
+from csd.kernels.table.lookup import MAX_AGE
+from csd.kernels.table.reference import graph_insert_ref
+from csd.state.context_table import MAX_TOTAL, Table
+
+# int64 numbers in a cache line; number of contexts by which prefetching is ahead of reading
+LONGS, AHEAD = 8, 8
+
+
+@loop
+def gather(
+    group_key,  # [R]
+    context,  # [R, N]
+    orders,  # [O]
+    ways,
+    entry_group,  # [C]
+    entry_hash,  # [C]
+    entry_total,  # [C]
+    entry_stamp,  # [C]
+    code,  # [K], written, and so are all below: hash of a context
+    before,  # [K], the key of the same context before each, or -1
+    first,  # [K], a context's first key
+    last,  # [K], its last key
+    count,  # [K], number of its keys
+):
+    """Group keys by context, in the order of first keys; returns the number of contexts.
+
+    Key r O + o is row r's context of order orders[o]. Prefetches the buckets of the contexts.
+    """
+    O, contexts, size = orders.shape[0], 0, 1
+    while size < 2 * code.shape[0]:
+        size *= 2
+    # hash table of contexts
+    table, hashes = np.full(size, -1, np.int32), np.empty(O, np.int64)
+    for r in range(group_key.shape[0]):
+        if group_key[r] < 0:
+            continue
+        hash_prefix(group_key[r], context[r], orders, hashes)
+        for o in range(O):
+            if context[r, orders[o] - 1] < 0:
+                continue
+            key, h = r * O + o, hashes[o] & (size - 1)
+            while table[h] >= 0 and code[table[h]] != hashes[o]:
+                h = (h + 1) & (size - 1)
+            c = table[h]
+            if c < 0:
+                table[h], c = contexts, contexts
+                contexts += 1
+                code[c], first[c], last[c], count[c], before[key] = hashes[o], key, key, 1, -1
+                base = (hashes[o] & (entry_hash.shape[0] // ways - 1)) * ways
+                fetch(entry_total, base)
+                fetch(entry_stamp, base)
+                for entry in range(base, base + ways, LONGS):
+                    fetch(entry_hash, entry)
+                    fetch(entry_group, entry)
+            elif _same(group_key, context, orders, key, first[c]):
+                before[key], last[c] = last[c], key
+                count[c] += 1
+    return contexts
+
+
+@loop
+def find(
+    contexts,
+    code,  # [K]
+    first,  # [K]
+    group_key,  # [R]
+    context,  # [R, N]
+    orders,  # [O]
+    ways,
+    entry_group,  # [C]
+    entry_hash,  # [C]
+    entry_tokens,  # [C, N]
+    place,  # [K], written: the entry of each context, or -1
+):
+    """Look up the entries of the first `contexts` contexts, which `gather` has written."""
+    O, N = orders.shape[0], entry_tokens.shape[1]
+    for c in range(contexts):
+        if c + AHEAD < contexts:
+            base = (code[c + AHEAD] & (entry_hash.shape[0] // ways - 1)) * ways
+            for entry in range(base, base + ways):
+                if entry_hash[entry] == code[c + AHEAD]:
+                    fetch(entry_tokens, entry * N)
+        r, o = first[c] // O, first[c] % O
+        place[c] = find_entry(
+            entry_group, entry_hash, entry_tokens, ways, group_key[r], context[r], orders[o],
+            code[c],
+        )  # fmt: skip
+
+
+@loop
+def _same(group_key, context, orders, key, other):
+    """True if two keys have the same group, order and tokens."""
+    O = orders.shape[0]
+    r, q, order = key // O, other // O, orders[key % O]
+    same = group_key[r] == group_key[q] and order == orders[other % O]
+    for i in range(order):
+        same &= context[r, i] == context[q, i]
+    return same
+
+
+TOKEN_BITS = np.int64(31)
+MOST_TOKEN = np.int64((1 << 31) - 1)
+
+
+@loop
+def merge(
+    entry,
+    last,  # the last key of the context
+    count,  # number of its keys
+    before,  # [K], the key before each, or -1
+    orders,  # number of orders, i.e. of keys per row
+    token,  # [R, U]
+    weight,  # [R, U]
+    row_total,  # [R]
+    bit,  # [R]
+    entry_total,  # [C]
+    succ_token,  # [C, E]
+    succ_weight,  # [C, E]
+    succ_source,  # [C, E]
+    found,  # workspace for tokens: E and those of all keys at least
+    mass,  # workspace for their weights
+    source,  # workspace for their sources
+    index,  # hash table of `found`, at least twice as long, rounded up to a power of two
+    best,  # [E], workspace
+    who,  # [E], workspace
+):
+    """Adds the rows of a context's keys to its entry, in place."""
+    U, E = token.shape[1], succ_token.shape[1]
+    size = 1
+    while size < 2 * (E + count * U):
+        size *= 2
+    index[:size] = -1
+    n = 0
+    for e in range(E):
+        if succ_token[entry, e] < 0:
+            break
+        n = _add(
+            succ_token[entry, e], succ_weight[entry, e], succ_source[entry, e],
+            found, mass, source, index, size, n,
+        )  # fmt: skip
+    total, key = np.int64(entry_total[entry]), last
+    while key >= 0:
+        row = key // orders
+        total += row_total[row]
+        mine = np.int64(1) << np.int64(bit[row])
+        for u in range(U):
+            if token[row, u] >= 0 and weight[row, u] > 0:
+                n = _add(token[row, u], weight[row, u], mine, found, mass, source, index, size, n)
+        key = before[key]
+
+    kept = 0
+    for i in range(n):
+        # larger for heavier tokens, and of equal weights for smaller ones
+        rank = mass[i] << TOKEN_BITS | (MOST_TOKEN - found[i])
+        if kept == E and rank < best[E - 1]:
+            continue
+        j = min(kept, E - 1)
+        kept = min(kept + 1, E)
+        while j > 0 and best[j - 1] < rank:
+            best[j], who[j] = best[j - 1], who[j - 1]
+            j -= 1
+        best[j], who[j] = rank, i
+    half = np.int64(total > MAX_TOTAL)
+    entry_total[entry] = total >> half
+    for e in range(E):
+        i = who[e] if e < kept else 0
+        w = mass[i] >> half if e < kept else 0
+        succ_token[entry, e] = found[i] if w > 0 else -1
+        succ_weight[entry, e] = w
+        succ_source[entry, e] = source[i] if w > 0 else 0
+
+
+@loop
+def _add(token, weight, source_bits, found, mass, source, index, size, n):
+    """Add weight and sources to a token, inserting it if new; returns the number of tokens."""
+    h = (np.int64(token) * 0x9E3779B1 >> 16) & (size - 1)
+    while index[h] >= 0 and found[index[h]] != token:
+        h = (h + 1) & (size - 1)
+    i = index[h]
+    if i < 0:
+        index[h] = n
+        found[n], mass[n], source[n] = token, weight, source_bits
+        return n + 1
+    mass[i] += weight
+    source[i] |= source_bits
+    return n
+
+
+NONE = np.iinfo(np.int64).max
+
+
+@loop
+def insert_rows(
+    group_key,  # [R]
+    context,  # [R, N]
+    token,  # [R, U]
+    weight,  # [R, U]
+    row_total,  # [R]
+    bit,  # [R]
+    live_groups,  # [G]
+    orders,  # [O]
+    ways,
+    entry_group,  # [C]
+    entry_hash,  # [C]
+    entry_tokens,  # [C, N]
+    entry_total,  # [C]
+    entry_stamp,  # [C]
+    succ_token,  # [C, E]
+    succ_weight,  # [C, E]
+    succ_source,  # [C, E]
+    step,  # [1]
+    dropped,  # [1]
+):
+    """Insert rows into the table; returns False, with no change, if a row's group is not live."""
+    R, O = group_key.shape[0], orders.shape[0]
+    for r in range(R):
+        if group_key[r] >= 0 and not _among(group_key[r], live_groups):
+            return False
+    step[0] += 1
+
+    # of each context: its hash, first and last key, number of keys and entry; `before` is per key
+    K, kind = R * O, np.int64
+    code, before, place = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
+    first, last, count = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
+    contexts = gather(
+        group_key, context, orders, ways, entry_group, entry_hash, entry_total, entry_stamp,
+        code, before, first, last, count,
+    )  # fmt: skip
+    find(
+        contexts, code, first, group_key, context, orders, ways, entry_group, entry_hash,
+        entry_tokens, place,
+    )  # fmt: skip
+    most, new = 0, np.zeros(contexts, np.bool_)
+    for c in range(contexts):
+        most = max(most, count[c])
+        if place[c] >= 0:
+            entry_stamp[place[c]] = step[0]
+    for c in range(contexts):
+        if place[c] >= 0:
+            continue
+        entry = _free_entry(
+            code[c], live_groups, ways, entry_group, entry_total, entry_stamp, step[0]
+        )
+        place[c] = entry
+        if entry < 0:
+            dropped[0] += 1
+            continue
+        new[c] = True
+        entry_group[entry], entry_hash[entry] = group_key[first[c] // O], code[c]
+        entry_total[entry], entry_stamp[entry] = 0, step[0]
+
+    E, N = succ_token.shape[1], entry_tokens.shape[1]
+    tokens = E + most * token.shape[1]
+    found, mass, source = np.empty(tokens, kind), np.empty(tokens, kind), np.empty(tokens, kind)
+    best, who, index = np.empty(E, kind), np.empty(E, kind), np.empty(4 * tokens, np.int32)
+    for c in range(contexts):
+        if c + AHEAD < contexts and place[c + AHEAD] >= 0:
+            soon = place[c + AHEAD]
+            if new[c + AHEAD]:
+                fetch(entry_tokens, soon * N)
+            for e in range(soon * E, soon * E + E, LONGS):
+                fetch(succ_source, e)
+            for e in range(soon * E, soon * E + E, 2 * LONGS):
+                fetch(succ_token, e)
+                fetch(succ_weight, e)
+        entry = place[c]
+        if entry < 0:
+            continue
+        if new[c]:
+            r, order = first[c] // O, orders[first[c] % O]
+            for i in range(N):
+                entry_tokens[entry, i] = context[r, i] if i < order else -1
+            succ_token[entry] = -1
+        merge(
+            entry, last[c], count[c], before, O, token, weight, row_total, bit, entry_total,
+            succ_token, succ_weight, succ_source, found, mass, source, index, best, who,
+        )  # fmt: skip
+    return True
+
+
+@loop
+def _among(group, live_groups):
+    """True if `group` is in `live_groups`."""
+    found = False
+    for g in range(live_groups.shape[0]):
+        found |= live_groups[g] == group
+    return found
+
+
+@loop
+def _free_entry(code, live_groups, ways, entry_group, entry_total, entry_stamp, step):
+    """Entry of a hash's bucket to replace next, or -1 if this call has touched all of them."""
+    base = (code & (entry_group.shape[0] // ways - 1)) * ways
+    least, spot = NONE, -1
+    for entry in range(base, base + ways):
+        group = entry_group[entry]
+        if group < 0 or not _among(group, live_groups):
+            return entry
+        if entry_stamp[entry] == step:
+            continue
+        age = min(np.int64(step) - entry_stamp[entry], MAX_AGE)
+        cost = np.int64(entry_total[entry]) << 30 | (MAX_AGE - age) << 4
+        # of entries of equal cost, the first is replaced
+        if cost < least:
+            least, spot = cost, entry
+    return spot
+
+
+# the fields of a table, in the order of the loop's arguments
+TableTensors = namedtuple(
+    "TableTensors",
+    "entry_group entry_hash entry_tokens entry_total entry_stamp succ_token succ_weight "
+    "succ_source step dropped",
+)
+
+
+def table_tensors(table: Table) -> TableTensors:
+    """The tensors of a table that the loop reads and writes."""
+    return TableTensors(*[getattr(table, name) for name in TableTensors._fields])
+
+
+def graph_insert(
+    table: Table,
+    group_key: torch.Tensor,
+    context: torch.Tensor,
+    succ_token: torch.Tensor,
+    succ_weight: torch.Tensor,
+    row_total: torch.Tensor,
+    source_bit: torch.Tensor,
+    live_groups: torch.Tensor,
+    orders: tuple[int, ...],
+) -> None:
+    """Inserts rows into `table` in place, as `graph_insert_ref`.
+
+    The reference itself runs if a row's group is not in flight.
+    """
+    rows = (group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups)
+    require(on_host(table.step, *rows), "graph_insert", table.step, *rows)
+    given = (x.contiguous().numpy() for x in rows)
+    held = (x.numpy() for x in table_tensors(table))
+    if not insert_rows(*given, order_sizes(orders), table.ways, *held):
+        graph_insert_ref(table, *rows, orders)

@@ -1,0 +1,1 @@
+"""Loops of verification, for the backend "cpu"."""

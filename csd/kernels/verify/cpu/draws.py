@@ -1,0 +1,116 @@
+"""Sampling of all rows from their heads and rests in one call; the reference is `draw_ref`."""
+
+import numpy as np
+import torch
+
+from csd.kernels.common.noise import SAMPLE
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.noise import gumbel, philox_word
+from csd.kernels.verify.passes import Draws, Heads, Rows
+from csd.state.slots import Slots
+from csd.state.verdict import TOP
+
+
+@loop
+def _draw(
+    token,  # [R, W]; the last columns of a row may be padding
+    score,  # [R, W]
+    rest_mass,  # [R]
+    slot,  # [R]
+    position,  # [R]
+    greedy,  # [R] bool
+    live,  # [R] bool
+    key,  # [S]
+    sample,  # [S]
+    vocab,
+    drawn,  # [R], written, and so are all below
+    logprob,  # [R]
+    log_total,  # [R]
+    top_token,  # [R, 8]
+    top_prob,  # [R, 8]
+):
+    top = np.empty(TOP, rest_mass.dtype)
+    for m in range(token.shape[0]):
+        s = slot[m]
+        drawn[m], logprob[m], log_total[m] = draw_row(
+            token[m], score[m], rest_mass[m], key[s], sample[s], position[m], greedy[m], live[m],
+            vocab, top, top_token[m], top_prob[m],
+        )  # fmt: skip
+
+
+@loop
+def draw_row(
+    token,  # [W]
+    score,  # [W]
+    rest_mass,
+    key,
+    sample,
+    position,
+    greedy,
+    live,
+    vocab,
+    top,  # [8], workspace
+    top_token,  # [8], written
+    top_prob,  # [8], written
+):
+    """Draw a row's token; returns it, its log-probability and the log of the row's mass.
+
+    The token is `vocab` if the rest is drawn. Writes the 8 likeliest tokens of the head.
+    """
+    kind = type(rest_mass)
+    total, most, won = 0.0, kind(-np.inf), 0
+    top[:] = -np.inf
+    top_token[:] = -1
+    for w in range(token.shape[0] + 1):
+        rest = w == token.shape[0]
+        value = np.log(rest_mass) if rest else score[w]
+        if not rest:
+            total += np.exp(value)
+            _rank(top, top_token, value, token[w])
+        # -inf: removed by the filters, or padding
+        if value == -np.inf or (rest and greedy):
+            continue
+        noisy = value
+        if not greedy:
+            t = vocab if rest else token[w]
+            noisy += gumbel(philox_word(key, t, position, sample, SAMPLE), kind)
+        # heads are in token order: the first maximum has the smallest id
+        if noisy > most:
+            most, won = noisy, w
+    rest = won == token.shape[0]
+    log_total = np.log(kind(total) + rest_mass)
+    drawn = vocab if rest else token[won]
+    logprob = (np.log(rest_mass) if rest else score[won]) - log_total
+    for j in range(TOP):
+        prob = np.float32(np.exp(top[j] - log_total))
+        prob = (np.float32(1) if j == 0 else np.float32(0)) if greedy else prob
+        present = live and prob > 0
+        top_prob[j] = prob if present else 0
+        top_token[j] = top_token[j] if present else -1
+    return drawn, logprob, log_total
+
+
+@loop
+def _rank(top, ids, value, token):
+    """Inserts a token into the list of the largest values, after equal ones."""
+    if value > top[-1]:
+        j = top.shape[0] - 1
+        while j > 0 and top[j - 1] < value:
+            top[j], ids[j] = top[j - 1], ids[j - 1]
+            j -= 1
+        top[j], ids[j] = value, token
+
+
+def draw(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
+    """Draws a token of each row, as `draw_ref`; the rest of a row is token `vocab`."""
+    R, dtype = rows.slot.shape[0], heads.score.dtype
+    out = Draws(
+        token=torch.empty(R, dtype=torch.long),
+        logprob=torch.empty(R, dtype=dtype),
+        log_total=torch.empty(R, dtype=dtype),
+        top_token=torch.empty(R, TOP, dtype=torch.long),
+        top_prob=torch.empty(R, TOP),
+    )
+    given = (*heads, *rows, slots.key, slots.sample)
+    _draw(*(x.contiguous().numpy() for x in given), vocab, *(x.numpy() for x in out))
+    return out

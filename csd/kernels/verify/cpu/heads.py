@@ -1,0 +1,169 @@
+"""Verification's passes over rows of logits: one finds the head, one computes log-sum-exp."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numba import prange
+
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.math import added, exp, peak
+from csd.kernels.numba.tensors import LIKE, memory, read, readable, require
+from csd.kernels.numba.threads import by_threads
+from csd.kernels.verify.passes import HEAD_WIDTH, Heads
+from csd.kernels.verify.reference_rows import heads_ref
+from csd.state.slots import Slots
+
+# numbers of a row that are processed at a time
+PIECE = 256
+# most tokens of a head for which the first pass has room
+MOST = 1024
+
+
+@by_threads
+def _heads(
+    shape,  # R, V, W
+    x,  # [R, V]
+    temperature,  # [R]
+    token,  # [R, W], written
+    score,  # [R, W], written
+    count,  # [R], written: number of all tokens of the head
+    rest,  # [R], written: sum of exp(z) of the other tokens
+    like,
+):
+    R, V, _ = shape
+    kind = type(temperature[0])
+    for m in prange(R):
+        row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
+        most = row_peak(row, z)
+        count[m], rest[m] = row_head(row, most, temperature[m], token[m], score[m], z)
+
+
+@by_threads
+def _log_sum(
+    shape,  # R, V
+    x,  # [R, V]
+    out,  # [R], written: log sum exp x
+    like,
+):
+    R, V = shape
+    kind = type(out[0])
+    for m in prange(R):
+        row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
+        out[m] = row_log_sum(row, row_peak(row, z), z)
+
+
+@loop
+def row_head(
+    row,  # [V]
+    most,  # its `row_peak`
+    temperature,
+    token,  # [W], written
+    score,  # [W], written
+    z,  # [PIECE], workspace of the temperature's type
+):
+    """Write the first W tokens of a row's head; returns the head's size and the others' mass."""
+    kind = type(temperature)
+    low, zero = kind(-HEAD_WIDTH), kind(0)
+    most = most / temperature
+    found, total = 0, zero
+    for offset in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - offset)
+        part = row[offset : offset + width]
+        for j in range(width):
+            z[j] = read(part[j]) / temperature - most
+        z[width:] = -np.inf
+        if not peak(z) < low:
+            for j in range(width):
+                if z[j] >= low:
+                    if found < token.shape[0]:
+                        token[found], score[found] = offset + j, z[j]
+                    found += 1
+        for j in range(PIECE):
+            z[j] = exp(z[j]) if z[j] < low else zero if z[j] == z[j] else z[j]
+        total += added(z)
+    return found, total
+
+
+@loop
+def row_log_sum(
+    row,  # [V]
+    most,  # its `row_peak`
+    z,  # [PIECE], workspace of the sum's type
+):
+    """log-sum-exp of a row."""
+    total = type(z[0])(0)
+    for offset in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - offset)
+        part = row[offset : offset + width]
+        for j in range(width):
+            z[j] = read(part[j]) - most
+        z[width:] = -np.inf
+        for j in range(PIECE):
+            z[j] = exp(z[j])
+        total += added(z)
+    return np.log(total) + most
+
+
+@loop
+def row_peak(row, z):
+    """Maximum of a row; z: [PIECE], workspace."""
+    most = read(row[0])
+    for offset in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - offset)
+        part = row[offset : offset + width]
+        for j in range(width):
+            z[j] = read(part[j])
+        most = max(most, peak(z[:width]))
+    return most
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Logits as loops read them; float16 is widened to float32, in which it is processed."""
+    x = x.float() if x.dtype == torch.float16 else x
+    require(readable(x), "verify", x)
+    return x
+
+
+def heads(
+    x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
+) -> Heads:
+    """Heads of rows x [R, V], as `heads_ref`, which computes rows with filters or long heads.
+
+    s: [R], slots of the rows. Heads of more than MOST tokens are long.
+    """
+    x = _wide(x)
+    R, V = x.shape
+    token = torch.empty(R, min(MOST, V), dtype=torch.long)
+    score, count = torch.empty(token.shape, dtype=temperature.dtype), torch.empty_like(s)
+    rest = torch.empty_like(temperature)
+    x = x.contiguous()
+    _heads(
+        x.numel(), (R, V, token.shape[1]), x.data_ptr(), temperature.numpy(), token.numpy(),
+        score.numpy(), count.numpy(), rest.numpy(), LIKE[x.dtype],
+    )  # fmt: skip
+    other = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
+    other = (other & ~greedy) | (count > token.shape[1])
+    width = max(int(torch.where(other, 0, count).max()), 1) if R else 1
+    hidden = torch.arange(width) >= count[:, None]
+    token = token[:, :width].masked_fill_(hidden, V)
+    score = score[:, :width].masked_fill_(hidden, -torch.inf)
+    if bool(other.any()):
+        others = other.nonzero()[:, 0]
+        found = heads_ref(x[others], temperature[others], slots, s[others], greedy[others])
+        wide = max(found.token.shape[1], width)
+        token = F.pad(token, (0, wide - width), value=V)
+        score = F.pad(score, (0, wide - width), value=-torch.inf)
+        more = (0, wide - found.token.shape[1])
+        token[others] = F.pad(found.token, more, value=V)
+        score[others] = F.pad(found.score, more, value=-torch.inf)
+        rest[others] = found.rest_mass
+    return Heads(token, score, rest)
+
+
+def log_sum(x: torch.Tensor) -> torch.Tensor:
+    """log-sum-exp [R] of x [R, V], at least float32, as `log_sum_ref`."""
+    x = _wide(x)
+    out = torch.empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
+    x = x.contiguous()
+    _log_sum(x.numel(), tuple(x.shape), x.data_ptr(), out.numpy(), LIKE[x.dtype])
+    return out

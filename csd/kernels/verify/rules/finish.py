@@ -1,0 +1,87 @@
+"""Steps around the verification of changed rows: empty rows, the model's own log-probabilities."""
+
+from collections.abc import Callable
+
+import torch
+
+from csd.kernels.verify.reference_rows import log_sum_ref
+from csd.kernels.verify.rules.rows import blocks
+from csd.state.logit_rules import Rules
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+
+
+def keep_full(
+    x: torch.Tensor, logits: torch.Tensor, static: bool = True, given: bool = False
+) -> torch.Tensor:
+    """Replaces rows of x [M, V] from which no token can be drawn by those of the logits, in place.
+
+    Such a row is no error if it is off all paths, and on a path it must still draw a token. static:
+    whether nothing may be read on the host. given: True if the tokens are input rather than drawn;
+    rows that allow no token then stay. Returns [M] int32: 1 for a row that allows no token, -1 for
+    one with a logit that is NaN or +inf, else 0.
+    """
+    most = x.amax(-1)
+    none = most == -torch.inf
+    if given:
+        none = torch.zeros_like(none)
+    odd = most.isnan() | (most == torch.inf)
+    short = none.int() - odd.int()
+    if not static and not bool((short != 0).any()):
+        return short
+    for rows in blocks(x.shape[0]):
+        x[rows] = torch.where(short[rows, None] != 0, logits[rows].to(x.dtype), x[rows])
+    return short
+
+
+def finish_rows(
+    verdict: Verdict,
+    logits: torch.Tensor,
+    short: torch.Tensor,
+    pool: Pool,
+    slots: Slots,
+    rules: Rules,
+    log_sum: Callable = log_sum_ref,
+    static: bool = True,
+) -> None:
+    """Write the model's own log-probabilities and the bad slots of a verdict on changed rows.
+
+    logits: [M, V] of the model; short: [M], result of `keep_full`: such rows are errors on a path,
+    and the first one's place, with its sign, is written to the rules. log_sum: the backend's.
+    static: whether nothing may be read on the host; else only rows on the paths are computed.
+    """
+    kept = verdict.accept_row >= 0
+    row = verdict.accept_row.clamp(min=0).long()
+    empty = torch.where(kept, short[row], 0)
+    first = (empty != 0).int().argmax(-1)
+    place = (slots.generated + first + 1) * empty.gather(1, first[:, None])[:, 0]
+    rules.empty.copy_(torch.where(rules.empty == 0, place, rules.empty))
+    verdict.bad |= place != 0
+    if static:
+        M = pool.rows
+        place = torch.where(kept, row, M).flatten()
+        on_path = torch.zeros(M + 1, dtype=torch.bool, device=row.device)
+        on_path = on_path.scatter_(0, place, True)[:M]
+        parts = blocks(M)
+        every = [own_chance(logits[at], verdict.sample[at], log_sum) for at in parts]
+        verdict.raw_logprob.copy_(torch.where(on_path, torch.cat(every), 0))
+    else:
+        rows = row[kept]
+        verdict.raw_logprob.zero_()
+        raw = own_chance(logits[rows], verdict.sample[rows], log_sum)
+        verdict.raw_logprob[rows] = raw.to(verdict.raw_logprob.dtype)
+    greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0
+    verdict.logprob.copy_(torch.where(greedy, verdict.raw_logprob, verdict.logprob))
+
+
+def own_chance(
+    logits: torch.Tensor, token: torch.Tensor, log_sum: Callable = log_sum_ref
+) -> torch.Tensor:
+    """Log-probabilities [R] of token [R] by logits [R, V], at least float32.
+
+    log_sum: the backend's, so that the bits equal those of its sampling.
+    """
+    total = log_sum(logits)
+    found = logits.gather(1, token.clamp(min=0).long()[:, None])[:, 0]
+    return found.to(total.dtype) - total

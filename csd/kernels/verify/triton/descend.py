@@ -1,0 +1,204 @@
+"""Follow one slot's accepted path per program: the last kernel of a verification.
+
+End of a step's verification in one launch: descend, advance and snapshot, slot by slot.
+
+A program follows its slot's path, advances the slot and writes what the host reads of both. Each of
+the three gets the results of the previous one in registers. Log-probabilities of the path's rows
+are read from memory, since the descent clears only those off the path.
+"""
+
+import triton
+import triton.language as tl
+
+from csd.kernels.verify.advance_slots import advance_slot
+from csd.kernels.verify.snapshot import snapshot_rows, snapshot_slot
+from csd.state import pool, verdict
+
+MAX_NODES = tl.constexpr(pool.MAX_NODES)
+RUNNING, STOP = tl.constexpr(verdict.RUNNING), tl.constexpr(verdict.STOP)
+LENGTH = tl.constexpr(verdict.LENGTH)
+
+
+@triton.jit
+def descend_slot(
+    s,
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    ancestors_ptr,  # [M] int64
+    slot_start_ptr,  # [S] int32
+    slot_nodes_ptr,  # [S] int32
+    generated_ptr,  # [S] int32
+    max_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    stop_ids_ptr,  # [S, STOPS] int32
+    sample_ptr,  # [M] int32
+    bad_row_ptr,  # [M] int32
+    logprob_ptr,  # [M] float32, in and out: 0 off a greedy path
+    raw_logprob_ptr,  # [M] float32, in and out: 0 off the path
+    accept_row_ptr,  # [S, A] int32, out
+    accept_count_ptr,  # [S] int32, out
+    finish_ptr,  # [S] int32, out
+    bad_ptr,  # [S] bool, out
+    A: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    """Follows the accepted path of slot s and writes its results.
+
+    Returns rows [BLOCK_A] of the path (-1 after the committed ones), their samples [BLOCK_A]
+    (arbitrary after them), number of committed tokens, finish, and whether a row of it is bad.
+    """
+    nodes = tl.load(slot_nodes_ptr + s)
+    # [MAX_NODES]
+    i = tl.arange(0, MAX_NODES)
+    mask = i < nodes
+    row = tl.load(slot_start_ptr + s) + i
+    parent = tl.load(parent_ptr + row, mask=mask, other=-1)
+    drawn = tl.load(sample_ptr + parent, mask=mask & (parent >= 0), other=-1)
+    match = mask & ((parent < 0) | (drawn == tl.load(token_ptr + row, mask=mask, other=-2)))
+    # bits of a slot are distinct, so their sum is their union
+    one = tl.full([MAX_NODES], 1, tl.int64)
+    word = tl.sum(tl.where(match, one << i.to(tl.int64), 0), 0)
+    ancestors = tl.load(ancestors_ptr + row, mask=mask, other=0)
+    accepted = mask & ((ancestors & ~word) == 0)
+    depth = tl.load(depth_ptr + row, mask=mask, other=0)
+
+    # [MAX_NODES, BLOCK_A], then [BLOCK_A]: the accepted path, root first
+    offs_a = tl.arange(0, BLOCK_A)
+    here = accepted[:, None] & (depth[:, None] == offs_a[None, :])
+    path_row = tl.sum(tl.where(here, row[:, None], 0), 0)
+    on_path = offs_a < tl.sum(accepted.to(tl.int32), 0)
+    path = tl.load(sample_ptr + path_row, mask=on_path, other=-1)
+    # [BLOCK_A, STOPS]
+    stop_ids = tl.load(stop_ids_ptr + s * STOPS + tl.arange(0, STOPS))
+    ends = on_path & (tl.max((path[:, None] == stop_ids[None, :]).to(tl.int32), 1) > 0)
+    until_end = tl.min(tl.where(ends, offs_a + 1, BLOCK_A + 1), 0)
+    left = tl.load(max_new_ptr + s) - tl.load(generated_ptr + s)
+    committed = tl.minimum(tl.minimum(tl.sum(on_path.to(tl.int32), 0), until_end), left)
+    committed = tl.maximum(committed, 0)
+    finish = tl.where(committed == left, LENGTH, RUNNING)
+    finish = tl.where(until_end <= committed, STOP, finish)
+    live = nodes > 0
+    committed = tl.where(live, committed, 0)
+    tl.store(accept_count_ptr + s, committed)
+    finish = tl.where(live, finish, RUNNING)
+    tl.store(finish_ptr + s, finish)
+    path_row = tl.where(offs_a < committed, path_row, -1)
+    tl.store(accept_row_ptr + s * A + offs_a, path_row, mask=offs_a < A)
+
+    # rows beside the path, which no sample reaches, may be bad
+    off = mask & ((accepted == 0) | (depth >= committed))
+    bad = tl.max(tl.load(bad_row_ptr + row, mask=mask & (off == 0), other=0), 0) > 0
+    tl.store(bad_ptr + s, bad)
+    tl.store(raw_logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)
+    if tl.load(temperature_ptr + s) == 0:
+        tl.store(logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)
+    return path_row, path, committed, finish, bad
+
+
+@triton.jit
+def _descend_kernel(
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    ancestors_ptr,  # [M] int64
+    slot_start_ptr,  # [S] int32
+    slot_nodes_ptr,  # [S] int32
+    generated_ptr,  # [S] int32
+    max_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    stop_ids_ptr,  # [S, STOPS] int32
+    sample_ptr,  # [M] int32
+    bad_row_ptr,  # [M] int32
+    logprob_ptr,  # [M] float32, in and out: 0 off a greedy path
+    raw_logprob_ptr,  # [M] float32, in and out: 0 off the path
+    accept_row_ptr,  # [S, A] int32, out
+    accept_count_ptr,  # [S] int32, out
+    finish_ptr,  # [S] int32, out
+    bad_ptr,  # [S] bool, out
+    A: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    descend_slot(
+        tl.program_id(0),
+        token_ptr, parent_ptr, depth_ptr, ancestors_ptr, slot_start_ptr, slot_nodes_ptr,
+        generated_ptr, max_new_ptr, temperature_ptr, stop_ids_ptr, sample_ptr, bad_row_ptr,
+        logprob_ptr, raw_logprob_ptr, accept_row_ptr, accept_count_ptr, finish_ptr, bad_ptr, A,
+        BLOCK_A, STOPS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["S", "M", "tokens", "words"])
+def _finish_kernel(
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    ancestors_ptr,  # [M] int64
+    slot_start_ptr,  # [S] int32
+    slot_nodes_ptr,  # [S] int32
+    generated_ptr,  # [S] int32
+    max_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    stop_ids_ptr,  # [S, STOPS] int32
+    sample_ptr,  # [M] int32
+    bad_row_ptr,  # [M] int32
+    logprob_ptr,  # [M] float32, in and out: 0 off a greedy path
+    raw_logprob_ptr,  # [M] float32, in and out: 0 off the path
+    accept_row_ptr,  # [S, A] int32, out
+    accept_count_ptr,  # [S] int32, out
+    finish_ptr,  # [S] int32, out
+    bad_ptr,  # [S] bool, out
+    penalty_ptr,  # [S] float64
+    step_ptr,  # [S] int32, in and out, as generated_ptr is
+    live_ptr,  # [S] bool, in and out
+    context_ptr,  # [S, N] int32, in and out
+    seen_ptr,  # [S, words] int32, in and out
+    tokens_ptr,  # [S, tokens] int32, out
+    logprobs_ptr,  # [S, tokens], out
+    raw_logprobs_ptr,  # [S, tokens], out
+    cost_ptr,  # [M] int32
+    source_ptr,  # [M] int32
+    top_token_ptr,  # [M, TOP] int32
+    top_prob_ptr,  # [M, TOP] float32
+    ints_ptr,  # out, as `csd.kernels.verify.snapshot`
+    floats_ptr,  # out
+    S,
+    M,
+    tokens,
+    words,
+    A: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    STOPS: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TOP: tl.constexpr,
+    HAS_TOP: tl.constexpr,
+    HAS_TREES: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    me = tl.program_id(0)
+    snapshot_rows(
+        me, depth_ptr, cost_ptr, source_ptr, token_ptr, parent_ptr, ints_ptr, S, M, A, TOP,
+        HAS_TOP, HAS_TREES, BLOCK_R,
+    )  # fmt: skip
+    if me >= S:
+        return
+    row, token, count, finish, bad = descend_slot(
+        me,
+        token_ptr, parent_ptr, depth_ptr, ancestors_ptr, slot_start_ptr, slot_nodes_ptr,
+        generated_ptr, max_new_ptr, temperature_ptr, stop_ids_ptr, sample_ptr, bad_row_ptr,
+        logprob_ptr, raw_logprob_ptr, accept_row_ptr, accept_count_ptr, finish_ptr, bad_ptr, A,
+        BLOCK_A, STOPS,
+    )  # fmt: skip
+    advance_slot(
+        me, row, token, count, finish, logprob_ptr, raw_logprob_ptr, penalty_ptr, generated_ptr,
+        step_ptr, live_ptr, context_ptr, seen_ptr, tokens_ptr, logprobs_ptr, raw_logprobs_ptr,
+        tokens, words, N, BLOCK_N,
+    )  # fmt: skip
+    snapshot_slot(
+        me, row, token, count, finish, bad, slot_start_ptr, slot_nodes_ptr, source_ptr, logprob_ptr,
+        raw_logprob_ptr, top_token_ptr, top_prob_ptr, ints_ptr, floats_ptr, S, M, A, TOP, HAS_TOP,
+        HAS_TREES,
+    )  # fmt: skip

@@ -1,0 +1,174 @@
+"""Tokens of one row by tiles, and the cuts of top-k and top-p among them.
+
+Tiles are read from the row's list, or from all its logits if the list is not used. A cut is found
+bit by bit: distances are not negative, so their bits have the order of integers.
+
+A row's logits as they are sampled, and distances below their maximum.
+
+Distances below the row's maximum, d = top - z >= 0, are used in place of scores: their bits have
+the order of integers.
+"""
+
+import triton
+import triton.language as tl
+
+# tokens that share one maximum
+GROUP = tl.constexpr(64)
+INF_BITS = tl.constexpr(0x7F800000)
+
+
+@triton.jit
+def load_logits(row, offs, STOPS: tl.constexpr):
+    """Returns a row's logits as the model computed and as they are sampled; -inf beyond the row.
+
+    row: pointers to logits [M, V], token and parent [M], seen [S, words], ban_ids [S, STOPS]; m,
+    slot, vocab, words, penalty, early.
+    """
+    logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot = row[:7]
+    vocab, words, penalty, early = row[7:]
+    mask = offs < vocab
+    at = logits_ptr + m.to(tl.int64) * vocab + offs
+    raw = tl.load(at, mask=mask, other=float("-inf")).to(tl.float32)
+    x = raw
+    if penalty != 1.0:
+        bits = tl.load(seen_ptr + slot * words + offs // 32, mask=mask, other=0)
+        seen = (bits >> (offs % 32)) & 1
+        up = m
+        while up >= 0:
+            seen |= (offs == tl.load(token_ptr + up)).to(tl.int32)
+            up = tl.load(parent_ptr + up)
+        scaled = tl.where(raw < 0, raw * penalty, tl.div_rn(raw, penalty))
+        x = tl.where(seen != 0, scaled, raw)
+    if early:
+        for i in range(STOPS):
+            x = tl.where(offs == tl.load(ban_ids_ptr + slot * STOPS + i), float("-inf"), x)
+    return raw, x
+
+
+@triton.jit
+def distance(x, top, temperature):
+    """Distance of logits x, scaled, below the row's scaled maximum `top`."""
+    return top - tl.div_rn(x, temperature)
+
+
+@triton.jit
+def load_row(
+    slot_ptr,
+    depth_ptr,
+    generated_ptr,
+    min_new_ptr,
+    temperature_ptr,
+    penalty_ptr,
+    m,
+):
+    """Slot, generated position, whether end tokens are banned, temperature and penalty of row m."""
+    slot = tl.load(slot_ptr + m)
+    at = tl.maximum(slot, 0)
+    position = tl.load(generated_ptr + at) + tl.load(depth_ptr + m)
+    early = position < tl.load(min_new_ptr + at)
+    temperature = tl.load(temperature_ptr + at).to(tl.float32)
+    temperature = tl.where(temperature == 0, 1.0, temperature)
+    return slot, position, early, temperature, tl.load(penalty_ptr + at).to(tl.float32)
+
+
+LAST = tl.constexpr((1 << 31) - 1)
+
+
+@triton.jit
+def load_tile(
+    start,
+    listed,  # number of tokens in the list, -1 if it is not used
+    source,  # a row as `load_logits` takes it, its list's tokens and distances, temperature, top
+    STOPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Tokens and distances [BLOCK] from `start` on, in token order; distance inf beyond the end."""
+    row, list_token_ptr, list_distance_ptr, temperature, top = source
+    offs = start + tl.arange(0, BLOCK)
+    if listed < 0:
+        _, x = load_logits(row, offs, STOPS)
+        token = offs
+        d = distance(x, top, temperature)
+    else:
+        token = tl.load(list_token_ptr + offs, mask=offs < listed, other=LAST)
+        d = tl.load(list_distance_ptr + offs, mask=offs < listed, other=float("inf"))
+    return token, d
+
+
+@triton.jit
+def passes(d, token, kth, cut, cut_token, min_p):
+    """Flags of the tokens that every filter keeps."""
+    bits = d.to(tl.int32, bitcast=True)
+    keep = (bits <= kth) & (d < float("inf")) & (tl.exp(-d) >= min_p)
+    return keep & ((bits < cut) | ((bits == cut) & (token >= cut_token)))
+
+
+@triton.jit
+def head_mass(listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of exp(-distance) of the list."""
+    head = tl.zeros((), tl.float32)
+    for start in range(0, listed, BLOCK):
+        _, d = load_tile(start, listed, source, STOPS, BLOCK)
+        head += tl.sum(tl.exp(-d), 0)
+    return head
+
+
+@triton.jit
+def kth_smallest(k, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Bits of the k-th smallest distance, INF_BITS if there are fewer."""
+    kth = tl.zeros((), tl.int32)
+    for i in range(0, 31):
+        larger = kth | (1 << (30 - i))
+        below = tl.zeros((), tl.int32)
+        for start in range(0, size, BLOCK):
+            _, d = load_tile(start, listed, source, STOPS, BLOCK)
+            below += tl.sum((d.to(tl.int32, bitcast=True) < larger).to(tl.int32), 0)
+        kth = tl.where(below < k, larger, kth)
+    return tl.minimum(kth, INF_BITS)
+
+
+@triton.jit
+def kept_mass(rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Mass of the tokens that top-k keeps plus `rest`, and the last of the likeliest tokens."""
+    total = rest
+    last = tl.zeros((), tl.int32)
+    for start in range(0, size, BLOCK):
+        token, d = load_tile(start, listed, source, STOPS, BLOCK)
+        kept = d.to(tl.int32, bitcast=True) <= kth
+        total += tl.sum(tl.where(kept, tl.exp(-d), 0.0), 0)
+        last = tl.maximum(last, tl.max(tl.where(d == 0, token, 0), 0))
+    return total, last
+
+
+@triton.jit
+def tail_cut(tail, rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Bits of the largest distance that top-p keeps, and the first token kept at that distance.
+
+    All less likely tokens have a mass of at most `tail` together.
+    """
+    total, last = kept_mass(rest, kth, size, listed, source, STOPS, BLOCK)
+    cut = tl.zeros((), tl.int32)
+    for i in range(0, 31):
+        larger = cut | (1 << (30 - i))
+        mass = rest
+        for start in range(0, size, BLOCK):
+            _, d = load_tile(start, listed, source, STOPS, BLOCK)
+            bits = d.to(tl.int32, bitcast=True)
+            mass += tl.sum(tl.where((bits >= larger) & (bits <= kth), tl.exp(-d), 0.0), 0)
+        cut = tl.where(tl.div_rn(mass, total) > tail, larger, cut)
+    below = rest
+    for start in range(0, size, BLOCK):
+        _, d = load_tile(start, listed, source, STOPS, BLOCK)
+        bits = d.to(tl.int32, bitcast=True)
+        below += tl.sum(tl.where((bits > cut) & (bits <= kth), tl.exp(-d), 0.0), 0)
+    # the last of the likeliest tokens is kept, however sums are rounded
+    cut_token = tl.where(cut == 0, last, LAST)
+    for start in range(0, size, BLOCK):
+        token, d = load_tile(start, listed, source, STOPS, BLOCK)
+        equal = d.to(tl.int32, bitcast=True) == cut
+        mass = tl.where(equal, tl.exp(-d), 0.0)
+        upto = below + tl.cumsum(mass, 0)
+        inside = equal & (tl.div_rn(upto, total + 0 * upto) > tail)
+        cut_token = tl.minimum(cut_token, tl.min(tl.where(inside, token, LAST), 0))
+        below += tl.sum(mass, 0)
+    return cut, cut_token

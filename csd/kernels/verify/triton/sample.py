@@ -1,0 +1,305 @@
+"""Sample one row per program, from its listed head or from all its logits.
+
+The list is used if it suffices: no chunk's list is truncated, and the cuts of top-k and top-p fall
+within it. Else the same passes read the row's logits, as often as needed.
+
+Draws of one row: the winner of its head, and a token of the rest.
+"""
+
+import triton
+import triton.language as tl
+
+from csd.kernels.common import noise
+from csd.kernels.common.keep_largest import keep_largest
+from csd.kernels.common.noise import gumbel32, philox_word, uniform32
+from csd.kernels.verify import passes as constants
+from csd.kernels.verify.triton.filters import (
+    INF_BITS,
+    LAST,
+    distance,
+    head_mass,
+    kth_smallest,
+    load_logits,
+    load_row,
+    load_tile,
+    passes,
+    tail_cut,
+)
+from csd.state.verdict import TOP as _TOP
+
+SAMPLE, REST = tl.constexpr(noise.SAMPLE), tl.constexpr(noise.REST)
+TOP = tl.constexpr(_TOP)
+
+
+@triton.jit
+def draw_head(
+    rest,
+    width,
+    cuts,  # kth, cut, cut_token and min_p, as `passes` takes them
+    at,  # key, position, sample index and whether the row is greedy
+    size,
+    listed,
+    source,
+    STOPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Returns masses of head and rest, the winner's noisy score, token and score, and the leaders.
+
+    Leaders are the TOP likeliest tokens as codes [TOP] of distance, then token; larger: likelier.
+    """
+    kth, cut, cut_token, min_p = cuts
+    key, position, index, greedy = at
+    head = tl.zeros((), tl.float32)
+    best = tl.full((), float("-inf"), tl.float32)
+    sample = tl.zeros((), tl.int32)
+    chosen = tl.zeros((), tl.float32)
+    leaders = tl.full([TOP], -1, tl.int64)
+    largest = tl.full((), LAST, tl.int64)
+    for start in range(0, size, BLOCK):
+        token, d = load_tile(start, listed, source, STOPS, BLOCK)
+        kept = passes(d, token, kth, cut, cut_token, min_p)
+        in_head = kept & (d <= width)
+        mass = tl.exp(-d)
+        head += tl.sum(tl.where(in_head, mass, 0.0), 0)
+        if listed < 0:
+            rest += tl.sum(tl.where(kept & (d > width), mass, 0.0), 0)
+        noisy = -d
+        if greedy == 0:
+            noisy += gumbel32(philox_word(key, token, position, index, SAMPLE))
+        noisy = tl.where(in_head, noisy, float("-inf"))
+        most = tl.max(noisy, 0)
+        who = tl.min(tl.where(in_head & (noisy == most), token, LAST), 0)
+        score = -tl.sum(tl.where(in_head & (token == who), d, 0.0), 0)
+        sample = tl.where(most > best, who, sample)
+        chosen = tl.where(most > best, score, chosen)
+        best = tl.maximum(best, most)
+
+        near = tl.full((), INF_BITS, tl.int32) - d.to(tl.int32, bitcast=True)
+        code = (near.to(tl.int64) << 31) | (largest - token)
+        code = tl.where(in_head, code, -1)
+        leaders = keep_largest(code, leaders, TOP)
+    return head, rest, best, sample, chosen, leaders
+
+
+@triton.jit
+def draw_rest(
+    rest,
+    rest_ptr,  # [SPLITS] float32, of the row
+    width,
+    cuts,
+    at,
+    listed,
+    source,
+    vocab,
+    chunk,
+    STOPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Returns a token of the rest and its score, by inverse CDF in token order.
+
+    The token is clamped to the last one of the rest.
+    """
+    kth, cut, cut_token, min_p = cuts
+    key, position, index, _ = at
+    row, _, _, temperature, top = source
+    word = philox_word(key, 0 * vocab, position, index, REST)
+    target = uniform32(word) * rest
+    below = tl.zeros((), tl.float32)
+    start = tl.zeros((), tl.int32)
+    if listed >= 0:
+        masses = tl.load(rest_ptr + tl.arange(0, SPLITS))
+        last_chunk = tl.max(tl.where(masses > 0, tl.arange(0, SPLITS), 0), 0)
+        for c in range(SPLITS):
+            mass_c = tl.load(rest_ptr + c)
+            on = (below + mass_c <= target) & (start == c * chunk) & (c < last_chunk)
+            below = tl.where(on, below + mass_c, below)
+            start = tl.where(on, (c + 1) * chunk, start)
+    found = tl.full((), LAST, tl.int32)
+    last = tl.zeros((), tl.int32)
+    whole = tl.full((), -1, tl.int32)
+    while (start < vocab) & (found == LAST):
+        token, d = load_tile(start, whole, source, STOPS, BLOCK)
+        other = passes(d, token, kth, cut, cut_token, min_p) & (d > width)
+        mass = tl.where(other, tl.exp(-d), 0.0)
+        upto = below + tl.cumsum(mass, 0)
+        found = tl.min(tl.where(other & (upto > target), token, LAST), 0)
+        last = tl.maximum(last, tl.max(tl.where(other, token, 0), 0))
+        below += tl.sum(mass, 0)
+        start += BLOCK
+    sample = tl.where(found < LAST, found, last)
+    _, x = load_logits(row, sample + tl.zeros([1], tl.int32), STOPS)
+    return sample, -tl.sum(distance(x, top, temperature), 0)
+
+
+@triton.jit
+def likeliest(leaders, log_total, greedy):
+    """Tokens and probabilities [TOP] of `draw_head`'s leaders, -1 and 0 if there are fewer."""
+    near = (leaders >> 31).to(tl.int32)
+    d = (tl.full((), INF_BITS, tl.int32) - near).to(tl.float32, bitcast=True)
+    prob = tl.where(leaders >= 0, tl.exp(-d - log_total), 0.0)
+    prob = tl.where(greedy, (tl.arange(0, TOP) == 0).to(tl.float32), prob)
+    token = (tl.full((), LAST, tl.int64) - (leaders & LAST)).to(tl.int32)
+    return tl.where(prob > 0, token, -1), prob
+
+
+HEAD_WIDTH = tl.constexpr(constants.HEAD_WIDTH)
+MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
+
+
+@triton.jit
+def _pack(
+    listed,
+    m,
+    head_token_ptr, head_distance_ptr, head_count_ptr, list_token_ptr, list_distance_ptr,
+    SPLITS: tl.constexpr, CAP: tl.constexpr, LIST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Concatenates the lists of a row's chunks into list_token and list_distance."""
+    for start in range(0, listed, BLOCK):
+        # the chunk whose list a place is in, and the number of places before that list
+        offs = start + tl.arange(0, BLOCK)
+        chunk = tl.zeros([BLOCK], tl.int32)
+        before = tl.zeros([BLOCK], tl.int32)
+        end = tl.zeros((), tl.int32)
+        for c in range(SPLITS):
+            end += tl.load(head_count_ptr + m * SPLITS + c)
+            chunk += (offs >= end).to(tl.int32)
+            before = tl.where(offs >= end, end, before)
+        at = (m * SPLITS + chunk).to(tl.int64) * CAP + offs - before
+        mask = offs < listed
+        token = tl.load(head_token_ptr + at, mask=mask, other=0)
+        d = tl.load(head_distance_ptr + at, mask=mask, other=0.0)
+        tl.store(list_token_ptr + m * LIST + offs, token, mask=mask)
+        tl.store(list_distance_ptr + m * LIST + offs, d, mask=mask)
+    # threads load what other threads have stored
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["words"])
+def _sample_kernel(
+    logits_ptr,  # [M, V]
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    slot_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    key_ptr,  # [S] int64
+    index_ptr,  # [S] int32, the slot's sample
+    generated_ptr,  # [S] int32
+    min_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    penalty_ptr,  # [S] float64
+    top_k_ptr,  # [S] int32
+    top_p_ptr,  # [S] float64
+    min_p_ptr,  # [S] float64
+    seen_ptr,  # [S, words] int32
+    ban_ids_ptr,  # [S, STOPS] int32
+    top_ptr,  # [M, SPLITS] float32
+    raw_top_ptr,  # [M, SPLITS] float32
+    raw_sum_ptr,  # [M, SPLITS] float32
+    head_token_ptr,  # [M, SPLITS, CAP] int32
+    head_distance_ptr,  # [M, SPLITS, CAP] float32
+    head_count_ptr,  # [M, SPLITS] int32
+    rest_ptr,  # [M, SPLITS] float32
+    list_token_ptr,  # [M, LIST] int32, scratch
+    list_distance_ptr,  # [M, LIST] float32, scratch
+    sample_ptr,  # [M] int32, out
+    logprob_ptr,  # [M] float32, out
+    raw_logprob_ptr,  # [M] float32, out, of every row
+    top_token_ptr,  # [M, TOP] int32, out
+    top_prob_ptr,  # [M, TOP] float32, out
+    bad_row_ptr,  # [M] int32, out
+    vocab,
+    words,
+    chunk,
+    STOPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CAP: tl.constexpr,
+    LIST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    m = tl.program_id(0)
+    offs_t = tl.arange(0, TOP)
+    slot, position, early, temperature, penalty = load_row(
+        slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
+    )
+    at = m * SPLITS + tl.arange(0, SPLITS)
+    top = tl.div_rn(tl.max(tl.load(top_ptr + at), 0), temperature)
+    raw_tops = tl.load(raw_top_ptr + at)
+    raw_top = tl.max(raw_tops, 0)
+    raw_sum = tl.sum(tl.load(raw_sum_ptr + at) * tl.exp(raw_tops - raw_top), 0)
+    # NaN and +inf make the sum NaN, a row of -inf too
+    good = (raw_sum > 0) & (tl.abs(top) < float("inf"))
+    if (slot < 0) | (good == 0):
+        # for a padding row the first kernel wrote nothing
+        tl.store(sample_ptr + m, tl.where(slot < 0, -1, 0))
+        tl.store(logprob_ptr + m, 0.0)
+        tl.store(raw_logprob_ptr + m, tl.where(slot < 0, 0.0, float("nan")))
+        tl.store(top_token_ptr + m * TOP + offs_t, tl.full([TOP], -1, tl.int32))
+        tl.store(top_prob_ptr + m * TOP + offs_t, tl.zeros([TOP], tl.float32))
+        tl.store(bad_row_ptr + m, (slot >= 0).to(tl.int32))
+        return
+    tl.store(bad_row_ptr + m, 0)
+
+    greedy = tl.load(temperature_ptr + slot) == 0
+    k = tl.load(top_k_ptr + slot)
+    # in a greedy row filters could only choose among equal tokens
+    k = tl.where((k < vocab) & (greedy == 0), k, 0)
+    top_p = tl.where(greedy, 1.0, tl.load(top_p_ptr + slot).to(tl.float32))
+    min_p = tl.where(greedy, 0.0, tl.load(min_p_ptr + slot).to(tl.float32))
+    key, index = tl.load(key_ptr + slot), tl.load(index_ptr + slot)
+    tail = 1 - top_p
+    # a head that has all of top-k's tokens has no rest
+    width = tl.where((k > 0) & (k <= MAX_HEAD), float("inf"), HEAD_WIDTH)
+
+    row = (
+        logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
+        early,
+    )  # fmt: skip
+    list_at = m * LIST
+    source = (row, list_token_ptr + list_at, list_distance_ptr + list_at, temperature, top)
+
+    counts = tl.load(head_count_ptr + at)
+    listed = tl.sum(counts, 0)
+    rest = tl.where(k > 0, 0.0, tl.sum(tl.load(rest_ptr + at), 0))
+    over = (tl.max(counts, 0) > CAP) | (listed > LIST)
+    listed = tl.where(over | (listed < k), -1, listed)
+    _pack(
+        listed, m, head_token_ptr, head_distance_ptr, head_count_ptr, list_token_ptr,
+        list_distance_ptr, SPLITS, CAP, LIST, BLOCK,
+    )  # fmt: skip
+    if (listed >= 0) & (top_p < 1) & (k == 0):
+        head = head_mass(listed, source, STOPS, BLOCK)
+        listed = tl.where(tl.div_rn(rest, head + rest) > tail, -1, listed)
+    size = tl.where(listed >= 0, listed, vocab)
+    rest = tl.where(listed >= 0, rest, 0.0)
+
+    kth = tl.full((), INF_BITS, tl.int32)
+    if k > 0:
+        kth = kth_smallest(k, size, listed, source, STOPS, BLOCK)
+    cut = tl.full((), INF_BITS, tl.int32)
+    cut_token = tl.zeros((), tl.int32)
+    if top_p < 1:
+        cut, cut_token = tail_cut(tail, rest, kth, size, listed, source, STOPS, BLOCK)
+        rest = tl.where(listed >= 0, 0.0, rest)
+
+    cuts, place = (kth, cut, cut_token, min_p), (key, position, index, greedy)
+    head, rest, best, sample, chosen, leaders = draw_head(
+        rest, width, cuts, place, size, listed, source, STOPS, BLOCK
+    )
+    log_total = tl.log(head + rest)
+    if (greedy == 0) & (rest > 0):
+        word = philox_word(key, vocab, position, index, SAMPLE)
+        if tl.log(rest) + gumbel32(word) > best:
+            sample, chosen = draw_rest(
+                rest, rest_ptr + m * SPLITS, width, cuts, place, listed, source, vocab, chunk,
+                STOPS, SPLITS, BLOCK,
+            )  # fmt: skip
+
+    raw = tl.load(logits_ptr + m.to(tl.int64) * vocab + sample).to(tl.float32)
+    raw = raw - (raw_top + tl.log(raw_sum))
+    tl.store(sample_ptr + m, sample)
+    tl.store(raw_logprob_ptr + m, raw)
+    tl.store(logprob_ptr + m, tl.where(greedy, raw, chosen - log_total))
+    token, prob = likeliest(leaders, log_total, greedy)
+    tl.store(top_token_ptr + m * TOP + offs_t, token)
+    tl.store(top_prob_ptr + m * TOP + offs_t, prob)

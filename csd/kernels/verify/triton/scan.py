@@ -1,0 +1,235 @@
+"""First read of the logits: maxima and sums of every chunk, and of every 64 tokens.
+
+A row is cut into SPLITS chunks of neighbouring tokens, one program each.
+
+List the tokens of every row's head in token order: the second read of the logits.
+
+A program takes a chunk of a row and reads its groups of 64 tokens that contain some of the head.
+"""
+
+import triton
+import triton.language as tl
+
+from csd.kernels.verify import passes as constants
+from csd.kernels.verify.triton.filters import GROUP, INF_BITS, distance, load_logits, load_row
+
+# exp(x) is 2^(x log2 e), for which a GPU has one instruction
+LOG2E = tl.constexpr(1.4426950408889634)
+# neighbouring tokens that one lane reads at once
+OCTET = tl.constexpr(8)
+
+
+@triton.jit
+def _scan_chunk(
+    row, begin, end, of_groups, STOPS: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr
+):
+    """Returns the largest logit as sampled, the model's largest, and its sum of exp(logit - that).
+
+    PLAIN: the model's logits are sampled unchanged, and the loop has room for many of them.
+    """
+    logits_ptr, m, vocab = row[0], row[5], row[7]
+    group_top_ptr, group_sum_ptr, groups, per_unit = of_groups
+    # each lane has its own maxima and sums, so that no load waits for a reduction
+    LANES: tl.constexpr = BLOCK // OCTET
+    tops = tl.full([LANES], float("-inf"), tl.float32)
+    raw_tops = tl.full([LANES], float("-inf"), tl.float32)
+    raw_sums = tl.zeros([LANES], tl.float32)
+    for start in range(begin, end, BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        if PLAIN:
+            at = logits_ptr + m.to(tl.int64) * vocab + offs
+            x = tl.load(at, mask=offs < vocab, other=float("-inf")).to(tl.float32)
+            raw = x
+        else:
+            raw, x = load_logits(row, offs, STOPS)
+        raw = tl.reshape(raw, [LANES, OCTET])
+        higher = tl.maximum(raw_tops, tl.max(raw, 1))
+        # a finite pivot keeps -inf - -inf out
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        raw_sums *= tl.exp2((raw_tops - base) * LOG2E)
+        raw_sums += tl.sum(tl.exp2((raw - base[:, None]) * LOG2E), 1)
+        raw_tops = higher
+        if not PLAIN:
+            tops = tl.maximum(tops, tl.max(tl.reshape(x, [LANES, OCTET]), 1))
+        # [BLOCK / GROUP, GROUP]
+        x = tl.reshape(x, [BLOCK // GROUP, GROUP])
+        top = tl.max(x, 1)
+        pivot = tl.where(top == float("-inf"), 0.0, top)
+        mass = tl.sum(tl.exp2((x - pivot[:, None]) * per_unit), 1)
+        g = start // GROUP + tl.arange(0, BLOCK // GROUP)
+        tl.store(group_top_ptr + g, top, mask=g < groups)
+        tl.store(group_sum_ptr + g, mass, mask=g < groups)
+    raw_top = tl.max(raw_tops, 0)
+    base = tl.where(raw_top == float("-inf"), 0.0, raw_top)
+    raw_sum = tl.sum(raw_sums * tl.exp2((raw_tops - base) * LOG2E), 0)
+    if PLAIN:
+        return raw_top, raw_top, raw_sum
+    else:
+        return tl.max(tops, 0), raw_top, raw_sum
+
+
+@triton.jit(do_not_specialize=["words", "groups"])
+def _scan_kernel(
+    logits_ptr,  # [M, V]
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    slot_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    generated_ptr,  # [S] int32
+    min_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    penalty_ptr,  # [S] float64
+    seen_ptr,  # [S, words] int32
+    ban_ids_ptr,  # [S, STOPS] int32
+    top_ptr,  # [M, SPLITS] float32, out: largest logit as sampled
+    raw_top_ptr,  # [M, SPLITS] float32, out: largest logit of the model
+    raw_sum_ptr,  # [M, SPLITS] float32, out: sum of exp(logit - raw_top)
+    group_top_ptr,  # [M, groups] float32, out: largest logit as sampled of each group
+    group_sum_ptr,  # [M, groups] float32, out: sum of exp((logit - that) / temperature)
+    vocab,
+    words,
+    chunk,
+    groups,
+    STOPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_X: tl.constexpr,  # BLOCK for rows whose logits are changed
+):
+    m, c = tl.program_id(0), tl.program_id(1)
+    slot, _, early, temperature, penalty = load_row(
+        slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
+    )
+    if slot < 0:
+        return
+    row = (
+        logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
+        early,
+    )  # fmt: skip
+    at = m.to(tl.int64) * groups
+    of_groups = (group_top_ptr + at, group_sum_ptr + at, groups, LOG2E / temperature)
+    begin, end = c * chunk, tl.minimum((c + 1) * chunk, vocab)
+    if (penalty == 1.0) & (early == 0):
+        top, raw_top, raw_sum = _scan_chunk(row, begin, end, of_groups, STOPS, BLOCK, True)
+    else:
+        top, raw_top, raw_sum = _scan_chunk(row, begin, end, of_groups, STOPS, BLOCK_X, False)
+    at = m * SPLITS + c
+    tl.store(top_ptr + at, top)
+    tl.store(raw_top_ptr + at, raw_top)
+    tl.store(raw_sum_ptr + at, raw_sum)
+
+
+HEAD_WIDTH = tl.constexpr(constants.HEAD_WIDTH)
+MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
+
+
+@triton.jit
+def kth_distance(d, k):
+    """Bits of the k-th smallest of distances d, INF_BITS if there are fewer."""
+    bits = d.to(tl.int32, bitcast=True)
+    kth = tl.zeros((), tl.int32)
+    for i in range(0, 31):
+        larger = kth | (1 << (30 - i))
+        kth = tl.where(tl.sum((bits < larger).to(tl.int32), 0) < k, larger, kth)
+    return tl.minimum(kth, INF_BITS)
+
+
+@triton.jit(do_not_specialize=["words", "groups"])
+def _compact_kernel(
+    logits_ptr,  # [M, V]
+    token_ptr,  # [M] int32
+    parent_ptr,  # [M] int32
+    slot_ptr,  # [M] int32
+    depth_ptr,  # [M] int32
+    generated_ptr,  # [S] int32
+    min_new_ptr,  # [S] int32
+    temperature_ptr,  # [S] float64
+    penalty_ptr,  # [S] float64
+    top_k_ptr,  # [S] int32
+    top_p_ptr,  # [S] float64
+    min_p_ptr,  # [S] float64
+    seen_ptr,  # [S, words] int32
+    ban_ids_ptr,  # [S, STOPS] int32
+    top_ptr,  # [M, SPLITS] float32
+    group_top_ptr,  # [M, groups] float32
+    group_sum_ptr,  # [M, groups] float32
+    head_token_ptr,  # [M, SPLITS, CAP] int32, out
+    head_distance_ptr,  # [M, SPLITS, CAP] float32, out
+    head_count_ptr,  # [M, SPLITS] int32, out: above CAP if a chunk has more
+    rest_ptr,  # [M, SPLITS] float32, out: mass of tokens that are not listed
+    vocab,
+    words,
+    chunk,
+    groups,
+    STOPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    m, c = tl.program_id(0), tl.program_id(1)
+    slot, _, early, temperature, penalty = load_row(
+        slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
+    )
+    if slot < 0:
+        return
+    top = tl.max(tl.load(top_ptr + m * SPLITS + tl.arange(0, SPLITS)), 0)
+    top = tl.div_rn(top, temperature)
+    width = tl.full((), HEAD_WIDTH, tl.float32)
+    greedy = tl.load(temperature_ptr + slot) == 0
+    k = tl.where(greedy, 0, tl.load(top_k_ptr + slot))
+    if (k > 0) & (k < vocab) & (k <= MAX_HEAD):
+        # k groups have a maximum at least this high, so the k-th highest token is not below it
+        offs_g = tl.arange(0, BLOCK_G)
+        at = group_top_ptr + m.to(tl.int64) * groups + offs_g
+        tops = tl.load(at, mask=offs_g < groups, other=float("-inf"))
+        width = kth_distance(distance(tops, top, temperature), k).to(tl.float32, bitcast=True)
+    # with top-p, either the rest is dropped as a whole or the list is not used
+    min_p = tl.load(min_p_ptr + slot).to(tl.float32)
+    cut = tl.load(top_p_ptr + slot).to(tl.float32) < 1
+    min_p = tl.where(cut | greedy, 0.0, min_p)
+
+    row = (
+        logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
+        early,
+    )  # fmt: skip
+    count = tl.zeros((), tl.int32)
+    rest = tl.zeros((), tl.float32)
+    base = (m * SPLITS + c).to(tl.int64) * CAP
+    # a chunk's groups by tiles; only those with a token to be listed are read again. With min-p, a
+    # group's mass is added token by token or not at all
+    floor, whole = tl.where(min_p > 0, min_p, 2.0), tl.where(min_p > 0, 0.0, 1.0)
+    GROUPS: tl.constexpr = BLOCK // GROUP
+    first = c * chunk // GROUP
+    for tile in range(first, tl.minimum(first + chunk // GROUP, groups), TILE):
+        # [TILE]
+        g = tile + tl.arange(0, TILE)
+        at = m.to(tl.int64) * groups + g
+        inside = (g < groups) & (g < first + chunk // GROUP)
+        highest = tl.load(group_top_ptr + at, mask=inside, other=float("-inf"))
+        sums = tl.load(group_sum_ptr + at, mask=inside, other=0.0)
+        nearest = distance(highest, top, temperature)
+        mass = tl.exp(-nearest)
+        near = ((nearest <= width) | (mass >= floor)) & (nearest < float("inf"))
+        rest += tl.sum(tl.where(near, 0.0, sums * mass * whole), 0)
+        rank = tl.cumsum(near.to(tl.int32), 0) - 1
+        for batch in range(0, tl.sum(near.to(tl.int32), 0), GROUPS):
+            # [GROUPS, TILE], then [GROUPS, GROUP], then [BLOCK]
+            wanted = batch + tl.arange(0, GROUPS)[:, None]
+            found = near[None, :] & (rank[None, :] == wanted)
+            # after the end of the row if there are no more
+            which = tl.min(tl.where(found, g[None, :], groups), 1)
+            offs = which[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+            _raw, x = load_logits(row, offs, STOPS)
+            token = tl.reshape(offs, [BLOCK])
+            d = distance(tl.reshape(x, [BLOCK]), top, temperature)
+            listed = (d <= width) & (d < float("inf"))
+            place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
+            mask = listed & (place < CAP)
+            tl.store(head_token_ptr + base + place, token, mask=mask)
+            tl.store(head_distance_ptr + base + place, d, mask=mask)
+            count += tl.sum(listed.to(tl.int32), 0)
+            masses = tl.exp(-d)
+            rest += tl.sum(tl.where(listed | (masses < min_p), 0.0, masses), 0)
+    tl.store(head_count_ptr + m * SPLITS + c, count)
+    tl.store(rest_ptr + m * SPLITS + c, rest)
