@@ -51,7 +51,7 @@ test: install
 # the shortest loop: samples, drafts, references and models, no interpreted kernel
 QUICK := cli engine/test_arguments.py engine/test_engine.py engine/test_history.py engine/test_lossless.py \
 	engine/test_options.py graph/test_drafters.py graph/test_multi_sample_paper.py graph/test_sampled_tree.py \
-	kernels/loops/test_cpu_choice.py kernels/test_sorted_runs.py kernels/verify/test_verify_on_path.py models/test_fuse.py \
+	kernels/loops/test_cpu_choice.py kernels/test_sorted_runs.py kernels/verify/test_verify_on_path.py models/fused/test_fuse.py \
 	models/test_models.py verify/test_verify_schemes.py
 
 test-quick: install
@@ -127,7 +127,7 @@ test-faults: install
 	CSD_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' --dist load tests/faults
 
 test-long: install
-	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' --dist load tests/fuzz tests/models/test_modules.py tests/models/test_hybrids.py
+	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' --dist load tests/fuzz tests/models/module/test_modules.py tests/models/module/test_hybrids.py
 	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s -m '' tests/engine/test_distribution.py \
 		tests/verify/test_verify_engine.py tests/models/test_smollm2.py tests/engine/test_exact_triton.py
 
@@ -138,8 +138,8 @@ test-families: install
 			httpx httpcore h11 anyio idna certifi
 	for place in . build/transformers-5.21; do \
 		CSD_EXAMPLES=1 PYTHONPATH=$$place OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' \
-			tests/models/test_modules.py tests/models/test_decoder_choice.py tests/models/test_module_passes.py \
-			tests/models/test_hybrids.py || exit 1; \
+			tests/models/module/test_modules.py tests/models/test_decoder_choice.py tests/models/module/test_module_passes.py \
+			tests/models/module/test_hybrids.py || exit 1; \
 	done
 
 lint: install

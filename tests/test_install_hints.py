@@ -48,7 +48,7 @@ def test_hints_are_collected_from_code_and_pages():
     """With the line of a missing extra, which the code completes."""
     assert len(FOUND) > 30
     own = {str(path.relative_to(ROOT)) for path, hint in FOUND if hint.startswith("csd-llm[")}
-    assert {"csd/schema/lazy.py", "csd/models/gguf_file.py", "docs/integrations.md"} <= own
+    assert {"csd/schema/lazy.py", "csd/models/load/gguf/file.py", "docs/integrations.md"} <= own
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import torch
 import transformers
 from families import MODULES, REFUSED, build
 
-from csd.models.choose_decoder import module_decoder, rules_out_fused
-from csd.models.redirect_mixers import CONVOLUTION, CORES
+from csd.models.load.choose_decoder import module_decoder, rules_out_fused
+from csd.models.redirect import CONVOLUTION, CORES
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 CONVOLVED = "short convolutions"

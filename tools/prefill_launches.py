@@ -20,8 +20,8 @@ import csd
 from bench.lib.shapes import SHAPES
 from csd.engine.engine import Engine
 from csd.models import exact_products
-from csd.models.random_weights import random_decoder
-from csd.models.row_blocks import ANY_ROWS
+from csd.models.demo import random_decoder
+from csd.models.exact_products import ANY_ROWS
 
 LAYERS = SHAPES["llama-3.1-8b"].layers
 PRODUCTS = ("mm", "addmm", "_row_linear_kernel", "_gated_linear_kernel")

@@ -22,8 +22,8 @@ from bench.lib.common import bootstrap, drafting, finish, table
 from bench.lib.forced import cut, forcing
 from bench.lib.shapes import SHAPES, random_model
 from csd.engine.traces.traces import Trace, read_traces
+from csd.models.fused.fuse import pack
 from csd.models.load import Loaded
-from csd.models.pack import pack
 
 
 def engine_of(shape: str, dtype: torch.dtype) -> csd.Engine:

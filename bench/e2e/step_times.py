@@ -5,7 +5,7 @@
 Forward and verify over empty caches; SmolLM2-135M when no model is given. `csd replay --cost F`
 reads the file, whose `seconds` are those of csd with default options. On a CPU it also has, in
 alternated rounds, the model in float32 and in bfloat16 with plain weights, as in a user's module,
-and in float32 with packed ones (`csd/models/pack.py`). A side's figure is the minimum of all
+and in float32 with packed ones (`csd/models/fused/fuse.py`). A side's figure is the minimum of all
 rounds, and a ratio to float32 with plain weights is the median of the rounds' ratios. --profile
 prints the operations of one step that take longest.
 """

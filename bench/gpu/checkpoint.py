@@ -14,7 +14,7 @@ import csd
 from bench.gpu.section import Section
 from bench.gpu.timed import settled
 from bench.lib.record import PROMPTS
-from csd.models.config import FAMILIES
+from csd.models.fused.config import FAMILIES
 
 SAMPLES = (16, 64, 1, 4)
 # number of word problems, and most tokens of an answer

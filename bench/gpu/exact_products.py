@@ -17,8 +17,7 @@ from csd.engine.static_step import SIZES
 from csd.kernels.layers.gated_linear import gated_linear_triton
 from csd.kernels.layers.row_linear import row_linear_triton
 from csd.kernels.layers.swiglu import swiglu_triton
-from csd.models.exact_products import CUBLAS_ROWS
-from csd.models.row_blocks import RowBlocks, in_blocks
+from csd.models.exact_products import CUBLAS_ROWS, RowBlocks, in_blocks
 
 
 def cublas_in_blocks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

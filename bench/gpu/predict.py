@@ -27,7 +27,7 @@ from bench.gpu.roofline import step_seconds
 from bench.lib.common import finish, table
 from bench.lib.shapes import SHAPES
 from csd.kernels.layers.row_linear import splits_of
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 
 # NVIDIA's data sheet of the H200 SXM: bytes per second, dense bfloat16 operations per second
 BANDWIDTH, RATE = 0.9 * 4.8e12, 0.8 * 989e12

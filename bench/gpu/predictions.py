@@ -24,7 +24,7 @@ from bench.lib.shapes import SHAPES
 from bench.micro.attention_job import shapes as attention_shapes
 from csd.engine.static_step import SIZES
 from csd.kernels.attention.triton.plan import tile_rows
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 from csd.state.kv_cache import PAGE
 
 COMPILED = Path(__file__).parents[1] / "results" / "compiled.json"

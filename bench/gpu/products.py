@@ -11,7 +11,7 @@ from bench.gpu.section import Section
 from bench.gpu.workload import shapes
 from bench.micro.timing import copies_for, copy_bandwidth, replayed
 from csd.engine.static_step import SIZES
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 
 ROWS = (1, *SIZES)
 # number of rows of the products that others are compared with bit by bit

@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 
 
 def parameters(c: ModelConfig) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.gpu.section import Section
 from bench.gpu.workload import RECORDED_VOCAB, shapes
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 
 # in another folder, since `import vllm` would import this file from its own
 SCRIPT = Path(__file__).parent / "others" / "time_vllm.py"

@@ -12,7 +12,7 @@ from bench.lib.shapes import SHAPES, random_model
 from csd.engine.call import RunSettings
 from csd.engine.result import Samples
 from csd.engine.traces.traces import Trace, read_traces
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 
 TEMPERATURE = 0.7
 LARGE = ("llama-3.1-8b", "qwen2.5-7b")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from bench.lib import shapes
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

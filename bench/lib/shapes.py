@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 
 from csd.engine.self_check.tensors import mapped
-from csd.models.config import ModelConfig
-from csd.models.decoder import Decoder
-from csd.models.random_weights import random_decoder
+from csd.models.demo import random_decoder
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.decoder import Decoder
 
 SHAPES = {
     "llama-3.1-8b": ModelConfig(

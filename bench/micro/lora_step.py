@@ -20,7 +20,7 @@ import transformers
 import csd
 from bench.lib.common import finish, table
 from bench.lib.step_pass import DTYPES, SHAPE, alternated, filled, passes
-from csd.models.decoder import Decoder
+from csd.models.fused.decoder import Decoder
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from bench.lib.common import finish, table
 from bench.lib.shapes import SHAPES
 from csd.kernels import cpu_ops as backend
-from csd.models.linear import onednn_multiplies
+from csd.models.fused.linear import onednn_multiplies
 
 ROWS = (1, 2, 4, 8, 14, 16, 28, 32, 64)
 ROUNDS = 9

@@ -13,10 +13,10 @@ from csd.cli.operations import table
 from csd.engine.self_check import SMALL, check
 from csd.engine.self_check.sizes import LARGE_VOCAB
 from csd.kernels.backends import NAMES
-from csd.models.choose_decoder import DECODERS
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 from csd.models.load import config_of, load, usable
-from csd.models.module_decoder import ModuleDecoder
+from csd.models.load.choose_decoder import DECODERS
+from csd.models.module.decoder import ModuleDecoder
 from csd.schema.arguments import check_whole
 from csd.state.unseen_gpu import unseen_gpu
 

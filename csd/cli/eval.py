@@ -16,7 +16,7 @@ from csd.engine.sampling import FILTERS
 from csd.evaluate import evaluation as evaluate
 from csd.evaluate.tasks import TASKS, read
 from csd.evaluate.vote import Vote
-from csd.models.prompts import has_chat
+from csd.models.text.prompts import has_chat
 from csd.schema.write import WholeFile
 from csd.state.preparation_phases import showing
 

@@ -9,7 +9,7 @@ from csd.engine.options.flags import add_flags
 from csd.engine.traces.traces import write_traces
 from csd.evaluate.import_logs import traces_of
 from csd.models.load import tokenizer_of
-from csd.models.quiet_libraries import quiet_libraries
+from csd.models.load.checkpoint import quiet_libraries
 from csd.schema.arguments import check_number
 from csd.schema.read import naming, read_lines
 

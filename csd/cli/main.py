@@ -27,7 +27,7 @@ from csd.engine.result import Samples
 from csd.engine.result_json import to_json
 from csd.engine.sampling import FILTERS
 from csd.evaluate.vote import vote
-from csd.models.prompts import as_message, has_chat
+from csd.models.text.prompts import as_message, has_chat
 from csd.schema.other_names import hint
 from csd.state.namesake import warn_of_namesake
 from csd.state.preparation_phases import showing

@@ -13,7 +13,7 @@ from csd.kernels.common.cpu import compiles
 from csd.kernels.common.operator import OPERATIONS, load_loops
 from csd.kernels.ops import Ops, exact_triton, reference, triton
 
-# the weight's layout selects the product, not `kernels=` (`csd.models.linear`)
+# the weight's layout selects the product, not `kernels=` (`csd.models.fused.linear`)
 PRODUCT = (
     "linear", "torch.nn.functional.linear", "kernels.layers.cpu.linear.product or oneDNN", "cuBLAS",
     "kernels.layers.row_linear.row_linear_triton",

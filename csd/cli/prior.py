@@ -8,7 +8,7 @@ from csd.engine.options.flags import add_flags
 from csd.engine.traces.traces import read_traces
 from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, MIN_CONTEXTS, Prior, is_prior
 from csd.models.load import tokenizer_of
-from csd.models.quiet_libraries import quiet_libraries
+from csd.models.load.checkpoint import quiet_libraries
 
 
 def add(commands: _SubParsersAction) -> None:

@@ -9,7 +9,7 @@ import torch
 from csd.cli.commands import add_command
 from csd.cli.flags import check_counts
 from csd.engine.options.flags import add_flags, check_flags
-from csd.models.choose_decoder import DECODERS
+from csd.models.load.choose_decoder import DECODERS
 from csd.schema.arguments import check_number, check_whole
 from csd.schema.lazy import check_installed
 

@@ -15,7 +15,7 @@ from csd.engine.sampling import FILTERS
 from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record
 from csd.graph.drafter_registry import check_known, names
-from csd.models.prompts import as_message, check_prompt, has_chat
+from csd.models.text.prompts import as_message, check_prompt, has_chat
 from csd.schema.read import naming, read_lines
 from csd.state.pool import MAX_NODES
 from csd.state.preparation_phases import showing

@@ -20,8 +20,8 @@ from csd.engine.traces.history import History
 from csd.engine.traces.traces import Trace, open_traces, write_traces
 from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
-from csd.models.config import ModelSizes
-from csd.models.prompts import parse, truncate
+from csd.models.fused.config import ModelSizes
+from csd.models.text.prompts import parse, truncate
 from csd.schema.write import WholeFile
 from csd.state.preparation_phases import wants_progress
 from csd.state.torch_state import callers_state, plain_torch

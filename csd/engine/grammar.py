@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from csd.models.token_bytes import token_bytes
+from csd.models.text.token_bytes import token_bytes
 from csd.schema.check import shown
 from csd.schema.lazy import check_installed
 

@@ -14,7 +14,7 @@ from csd.engine.result import UNFINISHED, Sample, Samples
 from csd.engine.samples_on_error import every
 from csd.engine.traces.history import History
 from csd.graph.history import PastSample
-from csd.models.text_context import encode_behind
+from csd.models.text.context import encode_behind
 
 _EXPECTED = "must be a csd.History or a list of past samples (token ids, texts or Samples)"
 

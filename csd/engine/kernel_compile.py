@@ -28,7 +28,7 @@ from triton.runtime import driver
 from csd.engine.static_step import StaticStep, sizes_for
 from csd.kernels.common.compile_jobs import CompileJob, Target, recording
 from csd.kernels.common.gpu import chip_of
-from csd.models.decoder import Decoder
+from csd.models.fused.decoder import Decoder
 from csd.state.cache_folder import alone, has, path_of, save
 from csd.state.preparation_phases import note, phase
 from csd.state.version import __version__

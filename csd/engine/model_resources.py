@@ -14,12 +14,12 @@ from csd.engine.self_check_cache import require_check
 from csd.engine.step import Step
 from csd.kernels.backends import choose
 from csd.kernels.ops import Ops, exact_triton
-from csd.models.config import ModelSizes
-from csd.models.decoder import Decoder
 from csd.models.exact import choose_exact
 from csd.models.exact_products import ExactProducts
+from csd.models.fused.config import ModelSizes
+from csd.models.fused.decoder import Decoder
 from csd.models.load import Loaded, load
-from csd.models.module_decoder import ModuleDecoder
+from csd.models.module.decoder import ModuleDecoder
 from csd.state.device import peak_bytes
 from csd.state.preparation_phases import phase
 from csd.state.torch_state import plain_torch

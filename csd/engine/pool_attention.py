@@ -3,7 +3,7 @@
 from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.ops import Ops
 from csd.kernels.states import StepStates
-from csd.models.config import ModelSizes, scale_of
+from csd.models.fused.config import ModelSizes, scale_of
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.slots import Slots

@@ -11,8 +11,8 @@ from csd.engine.step import Step
 from csd.kernels.attention.layer import PromptAttention
 from csd.kernels.attention.prompt import PromptChunk, PromptRows
 from csd.kernels.states.prompt import PromptStates
-from csd.models.config import scale_of
-from csd.models.joint_prefill import by_chunks, reads_together
+from csd.models.exact import by_chunks, reads_together
+from csd.models.fused.config import scale_of
 
 
 @dataclass(slots=True)

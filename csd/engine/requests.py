@@ -15,8 +15,8 @@ from csd.engine.thinking_budget import forced_places
 from csd.engine.thoughts import leaves_thought_open
 from csd.graph.history import PastSample
 from csd.kernels.common.noise import prompt_key
-from csd.models.config import ModelSizes
-from csd.models.streamed_text import SampleText
+from csd.models.fused.config import ModelSizes
+from csd.models.text.streamed import SampleText
 from csd.schema.arguments import LARGEST
 from csd.state.torch_state import callers_state
 

@@ -26,7 +26,7 @@ from csd.graph.drafter import StaticDrafter
 from csd.graph.drafter_registry import make_drafter
 from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
-from csd.models.decoder import DecoderLike
+from csd.models.fused.decoder import DecoderLike
 from csd.state.device import free_bytes
 from csd.state.kv_cache import PAGE, KVCache
 from csd.state.slots import Slots

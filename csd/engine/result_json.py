@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from csd.engine.result import Samples
-from csd.models.token_bytes import token_bytes
+from csd.models.text.token_bytes import token_bytes
 
 
 def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:

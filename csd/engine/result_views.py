@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from os import PathLike, fspath
 from typing import Any
 
-from csd.models.streamed_text import TextStream
-from csd.models.text_context import TextContext
+from csd.models.text.context import TextContext
+from csd.models.text.streamed import TextStream
 from csd.schema.lazy import check_installed
 from csd.schema.write import WholeFile
 

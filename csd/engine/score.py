@@ -14,8 +14,8 @@ from csd.engine.requests import Request
 from csd.engine.result import Samples
 from csd.engine.sampling import SAMPLING, resolve
 from csd.engine.top_logprobs import Measures
-from csd.models.prompts import parse
-from csd.models.text_context import encode_behind
+from csd.models.text.context import encode_behind
+from csd.models.text.prompts import parse
 from csd.schema.check import shown
 from csd.schema.other_names import unknown_argument
 from csd.verify.teacher_forcing import TeacherForcing

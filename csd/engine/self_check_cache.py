@@ -12,7 +12,7 @@ import torch
 import triton
 
 from csd.engine import isolated_python
-from csd.models.config import ModelSizes
+from csd.models.fused.config import ModelSizes
 from csd.state.cache_folder import alone, path_of, read, save
 from csd.state.device import BUSY
 from csd.state.preparation_phases import phase

@@ -20,8 +20,8 @@ from csd.engine.phase_clock import Clock
 from csd.engine.step import Step
 from csd.engine.step_record import PendingRecord, Record, Snapshot
 from csd.graph.drafter import StaticDrafter
-from csd.models.decoder import Decoder
-from csd.models.module_decoder import ModuleDecoder
+from csd.models.fused.decoder import Decoder
+from csd.models.module.decoder import ModuleDecoder
 from csd.state.pool import Pool
 from csd.state.verdict import Verdict
 

@@ -18,7 +18,7 @@ from csd.graph.drafter import Drafter
 from csd.kernels.attention.prompt import PromptChunk
 from csd.kernels.ops import Ops
 from csd.kernels.states import commit_states
-from csd.models.decoder import DecoderLike
+from csd.models.fused.decoder import DecoderLike
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.preparation_phases import KINDS

@@ -15,8 +15,8 @@ import torch
 
 from csd.engine.budget import StepTimesFile, StepTimeTable
 from csd.kernels.common.cpu import compiles
-from csd.models.config import ModelConfig
-from csd.models.decoder import Decoder
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.decoder import Decoder
 from csd.schema.read import naming, parse
 from csd.state.cache_folder import path_of, read, save
 from csd.state.processor import cpu_name

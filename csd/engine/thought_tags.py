@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from csd.models.token_bytes import token_bytes
+from csd.models.text.token_bytes import token_bytes
 
 # symbols of a pattern: a state has 32 bits
 LONGEST_TAG = 31

@@ -9,7 +9,7 @@ import torch
 
 from csd.engine.result import Sample
 from csd.evaluate.vote import drawn, text_of
-from csd.models.prompts import chat_ids
+from csd.models.text.prompts import chat_ids
 from csd.schema.check import shown
 
 

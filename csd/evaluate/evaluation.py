@@ -17,7 +17,7 @@ from csd.evaluate.pass_at_k import mean_interval, pass_at_k
 from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.tasks import Problem, Task
 from csd.evaluate.vote import Decision, Vote, drawn, vote
-from csd.models.prompts import as_message
+from csd.models.text.prompts import as_message
 from csd.schema.check import AtLeast, Between, check, shown
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from csd.engine.traces.traces import Trace
-from csd.models.prompts import as_message, has_chat, parse
-from csd.models.text_context import TextContext, encode_behind
+from csd.models.text.context import TextContext, encode_behind
+from csd.models.text.prompts import as_message, has_chat, parse
 from csd.schema.arguments import check_ids, check_number
 from csd.schema.check import shown
 from csd.schema.read import naming

@@ -7,7 +7,7 @@ from pathlib import Path
 from csd.evaluate.answers import canonical, canonical_answer, letter
 from csd.evaluate.letters import option
 from csd.evaluate.numbers import number_of
-from csd.models.prompts import check_prompt
+from csd.models.text.prompts import check_prompt
 from csd.schema.check import fits, shown
 from csd.schema.read import naming, read_lines
 

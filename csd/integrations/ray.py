@@ -16,7 +16,7 @@ from csd.engine.engine import Engine
 from csd.engine.options.checks import check_prior
 from csd.engine.sampling import SAMPLING, SamplingParams, resolve
 from csd.integrations.groups import draw
-from csd.models.prompts import parse
+from csd.models.text.prompts import parse
 from csd.schema.arguments import check_budget, check_one_of, check_seed, check_whole
 from csd.schema.lazy import check_installed
 from csd.schema.other_names import unknown_argument

@@ -27,12 +27,12 @@ from torch.distributed.tensor.parallel import (
 
 from csd.integrations.tensor_parallel_link import Exchange, Link
 from csd.kernels.ops import Ops
-from csd.models.adapters import tuner_layers
-from csd.models.config import ModelConfig, properties_of
-from csd.models.fusable_config import checked_config
-from csd.models.linear import linear
-from csd.models.norms import Norms
-from csd.models.rope import rope_tables
+from csd.models.fused.config import ModelConfig, properties_of
+from csd.models.fused.decoder import Norms
+from csd.models.fused.fusable import checked_config
+from csd.models.fused.linear import linear
+from csd.models.fused.rope import rope_tables
+from csd.models.lora import tuner_layers
 
 # differences from Llama that cannot be split, or whose split is not implemented
 _UNSPLIT: tuple[tuple[str, Callable[[ModelConfig], Any]], ...] = (
@@ -45,7 +45,7 @@ _UNSPLIT: tuple[tuple[str, Callable[[ModelConfig], Any]], ...] = (
 
 
 class ParallelDecoder(Norms):
-    """A `csd.models.decoder.Decoder` over the ranks of `mesh`.
+    """A `csd.models.fused.decoder.Decoder` over the ranks of `mesh`.
 
     model: a whole `transformers` model, the same on every rank. Its matrices become DTensors, in
         place, on the mesh's device.

@@ -1,20 +1,155 @@
-"""Products in blocks of rows that agree bit for bit (`csd/models/row_blocks.py`)."""
+"""Products in blocks of rows that agree bit for bit (`csd/models/exact_products.py`).
 
+Matrix products whose result for a row does not depend on the number of rows.
+
+A CPU's library selects its kernel by the number of rows, and kernels add in different orders. The
+range in which its results agree depends on the machine, and is determined here by trial for each
+shape of a model's weights: any number of rows from `least` to `most` gives a row the same bits.
+Fewer rows are padded, more are multiplied in blocks.
+
+Measured ranges of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
+float32 all but 1. csd's own loop (`csd/kernels/layers/cpu/linear.py`) agrees for every number of
+rows, by its order of summation, and nothing is tried for weights that are packed for it.
+
+Triton's product (`csd.kernels.row_linear`) is written to agree for every number of rows, and is
+tried like the others: no manual states whether an instruction for more columns adds in the same
+order. cuBLAS selects among many kernels, so it always multiplies CUBLAS_ROWS rows at once.
+"""
+
+import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from csd.kernels.layers.gated_linear import gated_linear_triton
 from csd.kernels.layers.row_linear import row_linear_triton, row_parts_triton
-from csd.models.linear import in_loops, linear
-from csd.models.row_blocks import (
-    ANY_ROWS,
-    Product,
-    RowBlocks,
-    fixed_blocks,
-    in_blocks,
-    row_blocks,
-)
+from csd.models.fused.linear import in_loops, linear, packed
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+# numbers of rows that are tried; fewer for matrices with more than LARGE numbers
+SIZES = (1, 2, 3, 4, 5, 8, 13, 16, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 256)
+FEW_SIZES = (1, 2, 3, 8, 16, 31, 32, 33, 64)
+LARGE = 1 << 24
+LEAST = (1, 2, 4, 8, 16, 32)
+# numbers of rows for Triton's product, on both sides of each of its tile sizes
+GPU_SIZES = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129, 256, 512)
+# csd's own products on a GPU
+TRITON = (row_linear_triton, gated_linear_triton)
+
+
+class RowBlocks(NamedTuple):
+    """Smallest and largest number of rows between which a row's result has the same bits."""
+
+    least: int
+    most: int
+
+
+# for csd's own loop on a CPU, which computes each row separately
+ANY_ROWS = RowBlocks(1, sys.maxsize)
+
+
+def in_blocks(
+    product: Product,
+    blocks: RowBlocks,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    rows = x.shape[0]
+    if blocks.least <= rows <= blocks.most or rows == 0:
+        return product(x, weight, bias)
+    if rows < blocks.least:
+        return product(F.pad(x, (0, 0, 0, blocks.least - rows)), weight, bias)[:rows]
+    parts = (in_blocks(product, blocks, part, weight, bias) for part in x.split(blocks.most))
+    return torch.cat(list(parts))
+
+
+def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
+    """Largest blocks of rows whose results agree bit for bit in trials; ValueError if none do."""
+    sizes: tuple[int, ...] = SIZES
+    if product in TRITON:
+        sizes = GPU_SIZES
+    elif weight.shape[0] * weight.shape[1] > LARGE:
+        sizes = FEW_SIZES
+    x, weight, order = _trial(sizes[-1], weight)
+    interpreted = product in TRITON and weight.device.type == "cpu"
+    found = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
+    for most in reversed(sizes):
+        for least in LEAST:
+            tried = [n for n in sizes if least <= n <= most]
+            # blocks of fewer than 16 rows would multiply the time of a step
+            if not tried or most < 16 or tried[-1] != most:
+                continue
+            blocks = RowBlocks(least, most)
+            same = all(_same(found[n], found[most]) for n in tried)
+            if same and _any_place(product, blocks, x, weight, order):
+                return blocks
+    raise _nothing_agrees(weight)
+
+
+def fixed_blocks(product: Product, weight: torch.Tensor, rows: int) -> RowBlocks:
+    """Blocks of exactly `rows` rows. Raises ValueError unless a row's index changes no bits."""
+    blocks = RowBlocks(rows, rows)
+    x, tried, order = _trial(rows, weight)
+    if not _any_place(product, blocks, x, tried, order):
+        raise _nothing_agrees(weight)
+    return blocks
+
+
+def _trial(rows: int, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows [rows, in], a matrix like `weight` to multiply them with, and a permutation of them.
+
+    Results that are rounded to 16 bits rarely show another order of summation. So the matrix has
+    pairs of equal columns, and in three of four rows two large terms cancel: terms that are added
+    between the two lose their low bits, and which bits depends on the order.
+    """
+    generator = torch.Generator().manual_seed(0)
+    K = weight.shape[1]
+    x = torch.randn(rows, K, generator=generator)
+    order = torch.randperm(rows, generator=generator)
+    columns = torch.randperm(K, generator=generator)[: min(6, K // 2 * 2)].view(-1, 2)
+    large = min(2.0**20, torch.finfo(weight.dtype).max / 2)
+    packs = weight.layout != torch.strided
+    trial = weight.to_dense() if packs else weight.clone()
+    for i, (plus, minus) in enumerate(columns.tolist()):
+        trial[:, minus] = trial[:, plus]
+        x[i::4, plus], x[i::4, minus] = large, -large
+    rows_of = x.to(weight.device, weight.dtype)
+    return rows_of, packed(trial) if packs else trial, order.to(weight.device)
+
+
+def _nothing_agrees(weight: torch.Tensor) -> ValueError:
+    return ValueError(
+        "exact must be False here: on this machine, the bits of a row's product with a "
+        f"{tuple(weight.shape)} {weight.dtype} matrix depend on the number of rows"
+    )
+
+
+def _in_pieces(product: Product, x: torch.Tensor, weight: torch.Tensor, n: int) -> torch.Tensor:
+    """Results of x's rows, n at a time; a last piece of fewer rows is left out."""
+    return torch.cat([product(piece, weight, None) for piece in x.split(n) if len(piece) == n])
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    n = min(a.shape[0], b.shape[0])
+    return torch.equal(a[:n], b[:n])
+
+
+def _any_place(
+    product: Product,
+    blocks: RowBlocks,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    order: torch.Tensor,
+) -> bool:
+    """True if the rows have the same results in another order."""
+    n = blocks.most
+    moved = order[order < n]
+    return torch.equal(product(x[:n][moved], weight, None), product(x[:n], weight, None)[moved])
+
 
 # rows of each block for cuBLAS
 CUBLAS_ROWS = 64

@@ -1,12 +1,125 @@
 """LoRA layers of the package peft: base layers, working adapters, and refusal of other kinds.
 
 peft is not imported: a layer is recognised by its class's name.
+
+Active adapters of the package peft in a module.
+
+peft is not imported. Its layers are recognised by the name of their base class, and their
+attributes decide which adapters a pass applies. So a training step takes effect in the next pass,
+and a pass can apply the adapters that were active earlier.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from torch import nn
+
+from csd.models.wrappers import unwrapped
+
+# base classes of layers with adapters, and of wrappers with copies of a layer trained in full
+LAYERS = ("BaseTunerLayer", "AuxiliaryTrainingWrapper", "ModulesToSaveWrapper")
+GONE = (
+    "adapters were merged or removed during sampling; the keys and values of these samples belong "
+    "to the adapters that were active when the call began"
+)
+
+
+def tuner_layers(modules: Iterable[nn.Module]) -> list[Any]:
+    return [m for m in modules if any(c.__name__ in LAYERS for c in type(m).__mro__)]
+
+
+def state_of(layers: list[Any]) -> tuple:
+    """Per layer: names of active adapters, whether all are disabled, names of merged ones."""
+    return tuple(
+        (
+            tuple(layer.active_adapters),
+            bool(getattr(layer, "disable_adapters", False)),
+            tuple(getattr(layer, "merged_adapters", ())),
+        )
+        for layer in layers
+    )
+
+
+def settle(layers: list[Any]) -> None:
+    """Unmerge disabled adapters from the weights in place, as peft does in a layer's forward."""
+    for layer in layers:
+        if getattr(layer, "disable_adapters", False) and getattr(layer, "merged", False):
+            layer.unmerge()
+
+
+T = TypeVar("T")
+
+# attributes of a layer: its active adapters, and whether all adapters are disabled
+_SWITCHES = ("_active_adapter", "_disable_adapters")
+
+
+class Adapters:
+    """Runs all passes of a call with the adapters that were active when the call began."""
+
+    def __init__(self, modules: Iterable[nn.Module]):
+        self._layers = tuner_layers(modules)
+        self.begin()
+
+    def begin(self) -> None:
+        """Use the adapters that are active now in all following passes."""
+        settle(self._layers)
+        self.state = self.now()
+        self._switches = [_switches(layer) for layer in self._layers]
+        self._there = [_present(layer) for layer in self._layers]
+
+    def now(self) -> tuple:
+        return state_of(self._layers)
+
+    def run(self, once: Callable[[], T]) -> T:
+        """Result of `once()` with these adapters; repeated if another thread switches meanwhile.
+
+        Raises RuntimeError if the adapters were merged or removed.
+        """
+        while True:
+            with self._as_they_were():
+                found = once()
+                if self.now() == self.state:
+                    return found
+
+    @contextmanager
+    def _as_they_were(self) -> Iterator[None]:
+        if self.now() == self.state:
+            yield
+            return
+        later = [_switches(layer) for layer in self._layers]
+        for layer, switches in zip(self._layers, self._switches, strict=True):
+            vars(layer).update(switches)
+        if self.now() != self.state or [*map(_present, self._layers)] != self._there:
+            for layer, switches in zip(self._layers, later, strict=True):
+                vars(layer).update(switches)
+            raise RuntimeError(GONE)
+        try:
+            yield
+        finally:
+            for layer, own, switches in zip(self._layers, self._switches, later, strict=True):
+                # a switch made during the pass is newer, and stays
+                if _switches(layer) == own:
+                    vars(layer).update(switches)
+
+
+def _switches(layer: Any) -> dict[str, Any]:
+    # copies of lists, which peft changes in place
+    found = {name: getattr(layer, name) for name in _SWITCHES if hasattr(layer, name)}
+    return {name: [*x] if isinstance(x, list) else x for name, x in found.items()}
+
+
+def _present(layer: Any) -> set[str]:
+    """Active adapters that exist in the layer; an adapter may exist in some layers only."""
+    parts = getattr(layer, "adapter_layer_names", ())
+    return {*layer.active_adapters} & {name for part in parts for name in getattr(layer, part, ())}
+
+
+def base_of(model: Any) -> Any:
+    """The transformers model inside a PeftModel and wrappers; another one is returned as it is."""
+    model = unwrapped(model)
+    kinds = {c.__name__ for c in type(model).__mro__}
+    return unwrapped(model.get_base_model()) if "PeftModel" in kinds else model
 
 
 def is_lora(module: Any) -> bool:

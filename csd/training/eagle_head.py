@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 from csd.training.head_parts import DraftHead, Layer
 from csd.training.target import causal
 

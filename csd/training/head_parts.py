@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import nn
 
-from csd.models.config import ModelConfig
-from csd.models.rope import rope_tables
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.rope import rope_tables
 
 
 class Attention(nn.Module):

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from csd.kernels.backends import choose
-from csd.models.config import ModelConfig, scale_of
-from csd.models.decoder import Decoder
+from csd.models.fused.config import ModelConfig, scale_of
+from csd.models.fused.decoder import Decoder
 from csd.training.texts import Text
 
 

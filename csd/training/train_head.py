@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from csd.models.decoder import Decoder
+from csd.models.fused.decoder import Decoder
 from csd.models.load import load
 from csd.schema.arguments import check_path, each
 from csd.schema.check import shown

@@ -9,7 +9,7 @@ from bench.lib.common import table
 from bench.lib.shapes import SHAPES
 from bench.micro.products import main
 from csd.kernels.numba.isa import instructions
-from csd.models.linear import onednn_multiplies
+from csd.models.fused.linear import onednn_multiplies
 
 
 def test_every_side_of_a_tiny_shape(monkeypatch, tmp_path, capsys):

@@ -10,9 +10,8 @@ from exact_runs import assert_same_bits, run
 from targets import few
 
 import csd
-from csd.models.exact_products import ExactProducts
+from csd.models.exact_products import ExactProducts, RowBlocks
 from csd.models.load import load
-from csd.models.row_blocks import RowBlocks
 
 DTYPES = (torch.bfloat16, torch.float32)
 # budget, samples, slots: with few slots samples wait, and later ones draft from finished ones

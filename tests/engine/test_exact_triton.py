@@ -9,7 +9,7 @@ from exact_runs import assert_same_bits, run
 from targets import slow
 
 import csd
-from csd.models import row_blocks as module
+from csd.models import exact_products as module
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
 

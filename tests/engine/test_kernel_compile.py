@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 
 from csd.engine import kernel_compile, resources
 from csd.kernels.common.compile_jobs import named
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 
 TARGET = named("sm_90")
 

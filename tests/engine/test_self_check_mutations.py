@@ -13,7 +13,7 @@ from csd.engine.self_check.operations import UNCOMPARED, compared, operations
 from csd.engine.self_check.states import run_states
 from csd.engine.self_check.tensors import mapped, tensors
 from csd.kernels.ops import FusedOp, reference, triton
-from csd.models.random_weights import random_decoder
+from csd.models.demo import random_decoder
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = Sizes(prompt=150, prefill_chunk=64, tokens=12, rows=16)

@@ -18,7 +18,7 @@ from bench.lib.shapes import random_model
 from csd.engine.cuda_graphs import Captures
 from csd.engine.static_step import StaticStep
 from csd.graph.consensus import ConsensusGraph
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 from csd.state.context_table import GraphConfig
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots

@@ -108,7 +108,7 @@ def test_unwritable_folder_is_no_error(measured, tmp_path, caplog):
 
 
 def test_custom_decoders_are_not_cached(measured, tmp_path):
-    class Own(csd.models.decoder.Decoder):
+    class Own(csd.models.fused.decoder.Decoder):
         pass
 
     for _ in range(2):

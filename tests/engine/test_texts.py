@@ -12,8 +12,8 @@ import csd
 from csd.engine.result_json import to_json
 from csd.engine.stats import Stats
 from csd.evaluate.import_logs import traces_of
-from csd.models.text_context import TextContext
-from csd.models.token_bytes import token_bytes
+from csd.models.text.context import TextContext
+from csd.models.text.token_bytes import token_bytes
 
 REVERSIBLE = ("byte level", "byte fallback")
 CODE = "def f(x):\n", "    return x\n    return x"

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import transformers
 from torch import nn
 
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 from csd.models.load import load
 
 

@@ -9,8 +9,8 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from csd.models.demo import toy
-from csd.models.left_out_fields import warn_once
-from csd.models.prompts import parse
+from csd.models.text.left_out_fields import warn_once
+from csd.models.text.prompts import parse
 
 _, TOKENIZER = toy()
 # how a template may show a field of a message, of a tool call, and a call's arguments

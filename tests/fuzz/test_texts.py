@@ -6,7 +6,7 @@ import pytest
 from fuzzing import cases
 from text_tokenizers import KINDS, SPECIAL, TEXT, tokenizer_of
 
-from csd.models.streamed_text import SampleText
+from csd.models.text.streamed import SampleText
 
 CHUNKS = [
     *TEXT.splitlines(keepends=True),

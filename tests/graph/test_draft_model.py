@@ -12,7 +12,7 @@ from csd.engine.budget import FixedBudget
 from csd.graph.model.network import first_layers
 from csd.graph.model.reliability import GRAPH, MODEL, Reliability
 from csd.graph.model.tree import SlotTree, likeliest
-from csd.models.fuse import fuse
+from csd.models.fused.fuse import fuse
 
 PROMPTS = ["abcabc", "xyz", "q"]
 

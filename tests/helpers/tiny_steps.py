@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.lib.shapes import random_model
 from csd.engine.static_step import StaticStep
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
 

@@ -6,7 +6,7 @@ from families import build
 from lora_models import PROMPT, TOKENS, adapted, drawn, loop, lora, randomised
 
 import csd
-from csd.models.adapters import tuner_layers
+from csd.models.lora import tuner_layers
 
 peft = pytest.importorskip("peft")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("released")]

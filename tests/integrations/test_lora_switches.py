@@ -42,7 +42,7 @@ def test_adapters_that_are_gone_are_an_error(change):
 
 
 def test_a_switch_within_a_pass_has_it_run_once_more():
-    from csd.models.adapters import Adapters
+    from csd.models.lora import Adapters
 
     model = adapted()
     adapters, seen = Adapters(model.modules()), []

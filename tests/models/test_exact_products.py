@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from csd.models.exact import exact
-from csd.models.exact_products import CUBLAS_ROWS, ExactProducts
-from csd.models.fuse import fuse
-from csd.models.linear import linear
-from csd.models.row_blocks import SIZES, RowBlocks, row_blocks
+from csd.models.exact_products import CUBLAS_ROWS, SIZES, ExactProducts, RowBlocks, row_blocks
+from csd.models.fused.fuse import fuse
+from csd.models.fused.linear import linear
 
 torch.manual_seed(0)
 WEIGHT = torch.randn(24, 96)

@@ -10,8 +10,8 @@ from targets import few
 import csd
 from bench.lib.shapes import SHAPES, random_model
 from csd.kernels.layers.rms_norm import rms_norm_ref
-from csd.models.config import ModelConfig
-from csd.models.decoder import Decoder
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.decoder import Decoder
 from csd.models.load import load
 
 WRITTEN = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

@@ -11,7 +11,7 @@ from families import build
 
 import csd
 from csd.models.load import load
-from csd.models.module_decoder import ModuleDecoder
+from csd.models.module.decoder import ModuleDecoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROMPT = [(7 * i + 3) % 61 for i in range(12)]

@@ -7,8 +7,8 @@ from dense import some_tokens
 from families import build
 
 import csd
+from csd.models.fused.rope import context_of
 from csd.models.load import load
-from csd.models.rope_config import context_of
 
 PLAIN = checkpoints.CONTEXT
 LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0)

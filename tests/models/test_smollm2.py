@@ -15,10 +15,10 @@ from targets import few, slow
 
 import csd
 from bench.lib.shapes import SHAPES
-from csd.models.config import ModelConfig
 from csd.models.demo import smollm2_path
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.fuse import pack
 from csd.models.load import load
-from csd.models.pack import pack
 
 # to look at; `make test-long` asks for 10,000
 TOKENS = int(os.environ.get("CSD_TOKENS", "320"))

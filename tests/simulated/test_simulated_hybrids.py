@@ -9,8 +9,8 @@ from simulated_gpu.tensor import CUDA
 
 import csd
 from csd.engine import static_step
-from csd.models.fuse import fuse
-from csd.models.hybrid_decoder import HybridDecoder
+from csd.models.fused.decoder import HybridDecoder
+from csd.models.fused.fuse import fuse
 
 # a prompt of several chunks, and more samples than slots
 ASKED = dict(

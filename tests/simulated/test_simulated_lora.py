@@ -9,7 +9,7 @@ from targets import slow
 
 import csd
 from csd.engine import static_step
-from csd.models.lora_stacks import FusedAdapters
+from csd.models.fused.lora import FusedAdapters
 
 RANK = 4
 ASKED = dict(

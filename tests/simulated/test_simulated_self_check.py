@@ -7,7 +7,7 @@ from targets import slow
 from csd.engine.self_check import SMALL, Check, Sizes, run
 from csd.engine.self_check.tokens import differences
 from csd.kernels.ops import triton
-from csd.models.random_weights import random_decoder
+from csd.models.demo import random_decoder
 
 
 def by_rows(x, weight, bias=None):

@@ -4,7 +4,7 @@ import torch
 from checkpoints import VOCAB, build
 from safetensors.torch import load
 
-from csd.models.fuse import fuse
+from csd.models.fused.fuse import fuse
 from csd.training.draft_vocab import draft_tokens, maps
 from csd.training.eagle3_head import Eagle3Head
 from csd.training.target import Target

@@ -14,8 +14,8 @@ from trace_file import trace_file
 from training_runs import files, recorded, tau_of
 
 import csd
-from csd.models.config import ModelConfig
-from csd.models.fuse import fuse
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.fuse import fuse
 from csd.training import losses as losses_module
 from csd.training.by_chains import ByChains
 from csd.training.by_states import ByStates

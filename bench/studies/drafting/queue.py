@@ -26,7 +26,7 @@ from csd.graph.history import PastSample
 from csd.graph.prior import Prior
 from csd.kernels.common.noise import prompt_key
 from csd.kernels.draft import draft_tree_ref
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 from csd.models.load import Loaded
 from csd.state.pool import Pool
 from csd.state.slots import Slots

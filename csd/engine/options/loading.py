@@ -6,7 +6,7 @@ import torch
 
 from csd.engine.options.checks import check_device, check_dtype, check_revision
 from csd.engine.options.option import Option
-from csd.models.choose_decoder import check_decoder
+from csd.models.load.choose_decoder import check_decoder
 
 
 class LoadingOptions(TypedDict, total=False):

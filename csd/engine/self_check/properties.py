@@ -9,7 +9,7 @@ from csd.engine.self_check.trees import Trees
 from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.attention.reference import Properties
 from csd.kernels.ops import Ops
-from csd.models.config import ModelConfig, scale_of
+from csd.models.fused.config import ModelConfig, scale_of
 from csd.state.device import upload
 from csd.state.kv_cache import PAGE
 

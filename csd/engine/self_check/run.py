@@ -21,9 +21,9 @@ from csd.engine.self_check.tokens import differences
 from csd.engine.self_check.uncaptured import UncapturedEngine
 from csd.kernels.backends import choose
 from csd.kernels.ops import Ops, reference
-from csd.models.config import ModelConfig
-from csd.models.pack import pack
-from csd.models.random_weights import random_decoder
+from csd.models.demo import random_decoder
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.fuse import pack
 
 
 def check(

@@ -6,7 +6,7 @@ import torch
 
 from csd.engine.requests import Request
 from csd.engine.sampling import SamplingParams
-from csd.models.config import ModelConfig
+from csd.models.fused.config import ModelConfig
 
 # the default model, and its vocabulary on a GPU, large enough that kernels cut it into chunks
 SMALL = ModelConfig(

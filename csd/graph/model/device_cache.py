@@ -25,7 +25,7 @@ from csd.graph.model.slot_order import SlotOrder
 from csd.kernels.attention.layer import LayerAttention, PromptAttention
 from csd.kernels.attention.prompt import PromptChunk, PromptRows
 from csd.kernels.ops import Ops
-from csd.models.config import scale_of
+from csd.models.fused.config import scale_of
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
 

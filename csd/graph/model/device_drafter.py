@@ -18,7 +18,7 @@ from csd.graph.model.slot_order import SlotOrder
 from csd.kernels.backends import for_dtype
 from csd.kernels.draft.sample_words import sample_words, sample_words_ref, sample_words_triton
 from csd.kernels.ops import Ops
-from csd.models.decoder import DecoderLike
+from csd.models.fused.decoder import DecoderLike
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.pool_builder import roots

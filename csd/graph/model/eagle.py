@@ -31,10 +31,10 @@ from csd.graph.model.draft_model import DraftSpec
 from csd.graph.model.drafter import ModelDrafter, NetworkDrafter
 from csd.graph.model.eagle_layers import FEWEST, read_layers
 from csd.kernels.ops import Ops
-from csd.models.config import ModelConfig
-from csd.models.decoder import Decoder
-from csd.models.linear import linear
-from csd.models.rope import rope_tables
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.decoder import Decoder
+from csd.models.fused.linear import linear
+from csd.models.fused.rope import rope_tables
 
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 

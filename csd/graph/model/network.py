@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from csd.kernels.ops import Ops
-from csd.models.decoder import Decoder, DecoderLike
+from csd.models.fused.decoder import Decoder, DecoderLike
 from csd.schema.check import shown
 
 

@@ -11,8 +11,8 @@ from csd.engine.service import Reader
 from csd.engine.service.handle import Top
 from csd.integrations.serve.asked import Asked
 from csd.integrations.serve.errors import Refused
-from csd.models.streamed_text import TextStream
-from csd.models.token_bytes import token_bytes
+from csd.models.text.streamed import TextStream
+from csd.models.text.token_bytes import token_bytes
 
 # log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0

@@ -20,7 +20,7 @@ from csd.integrations.serve.events import events
 from csd.integrations.serve.metrics import prometheus
 from csd.integrations.serve.server import Server
 from csd.integrations.serve.template_names import check_template_names
-from csd.models.prompts import parse
+from csd.models.text.prompts import parse
 from csd.schema.arguments import check_ids
 from csd.schema.check import shown
 from csd.state.version import __version__

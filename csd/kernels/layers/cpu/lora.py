@@ -1,4 +1,4 @@
-"""LoRA terms of all layers' products (`csd/models/lora_stacks.py`), for the loop over layers."""
+"""LoRA terms of all layers' products (`csd/models/fused/lora.py`), for the loop over layers."""
 
 from collections import namedtuple
 from typing import Any, NamedTuple

@@ -1,0 +1,1 @@
+"""The fused decoder: families whose layers csd computes itself."""

@@ -1,0 +1,181 @@
+"""LoRA of the package peft, added to the fused products of a decoder.
+
+    y = W x + b;   for each active adapter: y = y + s B (A x), with x in A's dtype;   y in W's dtype
+
+in the order of casts of `peft.tuners.lora.layer.Linear`. A fused product has several parts, such as
+queries, keys and values. The A of one adapter are stacked, and its B, multiplied by s, form a block
+diagonal: two small products, however many parts there are. Both are copies. They are updated in
+place when a call begins, and when a step detects a changed weight or scale, so graphs find them at
+the same address, and the user's parameters stay as they are.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from csd.models.fused.linear import add_rounded, packed
+from csd.models.lora import GONE, base_linear, is_lora, settle, state_of, working
+
+# ranks of a stack are padded to a multiple of this, as products in loops and tiles need
+RANKS = 32
+
+
+class Stack(NamedTuple):
+    """Adapters of one fused product, with R ranks in all."""
+
+    a: torch.Tensor  # [R, in], or `packed`
+    b: torch.Tensor  # [out, R], or `packed`
+
+    @property
+    def ranks(self) -> int:
+        return self.a.shape[-2] if self.a.dim() == 2 else self.a.shape[0] * self.a.shape[2]
+
+
+def add_lora(
+    product: Callable, x: torch.Tensor, y: torch.Tensor, stacks: list[Stack]
+) -> torch.Tensor:
+    """Add the adapters' results for x [M, in] to the base's result y [M, out].
+
+    y may be written. Returns the sum [M, out] in y's dtype.
+    """
+    total = y
+    for i, stack in enumerate(stacks, 1):
+        x = x.to(stack.a.dtype)
+        added = product(product(x, stack.a, None), stack.b, None)
+        total = add_rounded(total, added, y.dtype) if i == len(stacks) else total + added
+    return total
+
+
+def key_of(products: list[list[Any]]) -> tuple:
+    """Key that is equal for adapters whose stacks have equal shapes and dtypes.
+
+    products: for each fused product, the modules that make it up.
+    """
+    return tuple(
+        tuple(
+            (i, layer.lora_A[name].weight.shape[0], layer.lora_A[name].weight.dtype)
+            for i, layer in enumerate(parts) if is_lora(layer)
+            for name in working(layer)
+        )
+        for parts in products
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Copy:
+    """Plain matrices of a stack, and views of them for the adapters' matrices."""
+
+    a: torch.Tensor  # [R, in]
+    b: torch.Tensor  # [out, R]
+    stack: Stack
+    number: int  # index of the adapter among a layer's working ones
+    pieces: list[tuple[Any, torch.Tensor, torch.Tensor]]  # layer, views of a and b
+
+
+class FusedAdapters:
+    """The stacks of a decoder's fused products, kept up to date with peft's parameters.
+
+    products: for each fused product, the modules that make it up, each a LoRA or a plain Linear.
+
+    Raises TypeError if parts of a product have adapters of more than one dtype.
+    """
+
+    def __init__(self, products: list[list[Any]]):
+        self.products = products
+        self.key = key_of(products)
+        self.stacks: list[list[Stack]] = []
+        self._copies: list[_Copy] = []
+        # tensors that later calls reuse must not be made in one caller's inference mode
+        with torch.inference_mode(False):
+            for parts in products:
+                made = list(_copies(parts))
+                self._copies += made
+                self.stacks.append([copy.stack for copy in made])
+        self._layers = [layer for parts in products for layer in parts if is_lora(layer)]
+        self.begin_call()
+
+    def begin_call(self) -> None:
+        """Read the adapters that are active now; the whole call uses them."""
+        settle(self._layers)
+        self.state = self.now()
+        self._names = [
+            [working(layer)[copy.number] for layer, *_ in copy.pieces] for copy in self._copies
+        ]
+        self._read()
+
+    def now(self) -> tuple:
+        """State of the adapters that are active now; a call that has begun keeps its own."""
+        return state_of(self._layers)
+
+    def follow(self) -> None:
+        """Read the call's adapters if weights or scales changed, even if others are active now.
+
+        Raises RuntimeError if they were merged or removed.
+        """
+        now = self.now()
+        if now != self.state:
+            # others may be active; a merge changes the base weights
+            merged = any(a[2] != b[2] for a, b in zip(now, self.state, strict=True))
+            if merged or not all(name in layer.lora_A for layer, name in self._pairs()):
+                raise RuntimeError(GONE)
+        if self._seen != self._versions():
+            self._read()
+
+    def _pairs(self) -> Iterator[tuple[Any, str]]:
+        for copy, names in zip(self._copies, self._names, strict=True):
+            for (layer, *_), name in zip(copy.pieces, names, strict=True):
+                yield layer, name
+
+    def _versions(self) -> list:
+        # tensors of inference mode have no version
+        versions = (0 if w.is_inference() else w._version for w in self._weights)
+        return [*versions, *(d[name] for d, name in self._scales)]
+
+    @torch.no_grad()
+    def _read(self) -> None:
+        a, b, to_a, to_b, scales = [], [], [], [], []
+        for copy, names in zip(self._copies, self._names, strict=True):
+            for (layer, view_a, view_b), name in zip(copy.pieces, names, strict=True):
+                a.append(layer.lora_A[name].weight)
+                b.append(layer.lora_B[name].weight)
+                scales.append((layer.scaling, name))
+                to_a.append(view_a)
+                to_b.append(view_b)
+        self._weights, self._scales = [*a, *b], scales
+        self._seen = self._versions()
+        if not a:
+            return
+        torch._foreach_copy_(to_a, [w.data for w in a])
+        torch._foreach_copy_(to_b, [w.data for w in b])
+        torch._foreach_mul_(to_b, [float(d[name]) for d, name in scales])
+        for copy in self._copies:
+            for plain, laid in zip((copy.a, copy.b), copy.stack, strict=True):
+                if laid is not plain:
+                    laid.copy_(packed(plain))
+
+
+def _copies(parts: list[Any]) -> Iterator[_Copy]:
+    names = [working(part) if is_lora(part) else [] for part in parts]
+    rows = [base_linear(part).weight.shape[0] for part in parts]
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    for number in range(max(map(len, names), default=0)):
+        given = [(p, n[number], start) for p, n, start in zip(parts, names, starts, strict=True)
+                 if number < len(n)]  # fmt: skip
+        weights = [(p.lora_A[n].weight, p.lora_B[n].weight) for p, n, _ in given]
+        if len({w.dtype for pair in weights for w in pair}) > 1:
+            raise TypeError(
+                "the adapters of a layer's projections have different dtypes, which csd's fused "
+                "decoder does not support"
+            )
+        ranks = [a.shape[0] for a, _ in weights]
+        R, like = -(-sum(ranks) // RANKS) * RANKS, weights[0][0].data
+        a, b = like.new_zeros(R, like.shape[1]), like.new_zeros(sum(rows), R)
+        pieces, at = [], 0
+        for (part, _, start), rank in zip(given, ranks, strict=True):
+            wide = base_linear(part).weight.shape[0]
+            views = a[at : at + rank], b[start : start + wide, at : at + rank]
+            pieces.append((part, *views))
+            at += rank
+        yield _Copy(a, b, Stack(packed(a), packed(b)), number, pieces)

@@ -1,0 +1,178 @@
+"""Tables of cosines and sines for rotary embedding.
+
+w_j = theta^(-2 j / R);   llama3 divides low frequencies by a factor and blends in between,
+and yarn also multiplies cosines and sines by a constant
+
+Rotary embeddings that the fused decoder computes, from a `transformers` config.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+_LLAMA3 = (
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+)  # fmt: skip
+# rope types -> their fields; the default type ignores the original context
+_ROPE = {
+    "default": _LLAMA3[-1:],
+    "llama3": _LLAMA3,
+    "linear": ("factor", _LLAMA3[-1]),
+    "yarn": (
+        "factor", _LLAMA3[-1], "attention_factor", "mscale", "mscale_all_dim", "beta_fast",
+        "beta_slow", "truncate",
+    ),
+    "longrope": (
+        "factor", _LLAMA3[-1], "attention_factor", "short_factor", "long_factor",
+    ),
+}  # fmt: skip
+
+
+# fields of these families' rotary embeddings: the part of a head that is rotated, and sections of
+# positions in images, which are all the same in a text
+_OF_FAMILY = {
+    "phi3": ("partial_rotary_factor",),
+    "qwen3_5_text": ("partial_rotary_factor", "mrope_section", "mrope_interleaved"),
+}
+# kinds of layers for which a config of these families may have separate rotary embeddings
+FULL, LOCAL = "full_attention", "sliding_attention"
+_BY_KIND = ("gemma3_text", "olmo3")
+
+
+class Rope(NamedTuple):
+    """Parameters of a rotary embedding."""
+
+    theta: float
+    scaling: tuple[float, float, float, int] | None  # llama3: factor, low, high, old
+    kind: str  # frequencies of types other than default and llama3 are the module's
+    attention: float  # factor of cosines and sines
+
+
+def ropes_of(config: Any) -> tuple[Rope, Rope | None]:
+    """Rotary embedding of a model, and a second one of its layers with a window, or None.
+
+    Raises ValueError for another type and for a field that csd does not compute with.
+    """
+    found = dict(getattr(config, "rope_parameters", None) or {})
+    for name in _OF_FAMILY.get(config.model_type, ()):
+        found.pop(name, None)
+    if config.model_type not in _BY_KIND or not found.keys() & {FULL, LOCAL}:
+        return _rope(found, config), None
+    # only for kinds of layers that the model has
+    kinds = [kind for kind in (FULL, LOCAL) if kind in config.layer_types]
+    both = [_rope(dict(found[kind]), config) for kind in kinds]
+    return both[0], both[1] if len(both) == 2 else None
+
+
+# rope types that extend a context by their factor
+_EXTENDING = ("linear", "yarn", "llama3")
+
+
+def context_of(config: Any) -> int | None:
+    """Number of positions of a model, of its text config; None if the config names none.
+
+    A rope scaling extends `max_position_embeddings` by its factor where the config leaves that at
+    the length before the scaling. LongRoPE rotates all tokens of longer texts by other frequencies;
+    its context ends before these.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    if not positions:
+        return None
+    found = getattr(config, "rope_parameters", None) or {}
+    if not isinstance(found, dict):
+        return int(positions)
+    # one for all layers, or one per kind of layer
+    by_kind = [rope for rope in found.values() if isinstance(rope, dict)]
+    context = int(positions)
+    for rope in by_kind or [found]:
+        kind, old = rope.get("rope_type"), rope.get(_LLAMA3[-1])
+        if kind == "longrope" and old:
+            return min(int(positions), int(old))
+        # a linear scaling has no field for the old length. For all layers, it is the config's
+        # maximum, as transformers documents; by kind of layer (Gemma 3), that is the new one
+        if kind == "linear" and old is None and not by_kind:
+            old = positions
+        if kind in _EXTENDING and old == positions:
+            context = max(context, int(old * float(rope.get("factor") or 1)))
+    return context
+
+
+def _rope(rope: dict, config: Any) -> Rope:
+    if "rope_type" not in rope or "rope_theta" not in rope:
+        raise ValueError(
+            f"rope_parameters need rope_type and rope_theta for all layers, got {rope}"
+        )
+    kind, theta = rope["rope_type"], float(rope["rope_theta"])
+    if kind not in _ROPE:
+        known = ", ".join(map(repr, _ROPE))
+        raise ValueError(f"rope type {kind!r} is not supported, only {known}")
+    if rope.get("partial_rotary_factor") not in (None, 1):
+        raise ValueError("partial_rotary_factor other than 1 is not supported")
+    for name in sorted(rope.keys() - {"rope_type", "type", "rope_theta", *_ROPE[kind]}):
+        if rope[name] not in (None, 1):
+            raise ValueError(
+                f"rope_parameters with {name}={rope[name]!r} are not supported for {kind!r}"
+            )
+    attention = 1.0
+    if kind == "yarn":
+        attention = _yarn_attention(rope)
+    if kind == "longrope":
+        attention = _long_attention(rope, config.max_position_embeddings)
+    if kind != "llama3":
+        return Rope(theta, None, kind, attention)
+    factor, low, high, old = (rope[name] for name in _LLAMA3)
+    return Rope(theta, (float(factor), float(low), float(high), int(old)), "default", attention)
+
+
+def _long_attention(rope: dict, positions: int) -> float:
+    """Factor of cosines and sines in LongRoPE, the same below and above its border."""
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    old = rope[_LLAMA3[-1]]
+    factor = positions / old if rope.get("factor") is None else rope["factor"]
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(old))
+
+
+def _yarn_attention(rope: dict) -> float:
+    """Factor of cosines and sines in YaRN."""
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+
+    def of(weight: float) -> float:
+        factor = rope["factor"]
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    both = rope.get("mscale"), rope.get("mscale_all_dim")
+    return float(of(both[0]) / of(both[1])) if both[0] and both[1] else of(1)
+
+
+def rope_tables(
+    rope: Rope,
+    dims: int,  # R
+    positions: int,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    frequencies: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, each [positions, R]: computed in float32 as transformers does, then cast."""
+    angle = torch.arange(positions, dtype=torch.float32, device=device)[:, None]
+    w = _frequencies(rope, dims) if frequencies is None else frequencies
+    angle = angle * w.to(device, torch.float32)
+    angle = torch.cat((angle, angle), dim=-1)
+    cos, sin = angle.cos() * rope.attention, angle.sin() * rope.attention
+    return cos.to(dtype), sin.to(dtype)
+
+
+def _frequencies(rope: Rope, dims: int) -> torch.Tensor:
+    if rope.kind != "default":
+        raise ValueError(f"rope type {rope.kind!r} needs the frequencies of a module")
+    exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims
+    w = 1.0 / (rope.theta**exponent)
+    if rope.scaling is None:
+        return w
+    factor, low, high, old_context = rope.scaling
+    wavelength = 2 * math.pi / w
+    # 1 above the high frequency bound, 0 below the low one
+    blend = ((old_context / wavelength - low) / (high - low)).clamp(0, 1)
+    return (1 - blend) * w / factor + blend * w

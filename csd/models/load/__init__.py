@@ -1,0 +1,308 @@
+"""Loading of a decoder, its tokenizer and its generation config from a user's `model`."""
+
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from csd.models.fused.config import ModelConfig, ModelSizes
+from csd.models.fused.decoder import Decoder, DecoderLike
+from csd.models.fused.fusable import DTYPES, checked_config
+from csd.models.fused.fuse import is_fused, pack
+from csd.models.fused.linear import multiplies_bfloat16
+from csd.models.load.checkpoint import (
+    OnConfig,
+    adapter_of,
+    check_folder,
+    gguf_config,
+    quiet_libraries,
+    read_config,
+    read_gguf,
+    read_model,
+    read_tokenizer,
+    with_adapter,
+)
+from csd.models.load.choose_decoder import check_decoder, decoder_of, rules_out_fused
+from csd.models.load.gguf import file as gguf_file
+from csd.models.module.decoder import ModuleDecoder
+from csd.models.module.sizes import current_sizes
+from csd.models.wrappers import unwrapped
+from csd.state.device import BUSY
+from csd.state.torch_state import plain_torch
+from csd.state.unseen_gpu import warn_of_unseen_gpu
+
+BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
+
+
+@dataclass
+class Loaded:
+    """A model ready to decode.
+
+    `current_*` read the user's module, which may change between calls; `refresh` brings the decoder
+    up to date with it.
+    """
+
+    decoder: DecoderLike
+    config: ModelSizes
+    tokenizer: Any  # None if none was given, or a folder has none
+    generation_config: Any
+    device: torch.device
+    dtype: torch.dtype
+    # the user's module, held weakly: csd must not keep a model alive
+    module: weakref.ref | None = field(default=None, repr=False)
+    wanted: str = "fused"  # a name in `csd.models.load.choose_decoder.DECODERS`
+    # strong reference to a module that decodes, unless its user must keep it
+    kept: Any = field(default=None, repr=False)
+    _looked_for_tokenizer: bool = field(default=False, repr=False)
+
+    def refresh(self) -> bool:
+        """Make the decoder again if it no longer matches the module; True if it was made again.
+
+        For a fused decoder, weights' addresses, sizes and rotary frequencies are compared; for a
+        module, its parts, hooks and config. Weights changed in place need no refresh.
+        """
+        model = self._module()
+        if model is None or self._is_current(model):
+            return False
+        self.decoder = decoder = decoder_of(model, self.wanted)
+        self.config = decoder.config
+        self.device, self.dtype = _place_of(decoder)
+        return True
+
+    def _is_current(self, model: Any) -> bool:
+        if isinstance(self.decoder, ModuleDecoder):
+            plain = self.wanted == "auto" and rules_out_fused(model) is None
+            return not plain and self.decoder.is_current()
+        try:
+            return isinstance(self.decoder, Decoder) and is_fused(model, self.decoder)
+        except (AttributeError, TypeError, ValueError):
+            if self.wanted != "auto":
+                raise
+            return False
+
+    def current_config(self) -> ModelSizes:
+        """The module's current sizes. Raises as `load` does if csd no longer runs it."""
+        model = self._module()
+        if model is None:
+            return self.config
+        try:
+            if self.wanted != "module":
+                return checked_config(model)
+        except (AttributeError, TypeError, ValueError):
+            if self.wanted != "auto":
+                raise
+        return current_sizes(model, self.decoder.config)
+
+    def current_generation_config(self) -> Any:
+        model = self._module()
+        return self.generation_config if model is None else model.generation_config
+
+    def own_tokenizer(self) -> Any:
+        """The given tokenizer, else the one of the module's folder, read once; None without one."""
+        model = self._module()
+        if self.tokenizer is None and model is not None and not self._looked_for_tokenizer:
+            self.tokenizer = _tokenizer_of(model)
+            self._looked_for_tokenizer = True
+        return self.tokenizer
+
+    def _module(self) -> Any:
+        return None if self.module is None else self.module()
+
+
+@plain_torch()
+def load(
+    model: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    revision: str | None = None,
+    tokenizer: Any = None,
+    before: BeforeWeights | None = None,
+    decoder: str = "fused",
+    packed: bool = True,
+) -> Loaded:
+    """Load a model for decoding.
+
+    model: a transformers model, a local folder with a model or a peft adapter, a hub name, a GGUF
+    file, a `Decoder`, or a `Loaded`, which is returned as it is.
+    before: called with device, dtype and sizes before weights are read, if the config names these.
+    decoder: "auto", "fused" or "module" (`csd.models.load.choose_decoder`). packed: whether
+    matrices of a model that is loaded by name get the layout in which a CPU multiplies few rows.
+    dtype: None takes the checkpoint's if the device multiplies bfloat16 in hardware; on such a CPU
+    a GGUF file runs in bfloat16, and float16 becomes float32. Elsewhere None is float32.
+    """
+    check_decoder(decoder)
+    model = unwrapped(model)
+    if isinstance(model, Loaded):
+        return model
+    if isinstance(model, str | os.PathLike):
+        return _from_path(
+            os.fspath(model), dtype, device, revision, tokenizer, before, decoder, packed
+        )
+    if not isinstance(model, nn.Module | Decoder):
+        raise TypeError(
+            "model must be a transformers model, a local folder, a hub name, a GGUF file or a "
+            f"csd.Engine, got {type(model).__name__}"
+        )
+    for name, value in (("dtype", dtype), ("device", device), ("revision", revision)):
+        if value is not None:
+            raise ValueError(
+                f"{name} must be None for a model that is already loaded, got {value!r}"
+            )
+    if isinstance(model, Decoder):
+        return _loaded(model, tokenizer)
+    made = decoder_of(model, decoder)
+    loaded = _loaded(made, tokenizer, model.generation_config, weakref.ref(model))
+    loaded.wanted = decoder
+    loaded.kept = model if isinstance(made, ModuleDecoder) else None
+    return loaded
+
+
+def _loaded(
+    decoder: DecoderLike,
+    tokenizer: Any,
+    generation_config: Any = None,
+    module: weakref.ref | None = None,
+) -> Loaded:
+    place = _place_of(decoder)
+    return Loaded(decoder, decoder.config, tokenizer, generation_config, *place, module)
+
+
+def _place_of(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:
+    if isinstance(decoder, ModuleDecoder):
+        return decoder.device, decoder.dtype
+    assert isinstance(decoder, Decoder)
+    return decoder.embedding.device, decoder.embedding.dtype
+
+
+def _tokenizer_of(model: nn.Module) -> Any:
+    """The tokenizer from the model's folder, or from the hub's files on this machine."""
+    place = getattr(model.config, "_name_or_path", None)
+    return read_tokenizer(place, {"local_files_only": True}) if place else None
+
+
+def _from_path(
+    name: str,
+    dtype: torch.dtype | str | None,
+    device: str | torch.device | None,
+    revision: str | None,
+    tokenizer: Any,
+    before: BeforeWeights | None,
+    wanted: str,
+    packed: bool,
+) -> Loaded:
+    if device is None:
+        warn_of_unseen_gpu()
+    device = usable(device)
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
+    adapter = adapter_of(name, revision)
+    base, revision = (name, revision) if adapter is None else (adapter.base, adapter.base_revision)
+    if dtype is None:
+        dtype = _default_dtype(device, base.endswith(".gguf"))
+    place, options = _place(base, revision)
+    read_once = gguf_file.read_once() if "gguf_file" in options else nullcontext()
+    with read_once, quiet_libraries():
+        on_config = _noted(before, device)
+        if "gguf_file" in options:
+            model = read_gguf(base, place, dtype, options, on_config)
+        else:
+            model = read_model(base, place, dtype, options, on_config, wanted)
+        if adapter is not None:
+            tokenizer = adapter.tokenizer if tokenizer is None else tokenizer
+            model = with_adapter(model, adapter, tokenizer)
+        if tokenizer is None:
+            tokenizer = read_tokenizer(place, options)
+    if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
+        # few CPUs multiply float16, and float32 represents its numbers
+        model = model.float()
+    if next(model.parameters()).device != device:
+        model = model.to(device)
+    decoder, generation_config = decoder_of(model, wanted), model.generation_config
+    if adapter is not None or not isinstance(decoder, Decoder):
+        loaded = _loaded(decoder, tokenizer, generation_config, weakref.ref(model))
+        loaded.wanted, loaded.kept = wanted, model
+        return loaded
+    # without the model, each plain matrix is freed when its packed one is made
+    del model
+    if packed:
+        pack(decoder)
+    return _loaded(decoder, tokenizer, generation_config)
+
+
+def config_of(name: str) -> ModelConfig:
+    """Sizes of a model by its name, path or GGUF file; its weights are not read."""
+    adapter = adapter_of(name)
+    name = name if adapter is None else adapter.base
+    place, options = _place(name, None if adapter is None else adapter.base_revision)
+    if "gguf_file" in options:
+        return gguf_config(name, os.path.join(place, options["gguf_file"]))
+    config = read_config(name, place, options)[1]
+    assert config is not None
+    return config
+
+
+def tokenizer_of(name: str, revision: str | None = None) -> Any:
+    """Tokenizer of a model by its name; None if it has none. The weights are not read."""
+    adapter = adapter_of(name, revision)
+    if adapter is None:
+        return read_tokenizer(*_place(name, revision))
+    return adapter.tokenizer or read_tokenizer(*_place(adapter.base, adapter.base_revision))
+
+
+def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
+    """Folder or hub name of a model for transformers, and the options to load it with."""
+    if name.endswith(".gguf"):
+        folder, file = gguf_file.folder_and_file(name)
+        place, options = folder, {"gguf_file": file}
+    elif os.path.isdir(name):
+        check_folder(name)
+        place, options = name, {}
+    elif os.path.exists(name):
+        raise ValueError(f"{name} is a file, but not a GGUF file or a model's folder")
+    else:
+        return name, {"revision": revision or "main"}
+    if revision is not None:
+        raise ValueError(f"revision must be None for a local path, got {name}")
+    return place, options
+
+
+def _noted(before: BeforeWeights | None, device: torch.device) -> OnConfig:
+    def call(config: ModelConfig, dtype: Any) -> None:
+        if before is not None and isinstance(dtype, torch.dtype):
+            before(device, dtype, config)
+
+    return call
+
+
+def _default_dtype(device: torch.device, is_gguf: bool) -> torch.dtype | str:
+    if device.type == "cuda":
+        return "auto"
+    if device.type != "cpu" or not multiplies_bfloat16():
+        return torch.float32
+    return torch.bfloat16 if is_gguf else "auto"
+
+
+def usable(device: str | torch.device | None) -> torch.device:
+    """The device of that name; None: a GPU if there is one. Raises ValueError if unusable."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+        torch.empty(1, device=found).item()
+    # torch passes on the exceptions of its back ends
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        # without this backend, torch's message is a line and then its whole table of kernels
+        reason = str(error).partition("\n")[0]
+        if BUSY in reason:
+            reason += (
+                "; in compute-exclusive mode only one process can use the GPU: end the other one, "
+                "or run `nvidia-smi --compute-mode=DEFAULT`"
+            )
+        raise ValueError(f"device {device!r} cannot be used here: {reason}") from error
+    return found

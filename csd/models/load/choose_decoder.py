@@ -1,0 +1,60 @@
+"""Choice of the decoder that runs a model: csd's fused one, or the model's own module.
+
+"auto" takes the fused one if csd has the family and the module is plain, else the module, with a
+warning that names the reason. The other names force one decoder, and raise the reason for which it
+does not run the model.
+"""
+
+import warnings
+from typing import Any
+
+from csd.models.fused.decoder import DecoderLike
+from csd.models.fused.fusable import checked_config
+from csd.models.fused.fuse import fuse
+from csd.models.module.admit import admit
+from csd.models.module.decoder import ModuleDecoder
+from csd.schema.arguments import check_one_of
+
+DECODERS = ("auto", "fused", "module")
+
+
+def check_decoder(value: Any) -> None:
+    """Raises TypeError or ValueError, naming `decoder`."""
+    check_one_of("decoder", value, names=DECODERS)
+
+
+def decoder_of(model: Any, wanted: str) -> DecoderLike:
+    """The decoder `wanted` of a model. Raises TypeError or ValueError if it does not run it."""
+    why = None if wanted == "module" else rules_out_fused(model)
+    if wanted == "fused" or (wanted == "auto" and why is None):
+        return fuse(model)
+    try:
+        made = module_decoder(model, why)
+    except (TypeError, ValueError) as error:
+        if why is None or why == str(error):
+            raise
+        raise type(error)(f"{error}. The fused decoder does not run it either: {why}") from error
+    if why is not None:
+        warnings.warn(
+            f"csd uses the module of this {type(model).__name__} itself (decoder='module'), "
+            f"because its fused decoder does not support it: {why}",
+            stacklevel=2,
+        )
+    return made
+
+
+def module_decoder(model: Any, why: str | None = None) -> ModuleDecoder:
+    """Decoder of an admitted module. Raises TypeError or ValueError if the module is refused."""
+    made = ModuleDecoder(model, why)
+    made.admission = admit(made)
+    return made
+
+
+def rules_out_fused(model: Any) -> str | None:
+    """Reason why the fused decoder does not run a model; None if it does."""
+    try:
+        checked_config(model)
+    # a user's own class may have other parts than its family
+    except (AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,291 @@
+"""Decoder that runs the user's own module over the pool's rows, with csd's attention.
+
+The rows are one sequence of token ids with explicit positions. There is no cache object, and a mask
+of one element, which transformers passes on as it is, stands for all masks. Each attention call
+writes its keys and values to the step's scratch, and csd computes its result
+(`redirect.py`). All else is the module's: layers, hooks, adapters, quantised products,
+caps and multipliers of its head. Nothing of it is copied or rebound, so a training step or another
+adapter takes effect in the next pass.
+
+Calls of one pass of a module over the pool's rows, computed by csd.
+"""
+
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from csd.kernels.ops import Ops
+from csd.models.fused.fusable import hooks_of
+from csd.models.lora import Adapters, base_of
+from csd.models.module.host_reads import captured_experts, host_read_of
+from csd.models.module.mixers import MixerCall, answer, size_of
+from csd.models.module.probe import Call, probe
+from csd.models.module.sizes import NamedSizes, probed_sizes
+from csd.models.redirect import CONVOLUTION, Parts, calls_go_to
+from csd.models.refuse import refuse_module
+
+
+class Pass:
+    """Computes the calls of one pass, which must come in the probed order."""
+
+    __slots__ = (
+        "at", "attend", "calls", "convs", "mixer_at", "mixers", "node_k", "node_v", "plain",
+    )  # fmt: skip
+
+    def __init__(
+        self, calls: list[Call], plain: tuple[int, int, int] | None, attend: Any,
+        node_k: Any, node_v: Any, mixers: Sequence[MixerCall] = (),
+    ):  # fmt: skip
+        self.calls, self.plain, self.attend = calls, plain, attend
+        # number of mixer calls so far, and of the convolutions among them
+        self.mixers, self.mixer_at, self.convs = mixers, 0, 0
+        self.node_k, self.node_v, self.at = node_k, node_v, 0
+
+    def mask(self, named: dict[str, Any]) -> None:
+        """Called by a module that passes on its mask's dimensions. Returns None as the mask."""
+
+    def attention(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> torch.Tensor:  # fmt: skip
+        call = self._next(module, query, key, value, mask, named)
+        spec, kind = call.spec, self.node_k[0].dtype
+        if spec.shares is None:
+            self.node_k[call.layer].copy_(key[0].transpose(0, 1))
+            self.node_v[call.layer].copy_(value[0].transpose(0, 1))
+        # rows of q may lie apart, the heads of a row may not
+        q = query[0].transpose(0, 1).to(kind).contiguous()
+        if spec.is_plain and (spec.heads, spec.kv_heads, spec.head_dim) == self.plain:
+            out = self.attend(call.layer, q, spec.scale)
+        else:
+            sinks = named["s_aux"] if spec.sinks else None
+            out = self.attend(call.layer, q, None, spec.properties, sinks)
+        # contiguous, since a family views it in other shapes
+        return out.to(query.dtype).contiguous()[None]
+
+    def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
+        at = self.mixer_at
+        call = self.mixers[at] if at < len(self.mixers) else None
+        size = size_of(name, named)
+        if call is None or (call.function, call.size) != (name, size):
+            due = "none" if call is None else str(call)
+            raise RuntimeError(
+                f"call {at + 1} of a layer with a state is {name} of {size}, expected {due}: the "
+                "module computes in another order than in its test pass"
+            )
+        self.mixer_at += 1
+        convolution = name == CONVOLUTION
+        number = self.convs if convolution else at - self.convs
+        self.convs += convolution
+        return answer(call, number, own, named, self.attend.states)
+
+    def _next(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> Call:  # fmt: skip
+        call = self.calls[self.at] if self.at < len(self.calls) else None
+        if call is None or call.module() is not module:
+            due = "none" if call is None else call.place
+            raise RuntimeError(
+                f"attention call {self.at + 1} of a pass is of a {type(module).__name__}, "
+                f"expected {due}: the module calls attention in another order than in its test "
+                "pass"
+            )
+        self.at += 1
+        self._check(call, query, key, value, mask, named)
+        return call
+
+    def _check(
+        self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Raises RuntimeError if a call differs from the probed one."""
+        spec, rows = call.spec, query.shape[2]
+        if mask is not None and mask.numel() != 1:
+            raise RuntimeError(f"{call.place} uses its own attention mask, of shape {mask.shape}")
+        scale, softcap = named.get("scaling"), named.get("softcap")
+        for what, want, got in (
+            ("queries", (1, spec.heads, rows, spec.head_dim), query.shape),
+            ("keys", (1, spec.kv_heads, rows, spec.head_dim), key.shape),
+            ("values", (1, spec.kv_heads, rows, spec.value_dim), value.shape),
+            ("scale", spec.scale, query.shape[3] ** -0.5 if scale is None else scale),
+            ("softcap", spec.softcap, softcap),
+            ("sinks", spec.sinks, named.get("s_aux") is not None),
+        ):
+            if want != got:
+                raise RuntimeError(
+                    f"{call.place} must call attention with {what} {want}, as in its test pass, "
+                    f"got {got}"
+                )
+
+    def end(self) -> None:
+        """Raises RuntimeError unless all calls were made."""
+        if self.at != len(self.calls):
+            raise RuntimeError(
+                f"a pass must make {len(self.calls)} attention calls, as in the module's test "
+                f"pass, got {self.at}"
+            )
+        if self.mixer_at != len(self.mixers):
+            raise RuntimeError(
+                f"a pass must make {len(self.mixers)} calls of layers with a state, as in the "
+                f"module's test pass, got {self.mixer_at}"
+            )
+
+
+# fields with which a config asks for outputs beside the logits
+OUTPUTS = ("output_router_logits", "output_hidden_states", "output_attentions")
+
+
+class ModuleDecoder:
+    """Decodes with a transformers model, or a PeftModel around one; holds a weak reference to it.
+
+    why: the property that ruled out the fused decoder, if that was tried.
+
+    Raises ValueError or TypeError naming the property that csd does not run.
+    """
+
+    name = "module"
+
+    def __init__(self, model: nn.Module, why: str | None = None):
+        refuse_module(model)
+        self.why = why
+        self._model = weakref.ref(model)
+        self._base = weakref.ref(base_of(model))
+        self.parts = Parts(base_of(model))
+        self.adapters = Adapters(self.parts.modules)
+        self._facts = _facts(model)
+        taken = inspect.signature(inspect.unwrap(type(self.base).forward)).parameters
+        self._keeps_logits = False
+        self.captured = False  # whether its steps are, or may be, recorded in graphs
+        self._places: list[int] = []  # addresses of its tensors while steps are recorded
+        self._mask: torch.Tensor | None = None
+        self.admission: Any = None  # the `Admission` that `csd.models.module.admit` measured
+        named = NamedSizes.of(self.base)
+        found = probe(self.base, self.parts, self.run, tokens=named.vocab, context=named.context)
+        self.calls: list[Call] = found.calls
+        self.mixers = found.mixers
+        # with logits_to_keep, layers that share keys may leave out rows of a prompt too
+        shared = any(call.spec.shares is not None for call in self.calls)
+        self._keeps_logits = "logits_to_keep" in taken and not shared
+        self.device, self.dtype = found.device, found.dtype
+        self.config = probed_sizes(named, found)
+
+    def __repr__(self) -> str:
+        kinds = list(dict.fromkeys(str(call.spec) for call in self.calls))
+        return f"ModuleDecoder({self.config.family}, {len(self.calls)} calls: {'; '.join(kinds)})"
+
+    @property
+    def model(self) -> Any:
+        return self._there(self._model)
+
+    @property
+    def base(self) -> Any:
+        """The transformers model; of a PeftModel, the model inside."""
+        return self._there(self._base)
+
+    def _there(self, held: weakref.ref) -> Any:
+        found = held()
+        if found is None:
+            raise RuntimeError("the model of this decoder has been deleted: keep a reference to it")
+        return found
+
+    @cached_property
+    def why_not_static(self) -> str | None:
+        """Operation of a pass that reads on the host, which no graph can record; None if none."""
+        return host_read_of(self.base, self.parts)
+
+    def capture(self, captured: bool) -> None:
+        """Begin or end the recording of steps, which hold addresses of the module's tensors."""
+        self.captured, self._places = captured, _places(self.base) if captured else []
+
+    @property
+    def graph_key(self) -> tuple:
+        """State on which a recorded step depends in addition to its sizes: the active adapters."""
+        return self.adapters.state
+
+    def is_current(self) -> bool:
+        """True if the module still has the parts, hooks and config that were probed.
+
+        While steps are recorded, it must also have the same tensors.
+        """
+        moved = self.captured and self._places != _places(self.base)
+        return not moved and self._facts == _facts(self.model)
+
+    def begin_call(self) -> None:
+        """Called before the first step of a call, which uses the adapters that are active now."""
+        self.adapters.begin()
+
+    def follow(self) -> None:
+        """Called before a recorded step, in which no pass runs on the host.
+
+        Raises RuntimeError if the call's adapters were merged or removed.
+        """
+        self.adapters.run(lambda: None)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        token: torch.Tensor,  # [M] int32, -1 in padding
+        position: torch.Tensor,  # [M] int32
+        attend: Callable,  # from `csd.kernels.attention.layer`
+        node_k: torch.Tensor,  # [L, M, K, D], written
+        node_v: torch.Tensor,  # [L, M, K, D], written
+        ops: Ops | None = None,
+    ) -> torch.Tensor:
+        """Logits [M, V] of a step; where possible only the last row's, if others are not read."""
+        ids = token.clamp(min=0).long()[None]
+        only = 1 if getattr(attend, "last", False) else None
+        if self._mask is None or self._mask.device != ids.device:
+            self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+        mask = self._mask
+
+        def once() -> Any:
+            answer = Pass(self.calls, self.config.of_calls, attend, node_k, node_v, self.mixers)
+            experts = captured_experts(self.parts) if self.captured else nullcontext()
+            with calls_go_to(answer, self.parts), experts:
+                logits = self.run(ids, position.long()[None], mask, only)
+            answer.end()
+            return logits[0]
+
+        return self.adapters.run(once)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns `hidden`, which are the logits of `forward`: the head is part of the module."""
+        return hidden
+
+    def run(
+        self, ids: torch.Tensor, position: torch.Tensor, mask: torch.Tensor | None,
+        only: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Logits [1, R, V] of the module; only: number of last rows, if it can leave out others."""
+        named: dict[str, Any] = dict(
+            input_ids=ids, position_ids=position, attention_mask=mask, use_cache=False
+        )
+        if only and self._keeps_logits:
+            named["logits_to_keep"] = only
+        # a loss of routers, or each layer's states, would be computed from the rows of all samples
+        text = self.base.config.get_text_config()
+        named |= {name: False for name in OUTPUTS if getattr(text, name, None)}
+        out = self.base(**named)
+        return out[0] if isinstance(out, tuple) else getattr(out, "logits", None)
+
+
+def _places(base: Any) -> list[int]:
+    return [x.data_ptr() for x in (*base.parameters(), *base.buffers())]
+
+
+def _facts(model: Any) -> tuple:
+    """Properties that a probe depends on: parts, hooks, replaced methods, config; not weights."""
+    base = base_of(model)
+    parts = tuple((id(m), hooks_of(m), "forward" in vars(m)) for m in base.modules())
+    weight, config = next(base.parameters()), base.config.to_dict()
+    # trainers change these
+    for name in ("use_cache", *OUTPUTS):
+        config.pop(name, None)
+    return parts, weight.device, weight.dtype, repr(config)

@@ -1,0 +1,161 @@
+"""Calls of a module's layers with a state: their sizes, and their results from csd.
+
+A call is one of a modeling file's functions (`redirect.py`) with its arguments by name, over
+the rows of one sequence. A call with an argument that is not listed here is not admitted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from csd.kernels.states import SSM, DeltaRule, StepStates
+from csd.kernels.states.prompt import PromptStates
+from csd.models.redirect import CONVOLUTION
+from csd.state.recurrent import ConvSize, StateSize
+
+MOST_WEIGHTS = 17
+# arguments that do not change one sequence's rows, or that are handled below
+KNOWN = {
+    "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
+    "torch_chunk_gated_delta_rule": {
+        "query", "key", "value", "g", "beta", "chunk_size", "initial_state", "output_final_state",
+        "use_qk_l2norm_in_kernel",
+    },
+    "mamba2_chunk_scan": {
+        "hidden_states", "dt", "A", "B", "C", "chunk_size", "D", "dt_bias", "initial_states",
+        "dt_softplus", "dt_limit", "return_final_states",
+    },
+}  # fmt: skip
+
+
+class OtherCall(ValueError):
+    """A call that csd does not compute."""
+
+
+@dataclass(slots=True)
+class MixerCall:
+    """A call in a pass of a module."""
+
+    place: str  # name of the module
+    function: str
+    size: ConvSize | StateSize
+    device: torch.device
+    # the module's own function and its arguments, until the call is admitted
+    own: Callable | None = None
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def kind(self) -> tuple:
+        """Key of a call's computation: function, sizes and arguments other than tensors."""
+        plain = tuple((k, str(v)) for k, v in self.named.items() if not torch.is_tensor(v))
+        return self.function, self.size, plain
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.function} of {self.size}"
+
+
+def size_of(function: str, given: dict[str, Any]) -> ConvSize | StateSize:
+    """Sizes of a call's convolution or state. Raises OtherCall, naming an unsupported argument."""
+    for name, value in given.items():
+        harmless = value is None or value is False or name in KNOWN[function]
+        # arguments that transformers passes through all layers by name
+        if not harmless and name not in ("use_cache", "output_router_logits"):
+            raise OtherCall(f"{function} with {name}, which csd does not compute")
+    if function == CONVOLUTION:
+        weight = given["weight"]
+        if given.get("activation") not in (None, "silu", "swish"):
+            raise OtherCall(f"{function} with activation {given['activation']!r}, not silu")
+        if not 2 <= weight.shape[1] <= MOST_WEIGHTS:
+            raise OtherCall(f"{function} of {weight.shape[1]} weights, not 2 to {MOST_WEIGHTS}")
+        return ConvSize(*weight.shape)
+    state = given.get("initial_state", given.get("initial_states"))
+    if state is not None:
+        raise OtherCall(f"{function} that begins with a state of its own")
+    if function == "mamba2_chunk_scan":
+        x, B = given["hidden_states"], given["B"]
+        if given.get("z") is not None:
+            raise OtherCall(f"{function} with a gate")
+        return StateSize(B.shape[2], x.shape[2], B.shape[3], x.shape[3])
+    key, value = given["key"], given["value"]
+    return StateSize(key.shape[2], value.shape[2], key.shape[3], value.shape[3])
+
+
+def answer(
+    call: MixerCall, at: int, own: Any, given: dict[str, Any],
+    states: StepStates | PromptStates,
+) -> Any:  # fmt: skip
+    """Result of a call; at: its index among the convolutions or among the other calls."""
+    if call.function == CONVOLUTION:
+        return _convolution(at, own, given, states)
+    if call.function == "mamba2_chunk_scan":
+        return _ssm(at, own, given, states)
+    return _delta_rule(at, own, given, states)
+
+
+def _convolution(
+    at: int, own: Any, given: dict[str, Any], states: StepStates | PromptStates
+) -> torch.Tensor:
+    # [1, C, R]
+    x, weight, bias = given["hidden_states"], given["weight"], given["bias"]
+    silu = given.get("activation") is not None
+    rows, weight = x[0].T.contiguous(), weight.contiguous()
+    if isinstance(states, PromptStates):
+
+        def whole(text: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = own(text.T[None], weight, bias, given.get("activation"))
+            return found[0].T
+
+        return states.convolve(at, rows, weight, bias, silu, whole).T[None]
+    y = states.convolve(at, rows.to(weight.dtype), weight, bias, silu)
+    return y.to(x.dtype).T[None]
+
+
+def _delta_rule(
+    at: int, own: Any, given: dict[str, Any], states: StepStates | PromptStates
+) -> tuple[torch.Tensor, None]:
+    q, k, v, g, beta = (given[name][0] for name in ("query", "key", "value", "g", "beta"))
+    normalize = bool(given.get("use_qk_l2norm_in_kernel"))
+
+    def some(rows: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = (x[None, rows] for x in (q, k, v))
+        out, state_after = own(
+            *parts, g=g[None, rows], beta=beta[None, rows], initial_state=state.float(),
+            output_final_state=True, use_qk_l2norm_in_kernel=normalize,
+        )  # fmt: skip
+        return out[0], state_after
+
+    out = states.update(at, DeltaRule(q, k, v, g, beta, normalize, some))
+    return out.to(q.dtype)[None], None
+
+
+def _ssm(
+    at: int, own: Any, given: dict[str, Any], states: StepStates | PromptStates
+) -> torch.Tensor | tuple[torch.Tensor, None]:
+    x, dt, B, C = (given[name][0] for name in ("hidden_states", "dt", "B", "C"))
+    D, step = given["D"], dt
+    if given.get("dt_bias") is not None:
+        step = step + given["dt_bias"].to(step.dtype)
+    if given.get("dt_softplus"):
+        step = F.softplus(step)
+    step = step.clamp(*given["dt_limit"])
+    names = "chunk_size", "dt_bias", "dt_softplus", "dt_limit"
+    own = partial(own, **{name: given[name] for name in names})
+
+    def some(rows: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = (y[None, rows] for y in (x, dt))
+        # the function's states have the dimension of values first
+        out, state_after = own(
+            *parts, given["A"], B[None, rows], C[None, rows], D=None,
+            initial_states=state.float().transpose(2, 3).contiguous(), return_final_states=True,
+        )  # fmt: skip
+        return out[0], state_after.transpose(2, 3)
+
+    out = states.update(at, SSM(x, step, given["A"], B, C, some))
+    if D is not None:
+        out = out + D[:, None].to(out.dtype) * x.to(out.dtype)
+    # each family's function returns float32
+    out = out[None]
+    return (out, None) if given["return_final_states"] else out

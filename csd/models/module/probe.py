@@ -1,0 +1,334 @@
+"""Probe of a module: one forward pass that records the properties of its attention calls.
+
+The module's own attention function computes the calls. Named arguments other than scale, cap and
+sinks are passed on to it; `csd.models.module.admit` compares csd's attention with that function,
+so a property that is not listed here is refused there.
+
+Kind of a mask of transformers: causal alone, causal within a window, or within chunks.
+
+The mask function is evaluated at positions around 2^20, farther than any window, and at the borders
+of the window or chunk that these values suggest. The other arguments of an attention call do not
+decide: Llama 4 passes its chunks in none of them.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from csd.models.module.mixers import MixerCall, OtherCall, size_of
+from csd.models.module.spec import AttentionSpec
+from csd.models.redirect import (
+    CONVOLUTION,
+    Parts,
+    calls_go_to,
+    own_function,
+    owner_of,
+    put_in_front,
+)
+
+FAR = 1 << 20
+# tokens that are checked on both sides of a border
+NEAR = 70
+
+
+class OtherMask(ValueError):
+    """A mask that is neither causal nor causal within a window or chunks."""
+
+
+def window_and_chunk(
+    mask_function: Callable, device: torch.device
+) -> tuple[int | None, int | None]:
+    """Window and chunk, in tokens, of a mask function of `transformers.masking_utils`.
+
+    At least one of the two is None. Raises OtherMask for a mask of another kind.
+    """
+    mask = _Mask(mask_function, device)
+    seen = mask.seen([FAR], range(FAR + 1))
+    if not seen.any():
+        raise OtherMask(f"its mask hides all tokens from row {FAR}")
+    first = int(seen.int().argmax())
+    if first == 0:
+        mask.check(None, None)
+        return None, None
+    # number of rows from FAR on that see the key: 1 for a window, the rest of the chunk for chunks
+    rows = int(mask.seen(range(FAR, 2 * FAR), [first]).int().cumprod(0).sum())
+    window, chunk = FAR - first + 1, FAR - first + rows
+    if rows == 1 and mask.is_like(window, None):
+        return window, None
+    mask.check(None, chunk)
+    return None, chunk
+
+
+@dataclass(slots=True)
+class _Mask:
+    function: Callable
+    device: torch.device
+
+    def seen(self, rows: "list[int] | range", keys: "list[int] | range") -> torch.Tensor:
+        """Flat bool tensor: whether rows see keys, one of the two having one element."""
+        zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=self.device)
+        row, key = (
+            torch.arange(x.start, x.stop, device=self.device)
+            if isinstance(x, range)
+            else torch.tensor(x, device=self.device)
+            for x in (rows, keys)
+        )
+        try:
+            found = self.function(zero, zero, row[None, None, :, None], key[None, None, None])
+        # the function may index a tensor of the text's length
+        except (IndexError, RuntimeError, TypeError) as error:
+            raise OtherMask(f"its mask depends on more than positions: {error}") from error
+        return found.expand(1, 1, row.numel(), key.numel()).flatten().cpu()
+
+    def check(self, window: int | None, chunk: int | None) -> None:
+        if not self.is_like(window, chunk):
+            raise OtherMask("its mask is neither causal, nor a sliding window, nor chunked")
+
+    def is_like(self, window: int | None, chunk: int | None) -> bool:
+        size = window or chunk or 100
+        for row in (0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size, FAR - 1, FAR, FAR + 1):
+            first = 0 if window is None else max(0, row - window + 1)
+            first = first if chunk is None else row // chunk * chunk
+            for border in (first, row):
+                keys = range(max(0, border - NEAR), border + NEAR)
+                want = torch.tensor([first <= key <= row for key in keys])
+                if not torch.equal(self.seen([row], keys), want):
+                    return False
+        return True
+
+
+# length of the text that is read; no window is shorter
+TOKENS = 11
+# arguments that change the result of a call and have no counterpart in csd
+UNKNOWN = ("position_bias", "cache", "head_mask", "block_mask", "cu_seq_lens_q")
+
+
+# exceptions of a module that cannot run a pass of csd
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
+class NotAdmitted(ValueError):
+    """Error for a module that csd does not run, naming the property, its place and a remedy."""
+
+
+@dataclass(slots=True)
+class Call:
+    """An attention call in a pass of a module."""
+
+    place: str  # name of the module, and number of the call if it has several
+    module: weakref.ref
+    spec: AttentionSpec
+    mask_function: Callable | None
+    # named arguments that do not depend on the text; dropped with mask_function after admission
+    named: dict[str, Any]
+    device: torch.device
+    layer: int = 0  # layer of the cache that has its keys and values
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.spec}"
+
+
+@dataclass(slots=True)
+class Probed:
+    calls: list[Call]
+    mixers: list[MixerCall]  # calls of layers with a state
+    vocab: int
+    dtype: torch.dtype  # of queries
+    device: torch.device
+
+
+def probe(
+    model: Any, parts: Parts, run: Callable[[torch.Tensor, torch.Tensor, None], Any], *,
+    tokens: int, context: int,
+) -> Probed:  # fmt: skip
+    """Run one pass of a model and record its calls. Raises NotAdmitted.
+
+    run: calls the model with token ids [1, T], positions [1, T] and no mask. tokens: size of its
+    vocabulary. context: its number of positions.
+    """
+    device = next(model.parameters()).device
+    ids, position = text(tokens, device)
+    noted = _Noted(model, device, context)
+    put_in_front(parts.modules)
+    with torch.no_grad(), calls_go_to(noted, parts), refusing(model):
+        logits = run(ids, position, None)
+    if not noted.calls:
+        raise NotAdmitted(
+            f"{type(model).__name__} does not get its attention from transformers' "
+            "AttentionInterface: a pass called no attention there"
+        )
+    if not torch.is_tensor(logits) or logits.dim() != 3 or logits.shape[:2] != ids.shape:
+        shape = tuple(logits.shape) if torch.is_tensor(logits) else type(logits).__name__
+        raise NotAdmitted(
+            f"{type(model).__name__} must return logits of shape (1, {TOKENS}, vocabulary), got "
+            f"{shape}; load the model with AutoModelForCausalLM"
+        )
+    _number(noted.calls)
+    query = noted.query
+    assert query is not None
+    return Probed(noted.calls, noted.mixers, logits.shape[-1], query.dtype, query.device)
+
+
+@contextmanager
+def refusing(model: Any) -> Iterator[None]:
+    """Turns a module's error in a pass of csd into NotAdmitted, except for a lack of memory."""
+    try:
+        yield
+    except (NotAdmitted, torch.OutOfMemoryError):
+        raise
+    except FAILURES as error:
+        what = f"{type(error).__name__}: {error}"
+        raise NotAdmitted(f"{type(model).__name__} fails in csd's test pass: {what}") from error
+
+
+def text(tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and positions, both [1, T], of a short text; ids differ if the vocabulary allows it."""
+    at = torch.arange(TOKENS, device=device)[None]
+    return (at * 7 + 3) % tokens, at
+
+
+def _number(calls: list[Call]) -> None:
+    layers = 0
+    for call in calls:
+        if call.spec.shares is not None:
+            call.layer = calls[call.spec.shares].layer
+        else:
+            call.layer, layers = layers, layers + 1
+
+
+class _Noted:
+    """Computes calls with the module's own functions, and records them."""
+
+    def __init__(self, model: nn.Module, device: torch.device, context: int):
+        self.names = {module: name for name, module in model.named_modules()}
+        self.device, self.context = device, context
+        self.model = weakref.ref(model)
+        self.calls: list[Call] = []
+        self.mixers: list[MixerCall] = []
+        self.query: torch.Tensor | None = None
+        self.masks: list[tuple[torch.Tensor, Callable]] = []
+        # held, so that no later tensor takes the memory of an earlier one
+        self.keys: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.kinds: dict[int, tuple[int | None, int | None]] = {}
+
+    def mask(self, named: dict[str, Any]) -> torch.Tensor:
+        from transformers.masking_utils import sdpa_mask
+
+        off = dict(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+        made = sdpa_mask(**named | off)
+        assert made is not None
+        self.masks.append((made, named["mask_function"]))
+        return made
+
+    def attention(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> torch.Tensor:  # fmt: skip
+        place = self._place(module)
+        if query.shape[:1] + query.shape[2:3] != (1, TOKENS) or key.shape[2] != TOKENS:
+            raise NotAdmitted(
+                f"{place} attends from {query.shape[2]} rows to {key.shape[2]} keys in a text of "
+                f"{TOKENS} tokens: csd supports decoders that attend to their own text"
+            )
+        for name in UNKNOWN:
+            if named.get(name) is not None:
+                raise NotAdmitted(
+                    f"{place} calls attention with {name}, which csd does not support"
+                )
+        function = self._mask_function(place, mask)
+        window, chunk = self._kind(place, function)
+        scale, softcap = named.get("scaling"), named.get("softcap")
+        spec = AttentionSpec(
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            head_dim=key.shape[3],
+            value_dim=value.shape[3],
+            scale=float(query.shape[3] ** -0.5 if scale is None else scale),
+            window=window,
+            chunk=chunk,
+            softcap=None if softcap is None else float(softcap),
+            sinks=named.get("s_aux") is not None,
+            shares=self._shared(key, value),
+        )
+        self.keys.append((key, value))
+        self.query = query if self.query is None else self.query
+        kept = {k: v for k, v in named.items() if k == "s_aux" or not torch.is_tensor(v)}
+        self.calls.append(Call(place, weakref.ref(module), spec, function, kept, query.device))
+        assert mask is not None
+        return by_own_function(module, query, key, value, mask, named)
+
+    def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
+        model = self.model()
+        assert model is not None
+        if name == CONVOLUTION:
+            place = owner_of(model, named["weight"])
+        else:
+            # a core follows its mixer's convolution
+            place = self.mixers[-1].place if self.mixers else name
+        try:
+            size = size_of(name, named)
+        except OtherCall as error:
+            raise NotAdmitted(f"{place} calls {error}") from error
+        device = next(x for x in named.values() if torch.is_tensor(x)).device
+        self.mixers.append(MixerCall(place, name, size, device, own, named))
+        return own(**named)
+
+    def _place(self, module: nn.Module) -> str:
+        name = self.names.get(module, type(module).__name__)
+        before = sum(call.module() is module for call in self.calls)
+        return f"{name} (call {before + 1})" if before else name
+
+    def _mask_function(self, place: str, mask: torch.Tensor | None) -> Callable:
+        for made, function in self.masks:
+            if mask is not None and mask.data_ptr() == made.data_ptr():
+                return function
+        what = "no mask" if mask is None else "a mask of its own"
+        raise NotAdmitted(
+            f"{place} calls attention with {what}: csd supports modules whose masks are made by "
+            "transformers.masking_utils"
+        )
+
+    def _kind(self, place: str, function: Callable) -> tuple[int | None, int | None]:
+        if id(function) not in self.kinds:
+            try:
+                kind = window_and_chunk(function, self.device)
+            except OtherMask as error:
+                raise NotAdmitted(f"{place}: {error}") from error
+            # a window or chunk longer than every text hides nothing
+            window, chunk = (x if x is not None and x < self.context else None for x in kind)
+            self.kinds[id(function)] = window, chunk
+        return self.kinds[id(function)]
+
+    def _shared(self, key: torch.Tensor, value: torch.Tensor) -> int | None:
+        for i, earlier in enumerate(self.keys):
+            if all(map(_is_same, (key, value), earlier)):
+                return i
+        return None
+
+
+def by_own_function(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    visible: torch.Tensor, named: dict[str, Any],
+) -> torch.Tensor:  # fmt: skip
+    """The module's attention without csd, [1, M, H, Dv]. visible: bool [1, 1, M, T]."""
+    name, own = own_function(module, named)
+    mask = visible
+    if name == "eager":
+        # a mask that is added to scores
+        mask = torch.zeros_like(visible, dtype=query.dtype)
+        mask = mask.masked_fill(~visible, torch.finfo(query.dtype).min)
+    found: torch.Tensor = own(module, query, key, value, mask, **named | {"dropout": 0.0})[0]
+    return found
+
+
+def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    same = x.shape == y.shape and x.stride() == y.stride()
+    return same and x.data_ptr() == y.data_ptr()

@@ -1,0 +1,104 @@
+"""Sizes of a module, from its config and its probe."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from csd.models.fused.config import ModelSizes
+from csd.models.fused.rope import context_of
+from csd.models.lora import base_of
+from csd.models.module.probe import NotAdmitted, Probed
+from csd.models.module.spec import AttentionSpec
+from csd.models.refuse import refuse_module
+from csd.state.kv_cache import LayerShape
+from csd.state.recurrent import ConvSize, StateSize, StateSizes
+
+# context of models whose config names none
+UNBOUNDED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleConfig:
+    """Sizes of a module. If calls differ, heads and head_dim are those of the widest call."""
+
+    family: str
+    vocab: int
+    hidden: int
+    layers: int  # of the cache: calls with their own keys and values
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    uniform: bool  # whether all calls have these heads
+    shapes: tuple[LayerShape, ...] | None = None  # of the cache's layers, if they differ
+    states: StateSizes | None = None  # of layers with a state in place of keys and values
+    reach: int | None = None  # most keys that a row sees; None if a layer's rows see all
+
+    @property
+    def of_calls(self) -> tuple[int, int, int] | None:
+        """Heads, key-value heads and head size of all calls; None if these differ."""
+        return (self.heads, self.kv_heads, self.head_dim) if self.uniform else None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSizes:
+    """Sizes that a transformers config names."""
+
+    family: str
+    vocab: int
+    hidden: int
+    context: int
+
+    @classmethod
+    def of(cls, base: Any) -> "NamedSizes":
+        """Sizes in the current config of a transformers model."""
+        text = base.config.get_text_config()
+        context = context_of(text) or UNBOUNDED
+        family = getattr(text, "model_type", "") or type(base).__name__
+        return cls(family, text.vocab_size, text.hidden_size, context)
+
+
+def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
+    """Sizes of a probed module. Raises NotAdmitted if logits and config differ in vocabulary."""
+    if found.vocab != named.vocab:
+        raise NotAdmitted(
+            f"{named.family} returns {found.vocab} logits, but vocab_size of its config is "
+            f"{named.vocab}: they must be equal"
+        )
+    own = {c.layer: c.spec for c in found.calls if c.spec.shares is None}
+    shapes = tuple(
+        LayerShape(own[i].kv_heads, own[i].head_dim, own[i].value_dim) for i in sorted(own)
+    )
+    specs = [call.spec for call in found.calls]
+    sizes = {(spec.heads, spec.kv_heads, spec.head_dim) for spec in specs}
+    uniform = len(sizes) == 1 and all(spec.head_dim == spec.value_dim for spec in specs)
+    widest = max(specs, key=lambda spec: spec.width)
+    heads = widest.heads, widest.kv_heads, widest.head_dim
+    convs = tuple(call.size for call in found.mixers if isinstance(call.size, ConvSize))
+    states = tuple(call.size for call in found.mixers if isinstance(call.size, StateSize))
+    return ModuleConfig(
+        named.family, named.vocab, named.hidden, len(shapes), *heads, named.context, uniform,
+        None if uniform else shapes, StateSizes(convs, states) if found.mixers else None,
+        _reach(specs),
+    )  # fmt: skip
+
+
+def _reach(specs: list[AttentionSpec]) -> int | None:
+    each = [min((x for x in (s.window, s.chunk) if x is not None), default=None) for s in specs]
+    seen = [keys for keys in each if keys is not None]
+    return max(seen) if len(seen) == len(each) else None
+
+
+def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
+    """Current sizes of a module; before: its decoder's, for sizes that only a probe determines.
+
+    Raises as `ModuleDecoder` does for properties of the config or module that csd does not run.
+    """
+    refuse_module(model)
+    now = NamedSizes.of(base_of(model))
+    return ModuleConfig(
+        now.family, now.vocab, now.hidden, before.layers, before.heads, before.kv_heads,
+        before.head_dim, now.context, getattr(before, "uniform", True),
+        getattr(before, "shapes", None),
+        getattr(before, "states", None),
+        getattr(before, "reach", None),
+    )  # fmt: skip

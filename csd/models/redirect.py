@@ -1,0 +1,236 @@
+"""Redirection of the functions that compute a module's layers with a state.
+
+transformers' mixers call a few functions of their own file: a causal convolution, and the core of
+the layer over many tokens. The first decoder of a module with mixers wraps each of these. In the
+thread of a pass (`redirect_attention.calls_go_to`) the wrapper calls `answer`, elsewhere the file's
+own function, which uses the kernels of flash-linear-attention, mamba-ssm or causal-conv1d if
+transformers does.
+
+Redirection of a module's attention calls to another function during one pass.
+
+    with calls_go_to(answer, model_parts): model(...)
+
+transformers looks up an attention function by the name in the model's config, and a mask function
+likewise. During the pass that name is `NAME`, and the function of that name calls `answer` in the
+thread that began the pass. In any other thread, which may train the module meanwhile, it calls the
+function that the config named before. Names and training flags are restored at the end of the pass,
+also after an error.
+"""
+
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+NAME = "csd_rows"
+
+_thread = threading.local()
+# the names of configs outside of passes, by id, while a pass has replaced them
+_replaced: dict[int, str] = {}
+_locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+
+
+class Answer(Protocol):
+    """Interface of an object that computes the calls of a pass."""
+
+    def attention(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None, named: dict[str, Any],
+    ) -> torch.Tensor: ...  # fmt: skip
+
+    def mask(self, named: dict[str, Any]) -> torch.Tensor | None: ...
+
+    def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any: ...
+
+
+class Parts:
+    """The modules of a model and the configs that they read, listed once."""
+
+    def __init__(self, model: nn.Module):
+        # a weak reference to the model itself, whose lifetime its owner decides
+        self._model = weakref.ref(model)
+        self._below = list(model.modules())[1:]
+        found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        named = [c for c in found if hasattr(c, "_attn_implementation_internal")]
+        self.configs: list[Any] = list({id(c): c for c in named}.values())
+        # two engines of one model take turns
+        self.lock = _locks.setdefault(model, threading.RLock())
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        model = self._model()
+        return self._below if model is None else [model, *self._below]
+
+
+@contextmanager
+def calls_go_to(answer: Answer, parts: Parts) -> Iterator[None]:
+    """Context: attention of the parts calls `answer`; training flags are off, as in `eval()`."""
+    _register()
+    with parts.lock:
+        outer = getattr(_thread, "answer", None)
+        names = [c._attn_implementation_internal for c in parts.configs]
+        training = [module for module in parts.modules if module.training]
+        try:
+            for config, name in zip(parts.configs, names, strict=True):
+                if name != NAME:
+                    _replaced[id(config)] = name
+                config._attn_implementation_internal = NAME
+            for module in training:
+                module.training = False
+            _thread.answer = answer
+            yield
+        finally:
+            _thread.answer = outer
+            # one flag at a time: `train()` would set those of frozen parts too
+            for module in training:
+                module.training = True
+            for config, name in zip(parts.configs, names, strict=True):
+                config._attn_implementation_internal = name
+                if name != NAME:
+                    _replaced.pop(id(config), None)
+
+
+def _stock_attention_name(config: Any) -> str:
+    """Attention name of a config outside of passes."""
+    # the pass of another thread may end between the two reads
+    name = _replaced.get(id(config)) or getattr(config, "_attn_implementation_internal", None)
+    return name if name and name != NAME else "sdpa"
+
+
+def own_function(module: Any, named: dict[str, Any]) -> tuple[str, Callable]:
+    """Name and function of the attention that a module's config names outside of passes.
+
+    A flash or compiled kernel, which takes no mask of four dimensions, is replaced by PyTorch's
+    attention, or by the family's own in Python if the call has a cap or sinks.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = _stock_attention_name(getattr(module, "config", None))
+    files = [vars(sys.modules[c.__module__]) for c in type(module).__mro__[:-1]]
+    eager = next((f["eager_attention_forward"] for f in files if "eager_attention_forward" in f),
+                 None)  # fmt: skip
+    if name not in ("eager", "sdpa"):
+        scored = named.get("softcap") is not None or named.get("s_aux") is not None
+        name = "eager" if scored and eager is not None else "sdpa"
+    if name == "eager" and eager is not None:
+        return name, eager
+    functions = next(
+        (f["ALL_ATTENTION_FUNCTIONS"] for f in files if "ALL_ATTENTION_FUNCTIONS" in f),
+        ALL_ATTENTION_FUNCTIONS,
+    )
+    return "sdpa", functions["sdpa"]
+
+
+@cache
+def _register() -> None:
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,  # [B, H, M, D]
+    key: torch.Tensor,  # [B, K, T, D]
+    value: torch.Tensor,  # [B, K, T, Dv]
+    attention_mask: torch.Tensor | None,
+    **named: Any,
+) -> tuple[torch.Tensor, None]:
+    answer: Answer | None = getattr(_thread, "answer", None)
+    if answer is None:
+        found = _stock_attention(module)(module, query, key, value, attention_mask, **named)
+        return found
+    return answer.attention(module, query, key, value, attention_mask, named), None
+
+
+def _stock_attention(module: Any) -> Callable:
+    """Attention for a module in another thread while a pass has replaced the name."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = _stock_attention_name(getattr(module, "config", None))
+    if name in ALL_ATTENTION_FUNCTIONS:
+        return ALL_ATTENTION_FUNCTIONS[name]
+    return own_function(module, {})[1]
+
+
+def _mask(*args: Any, **named: Any) -> torch.Tensor | None:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    answer: Answer | None = getattr(_thread, "answer", None)
+    if answer is None or args:
+        return ALL_MASK_ATTENTION_FUNCTIONS[_stock_attention_name(named.get("config"))](
+            *args, **named
+        )
+    return answer.mask(named)
+
+
+CONVOLUTION = "causal_conv1d_fn"
+# the cores that csd computes along trees: function of the file -> name of the method
+CORES = {
+    "torch_chunk_gated_delta_rule": "a gated delta rule",
+    "mamba2_chunk_scan": "Mamba-2",
+}
+FUNCTIONS = (CONVOLUTION, *CORES)
+
+
+def functions_of(module: str) -> set[str]:
+    """Names in `FUNCTIONS` of functions that an imported file has."""
+    return {name for name in FUNCTIONS if callable(vars(sys.modules[module]).get(name))}
+
+
+def put_in_front(modules: Iterable[nn.Module]) -> None:
+    """Wrap the functions in all files of these modules' classes, once per file."""
+    for kind in {type(module) for module in modules}:
+        for cls in kind.__mro__[:-1]:
+            names = vars(sys.modules[cls.__module__])
+            if not cls.__module__.startswith("transformers."):
+                continue
+            for name in FUNCTIONS:
+                own = names.get(name)
+                if callable(own) and not hasattr(own, "own_of_csd"):
+                    names[name] = _in_front(name, own)
+
+
+def _in_front(name: str, own: Callable) -> Callable:
+    signature = inspect.signature(own)
+
+    @wraps(own)
+    def call(*args: Any, **named: Any) -> Any:
+        answer = getattr(_thread, "answer", None)
+        if answer is None:
+            return own(*args, **named)
+        bound = signature.bind(*args, **named)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        # a mixer passes on arguments that it does not use
+        given |= given.pop("kwargs", {})
+        return answer.mixer(name, own, given)
+
+    call.own_of_csd = own  # type: ignore[attr-defined]
+    return call
+
+
+def is_convolution(model: nn.Module, name: str) -> bool:
+    """True if the Conv1d `name` is part of a mixer, which reads its weight without calling it."""
+    parent = model.get_submodule(name.rpartition(".")[0])
+    files = {cls.__module__ for cls in type(parent).__mro__ if cls.__module__ in sys.modules}
+    return any(
+        file.startswith("transformers.") and CONVOLUTION in functions_of(file) for file in files
+    )
+
+
+def owner_of(model: nn.Module, weight: torch.Tensor) -> str:
+    """Name of the module whose parameter shares memory with a convolution's weight."""
+    for name, parameter in model.named_parameters():
+        if parameter.data_ptr() == weight.data_ptr():
+            return name.rpartition(".")[0]
+    return "a convolution"

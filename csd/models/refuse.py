@@ -1,0 +1,208 @@
+"""Refusal of models that no decoder of csd runs, naming the property that rules them out.
+
+A config is checked before weights are read, and a module before a pass is run.
+`csd.models.module.probe` and `csd.models.module.admit` test the other properties.
+
+Refusal of models without complete local weights: sharded, on other devices, not loaded.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from csd.models.lora import base_of, tuner_layers
+from csd.models.redirect import CONVOLUTION, CORES, functions_of, is_convolution
+from csd.models.text_model import advice
+
+
+def refuse_sharded(model: Any) -> None:
+    """Raises TypeError for a model in FSDP, which shards it."""
+    kinds = {c.__name__ for m in [model, *model.modules()] for c in type(m).__mro__}
+    if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+        raise TypeError(
+            "an FSDP model has sharded weights; gather them "
+            "(FullyShardedDataParallel.summon_full_params, or a full state dict) into a plain "
+            "model"
+        )
+
+
+def refuse_absent(name: str, param: nn.Parameter) -> None:
+    """Raises TypeError for a weight without plain local data."""
+    if param.is_meta:
+        raise TypeError(
+            f"{name} has no data here (offloaded or not loaded); load the whole model on one device"
+        )
+    if hasattr(param, "ds_id"):
+        raise TypeError(f"{name} is a shard of DeepSpeed ZeRO-3; use ZeRO-2 or less, or DDP")
+    if type(param.data).__name__ == "DTensor":
+        raise TypeError(f"{name} is a DTensor; pass a model with plain local weights")
+
+
+# kinds of layers with a state in place of keys and values, and fields of their configs. They are
+# run if their family computes them with functions that csd has along trees (`redirect.py`)
+STATES = {
+    "mamba": "a recurrent state", "mamba2": "a recurrent state", "m": "a recurrent state",
+    "linear_attention": "a recurrent state", "recurrent": "a recurrent state",
+    "hybrid": "a recurrent state", "hybrid_mamba": "a recurrent state",
+    "conv": (CONVOLVED := "a convolution's state"),
+}  # fmt: skip
+SERVED = "gated delta rules, Mamba-2 and short convolutions of transformers' own modules"
+FIELDS = (
+    "mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_ssm", "state_size", "ssm_state_size",
+    "lru_width", "linear_conv_kernel_dim", "attention_hidden_size", "time_step_rank",
+)  # fmt: skip
+BY_LENGTH = "which depends on the longest sequence of a batch, so samples would depend on others"
+OTHER_INPUTS = ("vision_config", "audio_config", "speech_config")
+
+
+def refuse_config(config: Any) -> None:
+    """Raises ValueError for a `transformers` config with a property that csd does not run."""
+    family = getattr(config, "model_type", type(config).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"{family!r} is an encoder-decoder; csd runs decoders")
+    for name in OTHER_INPUTS:
+        if getattr(config, name, None) is not None:
+            raise ValueError(
+                f"{family!r} has a {name}, but csd samples text only; {advice(config)}"
+            )
+    _refuse_states(family, config)
+    _refuse_rope(family, config)
+    _refuse_file(family, config)
+
+
+def refuse_module(model: Any) -> None:
+    """Raises TypeError or ValueError for a module, or a PeftModel, that csd does not run."""
+    refuse_sharded(model)
+    refuse_prompt_learning(model)
+    model = base_of(model)
+    if not hasattr(model, "config"):
+        raise TypeError(f"{type(model).__name__} is not a transformers model: it has no config")
+    refuse_config(model.config)
+    for name, param in model.named_parameters():
+        refuse_absent(name, param)
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if len(devices) > 1:
+        raise TypeError(
+            f"the weights are on more than one device: {', '.join(devices)}; load the model on one"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv1d) and is_convolution(model, name):
+            continue
+        if isinstance(module, nn.RNNBase | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            raise ValueError(
+                f"{name} is a {type(module).__name__}, a layer with its own state, which csd "
+                "would need for each node of a draft tree and does not support"
+            )
+    forward = inspect.signature(inspect.unwrap(type(model).forward))
+    if "position_ids" not in forward.parameters:
+        raise ValueError(
+            f"the forward of {type(model).__name__} takes no position_ids, which csd needs to "
+            "place the tokens of several samples in one row"
+        )
+
+
+def _refuse_states(family: str, config: Any) -> None:
+    text = config.get_text_config()
+    for field in ("layer_types", "layers_block_type"):
+        kinds = getattr(text, field, None)
+        if not isinstance(kinds, Iterable) or isinstance(kinds, str):
+            continue
+        for i, kind in enumerate(kinds):
+            what = STATES.get(str(kind).removesuffix("_sliding"))
+            if what is not None and not _has_functions(config, what == CONVOLVED):
+                raise ValueError(
+                    f"{family!r} has layers with a state: layer {i} is {kind!r} ({field}), with "
+                    f"{what} that a tree of drafts would need for each node; csd has that of "
+                    f"{SERVED}"
+                )
+        return
+    for field in FIELDS:
+        if getattr(text, field, None) is not None and not _has_functions(config, False):
+            raise ValueError(
+                f"{family!r} has layers with a state ({field}={getattr(text, field)!r}), which a "
+                f"tree of drafts would need for each node; csd has that of {SERVED}"
+            )
+
+
+def _has_functions(config: Any, convolution: bool) -> bool:
+    """True if the family's file computes states with functions that csd has along trees."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    text = config.get_text_config()
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return False
+    made = MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
+    found = functions_of((made[0] if isinstance(made, tuple) else made).__module__)
+    return CONVOLUTION in found and (convolution or bool(found & set(CORES)))
+
+
+def _refuse_rope(family: str, config: Any) -> None:
+    text = config.get_text_config()
+    found = getattr(text, "rope_parameters", None) or {}
+    if not isinstance(found, dict):
+        return
+    # one for all layers, or one per kind of layer
+    ropes = [found, *(value for value in found.values() if isinstance(value, dict))]
+    for rope in ropes:
+        kind = rope.get("rope_type")
+        if kind == "dynamic":
+            raise ValueError(f"{family!r} rotates by rope type 'dynamic', {BY_LENGTH}")
+        old = rope.get("original_max_position_embeddings")
+        old = old or getattr(text, "original_max_position_embeddings", None)
+        if kind == "longrope" and not (old and text.max_position_embeddings <= old):
+            raise ValueError(
+                f"{family!r} rotates by rope type 'longrope', {BY_LENGTH}; set "
+                f"config.max_position_embeddings to {old} before the model is made, and "
+                "rope_parameters['factor'] to the ratio of the two, if prompts and samples stay "
+                "below that"
+            )
+
+
+def _refuse_file(family: str, config: Any) -> None:
+    """Raises ValueError if the family's file does not take its attention from the interface.
+
+    A class that transformers does not map to a family is not checked here.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    made = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not _uses_interface((made[0] if isinstance(made, tuple) else made).__module__):
+        raise ValueError(
+            f"{family!r} does not get its attention from transformers' AttentionInterface, so csd "
+            "cannot replace it"
+        )
+
+
+@cache
+def _uses_interface(module: str) -> bool:
+    return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(sys.modules[module])
+
+
+def refuse_prompt_learning(model: Any) -> None:
+    """Raises ValueError for adapters whose result for a row depends on more than the row."""
+    for name, config in _adapter_configs(model):
+        kind = str(getattr(getattr(config, "peft_type", None), "value", None))
+        if getattr(config, "is_prompt_learning", False):
+            raise ValueError(
+                f"the adapter {name!r} ({kind}) adds keys, values or embeddings to a prompt "
+                "(prompt learning), which csd does not support: use LoRA or another adapter of "
+                "weights"
+            )
+        if getattr(config, "alora_invocation_tokens", None):
+            raise ValueError(
+                f"the adapter {name!r} is an aLoRA, which is active only after certain tokens; "
+                "csd does not support it"
+            )
+
+
+def _adapter_configs(model: Any) -> list[tuple[str, Any]]:
+    found = dict(getattr(model, "peft_config", None) or {})
+    for layer in tuner_layers(model.modules()):
+        found |= getattr(layer, "peft_config", None) or {}
+    return list(found.items())

@@ -1,0 +1,1 @@
+"""Text of prompts, messages and samples."""

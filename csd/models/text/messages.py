@@ -1,0 +1,285 @@
+"""Conversion of OpenAI clients' messages to the form that a chat template reads.
+
+Templates are programs that read different forms: texts or lists of parts, arguments of tools as
+objects or as JSON, a missing content or an empty one. The form is chosen by rendering each.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from csd.models.text.left_out_fields import left_out, refuse_left_out
+from csd.schema.check import AtLeast, check, fits, shown
+from csd.schema.read import naming
+
+
+class Message(TypedDict):
+    """A message for a chat template: an assistant may have `tool_calls` in place of content."""
+
+    role: str
+    content: NotRequired[str | list | None]
+    tool_calls: NotRequired[list[dict] | None]
+
+
+Messages = Annotated[list[Message], AtLeast(1)]
+
+# type of a content part that holds text -> key of the text
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+# arguments of apply_chat_template that would return something other than all token ids
+_OURS = ("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length")
+_READS_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+[^%]*content")
+
+
+def as_mapping(message: Any) -> Mapping | None:
+    """A mapping, or an object of OpenAI's client, as a mapping; None for any other value."""
+    if isinstance(message, Mapping):
+        return message
+    if hasattr(message, "role") and hasattr(message, "model_dump"):
+        return message.model_dump(exclude_none=True)
+    return None
+
+
+def check_messages(messages: list[dict]) -> None:
+    """Raises ValueError, naming the message, if one is invalid.
+
+    A message needs a role, and a content or tool calls; all parts of a content must be text.
+    """
+    check(messages, Messages)
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        where = f"[{i}].content"
+        if isinstance(content, list):
+            for j, part in enumerate(content):
+                _text_of(part, f"{where}[{j}]")
+        if (content is None or content == []) and not message.get("tool_calls"):
+            raise ValueError(f"must have a string as {where!r}, got {message}")
+
+
+def text_of(message: Mapping) -> str:
+    """Text of a checked message: its text parts, joined by newlines."""
+    return "\n".join(_texts(message))
+
+
+def check_template_options(options: dict) -> dict:
+    """The arguments of a chat template, with `add_generation_prompt` set if it is missing.
+
+    Raises TypeError or ValueError, naming the argument that cannot be served.
+    """
+    if not fits(list(options), list[str]):
+        raise TypeError(
+            f"chat_template_kwargs must be a dict with strings as keys, got {shown(options)}"
+        )
+    for name in _OURS:
+        if name in options:
+            raise ValueError(
+                f"chat_template_kwargs must not have {name!r}, got {options[name]!r}: csd always "
+                "asks the template for token ids"
+            )
+    continues = bool(options.get("continue_final_message"))
+    if continues and options.get("add_generation_prompt"):
+        raise ValueError(
+            "chat_template_kwargs must not have both continue_final_message and "
+            f"add_generation_prompt, got {options['continue_final_message']!r} and "
+            f"{options['add_generation_prompt']!r}"
+        )
+    return {"add_generation_prompt": not continues} | options
+
+
+def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterator[list[dict]]:
+    """Yield checked messages in the form that the tokenizer's template reads.
+
+    Further forms follow, for a template that raises for the earlier ones.
+
+    Raises ValueError for a message that the template would leave out.
+    """
+    template = str(options.get("chat_template") or getattr(tokenizer, "chat_template", None))
+
+    def render(form: list[dict]) -> str | None:
+        try:
+            text = tokenizer.apply_chat_template(form, **options | {"tokenize": False})
+        # a template is a program, and may raise any exception
+        except Exception:
+            return None
+        return text if isinstance(text, str) else None
+
+    found = [_without_none(m) for m in messages]
+    if "developer" not in template:
+        # name of system messages for OpenAI's newer models
+        found = [m | {"role": "system"} if m["role"] == "developer" else m for m in found]
+    found = _with_read_contents(found, template, render)
+    tried = [found, _with_contents(found)]
+    if any("tool_calls" in m for m in found):
+        tried = [
+            _with_arguments(form, convert)
+            for convert in (_as_object, _as_object_of_texts, _as_text)
+            for form in tried
+        ]
+    tried = [form for i, form in enumerate(tried) if form not in tried[:i]]
+    # rendered forms, with all fields, with arguments as JSON and not as Python
+    ranks: list[tuple[bool, int, bool]] = []
+    lost = []
+    for form in tried:
+        text = render(form)
+        lost.append(left_out(form, text, render))
+        shows_python = text is not None and _shows_python(form, text)
+        ranks.append((text is None, len(lost[-1]), shows_python))
+        if ranks[-1] == (False, 0, False):
+            break
+    order = sorted(range(len(ranks)), key=ranks.__getitem__)
+    refuse_left_out(tried[order[0]], lost[order[0]])
+    yield from (tried[i] for i in order)
+
+
+def _without_none(message: Mapping) -> dict:
+    """A message with only the texts of its parts, and without keys whose value is None."""
+    found = {key: value for key, value in message.items() if value is not None}
+    if found.get("content") == []:
+        del found["content"]
+    if isinstance(found.get("content"), list):
+        found["content"] = [{"type": "text", "text": text} for text in _texts(message)]
+    return found
+
+
+def _with_read_contents(messages: list[dict], template: str, render: Any) -> list[dict]:
+    """Messages with contents as texts or as lists of parts, whichever the template shows whole."""
+    lists = any(isinstance(m.get("content"), list) for m in messages)
+    if not lists and not _READS_PARTS.search(template):
+        return messages
+    joined = [m | {"content": text_of(m)} if "content" in m else m for m in messages]
+    wrapped = [
+        m | {"content": [{"type": "text", "text": m["content"]}]} if "content" in m else m
+        for m in joined
+    ]
+    texts = [text.strip() for m in messages for text in _texts(m)]
+    as_text, as_part = render(joined), render(wrapped)
+    if as_part is None:
+        return joined
+    lost = _lost(texts, as_text)
+    if as_part == as_text:
+        parts = messages
+    elif _lost(texts, as_part) < lost and not re.search(r"""['"]type['"]: ['"]text""", as_part):
+        parts = [
+            m if isinstance(m.get("content"), list) else one
+            for m, one in zip(messages, wrapped, strict=True)
+        ]
+        joined = wrapped
+    else:
+        return joined
+    # join the parts if the template reads only the first of several
+    return parts if _lost(texts, render(parts)) <= _lost(texts, as_part) else joined
+
+
+def _lost(texts: list[str], rendered: str | None) -> int:
+    """Number of texts that `rendered` lacks; one more than all of them for None."""
+    return len(texts) + 1 if rendered is None else sum(text not in rendered for text in texts)
+
+
+def _with_arguments(messages: list[dict], convert: Callable[[Any], Any]) -> list[dict]:
+    """Messages whose tool calls have converted arguments."""
+
+    def read(call: dict) -> dict:
+        function = call.get("function")
+        if not isinstance(function, Mapping) or function.get("arguments") is None:
+            return call
+        return call | {"function": {**function, "arguments": convert(function["arguments"])}}
+
+    return [
+        m | {"tool_calls": [read(call) for call in m["tool_calls"]]} if "tool_calls" in m else m
+        for m in messages
+    ]
+
+
+def _as_object(arguments: Any) -> Any:
+    """A call's arguments as an object, parsed from the clients' JSON."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+
+
+def _as_object_of_texts(arguments: Any) -> Any:
+    """The same with JSON text in place of each object or list in it, for templates that join."""
+    value = _as_object(arguments)
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _as_text(inner) if isinstance(inner, dict | list) else inner
+        for key, inner in value.items()
+    }
+
+
+def _as_text(arguments: Any) -> str:
+    """A call's arguments as JSON text; that of a client unchanged."""
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _shows_python(messages: list[dict], rendered: str) -> bool:
+    """True if `rendered` has an object or a list of a tool call's arguments as Python's repr."""
+    calls = (call for m in messages for call in m.get("tool_calls", ()))
+    functions = (call.get("function") for call in calls)
+    containers = _containers([f.get("arguments") for f in functions if isinstance(f, Mapping)])
+    return any(
+        repr(value) in rendered and repr(value) != json.dumps(value, ensure_ascii=False)
+        for value in containers
+    )
+
+
+def _containers(values: Iterable) -> Iterator[dict | list]:
+    for value in values:
+        if isinstance(value, dict | list):
+            yield value
+            yield from _containers(value.values() if isinstance(value, dict) else value)
+
+
+def _with_contents(messages: list[dict]) -> list[dict]:
+    """Messages with an empty content if they have none, for templates that join texts."""
+    return [m if "content" in m else m | {"content": ""} for m in messages]
+
+
+def _texts(message: Mapping) -> list[str]:
+    content = message.get("content")
+    if isinstance(content, list):
+        return [_text_of(part, "content") for part in content]
+    return [] if content is None else [content]
+
+
+def _text_of(part: Any, where: str) -> str:
+    """Text of a part of a content. Raises ValueError for a part that is not text."""
+    if not isinstance(part, Mapping):
+        raise ValueError(
+            "does not fit the chat template: it must have parts such as {'type': 'text', 'text': "
+            f"...}} as {where!r}, got {shown(part)}"
+        )
+    kind = part.get("type", "text")
+    if not isinstance(kind, str) or kind not in _TEXTS:
+        raise ValueError(
+            f"must have parts of type 'text' as {where!r}, got type {shown(kind)}: csd supports "
+            "text only"
+        )
+    text = part.get(_TEXTS[kind])
+    if not fits(text, str):
+        raise ValueError(f"must have a string as '{where}.{_TEXTS[kind]}', got {shown(text)}")
+    return str(text)
+
+
+def messages_of(prompt: Any) -> list[dict] | None:
+    """The messages of a prompt; None for a prompt of another kind."""
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return None
+    found = [as_mapping(message) for message in prompt]
+    return None if None in found else [dict(m) for m in found if m is not None]
+
+
+def check_chat(prompt: Any, name: str) -> bool:
+    """True if a prompt is messages. Raises ValueError, naming it, for invalid messages."""
+    messages = messages_of(prompt)
+    if messages is None:
+        return False
+    with naming(name):
+        check_messages(messages)
+    return True
