@@ -49,8 +49,8 @@ test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 # the shortest loop: samples, drafts, references and models, no interpreted kernel
-QUICK := cli engine/test_arguments.py engine/test_engine.py engine/test_history.py engine/test_lossless.py \
-	engine/test_options.py graph/test_drafters.py graph/test_multi_sample_paper.py graph/test_sampled_tree.py \
+QUICK := cli engine/options/test_arguments.py engine/test_engine.py engine/requests/test_history.py engine/test_lossless.py \
+	engine/options/test_options.py graph/test_drafters.py graph/test_multi_sample_paper.py graph/test_sampled_tree.py \
 	kernels/loops/test_cpu_choice.py kernels/test_sorted_runs.py kernels/verify/test_verify_on_path.py models/fused/test_fuse.py \
 	models/test_models.py verify/test_verify_schemes.py
 
@@ -100,7 +100,7 @@ KERNELS := verify/advance_slots attention/attention_plan attention/attention_win
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
 COMPILED := $(foreach test,$(KERNELS),kernels/$(dir $(test))test_$(notdir $(test)).py) engine/test_engine_triton.py \
-	engine/test_exact_triton.py engine/test_self_check_mutations.py \
+	engine/test_exact_triton.py doctor/test_self_check_mutations.py \
 	integrations/test_swap_attention.py integrations/test_swap_gradients.py integrations/test_swap_kernels.py
 
 test-compiled: install

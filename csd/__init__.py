@@ -3,15 +3,13 @@
 from csd import baselines, integrations, kernels, verify
 from csd.engine.engine import Engine
 from csd.engine.generate import generate, release, stream
-from csd.engine.result import Sample, Samples
-from csd.engine.result_views import use_page
-from csd.engine.score import score
-from csd.engine.service import AsyncEngine, QueueFull
-from csd.engine.stats import Stats
-from csd.engine.traces.history import History
+from csd.engine.results.result import Sample, Samples
+from csd.engine.results.stats import Stats
+from csd.engine.results.views import use_page
 from csd.evaluate.best_of import best_of
 from csd.evaluate.pass_at_k import pass_at_k
 from csd.evaluate.report import page_of
+from csd.evaluate.score import score
 from csd.evaluate.vote import Vote, vote
 from csd.graph.model.draft_model import DraftModel
 from csd.graph.model.eagle import Eagle
@@ -21,8 +19,10 @@ from csd.integrations.hf import hf_generate
 from csd.integrations.swap import apply_kernels, remove_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
+from csd.serve import AsyncEngine, QueueFull
 from csd.state.namesake import warn_of_namesake
 from csd.state.version import __version__
+from csd.traces.history import History
 from csd.training.train_head import train_head
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A griffe extension: signatures that `csd.engine.options.signature.shows` makes at import.
+"""A griffe extension: signatures that `csd.engine.options.show.shows` makes at import.
 
 Griffe reads the source, where the arguments are `**options`. The signature and the docstring of a
 decorated function come from the imported one.

@@ -12,9 +12,9 @@ from typing import Any
 
 import csd
 from csd.engine.generate import engine_for
-from csd.engine.traces.traces import read_traces
 from csd.evaluate.audit import TIES, audit, summary
 from csd.models.demo import smollm2_path
+from csd.traces.traces import read_traces
 
 SCHEMA = {
     "type": "object",

@@ -29,7 +29,8 @@ def installed(tmp_path_factory):
         source.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, source)
     for name in ("csd", "tests", "bench", "examples", "docs"):
-        skip = shutil.ignore_patterns("__pycache__", "results", "*.gz")
+        names = ["results"] if name == "bench" else []
+        skip = shutil.ignore_patterns("__pycache__", "*.gz", *names)
         shutil.copytree(ROOT / name, source / name, ignore=skip)
     # the wheel comes out of the source distribution, which must hold all it needs
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]

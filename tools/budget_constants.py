@@ -13,7 +13,7 @@ from unittest import mock
 
 from simulated_steps import Machine, strong, table
 
-from csd.engine.budget import AutoBudget, AutoPool
+from csd.engine.step.budget import AutoBudget, AutoPool
 
 STEPS, SEEDS = 200, 3
 
@@ -81,7 +81,7 @@ def main() -> None:
     print("\n| constant | value | mean | worst |\n|---|---|---|---|")
     for name, values in CONSTANTS.items():
         for value in values:
-            with mock.patch(f"csd.engine.budget.{name}", value):
+            with mock.patch(f"csd.engine.step.budget.{name}", value):
                 ratios = {key: rate / base[key] for key, rate in rates().items()}
             worst = min(ratios, key=ratios.get)
             print(f"| `{name}` | {value} | {mean(ratios.values()):.3f} | {ratios[worst]:.3f}, "

@@ -8,8 +8,8 @@ from math import log2
 
 import pytest
 
-from csd.engine.budget import AutoPool, Budget, StepTimeTable
-from csd.engine.step_record import Record
+from csd.engine.results.record import Record
+from csd.engine.step.budget import AutoPool, Budget, StepTimeTable
 from csd.state.pool import COST_ONE, acceptance
 
 

@@ -21,9 +21,9 @@ from bench.gpu.workload import forced
 from bench.lib.common import bootstrap, drafting, finish, table
 from bench.lib.forced import cut, forcing
 from bench.lib.shapes import SHAPES, random_model
-from csd.engine.traces.traces import Trace, read_traces
 from csd.models.fused.fuse import pack
 from csd.models.load import Loaded
+from csd.traces.traces import Trace, read_traces
 
 
 def engine_of(shape: str, dtype: torch.dtype) -> csd.Engine:

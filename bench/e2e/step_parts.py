@@ -26,7 +26,7 @@ import torch
 import csd
 from bench.e2e.cpu import PROBLEMS
 from bench.lib.common import finish, table
-from csd.engine.step import PHASES, Step
+from csd.engine.step.step import PHASES, Step
 from csd.models.demo import smollm2_path
 
 # steps at the start, in which the samples are short and buffers are allocated

@@ -76,7 +76,7 @@ def profile(engine: csd.Engine, rows: int, steps: int = 10) -> str:
     """Table of operations by self time, for steps over empty slots."""
     from torch.profiler import ProfilerActivity
 
-    from csd.engine.step_timing import time_steps
+    from csd.engine.first_call.time_steps import time_steps
 
     with torch.inference_mode(False):
         step = engine._allocate(rows + 1, 1, 1, 1, 1)

@@ -16,7 +16,7 @@ import torch
 from bench.gpu.section import Section
 from bench.gpu.workload import shapes
 from bench.lib.shapes import SHAPES
-from csd.engine.self_check import check
+from csd.doctor import check
 
 
 def run(section: Section) -> None:

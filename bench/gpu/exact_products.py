@@ -13,7 +13,7 @@ from bench.gpu.products import matrices, moved, weights_of
 from bench.gpu.section import Section
 from bench.gpu.workload import shapes
 from bench.micro.timing import copy_bandwidth, replayed
-from csd.engine.static_step import SIZES
+from csd.engine.step.static_step import SIZES
 from csd.kernels.layers.gated_linear import gated_linear_triton
 from csd.kernels.layers.row_linear import row_linear_triton
 from csd.kernels.layers.swiglu import swiglu_triton

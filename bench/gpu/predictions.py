@@ -22,7 +22,7 @@ from bench.gpu.roofline import step_seconds
 from bench.lib.common import finish, table
 from bench.lib.shapes import SHAPES
 from bench.micro.attention_job import shapes as attention_shapes
-from csd.engine.static_step import SIZES
+from csd.engine.step.static_step import SIZES
 from csd.kernels.attention.triton.plan import tile_rows
 from csd.models.fused.config import ModelConfig
 from csd.state.kv_cache import PAGE

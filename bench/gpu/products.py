@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from bench.gpu.section import Section
 from bench.gpu.workload import shapes
 from bench.micro.timing import copies_for, copy_bandwidth, replayed
-from csd.engine.static_step import SIZES
+from csd.engine.step.static_step import SIZES
 from csd.models.fused.config import ModelConfig
 
 ROWS = (1, *SIZES)

@@ -10,9 +10,9 @@ from bench.lib.forced import cut, forced_requests, forcing
 from bench.lib.record import TRACES
 from bench.lib.shapes import SHAPES, random_model
 from csd.engine.call import RunSettings
-from csd.engine.result import Samples
-from csd.engine.traces.traces import Trace, read_traces
+from csd.engine.results.result import Samples
 from csd.models.fused.config import ModelConfig
+from csd.traces.traces import Trace, read_traces
 
 TEMPERATURE = 0.7
 LARGE = ("llama-3.1-8b", "qwen2.5-7b")

@@ -22,15 +22,15 @@ from typing import Any
 import torch
 
 from csd.engine.engine import Engine
-from csd.engine.requests import Request
-from csd.engine.sampling import SamplingParams
-from csd.engine.traces.traces import Trace
+from csd.engine.options.params import SamplingParams
+from csd.engine.requests.request import Request
 from csd.evaluate.replay import Recording
 from csd.kernels.common.noise import prompt_key
 from csd.kernels.verify.reference import descend_ref
 from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import RUNNING, STOP, Verdict
+from csd.traces.traces import Trace
 
 
 def cut(trace: Trace, samples: int, tokens: int | None = None) -> Trace:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from csd.engine.self_check.tensors import mapped
+from csd.doctor.compare import mapped
 from csd.models.demo import random_decoder
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 
 import csd
-from csd.engine.prefill import read_prompt
-from csd.engine.step import Step
+from csd.engine.step.prefill import read_prompt
+from csd.engine.step.step import Step
 from csd.state.pool import Pool
 
 SLOTS, PROMPT = 8, 128

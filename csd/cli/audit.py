@@ -10,11 +10,11 @@ from csd.cli.output import check_output, show
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
-from csd.engine.sampling import FILTERS
-from csd.engine.traces.traces import Trace, read_traces
+from csd.engine.options.params import FILTERS
+from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.evaluate.audit import TIES, audit, summary
 from csd.schema.arguments import check_number
+from csd.traces.traces import Trace, read_traces
 
 # without temperature, which each trace has
 FLAGS = (

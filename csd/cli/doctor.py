@@ -10,8 +10,8 @@ import torch
 from csd.cli.commands import add_command
 from csd.cli.formats import stamped
 from csd.cli.operations import table
-from csd.engine.self_check import SMALL, check
-from csd.engine.self_check.sizes import LARGE_VOCAB
+from csd.doctor import SMALL, check
+from csd.doctor.sizes import LARGE_VOCAB
 from csd.kernels.backends import NAMES
 from csd.models.fused.config import ModelConfig
 from csd.models.load import config_of, load, usable

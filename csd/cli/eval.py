@@ -11,8 +11,8 @@ from csd.cli.flags import check_counts
 from csd.cli.formats import stamped
 from csd.cli.history import add_history_flag, open_history
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
-from csd.engine.sampling import FILTERS
+from csd.engine.options.params import FILTERS
+from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.evaluate import evaluation as evaluate
 from csd.evaluate.tasks import TASKS, read
 from csd.evaluate.vote import Vote

@@ -3,7 +3,7 @@
 from argparse import ArgumentParser
 from contextlib import AbstractContextManager, nullcontext
 
-from csd.engine.traces.history import History
+from csd.traces.history import History
 
 
 def add_history_flag(parser: ArgumentParser) -> None:

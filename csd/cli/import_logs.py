@@ -5,13 +5,13 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
 from csd.cli.commands import add_command
-from csd.engine.options.flags import add_flags
-from csd.engine.traces.traces import write_traces
+from csd.engine.options.show import add_flags
 from csd.evaluate.import_logs import traces_of
 from csd.models.load import tokenizer_of
 from csd.models.load.checkpoint import quiet_libraries
 from csd.schema.arguments import check_number
 from csd.schema.read import naming, read_lines
+from csd.traces.traces import write_traces
 
 
 def add(commands: _SubParsersAction) -> None:

@@ -22,10 +22,10 @@ from csd.cli.formats import stamped
 from csd.cli.history import add_history_flag, open_history
 from csd.cli.output import check_output, flush_output, keep, show
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
-from csd.engine.result import Samples
-from csd.engine.result_json import to_json
-from csd.engine.sampling import FILTERS
+from csd.engine.options.params import FILTERS
+from csd.engine.options.show import LOADING, add_flags, check_flags, loading
+from csd.engine.results.json import to_json
+from csd.engine.results.result import Samples
 from csd.evaluate.vote import vote
 from csd.models.text.prompts import as_message, has_chat
 from csd.schema.other_names import hint

@@ -4,11 +4,11 @@ import sys
 from argparse import Namespace, _SubParsersAction
 
 from csd.cli.commands import add_command
-from csd.engine.options.flags import add_flags
-from csd.engine.traces.traces import read_traces
+from csd.engine.options.show import add_flags
 from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, MIN_CONTEXTS, Prior, is_prior
 from csd.models.load import tokenizer_of
 from csd.models.load.checkpoint import quiet_libraries
+from csd.traces.traces import read_traces
 
 
 def add(commands: _SubParsersAction) -> None:

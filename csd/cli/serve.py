@@ -8,7 +8,7 @@ import torch
 
 from csd.cli.commands import add_command
 from csd.cli.flags import check_counts
-from csd.engine.options.flags import add_flags, check_flags
+from csd.engine.options.show import add_flags, check_flags
 from csd.models.load.choose_decoder import DECODERS
 from csd.schema.arguments import check_number, check_whole
 from csd.schema.lazy import check_installed
@@ -135,10 +135,10 @@ def _serve(args: Namespace) -> int:
         raise ValueError(f"weights-folder must be an existing folder, got {args.weights_folder!r}")
     for package in ("starlette", "uvicorn"):
         check_installed(package, "serve", "csd serve")
-    from csd.engine.service import AsyncEngine
     from csd.integrations.serve import Limits, Server, serve
     from csd.integrations.serve.clients import check_keys
     from csd.integrations.serve.origins import check_host, check_origin
+    from csd.serve import AsyncEngine
 
     keys = args.api_key
     check_keys("api-key", keys)

@@ -8,10 +8,10 @@ from pathlib import Path
 from csd.cli.commands import add_command
 from csd.cli.flags import check_counts
 from csd.cli.formats import stamped
-from csd.engine.budget import StepTimeTable
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
-from csd.engine.sampling import FILTERS
+from csd.engine.options.params import FILTERS
+from csd.engine.options.show import LOADING, add_flags, check_flags, loading
+from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record
 from csd.graph.drafter_registry import check_known, names
@@ -137,8 +137,8 @@ def _record(args: Namespace) -> int:
 def _replay(args: Namespace) -> int:
     from tqdm import tqdm
 
-    from csd.engine.traces.traces import read_traces
     from csd.evaluate.speedup import gain
+    from csd.traces.traces import read_traces
 
     check_counts(args, ("num_samples", "limit"))
     check_known(args.drafter)

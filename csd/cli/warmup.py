@@ -5,7 +5,7 @@ from argparse import Namespace, _SubParsersAction
 
 from csd.cli.commands import add_command
 from csd.engine.generate import engine_for
-from csd.engine.options.flags import LOADING, add_flags, check_flags, loading
+from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 
 FLAGS = ("num_samples", "max_new_tokens", *LOADING, "decoder")
 

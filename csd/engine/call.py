@@ -1,23 +1,25 @@
-"""One call of `generate` or `stream`: its checked arguments, as requests to an engine."""
+"""One call of `generate` or `stream`: its checked arguments, as requests to an engine.
 
-from collections.abc import Callable, Iterator, Mapping
+Progress bar of a call, in tokens.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 
-from csd.engine.history_args import check_apart, set_history, store_history, wants_top
 from csd.engine.options import read_options
-from csd.engine.progress import Progress
-from csd.engine.prompt_top_logprobs import PromptScores
-from csd.engine.requests import LiveSample, OnTokens, Request, Until, UntilRule
-from csd.engine.result import Sample, Samples
-from csd.engine.samples_on_error import every
-from csd.engine.sampling import SAMPLING, SamplingParams, resolve
-from csd.engine.top_logprobs import Measures
-from csd.engine.traces.history import History
-from csd.engine.traces.traces import Trace, open_traces, write_traces
+from csd.engine.options.params import SAMPLING, SamplingParams, resolve
+from csd.engine.requests.errors import every
+from csd.engine.requests.history import check_apart, set_history, store_history, wants_top
+from csd.engine.requests.request import LiveSample, OnTokens, Request
+from csd.engine.results.logprobs import Measures, PromptScores
+from csd.engine.results.result import Sample, Samples
+from csd.engine.results.until import Until, UntilRule
 from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelSizes
@@ -25,7 +27,57 @@ from csd.models.text.prompts import parse, truncate
 from csd.schema.write import WholeFile
 from csd.state.preparation_phases import wants_progress
 from csd.state.torch_state import callers_state, plain_torch
+from csd.traces.history import History
+from csd.traces.traces import Trace, open_traces, write_traces
 from csd.verify.teacher_forcing import TeacherForcing
+
+# shortest time between two updates of the bar
+SECONDS = 0.1
+
+
+class Progress:
+    """Bar of drawn tokens, out of the most that samples can have; appears with the first tokens."""
+
+    def __init__(self, requests: Sequence[Request]):
+        self._requests = requests
+        self._most = sum(len(r.samples) * r.params.max_new_tokens for r in requests)
+        self._samples = sum(len(r.samples) for r in requests)
+        self._ended = 0
+        self._shown = 0.0  # time of the last update of the bar
+        self._bar: tqdm | None = None
+
+    def show(self, now: bool = False) -> None:
+        """Update the bar, at most every `SECONDS` unless `now`.
+
+        Called once per step for each sample with new tokens.
+        """
+        clock = time.perf_counter()
+        if not now and clock - self._shown < SECONDS:
+            return
+        self._shown = clock
+        if self._bar is None:
+            self._bar = tqdm(desc="csd: sampling", total=self._most, unit="token", unit_scale=True)
+        drawn = sum(r.stats.tokens for r in self._requests)
+        steps = sum(r.stats.sample_steps for r in self._requests)
+        shown = {"samples": f"{self._ended}/{self._samples}", "tau": f"{drawn / max(steps, 1):.2f}"}
+        if any(r.history for r in self._requests):
+            from_history = sum(r.stats.accepted["history"] for r in self._requests)
+            shown["history"] = f"{from_history / max(drawn, 1):.0%}"
+        self._bar.total = self._most
+        self._bar.set_postfix(shown, refresh=False)
+        self._bar.update(drawn - self._bar.n)
+
+    def end_sample(self, request: Request, sample: Sample) -> None:
+        """Subtract the tokens that an ended sample did not draw from the bar's total."""
+        self._ended += 1
+        self._most -= request.params.max_new_tokens - len(sample.tokens)
+        self.show(now=True)
+
+    def close(self) -> None:
+        """Show the last state, and end the line."""
+        if self._bar is not None:
+            self._bar.refresh()
+            self._bar.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,19 @@
-"""The engine: a model, its slots and caches, and the calls that run over them."""
+"""The engine: a model, its slots and caches, and the calls that run over them.
+
+Source of requests that arrive while a run draws samples.
+
+`Engine.warmup`: prepares first calls, with caches, graphs, compiled code and step times.
+"""
 
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
 from itertools import chain, count
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, Protocol, Unpack, overload
 
 import torch
 
 from csd.engine.call import Call, RunSettings
-from csd.engine.model_resources import ModelResources
 from csd.engine.options import Options
 from csd.engine.options.checks import (
     check_device,
@@ -18,20 +22,69 @@ from csd.engine.options.checks import (
     check_revision,
     check_tokenizer,
 )
-from csd.engine.options.signature import shows
-from csd.engine.request_feed import Feed
-from csd.engine.requests import Request, check_served
-from csd.engine.result import Sample, Samples
-from csd.engine.samples_on_error import Carrying, every
-from csd.engine.scheduler import Scheduler
-from csd.engine.slot_filler import clear
-from csd.engine.warmup import prepare_first_call
+from csd.engine.options.show import shows
+from csd.engine.requests.errors import Carrying, every
+from csd.engine.requests.request import Request, check_served
+from csd.engine.resources.model import ModelResources
+from csd.engine.results.result import Sample, Samples
+from csd.engine.scheduler import Scheduler, clear
+from csd.engine.step.static_step import capture_all
+from csd.engine.step.step import Step
 from csd.schema.arguments import check_flag, check_number, check_whole
 from csd.schema.other_names import names_arguments
 from csd.state.device import current, on_device, stream_of
 from csd.state.preparation_phases import preparation, showing
 from csd.state.process_forks import watch_forks
 from csd.state.torch_state import in_plain_torch
+
+
+class Feed(Protocol):
+    """Protocol of a source of requests that arrive while an engine runs."""
+
+    def prepare(self, engine: Any, drafter: Any, nodes: int) -> Step:
+        """Returns the engine's step, over caches of the feed's sizes.
+
+        nodes: drafted tokens per step if the budget is a number, else 0.
+        """
+
+    def scheduler(
+        self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
+    ) -> Scheduler:
+        """Returns a scheduler that admits the requests between steps; options: `Scheduler`'s."""
+
+
+def prepare_first_call(
+    engine: Any, num_samples: int, prompt_tokens: int, max_new_tokens: int
+) -> None:
+    """Prepare calls of these sizes; the arguments are those of `Engine.warmup`."""
+    asked: dict[str, Any] = dict(num_samples=num_samples, seed=0, ignore_eos=True)
+    # a prompt of one token would be read by the first step only, without a prefill
+    prompt = [0] * check_whole("prompt_tokens", prompt_tokens, 2, engine.config.context - 1)
+    call = engine.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
+    requests, settings = call.requests, call.settings
+    # allocate caches of the requested sizes, which the short call below reuses
+    _between_calls(engine, requests, lambda step: None)
+    engine.generate(prompt, max_new_tokens=min(2, max_new_tokens), **asked)
+
+    def capture(step: Step) -> None:
+        capture_all(engine._step_of_call(step, requests, settings, engine.tokenizer))
+
+    _between_calls(engine, requests, capture)
+
+
+def _between_calls(engine: Any, requests: list[Request], run: Callable[[Step], None]) -> None:
+    """Call `run` with the step over the caches of `requests`, while no other call runs."""
+    engine._not_within_a_stream()
+    with engine._lock, current(engine.device):
+        engine._busy = threading.get_ident()
+        stream = stream_of(engine.device)
+        if stream is not None and engine._last is not None:
+            stream.wait_event(engine._last)
+        step = engine._prepare(requests, engine._default_drafter)
+        run(step)
+        clear(step)
+        engine._last = None if stream is None else stream.record_event()
+
 
 # far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
 MOST_SLOTS = 4096

@@ -12,11 +12,11 @@ from typing import Any, Unpack, overload
 import torch
 
 from csd.engine.engine import Engine, ManyPrompts, OnePrompt
-from csd.engine.held_bytes import held_bytes
 from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.checks import check_dtype
-from csd.engine.options.signature import shows
-from csd.engine.result import Sample, Samples
+from csd.engine.options.show import shows
+from csd.engine.resources.held_bytes import held_bytes
+from csd.engine.results.result import Sample, Samples
 from csd.models.wrappers import unwrapped
 from csd.state.device import free_bytes
 from csd.state.preparation_phases import showing

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import wraps
 from itertools import zip_longest
 
-from csd.engine.thoughts import after_thoughts
+from csd.engine.options.thoughts import after_thoughts
 from csd.evaluate.letters import option, options_in
 from csd.evaluate.numbers import last_numeral, number_of, numeral_at, plain_number, plain_text
 from csd.schema.check import shown

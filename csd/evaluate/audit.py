@@ -9,11 +9,11 @@ import torch
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.options import read_options
-from csd.engine.requests import Request
-from csd.engine.sampling import resolve
-from csd.engine.traces.traces import Trace
+from csd.engine.options.params import resolve
+from csd.engine.requests.request import Request
 from csd.kernels.ops import Ops
 from csd.schema.check import shown
+from csd.traces.traces import Trace
 from csd.verify.audit import Auditor
 
 # change of perturbed scores by rounding, per dtype: a gap up to this is a tie

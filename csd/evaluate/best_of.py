@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from csd.engine.result import Sample
+from csd.engine.results.result import Sample
 from csd.evaluate.vote import drawn, text_of
 from csd.models.text.prompts import chat_ids
 from csd.schema.check import shown

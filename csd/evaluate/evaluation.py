@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from csd.engine.engine import Engine
-from csd.engine.result import Samples
-from csd.engine.traces.history import History
+from csd.engine.results.result import Samples
 from csd.evaluate.maj_at_k import maj_at_k
 from csd.evaluate.pass_at_k import mean_interval, pass_at_k
 from csd.evaluate.resumable_results import ResumedFile
@@ -19,6 +18,7 @@ from csd.evaluate.tasks import Problem, Task
 from csd.evaluate.vote import Decision, Vote, drawn, vote
 from csd.models.text.prompts import as_message
 from csd.schema.check import AtLeast, Between, check, shown
+from csd.traces.history import History
 
 
 class Row(TypedDict):

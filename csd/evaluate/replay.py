@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from csd.engine.draft_trees import SOURCES
-from csd.engine.traces.traces import Trace
+from csd.engine.results.record import SOURCES
 from csd.graph.history import PastSample
 from csd.kernels.common.noise import gumbel, philox_words_ref, prompt_key
 from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, TOP, Verdict
+from csd.traces.traces import Trace
 
 # value for a recorded probability of 0: recordings have three digits
 TINY = 2.5e-4

@@ -2,11 +2,11 @@
 
 import torch
 
-from csd.engine.budget import StepTimeTable
-from csd.engine.traces.traces import Trace
+from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.replay import replay
 from csd.graph.drafter_registry import make_drafter
 from csd.kernels.ops import reference
+from csd.traces.traces import Trace
 
 
 def gain(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from csd.engine.result import Sample
-from csd.engine.thoughts import after_thoughts
+from csd.engine.options.thoughts import after_thoughts
+from csd.engine.results.result import Sample
 from csd.evaluate.answers import (
     EXTRACTORS,
     OWN,

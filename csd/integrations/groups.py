@@ -6,16 +6,16 @@ from typing import Any
 
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
-from csd.engine.history_args import set_history, store_history, wants_top
 from csd.engine.options.checks import check_prior
-from csd.engine.requests import Request
-from csd.engine.result import Sample, Samples
-from csd.engine.samples_on_error import Carrying
-from csd.engine.sampling import SamplingParams
-from csd.engine.traces.history import History
+from csd.engine.options.params import SamplingParams
+from csd.engine.requests.errors import Carrying
+from csd.engine.requests.history import set_history, store_history, wants_top
+from csd.engine.requests.request import Request
+from csd.engine.results.result import Sample, Samples
 from csd.graph.history import PastSample
 from csd.graph.prior import Prior
 from csd.schema.arguments import check_budget, check_seed, check_whole
+from csd.traces.history import History
 
 
 def draw(

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from csd.engine.generate import engine_for
-from csd.engine.requests import LiveSample, OnTokens, Request
-from csd.engine.sampling import resolve
-from csd.engine.traces.history import History
+from csd.engine.options.params import resolve
+from csd.engine.requests.request import LiveSample, OnTokens, Request
 from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows
 from csd.integrations.hf_checks import check_lists, refuse_call, refuse_config
 from csd.integrations.hf_scores import scores_of
 from csd.state.torch_state import plain_torch
+from csd.traces.history import History
 
 
 @plain_torch()

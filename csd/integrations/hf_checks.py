@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from csd.engine.sampling import asks_for
+from csd.engine.options.params import asks_for
 
 # generation config: option -> values that change nothing here
 _CONFIG = {

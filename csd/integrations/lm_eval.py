@@ -24,11 +24,11 @@ except ImportError as error:
 
 from csd.engine.engine import Engine
 from csd.engine.options.checks import check_prior
-from csd.engine.result import Sample
-from csd.engine.sampling import FILTERS, SamplingParams, resolve
-from csd.engine.traces.history import History
+from csd.engine.options.params import FILTERS, SamplingParams, resolve
+from csd.engine.results.result import Sample
 from csd.integrations.groups import draw
 from csd.schema.arguments import check_budget, check_seed
+from csd.traces.history import History
 
 LOG = logging.getLogger("csd")
 

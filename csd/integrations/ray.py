@@ -14,7 +14,7 @@ import torch
 
 from csd.engine.engine import Engine
 from csd.engine.options.checks import check_prior
-from csd.engine.sampling import SAMPLING, SamplingParams, resolve
+from csd.engine.options.params import SAMPLING, SamplingParams, resolve
 from csd.integrations.groups import draw
 from csd.models.text.prompts import parse
 from csd.schema.arguments import check_budget, check_one_of, check_seed, check_whole

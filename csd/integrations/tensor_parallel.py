@@ -21,16 +21,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from csd.engine.budget import FixedBudget, StepTimeTable
 from csd.engine.call import Call, RunSettings
-from csd.engine.engine import Engine
+from csd.engine.engine import Engine, Feed
 from csd.engine.options import Options
-from csd.engine.prefill import read_prompt
-from csd.engine.request_feed import Feed
-from csd.engine.requests import Request
-from csd.engine.result import Sample
-from csd.engine.row_options import OFF
-from csd.engine.step import Step
+from csd.engine.options.logit_params import OFF
+from csd.engine.requests.request import Request
+from csd.engine.results.result import Sample
+from csd.engine.step.budget import FixedBudget, StepTimeTable
+from csd.engine.step.prefill import read_prompt
+from csd.engine.step.step import Step
 from csd.graph.prior import Prior
 from csd.integrations.tensor_parallel_decoder import ParallelDecoder
 from csd.integrations.tensor_parallel_link import Link, error_text

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from csd.engine.budget import Budget
-from csd.engine.step import Step
+from csd.engine.step.budget import Budget
+from csd.engine.step.step import Step
 from csd.kernels.attention.prompt import PromptChunk
 from csd.state.pool import Pool
 from csd.state.slots import Slots

@@ -8,9 +8,8 @@ import torch
 
 from csd.engine.generate import engine_for
 from csd.engine.options.checks import check_prior
-from csd.engine.result import Sample
-from csd.engine.sampling import check_option, config_ends, resolve
-from csd.engine.traces.history import History
+from csd.engine.options.params import check_option, config_ends, resolve
+from csd.engine.results.result import Sample
 from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows, earlier_copies
 from csd.integrations.trl_early import EarlyEnds
@@ -18,6 +17,7 @@ from csd.kernels.common.noise import prompt_key
 from csd.schema.arguments import check_budget, check_whole
 from csd.schema.check import shown
 from csd.schema.lazy import check_installed
+from csd.traces.history import History
 
 
 class Rollout:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from csd.engine.result import Sample
+from csd.engine.results.result import Sample
 from csd.integrations.trl_batch import (
     Batch,
     batch_of,

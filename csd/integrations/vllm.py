@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from csd.engine.traces.history import History
 from csd.graph.capacity import capacity_for
 from csd.graph.chain import ConsensusChain
 from csd.graph.consensus import PIECE, WITH_HISTORY
@@ -18,6 +17,7 @@ from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_DEPTH
 from csd.state.slots import MAX_STOP_IDS
+from csd.traces.history import History
 
 # pieces of prompts and past samples that are inserted into the graph per call
 PIECES = 8

@@ -1,4 +1,4 @@
-"""Proposal and verification of a step with a multi-draft scheme (`csd/engine/step.py`)."""
+"""Proposal and verification of a step with a multi-draft scheme (`csd/engine/step/step.py`)."""
 
 from typing import Any
 

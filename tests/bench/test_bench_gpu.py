@@ -27,8 +27,8 @@ from bench.gpu.timed import timed
 from bench.gpu.workload import groups
 from bench.lib import common
 from bench.lib.shapes import SHAPES
-from csd.engine.self_check import Check
-from csd.engine.traces.traces import Trace
+from csd.doctor import Check
+from csd.traces.traces import Trace
 
 
 @slow

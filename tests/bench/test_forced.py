@@ -14,7 +14,7 @@ from bench.e2e import forced_cpu
 from bench.lib.forced import Forced, cut, forced_requests, forcing
 from bench.lib.shapes import SHAPES, random_model
 from csd.engine.call import RunSettings
-from csd.engine.traces.traces import Trace, read_traces
+from csd.traces.traces import Trace, read_traces
 
 NEW = 24
 

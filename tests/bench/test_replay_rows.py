@@ -7,7 +7,7 @@ import pytest
 
 from bench.studies.drafting.replay import main, run, summary
 from bench.studies.drafting.replay_rows import add_ratios, metrics, tables, text
-from csd.engine.traces.traces import Trace
+from csd.traces.traces import Trace
 
 ROOT = Path(__file__).parents[2]
 REPLAY = ROOT / "bench/results/replay.json"

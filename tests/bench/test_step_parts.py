@@ -3,7 +3,7 @@
 import json
 
 from bench.e2e.step_parts import main
-from csd.engine.step import PHASES
+from csd.engine.step.step import PHASES
 
 
 def test_parts_add_up_to_the_step_one_by_one(toy_folder, tmp_path, capsys):

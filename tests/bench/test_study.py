@@ -17,8 +17,8 @@ from bench.studies.paper.copying import copying
 from bench.studies.paper.live import record, true_noise
 from bench.studies.paper.measure import figures, likeness, replayed
 from bench.studies.paper.record_study import TASKS, TRACES, prompts
-from csd.engine.traces.traces import Trace, read_traces
 from csd.models.demo import toy
+from csd.traces.traces import Trace, read_traces
 
 
 @pytest.fixture(scope="module")

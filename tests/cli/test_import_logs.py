@@ -5,8 +5,8 @@ import json
 import pytest
 
 from csd.cli.main import main
-from csd.engine.traces.traces import read_traces
 from csd.models.demo import toy
+from csd.traces.traces import read_traces
 
 CHAT = [{"role": "user", "content": "a b"}]
 

@@ -12,8 +12,8 @@ from scripted import VOCAB, LastToken, Letters, PrefixSum, counting, engine
 from targets import few, slow
 
 import csd
-from csd.engine.service import Closed
-from csd.engine.step import Step
+from csd.engine.step.step import Step
+from csd.serve import Closed
 
 HOW = pytest.mark.parametrize(
     "how", [{}, {"static": True}, {"decoder": "module"}], ids=["eager", "static", "module"]
@@ -167,7 +167,7 @@ def test_until_is_a_requests_own():
 @slow
 def test_requests_wait_for_pages(monkeypatch):
     """Memory holds one prompt with two samples; more samples and prompts come when some end."""
-    from csd.engine.service import room
+    from csd.serve import caches as room
 
     model = PrefixSum(sharpness=4.0)
     e = engine(model, max_slots=8)

@@ -11,9 +11,9 @@ import torch
 from scripted import PrefixSum, engine
 
 import csd
-from csd.engine import cuda_graphs as capture
-from csd.engine import resources
-from csd.engine.cuda_graphs import Captures
+from csd.engine.resources import caches as resources
+from csd.engine.step import static_step as capture
+from csd.engine.step.static_step import Captures
 from csd.state import device
 from csd.state.device import on_device, upload
 

@@ -12,9 +12,9 @@ from trace_file import trace_file
 
 import csd
 from csd.cli.main import main
-from csd.engine.traces.traces import read_traces
 from csd.graph.prior import MAX_CONTEXTS
 from csd.state.context_table import PRIOR_KEY
+from csd.traces.traces import read_traces
 
 OPTIONS = dict(num_samples=4, max_new_tokens=24, seed=3, temperature=0.9)
 MANY = [PROMPTS[0], PROMPTS[1], PROMPTS[0][:-1], PROMPTS[1][1:], PROMPTS[0]]

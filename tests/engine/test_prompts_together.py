@@ -6,10 +6,10 @@ import torch
 from engine_cases import assert_same_samples
 
 import csd
-from csd.engine import prefill
-from csd.engine.requests import Request
-from csd.engine.sampling import SamplingParams
-from csd.engine.step import Step
+from csd.engine.options.params import SamplingParams
+from csd.engine.requests.request import Request
+from csd.engine.step import prefill
+from csd.engine.step.step import Step
 from csd.kernels.attention.prompt import PromptChunk
 from csd.models.load import load
 

@@ -6,11 +6,11 @@ from grammar_oracle import Pieces
 from scripted import PrefixSum, engine
 
 import csd
-from csd.engine.logit_changes import Changes
-from csd.engine.prefill import Prefill
-from csd.engine.requests import LiveSample
-from csd.engine.row_grammar import Grammars
-from csd.engine.service import Closed, scheduler
+from csd.engine.requests.request import LiveSample
+from csd.engine.rules.changes import Changes
+from csd.engine.rules.grammar import Grammars
+from csd.engine.step.prefill import Prefill
+from csd.serve import Closed, scheduler
 from csd.state.kv_cache import KVCache
 
 # prompt of the requests that fail

@@ -9,7 +9,7 @@ from scripted import VOCAB, LastToken, Letters, PrefixSum, counting, engine
 from targets import few
 
 import csd
-from csd.engine import prefill
+from csd.engine.step import prefill
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from checkpoints import build
 from text_tokenizers import KINDS, TEXT, tokenizer_of
 
 import csd
-from csd.engine.result_json import to_json
-from csd.engine.stats import Stats
+from csd.engine.results.json import to_json
+from csd.engine.results.stats import Stats
 from csd.evaluate.import_logs import traces_of
 from csd.models.text.context import TextContext
 from csd.models.text.token_bytes import token_bytes

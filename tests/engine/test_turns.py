@@ -7,8 +7,8 @@ from engine_cases import free, plain
 from scripted import PrefixSum, engine
 
 import csd
-from csd.engine.service.scheduler import ServiceScheduler
-from csd.engine.service.turns import Turns, share_of
+from csd.serve.scheduler import ServiceScheduler
+from csd.serve.turns import Turns, share_of
 
 LENGTH = 12
 
@@ -50,7 +50,7 @@ def test_a_request_of_many_samples_leaves_others_their_share(monkeypatch, begun,
     """It holds all slots when others come; each of these begins before its next round is over."""
     model, slots = PrefixSum(sharpness=3.0), 8
     if memory == "short":
-        from csd.engine.service import room
+        from csd.serve import caches as room
 
         monkeypatch.setattr(room.Room, "bytes", lambda self, *_: self.pages)
         monkeypatch.setattr(room, "changed_bytes", lambda *_: 0)

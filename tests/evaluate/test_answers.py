@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from csd.engine.thinking_budget import TAG
+from csd.engine.options.thinking import TAG
 from csd.evaluate.answers import (
     EXTRACTORS,
     answer_of,

@@ -10,8 +10,8 @@ from checkpoints import build
 
 import csd
 from csd.cli.main import main
-from csd.engine.traces.traces import read_traces, write_traces
 from csd.evaluate.audit import audit, summary
+from csd.traces.traces import read_traces, write_traces
 
 PROMPTS = [[5, 17, 3, 60, 17, 3, 9], [4, 4, 8]]
 ASKED = dict(num_samples=4, max_new_tokens=25, seed=7)
@@ -176,8 +176,8 @@ def test_flags_of_samples_are_flags_of_their_audit():
     from csd.cli import audit as command
     from csd.cli.main import SAMPLE_FLAGS
     from csd.cli.trace import RECORD_FLAGS
-    from csd.engine.row_options import OFF
-    from csd.engine.sampling import FILTERS
+    from csd.engine.options.logit_params import OFF
+    from csd.engine.options.params import FILTERS
 
     changing = {*FILTERS[1:], *OFF, "min_new_tokens"}
     assert changing & {*SAMPLE_FLAGS, *RECORD_FLAGS} <= {*command.FLAGS}

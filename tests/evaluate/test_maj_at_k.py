@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csd.cli.main import main
-from csd.engine.result import Sample
+from csd.engine.results.result import Sample
 from csd.evaluate import evaluation
 from csd.evaluate.maj_at_k import maj_at_k
 from csd.evaluate.plot import curve

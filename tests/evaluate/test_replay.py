@@ -7,12 +7,12 @@ import pytest
 import torch
 from targets import slow
 
-from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Recording, replay
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig
 from csd.state.pool import OWN, Pool
+from csd.traces.traces import Trace, read_traces
 
 VOCAB = 6
 

@@ -87,7 +87,7 @@ class Bytes:
 
 @slow
 def test_a_character_of_several_tokens_is_shown_whole():
-    from csd.engine.result_json import characters
+    from csd.engine.results.json import characters
 
     tokens = list("aé😀!é".encode())[:-1]
     pieces = {t: Bytes().decode([t]) for t in tokens}

@@ -12,7 +12,7 @@ from scripted import Letters, PrefixSum, engine
 from targets import slow
 
 import csd
-from csd.engine.result import Sample
+from csd.engine.results.result import Sample
 from csd.evaluate.answers import EXTRACTORS
 from csd.evaluate.vote import vote
 from csd.models.demo import toy

@@ -8,8 +8,8 @@ import pytest
 from faults import OPTIONS, PROMPTS, Never
 
 import csd
-from csd.engine.traces.traces import read_traces
 from csd.evaluate.resumable_results import ResumedFile
+from csd.traces.traces import read_traces
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from faults import assert_usable
 
 import csd
 from csd.cli.main import main
-from csd.engine.traces.traces import Trace, read_traces, write_traces
 from csd.evaluate.resumable_results import ResumedFile
 from csd.models.demo import toy
+from csd.traces.traces import Trace, read_traces, write_traces
 
 SAY = dict(num_samples=2, max_new_tokens=8, seed=0, temperature=0.8)
 

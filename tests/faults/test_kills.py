@@ -11,8 +11,8 @@ from faults import killed, moment, times
 
 import csd
 from csd.cli.main import main
-from csd.engine.traces.traces import Trace, read_traces, write_traces
 from csd.evaluate.resumable_results import ResumedFile
+from csd.traces.traces import Trace, read_traces, write_traces
 
 PROMPTS = 8
 

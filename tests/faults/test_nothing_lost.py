@@ -9,8 +9,8 @@ from faults import OPTIONS, PROMPTS, assert_usable
 from scripted import Letters
 
 import csd
-from csd.engine.traces.traces import read_traces
 from csd.integrations.groups import draw
+from csd.traces.traces import read_traces
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_callback_errors_carry_the_samples(e, expected, tmp_path, monkeypatch, w
     record = str(tmp_path / "t.jsonl")
     more = {what: fail} if what in ("callback", "until") else {}
     if what == "progress":
-        monkeypatch.setattr("csd.engine.progress.Progress.show", fail)
+        monkeypatch.setattr("csd.engine.call.Progress.show", fail)
         more = dict(progress=True)
     if what == "decode":
         tokenizer = Letters()

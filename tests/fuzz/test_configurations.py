@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from targets import slow
 
 import csd
-from csd.engine.budget import StepTimeTable
 from csd.engine.engine import Engine
+from csd.engine.step.budget import StepTimeTable
 
 # some prompts and their new tokens do not fit
 CONTEXT = 34

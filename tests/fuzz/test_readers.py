@@ -11,9 +11,7 @@ from fuzzing import MANY, at_most, open_files
 
 from csd.baselines.rest import Datastore
 from csd.cli.trace import prompts_of
-from csd.engine.budget import StepTimeTable
-from csd.engine.traces.history import History
-from csd.engine.traces.traces import read_traces
+from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.answers import EXTRACTORS, answer_of, canonical
 from csd.evaluate.evaluation import Results
 from csd.evaluate.recording import _check_line
@@ -22,6 +20,8 @@ from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.speedup import gain
 from csd.evaluate.tasks import TASKS, read
 from csd.schema.read import naming, read_file
+from csd.traces.history import History
+from csd.traces.traces import read_traces
 
 TRACE = {
     "problem": "a/1", "prompt_ids": [1, 2, 7], "samples": [[3, 4], [5]], "temperature": 0.7,

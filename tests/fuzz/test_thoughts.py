@@ -7,11 +7,11 @@ import torch
 from fuzzing import cases
 from text_tokenizers import tokenizer_of
 
-from csd.engine.requests import Request
-from csd.engine.rules_from_options import asked_of, sizes_of, write_sets
-from csd.engine.sampling import SamplingParams
-from csd.engine.thinking_budget import Budget, forced_places, spell_tags
-from csd.engine.thought_tags import vocabulary
+from csd.engine.options.params import SamplingParams
+from csd.engine.options.thinking import Budget, forced_places, spell_tags
+from csd.engine.options.thought_tags import vocabulary
+from csd.engine.requests.request import Request
+from csd.engine.rules.tables import asked_of, sizes_of, write_sets
 from csd.kernels.verify.rules.prefix import Prefixes
 from csd.kernels.verify.rules.thought import forced_tokens
 from csd.state.logit_rules import Rules

@@ -29,11 +29,11 @@ from test_configurations import (
 )
 
 import csd
-from csd.engine.budget import StepTimeTable
 from csd.engine.engine import Engine
-from csd.engine.score import TAKEN
-from csd.engine.traces.traces import Trace
+from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.audit import audit
+from csd.evaluate.score import TAKEN
+from csd.traces.traces import Trace
 
 CONTEXT = 48
 EMPTY = re.compile(r"banned all tokens after (\d+) tokens of sample (\d+) of prompt (\d+)")

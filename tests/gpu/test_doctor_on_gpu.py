@@ -4,7 +4,7 @@ import pytest
 import torch
 from chosen_device import ON_GPU
 
-from csd.engine.self_check import check
+from csd.doctor import check
 
 pytestmark = pytest.mark.skipif(not ON_GPU, reason="needs a GPU: make test-gpu")
 

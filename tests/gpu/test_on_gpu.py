@@ -15,7 +15,7 @@ from simulated_gpu import Gpu
 from targets import few
 
 import csd
-from csd.engine import static_step
+from csd.engine.step import static_step
 from csd.graph import consensus
 from csd.state.context_table import GraphConfig
 

@@ -9,8 +9,8 @@ from scripted import PrefixSum, engine
 
 import csd
 from bench.lib.shapes import random_model
-from csd.engine.budget import FixedBudget
-from csd.engine.step import Step
+from csd.engine.step.budget import FixedBudget
+from csd.engine.step.step import Step
 from csd.graph import deferred_inserts as module
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.deferred_inserts import DeferredInserts
@@ -141,7 +141,7 @@ def test_drafts_equal_those_without_deferral(verifier, monkeypatch):
 
 def test_taking_them_in_is_not_counted_as_time_that_drafts_take(monkeypatch):
     now, left, launched = [0.0], [0], []
-    monkeypatch.setattr("csd.engine.draft_pool.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("csd.engine.step.step.time.perf_counter", lambda: now[0])
 
     def flush(graph, slots):
         now[0] += left.pop() if left else 0

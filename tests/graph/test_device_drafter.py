@@ -12,7 +12,7 @@ from tiny_steps import CONFIG, OneDevice, step_with
 
 import csd
 from bench.lib.shapes import random_model
-from csd.engine.budget import FixedBudget
+from csd.engine.step.budget import FixedBudget
 from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.network import ModelNetwork
 from csd.kernels.attention import prompt as prompt_rows

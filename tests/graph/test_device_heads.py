@@ -9,8 +9,8 @@ from targets import few
 from tiny_steps import CONFIG, step_with
 
 import csd
-from csd.engine.budget import FixedBudget
-from csd.engine.budget.fixed import FixedPool
+from csd.engine.step.budget import FixedBudget
+from csd.engine.step.budget.fixed import FixedPool
 from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.eagle import read_head
 

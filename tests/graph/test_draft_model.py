@@ -8,7 +8,7 @@ from scripted import Letters, Near, PrefixSum, engine, loaded
 from targets import few
 
 import csd
-from csd.engine.budget import FixedBudget
+from csd.engine.step.budget import FixedBudget
 from csd.graph.model.network import first_layers
 from csd.graph.model.reliability import GRAPH, MODEL, Reliability
 from csd.graph.model.tree import SlotTree, likeliest

@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import csd
 from bench.studies.paper.record_study import TRACES
 from csd.baselines.multi_sample_paper import Paper
-from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import replay
 from csd.graph.layered import LayeredDag
 from csd.kernels.ops import reference, triton
 from csd.state.texts import DagConfig
+from csd.traces.traces import Trace, read_traces
 
 OPTIONS = dict(num_samples=5, max_new_tokens=40, seed=3, temperature=0.5)
 

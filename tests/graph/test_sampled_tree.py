@@ -4,7 +4,7 @@ import pytest
 import torch
 from sampled_cases import graph, grow, state
 
-from csd.engine.budget import AutoBudget, StepTimeTable
+from csd.engine.step.budget import AutoBudget, StepTimeTable
 from csd.kernels.ops import reference
 from csd.state.pool import MAX_NODES
 from csd.verify.multi_draft import MultiDraftVerifier

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import csd
-from csd.engine.step import Step
+from csd.engine.step.step import Step
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from bench.gpu.aot import run
 from bench.gpu.aot.record import TARGETS, jobs_of
 from bench.lib.kernel_shape import Shape
 from bench.lib.shapes import SHAPES, random_model
-from csd.engine.kernel_compile import compile_in_children
-from csd.engine.static_step import StaticStep
+from csd.engine.first_call.compile_kernels import compile_in_children
+from csd.engine.step.static_step import StaticStep
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels import ops
 from csd.state.context_table import GraphConfig

@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-from csd.engine.service import AsyncEngine
+from csd.serve import AsyncEngine
 
 NAME = "toy"
 CHAT = [{"role": "user", "content": "Say 1."}]

@@ -32,7 +32,7 @@ from bench.gpu import (
 )
 from bench.gpu import compile as compile_ahead
 from bench.lib.shapes import SHAPES
-from csd.engine import static_step
+from csd.engine.step import static_step
 from csd.graph import consensus
 from csd.models import exact_products as row_blocks
 from csd.state.context_table import GraphConfig

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from examples_main import main_of
 
 import csd
-from csd.engine import step_timing
+from csd.engine.first_call import time_steps as step_timing
 from csd.graph.drafter_registry import make_drafter
 from csd.integrations import tensor_parallel_decoder as decoder
 from csd.integrations.tensor_parallel import ParallelEngine

@@ -6,7 +6,7 @@ from operators import OPERATORS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.lib.shapes import random_model
-from csd.engine.static_step import StaticStep
+from csd.engine.step.static_step import StaticStep
 from csd.models.fused.config import ModelConfig
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots

@@ -7,7 +7,7 @@ import torch
 from scripted import Letters, PrefixSum, engine
 
 import csd
-from csd.engine.result import Sample
+from csd.engine.results.result import Sample
 from csd.kernels import backends
 from csd.kernels.common import noise
 from csd.models.demo import toy

@@ -10,8 +10,8 @@ from transformers import GenerationConfig
 
 import csd
 from csd.engine.options import GenerateOptions, options_of
-from csd.engine.requests import Request
-from csd.engine.sampling import FILTERS, SamplingParams
+from csd.engine.options.params import FILTERS, SamplingParams
+from csd.engine.requests.request import Request
 from csd.models.demo import toy
 
 USUAL = dict(max_new_tokens=3, seed=0, num_samples=2)

@@ -7,13 +7,14 @@ import threading
 
 import pytest
 
-from csd.engine import self_check_cache, step_times_cache
-from csd.engine.budget import StepTimeTable
-from csd.engine.traces.journal import Journal
-from csd.engine.traces.traces import Trace, open_traces, write_traces
+from csd.engine.first_call import check as self_check_cache
+from csd.engine.first_call import time_steps as step_times_cache
+from csd.engine.step.budget import StepTimeTable
 from csd.schema.own_files import open_own, own_folder
 from csd.schema.write import WholeFile
 from csd.state import cache_folder
+from csd.traces.journal import Journal
+from csd.traces.traces import Trace, open_traces, write_traces
 
 VICTIM = b"a file of the user whom csd runs for\n"
 TABLE = StepTimeTable([1, 2], [0.1, 0.2])

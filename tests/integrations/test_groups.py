@@ -1,7 +1,7 @@
 """Rows of integrations that are drawn as groups, in one part or in several."""
 
 import csd
-from csd.engine.sampling import SamplingParams
+from csd.engine.options.params import SamplingParams
 from csd.integrations.groups import draw_rows, earlier_copies
 
 A, B = [5, 6, 7, 5, 6, 7, 5], [9, 8, 30, 31]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from served import CHAT, call, chat
 
-from csd.engine import grammar
+from csd.engine.options import grammar
 from csd.integrations.serve.field_names import SAMPLING
 
 pytest.importorskip("starlette")

@@ -15,10 +15,10 @@ from targets import few, slow
 
 import csd
 from bench.lib.shapes import random_model
-from csd.engine import static_step
-from csd.engine.cuda_graphs import CAPTURING, Captures
-from csd.engine.requests import Request
-from csd.engine.sampling import SamplingParams
+from csd.engine.options.params import SamplingParams
+from csd.engine.requests.request import Request
+from csd.engine.step import static_step
+from csd.engine.step.static_step import CAPTURING, Captures
 from csd.graph import consensus
 from csd.graph.model.eagle import read_head
 from csd.state.context_table import GraphConfig

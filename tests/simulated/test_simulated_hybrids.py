@@ -8,7 +8,7 @@ from simulated_gpu import Gpu
 from simulated_gpu.tensor import CUDA
 
 import csd
-from csd.engine import static_step
+from csd.engine.step import static_step
 from csd.models.fused.decoder import HybridDecoder
 from csd.models.fused.fuse import fuse
 

@@ -12,14 +12,14 @@ from simulated_gpu.tensor import CUDA
 import csd
 from bench.lib.forced import forced_requests, forcing
 from bench.lib.shapes import random_model
-from csd.engine import static_step
 from csd.engine.call import RunSettings
-from csd.engine.traces.traces import Trace
+from csd.engine.step import static_step
 from csd.kernels.attention.triton.merge import merge_partials, merge_partials_ref
 from csd.kernels.layers.rms_norm import rms_norm
 from csd.kernels.layers.rotary import rotate
 from csd.kernels.layers.swiglu import silu_mul
 from csd.kernels.ops import triton
+from csd.traces.traces import Trace
 
 
 @pytest.fixture(autouse=True)

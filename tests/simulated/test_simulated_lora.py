@@ -8,7 +8,7 @@ from simulated_gpu import Gpu
 from targets import slow
 
 import csd
-from csd.engine import static_step
+from csd.engine.step import static_step
 from csd.models.fused.lora import FusedAdapters
 
 RANK = 4

@@ -7,9 +7,9 @@ from simulated_gpu import Gpu
 
 import csd
 from bench.lib.shapes import random_model
-from csd.engine import prefill
-from csd.engine.requests import Request
-from csd.engine.sampling import SamplingParams
+from csd.engine.options.params import SamplingParams
+from csd.engine.requests.request import Request
+from csd.engine.step import prefill
 from csd.kernels.attention.prompt import PromptChunk
 
 LENGTHS = (10, 90, 40, 70)

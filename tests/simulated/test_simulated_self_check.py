@@ -4,8 +4,8 @@ import torch
 from simulated_gpu import Gpu
 from targets import slow
 
-from csd.engine.self_check import SMALL, Check, Sizes, run
-from csd.engine.self_check.tokens import differences
+from csd.doctor import SMALL, Check, Sizes, run
+from csd.doctor.tokens import differences
 from csd.kernels.ops import triton
 from csd.models.demo import random_decoder
 

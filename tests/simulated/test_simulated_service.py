@@ -8,8 +8,8 @@ from simulated_calls import engine
 from simulated_gpu import Gpu
 
 import csd
-from csd.engine import static_step
-from csd.engine.service import async_engine
+from csd.engine.step import static_step
+from csd.serve import async_engine
 
 ASKED = dict(num_samples=2, max_new_tokens=8, temperature=0.8, top_p=0.9)
 

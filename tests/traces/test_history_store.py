@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 import csd
-from csd.engine.traces.traces import Trace, read_traces, write_traces
+from csd.traces.traces import Trace, read_traces, write_traces
 
 TOP = [[[5, 7], [0.5, 0.25]], [[6], [1.0]]]
 
@@ -232,7 +232,7 @@ def test_an_addition_that_cannot_be_written_leaves_the_file_whole(tmp_path, monk
             raise OSError("no space left")
 
         with monkeypatch.context() as patch:
-            patch.setattr("csd.engine.traces.journal._write", full)
+            patch.setattr("csd.traces.journal._write", full)
             with pytest.raises(OSError, match="no space left"):
                 h.add([1], [[3]])
         h.add([1], [[4]])

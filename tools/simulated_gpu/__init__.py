@@ -21,7 +21,7 @@ from operators import OPERATORS
 from torch.nn.attention import bias
 from triton.runtime.interpreter import GridExecutor
 
-from csd.engine import model_resources
+from csd.engine.resources import model as model_resources
 from csd.kernels import backends
 from simulated_gpu.attention import lower_right
 from simulated_gpu.clock import Clock

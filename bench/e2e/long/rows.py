@@ -9,7 +9,7 @@ from bench.e2e.long.plan import PROMPTS, TASKS, Cell
 from bench.e2e.long.prompts import prompt
 from bench.lib.common import bootstrap
 from bench.lib.forced import cut
-from csd.engine.traces.traces import read_traces
+from csd.traces.traces import read_traces
 
 # number of prompts of a recorded row
 RECORDED = 2

@@ -18,11 +18,11 @@ import torch
 
 from bench.lib.common import write
 from bench.studies.drafting.replay import tau
-from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import replay
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
 from csd.state.context_table import WEIGHT_ONE, GraphConfig
+from csd.traces.traces import Trace, read_traces
 
 ONE = WEIGHT_ONE
 CHANGES = [

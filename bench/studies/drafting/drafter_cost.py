@@ -31,7 +31,6 @@ from bench.lib.common import finish, merged, table
 from csd.baselines.host_drafter import HostDrafter
 from csd.baselines.multi_sample_paper import Paper
 from csd.baselines.rest import Datastore, Rest
-from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import Recording
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter_registry import make_drafter
@@ -41,6 +40,7 @@ from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.slots import Slots
+from csd.traces.traces import Trace
 
 NODES = 256  # the default
 VOCAB, TEXTS, LENGTH, CHANGED = 32000, 8, 512, 0.03

@@ -20,9 +20,9 @@ import torch
 
 import bench
 from bench.lib.common import finish, interval, table
-from csd.engine.budget import StepTimeTable
-from csd.engine.traces.traces import Trace, read_traces
+from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.speedup import gain
+from csd.traces.traces import Trace, read_traces
 
 HERE = Path(bench.__file__).parent
 TRACES = HERE / "traces" / "study.jsonl.gz"

@@ -19,8 +19,7 @@ import csd
 from bench.lib.common import finish, table
 from bench.lib.forced import forced_requests, forcing
 from csd.engine.call import RunSettings
-from csd.engine.requests import Request
-from csd.engine.traces.traces import Trace, read_traces
+from csd.engine.requests.request import Request
 from csd.evaluate.replay import Recording
 from csd.graph.history import PastSample
 from csd.graph.prior import Prior
@@ -31,6 +30,7 @@ from csd.models.load import Loaded
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, TOP, Verdict
+from csd.traces.traces import Trace, read_traces
 
 
 class NoModel:

@@ -30,12 +30,12 @@ import torch
 from bench.lib.common import finish, interval, machine, merged, write
 from bench.studies.drafting.baselines import RIVALS, make_rival
 from bench.studies.drafting.replay_rows import KEY, add_ratios, ratio, tables, text
-from csd.engine.draft_trees import SOURCES
-from csd.engine.traces.traces import Trace, read_traces
+from csd.engine.results.record import SOURCES
 from csd.evaluate.replay import Replayed, replay
 from csd.graph.drafter_registry import make_drafter, names
 from csd.graph.prior import Prior
 from csd.kernels.ops import reference
+from csd.traces.traces import Trace, read_traces
 
 # variants of csd's own drafter that show the gain of one of its parts
 ABLATIONS = ("consensus-uncoupled", "consensus-counts")

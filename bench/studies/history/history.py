@@ -34,11 +34,11 @@ import torch
 from bench.lib.common import finish, interval, table
 from bench.studies.drafting.replay import tau
 from bench.studies.history.history_rivals import RIVALS_WITH_HISTORY, with_history
-from csd.engine.traces.traces import Trace, read_traces
 from csd.evaluate.replay import Replayed, replay
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.history import PastSample
 from csd.kernels.ops import reference
+from csd.traces.traces import Trace, read_traces
 
 MAX_LIVE = 8
 # drafted nodes at which kinds of history and drafters are compared

@@ -6,8 +6,8 @@ from bench.studies.drafting.replay import make
 from bench.studies.paper.box import Box
 from bench.studies.paper.measure import figures, likeness, mean, replayed
 from bench.studies.paper.record_study import TEMPERATURES
-from csd.engine.traces.traces import Trace
 from csd.evaluate.replay import replay
+from csd.traces.traces import Trace
 
 DRAFTERS = ("consensus", "paper", "paper-shrinking-tree", "rest", "trie-prompt", "prompt-lookup")
 SAMPLES, NODES = 8, 8

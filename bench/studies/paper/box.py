@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from bench.studies.paper.record_study import TRACES
-from csd.engine.traces.traces import Trace, read_traces
+from csd.traces.traces import Trace, read_traces
 
 # tokens of a recorded sample with --quick
 QUICK_TOKENS = 12

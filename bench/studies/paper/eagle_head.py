@@ -21,8 +21,8 @@ import bench
 import csd
 from bench.lib.common import finish
 from csd.cli.main import main as csd_command
-from csd.engine.traces.traces import read_traces, write_traces
 from csd.models.demo import smollm2_path
+from csd.traces.traces import read_traces, write_traces
 
 PROBLEMS, PARTS = 1000, 20
 # of each prompt of ours, the first so many

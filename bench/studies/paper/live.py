@@ -19,8 +19,8 @@ from bench.lib.common import interval
 from bench.studies.drafting.replay import tau
 from bench.studies.paper.box import Box
 from bench.studies.paper.measure import figures, replayed
-from csd.engine.traces.traces import Trace, read_traces
 from csd.kernels.common.noise import SAMPLE, gumbel, philox_words_ref, prompt_key
+from csd.traces.traces import Trace, read_traces
 
 TEMPERATURES = (0.6, 0.7, 1.0)
 SAMPLES, NODES, TOKENS, SEEDS = 8, 8, 80, 3

@@ -7,9 +7,9 @@ from itertools import combinations
 
 from bench.lib.common import interval
 from bench.studies.drafting.replay import make, tau
-from csd.engine.traces.traces import Trace
 from csd.evaluate.answers import answer_of
 from csd.evaluate.replay import Replayed, replay
+from csd.traces.traces import Trace
 
 # a run of this many tokens hardly repeats by chance
 RUN = 12

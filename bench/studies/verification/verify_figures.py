@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 import bench
-from csd.engine.traces.traces import read_traces
 from csd.models.demo import smollm2_path
+from csd.traces.traces import read_traces
 from csd.verify import SCHEMES, Canonical, can_always_accept, optimal_acceptance
 
 TRACES = Path(bench.__file__).parent / "traces/smollm2.jsonl.gz"

@@ -9,12 +9,14 @@ command (`flags.add_flags`) and the list in `help(csd.generate)` are derived fro
 from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
-from csd.engine.options.drafting import DraftingOptions
-from csd.engine.options.ends import EndOptions
-from csd.engine.options.loading import LoadingOptions
-from csd.engine.options.option import Option
-from csd.engine.options.results import ResultOptions
-from csd.engine.options.sampling import SamplingOptions
+from csd.engine.options.arguments import (
+    DraftingOptions,
+    EndOptions,
+    LoadingOptions,
+    Option,
+    ResultOptions,
+    SamplingOptions,
+)
 from csd.schema.other_names import unknown_argument
 
 

@@ -7,11 +7,25 @@ from typing import Any
 
 import torch
 
-from csd.engine.requests import UntilRule
+from csd.engine.results.result import Samples
+from csd.engine.results.until import UntilRule
 from csd.graph.drafter_registry import check_known
 from csd.graph.prior import Prior
 from csd.schema.arguments import check_path, check_seed, takes
 from csd.schema.check import shown
+from csd.traces.history import History
+
+_EXPECTED = "must be a csd.History or a list of past samples (token ids, texts or Samples)"
+
+
+def check_history(history: Any) -> None:
+    """Raises TypeError for a value that is not a history, ValueError for a closed one."""
+    if history is None or isinstance(history, list | tuple | Samples):
+        return
+    if not isinstance(history, History):
+        raise TypeError(f"history {_EXPECTED}, got {type(history).__name__}")
+    if history.closed:
+        raise ValueError("history is closed; open it again with csd.History(path=...)")
 
 
 def or_none(check: Callable[..., Any], name: str, **limits: Any) -> Callable[[Any], Any]:

@@ -2,8 +2,8 @@
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from csd.engine.result import Sample
-from csd.engine.thoughts import leaves_thought_open
+from csd.engine.options.thoughts import leaves_thought_open
+from csd.engine.results.result import Sample
 from csd.evaluate.vote import Decision, vote
 from csd.schema import check as schema
 from csd.schema.check import AtLeast, Between, Token

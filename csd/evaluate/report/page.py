@@ -6,9 +6,9 @@ from importlib.resources import files
 from pathlib import PurePath
 from string import Template
 
-from csd.engine.result import Samples
-from csd.engine.result_json import to_json
-from csd.engine.stats import sampling_seconds
+from csd.engine.results.json import to_json
+from csd.engine.results.result import Samples
+from csd.engine.results.stats import sampling_seconds
 from csd.evaluate.report import data, figures
 
 # log-probability of a token without probability, in place of null

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from csd.engine.service import AsyncEngine, Reader
-from csd.engine.top_logprobs import MOST_TOP
+from csd.engine.results.logprobs import MOST_TOP
 from csd.integrations.serve import fields
 from csd.integrations.serve.errors import Refused
 from csd.integrations.serve.template_names import check_template_names, read_names
@@ -18,6 +17,7 @@ from csd.integrations.serve.unsupported import (
     asks_for_nothing,
 )
 from csd.schema.check import fits, shown
+from csd.serve import AsyncEngine, Reader
 
 # default max_tokens of a completion, as in OpenAI's interface
 COMPLETION_TOKENS = 16

@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from csd.engine.service import Closed, QueueFull
 from csd.integrations.serve.field_names import as_fields, as_messages, named
+from csd.serve import Closed, QueueFull
 
 KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",

@@ -8,9 +8,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from csd.engine.service import Piece, Reader, news
 from csd.integrations.serve.answers import Answer, Offsets
 from csd.integrations.serve.errors import Refused
+from csd.serve import Piece, Reader, news
 
 
 async def events(answer: Answer) -> AsyncIterator[bytes]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from csd.engine.service import AsyncEngine
+from csd.serve import AsyncEngine
 
 
 def snapshot(

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from csd.engine.grammar_process import check_compiles
-from csd.engine.service import AsyncEngine
+from csd.engine.options.grammar_process import check_compiles
 from csd.integrations.serve.answers import Texts
 from csd.integrations.serve.asked import Asked
 from csd.integrations.serve.clients import (
@@ -26,6 +25,7 @@ from csd.integrations.serve.metrics import snapshot
 from csd.integrations.serve.readers import Readers
 from csd.integrations.serve.sizes import check_sizes, grammar_size
 from csd.schema.check import shown
+from csd.serve import AsyncEngine
 
 T = TypeVar("T")
 

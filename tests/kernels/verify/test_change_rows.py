@@ -10,12 +10,12 @@ import torch
 from host_reads import NoHostReads
 from live_bytes import LiveBytes
 
-from csd.engine.logit_changes import Changes
-from csd.engine.requests import Request
-from csd.engine.row_options import WORD_TOKENS, WORDS_TOKENS
-from csd.engine.sampling import SamplingParams
-from csd.engine.slot_edits import Refill, fill_slots
-from csd.engine.thinking_budget import forced_places
+from csd.engine.options.logit_params import WORD_TOKENS, WORDS_TOKENS
+from csd.engine.options.params import SamplingParams
+from csd.engine.options.thinking import forced_places
+from csd.engine.requests.request import Request
+from csd.engine.requests.slot_edits import Refill, fill_slots
+from csd.engine.rules.changes import Changes
 from csd.kernels.verify.rules import change_rows, only, path_tokens
 from csd.kernels.verify.rules import rows as bans
 from csd.kernels.verify.rules import rows as blocks

@@ -11,7 +11,7 @@ from targets import few, slow
 from token_by_token import TokenByToken
 
 import csd
-from csd.engine.memory import Demand
+from csd.engine.resources.sizes import Demand
 from csd.kernels.ops import reference
 from csd.kernels.states import SSM
 from csd.models.module.admit import admit

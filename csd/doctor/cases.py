@@ -1,0 +1,175 @@
+"""Checks of attention with windows, chunks, caps and sinks, which few models have.
+
+Draft trees of a few slots, for checks of operations that the drawing model does not use.
+
+Check of layers with a recurrent state, which the drawing model does not have.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+from csd.doctor.report import Check
+from csd.kernels.attention.layer import LayerAttention
+from csd.kernels.attention.reference import Properties
+from csd.kernels.ops import Ops
+from csd.kernels.states import SSM, DeltaRule, StepStates, commit_states
+from csd.models.fused.config import ModelConfig, scale_of
+from csd.state.device import upload
+from csd.state.kv_cache import PAGE
+from csd.state.recurrent import CHUNK, ConvSize, StateMemory, StateSize, StateSizes, checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """Nodes of all slots, slot by slot: int32, except ancestors, which are int64 bit masks."""
+
+    slot: torch.Tensor  # [M]
+    depth: torch.Tensor  # [M]
+    ancestors: torch.Tensor  # [M]
+    slot_start: torch.Tensor  # [S]
+    slot_nodes: torch.Tensor  # [S]
+
+    @classmethod
+    def of(cls, parents: tuple[tuple[int, ...], ...], device: torch.device) -> "Trees":
+        """Build the trees. parents: per slot, index in the slot of each node's parent, or -1."""
+        slot: list[int] = []
+        depth: list[int] = []
+        words: list[int] = []
+        start: list[int] = []
+        for s, above in enumerate(parents):
+            start.append(len(slot))
+            deep: list[int] = []
+            path: list[int] = []
+            for i, parent in enumerate(above):
+                deep.append(deep[parent] + 1 if i else 0)
+                path.append(1 << i | (path[parent] if i else 0))
+            slot += [s] * len(above)
+            depth += deep
+            words += path
+        counts = [len(above) for above in parents]
+        ints = (upload(torch.tensor(x, dtype=torch.int32), device)
+                for x in (slot, depth, start, counts))  # fmt: skip
+        slots, depths, starts, nodes = ints
+        return cls(slots, depths, upload(torch.tensor(words), device), starts, nodes)
+
+
+KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM, CHANNELS, WIDTH = 2, 4, 32, 32, 48, 4
+# per slot: its length, the parents of its nodes (-1 for the root), accepted nodes. The accepted
+# nodes of the first slot pass a position at which states are stored
+LENGTHS = (3 * CHUNK - 2, 5, 2 * CHUNK)
+PARENTS = ((-1, 0, 1, 1, 2, 4), (-1, 0), (-1,))
+ACCEPTED = ((0, 1, 2, 4), (0,), ())
+
+
+@torch.no_grad()
+def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
+    """Run every operation of layers with a state on random inputs, and commit a step.
+
+    dtype: dtype of the model; states are wider.
+    """
+    generator = torch.Generator().manual_seed(0)
+    # the device with its index
+    device = torch.empty(0, device=device).device
+
+    def normal(*shape: int) -> torch.Tensor:
+        return upload(torch.randn(shape, generator=generator).to(dtype), device)
+
+    def whole(values: list[int]) -> torch.Tensor:
+        return upload(torch.tensor(values, dtype=torch.int32), device)
+
+    trees, lengths = Trees.of(PARENTS, device), whole([*LENGTHS])
+    M, S = trees.slot.shape[0], len(LENGTHS)
+    pool = SimpleNamespace(
+        slot=trees.slot, position=lengths[trees.slot.long()] - 1 + trees.depth,
+        ancestors=trees.ancestors, slot_start=trees.slot_start, slot_nodes=trees.slot_nodes,
+    )  # fmt: skip
+    state = StateSize(KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM)
+    sizes = StateSizes((ConvSize(CHANNELS, WIDTH),), (state, state))
+    memory = StateMemory(sizes, S, M, dtype, device)
+    memory.base.copy_(checkpoint(pool.position[pool.slot_start.long()]))
+    for part in memory.states:
+        for x in (part.state, part.key, part.update):
+            x.copy_(normal(*x.shape) / KEY_DIM**0.5)
+        part.decay.copy_(normal(*part.decay.shape).sigmoid() / 10 + 0.9)
+    memory.convs[0].tail.copy_(normal(*memory.convs[0].tail.shape))
+
+    step = StepStates.of(ops, memory, pool)
+    step.convolve(0, normal(M, CHANNELS), normal(CHANNELS, WIDTH), normal(CHANNELS), True)
+    q, k = normal(M, KEY_HEADS, KEY_DIM), normal(M, KEY_HEADS, KEY_DIM)
+    v, share = normal(M, HEADS, VALUE_DIM), normal(M, HEADS).sigmoid()
+    step.update(0, DeltaRule(q, k, v, -share / 10, share, normalize=True))
+    step.update(1, SSM(v, share, -normal(HEADS).abs(), k, q))
+    starts = trees.slot_start.tolist()
+    accept = [[starts[s] + i for i in path] for s, path in enumerate(ACCEPTED)]
+    most = max(map(len, accept))
+    commit_states(
+        ops, memory, whole([n + len(a) for n, a in zip(LENGTHS, accept, strict=True)]),
+        torch.stack([whole(row + [-1] * (most - len(row))) for row in accept]),
+        whole([len(row) for row in accept]),
+    )  # fmt: skip
+
+
+# one window ends inside a page, another hides nodes of a path
+CASES = {
+    "a window": dict(window=PAGE + 6), "a window shorter than a path": dict(window=3),
+    "chunks": dict(chunk=PAGE - 1), "a cap": dict(softcap=2.0), "sinks": {},
+    "a window, a cap and sinks": dict(window=PAGE + 6, softcap=2.0),
+}  # fmt: skip
+# tokens of each group's prompt and of each slot, and the group of each slot
+PROMPTS, TEXT_LENGTHS, GROUPS = (3 * PAGE + 7, 5), (2 * PAGE + 1, 0, 70), (0, 0, 1)
+TREE_PARENTS = ((-1, 0, 1, 1, 2, 4, 5), (-1,), (-1, 0, 0))
+
+
+def property_checks() -> dict[str, Check]:
+    """A check for each case, by the case's name."""
+    return {name: Check(f"tree_attention with {name}") for name in CASES}
+
+
+@torch.no_grad()
+def run_properties(
+    ops: Ops, config: ModelConfig, device: torch.device, dtype: torch.dtype,
+    rows: dict[str, Check], compared: Callable[[Check], Callable],
+) -> None:  # fmt: skip
+    """Run the attention of every case at the config's head sizes.
+
+    compared: returns the wrapped attention operation that records its comparison in a check.
+    """
+    generator = torch.Generator().manual_seed(0)
+    H, K, D = config.heads, config.kv_heads, config.head_dim
+    trees = Trees.of(TREE_PARENTS, device)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return upload(torch.randn(shape, generator=generator).to(dtype), device)
+
+    def whole(values: list[int]) -> torch.Tensor:
+        return upload(torch.tensor(values, dtype=torch.int32), device)
+
+    M, pages = trees.slot.shape[0], 0
+    tables = []
+    for lengths in (PROMPTS, TEXT_LENGTHS):
+        table = torch.full((len(lengths), -(-max(lengths) // PAGE)), -1, dtype=torch.int32)
+        for row, tokens in enumerate(lengths):
+            count = -(-tokens // PAGE)
+            table[row, :count] = torch.arange(pages, pages + count)
+            pages += count
+        tables.append(upload(table, device))
+    # rows are ordered by group
+    ends = [sum(len(p) for p, at in zip(TREE_PARENTS, GROUPS, strict=True) if at < g)
+            for g in range(len(PROMPTS) + 1)]  # fmt: skip
+    where = dict(
+        prompt_pages=tables[0], prompt_len=whole([*PROMPTS]), slot_pages=tables[1],
+        slot_len=whole([*TEXT_LENGTHS]), slot=trees.slot, ancestors=trees.ancestors,
+        slot_start=trees.slot_start, slot_nodes=trees.slot_nodes, group_start=whole(ends),
+    )  # fmt: skip
+    q, node_k, node_v = normal(M, H, D), normal(1, M, K, D), normal(1, M, K, D)
+    k, v = (normal(1, pages, PAGE, K, D) for _ in range(2))
+    for name, given in CASES.items():
+        attend = LayerAttention(
+            compared(rows[name]), node_k, node_v, k, v, where, None, scale_of(config),
+            plan=ops.plan_attention,
+        )  # fmt: skip
+        properties = Properties(K, D, D, scale_of(config), **given)  # type: ignore[arg-type]
+        attend(0, q, properties=properties, sinks=normal(H) if "sinks" in name else None)

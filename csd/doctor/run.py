@@ -1,0 +1,214 @@
+"""Runs of `csd doctor`: engines that draw the same samples in different ways.
+
+Steps of fixed shape without CUDA graphs.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from csd.doctor.cases import property_checks, run_properties, run_states
+from csd.doctor.compare import ROUNDINGS, compared, compared_ops, rows_for
+from csd.doctor.coverage import Coverage
+from csd.doctor.report import (
+    Check,
+    Report,
+    check_machine,
+    described,
+    device_name,
+    instance_note,
+    versions,
+)
+from csd.doctor.sizes import NODES, SLOTS, SMALL, Sizes
+from csd.doctor.tokens import differences
+from csd.engine.call import RunSettings
+from csd.engine.engine import Engine
+from csd.engine.requests.request import Request
+from csd.engine.step.static_step import Captures, StaticStep
+from csd.engine.step.step import Step
+from csd.kernels.backends import choose
+from csd.kernels.ops import Ops, reference
+from csd.models.demo import random_decoder
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.fuse import pack
+
+
+class _Launches:
+    """Replaces a CUDA graph: each replay runs the step and copies it into the first snapshot."""
+
+    def __init__(self, run: Callable[[], Any], result: Any):
+        self._run, self._snapshot = run, result[0]
+
+    def replay(self) -> None:
+        snapshot = self._run()[0]
+        self._snapshot.ints.copy_(snapshot.ints)
+        self._snapshot.floats.copy_(snapshot.floats)
+
+
+class _Uncaptured(Captures):
+    def get(self, key: Any, run: Callable[[], Any]) -> Any:
+        if key not in self.graphs:
+            result = run()
+            self.graphs[key] = (_Launches(run, result), result)
+        return self.graphs[key]
+
+
+class UncapturedEngine(Engine):
+    """Engine without captures, whose products have as many rows as those of captured steps."""
+
+    def _allocate(self, *args: Any, **options: Any) -> Step:
+        step = super()._allocate(*args, **options)
+        if isinstance(step, StaticStep):
+            step.captures = _Uncaptured()
+        return step
+
+
+def check(
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    config: ModelConfig = SMALL,
+    kernels: str | None = None,
+    exact: bool = False,
+    sizes: Sizes | None = None,
+) -> Report:
+    """Check the operations at the head sizes, the vocabulary and with the extras of `config`.
+
+    kernels, exact: as in `Engine`. sizes: of the prompts, samples and pools.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    start = time.perf_counter()
+    config = replace(config, layers=2, context=1024)
+    ops = choose(kernels, device, dtype)
+    on_gpu = device.type == "cuda"
+    report = Report(device_name(device), str(dtype).removeprefix("torch."), ops.name,
+                    versions(device))  # fmt: skip
+    if on_gpu and ops.name == "triton":
+        report.checks += check_machine()
+        note = instance_note(device)
+        report.notes += [note] if note else []
+    if not report.failed:
+        runs = _Runs(config, device, dtype, kernels, exact, sizes or Sizes(), ops)
+        runs.compare_operations(report)
+        if not report.failed:
+            runs.compare_tokens(report)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+class _Runs:
+    """Engines that draw the same samples in different ways."""
+
+    def __init__(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, kernels: str | None,
+        exact: bool, sizes: Sizes, ops: Ops,
+    ):  # fmt: skip
+        self._config, self._device, self._dtype, self._sizes = config, device, dtype, sizes
+        self._options: dict[str, Any] = dict(
+            kernels=kernels, exact=exact or None, self_check=False, max_slots=SLOTS,
+            prefill_chunk=sizes.prefill_chunk,
+        )  # fmt: skip
+        self._is_exact = exact
+        self._ops = ops
+        self._coverage = Coverage(sizes, config.vocab, ops.name == "triton")
+        self._want: list[Request] = []  # drawn by steps whose pools are not padded
+
+    def compare_operations(self, report: Report) -> None:
+        """Compare each operation with its reference, and count the loops that ran."""
+        found = rows_for(self._ops)
+        try:
+            with self._engine(static=False) as e:
+                e.ops = compared_ops(e.ops, found, self._coverage)
+                # a step without drafts makes its pool with a different operation
+                self._run(e, self._sizes.filtered(self._config.vocab), 0, drafted=False)
+                self._want = self._draw(e)
+            with self._engine(static=self._statically(), captured=False) as e:
+                self._run_properties(e.ops, found)
+                self._coverage.few_programs = e.ops.name == "triton" and not e.exact
+                e.ops = compared_ops(e.ops, found, self._coverage)
+                nodes = self._sizes.rows - SLOTS
+                self._run(e, self._sizes.wide(self._config.vocab), nodes)
+                run_states(e.ops, self._device, self._dtype)
+        except Exception as error:
+            # an operation that raised has recorded the error in its check
+            if all(row.error is None for row in found.values()):
+                report.checks.append(Check("step", calls=1, error=described(error)))
+        # the fused forward pass runs only where products are loops
+        report.checks += [row for row in found.values() if row.calls or row.name != "forward"]
+        if not report.failed:
+            report.checks += self._coverage.checks()
+
+    def _run_properties(self, ops: Ops, found: dict[str, Check]) -> None:
+        """Compare attention with properties that the layers of the drawing model do not have."""
+        rows, plain = property_checks(), reference().tree_attention
+        found |= {row.name: row for row in rows.values()}
+        run_properties(
+            ops, self._config, self._device, self._dtype, rows,
+            lambda row: compared(ops.tree_attention, plain, row),
+        )  # fmt: skip
+
+    def compare_tokens(self, report: Report) -> None:
+        """Compare tokens of different kinds of steps, which must be equal."""
+        on_gpu = self._device.type == "cuda"
+        # below float32, passes of other sizes sum in other orders, whose bits decide some tokens
+        any_rows = self._dtype == torch.float32 or self._is_exact
+        if self._statically():
+            name = "captured steps" if on_gpu else "steps of fixed shape"
+            if any_rows:
+                self._compare(report, name, self._want, static=True)
+            elif on_gpu:
+                with self._engine(static=True, captured=False) as e:
+                    want = self._draw(e)
+                self._compare(report, name, want, static=True)
+        if any_rows:
+            self._compare(
+                report, "drafted against plain tokens", self._want, static=False, drafted=False
+            )
+
+    def _compare(
+        self, report: Report, name: str, want: list[Request], static: bool, drafted: bool = True
+    ) -> None:
+        row = Check(name, calls=1)
+        report.checks.append(row)
+        try:
+            with self._engine(static) as e:
+                got = self._draw(e, drafted=drafted)
+        except Exception as error:
+            row.fail(error)
+            return
+        rounding = ROUNDINGS * torch.finfo(self._dtype).eps * self._coverage.largest_logit
+        for found in differences(want, got):
+            allowed = 0.0 if self._is_exact else rounding / _temperature(want, found.prompt)
+            if not found.gap <= allowed:
+                row.fail(f"other tokens were committed: {found}")
+                return
+            report.notes.append(f"{name}: a tie of two tokens decided {found}: their scores "
+                                f"differ by {found.gap:.1e}, and rounding may account for "
+                                f"{allowed:.1e}")  # fmt: skip
+
+    def _statically(self) -> bool:
+        """True if steps of fixed shape can run: on a GPU not with references, which read it."""
+        return self._ops.name == "triton" or self._device.type == "cpu"
+
+    def _engine(self, static: bool, captured: bool = True) -> Engine:
+        decoder = random_decoder(self._config, self._device, self._dtype)
+        # as for a checkpoint's decoder
+        pack(decoder)
+        kind = Engine if captured else UncapturedEngine
+        return kind(decoder, static=static, **self._options)
+
+    def _draw(self, e: Engine, drafted: bool = True) -> list[Request]:
+        return self._run(e, self._sizes.requests(self._config.vocab), NODES, drafted)
+
+    def _run(
+        self, e: Engine, requests: list[Request], nodes: int, drafted: bool = True
+    ) -> list[Request]:
+        for _ in e.run(requests, RunSettings(budget=nodes, speculate=drafted)):
+            pass
+        return requests
+
+
+def _temperature(requests: list[Request], index: int) -> float:
+    return next(r.params.temperature for r in requests if r.index == index)

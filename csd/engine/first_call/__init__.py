@@ -1,0 +1,1 @@
+"""Work of a machine's first call: checks, compilation and timing."""

@@ -1,0 +1,244 @@
+"""Step times by number of rows, measured on empty slots.
+
+On-disk cache of step times: a machine measures each kind of step once.
+
+A table is the prior of the cost model (csd/engine/step/budget), which then follows measured steps.
+It affects how many tokens are drafted, never which tokens are drawn. A table from a disturbed
+measurement is not cached.
+"""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from csd.engine.first_call.compile_loops import (
+    compile_drafting,
+    compile_in_parallel,
+    compile_states,
+    compile_verify,
+)
+from csd.engine.step.budget import StepTimesFile, StepTimeTable, most_nodes
+from csd.engine.step.budget.estimator import OUTLIER
+from csd.engine.step.static_step import StaticStep, sizes_for
+from csd.engine.step.step import Step
+from csd.kernels.common.cpu import compiles
+from csd.models.fused.config import ModelConfig
+from csd.models.fused.decoder import Decoder
+from csd.schema.read import naming, parse
+from csd.state.cache_folder import path_of, read, save
+from csd.state.pool import Pool
+from csd.state.preparation_phases import phase
+from csd.state.processor import cpu_name
+from csd.state.version import __version__
+
+LOG = logging.getLogger("csd")
+
+
+class StepTimesEntry(StepTimesFile):
+    """Cached table of step times; `of` is the `step_times_key` of its steps."""
+
+    of: str
+
+
+def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int]) -> str | None:
+    """Cache key: everything that step times depend on, as text. None if there is no complete key.
+
+    None for a user's own decoder, for a model split over processes, whose ranks measure together,
+    and on a GPU.
+
+    ops: name of the operations.
+    """
+    cacheable = type(decoder) is Decoder and isinstance(decoder.config, ModelConfig)
+    if not cacheable or decoder.embedding.device.type != "cpu":
+        return None
+    isa = None
+    if compiles():
+        from csd.kernels.cpu_ops import instruction
+
+        isa = instruction(dtype)
+    layer, product = decoder.layers[0], getattr(decoder.linear, "product", decoder.linear)
+    # a layer of experts has None here
+    feed_forward = (w for w in (layer.gate_up, layer.down) if w is not None)
+    weights = (layer.qkv, layer.out, *feed_forward, decoder.head)
+    parts = {
+        "csd": __version__, "torch": torch.__version__, "cpu": cpu_name(),
+        "capability": torch.backends.cpu.get_cpu_capability(), "ops": ops, "loops": compiles(),
+        "instruction": isa, "threads": torch.get_num_threads(),
+        "dtype": str(dtype), "model": asdict(decoder.config),
+        # packed weights take other times than plain weights
+        "weights": [(str(w.layout), str(w.dtype), w.dim()) for w in weights],
+        "product": getattr(product, "__qualname__", type(product).__qualname__),
+        "taps": decoder.taps, "sizes": sizes,
+    }  # fmt: skip
+    return json.dumps(parts, sort_keys=True)
+
+
+def load_step_times(key: str) -> StepTimeTable | None:
+    """The cached table for a key; None, with a warning unless it is absent, if not usable."""
+    try:
+        path = path_of("steps", key)
+        return _read(path, key)
+    except FileNotFoundError:
+        return None
+    # a user may have no home
+    except (OSError, RuntimeError, ValueError) as error:
+        LOG.warning("step times are measured again: %s", error)
+        return None
+
+
+def save_step_times(key: str, table: StepTimeTable) -> None:
+    """Cache a table, unless its measurement was disturbed."""
+    if not table.steady:
+        return
+    entry: StepTimesEntry = {"of": key, "rows": table.sizes, "seconds": table.seconds}
+    try:
+        save(path_of("steps", key), json.dumps(entry))
+    except (OSError, RuntimeError) as error:
+        LOG.warning("step times cannot be cached, so each process measures its own: %s", error)
+
+
+def _read(path: Path, key: str) -> StepTimeTable:
+    data = read(path)
+    with naming(f"{path}"):
+        entry = parse(data, StepTimesEntry)
+    if entry["of"] != key:
+        raise ValueError(f"{path} has the times of other steps")
+    try:
+        return StepTimeTable(entry["rows"], entry["seconds"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+# a step that takes more than this many times the smallest step's time is never worth its drafts
+NOT_WORTH = 6.0
+
+
+def sizes_to_time(max_slots: int, static: bool) -> list[int]:
+    """Pool sizes to time for an engine of `max_slots` slots; static: for a GPU's static steps."""
+    if static:
+        return sizes_for(max_slots)
+    # a CPU's product loop has accumulators for 14 and for 28 rows
+    # (`csd/kernels/layers/cpu/linear.py`)
+    sizes = [1, 2, 4, 8, 14, 16, 28, 32, 48, 64, 96, 128]
+    return [size for size in sizes if size <= max_slots + most_nodes(max_slots)]
+
+
+def compile_loops(step: Step, sizes: list[int]) -> None:
+    """Compile a CPU step's loops, or load them from the cache, for one thread and for several.
+
+    Otherwise a call's first steps would compile them, and the cost model would fit those times.
+    """
+    step.drafting = False
+    step.slots.group.zero_()
+    dtype, few_and_many = step.cache.dtype, [sizes[0], sizes[-1]]
+    name = f"loops for this CPU in {str(dtype).removeprefix('torch.')}:"
+    with phase(name, None, kind="compile"):
+        with compile_in_parallel(dtype, step.decoder.config.vocab, few_and_many):
+            logits = [step.forward(_roots(step, rows)) for rows in few_and_many]
+        for x in logits:
+            compile_verify(step.ops, step.slots, x, _roots(step, x.shape[0]))
+        compile_drafting(step.ops, dtype, step.slots.logprobs.dtype)
+        if step.cache.states is not None:
+            compile_states(step.ops, step.cache.states.slots)
+
+
+def _roots(step: Step, rows: int) -> Pool:
+    slots = step.slots
+    place = torch.arange(slots.count, device=slots.live.device)
+    slots.live.copy_(place < rows)
+    # different tokens: rows of one token would all read the same few experts
+    slots.context[:, 0] = place % step.decoder.config.vocab
+    return step.ops.roots(slots, rows)
+
+
+def time_graphs(step: StaticStep, sizes: list[int]) -> StepTimeTable:
+    """Seconds of the step's own graphs without drafts at each size; the call reuses the graphs.
+
+    No slot is live, so all rows are padding: their products take the usual time, their attention
+    and verification none.
+    """
+    device = step.slots.live.device
+    graphs = {rows: step.captured(rows, 0)[0] for rows in sizes}
+
+    def timed(rows: int) -> None:
+        graphs[rows].replay()
+        # not the whole device: another thread's capture would fail
+        torch.cuda.current_stream().synchronize()
+
+    with step.without_live(), phase("measure steps", device):
+        return measure(timed, sizes)
+
+
+def time_steps(step: Step, sizes: list[int], worth: float = NOT_WORTH) -> StepTimeTable:
+    """Seconds of forward and verify at each size, with as many slots as the largest size.
+
+    No slot has a token to draw, so a CPU verifies few rows: its loops verify accepted paths only.
+
+    worth: on a CPU, sizes after the first that takes `worth` times the smallest are left out.
+    """
+    slots, device = step.slots, step.slots.live.device
+    step.drafting = False
+    slots.group.zero_()
+
+    def run(rows: int) -> None:
+        pool = _roots(step, rows)
+        step.ops.verify(step.forward(pool), pool, slots)
+
+    if device.type != "cuda":
+        # compile before timing
+        compile_loops(step, sizes)
+        with phase("measure steps", device, kind="measure"):
+            return measure(run, sizes, worth=worth)
+
+    def timed(rows: int) -> None:
+        run(rows)
+        torch.cuda.current_stream().synchronize()
+
+    # compile before timing
+    with phase("compile steps", None, kind="compile"):
+        for rows in sizes:
+            timed(rows)
+    with phase("measure steps", device, kind="measure"):
+        return measure(timed, sizes)
+
+
+def measure(
+    run: Callable[[int], None], sizes: list[int], repeats: int = 3, worth: float = math.inf
+) -> StepTimeTable:
+    """Time `run(rows)` for every size, alternating sizes; returns the minimum of each size.
+
+    Other load on the machine only adds time, and alternation spreads it evenly over the sizes.
+
+    worth: sizes after the first that takes `worth` times the smallest are left out.
+    """
+    times: dict[int, list[float]] = {size: [] for size in sizes}
+
+    def time_once(size: int) -> None:
+        start = time.perf_counter()
+        run(size)
+        times[size].append(time.perf_counter() - start)
+
+    def too_long(size: int) -> bool:
+        return len(times) > 2 and min(times[size]) > worth * min(times[sizes[0]])
+
+    for size in (sizes[0], sizes[1]):
+        run(size)
+    for _ in range(repeats):
+        for size in [*times]:
+            time_once(size)
+            if too_long(size):
+                # measure again: another process may have caused the delay
+                time_once(size)
+            if too_long(size):
+                times = {m: t for m, t in times.items() if m <= max(size, sizes[1])}
+                break
+    two_best = [sorted(t)[:2] for t in times.values()]
+    steady = all(t[-1] < OUTLIER * t[0] for t in two_best)
+    return StepTimeTable([*times], [min(t) for t in times.values()], steady)

@@ -1,0 +1,75 @@
+"""Compilation of a stranger's grammar in a process that ends it.
+
+llguidance has limits of its own, but intersections of patterns take exponential time before they
+apply: a schema of 1,400 characters takes minutes and gigabytes.
+"""
+
+import hashlib
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from csd.engine.options.grammar import GRAMMARS, check_schema, check_text, source
+from csd.state.isolated_python import environment
+
+SECONDS = 5  # of the CPU
+MEMORY = 2 << 30  # bytes of addresses
+WAIT = 30  # seconds, on a machine that others use too
+COMPILED = 77  # exit status of a process that has compiled the grammar, valid or not
+
+_CODE = f"""
+import sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_CPU, ({SECONDS}, {SECONDS}))
+    resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+except ImportError:
+    pass
+from llguidance import LLMatcher
+LLMatcher.validate_grammar_with_warnings(sys.stdin.buffer.read().decode())
+sys.exit({COMPILED})
+"""
+
+# digests of the last grammars that compiled, the oldest first
+_COMPILED: OrderedDict[bytes, None] = OrderedDict()
+_SIZE = 1024
+_LOCK = threading.Lock()
+
+
+def check_compiles(given: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the argument, for a grammar that takes too long or panics."""
+    texts = {name: check_text(name, given.get(name)) for name in GRAMMARS[1:]}
+    found = source(texts | {"json_schema": check_schema("json_schema", given.get("json_schema"))})
+    if found is None:
+        return
+    name, text = found
+    digest = hashlib.sha256(text.encode()).digest()
+    with _LOCK:
+        if digest in _COMPILED:
+            _COMPILED.move_to_end(digest)
+            return
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _CODE],
+            input=text.encode(),
+            timeout=WAIT,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        status = done.returncode
+    except subprocess.TimeoutExpired:
+        status = None
+    if status != COMPILED:
+        raise ValueError(
+            f"{name} must compile within {SECONDS} seconds and {MEMORY >> 30} GB: use fewer or "
+            "shorter patterns"
+        )
+    with _LOCK:
+        _COMPILED[digest] = None
+        if len(_COMPILED) > _SIZE:
+            _COMPILED.popitem(last=False)

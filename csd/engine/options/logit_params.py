@@ -1,0 +1,218 @@
+"""Arguments that change logits before any filter, checked and resolved for a model."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from csd.engine.options.grammar import check_grammar, check_one
+from csd.engine.options.thinking import find_tags, spell, spell_behind, spell_tags
+from csd.engine.options.thought_tags import Tag
+from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
+from csd.schema.check import shown
+
+# fields of `SamplingParams` that change a row's logits, with the value that turns each off
+OFF: dict[str, Any] = {
+    "logit_bias": (),
+    "bad_words": (),
+    "allowed_token_ids": None,
+    "suppress_tokens": (),
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_repeat_ngram_size": 0,
+    "logits_processor": (),
+    "max_thinking_tokens": None,
+    "thinking_tags": None,
+    "json_schema": None,
+    "regex": None,
+    "grammar": None,
+}
+
+# characters behind which bad words are tokenized; a tokenizer may join a word with one of them
+NEIGHBOURS = ("\n", "a", "(")
+
+# largest no_repeat_ngram_size
+LONGEST = 1024
+# most tokens of one of `bad_words`, and of all of them
+WORD_TOKENS, WORDS_TOKENS = 256, 1 << 16
+
+
+def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs of a token id and the value added to its logit, sorted by id; -inf bans the token.
+
+    Raises TypeError or ValueError for anything but a dict of ids to numbers, or a tuple of pairs.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in value):
+        value = dict(value)
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dict from token ids to numbers, got {shown(value)}")
+    found = []
+    for token, bias in value.items():
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise TypeError(f"{name} must have token ids as keys, got {shown(token)}")
+        if not 0 <= int(token) <= LARGEST:
+            raise ValueError(f"{name} must have token ids as keys, got {shown(token)}")
+        if not (isinstance(bias, Real) and bias == -math.inf):
+            bias = check_number(f"{name} of token {token}", bias, -STEEPEST, STEEPEST)
+        found.append((int(token), float(bias)))
+    return tuple(sorted(found))
+
+
+def check_words(name: str, value: Any) -> tuple[Any, ...]:
+    """Strings and tuples of token ids. Raises TypeError or ValueError for anything else."""
+    if value is None:
+        return ()
+    if hasattr(value, "tolist"):
+        # numpy arrays and torch tensors
+        value = value.tolist()
+    if isinstance(value, str):
+        value = [value]
+    expected = f"{name} must be strings or lists of token ids"
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Collection):
+        raise TypeError(f"{expected}, got {shown(value)}")
+    found: list[Any] = []
+    for word in value:
+        if isinstance(word, str):
+            found += check_strings(name, word)
+        elif isinstance(word, Integral):
+            raise TypeError(f"{expected}, got {shown(word)}: write [[{word}]] for one token")
+        else:
+            ids = tuple(check_ids(name, word, LARGEST))
+            if not ids:
+                raise ValueError(f"{expected}, got an empty list")
+            found.append(ids)
+    _check_lengths(name, [word for word in found if not isinstance(word, str)])
+    return tuple(found)
+
+
+def _check_lengths(name: str, words: Collection[tuple[int, ...]]) -> None:
+    """Raises ValueError for words whose tables would slow the samples of other requests."""
+    longest = max(map(len, words), default=0)
+    if longest > WORD_TOKENS:
+        raise ValueError(f"{name} must have at most {WORD_TOKENS} tokens each, got {longest}")
+    total = sum(map(len, words))
+    if total > WORDS_TOKENS:
+        raise ValueError(f"{name} must have at most {WORDS_TOKENS} tokens in all, got {total}")
+
+
+def check_id_list(name: str, value: Any) -> tuple[int, ...]:
+    """Distinct token ids in ascending order. Raises TypeError or ValueError."""
+    return tuple(sorted(set(check_ids(name, value, LARGEST))))
+
+
+def check_allowed(name: str, value: Any) -> tuple[int, ...] | None:
+    """Distinct token ids in ascending order, at least one; None, which allows all, stays None."""
+    if value is None:
+        return None
+    found = check_id_list(name, value)
+    if not found:
+        raise ValueError(f"{name} must have at least one token id, got {shown(value)}")
+    return found
+
+
+def check_functions(name: str, value: Any) -> tuple[Callable, ...]:
+    """Functions of token ids and logits. Raises TypeError naming the first that is not one."""
+    if value is None:
+        return ()
+    # transformers' LogitsProcessorList is callable too, and passes more than two arguments on
+    listed = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for function in listed:
+        if isinstance(function, type) or not takes(function, 2):
+            raise TypeError(
+                f"{name} must be a function of token ids and logits, or a list of such functions, "
+                f"got {shown(function)}"
+            )
+    return listed
+
+
+def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
+    """Two or three strings or tuples of token ids. Raises TypeError or ValueError."""
+    if value is None:
+        return None
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str) or not isinstance(value, Collection) or len(value) not in (2, 3):
+        raise TypeError(
+            f"{name} must be the begin and the end of a thought, as strings or lists of token "
+            "ids, and optionally the text that ends it when the budget is spent, got "
+            f"{shown(value)}"
+        )
+    found = tuple(
+        tag if isinstance(tag, str | Tag) else check_words(name, [tag])[0] for tag in value
+    )
+    if any(not tag for tag in found):
+        raise ValueError(f"{name} must not be empty, got {shown(value)}")
+    if found[0] == found[1]:
+        raise ValueError(f"{name} must have different begin and end, got {shown(value)}")
+    return found
+
+
+def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int) -> dict[str, Any]:
+    """Options that change logits, of the call, else of `config`, as `SamplingParams` fields."""
+    found: dict[str, Any] = {n: given[n] for n in OFF if given.get(n) is not None}
+    for name in ("no_repeat_ngram_size", "suppress_tokens"):
+        if name not in found and getattr(config, name, None):
+            found[name] = getattr(config, name)
+    if "bad_words" not in found and getattr(config, "bad_words_ids", None):
+        # transformers ignores a bad word that is a single end token
+        ends = check_ids("eos_token_id", getattr(config, "eos_token_id", None), LARGEST)
+        words = check_words("bad_words_ids", config.bad_words_ids)
+        found["bad_words"] = [word for word in words if word not in {(end,) for end in ends}]
+    if "bad_words" in found:
+        words = check_words("bad_words", found["bad_words"])
+        found["bad_words"] = _spelled(words, tokenizer)
+    if found.get("max_thinking_tokens") is not None:
+        tags = check_tags("thinking_tags", given.get("thinking_tags")) or find_tags(tokenizer)
+        found["thinking_tags"] = spell_tags(tags, tokenizer, vocab)
+    elif "thinking_tags" in found:
+        raise ValueError("thinking_tags needs max_thinking_tokens, which is not given")
+    check_one(found)
+    check_grammar(found, tokenizer, vocab)
+    _check_vocab(found, vocab)
+    return found
+
+
+def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each word; a string has those of itself and of itself behind a space.
+
+    Both are tokenized behind other characters, as words in a text are.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if not isinstance(word, str):
+            found[word] = None
+            continue
+        texts = (word, " " + word.lstrip())
+        if not any(spell("bad_words", text, tokenizer) for text in texts):
+            raise ValueError(
+                f"bad_words must be strings with at least one token, got {shown(word)}"
+            )
+        spelled = [
+            spell_behind("bad_words", before, text, tokenizer)
+            for text in texts
+            for before in NEIGHBOURS
+        ]
+        if not any(spelled):
+            raise ValueError(
+                "bad_words must be strings that the tokenizer separates from a line break, a "
+                f"letter or a bracket before them, got {shown(word)}: pass its token ids"
+            )
+        found |= dict.fromkeys(filter(None, spelled))
+    _check_lengths("bad_words", found)
+    return tuple(found)
+
+
+def _check_vocab(found: Mapping[str, Any], vocab: int) -> None:
+    ids: dict[str, list[int]] = {
+        "logit_bias": [token for token, _ in check_bias("logit_bias", found.get("logit_bias"))],
+        "bad_words": [token for word in found.get("bad_words", ()) for token in word],
+        "thinking_tags": [t for tag in found.get("thinking_tags") or () for t in tag],
+    }
+    for name in ("allowed_token_ids", "suppress_tokens"):
+        ids[name] = check_ids(name, found.get(name), LARGEST)
+    for name, tokens in ids.items():
+        # ids of tokenizers and of transformers' lists may exceed the model's vocabulary
+        if tokens and max(tokens) >= vocab:
+            raise ValueError(f"{name} must lie in the vocabulary of {vocab}, got {max(tokens)}")

@@ -1,0 +1,79 @@
+"""Signatures and docstrings that list the arguments.
+
+The arguments as flags of the `csd` command.
+"""
+
+import inspect
+import textwrap
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from csd.engine.options import GenerateOptions, options_of, read_options
+
+# flags of every command that loads a model
+LOADING = ("device", "dtype", "revision")
+
+
+def loading(args: Namespace) -> dict[str, Any]:
+    """Arguments of `engine_for` in the flags of LOADING."""
+    return {name: getattr(args, name) for name in LOADING}
+
+
+def check_flags(args: Namespace, names: Iterable[str]) -> None:
+    """Check `names` before a model is loaded; raises TypeError or ValueError naming one."""
+    read_options({name: getattr(args, name) for name in names}, GenerateOptions)
+
+
+def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> None:
+    """Add a flag for each of `names` to `parser`; `defaults` replace those of `Options`."""
+    known_options = options_of(GenerateOptions)
+    listed = {*names}
+    # in the same order for all commands
+    for name in [name for name in known_options if name in listed]:
+        option = known_options[name][1]
+        default = defaults.get(name, option.default)
+        flag = "--" + name.replace("_", "-")
+        if option.flag is bool:
+            if default:
+                negated = f"do not {option.help}"
+                parser.add_argument(
+                    "--no-" + flag[2:], dest=name, action="store_false", help=negated
+                )
+            else:
+                parser.add_argument(flag, action="store_true", help=option.help)
+        elif option.flag is list:
+            parser.add_argument(flag, action="append", help=option.help + "; repeatable")
+        else:
+            if option.flag is None:
+                raise ValueError(f"{name} has no flag")
+            flags = [flag] if option.short is None else [option.short, flag]
+            text = option.help
+            if name in defaults and "default" in text:
+                text += f"; this command's default: {default}"
+            parser.add_argument(*flags, type=option.flag, default=default, help=text)
+
+
+F = TypeVar("F", bound=Callable)
+
+
+def shows(kind: type) -> Callable[[F], F]:
+    """Decorator that lists the arguments in `kind` in a function's signature and docstring."""
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        listed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        lines = []
+        for name, (hint, option) in options_of(kind).items():
+            listed.append(inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=hint
+            ))  # fmt: skip
+            text = f"{name}: {option.default!r}. {option.help}."
+            lines += textwrap.wrap(text, 92, subsequent_indent="    ")
+        function.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+        arguments = "Keyword arguments, with their defaults:\n\n" + "\n".join(lines)
+        doc = inspect.getdoc(function) or ""
+        function.__doc__ = doc.replace("{options}", arguments)
+        return function
+
+    return decorate

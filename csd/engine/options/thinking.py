@@ -1,0 +1,242 @@
+"""Tags that begin and end a model's thought, and the tokens that a spent budget forces."""
+
+import re
+from copy import copy
+from typing import Any
+
+from csd.engine.options.thought_tags import LONGEST_TAG, Search, Tag, joined, special_ids
+from csd.schema.check import shown
+
+# names of tags around a thought in the chat templates of thinking models
+_IN_ANGLES, _IN_BRACKETS = "think|thinking|thought|reason|reasoning|analysis|seed:think", "THINK"
+_BEGIN = re.compile(rf"<({_IN_ANGLES})>|\[({_IN_BRACKETS})\]")
+# a begin or an end tag; `close` is the slash of an end tag
+TAG = re.compile(
+    rf"[<\[](?P<close>/?)(?P<name>(?<=[</])(?:{_IN_ANGLES})(?=>)|{_IN_BRACKETS}(?=\]))[>\]]"
+)
+
+# the begin tag, the end tag, and the token ids of the closing text
+Tags = tuple[Tag | tuple[int, ...], Tag | tuple[int, ...], tuple[int, ...]]
+
+# characters behind which a tag is spelled, unless the tokenizer joins it with all of them
+NEIGHBOURS = ("\n", "a", ".")
+
+
+def find_tags(tokenizer: Any) -> tuple[str, str]:
+    """Begin and end tags of a thought in the chat template, else among the added tokens.
+
+    Raises ValueError if neither has a pair of tags.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    texts = [*template.values()] if isinstance(template, dict) else [template]
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    every = [text for text in texts if isinstance(text, str)]
+    for text in [*every, " ".join(added)]:
+        for match in _BEGIN.finditer(text):
+            begin = match.group(0)
+            end = f"{begin[0]}/{begin[1:]}"
+            if end in text:
+                return begin, end
+    raise ValueError(
+        "max_thinking_tokens needs the begin and end of a thought, which the chat template does "
+        "not contain: pass thinking_tags=('<think>', '</think>')"
+    )
+
+
+def spell(name: str, text: str, tokenizer: Any) -> tuple[int, ...]:
+    """Token ids of a text. Raises ValueError, naming the argument, if it cannot be tokenized."""
+    if tokenizer is None:
+        raise ValueError(f"{name} given as strings need a tokenizer: pass tokenizer= or token ids")
+    try:
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except Exception as error:
+        raise ValueError(
+            f"{name} must be strings that the tokenizer can encode, got {shown(text)}: {error}"
+        ) from error
+
+
+def spell_behind(name: str, before: str, text: str, tokenizer: Any) -> tuple[int, ...]:
+    """Token ids of a text behind another; empty if the tokenizer joins or cannot encode them."""
+    try:
+        alone, both = (spell(name, t, tokenizer) for t in (before, before + text))
+    except ValueError:
+        return ()
+    return both[len(alone) :] if both[: len(alone)] == alone else ()
+
+
+def spell_tags(tags: tuple[Any, ...], tokenizer: Any, vocab: int) -> Tags:
+    """The begin tag, the end tag and the ids of the closing text, which ends with the end tag.
+
+    The closing text, written when the budget is spent, is the last of `tags`, of which there are
+    two or three. vocab: number of the model's logits. Raises ValueError for tags that do not fit
+    together.
+    """
+    found = [Tag.of(t) if not isinstance(t, str) else _tag(t, tokenizer, vocab) for t in tags]
+    begin, end, close = found[0], found[1], found[-1]
+    if not begin or not end or _ends_with(begin, end):
+        raise ValueError(
+            "thinking_tags must have a begin and an end of at least one token, and the begin must "
+            f"not end with the end, got token ids {list(begin)} and {list(end)}"
+        )
+    if not _ends_with(close, end):
+        raise ValueError(
+            "thinking_tags must have a third entry that ends with the second, as token ids "
+            f"{list(end)}, got {shown(list(close))}"
+        )
+    for tag in (begin, end):
+        if len(tag.pattern) > LONGEST_TAG:
+            raise ValueError(
+                f"thinking_tags must have a begin and an end of at most {LONGEST_TAG} bytes or "
+                f"token ids, got {len(tag.pattern)}"
+            )
+    return begin, end, close.ids
+
+
+def _tag(text: str, tokenizer: Any, vocab: int) -> Tag:
+    alone = spell("thinking_tags", text, tokenizer)
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    if (len(alone) == 1 and alone[0] in added.values()) or special_ids(tokenizer).intersection(
+        alone
+    ):
+        return Tag.of(alone)
+    behind = (spell_behind("thinking_tags", b, text, tokenizer) for b in NEIGHBOURS)
+    for ids in (*behind, alone):
+        # a tokenizer that cannot write the text has the tag's tokens alone
+        if ids and joined(ids, tokenizer) == text.encode():
+            return Tag.of_text(ids, text.encode(), tokenizer, vocab)
+    return Tag.of(alone)
+
+
+def _ends_with(tag: Tag, end: Tag) -> bool:
+    if tag.text is not None and end.text is not None:
+        return tag.text.endswith(end.text)
+    return tag.ids[len(tag) - len(end) :] == end.ids
+
+
+class Budget:
+    """Thinking budget of a sample, updated token by token.
+
+    `csd.kernels.verify.rules.forced_tokens` computes the same from whole prefixes.
+
+    once: a sample has at most one thought, which its prompt leaves open or which it begins with.
+    """
+
+    def __init__(self, tags: Tags, most: int, prompt: list[int], once: bool = False):
+        self.begin, self.end = Tag.of(tags[0]), Tag.of(tags[1])
+        self.close = [*tags[2]]
+        self.most, self.spent, self.open = most, 0, False
+        self.over = False  # with `once`: True if no thought can follow
+        self.rest: tuple[int, int] | None = None  # the token that ended it, and symbols before that
+        self._rests = self.end.rests
+        self._once, self._read = once, 0  # symbols of the begin tag that a sample begins with
+        self._began, self._ended = Search(self.begin), Search(self.end)
+        # the last tokens, as many as the closing text has
+        self._last: tuple[int, ...] = ()
+        for token in prompt:
+            self._turn(token)
+
+    def copy(self) -> "Budget":
+        found = copy(self)
+        found._began, found._ended = self._began.copy(), self._ended.copy()
+        return found
+
+    def forced(self) -> int:
+        """The only token that may come next, or -1 if none is forced."""
+        if not self.open or self.spent < self.most:
+            return -1
+        begun = self._begun()
+        rest = self._rests[self._ended.begun()]
+        # an end tag that is begun is completed, unless the closing text is begun
+        return self.close[begun] if begun or not self._ended.begun() or rest < 0 else rest
+
+    def openings(self) -> list[int]:
+        """Tokens that continue the begin tag, if the sample's thought may still begin."""
+        if not self._once or self.open or self.over:
+            return []
+        return [t for t in self.begin.steps if self._opened(t) is not None]
+
+    def only(self) -> list[int]:
+        """Tokens that must or may come next: the rest of the closing text or of the begin tag."""
+        found: list[int] = []
+        walk = self.copy()
+        while len(found) <= len(self.close) and (token := walk.forced()) >= 0:
+            found.append(token)
+            walk.push(token)
+        if found or not self._once or self.open or self.over:
+            return found
+        read = 0
+        for i, token in enumerate(self.begin.ids):
+            if read == self._read:
+                return [*self.begin.ids[i:]]
+            read += len(self.begin.symbols(token))
+        return found
+
+    def push(self, token: int) -> None:
+        """Update the budget with the sample's next token."""
+        self.spent += self.open
+        self.rest = None
+        if not self._once:
+            self._turn(token)
+            return
+        opened = None if self.open or self.over else self._opened(token)
+        self._began.push(token)
+        ended = self._ended.push(token)
+        self._last = (*self._last, token)[-len(self.close) :]
+        if self.open and ended:
+            self._finish(token, ended)
+        elif not self.open and not self.over:
+            self.over = opened is None
+            self._read = opened or 0
+            self.open = self._read >= len(self.begin.pattern)
+            # the token with which the thought begins may also end it
+            if self.open and ended > len(self.begin.pattern) - self._tail(token):
+                self._finish(token, ended)
+
+    def candidates(self) -> list[int]:
+        """Tokens that end the thought and go on after it."""
+        steps, state = self.end.steps, self._ended.state
+        return [t for t, s in steps.items() if s.whole or s.ends & state]
+
+    @property
+    def state(self) -> int:
+        """State of the search for the end tag."""
+        return self._ended.state
+
+    def _finish(self, token: int, ended: int) -> None:
+        self.open, self.over, self.rest = False, True, (token, ended)
+
+    def _tail(self, token: int) -> int:
+        """Symbols that the sample has before a token with which its begin tag is complete."""
+        return self._read - len(self.begin.symbols(token))
+
+    def _opened(self, token: int) -> int | None:
+        """Symbols of the sample after a token that continues the begin tag; None for another."""
+        if token not in self.begin.steps:
+            return None
+        symbols, left = self.begin.symbols(token), self.begin.pattern[self._read :]
+        n = min(len(symbols), len(left))
+        return self._read + len(symbols) if symbols[:n] == left[:n] else None
+
+    def _begun(self) -> int:
+        """Number of tokens of the closing text that the sample already ends with."""
+        counts = range(len(self.close) - 1, 0, -1)
+        last = [*self._last]
+        return next((k for k in counts if last[-k:] == self.close[:k]), 0)
+
+    def _turn(self, token: int) -> None:
+        began, ended = self._began.push(token), self._ended.push(token)
+        self._last = (*self._last, token)[-len(self.close) :]
+        # of the tags that a token completes the last one counts
+        if began or ended:
+            self.open = began > ended
+
+
+def forced_places(
+    tags: Tags, most: int, prompt: list[int], tokens: list[int], once: bool = False
+) -> list[bool]:
+    """Flags, one per token of a sample: True if the budget forced the token."""
+    budget, found = Budget(tags, most, prompt, once), []
+    for token in tokens:
+        found.append(budget.forced() >= 0)
+        budget.push(token)
+    return found

@@ -1,0 +1,1 @@
+"""Requests of a call: prompts, samples in slots, and their history."""

@@ -1,0 +1,270 @@
+"""Host side of a call: a `Request` is a prompt with its samples, a `LiveSample` is in a slot."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from csd.engine.options.grammar import has_grammar
+from csd.engine.options.params import SamplingParams
+from csd.engine.options.thinking import forced_places
+from csd.engine.options.thoughts import leaves_thought_open
+from csd.engine.results.logprobs import PromptScores
+from csd.engine.results.record import SOURCES, Draft
+from csd.engine.results.result import Sample, Samples
+from csd.engine.results.stats import Stats
+from csd.engine.results.until import Until
+from csd.graph.history import PastSample
+from csd.kernels.common.noise import prompt_key
+from csd.models.fused.config import ModelSizes
+from csd.models.text.streamed import SampleText
+from csd.schema.arguments import LARGEST
+from csd.state.torch_state import callers_state
+
+
+@dataclass(slots=True)
+class Request:
+    """A prompt and its samples, from waiting to finished."""
+
+    index: int
+    prompt: list[int]
+    params: SamplingParams
+    samples: range  # the sample indices to draw
+    seed: int
+    key: int  # key of the noise
+    waiting: deque = field(init=False)
+    live: dict = field(default_factory=dict)  # sample index -> LiveSample
+    finished: dict = field(default_factory=dict)  # sample index -> Sample
+    awaited: set = field(default_factory=set)  # sample indices that another request draws
+    top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
+    history: list[PastSample] = field(default_factory=list)  # past samples, newest first
+    checked: int = 0  # length of the longest prefix that `until` has been called with
+    fault: BaseException | None = None  # raised in a step by what this request alone asks for
+    error: str | None = None  # reason why the request is not served, or not to its end
+    errors: dict[int, Exception] = field(default_factory=dict)  # of samples that cannot continue
+    scores: PromptScores | None = None  # if requested: of the prompt's tokens read so far
+    group: int = -1
+    pages: list[int] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it
+    tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
+    in_thought: bool | None = None  # whether the prompt leaves a thought open, once it was decoded
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(self.samples)
+        self.stats.prompt_tokens = len(self.prompt)
+
+    @classmethod
+    def of(
+        cls, index: int, prompt: list[int], params: SamplingParams, samples: range, seed: int
+    ) -> "Request":
+        """Make a request, whose noise key is computed from the seed and the prompt."""
+        if samples.stop > LARGEST + 1:
+            raise ValueError(
+                "first_sample must leave room for the samples, whose indices are at most "
+                f"{LARGEST}, got {samples.start} with {len(samples)} samples of prompt {index}"
+            )
+        return cls(index, prompt, params, samples, seed, prompt_key(seed, prompt))
+
+    @property
+    def done(self) -> bool:
+        return not (self.waiting or self.live or self.awaited)
+
+    def whole(self, until: Until | None) -> bool:
+        """True if all its samples have ended, those included that `until` has cancelled, and none
+        in an error."""
+        if not self.done or len(self.finished) < len(self.samples) or self.errors:
+            return False
+        # an error may have come between the last sample's end and the decision
+        decided = any(sample.finish_reason == "cancelled" for sample in self.finished.values())
+        return until is None or decided or self.checked == len(self.samples)
+
+    def prefix(self) -> list[Sample]:
+        """Finished samples before the first unfinished index.
+
+        The order in which samples finish depends on their lengths, so `until` sees only this
+        prefix.
+        """
+        found = []
+        for i in self.samples:
+            if i not in self.finished:
+                break
+            found.append(self.finished[i])
+        return found
+
+    def satisfies(self, until: Until) -> bool:
+        """True if `until` is satisfied; it is called with each longer prefix in turn.
+
+        The number of samples that finish at once depends on the batch. The shortest prefix that
+        satisfies `until` does not, so samples that finished beyond it are cancelled like the rest.
+        """
+        prefix = self.prefix()
+        while self.checked < len(prefix):
+            self.checked += 1
+            with callers_state():
+                ends = _is_true(until(prefix[: self.checked]))
+            if ends:
+                for i in self.samples[self.checked :]:
+                    if i in self.finished:
+                        self.errors.pop(i, None)
+                        self.finished[i] = replace(
+                            self.finished[i], finish_reason="cancelled", error=None
+                        )
+                return True
+        return False
+
+    def result(self, texts: bool = True) -> Samples:
+        """All samples; unfinished ones are `cancelled` and keep the tokens drawn so far.
+
+        texts: whether unfinished samples get a text.
+        """
+        # an interrupt may have come while a sample was neither waiting nor live
+        every = {i: Sample(i, None, [], [], [], "cancelled") for i in self.samples}
+        every |= {i: live.result("cancelled", texts)[0] for i, live in self.live.items()}
+        every |= self.finished
+        samples = [every[i] for i in self.samples]
+        error = self.error or next((s.error for s in samples if s.error is not None), None)
+        return Samples(
+            samples, self.seed, self.prompt, self.stats, error,
+            None if self.scores is None else [None, *self.scores.logprobs], self.tokenizer,
+        )  # fmt: skip
+
+
+def check_served(requests: list[Request], config: ModelSizes) -> None:
+    """Raises ValueError if a prompt and its new tokens no longer fit the model, which may change
+    after the arguments are checked, for example between `stream` and its first sample."""
+    for request in requests:
+        length = len(request.prompt) + request.params.max_new_tokens
+        if max(request.prompt) >= config.vocab or length > config.context:
+            raise ValueError(
+                f"the model was changed after the call was made: prompt {request.index} must lie "
+                f"in the vocabulary of {config.vocab} and have at most {config.context} tokens "
+                f"with its samples, got token ids up to {max(request.prompt)} and {length} tokens"
+            )
+
+
+def _is_true(answer: Any) -> bool:
+    try:
+        return bool(answer)
+    # arrays of several values and decisions of a vote have no truth
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"until must return True or False, got a {type(answer).__name__}: {error}"
+        ) from error
+
+
+class LiveSample:
+    """Host copy of a sample in flight, which may be some steps older than the device's state."""
+
+    def __init__(
+        self, request: Request, index: int, pages: list[int], tokenizer: Any, streams: bool
+    ):
+        self.request = request
+        self.index = index
+        self.pages = pages
+        self.done = False
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.raw_logprobs: list[float] = []
+        self.sources: list[str] = []
+        self.steps: list[int] = []  # the step that committed each token
+        self.drafts: list[Draft] = []
+        self.top: list[tuple[list[int], list[float]]] = []
+        self.likely: list[list[tuple[int, float]]] = []
+        self.entropies: list[float] = []
+        self.stopped = False  # True once a stop string is complete
+        self._text: SampleText | None = None
+        if tokenizer is not None:
+            if request.in_thought is None:
+                request.in_thought = leaves_thought_open(tokenizer.decode(request.prompt))
+            params = request.params
+            self._text = SampleText(
+                tokenizer, params.stop, include_stop=params.include_stop,
+                skip_special_tokens=params.skip_special_tokens, streams=streams,
+                prompt=request.prompt,
+            )  # fmt: skip
+
+    def append(
+        self,
+        tokens: list[int],
+        logprobs: list[float],
+        raw_logprobs: list[float],
+        sources: list[int],
+    ) -> None:
+        """Append a step's tokens, up to the one that completes a stop string."""
+        for row in zip(tokens, logprobs, raw_logprobs, sources, strict=True):
+            self.tokens.append(row[0])
+            self.logprobs.append(row[1])
+            self.raw_logprobs.append(row[2])
+            self.sources.append(SOURCES[row[3]])
+            if self._text is not None and self._text.push(row[0]):
+                self.stopped = True
+                break
+
+    def note(self, measured: dict[str, list], s: int, count: int) -> None:
+        """Append a step's measured values at the first `count` positions of slot s."""
+        if "likely_token" in measured:
+            pairs = zip(measured["likely_token"][s], measured["likely_logprob"][s], strict=True)
+            listed = [[*zip(*pair, strict=True)] for pair in pairs]
+            self.likely += listed[:count]
+        if "entropy" in measured:
+            self.entropies += measured["entropy"][s][:count]
+
+    def take_text(self) -> str:
+        """Text that has become final since the last call, if texts are streamed; else empty."""
+        return "" if self._text is None else self._text.take()
+
+    def result(self, reason: str, with_text: bool = True) -> tuple[Sample, str]:
+        """Returns the sample, and the rest of its text that `take_text` has not returned."""
+        if reason == "cancelled":
+            self._even()
+        stop_reason: str | int | None = None
+        if self._text is not None and self.stopped:
+            stop_reason = self._text.stop_string
+        elif reason == "stop":
+            stop_reason = self.tokens[-1]
+        text, rest = None, ""
+        if self._text is not None and with_text:
+            text, rest = self._text.finish(by_token=isinstance(stop_reason, int))
+        sample = Sample(
+            self.index,
+            text,
+            self.tokens,
+            self.logprobs,
+            self.raw_logprobs,
+            reason,
+            stop_reason,
+            self.sources,
+            self.steps,
+            self.drafts,
+            self._forced(),
+            # measured values are appended before their tokens
+            self.likely[: len(self.tokens)],
+            self.entropies[: len(self.tokens)],
+            bool(self.request.in_thought),
+        )
+        return sample, rest
+
+    def _forced(self) -> list[bool]:
+        params = self.request.params
+        most, tags = params.max_thinking_tokens, params.thinking_tags
+        if most is None or tags is None:
+            return []
+        begin, end, close = tags
+        once = has_grammar(params)
+        return forced_places((begin, end, close), most, self.request.prompt, self.tokens, once)
+
+    def _even(self) -> None:
+        """Cut all lists to one length: an interrupt may have come in the middle of an append."""
+        lists: list[list] = [
+            self.tokens, self.logprobs, self.raw_logprobs, self.sources, self.steps
+        ]  # fmt: skip
+        shortest = min(map(len, lists))
+        for values in lists:
+            del values[shortest:]
+        if self._text is not None:
+            self._text.keep(shortest)
+
+
+# called once per step for each live sample with its new tokens and their text
+OnTokens = Callable[[Request, LiveSample, list[int], str], None]

@@ -1,0 +1,1 @@
+"""Model, caches and memory of an engine."""

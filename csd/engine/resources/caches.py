@@ -1,0 +1,272 @@
+"""Caches, slots and graphs of an engine, allocated for a call and reused by calls that fit."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from csd.engine.call import RunSettings
+from csd.engine.first_call.compile_kernels import compile_kernels
+from csd.engine.first_call.time_steps import (
+    NOT_WORTH,
+    compile_loops,
+    load_step_times,
+    save_step_times,
+    sizes_to_time,
+    step_times_key,
+    time_graphs,
+    time_steps,
+)
+from csd.engine.requests.request import Request
+from csd.engine.resources.sizes import Demand, Room, Sizes, graph_tokens, slots_that_fit
+from csd.engine.rules.changes import Changes
+from csd.engine.rules.tables import asked_by, changed_bytes, count_sets
+from csd.engine.step.budget import (
+    AutoBudget,
+    AutoPool,
+    FixedBudget,
+    FixedPool,
+    StepTimeTable,
+    nodes_of,
+)
+from csd.engine.step.static_step import StaticStep, sizes_for
+from csd.engine.step.step import Step
+from csd.graph.drafter import StaticDrafter
+from csd.graph.drafter_registry import make_drafter
+from csd.graph.prior import Prior
+from csd.kernels.ops import Ops
+from csd.models.fused.decoder import DecoderLike
+from csd.state.device import free_bytes
+from csd.state.kv_cache import PAGE, KVCache
+from csd.state.slots import Slots
+from csd.state.torch_state import plain_torch
+
+
+class Resources:
+    """Caches, slots, drafter and step costs of an `Engine`, which sets the fields declared here."""
+
+    decoder: DecoderLike
+    device: torch.device
+    dtype: torch.dtype
+    max_slots: int
+    memory: float
+    prefill_chunk: int
+    static: bool
+    exact: bool
+    _ops: Ops
+    _drafter_name: Any  # the argument that the current drafter was made from
+    _cost: StepTimeTable | None
+
+    def _drop(self) -> None:
+        self._step: Step | None = None
+        # bytes of the current caches, as estimated before they were allocated
+        self.demand: Demand | None = None
+        self._limited: Room | None = None  # room that a call wanted but memory could not hold
+        self._counted = 0  # bytes of its steps' changed rows
+        self._text = 0, False  # tokens that the drafter was made for, and True if for a history
+        self._drafter: Any = None
+        self._dropped = 0  # dropped contexts at the last call
+        self._changes: Changes | None = None  # rules of rows, whose tensors later calls reuse
+
+    @property
+    def captured(self) -> dict:
+        """CUDA graphs of the steps, by pool size and operation; empty on a CPU."""
+        return self._step.captures.graphs if isinstance(self._step, StaticStep) else {}
+
+    def _budget(self, settings: RunSettings, step: Step) -> FixedBudget | FixedPool:
+        sizes = None
+        if isinstance(step, StaticStep) and not step.verifier:
+            sizes = sizes_for(step.slots.count)
+        nodes = settings.budget if settings.speculate else 0
+        if isinstance(nodes, int):
+            return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
+        if self._cost is None:
+            self._cost = self._step_times(step)
+        return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
+
+    def _prepare(
+        self, requests: list[Request], drafter: Any, prior: Prior | None = None, nodes: int = 0
+    ) -> Step:
+        """Returns a step whose caches are large enough for `requests`; reuses the current if so.
+
+        prior: n-grams that the drafts are to use. nodes: drafted nodes per step, if their number is
+        given.
+        """
+        if drafter != self._drafter_name:
+            self._drafter_name = drafter
+            self._drop()
+        wanted = Sizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
+        tokens = graph_tokens(requests, wanted)
+        contexts = 0 if prior is None else prior.config.capacity
+        history = any(r.history for r in requests)
+
+        asked = asked_by(requests)
+        sets = count_sets(requests) if asked is not None else 0
+
+        def rows(slots: int, prompt_pages: int = wanted.prompt_pages) -> int:
+            return self._rows(slots, nodes, prompt_pages * PAGE)
+
+        def changed(rows: int) -> int:
+            longest = (wanted.prompt_pages + wanted.slot_pages + 1) * PAGE
+            vocab = self.decoder.config.vocab
+            return changed_bytes(asked, sets, rows, longest, vocab, self.dtype)
+
+        least = Room.least(wanted, rows(wanted.slots))
+        before = None
+        if self._step is not None:
+            before = Room.of(self._step.cache)
+            fits = before == before.with_room_for(least) or least == self._limited
+            fits = fits and self._drafter.suits(tokens, history)
+            fits = fits and self._drafter.prior_contexts == contexts
+            # changed rows are not part of the caches: this call may be the first that needs them
+            more = changed(before.rows) - self._counted
+            fits = fits and (more <= 0 or more <= self.memory * free_bytes(self.device))
+            if fits and self._step.cache.dtype == self.dtype:
+                return self._step
+            # caches only grow: otherwise calls that alternate between two sizes would reallocate
+            # them, and capture all graphs again, at every call
+            tokens, history = max(tokens, self._text[0]), history or self._text[1]
+            tokens = max(tokens, before.with_room_for(least).rounded_pages * PAGE)
+            # drop the old caches first: their memory counts as free below
+            self._drop()
+
+        # tensors that later calls reuse must not be inference tensors of one caller
+        with torch.inference_mode(False):
+            made = make_drafter(
+                self._drafter_name, self._ops, self.device, tokens, history, contexts
+            )
+        gathers = self._ops.name == "reference"
+
+        def demand(slots: int) -> Demand:
+            sizes = replace(wanted, slots=slots)
+            own = Demand.of(
+                self.decoder.config, self.dtype, **asdict(sizes), rows=rows(slots), gathers=gathers
+            )
+            step = own.step + changed(rows(slots))
+            return replace(own, step=step, drafter=made.cache_bytes(sizes.pages))
+
+        free = int(self.memory * free_bytes(self.device))
+        slots = slots_that_fit(demand, wanted.slots, free)
+        self.demand, room = demand(slots), Room.least(replace(wanted, slots=slots), rows(slots))
+        limited = least if slots < wanted.slots else None
+        if before is not None and limited is None:
+            config, dtype = self.decoder.config, self.dtype
+            room = room.grown(before, self.max_slots, rows, lambda room: (
+                room.bytes(config, dtype, gathers) + made.cache_bytes(room.pages)
+                + changed(room.rows) <= free
+            ))  # fmt: skip
+        self._counted = changed(room.rows)
+        with torch.inference_mode(False):
+            self._drafter, self._text, self._limited = made, (tokens, history), limited
+            tables = room.slot_pages, room.prompt_pages
+            step = self._allocate(room.slots, *tables, room.pages, made.context, room.rows)
+            made.attach(self.decoder, step.cache)
+        if isinstance(step, StaticStep) and isinstance(made, StaticDrafter):
+            compile_kernels(replace(step, drafter=made), self.exact)
+        # set last: if the drafter does not fit the model, the next call allocates anew
+        self._step = step
+        return step
+
+    def _fit_history(self, requests: list[Request]) -> None:
+        """Drop the oldest past samples that do not fit in the graph; counts them in the stats."""
+        given = [request for request in requests if request.history]
+        groups = min(len(requests), self.max_slots)
+        if given and self._drafter.max_history((), groups) is None:
+            raise ValueError(
+                f"history needs drafter='consensus', got drafter={self._drafter_name!r}"
+            )
+        for request in given:
+            kept = self._drafter.max_history(request.history, groups)
+            left = request.history[kept:]
+            request.history = request.history[:kept]
+            request.stats.history_tokens = sum(map(len, request.history))
+            request.stats.history_left_out = sum(map(len, left))
+
+    @property
+    def _reach(self) -> int | None:
+        """Largest number of keys that a row of any layer sees, which limits pages; None: no limit.
+
+        None with a drafter that has its own keys and values: it may use the same page tables and
+        see the whole text.
+        """
+        if not isinstance(self._drafter_name, str):
+            return None
+        return getattr(self.decoder.config, "reach", None)
+
+    def _rows(self, slots: int, nodes: int = 0, prompt: int = 0) -> int:
+        """Largest number of rows of a pool, with at most `nodes` drafted nodes if given, or of a
+        chunk of a prompt of at most `prompt` tokens."""
+        pool = slots + max(512, nodes_of(slots, nodes))
+        return max(min(self.prefill_chunk, prompt), pool, sizes_for(slots)[-1])
+
+    def _allocate(
+        self, slots: int, slot_pages: int, prompt_pages: int, pages: int, context: int,
+        rows: int | None = None,
+    ) -> Step:  # fmt: skip
+        """Allocate a step without a drafter; slots keep `context` tokens, pools have `rows`."""
+        cache = KVCache(
+            self.decoder.config,
+            slots=slots,
+            pages=pages,
+            prompt_pages=prompt_pages,
+            slot_pages=slot_pages,
+            rows=self._rows(slots) if rows is None else rows,
+            dtype=self.dtype,
+            device=self.device,
+            reach=self._reach,
+        )
+        state = Slots.empty(
+            slots,
+            self.decoder.config.vocab,
+            slot_pages * PAGE,
+            context,
+            torch.promote_types(self.dtype, torch.float32),
+            self.device,
+        )
+        static = self.static and isinstance(self._drafter, StaticDrafter)
+        kind = StaticStep if static else Step
+        return kind(self.decoder, None, cache, state, self._ops)
+
+    @plain_torch()
+    def measure_steps(self, worth: float = NOT_WORTH) -> StepTimeTable:
+        """Seconds of forward and verify for a few pool sizes, measured on empty slots.
+
+        worth: on a CPU, sizes after the first that takes `worth` times the smallest are left out.
+        """
+        static = self.static and self.device.type == "cuda"
+        sizes = sizes_to_time(self.max_slots, static)
+        with torch.inference_mode(False):
+            step = self._allocate(sizes[-1], 1, 1, 1, 1)
+        return time_steps(step, sizes, worth)
+
+    def _step_times(self, step: Step) -> StepTimeTable:
+        """Cached step times; if there are none, measures and caches them.
+
+        step: the call's step; if it has CUDA graphs, these are measured instead and not cached.
+        """
+        if isinstance(step, StaticStep) and self.device.type == "cuda":
+            return time_graphs(step, sizes_for(step.slots.count))
+        sizes = sizes_to_time(self.max_slots, False)
+        key = step_times_key(self.decoder, self.dtype, self._ops.name, sizes)
+        table = load_step_times(key) if key else None
+        if table is None:
+            table = self.measure_steps()
+            if key:
+                save_step_times(key, table)
+            return table
+        with torch.inference_mode(False):
+            compile_loops(self._allocate(sizes[-1], 1, 1, 1, 1), sizes)
+        return table
+
+    def _newly_dropped(self, requests: list[Request]) -> int:
+        """Number of contexts that did not fit in the graph since the previous call of this method.
+
+        On a GPU 0 unless the call has a history: reading the count makes the host wait.
+        """
+        before = self._dropped
+        found = None if self._drafter is None else self._drafter.dropped
+        waits = self.device.type != "cpu" and not any(r.history for r in requests)
+        if found is None or waits:
+            return 0
+        self._dropped = int(found)
+        return self._dropped - before

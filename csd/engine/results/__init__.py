@@ -1,0 +1,1 @@
+"""Results of a call, and their views."""

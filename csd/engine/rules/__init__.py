@@ -1,0 +1,1 @@
+"""Rules that change a row's logits before verification."""

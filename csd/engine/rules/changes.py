@@ -1,0 +1,187 @@
+"""Changes of a step's rows of logits before verification, by the options of its samples.
+
+A call without such options has no `Changes`. The rules are stored in tensors, so a step that only
+uses these is captured like any other; functions on the host need a step that reads the device.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import count
+from typing import Any
+
+import torch
+
+from csd.engine.requests.request import Request
+from csd.engine.requests.slot_edits import Refill, write_rows
+from csd.engine.rules.functions import apply_functions
+from csd.engine.rules.grammar import Grammars
+from csd.engine.rules.tables import Sizes, asked_by, set_of, sizes_of, write_sets
+from csd.engine.rules.word_tree import WordTree
+from csd.kernels.ops import Ops
+from csd.kernels.verify.rules import change_rows, finish_rows, keep_full, only
+from csd.state.logit_rules import Asked, Rules
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+
+LOG = logging.getLogger("csd")
+
+_SERIAL = count()
+
+
+@dataclass(slots=True)
+class Changes:
+    """The rules of a call's samples, and the verification of the changed rows."""
+
+    rules: Rules
+    sizes: Sizes
+    ones: torch.Tensor  # [S] float64
+    zeros: torch.Tensor  # [S] int32
+    asked: Asked = field(default_factory=Asked)
+    sets: dict[tuple, int] = field(default_factory=dict)
+    owners: list[Request | None] = field(default_factory=list)  # of each slot
+    serial: int = field(default_factory=lambda: next(_SERIAL))
+    static: bool = False  # whether the host must not read the device
+    grammars: Grammars | None = None
+    given: bool = False  # whether tokens are given (teacher forcing), not drawn
+
+    @classmethod
+    def of_call(
+        cls,
+        requests: Sequence[Request],
+        slots: Slots,
+        vocab: int,
+        before: "Changes | None",
+        static: bool,
+        tokenizer: Any = None,
+    ) -> "Changes | None":
+        """Changes of a call, in the tensors of `before` if they fit; None without rules."""
+        asked = asked_by(requests)
+        if asked is None:
+            return None
+        # samples without rules get a set of neutral ones
+        params = {set_of(r.params): r.params for r in requests}
+        trees = {key: WordTree.of(p.bad_words) for key, p in params.items()}
+        sizes = sizes_of(requests, asked, trees.values())
+        if before is not None and before.fits(slots, vocab):
+            sizes = sizes.with_room_for(before.sizes)
+        if before is None or not before.fits(slots, vocab) or sizes != before.sizes:
+            before = cls._empty(sizes, slots, vocab)
+        sets = before.rows_for(params)
+        write_sets(
+            before.rules,
+            {row: (params[key], trees[key]) for key, row in sets.items() if key not in before.sets},
+        )
+        owners: list[Request | None] = [None] * slots.count
+        return replace(
+            before, asked=asked, sets=sets, owners=owners, static=static,
+            grammars=Grammars(tokenizer, vocab) if asked.grammar else None,
+        )  # fmt: skip
+
+    def rows_for(self, keys: Collection[tuple]) -> dict[tuple, int]:
+        """Rows of sets: sets that have one keep it, so that samples in flight are not affected."""
+        rows = {key: self.sets[key] for key in keys if key in self.sets}
+        unused = iter(sorted({*range(self.sizes.sets)} - {*rows.values()}))
+        rows |= {key: next(unused) for key in keys if key not in rows}
+        # another set will be written there, even if the request is then refused
+        taken = {row: key for key, row in rows.items()}
+        self.sets = {key: row for key, row in self.sets.items() if taken.get(row, key) == key}
+        return rows
+
+    def fits(self, slots: Slots, vocab: int) -> bool:
+        """True if the tensors match these slots and vocabulary."""
+        bias = self.rules.bias
+        same = bias.dtype == slots.logprobs.dtype and bias.device == slots.live.device
+        return same and self.ones.shape[0] == slots.count and bias.shape[1] == vocab
+
+    @classmethod
+    def _empty(cls, sizes: Sizes, slots: Slots, vocab: int) -> "Changes":
+        device, S = slots.live.device, slots.count
+        with torch.inference_mode(False):
+            rules = Rules.empty_of(
+                S, vocab, sets=sizes.sets, prompt=sizes.prompt,
+                words=(sizes.edges, sizes.ends, sizes.word, sizes.hits), marks=sizes.marks,
+                tags=(sizes.symbols, sizes.steps), dtype=slots.logprobs.dtype, device=device,
+            )  # fmt: skip
+            ones = torch.ones(S, dtype=torch.float64, device=device)
+            return cls(rules, sizes, ones, torch.zeros(S, dtype=torch.int32, device=device))
+
+    @property
+    def key(self) -> tuple:
+        """Part of a captured step's key: serial number of the tensors, and kinds of rules."""
+        return self.serial, self.asked
+
+    def begin(self, refill: Refill) -> None:
+        """Prepare the functions and the grammar of a sample that `refill` puts into a slot."""
+        self.owners[refill.slot] = refill.request
+        if self.grammars is not None:
+            self.grammars.begin(refill)
+
+    def fill(self, refills: list[Refill]) -> None:
+        """Write the rules of the samples that `refills` put into slots."""
+        if not refills:
+            return
+        P = self.rules.prompt.shape[1]
+        at = [r.slot for r in refills]
+        prompts = [r.request.prompt[-P:] for r in refills]
+        values = [
+            (self.rules.of, [self.sets[set_of(r.request.params)] for r in refills]),
+            (self.rules.prompt, [[-1] * (P - len(ids)) + ids for ids in prompts]),
+            (self.rules.empty, [0] * len(refills)),
+        ]
+        write_rows([(x, at, torch.tensor(found, dtype=x.dtype)) for x, found in values])
+
+    def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
+        """Returns the pool to run, of at most `most` rows: grammars remove nodes and add some."""
+        if self.grammars is None or not pool.rows:
+            return pool
+        return self.grammars.plan(pool, slots, most)
+
+    def decide(
+        self, ops: Ops, logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
+    ) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
+        """Run `ops.decide` on the changed rows of logits [M, V]; returns the same results."""
+        longest = None if self.static else int(slots.generated.max())
+        x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
+        banned = None
+        if self.grammars is not None:
+            banned, forced = self.grammars.rows(pool, slots, forced, self.given)
+            x.masked_fill_(banned, -torch.inf)
+        if self.asked.functions:
+            apply_functions(x, forced, pool, slots, self.owners, self.given)
+            if banned is not None:
+                # a function must not allow a token that the grammar bans
+                x.masked_fill_(banned, -torch.inf)
+        if forced is not None:
+            only(x, forced)
+        short = keep_full(x, logits, self.static, self.given)
+        # x already includes the repetition penalty and the bans of end tokens
+        plain = replace(slots, penalty=self.ones, min_new=self.zeros)
+        verdict = ops.verify(x, pool, plain)
+        finish_rows(
+            verdict, logits, short, pool, slots, self.rules, ops.passes.log_sum, self.static
+        )
+        ops.advance_slots(slots, verdict)
+        return verdict, *ops.snapshot(pool, verdict, top, trees)
+
+    def emptied(self, s: int) -> tuple[int, bool]:
+        """First position of slot s from which no token could be drawn, else -1, and True if none
+        was allowed there, False if a logit was NaN or +inf; waits for the device."""
+        place = int(self.rules.empty[s])
+        return abs(place) - 1, place > 0
+
+
+def log_uncaptured(device: torch.device) -> None:
+    """Warn once that steps on a GPU run without being captured."""
+    if device.type == "cuda":
+        _log_uncaptured()
+
+
+@cache
+def _log_uncaptured() -> None:
+    LOG.warning(
+        "logits_processor and grammars run on the host, so steps of such calls are not captured "
+        "(static=False)"
+    )

@@ -1,0 +1,82 @@
+"""Budgets with a fixed number of drafted tokens, and the protocol of all budgets."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from csd.engine.results.record import Record
+from csd.state.pool import MAX_NODES
+
+# most drafted tokens of an automatic step: per live slot, and in total
+PER_SLOT, MOST = 32, 128
+
+# progress penalty of each slot, -1 without a sample; None while samples wait for slots
+Penalties = Sequence[int] | None
+
+
+def nodes_of(live_count: int, nodes: int) -> int:
+    """Number of drafted tokens: `nodes`, limited by the room in the trees of `live_count` slots."""
+    return min(nodes, live_count * (MAX_NODES - 1))
+
+
+def most_nodes(live_count: int) -> int:
+    """Upper bound of the drafted tokens of an automatic step over `live_count` slots."""
+    return min(MOST, PER_SLOT * live_count)
+
+
+class Budget(Protocol):
+    """Protocol that chooses the number of drafted tokens that a step verifies."""
+
+    def ask(self, live_count: int) -> int:
+        """Drafted tokens to propose for a step over `live_count` slots; called once per step."""
+
+    def choose(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
+        """Number of the proposed tokens, cheapest first, that are worth verifying.
+
+        costs: `Pool.cost` of each token plus its slot's progress penalty. penalties: of each slot.
+        """
+
+    def keep(self, nodes: int) -> None:
+        """Record the number of a step's proposed tokens that are verified."""
+
+    def pool(self, live_count: int) -> tuple[int, int]:
+        """Returns the rows and the most drafted tokens of the next pool of fixed shapes."""
+
+    def learn(self, live_count: int, record: Record) -> None:
+        """Update from the record of a step over `live_count` slots; once per step, in order."""
+
+
+class FixedBudget(Budget):
+    """At most `nodes` drafted tokens per step, over all samples together."""
+
+    def __init__(self, nodes: int):
+        self.nodes = nodes
+
+    def ask(self, live_count: int) -> int:
+        return nodes_of(live_count, self.nodes)
+
+    def choose(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
+        return len(costs)
+
+    def keep(self, nodes: int) -> None:
+        pass
+
+    def pool(self, live_count: int) -> tuple[int, int]:
+        nodes = nodes_of(live_count, self.nodes)
+        return live_count + nodes, nodes
+
+    def learn(self, live_count: int, record: Record) -> None:
+        pass
+
+
+class FixedPool(FixedBudget):
+    """At most `nodes` drafted tokens per step, in the smallest pool of `sizes` that holds them."""
+
+    def __init__(self, nodes: int, sizes: list[int]):
+        super().__init__(nodes)
+        self.sizes = sizes
+
+    def pool(self, live_count: int) -> tuple[int, int]:
+        wanted = live_count + nodes_of(live_count, self.nodes)
+        size = next((size for size in self.sizes if size >= wanted), self.sizes[-1])
+        # not limited by the live slots: each number of nodes is captured as a separate graph
+        return size, min(self.nodes, size)

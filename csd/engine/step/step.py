@@ -1,0 +1,255 @@
+"""One step: propose, forward, verify, commit, insert. `prefill.py` reads the prompts before it.
+
+Seconds of a step by phase.
+
+Attention of a step's rows, over the prompt's pages, the slot's pages and the pool's nodes.
+
+Proposal of a step's pool: draft trees of all live slots, cut to the budget.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from csd.engine.results.logprobs import Measures
+from csd.engine.results.record import PendingRecord, Record, Snapshot
+from csd.engine.rules.changes import Changes
+from csd.engine.step.budget import Budget
+from csd.graph.drafter import Drafter
+from csd.kernels.attention.layer import LayerAttention
+from csd.kernels.attention.prompt import PromptChunk
+from csd.kernels.ops import Ops
+from csd.kernels.states import StepStates, commit_states
+from csd.models.fused.config import ModelSizes, scale_of
+from csd.models.fused.decoder import DecoderLike
+from csd.state.kv_cache import KVCache
+from csd.state.pool import Pool
+from csd.state.preparation_phases import KINDS, preparation
+from csd.state.slots import Slots
+from csd.state.verdict import Verdict
+from csd.verify.multi_draft import MultiDraftVerifier
+from csd.verify.teacher_forcing import TeacherForcing
+
+
+class Clock:
+    """Adds the time since the last lap to a phase's seconds; compiling and measuring meanwhile
+    count as their own kinds."""
+
+    def __init__(self, seconds: dict[str, float]):
+        self._seconds = seconds
+        self._last, self._prepared = time.perf_counter(), preparation()
+
+    def lap(self, phase: str) -> None:
+        now, prepared = time.perf_counter(), preparation()
+        self._seconds[phase] += now - self._last
+        for kind, seconds in prepared.items():
+            self._seconds[kind] += seconds - self._prepared[kind]
+            self._seconds[phase] -= seconds - self._prepared[kind]
+        self._last, self._prepared = now, prepared
+
+
+def pool_attention(
+    ops: Ops, config: ModelSizes, cache: KVCache, slots: Slots, pool: Pool
+) -> LayerAttention:
+    """Returns the attention of the pool's rows, which the decoder calls in each layer."""
+    layout = dict(
+        prompt_pages=cache.prompt_pages,
+        prompt_len=slots.prompt_len,
+        slot_pages=cache.slot_pages,
+        slot_len=slots.generated,
+        slot=pool.slot,
+        ancestors=pool.ancestors,
+        slot_start=pool.slot_start,
+        slot_nodes=pool.slot_nodes,
+        group_start=pool.group_start,
+    )
+    work = ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **layout)
+    node_k, node_v = cache.nodes(pool.rows)
+    return LayerAttention(
+        ops.tree_attention, node_k, node_v, cache.k, cache.v, layout, work, scale_of(config),
+        plan=ops.plan_attention,
+        works={(config.heads, config.kv_heads, None, None): work},
+        states=cache.states and StepStates.of(ops, cache.states.slots, pool),
+    )  # fmt: skip
+
+
+def insert_deferred(drafter: Drafter, slots: Slots) -> float:
+    """Insert the steps that the drafter has deferred; returns the seconds that this takes."""
+    start = time.perf_counter()
+    drafter.flush(slots)
+    return time.perf_counter() - start
+
+
+def draft_pool(
+    ops: Ops,
+    slots: Slots,
+    drafter: Drafter | None,
+    verifier: MultiDraftVerifier | TeacherForcing | None,
+    live_count: int,
+    most_nodes: int,
+    budget: Budget,
+) -> Pool:
+    """Returns a pool with the roots of the live slots and the drafted nodes that are worth a row.
+
+    drafter: None in a call without drafts. verifier: proposes the nodes itself, if there is one.
+    most_nodes: drafted nodes that `budget` asked for; it chooses how many of them to keep.
+    """
+    if verifier is not None:
+        return verifier.propose(slots, live_count, most_nodes, budget)
+    if drafter is None:
+        return ops.roots(slots, live_count)
+    if not most_nodes:
+        drafter.skip(slots)
+        return ops.roots(slots, live_count)
+    pool = drafter.propose(slots, live_count + most_nodes)
+    cost, costs, penalties = ops.node_costs(pool, slots)
+    kept = budget.choose(live_count, costs, penalties)
+    budget.keep(kept)
+    return ops.prune(pool, live_count + kept, cost)
+
+
+PHASES = ("propose", "forward", "verify", "commit", "insert")
+
+
+@dataclass(slots=True)
+class Step:
+    """Runs decoding steps over the cache and slots of an engine.
+
+    Each call of an engine has a step of its own over the same memory.
+    """
+
+    # keys of `seconds`, in addition to "prefill" and KINDS
+    phases: ClassVar[tuple[str, ...]] = PHASES
+    static: ClassVar[bool] = False  # True if a step reads nothing on the host
+
+    decoder: DecoderLike
+    drafter: Drafter | None  # None if `drafting` is false
+    cache: KVCache
+    slots: Slots
+    ops: Ops
+    verifier: MultiDraftVerifier | TeacherForcing | None = None  # None: accept drafts that match
+    changes: Changes | None = None  # set if a sample has options that change logits
+    drafting: bool = True  # if False, the drafter is neither called nor updated
+    top: bool = False  # True: records hold the top 8 of committed tokens
+    trees: bool = False  # True: records hold the draft trees
+    measures: Measures = field(default_factory=Measures)  # further values that records hold
+    seconds: dict[str, float] = field(default_factory=dict)
+    waited: float = 0.0  # seconds that the last step spent on deferred inserts of earlier steps
+
+    def __post_init__(self) -> None:
+        self.seconds = self.seconds or self.no_seconds()
+
+    @classmethod
+    def no_seconds(cls) -> dict[str, float]:
+        return dict.fromkeys((*KINDS, "prefill", *cls.phases), 0.0)
+
+    def __call__(self, live_count: int, budget: Budget) -> Snapshot:
+        """Run one step over `live_count` live slots; returns the snapshot that the host reads."""
+        clock = Clock(self.seconds)
+        pool = self.propose(live_count, budget)
+        clock.lap("propose")
+        logits = self.forward(pool)
+        clock.lap("forward")
+        verdict, snapshot = self.verify(logits, pool)
+        clock.lap("verify")
+        self.commit(verdict)
+        clock.lap("commit")
+        self.insert(pool, verdict, pool.rows > live_count)
+        clock.lap("insert")
+        return snapshot
+
+    def propose(self, live_count: int, budget: Budget) -> Pool:
+        """Propose the draft trees of all live slots, in one pool."""
+        drafter = self.drafter if self.drafting else None
+        most_nodes = 0 if drafter is None else budget.ask(live_count)
+        if drafter is not None and most_nodes:
+            self.waited = insert_deferred(drafter, self.slots)
+        pool = draft_pool(
+            self.ops, self.slots, drafter, self.verifier, live_count, most_nodes, budget
+        )
+        if self.changes is None or self.verifier is not None or not self.drafting:
+            return pool
+        return self.changes.plan(pool, self.slots, min(live_count + most_nodes, self.cache.rows))
+
+    def forward(self, pool: Pool) -> torch.Tensor:
+        """Run the model over the pool; returns logits [M, V]."""
+        attend = pool_attention(self.ops, self.decoder.config, self.cache, self.slots, pool)
+        hidden = self.ops.forward(
+            self.decoder, pool.token, pool.position, attend, attend.node_k, attend.node_v
+        )
+        self.observe_hidden(hidden)
+        return self.decoder.logits(hidden)
+
+    def verify(self, logits: torch.Tensor, pool: Pool) -> tuple[Verdict, Snapshot]:
+        """Sample the rows, follow the accepted paths, and append their tokens to the slots.
+
+        `Ops.decide` (`csd/kernels/ops.py`) does these three; `Changes.decide` does so with logits
+        that the options of samples have changed.
+        """
+        if self.changes is None:
+            verdict, ints, floats = self.ops.decide(logits, pool, self.slots, self.top, self.trees)
+        else:
+            verdict, ints, floats = self.changes.decide(
+                self.ops, logits, pool, self.slots, self.top, self.trees
+            )
+        measured = self.measures.of(logits, verdict, self.static) if self.measures else None
+        return verdict, Snapshot.of(pool, verdict, (ints, floats), self.top, self.trees, measured)
+
+    def commit(self, verdict: Verdict) -> None:
+        """Append the keys, values and states of accepted nodes to those of their slots."""
+        cache = self.cache
+        for part in cache.parts:
+            self.ops.commit_kv(
+                part.node_k,
+                part.node_v,
+                part.k,
+                part.v,
+                cache.slot_pages,
+                self.slots.generated,
+                verdict.accept_row,
+                verdict.accept_count,
+                moved=True,  # `verify` has added the accepted tokens to `generated`
+            )
+        if cache.states is not None:
+            slots = self.slots
+            # a free slot has no group, and accepts nothing
+            length = slots.prompt_len[slots.group.clamp(min=0).long()] + slots.generated
+            commit_states(
+                self.ops, cache.states.slots, length, verdict.accept_row, verdict.accept_count
+            )
+
+    def insert(self, pool: Pool, verdict: Verdict, drafted: bool = True) -> None:
+        """Insert the new n-grams and the target's top 8 at the nodes into the graph."""
+        if self.drafting and self.drafter is not None:
+            self.drafter.insert(pool, self.slots, verdict, defer=not drafted)
+
+    def prompt_pass(self, parts: Sequence[PromptChunk]) -> AbstractContextManager[None]:
+        """Context of a pass over chunks of prompts (`prefill.py`), for subclasses."""
+        return nullcontext()
+
+    def observe_hidden(self, hidden: torch.Tensor) -> None:
+        """Pass the hidden states of the pool's rows, or of a prompt's chunk, to the drafter."""
+        if self.drafting and self.drafter is not None:
+            self.drafter.observe_hidden(hidden)
+
+    def count_live(self, owned: int) -> int:
+        """Number of slots that run in the next step; owned: slots with samples on the host."""
+        return int(self.slots.live.sum())
+
+    def launch(self, live_count: int, budget: Budget, owners: Iterable, step: int) -> PendingRecord:
+        """Run a step; `owners` holds each slot's sample, `step` counts from 1."""
+        before, self.waited = dict(self.seconds), 0.0
+        snapshot = self(live_count, budget)
+        took = {phase: self.seconds[phase] - before[phase] for phase in self.phases}
+        pending = PendingRecord.of(snapshot, owners, step)
+        pending.draft_seconds = took["propose"] + took["insert"] - self.waited
+        pending.model_seconds = took["forward"] + took["verify"] + took["commit"]
+        return pending
+
+    def read(self, pending: PendingRecord) -> Record:
+        """Read the record of a launched step on the host."""
+        return pending.read()

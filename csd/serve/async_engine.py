@@ -1,0 +1,344 @@
+"""`csd.AsyncEngine`: an engine that accepts requests while it runs.
+
+Reading and checking of a request's arguments.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from os import PathLike
+from typing import Any, TypeVar, Unpack
+
+from csd.engine.call import Call, RunSettings
+from csd.engine.engine import Engine, OnePrompt
+from csd.engine.options import Options, read_options
+from csd.engine.options.checks import check_drafter, check_prior
+from csd.engine.options.grammar import has_grammar, matcher_of
+from csd.engine.options.params import SAMPLING
+from csd.engine.requests.request import Request
+from csd.engine.results.logprobs import MOST_TOP, PromptScores
+from csd.engine.step.step import Step
+from csd.graph.prior import Prior
+from csd.schema.arguments import check_budget, check_flag, check_whole
+from csd.serve.caches import ServedRoom
+from csd.serve.handle import Handle
+from csd.serve.inbox import Counters, Inbox
+from csd.serve.reader import Reader
+from csd.serve.scheduler import ServiceScheduler
+from csd.serve.weights import Weights
+from csd.traces.history import History
+
+# options that apply to all requests, set when the engine is made
+SET_AT_START = ("speculate", "drafter", "prior", "budget", "tokenizer")
+# options of a single request: sampling, the samples to draw, the prompt, and the reported values of
+# tokens. logits_processor is left out: it runs inside a step, which all requests share
+SERVED = SAMPLING - {"logits_processor"} | {
+    "num_samples", "first_sample", "on_error", "seed", "until", "history", "truncate_prompt",
+    "chat_template_kwargs", "top_logprobs", "entropy", "prompt_logprobs",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a prompt and its samples, passed in place of the model's config."""
+
+    vocab: int
+    context: int
+
+
+def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: Limits) -> Call:
+    """Read a call of one prompt. Raises TypeError or ValueError naming the argument."""
+    for name in options:
+        if name in SET_AT_START:
+            raise ValueError(f"{name} applies to all requests: set it when the AsyncEngine is made")
+        if name in Options.__annotations__ and name not in SERVED:
+            raise ValueError(
+                f"{name} is an argument of csd.generate that requests of an AsyncEngine do not "
+                "support"
+            )
+    if isinstance(options.get("history"), History):
+        raise ValueError("history must be a list of past samples, got a csd.History")
+    # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
+    asked = {name: options[name] for name in ("on_error",) if name in options}
+    call = Call.read(
+        prompt, {**options, "on_error": "raise"}, limits,  # type: ignore[arg-type]
+        engine.generation_config, engine.tokenizer,
+    )  # fmt: skip
+    returns = read_options(asked)["on_error"] == "return"
+    call.settings = replace(call.settings, returns_errors=returns)
+    if call.many:
+        raise ValueError(f"prompt must be one prompt, got {len(call.requests)}")
+    return call
+
+
+def read_scores(count: int, limits: Limits) -> PromptScores:
+    """`PromptScores` with `count` top tokens. Raises TypeError or ValueError."""
+    return PromptScores(check_whole("score_prompt", count, 0, min(MOST_TOP, limits.vocab)))
+
+
+LOG = logging.getLogger("csd")
+
+T = TypeVar("T")
+_open: "weakref.WeakSet[AsyncEngine]" = weakref.WeakSet()
+
+
+class AsyncEngine:
+    """An engine with a thread of its own that admits requests while others are drawn.
+
+    A request's samples are those of `csd.generate` with its seed, whatever else is in flight: equal
+    in float64, bitwise equal if `engine.exact`, and otherwise equal up to rounding.
+
+    model: as for `csd.Engine`, or an Engine; its `generate` runs while nothing is in flight.
+    max_tokens: largest number of tokens of a prompt and a sample together; by default the model's
+        context, or less if memory is short. `longest` is the number in effect.
+    max_queue: largest number of requests waiting for a slot; with more, `submit` raises
+        `QueueFull`.
+    budget, speculate, drafter, prior: for all requests, as in `csd.generate`. The prior does not
+        learn: requests of others would show in what a request drafts.
+    engine: the other options of `csd.Engine`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_tokens: int | None = None,
+        max_queue: int = 256,
+        budget: str | int = "auto",
+        speculate: bool = True,
+        drafter: Any = None,
+        prior: Prior | str | PathLike[str] | None = None,
+        **engine: Any,
+    ):
+        if max_tokens is not None:
+            max_tokens = check_whole("max_tokens", max_tokens, 2)
+        max_queue = check_whole("max_queue", max_queue, 1)
+        check_drafter(drafter)
+        prior = check_prior(prior)
+        if prior is not None and prior.learn:
+            raise ValueError(
+                "prior must have learn=False for an AsyncEngine, whose requests may be of several "
+                "users, got learn=True: csd.Prior.load(path) makes one that only reads"
+            )
+        self._settings = RunSettings(
+            budget=check_budget(budget), speculate=check_flag("speculate", speculate),
+            drafter=drafter, prior=prior,
+        )  # fmt: skip
+        if isinstance(model, Engine) and engine:
+            raise ValueError(
+                f"{sorted(engine)[0]} must be set when the Engine is made; it cannot be given "
+                "with an Engine"
+            )
+        self.engine = model if isinstance(model, Engine) else Engine(model, **engine)
+        self.counters = Counters()
+        self._inbox, self._room = Inbox(max_queue, self.counters), ServedRoom(max_tokens)
+        self._weights = Weights()
+        self._scheduler: ServiceScheduler | None = None  # of the requests in flight
+        self._index = count()
+        self._process = os.getpid()
+        # folder, hub name or file of the model, as it was given; None for an object
+        self.source = os.fspath(model) if isinstance(model, str | os.PathLike) else None
+        # this run allocates the caches, so that an error of allocation is raised here
+        for _ in self.engine.run([], self._settings, self):
+            pass
+        # that run has ended
+        self._scheduler = None
+        self._thread = threading.Thread(target=self._run, name="csd.AsyncEngine", daemon=True)
+        self._thread.start()
+        _open.add(self)
+
+    def __enter__(self) -> "AsyncEngine":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close(drain=exc[0] is None)
+
+    @property
+    def longest(self) -> int:
+        """Largest number of tokens of a prompt and a sample together."""
+        return self._room.longest
+
+    @property
+    def weights(self) -> int:
+        """Number of times the weights were changed; `Reader.weights` is the number of a request."""
+        return self._weights.version
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of weights, dtype and arithmetic; equal exact ones give equal samples."""
+        return self._weights.fingerprint
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that have not been admitted."""
+        return self._inbox.waiting
+
+    @property
+    def closed(self) -> bool:
+        """True if the engine accepts no more requests."""
+        return self._inbox.closed or not self._thread.is_alive()
+
+    def limits(self) -> Limits:
+        """Current limits of the model."""
+        engine = self.engine
+        changed = self._weights.stale(engine)
+        # reading a module's config takes longer than drawing a token
+        config = engine.config if changed else engine.decoder.config
+        return Limits(config.vocab, self.longest)
+
+    def submit(
+        self,
+        prompt: OnePrompt | Any,
+        *,
+        owner: str | None = None,
+        stream: bool = True,
+        score_prompt: int | None = None,
+        detached: bool = False,
+        **options: Unpack[Options],
+    ) -> Reader:
+        """Request samples of one prompt, from any thread or event loop; returns at once.
+
+        owner: requests of one owner with equal prompts share keys, values and graph; None shares
+            with no request.
+        stream: True if the handle returns a sample's tokens and text as they are drawn, False if
+            it returns finished samples only.
+        detached: False cancels the request once its last reader has left before its end, or no
+            reference to the returned object remains; True draws it to its end.
+        score_prompt: if not None, `Reader.scores` gets the log-probability of each token of the
+            prompt but the first, and the `score_prompt` likeliest tokens at its position.
+        options: as in `csd.Engine.generate`, except those that apply to all requests. `until` is
+            called on the engine's thread, which draws nothing meanwhile.
+
+        Raises ValueError or TypeError as `generate` does, `QueueFull`, and `Closed`.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError("the AsyncEngine must be used in the process that made it")
+        detached = check_flag("detached", detached)
+        limits = self.limits()
+        scores = None if score_prompt is None else read_scores(score_prompt, limits)
+        call = read_call(prompt, options, self.engine, limits)
+        request: Request = call.requests[0]
+        request.index = next(self._index)
+        request.scores = scores or request.scores
+        if has_grammar(request.params):
+            # here, since the requests in flight wait for the engine's thread
+            request.matcher = matcher_of(request.params, request.tokenizer, limits.vocab)
+        handle = Handle(
+            request, owner=owner, until=call.settings.until, streams=stream,
+            measures=call.settings.measures, returns_errors=call.settings.returns_errors,
+        )  # fmt: skip
+        self._inbox.put(handle)
+        return Reader(handle, detached)
+
+    def update(self, change: Callable[[Engine], T]) -> T:
+        """Call `change(engine)` once all requests in flight have ended; returns its result.
+
+        Requests that arrive in the meantime wait. Exceptions of `change` are raised here.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("update must be called from another thread than the engine's own")
+        return self._inbox.ask(lambda: change(self.engine)).result()
+
+    def update_weights(self, folder: str) -> int:
+        """Load the weights of a folder once all requests in flight have ended; returns the version.
+
+        If they cannot be loaded, the current weights are kept.
+        """
+
+        def change(engine: Engine) -> int:
+            self._weights.replace(engine, folder)
+            return self.weights
+
+        return self.update(change)
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """Accept no more requests, and wait at most `timeout` seconds for the thread to end.
+
+        drain: True draws accepted requests to their end; False cancels them.
+        """
+        self._inbox.close(abandon=not drain)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    # methods of `csd.engine.engine.Feed`, which the engine calls while it holds its lock
+
+    def prepare(self, engine: Engine, drafter: Any, nodes: int) -> Step:
+        self._weights.mark(engine)
+        prior = self._settings.prior if self._settings.speculate else None
+        return self._room.step(engine, drafter, nodes, prior)
+
+    def scheduler(
+        self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
+    ) -> ServiceScheduler:
+        self._scheduler = ServiceScheduler(
+            self._inbox, self.counters, self._weights,
+            lambda: self._weights.stale(self.engine), step, settings, **options,
+        )  # fmt: skip
+        return self._scheduler
+
+    # the thread
+
+    def _run(self) -> None:
+        """Serve until the inbox is closed; whatever ends the thread, no caller waits for it."""
+        error = None
+        try:
+            self._serve()
+        except BaseException as raised:
+            LOG.exception("the thread of the AsyncEngine has ended; it accepts no more requests")
+            error = RuntimeError(f"the engine's thread has ended: {raised!r}")
+            error.__cause__ = raised
+        finally:
+            for handle in self._inbox.end(error):
+                self.counters.ended(handle.request.stats, 0, error is None, error is not None)
+                handle.end(error, texts=False)
+            if self._scheduler is not None:
+                self._fail(error)
+
+    def _serve(self) -> None:
+        while self._inbox.wait():
+            for job, future in self._inbox.jobs():
+                try:
+                    future.set_result(job())
+                except BaseException as error:
+                    future.set_exception(error)
+            if self._inbox.abandoned:
+                self._fail(None)
+            elif self._inbox.has_requests:
+                self._draw()
+
+    def _draw(self) -> None:
+        """Run the engine until nothing is in flight; if it fails, requests end with the error."""
+        self._scheduler = None
+        try:
+            for _ in self.engine.run([], self._settings, self):
+                pass
+        # every request in flight ends with this error
+        except BaseException as error:
+            LOG.exception("the engine has failed; requests in flight end with this error")
+            self._fail(error)
+        self._scheduler = None
+
+    def _fail(self, error: BaseException | None) -> None:
+        """End all requests in flight, or those in the inbox if no run began.
+
+        error: their error; None counts them as cancelled.
+        """
+        handles = [*self._scheduler.handles.values()] if self._scheduler else self._inbox.take()
+        waiting = handles if self._scheduler is None else self._scheduler.queued()
+        self.counters.slots = self.counters.groups = 0
+        for _ in waiting:
+            self._inbox.admitted()
+        for handle in handles:
+            self.counters.ended(handle.request.stats, 0, error is None, error is not None)
+            handle.end(error, texts=False)
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in [*_open]:
+        engine.close(drain=False, timeout=10)

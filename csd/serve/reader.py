@@ -1,0 +1,168 @@
+"""A caller's side of a request: its pieces as they are drawn, and its result."""
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import Any
+
+from csd.engine.requests.request import Request
+from csd.engine.results.logprobs import PromptScores
+from csd.engine.results.result import Samples
+from csd.serve.handle import Handle, Piece
+
+
+class Reader:
+    """A request of an `AsyncEngine`, for any thread or event loop.
+
+    Iteration yields a `Piece` for each sample with new tokens, at the reader's pace: unread tokens
+    accumulate in one piece per sample, and the engine never waits for a reader. `result` (or
+    `await wait()`) returns all samples at the end. Both raise the error that ended this request,
+    with the attribute `samples`.
+
+    A request whose last reader leaves before the end is cancelled: if its loop is left, if `result`
+    or `wait` times out or is cancelled, and if no reference to this object remains. With
+    `detached=True` it is drawn to its end.
+    """
+
+    def __init__(self, handle: Handle, detached: bool = False):
+        self._handle, self._detached = handle, detached
+        self._readers: set[object] = set()  # one mark per loop or wait in progress
+        if not detached:
+            # the process ends without waiting for requests
+            weakref.finalize(self, handle.leave, handle).atexit = False
+
+    @property
+    def request(self) -> Request:
+        return self._handle.request
+
+    @property
+    def owner(self) -> str | None:
+        return self._handle.owner
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self.request.prompt
+
+    @property
+    def scores(self) -> PromptScores | None:
+        """Log-probabilities of the prompt's own tokens, if requested."""
+        return self.request.scores
+
+    @property
+    def weights(self) -> int:
+        """Version of the weights that draw it, set at its admission; -1 before."""
+        return self._handle.weights
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the weights that draw it, set at its admission; "" before."""
+        return self._handle.fingerprint
+
+    @property
+    def done(self) -> bool:
+        """True if the request has ended."""
+        return self._handle.done
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that ended the request."""
+        return self._handle.error
+
+    def cancel(self) -> None:
+        """End the request's samples where they are; unfinished ones are "cancelled"."""
+        if not self.done:
+            self._handle.withdraw(self._handle)
+
+    def take(self) -> tuple[list[Piece], bool]:
+        """Take the unread pieces; returns them, and True if the request has ended."""
+        return self._handle.take()
+
+    def __iter__(self) -> Iterator[Piece]:
+        with self.reading():
+            while True:
+                self._handle.wait_for_news()
+                pieces, ended = self.take()
+                yield from pieces
+                if ended:
+                    self.raise_error()
+                    return
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        async with aclosing(news([self])) as found:
+            async for _, pieces in found:
+                for piece in pieces:
+                    yield piece
+
+    def result(self, timeout: float | None = None) -> Samples:
+        """Wait for the end; returns all samples. Raises TimeoutError after `timeout` seconds."""
+        with self.reading():
+            result = self._handle.wait_for_end(timeout)
+            if result is None:
+                raise TimeoutError(
+                    f"the request has not finished within {timeout} seconds"
+                    + ("" if self._detached else
+                       " and is cancelled: submit it with detached=True to wait again")
+                )  # fmt: skip
+        self.raise_error()
+        return result
+
+    async def wait(self) -> Samples:
+        """`result` without blocking the event loop."""
+        async with aclosing(news([self])) as found:
+            async for _ in found:
+                pass
+        return self.result()
+
+    def raise_error(self) -> None:
+        """Raise the error that ended this request, if there is one."""
+        if self.error is not None:
+            raise self.error
+
+    @contextmanager
+    def reading(self, waker: Any = None) -> Iterator[None]:
+        """Context of one reader. If no other one is left before the end, the request is cancelled.
+
+        waker: notified of new pieces meanwhile.
+        """
+        mark = object()
+        self._readers.add(mark)
+        if waker is not None:
+            self._handle.wakers.append(waker)
+        try:
+            yield
+        finally:
+            if waker is not None:
+                self._handle.wakers.remove(waker)
+            self._readers.discard(mark)
+            if not self._readers and not self._detached:
+                self.cancel()
+
+
+async def news(readers: Sequence[Reader]) -> AsyncGenerator[tuple[Reader, list[Piece]], None]:
+    """Yields (reader, new pieces) of several requests until all have ended.
+
+    Raises the error that ended one of them.
+    """
+    waker = asyncio.get_running_loop(), asyncio.Event()
+    left = [*readers]
+    with ExitStack() as stack:
+        for reader in readers:
+            stack.enter_context(reader.reading(waker))
+        while left:
+            waker[1].clear()
+            waits = True
+            for reader in [*left]:
+                pieces, ended = reader.take()
+                if pieces:
+                    waits = False
+                    yield reader, pieces
+                if ended:
+                    left.remove(reader)
+                    reader.raise_error()
+            if waits and left:
+                await waker[1].wait()

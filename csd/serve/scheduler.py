@@ -1,0 +1,435 @@
+"""Scheduler that admits requests between two steps, in the order of their arrival.
+
+Requests of one owner with equal prompts are one group while any of them has samples: later ones
+share the existing pages and graph. Whatever else is in flight, a request's samples are a function
+of its own prompt, seed, indices and parameters.
+
+Admission of a request: checks that the current model, pages and step can serve it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from csd.engine.call import RunSettings
+from csd.engine.requests.request import LiveSample, Request, check_served
+from csd.engine.requests.slot_edits import Refill
+from csd.engine.results.logprobs import Measures
+from csd.engine.results.record import Record
+from csd.engine.results.result import UNFINISHED, Sample
+from csd.engine.results.until import Until
+from csd.engine.rules.changes import Changes
+from csd.engine.rules.tables import asked_of, changes_rows, set_of
+from csd.engine.scheduler import Scheduler
+from csd.engine.step.step import Step
+from csd.serve.handle import Handle
+from csd.serve.inbox import Counters, Inbox
+from csd.serve.turns import Turns
+from csd.serve.twins import Twins, alike
+from csd.serve.weights import Weights
+from csd.state.kv_cache import pages_for
+
+
+def pages_of(request: Request, prompt: bool) -> int:
+    """Number of pages of one sample; prompt: True adds the pages of its prompt."""
+    pages = pages_for(request.params.max_new_tokens)
+    return pages + pages_for(len(request.prompt) - 1) if prompt else pages
+
+
+def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | None:
+    """Admit a request: cut its history to fit and set the step's rules; None, or an error if
+    refused.
+
+    pages: number of pages that the caches have.
+    """
+    step = scheduler.step
+    try:
+        check_served([request], step.decoder.config)
+    except ValueError as error:
+        return error
+    if pages_of(request, prompt=True) > pages:
+        return ValueError(
+            f"the prompt of {len(request.prompt)} tokens with "
+            f"max_new_tokens={request.params.max_new_tokens} needs more than the {pages} pages "
+            "available since the model was changed"
+        )
+    if request.history:
+        kept = None
+        if step.drafter is not None:
+            kept = step.drafter.max_history(request.history, len(scheduler.owners))
+        if kept is None:
+            return ValueError("history needs drafter='consensus' and speculate=True")
+        request.stats.history_left_out += sum(map(len, request.history[kept:]))
+        request.history = request.history[:kept]
+        request.stats.history_tokens = sum(map(len, request.history))
+    return _admit_rules(scheduler, request)
+
+
+def _admit_rules(scheduler: Scheduler, request: Request) -> Exception | None:
+    """Set the step's changes of rows to those of `request` and all active requests.
+
+    Returns the error if the request is refused.
+    """
+    step, before = scheduler.step, scheduler.step.changes
+    if before is None and not changes_rows(request.params):
+        return None
+    requests = [*scheduler.active, request]
+    asked = asked_of(requests)
+    if before is not None and asked == before.asked and set_of(request.params) in before.sets:
+        return None
+    if asked.host and step.static:
+        return ValueError("grammars run on the host: they need an engine with static=False")
+    slots, vocab = step.slots, step.decoder.config.vocab
+    made = Changes.of_call(requests, slots, vocab, before, step.static, scheduler.tokenizer)
+    if made is not None:
+        # new matchers read the tokens that their samples have committed
+        refills = [
+            Refill(s, live.request, live.index, live.pages)
+            for s, live in enumerate(scheduler.owners)
+            if live is not None
+        ]
+        for refill in refills:
+            made.begin(refill)
+        made.fill(refills)
+    step.changes = made
+    return None
+
+
+Finished = Iterator[tuple[Request, Sample]]
+
+
+class ServiceScheduler(Scheduler):
+    """Runs until nothing is in flight.
+
+    weights: the weights that draw. stale: returns True if the model was changed since this run
+    began; then, and while a change waits, no more requests are admitted.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        counters: Counters,
+        weights: Weights,
+        stale: Callable[[], bool],
+        step: Step,
+        settings: RunSettings,
+        **options: Any,
+    ):
+        settings = replace(settings, on_tokens=self.on_tokens, returns_errors=True)
+        super().__init__(step, [], settings, **options)
+        self.inbox, self.counters, self.stale, self.weights = inbox, counters, stale, weights
+        self.handles: dict[int, Handle] = {}  # of requests that have not ended, by request index
+        self.touched: dict[int, Handle] = {}  # with new tokens since their readers were woken
+        self.held = False
+        self.turns = Turns(step.slots.count)
+        self.short = self.frees_enough = False  # of pages, for an owner whose turn it is
+        self.twins = Twins()
+        self.counters.pages = len(step.cache.allocator)
+
+    # between two steps
+
+    def fill(self) -> int:
+        owned = 0
+        while not owned:
+            self.take_in()
+            self.join_twins()
+            self.refill()
+            live = [owner.request.index for owner in self.owners if owner is not None]
+            owned = len(live)
+            if not owned and not self.queue:
+                break
+        asked = [self.handles[i].measures for i in live]
+        self.step.measures = Measures(
+            max((m.top for m in asked), default=0), any(m.entropy for m in asked)
+        )
+        self.counters.slots, self.counters.groups = owned, len({r.group for r in self.active})
+        self.counters.free_pages = len(self.step.cache.allocator)
+        return owned
+
+    def take_in(self) -> None:
+        if self.inbox.has_requests and not self.held:
+            self.held = self.inbox.has_jobs or self.stale()
+        arrived = [] if self.held else self.inbox.take()
+        for handle in arrived:
+            self.handles[handle.request.index] = handle
+            self.queue.append(handle.request)
+        ended = self.inbox.withdrawn() + [handle for handle in arrived if handle.left]
+        if self.inbox.abandoned:
+            ended = [*self.handles.values()]
+        for handle in ended:
+            if handle.request.index in self.handles:
+                self.stop(handle)
+
+    def next_request(self) -> Request | None:
+        if self.prefill is not None:
+            self.admit_one(self.prefill.request)
+        live = Counter(self.owner_of(o.request) for o in self.owners if o is not None)
+        waiting: Counter[Hashable] = Counter()
+        reading = [self.prefill.request] if self.prefill is not None else []
+        for request in (*self.active, *reading, *self.queue):
+            if request.waiting:
+                waiting[self.owner_of(request)] += len(request.waiting)
+        self.short = False
+        for owner in self.turns.order(live, waiting):
+            found = self.next_of(owner)
+            if found is not None:
+                self.turns.served(owner)
+                return found
+            if self.short and self.frees_enough:
+                # no sample may take the pages that this owner waits for
+                return None
+        return None
+
+    def next_of(self, owner: Hashable) -> Request | None:
+        """Request of an owner whose next sample gets a free slot, as in the base class."""
+        while True:
+            own = [r for r in self.active if r.waiting and self.owner_of(r) == owner]
+            for request in own:
+                if len(request.live) < self.together_of(request) and self.has_pages(request, False):
+                    return request
+            queued = next((r for r in self.queue if self.owner_of(r) == owner), None)
+            if queued is None or self.prefill is not None or self.short:
+                break
+            self.admit_one(queued)
+            if queued in self.queue:
+                break
+        if self.prefill is not None and self.owner_of(self.prefill.request) == owner:
+            return None
+        return next((r for r in own if r.waiting and self.has_pages(r, False)), None)
+
+    def admit_one(self, request: Request) -> None:
+        """Begin with a waiting request, let it join a group, or read on in its prompt.
+
+        Whatever fails meanwhile is due to this request and ends it alone.
+        """
+        handle = self.handles[request.index]
+        try:
+            if request in self.queue and not self.begins(handle):
+                return
+            self.admit()
+        # a panic of a tokenizer or a grammar is a BaseException
+        except BaseException as error:
+            if request.index in self.handles:
+                self.stop(handle, error)
+
+    def begins(self, handle: Handle) -> bool:
+        """True if the prompt of a waiting request is to be read now: there is room, and it neither
+        is refused nor joins a group."""
+        request = handle.request
+        error = refusal(self, request, self.counters.pages)
+        if error is not None:
+            self.stop(handle, error)
+            return False
+        if self.joins(handle) or self.prefill is not None:
+            return False
+        groups = {r.group for r in self.active}
+        if len(groups) == len(self.owners) or not self.has_pages(request, True):
+            return False
+        self.enter(handle)
+        self.counters.prompt_tokens += len(request.prompt)
+        # the base class reads the first prompt of the queue
+        self.queue.remove(request)
+        self.queue.appendleft(request)
+        return True
+
+    def join_twins(self) -> None:
+        """Let requests join those in flight that draw the same samples, which needs no slot."""
+        handles = [self.handles[request.index] for request in self.active]
+        groups = {handle.group for handle in handles} - {None}
+        for request in [*self.queue] if groups else []:
+            handle = self.handles[request.index]
+            if handle.group in groups and any(alike(handle, other) for other in handles):
+                self.admit_one(request)
+
+    def joins(self, handle: Handle) -> bool:
+        """Let a request join its group, if that is in flight; returns whether it is."""
+        leader, request = self.leader(handle), handle.request
+        if leader is None:
+            return False
+        self.enter(handle)
+        self.queue.remove(request)
+        request.group, request.pages = leader.group, leader.pages
+        self.counters.shared_prompt_tokens += len(request.prompt)
+        self.active.append(request)
+        self.join(handle)
+        return True
+
+    def assign(self, request: Request, s: int) -> Refill | None:
+        try:
+            return super().assign(request, s)
+        # as in `admit_one`
+        except BaseException as error:
+            self.stop(self.handles[request.index], error)
+            return None
+
+    def begins_ahead(self, request: Request, rows: int) -> bool:
+        # `admit` decides at the request's turn if it is refused, joins a group or has room
+        return False
+
+    def join(self, handle: Handle) -> None:
+        """Let a request wait for, or receive, samples that another request of its owner draws."""
+        request = handle.request
+        for sample in self.twins.join(handle, [*self.handles.values()]):
+            handle.give(sample)
+        self.counters.shared_samples += len(request.awaited) + len(request.finished)
+        self.touched[request.index] = handle
+        self.settle(handle)
+
+    def settle(self, handle: Handle) -> None:
+        """Call `until` for a request that received samples of another one, and end it if done."""
+        try:
+            for _ in self.check_until(handle.request):
+                pass
+        # an exception of `until`
+        except BaseException as error:
+            self.stop(handle, error)
+        if handle.request.done and handle.request.index in self.handles:
+            self.retire(handle.request)
+            self.finish(handle)
+
+    def leader(self, handle: Handle) -> Request | None:
+        """A request in flight of the same group; None if there is none."""
+        if handle.group is None:
+            return None
+        return next((r for r in self.active if self.handles[r.index].group == handle.group), None)
+
+    def has_pages(self, request: Request, prompt: bool) -> bool:
+        """True if enough pages are free for one sample; prompt: True includes its prompt.
+
+        If not, `short` is set, and `frees_enough` to whether samples in flight hold enough.
+        """
+        pages, free = pages_of(request, prompt), len(self.step.cache.allocator)
+        if pages > free and not self.short:
+            held = sum(len(live.pages) for live in self.owners if live is not None)
+            self.short, self.frees_enough = True, pages <= free + held
+        return pages <= free
+
+    def owner_of(self, request: Request) -> Hashable:
+        """A request's owner; one without is its own."""
+        owner = self.handles[request.index].owner
+        return request.index if owner is None else owner
+
+    def enter(self, handle: Handle) -> None:
+        handle.weights, handle.fingerprint = self.weights.version, self.weights.fingerprint
+        handle.began = dict(self.step.seconds)
+        stats, decoder = handle.request.stats, self.step.decoder
+        stats.decoder = getattr(decoder, "name", "own")
+        stats.fused_ruled_out = getattr(decoder, "why", None)
+        handle.admitted = True
+        self.inbox.admitted()
+
+    def ending(self) -> bool:
+        # the progress penalty makes samples end together, but requests need not end together
+        return super().ending() and len(self.active) == 1
+
+    def queued(self) -> list[Request]:
+        """Requests that have not been admitted."""
+        return list(self.queue)
+
+    # results of a step
+
+    def streams(self, request: Request) -> bool:
+        return self.handles[request.index].streams
+
+    def until(self, request: Request) -> Until | None:
+        return self.handles[request.index].until
+
+    def postprocess(self, record: Record) -> Finished:
+        self.counters.steps += 1
+        yield from super().postprocess(record)
+        for handle in self.touched.values():
+            handle.wake()
+        self.touched.clear()
+
+    def advance(self, live: LiveSample, record: Record, s: int, seen: set[int]) -> Finished:
+        handle, request, i = self.handles[live.request.index], live.request, live.index
+        others = [*self.twins.of(request, i)]
+        self.counters.sample_steps += 1
+        if request.fault is not None:
+            for other in others:
+                self.stop(self.handles[other.index], copy(request.fault))
+            self.stop(handle, request.fault)
+            return
+        try:
+            yield from super().advance(live, record, s, seen)
+        except GeneratorExit:
+            raise
+        # errors of `until` and tokenizers end one request; a tokenizer's panic is a BaseException
+        except BaseException as error:
+            self.stop(handle, error)
+        if request.done and request.index in self.handles:
+            self.finish(handle)
+        for other in others:
+            if other.index in self.handles and i not in other.awaited and i in other.finished:
+                self.settle(self.handles[other.index])
+
+    def append(self, live: LiveSample, record: Record, s: int, n: int) -> None:
+        had = len(live.tokens)
+        super().append(live, record, s, n)
+        new = len(live.tokens) - had
+        self.counters.tokens += new
+        # the step measures the most that any request needs: keep this request's share
+        measures = self.handles[live.request.index].measures
+        live.likely = [row[: measures.top] for row in live.likely] if measures.top else []
+        live.entropies = live.entropies if measures.entropy else []
+
+    def name_of(self, request: Request) -> str:
+        # the index counts all requests of the engine, which a caller cannot use
+        return "the prompt"
+
+    def on_tokens(self, request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
+        handles = [self.handles[request.index]]
+        if handles[0].group is not None:
+            ended = live.index in request.finished
+            others = (self.twins.end if ended else self.twins.of)(request, live.index)
+            handles += [self.handles[other.index] for other in others]
+            if not ended:
+                self.twins.keep_text(live, text)
+        for handle in handles:
+            handle.push(live, tokens, text)
+            self.touched[handle.request.index] = handle
+
+    # ends
+
+    def cancel(self, request: Request, texts: bool = True) -> Finished:
+        self.twins.leave(request)
+        yield from super().cancel(request, texts)
+
+    def stop(self, handle: Handle, error: BaseException | None = None) -> None:
+        """End a request, with an error or cancelled, if it waits, is being read or is in flight."""
+        request = handle.request
+        if request in self.queue:
+            self.queue.remove(request)
+        if not handle.admitted:
+            self.inbox.admitted()
+        if self.prefill is not None and self.prefill.request is request:
+            self.prefill = None
+            self.free_group(request)
+        try:
+            for _ in self.cancel(request):
+                pass
+        # an exception of a tokenizer
+        except BaseException as raised:
+            error = error or raised
+            for _ in self.cancel(request, texts=False):
+                pass
+        self.finish(handle, error)
+
+    def finish(self, handle: Handle, error: BaseException | None = None) -> None:
+        request = handle.request
+        del self.handles[request.index]
+        self.touched.pop(request.index, None)
+        error = error or handle.error
+        stats = request.stats
+        stats.seconds = {k: v - handle.began.get(k, v) for k, v in self.step.seconds.items()}
+        if error is None and request.errors and not handle.returns_errors:
+            error = request.errors[min(request.errors)]
+        reasons = [sample.finish_reason for sample in request.finished.values()]
+        ended = sum(reason not in UNFINISHED for reason in reasons)
+        # a request whose `until` cancelled its samples counts as served
+        cancelled = handle.until is None and "cancelled" in reasons and error is None
+        failed = error is not None or len(request.errors) == len(reasons) > 0
+        self.counters.ended(stats, ended, cancelled, failed)
+        handle.end(error)

@@ -1,0 +1,106 @@
+"""Samples that several requests of one owner need: one request draws each, the others receive it.
+
+A sample is a function of (prompt, seed, index, parameters), so requests in which these are equal
+need the same sample. If the request that draws it is ended first, another continues the sample.
+"""
+
+from copy import copy
+
+from csd.engine.requests.request import LiveSample, Request
+from csd.engine.results.result import Sample
+from csd.serve.handle import Handle
+
+
+class Twins:
+    """Requests in flight that wait for samples of another request."""
+
+    def __init__(self) -> None:
+        # keys: index of the request that draws a sample, index of the sample
+        self._waiting: dict[tuple[int, int], list[Request]] = {}
+        self._texts: dict[tuple[int, int], str] = {}  # texts so far of samples in flight
+
+    def join(self, handle: Handle, others: list[Handle]) -> list[Sample]:
+        """Let `handle` wait for samples that `others` draw; returns samples that have ended."""
+        request, ended = handle.request, []
+        for other in (h.request for h in others if alike(h, handle)):
+            for i in [i for i in request.waiting if i in other.samples]:
+                sample = other.finished.get(i)
+                live = other.live.get(i)
+                if sample is not None and sample.finish_reason != "cancelled":
+                    request.finished[i] = sample
+                    ended.append(sample)
+                    _copy_error(other, request, i)
+                elif live is not None or i in other.waiting:
+                    self._waiting.setdefault((other.index, i), []).append(request)
+                    request.awaited.add(i)
+                    if live is not None and live.tokens:
+                        text = self._texts.get((other.index, i), "")
+                        handle.push(live, live.tokens, text)
+                else:
+                    continue
+                request.waiting.remove(i)
+        return ended
+
+    def of(self, request: Request, index: int) -> list[Request]:
+        """Requests that wait for a sample that `request` draws."""
+        return self._waiting.get((request.index, index), [])
+
+    def keep_text(self, live: LiveSample, text: str) -> None:
+        """Store new text of a sample for requests that join later."""
+        place = live.request.index, live.index
+        self._texts[place] = self._texts.get(place, "") + text
+
+    def end(self, request: Request, index: int) -> list[Request]:
+        """Give an ended sample to the requests that waited for it; returns these."""
+        self._texts.pop((request.index, index), None)
+        found = self._waiting.pop((request.index, index), [])
+        for other in found:
+            other.finished[index] = request.finished[index]
+            _copy_error(request, other, index)
+            other.awaited.discard(index)
+        return found
+
+    def leave(self, request: Request) -> None:
+        """Remove a request that is ended: waiting requests take over the samples it draws."""
+        for others in self._waiting.values():
+            if request in others:
+                others.remove(request)
+        request.awaited.clear()
+        for place in [place for place in self._waiting if place[0] == request.index]:
+            others, i = self._waiting.pop(place), place[1]
+            if not others:
+                continue
+            heir, live = others.pop(0), request.live.pop(i, None)
+            heir.awaited.discard(i)
+            if live is None:
+                request.waiting.remove(i)
+                heir.waiting.append(i)
+            else:
+                # both requests keep the tokens drawn so far
+                request.finished[i] = Sample(
+                    i, None, [*live.tokens], [*live.logprobs], [*live.raw_logprobs], "cancelled"
+                )
+                live.request = heir
+                heir.live[i] = live
+            if others:
+                self._waiting[heir.index, i] = others
+            if place in self._texts:
+                self._texts[heir.index, i] = self._texts.pop(place)
+        for place in [place for place in self._texts if place[0] == request.index]:
+            del self._texts[place]
+
+
+def _copy_error(of: Request, to: Request, index: int) -> None:
+    """Give the error of a sample to another request, as an object of its own: readers raise it."""
+    if index in of.errors:
+        to.errors[index] = copy(of.errors[index])
+
+
+def alike(a: Handle, b: Handle) -> bool:
+    """True if both requests have the same samples, streaming and measures, in one group."""
+    return (
+        a is not b
+        and a.group == b.group is not None
+        and (a.request.seed, a.request.params, a.measures, a.streams)
+        == (b.request.seed, b.request.params, b.measures, b.streams)
+    )

@@ -1,0 +1,66 @@
+"""A line on stderr about what takes long, and none about what does not."""
+
+import pytest
+import torch
+
+from csd.engine.step.step import Clock
+from csd.state import preparation_phases as phases
+from csd.state.preparation_phases import phase, showing
+
+
+@pytest.mark.parametrize("device, line", [("cuda", True), ("cpu", False)])
+def test_slow_phases_print_a_line_on_a_gpu(device, line, monkeypatch, capsys):
+    times = iter([0.0, 2.5])
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: next(times))
+    with phase("measure steps", torch.device(device)):
+        pass
+    assert capsys.readouterr().err == ("csd: measure steps: 2.5 s\n" if line else "")
+
+
+def test_phases_are_shown_where_progress_is_asked_for(capsys):
+    with showing(True), phase("loading m:", None):
+        assert capsys.readouterr().err == "csd: loading m: "
+    assert capsys.readouterr().err.endswith(" s\n")
+    # not on a terminal
+    with showing(None), phase("loading m:", None):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_time_counts_once(monkeypatch):
+    """A phase within one of another kind counts as its own kind alone."""
+    now = 0.0
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: now)
+    before = phases.preparation()
+    with phase("", None, kind="compile"):
+        now = 1.0
+        with phase("", None, kind="measure"):
+            now = 3.0
+            phases.begin("compile")
+            now = 7.0
+            phases.end()
+            now = 8.0
+        now = 10.0
+    found = {k: v - before[k] for k, v in phases.preparation().items()}
+    assert found == {"compile": 1 + 4 + 2, "measure": 2 + 1}
+
+
+def test_a_step_does_not_count_what_compiles_in_it(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: now)
+    seconds = {"compile": 0.0, "measure": 0.0, "forward": 0.0}
+    clock = Clock(seconds)
+    now = 1.0
+    phases.begin("compile")
+    now = 5.0
+    phases.end()
+    now = 6.0
+    clock.lap("forward")
+    assert seconds == {"compile": 4.0, "measure": 0.0, "forward": 2.0}
+
+
+def test_announced_phases_print_one_line_even_on_failure(capsys):
+    with pytest.raises(ValueError), phase("check", torch.device("cuda"), "checking ..."):
+        assert capsys.readouterr().err == "csd: checking ... "
+        raise ValueError
+    assert capsys.readouterr().err.endswith(" s\n")

@@ -1,0 +1,71 @@
+"""The arguments of generate are defined once: signature, help, checks and flags agree."""
+
+import inspect
+from argparse import ArgumentParser
+from dataclasses import fields
+
+import pytest
+import torch
+
+import csd
+from csd.cli import eval as cli_eval
+from csd.cli import main, trace
+from csd.engine.options import GenerateOptions, Options, options_of, read_options
+from csd.engine.options.params import FILTERS, SAMPLING, SamplingParams
+from csd.engine.options.show import add_flags
+
+SHOWN = {
+    csd.generate: GenerateOptions, csd.stream: GenerateOptions,
+    csd.Engine.generate: Options, csd.Engine.stream: Options,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SHOWN, ids=lambda f: f.__qualname__)
+def test_a_signature_lists_every_argument(function):
+    found = inspect.signature(function).parameters
+    keyword = {n: p for n, p in found.items() if p.kind is p.KEYWORD_ONLY}
+    defined = options_of(SHOWN[function])
+    assert list(keyword) == list(defined)
+    assert not any(p.kind is p.VAR_KEYWORD for p in found.values())
+    for name, (hint, option) in defined.items():
+        assert keyword[name].default is option.default
+        assert keyword[name].annotation == hint
+        assert f"\n{name}: {option.default!r}. " in function.__doc__
+
+
+def test_types_are_resolved():
+    found = inspect.signature(csd.generate).parameters
+    assert found["num_samples"].annotation is int
+    assert found["temperature"].annotation == float | None
+    assert found["device"].annotation == str | torch.device | None
+
+
+def test_defined_tensors_are_checked():
+    assert read_options({"num_samples": 3})["num_samples"] == 3
+    with pytest.raises(TypeError, match=r"unknown argument 'temprature'; did you mean temp\w+\?$"):
+        read_options({"temprature": 1.0})
+    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
+        read_options({"num_samples": 0})
+    with pytest.raises(TypeError, match=r"until must be csd.Vote\(\) or a function of samples"):
+        read_options({"until": csd.Vote})
+
+
+@pytest.mark.parametrize("flags", [main.SAMPLE_FLAGS, trace.RECORD_FLAGS, cli_eval.OPTIONS])
+def test_flags_have_the_defaults_and_texts_of_the_definition(flags):
+    parser = ArgumentParser()
+    add_flags(parser, flags)
+    defined = options_of(GenerateOptions)
+    found = vars(parser.parse_args([]))
+    assert found == {name: defined[name][1].default for name in flags}
+    actions = {action.dest: action for action in parser._actions}
+    for name in flags:
+        assert defined[name][1].help in actions[name].help
+    assert actions["temperature"].option_strings == ["--temperature"]
+
+
+def test_sampling_arguments_are_the_fields_of_the_parameters():
+    named = {f.name for f in fields(SamplingParams)} - {"end_ids"}
+    named |= {"stop_token_ids", "end_token_ids"}
+    assert named == SAMPLING
+    assert set(options_of(Options)) >= SAMPLING
+    assert FILTERS == ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
