@@ -20,10 +20,10 @@ from csd.integrations.swap import apply_kernels, remove_kernels
 from csd.integrations.tree import Tree
 from csd.integrations.tree_cache import TreeCache
 from csd.serve import AsyncEngine, QueueFull
-from csd.state.namesake import warn_of_namesake
-from csd.state.version import __version__
 from csd.traces.history import History
 from csd.training.train_head import train_head
+from csd.utils.namesake import warn_of_namesake
+from csd.utils.version import __version__
 
 __all__ = [
     "AsyncEngine",

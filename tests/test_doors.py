@@ -87,8 +87,8 @@ class Missing(MetaPathFinder):
 
 import importlib.util
 real = importlib.util.find_spec
-import csd.schema.lazy
-csd.schema.lazy.find_spec = lambda name: None if name in ("trl", "ray", "pyarrow") else real(name)
+import csd.utils.lazy
+csd.utils.lazy.find_spec = lambda name: None if name in ("trl", "ray", "pyarrow") else real(name)
 sys.meta_path.insert(0, Missing())
 for call in (
     lambda: csd.integrations.trl.Rollout(),

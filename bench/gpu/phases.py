@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.gpu.section import Section
 from bench.gpu.timed import settled, shortened
 from bench.gpu.workload import forced
-from csd.state.preparation_phases import KINDS
+from csd.utils.phases import KINDS
 
 # the device only: tracing the host would slow it down
 ACTIVITIES = [ProfilerActivity.CUDA]

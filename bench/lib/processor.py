@@ -5,7 +5,7 @@ import re
 
 import torch
 
-from csd.state.processor import CPUINFO, cpu_name
+from csd.utils.device import CPUINFO, cpu_name
 
 # instruction sets that select the kernel of a product, as Linux names them: x86, then ARM
 SETS = (

@@ -13,10 +13,10 @@ import numpy as np
 
 from csd.baselines.host_drafter import HostDrafter
 from csd.graph.host_tree import Tree
-from csd.schema.check import Token
-from csd.schema.read import read_lines
 from csd.state.kv_cache import KVCache
 from csd.state.pool import MAX_DEPTH, SIBLING
+from csd.utils.check import Token
+from csd.utils.json_files import read_lines
 
 # separator of documents; number of tokens by which suffixes are sorted
 _END, _SORTED = -1, 32

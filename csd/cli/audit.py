@@ -13,8 +13,8 @@ from csd.engine.generate import engine_for
 from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.evaluate.audit import TIES, audit, summary
-from csd.schema.arguments import check_number
 from csd.traces.traces import Trace, read_traces
+from csd.utils.arguments import check_number
 
 # without temperature, which each trace has
 FLAGS = (

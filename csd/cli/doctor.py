@@ -17,8 +17,8 @@ from csd.models.fused.config import ModelConfig
 from csd.models.load import config_of, load, usable
 from csd.models.load.choose_decoder import DECODERS
 from csd.models.module.decoder import ModuleDecoder
-from csd.schema.arguments import check_whole
-from csd.state.unseen_gpu import unseen_gpu
+from csd.utils.arguments import check_whole
+from csd.utils.device import unseen_gpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # sizes that a kernel's tiles, branches and loops depend on; limits far above those of any model

@@ -17,8 +17,8 @@ from csd.evaluate import evaluation as evaluate
 from csd.evaluate.tasks import TASKS, read
 from csd.evaluate.vote import Vote
 from csd.models.text.prompts import has_chat
-from csd.schema.write import WholeFile
-from csd.state.preparation_phases import showing
+from csd.utils.json_files import WholeFile
+from csd.utils.phases import showing
 
 # options that the results of a run depend on
 OPTIONS = (

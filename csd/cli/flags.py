@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterable
 
-from csd.schema.arguments import check_whole
+from csd.utils.arguments import check_whole
 
 
 def check_counts(args: Namespace, names: Iterable[str]) -> None:

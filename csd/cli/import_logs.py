@@ -9,9 +9,9 @@ from csd.engine.options.show import add_flags
 from csd.evaluate.import_logs import traces_of
 from csd.models.load import tokenizer_of
 from csd.models.load.checkpoint import quiet_libraries
-from csd.schema.arguments import check_number
-from csd.schema.read import naming, read_lines
 from csd.traces.traces import write_traces
+from csd.utils.arguments import check_number
+from csd.utils.json_files import naming, read_lines
 
 
 def add(commands: _SubParsersAction) -> None:

@@ -28,10 +28,10 @@ from csd.engine.results.json import to_json
 from csd.engine.results.result import Samples
 from csd.evaluate.vote import vote
 from csd.models.text.prompts import as_message, has_chat
-from csd.schema.other_names import hint
-from csd.state.namesake import warn_of_namesake
-from csd.state.preparation_phases import showing
-from csd.state.version import __version__
+from csd.utils.namesake import warn_of_namesake
+from csd.utils.other_names import hint
+from csd.utils.phases import showing
+from csd.utils.version import __version__
 
 ABOUT = "Draw many samples of a prompt, faster than plain sampling and with the same tokens."
 

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from csd.schema.write import try_writing
+from csd.utils.json_files import try_writing
 
 
 @contextmanager

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from csd.cli.commands import add_command
 from csd.evaluate.plot import read_results
-from csd.schema.read import naming, read_file, read_lines
-from csd.schema.write import WholeFile
+from csd.utils.json_files import WholeFile, naming, read_file, read_lines
 
 
 def add(commands: _SubParsersAction) -> None:

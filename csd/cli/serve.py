@@ -10,8 +10,8 @@ from csd.cli.commands import add_command
 from csd.cli.flags import check_counts
 from csd.engine.options.show import add_flags, check_flags
 from csd.models.load.choose_decoder import DECODERS
-from csd.schema.arguments import check_number, check_whole
-from csd.schema.lazy import check_installed
+from csd.utils.arguments import check_number, check_whole
+from csd.utils.lazy import check_installed
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 COUNTS = (

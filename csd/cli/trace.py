@@ -16,9 +16,9 @@ from csd.evaluate.evaluation import digest
 from csd.evaluate.recording import record
 from csd.graph.drafter_registry import check_known, names
 from csd.models.text.prompts import as_message, check_prompt, has_chat
-from csd.schema.read import naming, read_lines
 from csd.state.pool import MAX_NODES
-from csd.state.preparation_phases import showing
+from csd.utils.json_files import naming, read_lines
+from csd.utils.phases import showing
 
 RECORD_FLAGS = (
     "num_samples", "max_new_tokens", *FILTERS, "seed", "stop", "ignore_eos", "budget",

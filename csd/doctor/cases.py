@@ -17,9 +17,9 @@ from csd.kernels.attention.reference import Properties
 from csd.kernels.ops import Ops
 from csd.kernels.states import SSM, DeltaRule, StepStates, commit_states
 from csd.models.fused.config import ModelConfig, scale_of
-from csd.state.device import upload
 from csd.state.kv_cache import PAGE
 from csd.state.recurrent import CHUNK, ConvSize, StateMemory, StateSize, StateSizes, checkpoint
+from csd.utils.device import upload
 
 
 @dataclass(frozen=True, slots=True)

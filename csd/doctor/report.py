@@ -17,7 +17,7 @@ import triton
 from triton import knobs
 from triton.runtime import KernelInterface
 
-from csd.state.version import __version__
+from csd.utils.version import __version__
 
 LOG = logging.getLogger("csd")
 

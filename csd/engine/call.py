@@ -24,11 +24,11 @@ from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelSizes
 from csd.models.text.prompts import parse, truncate
-from csd.schema.write import WholeFile
-from csd.state.preparation_phases import wants_progress
-from csd.state.torch_state import callers_state, plain_torch
 from csd.traces.history import History
 from csd.traces.traces import Trace, open_traces, write_traces
+from csd.utils.json_files import WholeFile
+from csd.utils.phases import wants_progress
+from csd.utils.torch_state import callers_state, plain_torch
 from csd.verify.teacher_forcing import TeacherForcing
 
 # shortest time between two updates of the bar
@@ -98,7 +98,7 @@ class RunSettings:
     forcing: Callable[[Ops, int], TeacherForcing] | None = None
     returns_errors: bool = False  # samples that cannot continue are results, not an error
     tokenizer: Any = None
-    progress: bool | None = False  # as in `csd.state.preparation_phases.wants_progress`
+    progress: bool | None = False  # as in `csd.utils.phases.wants_progress`
 
 
 @dataclass(slots=True)

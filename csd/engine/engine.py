@@ -30,12 +30,12 @@ from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
 from csd.engine.step.static_step import capture_all
 from csd.engine.step.step import Step
-from csd.schema.arguments import check_flag, check_number, check_whole
-from csd.schema.other_names import names_arguments
-from csd.state.device import current, on_device, stream_of
-from csd.state.preparation_phases import preparation, showing
-from csd.state.process_forks import watch_forks
-from csd.state.torch_state import in_plain_torch
+from csd.utils.arguments import check_flag, check_number, check_whole
+from csd.utils.cache_folder import watch_forks
+from csd.utils.device import current, on_device, stream_of
+from csd.utils.other_names import names_arguments
+from csd.utils.phases import preparation, showing
+from csd.utils.torch_state import in_plain_torch
 
 
 class Feed(Protocol):

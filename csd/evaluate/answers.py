@@ -13,7 +13,7 @@ from itertools import zip_longest
 from csd.engine.options.thoughts import after_thoughts
 from csd.evaluate.letters import option, options_in
 from csd.evaluate.numbers import last_numeral, number_of, numeral_at, plain_number, plain_text
-from csd.schema.check import shown
+from csd.utils.check import shown
 
 # a word after a number, except mathematical names such as pi and sqrt
 _UNIT = re.compile(

@@ -12,8 +12,8 @@ from csd.engine.options import read_options
 from csd.engine.options.params import resolve
 from csd.engine.requests.request import Request
 from csd.kernels.ops import Ops
-from csd.schema.check import shown
 from csd.traces.traces import Trace
+from csd.utils.check import shown
 from csd.verify.audit import Auditor
 
 # change of perturbed scores by rounding, per dtype: a gap up to this is a tie

@@ -10,7 +10,7 @@ import torch
 from csd.engine.results.result import Sample
 from csd.evaluate.vote import drawn, text_of
 from csd.models.text.prompts import chat_ids
-from csd.schema.check import shown
+from csd.utils.check import shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.tasks import Problem, Task
 from csd.evaluate.vote import Decision, Vote, drawn, vote
 from csd.models.text.prompts import as_message
-from csd.schema.check import AtLeast, Between, check, shown
 from csd.traces.history import History
+from csd.utils.check import AtLeast, Between, check, shown
 
 
 class Row(TypedDict):

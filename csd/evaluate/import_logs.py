@@ -5,10 +5,10 @@ from typing import Any
 
 from csd.models.text.context import TextContext, encode_behind
 from csd.models.text.prompts import as_message, has_chat, parse
-from csd.schema.arguments import check_ids, check_number
-from csd.schema.check import shown
-from csd.schema.read import naming
 from csd.traces.traces import Trace
+from csd.utils.arguments import check_ids, check_number
+from csd.utils.check import shown
+from csd.utils.json_files import naming
 
 # keys of lists of completions: OpenAI's and others' logs, OpenAI's API responses, vLLM's outputs
 _LISTS = ("completions", "choices", "outputs")

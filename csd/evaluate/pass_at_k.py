@@ -6,8 +6,8 @@ from numbers import Real
 
 import numpy as np
 
-from csd.schema.arguments import check_whole, each
-from csd.schema.check import shown
+from csd.utils.arguments import check_whole, each
+from csd.utils.check import shown
 
 
 def pass_at_k(correct: Sequence[bool | None], k: int) -> float:

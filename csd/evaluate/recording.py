@@ -8,8 +8,8 @@ from typing import Annotated, Any, cast
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.evaluate.resumable_results import ResumedFile
-from csd.schema.check import Between, check, fits, shown
 from csd.traces.traces import Trace, TraceLine, open_traces, write_traces
+from csd.utils.check import Between, check, fits, shown
 
 
 def part_of(out: str | Path) -> Path:

@@ -8,9 +8,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypedDict
 
-from csd.schema.check import fits
-from csd.schema.read import naming, parse
-from csd.schema.write import check_grows, check_regular, lies_at, naming_file
+from csd.utils.check import fits
+from csd.utils.json_files import check_grows, check_regular, lies_at, naming, naming_file, parse
 
 
 class ResumedFile:

@@ -15,8 +15,8 @@ from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.result import Samples
 from csd.models.text.context import encode_behind
 from csd.models.text.prompts import parse
-from csd.schema.check import shown
-from csd.schema.other_names import unknown_argument
+from csd.utils.check import shown
+from csd.utils.other_names import unknown_argument
 from csd.verify.teacher_forcing import TeacherForcing
 
 # arguments of `generate` that apply to scoring

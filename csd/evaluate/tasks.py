@@ -8,8 +8,8 @@ from csd.evaluate.answers import canonical, canonical_answer, letter
 from csd.evaluate.letters import option
 from csd.evaluate.numbers import number_of
 from csd.models.text.prompts import check_prompt
-from csd.schema.check import fits, shown
-from csd.schema.read import naming, read_lines
+from csd.utils.check import fits, shown
+from csd.utils.json_files import naming, read_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from csd.evaluate.answers import (
     last_number,
     stated,
 )
-from csd.schema.arguments import check_number, each
-from csd.schema.check import shown
+from csd.utils.arguments import check_number, each
+from csd.utils.check import shown
 
 __all__ = ["Decision", "Vote", "answer_of", "boxed", "drawn", "last_number", "stated", "vote"]
 

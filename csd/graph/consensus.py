@@ -17,10 +17,10 @@ from csd.kernels.table import graph_insert_ref
 from csd.kernels.table.observe import any_context
 from csd.kernels.table.rows import SUCCESSORS
 from csd.state.context_table import HISTORY_BIT, PROMPT_BIT, GraphConfig, Table
-from csd.state.device import upload
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
+from csd.utils.device import upload
 
 # tokens of a prompt per insert, independent of the prefill chunks: bounds the time that a step
 # waits and the weight that a call adds to a context (below 2^30), and makes the graph the same for

@@ -11,9 +11,9 @@ from csd.graph.drafter import Drafter
 from csd.graph.layered import LayeredDag
 from csd.graph.model.draft_model import DraftSpec
 from csd.kernels.ops import Ops
-from csd.schema.arguments import takes
-from csd.schema.check import shown
 from csd.state.texts import DagConfig
+from csd.utils.arguments import takes
+from csd.utils.check import shown
 
 Maker = Callable[..., Drafter]
 # a name "x:PATH" stands for all names that start with "x:"

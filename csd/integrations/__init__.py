@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from csd.schema.lazy import submodules
+from csd.utils.lazy import submodules
 
 if TYPE_CHECKING:
     from csd.integrations import lm_eval, ray, serve, tensor_parallel, trl, vllm

@@ -14,8 +14,8 @@ from csd.engine.requests.request import Request
 from csd.engine.results.result import Sample, Samples
 from csd.graph.history import PastSample
 from csd.graph.prior import Prior
-from csd.schema.arguments import check_budget, check_seed, check_whole
 from csd.traces.history import History
+from csd.utils.arguments import check_budget, check_seed, check_whole
 
 
 def draw(

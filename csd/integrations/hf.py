@@ -15,8 +15,8 @@ from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows
 from csd.integrations.hf_checks import check_lists, refuse_call, refuse_config
 from csd.integrations.hf_scores import scores_of
-from csd.state.torch_state import plain_torch
 from csd.traces.history import History
+from csd.utils.torch_state import plain_torch
 
 
 @plain_torch()

@@ -27,8 +27,8 @@ from csd.engine.options.checks import check_prior
 from csd.engine.options.params import FILTERS, SamplingParams, resolve
 from csd.engine.results.result import Sample
 from csd.integrations.groups import draw
-from csd.schema.arguments import check_budget, check_seed
 from csd.traces.history import History
+from csd.utils.arguments import check_budget, check_seed
 
 LOG = logging.getLogger("csd")
 

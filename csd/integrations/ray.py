@@ -17,9 +17,9 @@ from csd.engine.options.checks import check_prior
 from csd.engine.options.params import SAMPLING, SamplingParams, resolve
 from csd.integrations.groups import draw
 from csd.models.text.prompts import parse
-from csd.schema.arguments import check_budget, check_one_of, check_seed, check_whole
-from csd.schema.lazy import check_installed
-from csd.schema.other_names import unknown_argument
+from csd.utils.arguments import check_budget, check_one_of, check_seed, check_whole
+from csd.utils.lazy import check_installed
+from csd.utils.other_names import unknown_argument
 
 _RUNNING = {"budget", "speculate", "drafter", "prior"}
 _OWN = {"prompt", "chat_template_kwargs", "engine", "on_error"}

@@ -8,10 +8,10 @@ import torch
 
 from csd.integrations.tree import Tree
 from csd.kernels.attention.commit_kv import commit_kv, write_prompt
-from csd.schema.arguments import check_whole
-from csd.state.device import free_bytes
 from csd.state.kv_cache import KVCache, pages_for
 from csd.state.pool import MAX_NODES
+from csd.utils.arguments import check_whole
+from csd.utils.device import free_bytes
 
 
 class TreeCache:

@@ -14,10 +14,10 @@ from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows, earlier_copies
 from csd.integrations.trl_early import EarlyEnds
 from csd.kernels.common.noise import prompt_key
-from csd.schema.arguments import check_budget, check_whole
-from csd.schema.check import shown
-from csd.schema.lazy import check_installed
 from csd.traces.history import History
+from csd.utils.arguments import check_budget, check_whole
+from csd.utils.check import shown
+from csd.utils.lazy import check_installed
 
 
 class Rollout:

@@ -15,7 +15,7 @@ from csd.integrations.trl_batch import (
     watch_trainers,
 )
 from csd.kernels.common.noise import prompt_key
-from csd.schema.arguments import check_number, check_whole
+from csd.utils.arguments import check_number, check_whole
 
 # the first release of TRL that leaves a reward of None out of its group's mean
 OLDEST = "1.6"

@@ -10,7 +10,7 @@ reference (`<op>_ref`), the operator (`torch.ops.csd.<op>`) and the public funct
 small operation also has the Triton kernel and its launcher (`<op>_triton`) there. `triton/` has the
 kernels and launchers of large operations, and `cpu/` the loops of the backend "cpu". `common` and
 `numba` have what all operations share. Of csd, this package imports only `csd.state` and
-`csd.schema`. Modules are imported on first access.
+`csd.utils`. Modules are imported on first access.
 
 Dimensions have one letter each, the same in every file:
 
@@ -51,7 +51,7 @@ from csd.kernels.verify import verify
 # an import of a module binds its name in this package; the function then replaces the module
 from csd.kernels.verify.advance_slots import advance_slots
 from csd.kernels.verify.snapshot import snapshot
-from csd.schema.lazy import submodules
+from csd.utils.lazy import submodules
 
 __all__ = [
     "GatedMLP",

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from csd.kernels.common.cpu import DTYPES, compiles, fused_arithmetic
 from csd.kernels.common.noise import philox_word
 from csd.kernels.ops import Ops, reference, triton
-from csd.schema.check import shown
+from csd.utils.check import shown
 
 NAMES = ("reference", "cpu", "triton")
 # PyTorch's threads to a loop's one beyond which its own operations are faster than loops

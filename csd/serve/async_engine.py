@@ -24,7 +24,6 @@ from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import MOST_TOP, PromptScores
 from csd.engine.step.step import Step
 from csd.graph.prior import Prior
-from csd.schema.arguments import check_budget, check_flag, check_whole
 from csd.serve.caches import ServedRoom
 from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
@@ -32,6 +31,7 @@ from csd.serve.reader import Reader
 from csd.serve.scheduler import ServiceScheduler
 from csd.serve.weights import Weights
 from csd.traces.history import History
+from csd.utils.arguments import check_budget, check_flag, check_whole
 
 # options that apply to all requests, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "prior", "budget", "tokenizer")

@@ -15,9 +15,9 @@ from csd.engine.rules.tables import changed_bytes
 from csd.engine.step.step import Step
 from csd.graph.drafter_registry import make_drafter
 from csd.graph.prior import Prior
-from csd.state.device import free_bytes
 from csd.state.kv_cache import PAGE, pages_for
 from csd.state.logit_rules import Asked
+from csd.utils.device import free_bytes
 
 # tokens per slot that the graph has room for; a fuller graph drops its oldest contexts
 GRAPH_TOKENS = 1024

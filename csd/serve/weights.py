@@ -8,9 +8,9 @@ import torch
 from csd.engine.engine import Engine
 from csd.engine.step.prefill import read_prompt
 from csd.models.load import load
-from csd.state.device import current
 from csd.state.kv_cache import PAGE
-from csd.state.torch_state import plain_torch
+from csd.utils.device import current
+from csd.utils.torch_state import plain_torch
 
 # tokens of the text whose logits are hashed for the fingerprint; they fit in a page
 PROBE = 48

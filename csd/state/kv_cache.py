@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from csd.state.device import upload
 from csd.state.recurrent import StateCache
+from csd.utils.device import upload
 
 PAGE = 64
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from csd.graph.history import PastSample
-from csd.schema.arguments import check_flag, check_path, check_whole
-from csd.state.process_forks import watch_forks
 from csd.traces.journal import Journal
 from csd.traces.traces import Trace
+from csd.utils.arguments import check_flag, check_path, check_whole
+from csd.utils.cache_folder import watch_forks
 
 
 class History:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from csd.schema.own_files import open_regular
-from csd.schema.write import check_grows, check_regular, lies_at, names, naming_file
 from csd.traces.traces import Trace, lock_of
+from csd.utils.json_files import check_grows, check_regular, lies_at, names, naming_file
+from csd.utils.own_files import open_regular
 
 
 class Journal:

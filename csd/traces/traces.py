@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NotRequired, TypedDict
 
-from csd.schema.check import AtLeast, Between, Token
-from csd.schema.own_files import open_regular
-from csd.schema.read import naming, parse, read_lines
-from csd.schema.write import WholeFile
+from csd.utils.check import AtLeast, Between, Token
+from csd.utils.json_files import WholeFile, naming, parse, read_lines
+from csd.utils.own_files import open_regular
 
 Tokens = Annotated[list[Token], AtLeast(1)]
 # a softmax in low precision may round to more than 1

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from csd.schema.arguments import check_number, check_seed, check_whole
-from csd.schema.check import shown
+from csd.utils.arguments import check_number, check_seed, check_whole
+from csd.utils.check import shown
 
 # limited, because the order of all epochs is computed before the first step
 MOST_EPOCHS = 10_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from csd.schema.write import WholeFile, naming_file
+from csd.utils.json_files import WholeFile, naming_file
 
 STATE = "training.pt"
 

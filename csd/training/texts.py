@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from csd.schema.check import shown
 from csd.traces.traces import read_traces
+from csd.utils.check import shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ import torch
 
 from csd.models.fused.decoder import Decoder
 from csd.models.load import load
-from csd.schema.arguments import check_path, each
-from csd.schema.check import shown
 from csd.training.by_chains import ByChains
 from csd.training.by_states import ByStates
 from csd.training.method import Method
@@ -20,6 +18,8 @@ from csd.training.run import Run
 from csd.training.saved import Folder
 from csd.training.target import Target, refuse_attention
 from csd.training.texts import Text, digest, read_texts, split
+from csd.utils.arguments import check_path, each
+from csd.utils.check import shown
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 

@@ -10,7 +10,7 @@ import torch
 
 import bench
 from bench.lib import common, processor
-from csd.state.processor import model
+from csd.utils.device import model
 
 FOLDER = Path(bench.__file__).parent
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))

@@ -8,7 +8,7 @@ import torch
 import csd
 from csd.cli.main import main
 from csd.engine.generate import engine_for
-from csd.schema.write import WholeFile
+from csd.utils.json_files import WholeFile
 
 
 def test_sample_prints_one_json_object(toy_folder, capsys):

@@ -8,7 +8,7 @@ import torch
 
 from csd.cli.main import main
 from csd.models.load import load
-from csd.state import unseen_gpu
+from csd.utils import device as unseen_gpu
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023"
 

@@ -14,8 +14,8 @@ import csd
 from csd.engine.resources import caches as resources
 from csd.engine.step import static_step as capture
 from csd.engine.step.static_step import Captures
-from csd.state import device
-from csd.state.device import on_device, upload
+from csd.utils import device
+from csd.utils.device import on_device, upload
 
 ASKED = dict(num_samples=2, max_new_tokens=8, seed=1)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import csd
-from csd.state.torch_state import _PLAIN, _State
+from csd.utils.torch_state import _PLAIN, _State
 
 PROMPT = [3, 7, 11, 5]
 

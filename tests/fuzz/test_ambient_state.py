@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import csd
-from csd.state.torch_state import _State
+from csd.utils.torch_state import _State
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROMPT = [(7 * i + 3) % 61 for i in range(20)]

@@ -19,9 +19,9 @@ from csd.evaluate.report import data, figures
 from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.speedup import gain
 from csd.evaluate.tasks import TASKS, read
-from csd.schema.read import naming, read_file
 from csd.traces.history import History
 from csd.traces.traces import read_traces
+from csd.utils.json_files import naming, read_file
 
 TRACE = {
     "problem": "a/1", "prompt_ids": [1, 2, 7], "samples": [[3, 4], [5]], "temperature": 0.7,

@@ -11,8 +11,8 @@ from csd.baselines.rest import Datastore
 from csd.cli.main import main
 from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.tasks import TASKS, read
-from csd.schema import read as schema
 from csd.traces.traces import Trace, read_traces, write_traces
+from csd.utils import json_files as schema
 
 GOOD = {"prompt_ids": [1, 2], "samples": [[3, 4, 5]]}
 DEEP = "[" * 100_000

@@ -10,11 +10,11 @@ import pytest
 from csd.engine.first_call import check as self_check_cache
 from csd.engine.first_call import time_steps as step_times_cache
 from csd.engine.step.budget import StepTimeTable
-from csd.schema.own_files import open_own, own_folder
-from csd.schema.write import WholeFile
-from csd.state import cache_folder
 from csd.traces.journal import Journal
 from csd.traces.traces import Trace, open_traces, write_traces
+from csd.utils import cache_folder
+from csd.utils.json_files import WholeFile
+from csd.utils.own_files import open_own, own_folder
 
 VICTIM = b"a file of the user whom csd runs for\n"
 TABLE = StepTimeTable([1, 2], [0.1, 0.2])

@@ -12,11 +12,11 @@ import torch
 import triton
 
 from csd.models.fused.config import ModelSizes
-from csd.state import isolated_python
-from csd.state.cache_folder import alone, path_of, read, save
-from csd.state.device import BUSY
-from csd.state.preparation_phases import phase
-from csd.state.version import __version__
+from csd.utils import isolated_python
+from csd.utils.cache_folder import alone, path_of, read, save
+from csd.utils.device import BUSY
+from csd.utils.phases import phase
+from csd.utils.version import __version__
 
 SECONDS = 600
 LOG = logging.getLogger("csd")

@@ -29,9 +29,9 @@ from csd.engine.step.static_step import StaticStep, sizes_for
 from csd.kernels.common.compile_jobs import CompileJob, Target, recording
 from csd.kernels.common.gpu import chip_of
 from csd.models.fused.decoder import Decoder
-from csd.state.cache_folder import alone, has, path_of, save
-from csd.state.preparation_phases import note, phase
-from csd.state.version import __version__
+from csd.utils.cache_folder import alone, has, path_of, save
+from csd.utils.phases import note, phase
+from csd.utils.version import __version__
 
 LOG = logging.getLogger("csd")
 # most children; each needs about 100 MB in addition to the memory shared with this process

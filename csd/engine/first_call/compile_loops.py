@@ -20,11 +20,11 @@ from csd.kernels.backends import loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.ops import Ops
 from csd.kernels.states import commit_states
-from csd.state import isolated_python
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
 from csd.state.recurrent import CHUNK, TAIL, StateMemory
 from csd.state.slots import Slots
+from csd.utils import isolated_python
 
 
 def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> None:

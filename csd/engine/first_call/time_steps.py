@@ -31,12 +31,12 @@ from csd.engine.step.step import Step
 from csd.kernels.common.cpu import compiles
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder
-from csd.schema.read import naming, parse
-from csd.state.cache_folder import path_of, read, save
 from csd.state.pool import Pool
-from csd.state.preparation_phases import phase
-from csd.state.processor import cpu_name
-from csd.state.version import __version__
+from csd.utils.cache_folder import path_of, read, save
+from csd.utils.device import cpu_name
+from csd.utils.json_files import naming, parse
+from csd.utils.phases import phase
+from csd.utils.version import __version__
 
 LOG = logging.getLogger("csd")
 

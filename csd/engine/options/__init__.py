@@ -17,7 +17,7 @@ from csd.engine.options.arguments import (
     ResultOptions,
     SamplingOptions,
 )
-from csd.schema.other_names import unknown_argument
+from csd.utils.other_names import unknown_argument
 
 
 class Options(SamplingOptions, EndOptions, DraftingOptions, ResultOptions, total=False):

@@ -34,7 +34,9 @@ from csd.engine.results.until import OnText, Until, UntilRule
 from csd.graph.drafter_registry import names
 from csd.graph.prior import Prior
 from csd.models.load.choose_decoder import check_decoder
-from csd.schema.arguments import (
+from csd.state.slots import MAX_STOP_IDS
+from csd.traces.history import History
+from csd.utils.arguments import (
     LARGEST,
     check_budget,
     check_flag,
@@ -43,8 +45,6 @@ from csd.schema.arguments import (
     check_strings,
     check_whole,
 )
-from csd.state.slots import MAX_STOP_IDS
-from csd.traces.history import History
 from csd.verify.multi_draft import DRAWS
 
 

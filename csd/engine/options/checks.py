@@ -11,9 +11,9 @@ from csd.engine.results.result import Samples
 from csd.engine.results.until import UntilRule
 from csd.graph.drafter_registry import check_known
 from csd.graph.prior import Prior
-from csd.schema.arguments import check_path, check_seed, takes
-from csd.schema.check import shown
 from csd.traces.history import History
+from csd.utils.arguments import check_path, check_seed, takes
+from csd.utils.check import shown
 
 _EXPECTED = "must be a csd.History or a list of past samples (token ids, texts or Samples)"
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from csd.models.text.token_bytes import token_bytes
-from csd.schema.check import shown
-from csd.schema.lazy import check_installed
+from csd.utils.check import shown
+from csd.utils.lazy import check_installed
 
 # fields of `SamplingParams`; a call sets at most one of them
 GRAMMARS = ("json_schema", "regex", "grammar")

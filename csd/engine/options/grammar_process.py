@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from csd.engine.options.grammar import GRAMMARS, check_schema, check_text, source
-from csd.state.isolated_python import environment
+from csd.utils.isolated_python import environment
 
 SECONDS = 5  # of the CPU
 MEMORY = 2 << 30  # bytes of addresses

@@ -8,8 +8,8 @@ from typing import Any
 from csd.engine.options.grammar import check_grammar, check_one
 from csd.engine.options.thinking import find_tags, spell, spell_behind, spell_tags
 from csd.engine.options.thought_tags import Tag
-from csd.schema.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
-from csd.schema.check import shown
+from csd.utils.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
+from csd.utils.check import shown
 
 # fields of `SamplingParams` that change a row's logits, with the value that turns each off
 OFF: dict[str, Any] = {

@@ -19,7 +19,8 @@ from csd.engine.options.logit_params import (
     check_words,
     row_params,
 )
-from csd.schema.arguments import (
+from csd.state.slots import MAX_STOP_IDS
+from csd.utils.arguments import (
     LARGEST,
     STEEPEST,
     check_flag,
@@ -29,7 +30,6 @@ from csd.schema.arguments import (
     check_temperature,
     check_whole,
 )
-from csd.state.slots import MAX_STOP_IDS
 
 LOG = logging.getLogger("csd")
 

@@ -5,7 +5,7 @@ from copy import copy
 from typing import Any
 
 from csd.engine.options.thought_tags import LONGEST_TAG, Search, Tag, joined, special_ids
-from csd.schema.check import shown
+from csd.utils.check import shown
 
 # names of tags around a thought in the chat templates of thinking models
 _IN_ANGLES, _IN_BRACKETS = "think|thinking|thought|reason|reasoning|analysis|seed:think", "THINK"

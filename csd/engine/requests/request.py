@@ -18,8 +18,8 @@ from csd.graph.history import PastSample
 from csd.kernels.common.noise import prompt_key
 from csd.models.fused.config import ModelSizes
 from csd.models.text.streamed import SampleText
-from csd.schema.arguments import LARGEST
-from csd.state.torch_state import callers_state
+from csd.utils.arguments import LARGEST
+from csd.utils.torch_state import callers_state
 
 
 @dataclass(slots=True)

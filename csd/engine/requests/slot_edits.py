@@ -7,8 +7,8 @@ import torch
 
 from csd.engine.options.params import FILTERS
 from csd.engine.requests.request import Request
-from csd.state.device import upload
 from csd.state.slots import MAX_STOP_IDS, Slots
+from csd.utils.device import upload
 
 
 @dataclass(frozen=True, slots=True)

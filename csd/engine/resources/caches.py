@@ -36,10 +36,10 @@ from csd.graph.drafter_registry import make_drafter
 from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
 from csd.models.fused.decoder import DecoderLike
-from csd.state.device import free_bytes
 from csd.state.kv_cache import PAGE, KVCache
 from csd.state.slots import Slots
-from csd.state.torch_state import plain_torch
+from csd.utils.device import free_bytes
+from csd.utils.torch_state import plain_torch
 
 
 class Resources:

@@ -26,9 +26,9 @@ from csd.models.fused.config import ModelSizes
 from csd.models.fused.decoder import Decoder
 from csd.models.load import Loaded, load
 from csd.models.module.decoder import ModuleDecoder
-from csd.state.device import peak_bytes
-from csd.state.preparation_phases import phase
-from csd.state.torch_state import plain_torch
+from csd.utils.device import peak_bytes
+from csd.utils.phases import phase
+from csd.utils.torch_state import plain_torch
 from csd.verify.multi_draft import MultiDraftVerifier
 from csd.verify.teacher_forcing import TeacherForcing
 

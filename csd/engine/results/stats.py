@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
 from csd.engine.results.record import SOURCES
-from csd.state.preparation_phases import KINDS
+from csd.utils.phases import KINDS
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from csd.models.text.context import TextContext
 from csd.models.text.streamed import TextStream
-from csd.schema.lazy import check_installed
-from csd.schema.write import WholeFile
+from csd.utils.json_files import WholeFile
+from csd.utils.lazy import check_installed
 
 # background colours of tokens in a text, by the source of the draft
 COLOURS = {

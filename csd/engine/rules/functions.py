@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from csd.engine.requests.request import Request
-from csd.schema.check import shown
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.torch_state import callers_state
+from csd.utils.check import shown
+from csd.utils.torch_state import callers_state
 
 
 def apply_functions(

@@ -25,8 +25,8 @@ from csd.graph.drafter import StaticDrafter
 from csd.models.fused.decoder import Decoder
 from csd.models.module.decoder import ModuleDecoder
 from csd.state.pool import Pool
-from csd.state.preparation_phases import phase
 from csd.state.verdict import Verdict
+from csd.utils.phases import phase
 
 T = TypeVar("T")
 # torch.cuda.graph first waits for the whole device, which would end the capture of another thread,

@@ -28,9 +28,9 @@ from csd.models.fused.config import ModelSizes, scale_of
 from csd.models.fused.decoder import DecoderLike
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
-from csd.state.preparation_phases import KINDS, preparation
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
+from csd.utils.phases import KINDS, preparation
 from csd.verify.multi_draft import MultiDraftVerifier
 from csd.verify.teacher_forcing import TeacherForcing
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from csd.engine.options.thoughts import leaves_thought_open
 from csd.engine.results.result import Sample
 from csd.evaluate.vote import Decision, vote
-from csd.schema import check as schema
-from csd.schema.check import AtLeast, Between, Token
+from csd.utils import check as schema
+from csd.utils.check import AtLeast, Between, Token
 
 SOURCES = ("sampled", "own", "sibling", "prompt", "history", "model", "prior")
 

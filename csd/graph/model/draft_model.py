@@ -11,9 +11,9 @@ from csd.graph.model.drafter import ModelDrafter, NetworkDrafter
 from csd.graph.model.network import ModelNetwork, first_layers
 from csd.kernels.ops import Ops
 from csd.models.load import Loaded, load
-from csd.schema.arguments import check_flag, check_temperature, check_whole
-from csd.schema.check import shown
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH
+from csd.utils.arguments import check_flag, check_temperature, check_whole
+from csd.utils.check import shown
 
 
 class DraftSpec:

@@ -8,7 +8,7 @@ import torch
 
 from csd.kernels.ops import Ops
 from csd.models.fused.decoder import Decoder, DecoderLike
-from csd.schema.check import shown
+from csd.utils.check import shown
 
 
 def first_layers(decoder: DecoderLike, layers: int) -> Decoder:

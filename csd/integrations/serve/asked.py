@@ -16,8 +16,8 @@ from csd.integrations.serve.unsupported import (
     NOTHING_IN_STREAM_OPTIONS,
     asks_for_nothing,
 )
-from csd.schema.check import fits, shown
 from csd.serve import AsyncEngine, Reader
+from csd.utils.check import fits, shown
 
 # default max_tokens of a completion, as in OpenAI's interface
 COMPLETION_TOKENS = 16

@@ -21,9 +21,9 @@ from csd.integrations.serve.metrics import prometheus
 from csd.integrations.serve.server import Server
 from csd.integrations.serve.template_names import check_template_names
 from csd.models.text.prompts import parse
-from csd.schema.arguments import check_ids
-from csd.schema.check import shown
-from csd.state.version import __version__
+from csd.utils.arguments import check_ids
+from csd.utils.check import shown
+from csd.utils.version import __version__
 
 LOG = logging.getLogger("csd")
 

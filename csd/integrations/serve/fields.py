@@ -6,7 +6,7 @@ from typing import Any
 from csd.integrations.serve.errors import Refused
 from csd.integrations.serve.field_names import SAMPLING
 from csd.integrations.serve.unsupported import IGNORED, asks_for_nothing, instead
-from csd.schema.check import shown
+from csd.utils.check import shown
 
 # fields of the server itself
 COMMON = ("model", "stream", "stream_options", "return_token_ids")

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from csd.integrations.serve.errors import Refused
-from csd.schema.check import shown
+from csd.utils.check import shown
 
 
 class Guard:

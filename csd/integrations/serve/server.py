@@ -24,8 +24,8 @@ from csd.integrations.serve.field_names import as_fields
 from csd.integrations.serve.metrics import snapshot
 from csd.integrations.serve.readers import Readers
 from csd.integrations.serve.sizes import check_sizes, grammar_size
-from csd.schema.check import shown
 from csd.serve import AsyncEngine
+from csd.utils.check import shown
 
 T = TypeVar("T")
 

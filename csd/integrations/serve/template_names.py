@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from csd.integrations.serve.errors import Refused
-from csd.schema.check import shown
+from csd.utils.check import shown
 
 
 def read_names(tokenizer: Any) -> frozenset[str]:

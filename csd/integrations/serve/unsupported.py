@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from csd.integrations.serve.field_names import SAMPLING, as_fields
-from csd.schema.other_names import similar
+from csd.utils.other_names import similar
 
 IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",

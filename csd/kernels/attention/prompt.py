@@ -35,8 +35,8 @@ from torch.backends import cuda as backend
 
 from csd.kernels.attention.reference import Properties, in_reach, weights, without_autocast
 from csd.kernels.common.checks import check_tensor
-from csd.state.device import upload
 from csd.state.kv_cache import PAGE, pages_for
+from csd.utils.device import upload
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from numba import njit
 from numba.core import event
 
 from csd.kernels.numba.cache import UNKEPT, Kept
-from csd.state import preparation_phases
+from csd.utils import phases as preparation_phases
 
 CSD = Path(__file__).parents[2]
 # folders of the loops, and of the constants that they contain

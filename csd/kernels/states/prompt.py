@@ -7,8 +7,8 @@ import torch
 
 from csd.kernels.states import SSM, DeltaRule, StepStates
 from csd.kernels.states.paths import DEPTHS, tree_paths
-from csd.state.device import upload
 from csd.state.recurrent import CHUNK, StateMemory, checkpoint
+from csd.utils.device import upload
 
 # tokens of a piece for the model's own function; pieces begin at multiples of it
 PIECE = 64

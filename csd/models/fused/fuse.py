@@ -32,7 +32,7 @@ from csd.models.fused.layer_parts import (
 from csd.models.fused.linear import packed
 from csd.models.fused.lora import FusedAdapters, key_of
 from csd.models.lora import base_linear, base_of, is_lora
-from csd.state.device import free_bytes
+from csd.utils.device import free_bytes
 
 # a tied head is packed in addition to the embedding if free memory is this many times its size
 SPARE = 16

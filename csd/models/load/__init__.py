@@ -32,9 +32,8 @@ from csd.models.load.gguf import file as gguf_file
 from csd.models.module.decoder import ModuleDecoder
 from csd.models.module.sizes import current_sizes
 from csd.models.wrappers import unwrapped
-from csd.state.device import BUSY
-from csd.state.torch_state import plain_torch
-from csd.state.unseen_gpu import warn_of_unseen_gpu
+from csd.utils.device import BUSY, warn_of_unseen_gpu
+from csd.utils.torch_state import plain_torch
 
 BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
 

@@ -28,9 +28,9 @@ from csd.models.load import gguf as gguf_model
 from csd.models.load.resize_for_adapter import resize
 from csd.models.refuse import refuse_config, refuse_prompt_learning
 from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
-from csd.schema.check import shown
-from csd.schema.lazy import check_installed
-from csd.schema.read import read_file
+from csd.utils.check import shown
+from csd.utils.json_files import read_file
+from csd.utils.lazy import check_installed
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from csd.models.fused.fusable import checked_config
 from csd.models.fused.fuse import fuse
 from csd.models.module.admit import admit
 from csd.models.module.decoder import ModuleDecoder
-from csd.schema.arguments import check_one_of
+from csd.utils.arguments import check_one_of
 
 DECODERS = ("auto", "fused", "module")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from csd.models.text.left_out_fields import left_out, refuse_left_out
-from csd.schema.check import AtLeast, check, fits, shown
-from csd.schema.read import naming
+from csd.utils.check import AtLeast, check, fits, shown
+from csd.utils.json_files import naming
 
 
 class Message(TypedDict):

@@ -17,8 +17,8 @@ from csd.models.text.messages import (
     messages_of,
     text_of,
 )
-from csd.schema.check import check, fits, shown
-from csd.schema.read import naming
+from csd.utils.check import check, fits, shown
+from csd.utils.json_files import naming
 
 
 def parse(

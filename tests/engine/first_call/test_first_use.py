@@ -14,7 +14,7 @@ from csd.doctor import SMALL
 from csd.doctor import report as machine
 from csd.engine.first_call import check as self_check_cache
 from csd.models import load
-from csd.state import cache_folder
+from csd.utils import cache_folder
 
 
 @pytest.fixture

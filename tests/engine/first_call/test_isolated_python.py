@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from csd.engine.first_call import check as self_check_cache
-from csd.state import isolated_python
+from csd.utils import isolated_python
 
 NAMES = ["json", "torch", "numpy", "numba", "triton", "importlib", "encodings", "sitecustomize"]
 MAIN = """

@@ -13,7 +13,7 @@ import numba
 
 from csd.engine.first_call import compile_loops as parallel_compile
 from csd.kernels import cpu_ops as module
-from csd.state import isolated_python
+from csd.utils import isolated_python
 
 
 class Process:

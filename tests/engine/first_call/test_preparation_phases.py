@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from csd.engine.step.step import Clock
-from csd.state import preparation_phases as phases
-from csd.state.preparation_phases import phase, showing
+from csd.utils import phases
+from csd.utils.phases import phase, showing
 
 
 @pytest.mark.parametrize("device, line", [("cuda", True), ("cpu", False)])

@@ -9,7 +9,7 @@ from csd.cli.main import main
 from csd.engine.options import GenerateOptions, Options, options_of
 from csd.integrations.ray import Sampler
 from csd.models.demo import toy
-from csd.schema.other_names import _NAMES, _REMARKS
+from csd.utils.other_names import _NAMES, _REMARKS
 
 MODEL, TOKENIZER = toy()
 CASES = [

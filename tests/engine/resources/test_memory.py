@@ -20,9 +20,9 @@ from csd.engine.resources.sizes import Demand, slots_that_fit
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import changed_bytes
 from csd.models.demo import toy
-from csd.state.device import free_bytes, peak_bytes
 from csd.state.kv_cache import KVCache, PageAllocator, pages_for
 from csd.state.logit_rules import Asked
+from csd.utils.device import free_bytes, peak_bytes
 
 LLAMA = SHAPES["llama-3.1-8b"]
 # a GPU of 80 GB, of which the engine takes nine tenths of what the weights leave

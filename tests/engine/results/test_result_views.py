@@ -115,7 +115,7 @@ def test_a_row_a_sample():
 
 
 def test_without_pandas_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("csd.schema.lazy.find_spec", lambda name: None)
+    monkeypatch.setattr("csd.utils.lazy.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"needs pandas: pip install 'csd-llm\[notebook\]'"):
         drawn().to_pandas()
 

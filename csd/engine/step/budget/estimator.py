@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-from csd.schema.check import AtLeast, Between
-from csd.schema.read import read_file
+from csd.utils.check import AtLeast, Between
+from csd.utils.json_files import read_file
 
 
 class StepTimesFile(TypedDict):

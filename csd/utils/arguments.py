@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from csd.schema.check import shown
+from csd.utils.check import shown
 
 # largest signed integer of 32 bits
 LARGEST = 2**31 - 1

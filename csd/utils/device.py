@@ -1,0 +1,177 @@
+"""Device of an engine: the current device and stream of launches, and copies to it.
+
+Detection of a GPU that torch cannot use.
+
+Name of this machine's CPU.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+PROC = Path("/proc/driver/nvidia/version")
+AMD = Path("/dev/kfd")
+# variables with which a user hides GPUs
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+OLDER = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
+
+
+def unseen_gpu() -> str | None:
+    """Advice on a GPU that torch cannot use; None if there is none or if it is hidden."""
+    if torch.cuda.is_available() or any(_hides(os.environ.get(name)) for name in HIDING):
+        return None
+    driver = _driver()
+    if driver is not None and "Enabled" in (_queried("mig.mode.current") or ""):
+        return (
+            "this machine has an NVIDIA GPU that is split into instances (MIG), but torch "
+            f"{torch.__version__} sees none of them: `nvidia-smi -L` lists them; set "
+            "CUDA_VISIBLE_DEVICES to the UUID of one"
+        )
+    if driver is not None:
+        return (
+            f"this machine has an NVIDIA GPU with driver {driver}, but torch {torch.__version__}, "
+            f"built for CUDA {torch.version.cuda}, cannot use it. CUDA 13 needs driver 580 or "
+            f"later; with an older driver: {OLDER}"
+        )
+    if AMD.exists():
+        return (
+            f"this machine has an AMD GPU ({AMD}), but torch {torch.__version__}, built for ROCm "
+            f"{torch.version.hip}, cannot use it: install torch's build for ROCm "
+            "(https://pytorch.org/get-started/locally), and check that you may open the device"
+        )
+    return None
+
+
+@cache
+def warn_of_unseen_gpu() -> None:
+    """Warn once per process if torch cannot use this machine's GPU."""
+    found = unseen_gpu()
+    if found:
+        warnings.warn(f"csd runs on the CPU: {found}", stacklevel=2)
+
+
+def _hides(devices: str | None) -> bool:
+    return devices is not None and devices.strip() in ("", "-1")
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver, None without one."""
+    try:
+        words = PROC.read_text().split("\n")[0].split()
+    except OSError:
+        return _queried("driver_version")
+    # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
+    return next((word for word in words if word[0].isdigit()), "unknown")
+
+
+def _queried(field: str) -> str | None:
+    """A field of the first GPU, from nvidia-smi; None without one."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    asked = [program, f"--query-gpu={field}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # a machine may have the program and no GPU
+    lines = done.stdout.split("\n")
+    return lines[0].strip() or None if done.returncode == 0 else None
+
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def cpu_name() -> str:
+    """The first core's model, as reported by the system."""
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    return model(text) or platform.processor() or platform.machine()
+
+
+def model(cpuinfo: str) -> str | None:
+    """Name of the first core; for an ARM core, numbers of implementer and part."""
+    if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
+        return found[1].strip()
+    numbers = [re.search(rf"^CPU {n}\s*:\s*(\S+)$", cpuinfo, re.M) for n in ("implementer", "part")]
+    return " ".join(f"{n} {x[1]}" for n, x in zip(("implementer", "part"), numbers, strict=True)
+                    if x) or None  # fmt: skip
+
+
+T = TypeVar("T")
+# CUDA's words for a device in compute-exclusive mode that another process holds
+BUSY = "busy or unavailable"
+
+
+def stream_of(device: torch.device) -> torch.cuda.Stream | None:
+    """The caller's stream on `device`; a CPU has none."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def current(
+    device: torch.device, stream: torch.cuda.Stream | None = None
+) -> AbstractContextManager[Any]:
+    """Make `device`, and `stream` if given, current within the block."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.device(device) if stream is None else torch.cuda.stream(stream)
+
+
+def on_device(items: Iterable[T], device: torch.device) -> Iterator[T]:
+    """Yield the items; `device` is current while they are computed, not while they are used.
+
+    All are computed on the caller's stream at the first one.
+    """
+    items = iter(items)
+    stream = stream_of(device)
+    try:
+        while True:
+            with current(device, stream):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+    finally:
+        close = getattr(items, "close", None)
+        if close is not None:
+            with current(device, stream):
+                close()
+
+
+def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a CPU tensor to `device` without waiting for it."""
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of `device`, in bytes."""
+    if device.type == "cuda":
+        # torch reuses the memory of freed tensors that it has reserved
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    try:
+        with open("/proc/meminfo") as f:
+            for line in f:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Peak bytes of torch on `device`, by `torch.cuda.max_memory_allocated`; None on a CPU.
+
+    Since the process began, or since its user reset it.
+    """
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
