@@ -1,6 +1,6 @@
 """csd: faster multi-sample LLM inference that changes nothing about what is sampled."""
 
-from csd import baselines, integrations, kernels, verify
+from csd import integrations, kernels, verify
 from csd.engine.engine import Engine
 from csd.engine.generate import generate, release, stream
 from csd.engine.results.result import Sample, Samples
@@ -11,6 +11,7 @@ from csd.evaluate.pass_at_k import pass_at_k
 from csd.evaluate.report import page_of
 from csd.evaluate.score import score
 from csd.evaluate.vote import Vote, vote
+from csd.graph import baselines
 from csd.graph.model.draft_model import DraftModel
 from csd.graph.model.eagle import Eagle
 from csd.graph.prior import Prior

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from csd.graph.capacity import capacity_for, max_history
 from csd.graph.deferred_inserts import DeferredInserts
 from csd.graph.drafter import StaticDrafter
-from csd.graph.history import PastSample, Rows, pieces
+from csd.graph.history import PastSample, Rows, capacity_for, max_history, pieces
 from csd.graph.prior import PRIOR_CONFIG, Prior
 from csd.kernels.draft import DraftNoise, draft_tree_ref
 from csd.kernels.ops import Ops

@@ -1,4 +1,4 @@
-"""Registry of drafters by the names of `drafter=`; `csd/baselines` registers its own."""
+"""Registry of drafters by the names of `drafter=`; `csd/graph/baselines` registers its own."""
 
 from collections.abc import Callable
 from functools import partial

@@ -7,10 +7,13 @@ probabilities, if recorded:
     without top    weight(y) = history_weight
     with top       weight(u) = round(p_u * soft_weight) + hard_weight * [u = y]
     both           >> age
+
+Capacity of the graph's table.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -131,3 +134,22 @@ def pieces(
             pending = [rows[size:]]
     if sum(map(len, pending)):
         yield Rows.join(pending)
+
+
+# contexts of a table, which take 41 and 330 MB with the sizes of `GraphConfig`
+MIN_CAPACITY, MAX_CAPACITY = 1 << 17, 1 << 20
+
+
+def capacity_for(tokens: int, config: GraphConfig) -> int:
+    """Contexts of a table for `tokens` tokens, each of which follows one context per order."""
+    wanted = tokens * len(config.orders)
+    return min(max(MIN_CAPACITY, 1 << max(wanted - 1, 0).bit_length()), MAX_CAPACITY)
+
+
+def max_history(history: Sequence[PastSample], groups: int, config: GraphConfig) -> int:
+    """Number of a prompt's past samples that fit, newest first.
+
+    Past samples take at most half of the largest table, in equal parts for the groups in flight.
+    """
+    room = MAX_CAPACITY // (2 * len(config.orders) * groups)
+    return sum(tokens <= room for tokens in accumulate(map(len, history)))

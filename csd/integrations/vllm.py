@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from csd.graph.capacity import capacity_for
 from csd.graph.chain import ConsensusChain
 from csd.graph.consensus import PIECE, WITH_HISTORY
+from csd.graph.history import capacity_for
 from csd.integrations.vllm_rows import Group, Rows, Sample
 from csd.integrations.vllm_step import ENTERED, committed, empty_slots, windows
 from csd.kernels.ops import reference

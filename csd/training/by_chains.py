@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from csd.graph.model.eagle_layers import FEWEST, read_layers
+from csd.graph.model.eagle import FEWEST, read_layers
 from csd.training.chain_losses import ChainLosses, chain_losses
 from csd.training.draft_vocab import draft_tokens
 from csd.training.eagle3_head import Eagle3Head

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from fuzzing import MANY, at_most, open_files
 
-from csd.baselines.rest import Datastore
 from csd.cli.trace import prompts_of
 from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.answers import EXTRACTORS, answer_of, canonical
@@ -19,6 +18,7 @@ from csd.evaluate.report import data, figures
 from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.speedup import gain
 from csd.evaluate.tasks import TASKS, read
+from csd.graph.baselines.rest import Datastore
 from csd.traces.history import History
 from csd.traces.traces import read_traces
 from csd.utils.json_files import naming, read_file

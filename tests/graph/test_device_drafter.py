@@ -14,7 +14,7 @@ import csd
 from bench.lib.shapes import random_model
 from csd.engine.step.budget import FixedBudget
 from csd.graph.model.device_drafter import DeviceModelDrafter
-from csd.graph.model.network import ModelNetwork
+from csd.graph.model.draft_model import ModelNetwork
 from csd.kernels.attention import prompt as prompt_rows
 
 PROMPTS = ["abcabc", "xyz", "q"]

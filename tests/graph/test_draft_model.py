@@ -9,8 +9,8 @@ from targets import few
 
 import csd
 from csd.engine.step.budget import FixedBudget
-from csd.graph.model.network import first_layers
-from csd.graph.model.reliability import GRAPH, MODEL, Reliability
+from csd.graph.model.distributions import GRAPH, MODEL, Reliability
+from csd.graph.model.draft_model import first_layers
 from csd.graph.model.tree import SlotTree, likeliest
 from csd.models.fused.fuse import fuse
 

@@ -7,7 +7,7 @@ from scripted import PrefixSum, counting, engine
 from targets import few
 
 import csd
-from csd.baselines.prompt_lookup import PromptLookup
+from csd.graph.baselines.prompt_lookup import PromptLookup
 
 NAMES = (
     "prompt-lookup", "paper", "paper-tree", "paper-shrinking", "paper-shrinking-tree", "recycling",

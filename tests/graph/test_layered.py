@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import csd
 from bench.studies.paper.record_study import TRACES
-from csd.baselines.multi_sample_paper import Paper
 from csd.evaluate.replay import replay
+from csd.graph.baselines.multi_sample_paper import Paper
 from csd.graph.layered import LayeredDag
 from csd.kernels.ops import reference, triton
 from csd.state.texts import DagConfig

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from csd.baselines.multi_sample_paper import Paper
+from csd.graph.baselines.multi_sample_paper import Paper
 from csd.graph.drafter_registry import make_drafter
 from csd.graph.host_tree import Tree
 from csd.kernels.draft.paper.suffix_match import match_ends

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from csd.baselines.rest import Datastore
 from csd.cli.main import main
 from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.tasks import TASKS, read
+from csd.graph.baselines.rest import Datastore
 from csd.traces.traces import Trace, read_traces, write_traces
 from csd.utils import json_files as schema
 

@@ -10,8 +10,7 @@ from eagle_heads import D as HEAD_DIM
 from precision import within_eager
 
 import csd
-from csd.graph.model.eagle import EagleHead
-from csd.graph.model.eagle_layers import read_layers
+from csd.graph.model.eagle import EagleHead, read_layers
 from csd.models.fused.fuse import fuse
 from csd.training import chain_attention as attention_module
 from csd.training import chain_losses as losses_module

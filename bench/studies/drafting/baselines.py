@@ -3,9 +3,9 @@
 import heapq
 from collections import deque
 
-from csd.baselines.host_drafter import HostDrafter
-from csd.baselines.multi_sample_paper import Paper
-from csd.baselines.rest import Datastore, Rest
+from csd.graph.baselines.host_drafter import HostDrafter
+from csd.graph.baselines.multi_sample_paper import Paper
+from csd.graph.baselines.rest import Datastore, Rest
 from csd.graph.host_tree import Tree
 from csd.state.pool import SIBLING
 

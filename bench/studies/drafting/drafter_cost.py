@@ -28,10 +28,10 @@ from pathlib import Path
 import torch
 
 from bench.lib.common import finish, merged, table
-from csd.baselines.host_drafter import HostDrafter
-from csd.baselines.multi_sample_paper import Paper
-from csd.baselines.rest import Datastore, Rest
 from csd.evaluate.replay import Recording
+from csd.graph.baselines.host_drafter import HostDrafter
+from csd.graph.baselines.multi_sample_paper import Paper
+from csd.graph.baselines.rest import Datastore, Rest
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter_registry import make_drafter
 from csd.graph.host_tree import Tree

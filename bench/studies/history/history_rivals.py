@@ -7,9 +7,9 @@ of the prompt, oldest first, in the text that it searches, so that it matches ne
 from typing import Any
 
 from bench.studies.drafting.baselines import Trie
-from csd.baselines.host_drafter import HostDrafter
-from csd.baselines.prompt_lookup import PromptLookup
-from csd.baselines.suffix import Suffix
+from csd.graph.baselines.host_drafter import HostDrafter
+from csd.graph.baselines.prompt_lookup import PromptLookup
+from csd.graph.baselines.suffix import Suffix
 from csd.graph.history import PastSample
 
 RIVALS_WITH_HISTORY = ("trie", "trie-frequency", "trie-prompt", "suffix-tree", "prompt-lookup")

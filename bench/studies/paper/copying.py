@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from csd.baselines.host_drafter import HostDrafter
+from csd.graph.baselines.host_drafter import HostDrafter
 from csd.graph.host_tree import Tree
 from csd.kernels.common.noise import ACCEPT, RESIDUAL, philox_words_ref, uniform
 from csd.kernels.verify.reference import descend_ref

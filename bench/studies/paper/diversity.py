@@ -10,7 +10,7 @@ from bench.e2e.cpu import PROBLEMS
 from bench.studies.paper.box import Box
 from bench.studies.paper.copying import copying
 from bench.studies.paper.measure import likeness, mean
-from csd.baselines.multi_sample_paper import Paper
+from csd.graph.baselines.multi_sample_paper import Paper
 
 SAMPLES, NODES, TOKENS = 8, 6, 64
 LOOSE, STRICT = {"k": 1}, {"k": 6, "least": 0.6}

@@ -9,7 +9,7 @@ edits need a query of 2 * edits + 2 tokens, so k is 6.
 
 from bench.studies.paper.box import Box
 from bench.studies.paper.measure import figures, likeness, mean, replayed
-from csd.baselines.multi_sample_paper import Paper
+from csd.graph.baselines.multi_sample_paper import Paper
 
 SAMPLES, NODES, PROBLEMS = 8, 16, 4
 KNOBS = {

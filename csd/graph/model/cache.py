@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from csd.graph.model.host_slots import HostSlots, SlotRows
+from csd.graph.model.slots import HostSlots, SlotRows
 from csd.kernels.attention.layer import LayerAttention, PromptAttention
 from csd.kernels.attention.prompt import PromptChunk, PromptRows
 from csd.kernels.ops import Ops

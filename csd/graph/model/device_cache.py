@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from csd.graph.model.cache import DraftNetwork
-from csd.graph.model.draft_prefill import CHUNK
-from csd.graph.model.slot_order import SlotOrder
+from csd.graph.model.prefill import CHUNK
+from csd.graph.model.slots import SlotOrder
 from csd.kernels.attention.layer import LayerAttention, PromptAttention
 from csd.kernels.attention.prompt import PromptChunk, PromptRows
 from csd.kernels.ops import Ops

@@ -4,7 +4,8 @@ A tree grows by levels. The network reads the `k` likeliest paths of each slot's
 forward pass over all slots, and each path adds its `k` likeliest children; after `depth` levels the
 likeliest nodes of all slots enter the pool, up to the budget. This is EAGLE-2's dynamic tree
 (arXiv 2406.16858) over all samples at once, with its confidences calibrated by measured acceptance
-(`reliability.py`), which also ranks the network's nodes against the graph's. `k = 1` drafts chains.
+(`distributions.py`), which also ranks the network's nodes against the graph's. `k = 1` drafts
+chains.
 
 The host reads the device while drafting, so the steps are not captured. A network alone on a GPU
 uses `device_drafter.py` instead, which needs no such reads.
@@ -21,10 +22,9 @@ from csd.graph.drafter import Drafter
 from csd.graph.history import PastSample
 from csd.graph.host_tree import pool_of_trees
 from csd.graph.model.cache import DraftNetwork, Scratch
-from csd.graph.model.distributions import distributions, expected
-from csd.graph.model.draft_prefill import DraftPrefill
-from csd.graph.model.host_slots import HostSlots, take
-from csd.graph.model.reliability import MODEL, Levels, Reliability
+from csd.graph.model.distributions import MODEL, Levels, Reliability, distributions, expected
+from csd.graph.model.prefill import DraftPrefill
+from csd.graph.model.slots import HostSlots, take
 from csd.graph.model.tree import SlotTree, add_pool, likeliest
 from csd.kernels.backends import for_dtype
 from csd.kernels.draft import DraftNoise

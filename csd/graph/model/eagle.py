@@ -16,6 +16,8 @@ the target's j + d2t[j].
 
     h = fc f[i-1], or the h predicted before,   x = h + attention([norm(E t[i]), norm(h)])
     h' = x + mlp(norm(x)),                    logits = lm_head norm(h')
+
+Layers of a target whose inputs an EAGLE-3 head reads: a low one, the middle, a high one.
 """
 
 import json
@@ -29,12 +31,20 @@ import torch.nn.functional as F
 from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.draft_model import DraftSpec
 from csd.graph.model.drafter import ModelDrafter, NetworkDrafter
-from csd.graph.model.eagle_layers import FEWEST, read_layers
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder
 from csd.models.fused.linear import linear
 from csd.models.fused.rope import rope_tables
+
+# with 4 layers, layers 2 and L - 3 exist; with 4 or 5, some of the three layers are the same
+FEWEST = 4
+
+
+def read_layers(layers: int) -> tuple[int, int, int]:
+    """Layers 2, L // 2 and L - 3 of L, which published heads read, in the order of fc's input."""
+    return 2, layers // 2, layers - 3
+
 
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 

@@ -22,7 +22,7 @@ import torch
 from csd.graph.host_tree import pool_of_rows
 from csd.graph.model.distributions import distributions
 from csd.graph.model.drafter import ModelDrafter
-from csd.graph.model.host_slots import HostSlots
+from csd.graph.model.slots import HostSlots
 from csd.graph.sampled_tree import Drawn, Node, draw
 from csd.kernels.common.noise import DRAFT, philox_words, stepped
 from csd.state.pool import COST_ONE, MAX_NODES, MODEL, ROOT, Pool

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from csd.graph.host_tree import Tree
-from csd.graph.model.reliability import BOTH, GRAPH, MODEL, Reliability
+from csd.graph.model.distributions import BOTH, GRAPH, MODEL, Reliability
 from csd.state import pool
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, path_probability
 

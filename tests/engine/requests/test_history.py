@@ -9,8 +9,7 @@ from scripted import Letters, PrefixSum, counting, engine
 from targets import few
 
 import csd
-from csd.graph.capacity import MAX_CAPACITY, MIN_CAPACITY, capacity_for, max_history
-from csd.graph.history import PastSample
+from csd.graph.history import MAX_CAPACITY, MIN_CAPACITY, PastSample, capacity_for, max_history
 from csd.state.context_table import GraphConfig
 
 OPTIONS = dict(num_samples=4, max_new_tokens=24, seed=3, temperature=0.9)
@@ -194,7 +193,7 @@ def test_capacity_follows_the_number_of_tokens(model, monkeypatch):
 
 
 def test_dropped_contexts_are_reported(monkeypatch):
-    monkeypatch.setattr("csd.graph.capacity.MAX_CAPACITY", 1 << 10)
+    monkeypatch.setattr("csd.graph.history.MAX_CAPACITY", 1 << 10)
     config = GraphConfig(orders=(1, 2, 3, 5, 8))
     history = [PastSample.of([1] * 30) for _ in range(5)]
     assert max_history(history, 1, config) == 3

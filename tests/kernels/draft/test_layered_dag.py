@@ -8,7 +8,7 @@ import torch
 from equal_fields import assert_equal_fields
 from text_cases import random_slots
 
-from csd.baselines.multi_sample_paper import Paper
+from csd.graph.baselines.multi_sample_paper import Paper
 from csd.graph.host_tree import Tree
 from csd.kernels.draft.paper.layered_dag import layered_dag, layered_dag_ref, layered_dag_triton
 from csd.state.pool import COST_ONE, PROGRESS_PENALTY, SIBLING

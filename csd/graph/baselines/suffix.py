@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from csd.baselines.host_drafter import HostDrafter
+from csd.graph.baselines.host_drafter import HostDrafter
 from csd.graph.host_tree import Tree
 from csd.state.pool import OWN, SIBLING
 

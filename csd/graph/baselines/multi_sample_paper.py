@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from csd.baselines.host_drafter import HostDrafter
+from csd.graph.baselines.host_drafter import HostDrafter
 from csd.graph.host_tree import Tree
 from csd.kernels.draft.paper.suffix_match import match_ends
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, SIBLING

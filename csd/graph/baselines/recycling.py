@@ -10,7 +10,7 @@ import heapq
 from itertools import pairwise
 from typing import Any
 
-from csd.baselines.host_drafter import HostDrafter
+from csd.graph.baselines.host_drafter import HostDrafter
 from csd.graph.host_tree import Tree
 from csd.state.pool import SIBLING, Pool
 from csd.state.slots import Slots

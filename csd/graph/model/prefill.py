@@ -8,7 +8,7 @@ token with the target's state of the token before it, so those states are stored
 import torch
 
 from csd.graph.model.cache import DraftCache, DraftNetwork
-from csd.graph.model.host_slots import HostSlots, take
+from csd.graph.model.slots import HostSlots, take
 from csd.kernels.ops import Ops
 from csd.state.kv_cache import pages_for
 from csd.state.slots import Slots

@@ -12,11 +12,11 @@ prompt, in the same pool as the consensus graph.
 
 from functools import partial
 
-from csd.baselines.multi_sample_paper import Paper
-from csd.baselines.prompt_lookup import PromptLookup
-from csd.baselines.recycling import Recycling
-from csd.baselines.rest import Rest
-from csd.baselines.suffix import Suffix
+from csd.graph.baselines.multi_sample_paper import Paper
+from csd.graph.baselines.prompt_lookup import PromptLookup
+from csd.graph.baselines.recycling import Recycling
+from csd.graph.baselines.rest import Rest
+from csd.graph.baselines.suffix import Suffix
 from csd.graph.drafter_registry import register
 
 

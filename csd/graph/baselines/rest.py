@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from csd.baselines.host_drafter import HostDrafter
+from csd.graph.baselines.host_drafter import HostDrafter
 from csd.graph.host_tree import Tree
 from csd.state.kv_cache import KVCache
 from csd.state.pool import MAX_DEPTH, SIBLING
