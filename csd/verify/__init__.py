@@ -15,11 +15,9 @@ All but `match` need drafts *drawn* from a known proposal, with noise of their o
 
 from csd.verify.bound import can_always_accept, joint_acceptance, optimal_acceptance
 from csd.verify.canonical import Canonical
-from csd.verify.kseq import KSeq
 from csd.verify.match import Match, coupled_drafts, fixed_drafts
-from csd.verify.recursive import Recursive
+from csd.verify.recursive import KSeq, Recursive, Single
 from csd.verify.scheme import Decision, Noise, Outcome, Scheme
-from csd.verify.single import Single
 
 __all__ = [
     "SCHEMES", "Canonical", "Decision", "KSeq", "Match", "Noise", "Outcome", "Recursive", "Scheme",

@@ -14,7 +14,7 @@ from csd.verify import (
     joint_acceptance,
     optimal_acceptance,
 )
-from csd.verify.max_flow import split_pairs
+from csd.verify.canonical import split_pairs
 
 
 @pytest.mark.parametrize("s", [1, 2, 3, 6])
