@@ -14,7 +14,7 @@ from csd.engine.generate import engine_for
 from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.evaluate import evaluation as evaluate
-from csd.evaluate.tasks import TASKS, read
+from csd.evaluate.answers import TASKS, read
 from csd.evaluate.vote import Vote
 from csd.models.text.prompts import has_chat
 from csd.utils.json_files import WholeFile

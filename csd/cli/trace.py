@@ -13,7 +13,7 @@ from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.evaluation import digest
-from csd.evaluate.recording import record
+from csd.evaluate.resumable_results import record
 from csd.graph.drafter_registry import check_known, names
 from csd.models.text.prompts import as_message, check_prompt, has_chat
 from csd.state.pool import MAX_NODES
@@ -137,7 +137,7 @@ def _record(args: Namespace) -> int:
 def _replay(args: Namespace) -> int:
     from tqdm import tqdm
 
-    from csd.evaluate.speedup import gain
+    from csd.evaluate.replay import gain
     from csd.traces.traces import read_traces
 
     check_counts(args, ("num_samples", "limit"))

@@ -2,6 +2,8 @@ r"""Extraction and comparison of the answers of worked solutions.
 
 A text states an answer as \boxed{6}, <answer>6</answer>, "the answer is 6", "#### 6" and the like.
 Thoughts are cut before it is read, and the last statement with a value is the answer.
+
+Problem files: questions, correct answers and their comparison.
 """
 
 import re
@@ -9,11 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from itertools import zip_longest
+from pathlib import Path
 
 from csd.engine.options.thoughts import after_thoughts
 from csd.evaluate.letters import option, options_in
 from csd.evaluate.numbers import last_numeral, number_of, numeral_at, plain_number, plain_text
-from csd.utils.check import shown
+from csd.models.text.prompts import check_prompt
+from csd.utils.check import fits, shown
+from csd.utils.json_files import naming, read_lines
 
 # a word after a number, except mathematical names such as pi and sqrt
 _UNIT = re.compile(
@@ -298,3 +303,96 @@ def _closing(text: str) -> dict[int, int]:
         elif open_ones:
             closing[open_ones.pop()] = match.start()
     return closing
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    index: int  # line of the file, from 0
+    prompt: str | list[dict]
+    answer: str  # in the form that `Task.extract` returns
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A kind of problem file. question, answer: keys of a line.
+
+    ask: instruction appended to the question. gold: returns the canonical form of a line's answer,
+    or raises ValueError. extract: returns the canonical answer in a sample's text, or None.
+    """
+
+    question: str
+    answer: str
+    ask: str
+    gold: Callable[[str], str]
+    extract: Callable[[str], str | None]
+
+
+def read(path: str | Path, task: Task) -> list[Problem]:
+    """Read the problems of a JSONL file. Raises ValueError, naming the line and the key."""
+    problems: list[Problem] = []
+    for number, row in read_lines(path, dict):
+        with naming(f"{path}, line {number}"):
+            problems.append(_problem(row, len(problems), task))
+    if not problems:
+        raise ValueError(f"{path} has no problems")
+    return problems
+
+
+def _problem(row: dict, index: int, task: Task) -> Problem:
+    for key in (task.question, task.answer):
+        if key not in row:
+            raise ValueError(f"has no {key!r}")
+    prompt, answer = row[task.question], row[task.answer]
+    check_prompt(prompt, task.question)
+    if not fits(answer, str | int | float):
+        raise ValueError(f"must have a string or a number as {task.answer!r}, got {shown(answer)}")
+    if isinstance(prompt, str):
+        prompt += task.ask
+    return Problem(index, prompt, task.gold(str(answer)))
+
+
+def _gsm8k_gold(answer: str) -> str:
+    found = answer.rpartition("####")[2].strip()
+    if number_of(found) is None:
+        raise ValueError(
+            f"must have an 'answer' that ends in #### and a number, got {answer[-40:]!r}"
+        )
+    return canonical(found)
+
+
+def _letter_gold(answer: str) -> str:
+    named = option(answer, small=True)
+    if named is None:
+        raise ValueError(
+            f"must have the letter of an option, A to J, as 'answer', got {shown(answer)}; "
+            "answers in words need --task jsonl"
+        )
+    return named
+
+
+TASKS = {
+    "gsm8k": Task(
+        "question",
+        "answer",
+        '\n\nReason step by step, then end with "The answer is" and the number.',
+        _gsm8k_gold,
+        canonical_answer,
+    ),
+    "math": Task(
+        "problem",
+        "answer",
+        "\n\nReason step by step, and put the final answer within \\boxed{}.",
+        canonical,
+        canonical_answer,
+    ),
+    # a question with its options
+    "letter": Task(
+        "question",
+        "answer",
+        '\n\nReason step by step, then end with "The answer is" and the letter.',
+        _letter_gold,
+        letter,
+    ),
+    # prompt: a str or messages, used unchanged
+    "jsonl": Task("prompt", "answer", "", canonical, canonical_answer),
+}

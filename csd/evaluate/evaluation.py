@@ -11,10 +11,9 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from csd.engine.engine import Engine
 from csd.engine.results.result import Samples
-from csd.evaluate.maj_at_k import maj_at_k
-from csd.evaluate.pass_at_k import mean_interval, pass_at_k
+from csd.evaluate.answers import Problem, Task
+from csd.evaluate.pass_at_k import maj_at_k, mean_interval, pass_at_k
 from csd.evaluate.resumable_results import ResumedFile
-from csd.evaluate.tasks import Problem, Task
 from csd.evaluate.vote import Decision, Vote, drawn, vote
 from csd.models.text.prompts import as_message
 from csd.traces.history import History

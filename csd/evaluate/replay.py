@@ -11,6 +11,8 @@ Gumbels, the noise of token t is
 
 since the winning score is a standard Gumbel and the others are Gumbels below it. Tokens of
 unknown probability have g_t = h_t.
+
+Expected speed-up of drafting on recorded samples: replayed steps times the cost of a step.
 """
 
 import time
@@ -21,13 +23,53 @@ from typing import Any
 import torch
 
 from csd.engine.results.record import SOURCES
+from csd.engine.step.budget import StepTimeTable
+from csd.graph.drafter_registry import make_drafter
 from csd.graph.history import PastSample
 from csd.kernels.common.noise import gumbel, philox_words_ref, prompt_key
+from csd.kernels.ops import reference
 from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, TOP, Verdict
 from csd.traces.traces import Trace
+
+
+def gain(
+    traces: list[Trace],
+    nodes: int,
+    cost: StepTimeTable | None,
+    samples: int | None = None,
+    drafter: str = "consensus",
+) -> dict:
+    """Figures of all traces together, with at most `nodes` drafted tokens per sample and step.
+
+    samples: number of samples per trace; None: all. Returns nodes; tau; nodes_used, the mean
+    number drafted per sample and step; speedup, relative to one token per step, computed from
+    `cost` without the drafter's own time, or None without a cost.
+    """
+    tokens = steps = drafted = 0
+    plain = drafting = 0.0
+    for trace in traces:
+        count = len(trace.samples) if samples is None else samples
+        result = replay(
+            trace, make_drafter(drafter, reference(), torch.device("cpu")), count, nodes
+        )
+        tokens, steps = tokens + result.tokens, steps + result.sample_steps
+        drafted += result.nodes
+        if cost is None:
+            continue
+        lengths = [len(x) for x in trace.samples[:count]]
+        in_flight = (sum(x > i for x in lengths) for i in range(max(lengths)))
+        plain += sum(cost(n) for n in in_flight)
+        drafting += sum(cost(live + more) for live, more in result.rows)
+    return {
+        "nodes": nodes,
+        "tau": tokens / steps,
+        "nodes_used": drafted / steps,
+        "speedup": plain / drafting if cost is not None else None,
+    }
+
 
 # value for a recorded probability of 0: recordings have three digits
 TINY = 2.5e-4

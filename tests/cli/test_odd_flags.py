@@ -95,7 +95,7 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
     if name == "serve":
         # each loads a model of its own
         monkeypatch.setattr("csd.engine.resources.model.load", stop)
-    monkeypatch.setattr("csd.evaluate.speedup.gain", stop)
+    monkeypatch.setattr("csd.evaluate.replay.gain", stop)
     monkeypatch.setattr("csd.training.train_head.Run", stop)
     monkeypatch.setattr("csd.cli.import_logs.write_traces", stop)
     served = 0

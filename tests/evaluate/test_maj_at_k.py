@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from csd.cli.main import main
 from csd.engine.results.result import Sample
 from csd.evaluate import evaluation
-from csd.evaluate.maj_at_k import maj_at_k
+from csd.evaluate.pass_at_k import maj_at_k
 from csd.evaluate.plot import curve
 from csd.evaluate.vote import Vote, vote
 

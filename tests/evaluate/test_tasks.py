@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from csd.evaluate.answers import canonical
-from csd.evaluate.tasks import TASKS, read
+from csd.evaluate.answers import TASKS, canonical, read
 
 
 @pytest.mark.parametrize(

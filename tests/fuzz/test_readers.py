@@ -11,13 +11,11 @@ from fuzzing import MANY, at_most, open_files
 
 from csd.cli.trace import prompts_of
 from csd.engine.step.budget import StepTimeTable
-from csd.evaluate.answers import EXTRACTORS, answer_of, canonical
+from csd.evaluate.answers import EXTRACTORS, TASKS, answer_of, canonical, read
 from csd.evaluate.evaluation import Results
-from csd.evaluate.recording import _check_line
+from csd.evaluate.replay import gain
 from csd.evaluate.report import data, figures
-from csd.evaluate.resumable_results import ResumedFile
-from csd.evaluate.speedup import gain
-from csd.evaluate.tasks import TASKS, read
+from csd.evaluate.resumable_results import ResumedFile, _check_line
 from csd.graph.baselines.rest import Datastore
 from csd.traces.history import History
 from csd.traces.traces import read_traces

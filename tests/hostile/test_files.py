@@ -8,8 +8,8 @@ import re
 import pytest
 
 from csd.cli.main import main
+from csd.evaluate.answers import TASKS, read
 from csd.evaluate.resumable_results import ResumedFile
-from csd.evaluate.tasks import TASKS, read
 from csd.graph.baselines.rest import Datastore
 from csd.traces.traces import Trace, read_traces, write_traces
 from csd.utils import json_files as schema

@@ -21,7 +21,7 @@ import torch
 import bench
 from bench.lib.common import finish, interval, table
 from csd.engine.step.budget import StepTimeTable
-from csd.evaluate.speedup import gain
+from csd.evaluate.replay import gain
 from csd.traces.traces import Trace, read_traces
 
 HERE = Path(bench.__file__).parent
