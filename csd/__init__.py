@@ -15,11 +15,11 @@ from csd.graph import baselines
 from csd.graph.model.draft_model import DraftModel
 from csd.graph.model.eagle import Eagle
 from csd.graph.prior import Prior
-from csd.integrations.attention import register_attention, register_when_imported
-from csd.integrations.hf import hf_generate
-from csd.integrations.swap import apply_kernels, remove_kernels
-from csd.integrations.tree import Tree
-from csd.integrations.tree_cache import TreeCache
+from csd.integrations.transformers.attention import register_attention, register_when_imported
+from csd.integrations.transformers.generate import hf_generate
+from csd.integrations.transformers.swap import apply_kernels, remove_kernels
+from csd.integrations.transformers.tree import Tree
+from csd.integrations.transformers.tree_cache import TreeCache
 from csd.serve import AsyncEngine, QueueFull
 from csd.traces.history import History
 from csd.training.train_head import train_head

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 import csd
-from csd.integrations.serve import Server, make_app
+from csd.serve.http import Server, make_app
 
 
 @serve.deployment(max_ongoing_requests=512)

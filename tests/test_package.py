@@ -68,7 +68,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(installed):
     assert tops == {"csd", "needed.pth"}
     assert (packages / "csd" / "py.typed").exists()
     assert list((packages / "csd" / "evaluate" / "report").glob("*.js"))
-    assert list((packages / "csd" / "integrations" / "serve").glob("*.html"))
+    assert list((packages / "csd" / "serve" / "http").glob("*.html"))
 
 
 def test_the_wheel_draws_samples(installed, checkpoint):

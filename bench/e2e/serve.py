@@ -39,8 +39,8 @@ from bench.e2e.long.vllm_side import as_folder
 from bench.lib.common import bootstrap, finish, table
 from bench.lib.llama_cpp import copy_in
 from bench.lib.servers import NAME, command, free_port, running
-from csd.integrations.serve import Server, process
 from csd.models.demo import smollm2_path
+from csd.serve.http import Server, process
 
 
 def main() -> None:

@@ -135,10 +135,10 @@ def _serve(args: Namespace) -> int:
         raise ValueError(f"weights-folder must be an existing folder, got {args.weights_folder!r}")
     for package in ("starlette", "uvicorn"):
         check_installed(package, "serve", "csd serve")
-    from csd.integrations.serve import Limits, Server, serve
-    from csd.integrations.serve.clients import check_keys
-    from csd.integrations.serve.origins import check_host, check_origin
     from csd.serve import AsyncEngine
+    from csd.serve.http import Limits, Server, serve
+    from csd.serve.http.app import check_host, check_origin
+    from csd.serve.http.clients import check_keys
 
     keys = args.api_key
     check_keys("api-key", keys)

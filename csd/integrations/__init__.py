@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from csd.utils.lazy import submodules
 
 if TYPE_CHECKING:
-    from csd.integrations import lm_eval, ray, serve, tensor_parallel, trl, vllm
+    from csd.integrations import lm_eval, ray, tensor_parallel, trl, vllm
 
-    __all__ = ["lm_eval", "ray", "serve", "tensor_parallel", "trl", "vllm"]
+    __all__ = ["lm_eval", "ray", "tensor_parallel", "trl", "vllm"]
 else:
     __getattr__ = submodules(__name__)

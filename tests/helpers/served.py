@@ -26,7 +26,7 @@ def served(
     **engine,
 ):
     """(port, Server) while the block runs."""
-    from csd.integrations.serve import Server, process
+    from csd.serve.http import Server, process
 
     if not isinstance(model, AsyncEngine):
         model = AsyncEngine(model, **engine)

@@ -15,9 +15,8 @@ from examples_main import main_of
 import csd
 from csd.engine.first_call import time_steps as step_timing
 from csd.graph.drafter_registry import make_drafter
-from csd.integrations import tensor_parallel_decoder as decoder
-from csd.integrations.tensor_parallel import ParallelEngine
-from csd.integrations.tensor_parallel_steps import FollowerStep
+from csd.integrations.tensor_parallel import ParallelEngine, decoder
+from csd.integrations.tensor_parallel.link import FollowerStep
 
 PROMPTS = [[5, 17, 3, 60, 17, 3, 9] * 12, [8], [44, 2, 44, 7]]
 SIZES = {

@@ -11,7 +11,7 @@ import transformers
 from precision import within_eager
 
 import csd
-from csd.integrations import swap
+from csd.integrations.transformers import swap
 
 norms = import_module("csd.kernels.layers.rms_norm")
 rotations = import_module("csd.kernels.layers.rotary")

@@ -149,7 +149,7 @@ def test_its_gradient_is_that_of_the_whole_group(full, early, loss):
 
 
 def test_a_row_that_counts_as_wrong_shows_in_the_gradient(full):
-    from csd.integrations.trl_batch import batch_of
+    from csd.integrations.trl.batch import batch_of
 
     class Counted:
         ends = rollout_of().ends
@@ -235,7 +235,7 @@ def test_the_example_ends_more_groups_as_it_learns():
 
 
 def test_async_rewards_and_conversations_are_rated_once():
-    from csd.integrations.trl_rewards import Rewards
+    from csd.integrations.trl.batch import Rewards
 
     asked = []
 

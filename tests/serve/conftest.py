@@ -39,7 +39,7 @@ def engine(model):
 
 @pytest.fixture(scope="module")
 def server(engine):
-    from csd.integrations.serve import Limits
+    from csd.serve.http import Limits
 
     limits = Limits(body=20_000, choices=20)
     with served(csd.AsyncEngine(engine, max_tokens=400, budget=8), limits=limits) as found:

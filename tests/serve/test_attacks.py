@@ -9,7 +9,7 @@ from crowd import CLIENTS, body_of
 from served import call, served
 
 import csd
-from csd.integrations.serve.metrics import resident_bytes
+from csd.serve.http.metrics import resident_bytes
 
 pytest.importorskip("starlette")
 pytest.importorskip("llguidance")

@@ -83,7 +83,7 @@ def test_named_hosts_and_origins_are_accepted(service):
 
 
 def test_websockets_are_guarded_too():
-    from csd.integrations.serve.origins import Guard
+    from csd.serve.http.app import Guard
 
     sent = []
 
@@ -104,7 +104,7 @@ KEYS = ["", " ", "\t", "ключ", "two words", "a\n", "\x00"]
 
 @pytest.mark.parametrize("key", KEYS, ids=map(repr, KEYS))
 def test_a_key_that_admits_everyone_or_no_one_is_refused(key, toy_folder, capsys, monkeypatch):
-    from csd.integrations.serve.clients import Clients
+    from csd.serve.http.clients import Clients
 
     with pytest.raises(ValueError, match="keys must"):
         Clients(("good", key), False)
@@ -117,7 +117,7 @@ def test_a_key_that_admits_everyone_or_no_one_is_refused(key, toy_folder, capsys
 
 
 def test_a_string_is_no_list_of_keys():
-    from csd.integrations.serve.clients import Clients
+    from csd.serve.http.clients import Clients
 
     with pytest.raises(TypeError, match="list of strings"):
         Clients("secret", False)
@@ -143,7 +143,7 @@ def test_a_request_without_a_key_equals_no_key(service):
     ],
 )
 def test_listening_for_other_machines_without_keys_warns(service, caplog, host, keys, warns):
-    from csd.integrations.serve import Server, process
+    from csd.serve.http import Server, process
 
     with caplog.at_level(logging.WARNING, "csd"):
         process(Server(service, NAME, keys=keys), host=host)
@@ -152,7 +152,7 @@ def test_listening_for_other_machines_without_keys_warns(service, caplog, host, 
 
 def test_connections_fit_the_descriptors(monkeypatch, caplog):
     resource = pytest.importorskip("resource")
-    from csd.integrations.serve.run import OTHER_FILES, connection_limit
+    from csd.serve.http.run import OTHER_FILES, connection_limit
 
     limits = [(256, 4096)]
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])

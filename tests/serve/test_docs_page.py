@@ -13,8 +13,10 @@ import pytest
 
 import csd
 from csd.cli import serve as cli
-from csd.integrations.serve import field_names, fields, unsupported
 from csd.models.demo import toy
+from csd.serve.http import fields
+from csd.serve.http import fields as unsupported
+from csd.serve.http import names as field_names
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/serve.md").read_text()

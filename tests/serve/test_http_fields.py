@@ -6,8 +6,9 @@ import pytest
 from served import CHAT, NAME, call, chat, events, served
 
 import csd
-from csd.integrations.serve import fields, unsupported
-from csd.integrations.serve.field_names import SAMPLING
+from csd.serve.http import fields
+from csd.serve.http import fields as unsupported
+from csd.serve.http.names import SAMPLING
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

@@ -108,7 +108,7 @@ import sys, time
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from csd.cli.main import main
-from csd.integrations.serve import app
+from csd.serve.http import app
 
 async def busy(server, request):
     # a thread that sleeps, and one that does not release Python's lock
@@ -155,7 +155,7 @@ def test_a_drain_ends(toy_folder, work, signals, code):
 
 
 def test_a_silent_connection_is_closed(monkeypatch, toy_folder):
-    from csd.integrations.serve import connections
+    from csd.serve.http import app as connections
 
     monkeypatch.setattr(connections, "SECONDS", 0.2)
     with served(toy_folder, max_tokens=100, budget=4) as (port, _):

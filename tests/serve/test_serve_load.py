@@ -8,8 +8,8 @@ from crowd import CLIENTS, body_of, clients
 from served import served
 
 import csd
-from csd.integrations.serve.metrics import resident_bytes
 from csd.models.demo import toy
+from csd.serve.http.metrics import resident_bytes
 
 pytest.importorskip("starlette")
 

@@ -1,19 +1,38 @@
-"""Requests that a browser sends for a page of another origin.
+"""The server as an ASGI application, for `uvicorn` or a deployment of Ray Serve.
+
+Requests that a browser sends for a page of another origin.
 
 A server without keys trusts whoever reaches it, and a browser reaches 127.0.0.1 for any page. A
 page's requests have its `Origin`; a page under a name that resolves to the server's address has
 that name as `Host`; and without a preflight a page can send only texts and forms.
+
+uvicorn's protocol, which also closes connections that send no request.
 """
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from csd.integrations.serve.errors import Refused
+from csd.serve.http import endpoints
+from csd.serve.http.clients import Limits
+from csd.serve.http.errors import Refused
+from csd.serve.http.server import Server
 from csd.utils.check import shown
+
+__all__ = ["Limits", "Server", "make_app"]
 
 
 class Guard:
@@ -113,3 +132,89 @@ def check_host(name: str, value: str) -> str:
     if not value or _host(value) != value.lower():
         raise ValueError(f"{name} must be the name of a host without a port, got {shown(value)}")
     return value
+
+
+# limit for receiving the head of a connection's first request
+SECONDS = 20.0
+
+
+class Connection(H11Protocol):
+    """Connection that is closed after SECONDS without the complete head of a request."""
+
+    _silent: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._silent = self.loop.call_later(SECONDS, self._close_silent)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None:
+            self._be_patient()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._be_patient()
+        super().connection_lost(exc)
+
+    def _be_patient(self) -> None:
+        if self._silent is not None:
+            self._silent.cancel()
+            self._silent = None
+
+    def _close_silent(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+PATHS = {
+    "/": ("GET", endpoints.page),
+    "/health": ("GET", endpoints.health),
+    "/version": ("GET", endpoints.version),
+    "/metrics": ("GET", endpoints.metrics),
+    "/stats": ("GET", endpoints.stats),
+    "/tokenize": ("POST", endpoints.tokenize),
+    "/detokenize": ("POST", endpoints.detokenize),
+    "/tokenizer_info": ("GET", endpoints.tokenizer_info),
+    "/update_weights": ("POST", endpoints.update_weights),
+    "/v1/models": ("GET", endpoints.models),
+    "/v1/models/{name:path}": ("GET", endpoints.models),
+    "/v1/completions": ("POST", endpoints.completions),
+    "/v1/chat/completions": ("POST", endpoints.chat_completions),
+}
+
+
+def make_app(server: Server) -> Starlette:
+    """Returns the ASGI application, whose shutdown closes the engine."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        server.readers.close()
+        await run_in_threadpool(server.engine.close, drain=False)
+
+    app = Starlette(
+        routes=[
+            Route(path, endpoints.answered(endpoint), methods=[method])
+            for path, (method, endpoint) in PATHS.items()
+        ],
+        exception_handlers={HTTPException: endpoints.not_found},
+        # answers preflights, and adds to answers what lets a page of these origins read them
+        middleware=[
+            *(
+                [
+                    Middleware(
+                        CORSMiddleware,
+                        allow_origins=server.origins,
+                        allow_methods=["GET", "POST"],
+                        allow_headers=["*"],
+                    )
+                ]
+                if server.origins
+                else []
+            ),
+            Middleware(Guard, hosts=server.hosts, origins=server.origins, open=server.clients.open),
+        ],
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    return app

@@ -12,15 +12,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
-from csd.integrations.serve.answers import Answer
-from csd.integrations.serve.asked import Asked, read_chat, read_completion, read_messages
-from csd.integrations.serve.clients import EventStream, results_of, unless_gone
-from csd.integrations.serve.errors import Refused
-from csd.integrations.serve.events import events
-from csd.integrations.serve.metrics import prometheus
-from csd.integrations.serve.server import Server
-from csd.integrations.serve.template_names import check_template_names
 from csd.models.text.prompts import parse
+from csd.serve.http.clients import EventStream, results_of, unless_gone
+from csd.serve.http.errors import Refused
+from csd.serve.http.events import events
+from csd.serve.http.metrics import prometheus
+from csd.serve.http.request import Asked, read_chat, read_completion, read_messages
+from csd.serve.http.response import Answer
+from csd.serve.http.server import Server
+from csd.serve.http.template_names import check_template_names
 from csd.utils.arguments import check_ids
 from csd.utils.check import shown
 from csd.utils.version import __version__

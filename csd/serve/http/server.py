@@ -9,22 +9,23 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from csd.engine.options.grammar_process import check_compiles
-from csd.integrations.serve.answers import Texts
-from csd.integrations.serve.asked import Asked
-from csd.integrations.serve.clients import (
+from csd.serve import AsyncEngine
+from csd.serve.http.clients import (
     Clients,
     Limits,
     Shares,
+    check_sizes,
+    grammar_size,
     parse_body,
     receive_body,
     unless_gone,
 )
-from csd.integrations.serve.errors import Refused
-from csd.integrations.serve.field_names import as_fields
-from csd.integrations.serve.metrics import snapshot
-from csd.integrations.serve.readers import Readers
-from csd.integrations.serve.sizes import check_sizes, grammar_size
-from csd.serve import AsyncEngine
+from csd.serve.http.errors import Refused
+from csd.serve.http.metrics import snapshot
+from csd.serve.http.names import as_fields
+from csd.serve.http.readers import Readers
+from csd.serve.http.request import Asked
+from csd.serve.http.response import Texts
 from csd.utils.check import shown
 
 T = TypeVar("T")

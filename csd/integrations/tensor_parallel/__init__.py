@@ -31,9 +31,8 @@ from csd.engine.step.budget import FixedBudget, StepTimeTable
 from csd.engine.step.prefill import read_prompt
 from csd.engine.step.step import Step
 from csd.graph.prior import Prior
-from csd.integrations.tensor_parallel_decoder import ParallelDecoder
-from csd.integrations.tensor_parallel_link import Link, error_text
-from csd.integrations.tensor_parallel_steps import FollowerStep, LeaderStep
+from csd.integrations.tensor_parallel.decoder import ParallelDecoder
+from csd.integrations.tensor_parallel.link import FollowerStep, LeaderStep, Link, error_text
 from csd.models.load import Loaded
 
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from csd.engine.results.logprobs import MOST_TOP
-from csd.integrations.serve import fields
-from csd.integrations.serve.errors import Refused
-from csd.integrations.serve.template_names import check_template_names, read_names
-from csd.integrations.serve.unsupported import (
+from csd.serve import AsyncEngine, Reader
+from csd.serve.http import fields
+from csd.serve.http.errors import Refused
+from csd.serve.http.fields import (
     NOTHING_IF_UNREAD,
     NOTHING_IN_CHAT,
     NOTHING_IN_COMPLETIONS,
     NOTHING_IN_STREAM_OPTIONS,
     asks_for_nothing,
 )
-from csd.serve import AsyncEngine, Reader
+from csd.serve.http.template_names import check_template_names, read_names
 from csd.utils.check import fits, shown
 
 # default max_tokens of a completion, as in OpenAI's interface

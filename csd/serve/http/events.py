@@ -8,9 +8,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from csd.integrations.serve.answers import Answer, Offsets
-from csd.integrations.serve.errors import Refused
 from csd.serve import Piece, Reader, news
+from csd.serve.http.errors import Refused
+from csd.serve.http.response import Answer, Offsets
 
 
 async def events(answer: Answer) -> AsyncIterator[bytes]:

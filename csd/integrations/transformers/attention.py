@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from csd.integrations.tree import Tree
+from csd.integrations.transformers.tree import Tree
 
 NAME = "csd_tree"
 MODELS = "transformers.modeling_utils"

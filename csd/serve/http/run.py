@@ -15,9 +15,8 @@ from typing import Any
 
 import uvicorn
 
-from csd.integrations.serve.app import make_app
-from csd.integrations.serve.connections import Connection
-from csd.integrations.serve.server import Server
+from csd.serve.http.app import Connection, make_app
+from csd.serve.http.server import Server
 
 LOG = logging.getLogger("csd")
 

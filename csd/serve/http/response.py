@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from csd.engine.results.result import Sample, Samples
-from csd.integrations.serve.asked import Asked
-from csd.integrations.serve.errors import Refused
 from csd.models.text.streamed import TextStream
 from csd.models.text.token_bytes import token_bytes
 from csd.serve import Reader
 from csd.serve.handle import Top
+from csd.serve.http.errors import Refused
+from csd.serve.http.request import Asked
 
 # log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0

@@ -11,8 +11,7 @@ import torch
 from csd.graph.chain import ConsensusChain
 from csd.graph.consensus import PIECE, WITH_HISTORY
 from csd.graph.history import capacity_for
-from csd.integrations.vllm_rows import Group, Rows, Sample
-from csd.integrations.vllm_step import ENTERED, committed, empty_slots, windows
+from csd.integrations.vllm.rows import ENTERED, Group, Rows, Sample, committed, empty_slots, windows
 from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_DEPTH

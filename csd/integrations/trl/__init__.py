@@ -12,7 +12,7 @@ from csd.engine.options.params import check_option, config_ends, resolve
 from csd.engine.results.result import Sample
 from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows, earlier_copies
-from csd.integrations.trl_early import EarlyEnds
+from csd.integrations.trl.early import EarlyEnds
 from csd.kernels.common.noise import prompt_key
 from csd.traces.history import History
 from csd.utils.arguments import check_budget, check_whole

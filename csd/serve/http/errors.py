@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from csd.integrations.serve.field_names import as_fields, as_messages, named
 from csd.serve import Closed, QueueFull
+from csd.serve.http.names import as_fields, as_messages, named
 
 KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",

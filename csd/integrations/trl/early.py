@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from csd.engine.results.result import Sample
-from csd.integrations.trl_batch import (
+from csd.integrations.trl.batch import (
     Batch,
     batch_of,
     completion_texts,

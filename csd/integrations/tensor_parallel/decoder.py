@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from csd.integrations.tensor_parallel_link import Exchange, Link
+from csd.integrations.tensor_parallel.link import Exchange, Link
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelConfig, properties_of
 from csd.models.fused.decoder import Norms

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from csd.integrations.tree import Tree
+from csd.integrations.transformers.tree import Tree
 from csd.kernels.attention.commit_kv import commit_kv, write_prompt
 from csd.state.kv_cache import KVCache, pages_for
 from csd.state.pool import MAX_NODES

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
-from csd.integrations.serve.errors import Refused
+from csd.serve.http.errors import Refused
 
 T = TypeVar("T")
 

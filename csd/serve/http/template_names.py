@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from csd.integrations.serve.errors import Refused
+from csd.serve.http.errors import Refused
 from csd.utils.check import shown
 
 

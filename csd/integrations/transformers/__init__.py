@@ -1,0 +1,1 @@
+"""csd inside transformers: generation, attention, trees and kernels."""

@@ -1,0 +1,193 @@
+"""Fields of a request, and the engine's option for each. Every other field is refused by name.
+
+Fields of OpenAI's API and of vLLM that are not supported, and the values that ask for nothing.
+
+A field that has no effect on samples is ignored whatever its value (`IGNORED`). A value that asks
+for nothing, often a client's default, is accepted as if the field were absent (`NOTHING`), as null
+is for every field. Every other value is refused by name, with what to use instead if there is
+something (`INSTEAD`), so that no option of a client is silently dropped.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from csd.serve.http.errors import Refused
+from csd.serve.http.names import SAMPLING, as_fields
+from csd.utils.check import shown
+from csd.utils.other_names import similar
+
+IGNORED = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "prompt_cache_options", "prediction", "parallel_tool_calls",
+    "priority", "session_id",
+)  # fmt: skip
+
+# field -> values that ask for nothing, in any request
+NOTHING: dict[str, tuple[Any, ...]] = {
+    # OpenAI's
+    "tools": ([],),
+    # of the two, OpenAI's default is "none" without tools, else "auto"
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "best_of": (1,),
+    "suffix": ("",),
+    "echo": (False,),
+    # a completion has a number here
+    "logprobs": (False,),
+    # vLLM's
+    "seed": (-1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "spaces_between_special_tokens": (True,),
+    "truncation_side": ("left",),
+    "watermarking": (False,),
+    "include_reasoning": (True,),
+    "logprob_token_ids": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "routed_experts_prompt_start": (0,),
+    "stream_interval": (1,),
+    "documents": ([],),
+    "structured_outputs": ({},),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "mm_payload": ("tensors",),
+    "return_mm_kwargs": (False,),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "vllm_xargs": ({},),
+}
+# of one endpoint: a chat template writes its own special tokens
+NOTHING_IN_CHAT = NOTHING | {"add_special_tokens": (False,)}
+NOTHING_IN_COMPLETIONS = NOTHING | {"add_special_tokens": (True,)}
+# of a chat template that does not read the field: one that does may have another default
+NOTHING_IF_UNREAD = {"reasoning_effort": ("medium",)}
+NOTHING_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "include_usage": (False,), "include_obfuscation": (False,), "continuous_usage_stats": (False,),
+}  # fmt: skip
+
+INSTEAD = {
+    "best_of": "n is the number of choices",
+    "prompt_logprobs": "echo with logprobs in /v1/completions returns those of the prompt",
+    "functions": "use tools",
+    "function_call": "use tools",
+    "guided_json": "use response_format",
+    "guided_regex": "use regex",
+    "guided_choice": "use regex, such as 'yes|no'",
+    "guided_grammar": "use grammar",
+    "structured_outputs": "use response_format, regex or grammar",
+}
+
+
+def asks_for_nothing(name: str, value: Any, nothing: Mapping[str, tuple[Any, ...]]) -> bool:
+    """True if a field's value has the same effect as its absence."""
+    # False equals 0, but asks for something else
+    return value is None or any(
+        value == one and isinstance(value, bool) == isinstance(one, bool)
+        for one in nothing.get(name, ())
+    )
+
+
+def instead(name: str, known: Collection[str]) -> str:
+    """Clause of an error: the field to use instead of an unsupported one; "" if none is known."""
+    if name in INSTEAD:
+        return f"; {INSTEAD[name]}"
+    # clients may know the option by its name in another library
+    meant = similar(name, {*known, *SAMPLING.values()})
+    field = None if meant is None else as_fields(meant)
+    return f"; did you mean {field}?" if field in known and field != name else ""
+
+
+# fields of the server itself
+COMMON = ("model", "stream", "stream_options", "return_token_ids")
+# fields that are passed to a chat template, if it reads them
+TEMPLATE = {"tools": list, "reasoning_effort": str}
+CHAT = (
+    "messages", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt",
+    "continue_final_message", *TEMPLATE,
+)  # fmt: skip
+COMPLETIONS = ("prompt", "logprobs", "echo")
+
+
+def check_fields(
+    body: Mapping[str, Any], own: tuple[str, ...], nothing: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
+    """Returns the fields of a body that have an effect.
+
+    own: fields of this endpoint only. nothing: values that ask for nothing, by field.
+
+    Raises Refused, naming the field, for an unsupported one.
+    """
+    known = {*SAMPLING, *COMMON, *own}
+    found = {}
+    for name, value in body.items():
+        if name in IGNORED or asks_for_nothing(name, value, nothing):
+            continue
+        if name not in known:
+            raise Refused(
+                f"{name} is not supported, got {shown(value)}{instead(name, known)}", param=name
+            )
+        found[name] = value
+    return found
+
+
+def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert fields to options of the engine. Raises Refused."""
+    found: dict[str, Any] = {}
+    for name, option in SAMPLING.items():
+        if name not in fields:
+            continue
+        value = fields[name]
+        if option in found and found[option] != value:
+            raise Refused(
+                f"{name} must equal max_tokens if both are given, got {shown(value)} and "
+                f"{shown(found[option])}", param=name,
+            )  # fmt: skip
+        read = _READ.get(name)
+        value = value if read is None else read(value)
+        if value is not None:
+            found[option] = value
+    return found
+
+
+def _read_top_k(value: Any) -> Any:
+    # -1 turns top_k off in vLLM
+    return 0 if value == -1 else value
+
+
+def _read_bias(value: Any) -> Any:
+    """Convert the keys, token ids that are strings in JSON, to int; None if there are none."""
+    if not isinstance(value, dict):
+        raise Refused(f"logit_bias must be an object, got {shown(value)}", param="logit_bias")
+    found = {int(token): bias for token, bias in value.items() if token.isdecimal()}
+    # other spellings of a number could give one token two values
+    if [*map(str, found)] != [*value]:
+        raise Refused(
+            f"logit_bias must have token ids as keys, got {shown(value)}", param="logit_bias"
+        )
+    return found or None
+
+
+def _read_format(value: Any) -> Any:
+    """Returns the JSON schema of a response format; None for plain text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    schema = value.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(schema, dict) or schema.get("schema") is None:
+        raise Refused(
+            "response_format must have type text, json_object, or json_schema with a schema, got "
+            f"{shown(value)}", param="response_format",
+        )  # fmt: skip
+    return schema["schema"]
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "top_k": _read_top_k, "logit_bias": _read_bias, "response_format": _read_format,
+}  # fmt: skip
