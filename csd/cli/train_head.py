@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace, _SubParsersAction
 
 from csd.cli.commands import add_command
-from csd.training.draft_vocab import MOST
+from csd.training.pairs import MOST
 from csd.training.recipe import OWN, Recipe
 from csd.training.train_head import DTYPES, train_head
 

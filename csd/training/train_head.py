@@ -10,12 +10,10 @@ import torch
 
 from csd.models.fused.decoder import Decoder
 from csd.models.load import load
-from csd.training.by_chains import ByChains
-from csd.training.by_states import ByStates
-from csd.training.method import Method
-from csd.training.recipe import Recipe
-from csd.training.run import Run
-from csd.training.saved import Folder
+from csd.training.eagle2 import ByStates
+from csd.training.eagle3 import ByChains
+from csd.training.recipe import Method, Recipe
+from csd.training.run import Folder, Run
 from csd.training.target import Target, refuse_attention
 from csd.training.texts import Text, digest, read_texts, split
 from csd.utils.arguments import check_path, each

@@ -5,8 +5,8 @@ from checkpoints import VOCAB, build
 from safetensors.torch import load
 
 from csd.models.fused.fuse import fuse
-from csd.training.draft_vocab import draft_tokens, maps
-from csd.training.eagle3_head import Eagle3Head
+from csd.training.eagle3 import Eagle3Head
+from csd.training.pairs import draft_tokens, maps
 from csd.training.target import Target
 from csd.training.texts import Text
 

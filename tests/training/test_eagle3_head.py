@@ -12,11 +12,10 @@ from precision import within_eager
 import csd
 from csd.graph.model.eagle import EagleHead, read_layers
 from csd.models.fused.fuse import fuse
-from csd.training import chain_attention as attention_module
-from csd.training import chain_losses as losses_module
-from csd.training.draft_vocab import maps
-from csd.training.eagle3_head import Eagle3Head
-from csd.training.pairs import Pairs
+from csd.training import eagle3 as attention_module
+from csd.training import eagle3 as losses_module
+from csd.training.eagle3 import Eagle3Head
+from csd.training.pairs import Pairs, maps
 from csd.training.target import Target
 from csd.training.texts import Text
 
@@ -62,7 +61,7 @@ TEXTS = [
 @torch.no_grad()
 def test_chains_have_the_papers_formula(rows, monkeypatch):
     """Each chain alone: a plain head reads the text's pairs, then the chain's own guesses."""
-    monkeypatch.setattr(attention_module, "ROWS", rows)
+    monkeypatch.setattr(attention_module, "CHAIN_ROWS", rows)
     model, target = target_of(torch.float64)
     head = head_of(target, TOKENS, torch.float64)
     guesses, _, pairs = unrolled(head, target, TEXTS)
@@ -153,7 +152,7 @@ def test_chains_have_the_logits_of_the_engines_drafts(drafted, monkeypatch):
     for place, name, wrong in (
         (Eagle3Head, "_heads", wrong_position),
         (attention_module, "_later", no_mask),
-        ("csd.training.eagle3_head.chain_attention", None, without_own_keys),
+        ("csd.training.eagle3.chain_attention", None, without_own_keys),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(place, *([wrong] if name is None else [name, wrong]))

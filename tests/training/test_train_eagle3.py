@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from training_runs import recorded, tau_of
 
 import csd
-from csd.training import by_chains
-from csd.training.draft_vocab import draft_tokens
+from csd.training import eagle3 as by_chains
+from csd.training.pairs import draft_tokens
 from csd.training.texts import read_texts
 
 # samples of which the next token is likely

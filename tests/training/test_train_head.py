@@ -16,10 +16,9 @@ from training_runs import files, recorded, tau_of
 import csd
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.fuse import fuse
-from csd.training import losses as losses_module
-from csd.training.by_chains import ByChains
-from csd.training.by_states import ByStates
-from csd.training.eagle_head import TrainedHead
+from csd.training import eagle2 as losses_module
+from csd.training.eagle2 import ByStates, TrainedHead
+from csd.training.eagle3 import ByChains
 from csd.training.target import Target
 from csd.training.texts import Text, batches, read_texts, split
 
