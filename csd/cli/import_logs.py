@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
-from csd.cli.commands import add_command
+from csd.cli.common import add_command
 from csd.engine.options.show import add_flags
 from csd.evaluate.import_logs import traces_of
 from csd.models.load import tokenizer_of

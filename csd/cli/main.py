@@ -17,10 +17,17 @@ from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
 from csd.cli import train_head as cli_train_head
 from csd.cli import warmup as cli_warmup
-from csd.cli.commands import Help, add_command
+from csd.cli.common import (
+    Help,
+    add_command,
+    add_history_flag,
+    check_output,
+    flush_output,
+    keep,
+    open_history,
+    show,
+)
 from csd.cli.formats import stamped
-from csd.cli.history import add_history_flag, open_history
-from csd.cli.output import check_output, flush_output, keep, show
 from csd.engine.generate import engine_for
 from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading

@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace, _SubParsersAction
 
-from csd.cli.commands import add_command
+from csd.cli.common import add_command
 from csd.engine.options.show import add_flags
 from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, MIN_CONTEXTS, Prior, is_prior
 from csd.models.load import tokenizer_of

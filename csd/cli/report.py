@@ -3,7 +3,7 @@
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
-from csd.cli.commands import add_command
+from csd.cli.common import add_command
 from csd.evaluate.plot import read_results
 from csd.utils.json_files import WholeFile, naming, read_file, read_lines
 

@@ -6,8 +6,7 @@ from argparse import Namespace, _SubParsersAction
 
 import torch
 
-from csd.cli.commands import add_command
-from csd.cli.flags import check_counts
+from csd.cli.common import add_command, check_counts
 from csd.engine.options.show import add_flags, check_flags
 from csd.models.load.choose_decoder import DECODERS
 from csd.utils.arguments import check_number, check_whole

@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace, _SubParsersAction
 
-from csd.cli.commands import add_command
+from csd.cli.common import add_command
 from csd.training.pairs import MOST
 from csd.training.recipe import OWN, Recipe
 from csd.training.train_head import DTYPES, train_head

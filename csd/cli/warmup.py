@@ -3,7 +3,7 @@
 import time
 from argparse import Namespace, _SubParsersAction
 
-from csd.cli.commands import add_command
+from csd.cli.common import add_command
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 

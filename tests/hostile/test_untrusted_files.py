@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import csd
-from csd.cli.output import show, without_controls
+from csd.cli.common import show, without_controls
 
 HARM = "a\x1b]0;title\x07b\x9b2Jc\x7f\r\u202ed"
 

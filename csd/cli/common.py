@@ -1,13 +1,24 @@
-"""Standard output of a command: tested before a model draws, replaced by a file if it fails."""
+"""Help of the subcommands: a summary, examples, and the defaults of flags.
 
+Standard output of a command: tested before a model draws, replaced by a file if it fails.
+
+The flag `--history` of `csd sample` and `csd eval`.
+
+Flags that are not arguments of `csd.generate`.
+"""
+
+import argparse
 import errno
 import os
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
+from csd.traces.history import History
+from csd.utils.arguments import check_whole
 from csd.utils.json_files import try_writing
 
 
@@ -78,3 +89,49 @@ def keep(text: str, suffix: str) -> str:
     ) as file:
         file.write(text + "\n")
     return file.name
+
+
+def add_history_flag(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--history",
+        metavar="FILE",
+        help="trace file of past samples: drafts also come from them, and new samples are appended",
+    )
+
+
+def open_history(path: str | None) -> AbstractContextManager[History | None]:
+    """Context manager of the history in a file, or of None without a path."""
+    return nullcontext() if path is None else History(path=path)
+
+
+def check_counts(args: Namespace, names: Iterable[str]) -> None:
+    """Raises ValueError, naming the flag, if a count is below 1; None is allowed."""
+    for name in names:
+        if getattr(args, name) is not None:
+            check_whole(name, getattr(args, name), 1)
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help formatter that appends the default of a flag if its help does not name it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        # by identity: 0 equals False, but is a default to show
+        silent = any(action.default is x for x in (None, True, False, argparse.SUPPRESS))
+        if silent or action.default == [] or "default" in text:
+            return text
+        return f"{text} (default: %(default)s)".strip()
+
+
+def add_command(
+    commands: _SubParsersAction, name: str, summary: str, examples: list[str], page: str
+) -> ArgumentParser:
+    """Add a subcommand. summary: a clause; examples: command lines; page: a file of docs/."""
+    shown = "\n".join(f"  {example}" for example in examples)
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"examples:\n{shown}\n\ndocumentation: docs/{page}",
+        formatter_class=Help,
+    )
