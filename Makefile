@@ -49,25 +49,18 @@ test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 # the shortest loop: samples, drafts, references and models, no interpreted kernel
-QUICK := cli engine/options/test_arguments.py engine/test_engine.py engine/requests/test_history.py engine/test_lossless.py \
-	engine/options/test_options.py graph/test_drafters.py graph/test_multi_sample_paper.py graph/test_sampled_tree.py \
-	kernels/loops/test_cpu_choice.py kernels/test_sorted_runs.py kernels/verify/test_verify_on_path.py models/fused/test_fuse.py \
-	models/test_models.py verify/test_verify_schemes.py
-
 test-quick: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(QUICK:%=tests/%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'quick and not slow'
 
 # which lines of csd the quick tests run, as a report in build/coverage; loops and kernels are compiled, so not counted
 coverage: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov=csd --cov-report=term --cov-report=html:build/coverage \
-		$(QUICK:%=tests/%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'quick and not slow' \
+		--cov=csd --cov-report=term --cov-report=html:build/coverage
 
-# tests that are marked slow: two processes of one model, bench.gpu on the simulated GPU, forks, compiled kernels,
-# launches with the Triton of torch 2.11
-SLOW = $(shell grep -rlE '^from targets import .*(few|slow)' tests)
-
+# what a change rarely needs: cases and tests marked slow, stand-ins for hardware (the simulated GPU, the machine for
+# PTX, launches with the Triton of torch 2.11), scripts of benchmarks
 test-slow: install triton-3.6
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow $(SLOW)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'slow or stand_in or bench'
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
@@ -92,20 +85,11 @@ test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-KERNELS := verify/advance_slots attention/attention_plan attention/attention_windows attention/commit_kv \
-	draft/draft_tree_triton layers/elementwise attention/exact_tree layers/fused_ops layers/gated_linear \
-	table/graph_insert_triton attention/merge_partials table/observe layers/row_linear draft/sample_words \
-	verify/snapshot draft/suffix_match draft/layered_dag states/state_bits attention/tree_attention \
-	states/tree_conv states/tree_states verify/verify
-
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
-COMPILED := $(foreach test,$(KERNELS),kernels/$(dir $(test))test_$(notdir $(test)).py) engine/test_engine_triton.py \
-	engine/test_exact_triton.py doctor/test_self_check_mutations.py \
-	integrations/test_swap_attention.py integrations/test_swap_gradients.py integrations/test_swap_kernels.py
-
 test-compiled: install
 	for chip in sm_90 sm_80; do \
-		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' tests/ptx_machine $(COMPILED:%=tests/%) || exit 1; \
+		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'compiled or stand_in' \
+			tests/ptx_machine tests/kernels tests/engine tests/doctor tests/integrations || exit 1; \
 	done
 
 # targets for GPUs use VENV or PYTHON, whichever has all that their tests import, and install only where neither has,
@@ -119,8 +103,8 @@ ON_GPU = for python in $(BIN)/python $(PYTHON) ''; do \
 
 # on a GPU: the same files with compiled kernels launched on it, and engines there
 test-gpu:
-	$(ON_GPU) CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $$python -m pytest -n 2 -m '' \
-		$(COMPILED:%=tests/%) tests/gpu
+	$(ON_GPU) CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $$python -m pytest -n 2 -m compiled \
+		tests/gpu tests/kernels tests/engine tests/doctor tests/integrations
 
 # kills, full disks, interrupts, threads and volume: a few of each are in `make test`
 test-faults: install

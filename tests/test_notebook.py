@@ -4,8 +4,10 @@ import re
 from copy import deepcopy
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
+import pytest
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 
 PATH = Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
 SAVED = nbformat.read(PATH, as_version=4)
@@ -29,7 +31,7 @@ def test_every_cell_runs(toy_folder, tmp_path):
     (first,) = (cell for cell in notebook.cells if MODEL in cell.source)
     first.source = first.source.replace(MODEL, f"model = {str(toy_folder)!r}")
     resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, resources=resources, timeout=120).execute()
+    nbclient.NotebookClient(notebook, resources=resources, timeout=120).execute()
     assert kinds(notebook) == kinds(SAVED)
     assert (tmp_path / "run.html").is_file()
 

@@ -14,7 +14,7 @@ PYTHON=${PYTHON:-python3} OUT=${OUT:-build/lent} CARRIED=.gpu
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/csd-triton} XDG_CACHE_HOME=${XDG_CACHE_HOME:-/tmp/csd-cache}
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 CHIP=sm_90
-TESTS="tests/gpu/test_on_gpu.py $(echo tests/kernels/test_{tree_attention,attention_plan,merge_partials,verify,draft_tree_triton,graph_insert_triton,observe,commit_kv,advance_slots,elementwise,snapshot}.py)"
+TESTS="tests/gpu/test_on_gpu.py $(echo tests/kernels/{attention/test_{tree_attention,attention_plan,merge_partials,commit_kv},draft/test_draft_tree_triton,layers/test_elementwise,table/test_{graph_insert_triton,observe},verify/test_{verify,advance_slots,snapshot}}.py)"
 
 unpack() {
     if [ -f $CARRIED/triton.tgz ]; then tar xzPf $CARRIED/triton.tgz; fi
@@ -46,7 +46,7 @@ carry)
     unpack
     describe >"$OUT/first.log" 2>&1
     # beside correctness alone: they end before the first section that measures time
-    CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 timeout -k 5 90 "$PYTHON" -m pytest -q -n 6 \
+    CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 timeout -k 5 90 "$PYTHON" -m pytest -q -n 6 -m "compiled and not slow" \
         --session-timeout=75 --tb=short --junitxml="$OUT/tests.xml" $TESTS >"$OUT/tests.log" 2>&1 &
     tests=$!
     timeout -k 5 330 "$PYTHON" -m bench.gpu --call 1 --out "$(mktemp -d)" --into "$OUT/first.json" \

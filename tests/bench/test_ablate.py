@@ -8,6 +8,8 @@ from trace_file import trace_file
 from bench.studies.drafting.ablate import CHANGES, main, parse
 from csd.state.context_table import GraphConfig
 
+pytestmark = pytest.mark.bench
+
 
 @pytest.fixture
 def traces(tmp_path):

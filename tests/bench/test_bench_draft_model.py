@@ -13,6 +13,8 @@ from bench.studies.drafting import draft_model
 from bench.studies.drafting.draft_model_tables import WORDS
 from csd.models.demo import toy
 
+pytestmark = pytest.mark.bench
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -30,6 +30,8 @@ from bench.lib.shapes import SHAPES
 from csd.doctor import Check
 from csd.traces.traces import Trace
 
+pytestmark = pytest.mark.bench
+
 
 @slow
 def test_every_section_on_a_cpu(tmp_path, capsys, monkeypatch):

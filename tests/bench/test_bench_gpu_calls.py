@@ -18,6 +18,8 @@ from bench.gpu import calls, doctor, equality, parity, prefill
 from bench.gpu.calls import CALLS, SECONDS, Gathered, plan
 from bench.gpu.section import Section
 
+pytestmark = pytest.mark.bench
+
 ROOT = Path(__file__).parents[2]
 NAMES = {call: [n for together, _ in steps for n in together] for call, steps in CALLS.items()}
 

@@ -12,6 +12,8 @@ import pytest
 from bench.gpu import compile as compile_ahead
 from bench.gpu.aot import SHAPES
 
+pytestmark = pytest.mark.bench
+
 ROOT = Path(__file__).parents[2]
 # notes its arguments, leaves a binary in Triton's cache, and ends with a code of its own
 STAND_IN = """#!/bin/sh

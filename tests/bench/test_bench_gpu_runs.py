@@ -12,6 +12,8 @@ from bench.gpu import doctor, equality, parity
 from bench.gpu.plan import BOXES, MINUTES, box, chosen, steps
 from bench.gpu.processes import run_groups
 
+pytestmark = pytest.mark.bench
+
 
 def test_a_section_that_fails_keeps_its_rows_and_stops_no_other(tmp_path, monkeypatch, capsys):
     def run(section):

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from targets import slow
 from trace_file import trace_file
 
 from bench.studies.history import history
+
+pytestmark = pytest.mark.bench
 
 
 @slow

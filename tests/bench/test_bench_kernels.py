@@ -29,6 +29,8 @@ from csd.kernels.layers.rotary import rotary_triton
 from csd.kernels.layers.swiglu import swiglu_triton
 from csd.kernels.ops import reference
 
+pytestmark = pytest.mark.bench
+
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 JOBS = {

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 import torch
 
 from bench.lib.common import table
@@ -10,6 +11,8 @@ from bench.lib.shapes import SHAPES
 from bench.micro.products import main
 from csd.kernels.numba.isa import instructions
 from csd.models.fused.linear import onednn_multiplies
+
+pytestmark = pytest.mark.bench
 
 
 def test_every_side_of_a_tiny_shape(monkeypatch, tmp_path, capsys):

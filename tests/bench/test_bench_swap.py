@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from bench.lib import step_pass
 from bench.micro import swap
+
+pytestmark = pytest.mark.bench
 
 
 def test_rows_of_both_jobs(monkeypatch, tmp_path, capsys):

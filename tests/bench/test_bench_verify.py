@@ -14,6 +14,8 @@ from bench.studies.verification.verify_pairs import Pairs, record
 from bench.studies.verification.verify_tables import plot, tables
 from csd.verify import optimal_acceptance
 
+pytestmark = pytest.mark.bench
+
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "bench/results/verify.json"
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from bench.studies.drafting.drafter_cost import main, observed, synthetic
@@ -9,6 +10,8 @@ from csd.evaluate.replay import Recording, replay
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
 from csd.kernels.verify.advance_slots import advance_slots_ref
+
+pytestmark = pytest.mark.bench
 
 
 def test_every_drafter_has_a_row_for_each_history(tmp_path, capsys):

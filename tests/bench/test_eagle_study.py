@@ -10,6 +10,8 @@ import csd
 from bench.studies.paper import eagle, eagle_head, eagle_tables
 from csd.models.demo import toy
 
+pytestmark = pytest.mark.bench
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):

@@ -16,6 +16,8 @@ from bench.lib.shapes import SHAPES, random_model
 from csd.engine.call import RunSettings
 from csd.traces.traces import Trace, read_traces
 
+pytestmark = pytest.mark.bench
+
 NEW = 24
 
 

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.__main__ import commands, index
+
+pytestmark = pytest.mark.bench
 
 ROOT = Path(__file__).parents[2]
 

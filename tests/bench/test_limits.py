@@ -8,6 +8,8 @@ from trace_file import trace_file
 
 from bench.studies.drafting import limits
 
+pytestmark = pytest.mark.bench
+
 
 @pytest.fixture
 def traces(tmp_path):

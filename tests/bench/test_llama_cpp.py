@@ -11,6 +11,8 @@ from gguf.quants import dequantize, quantize
 from bench.lib.llama_cpp import LlamaCpp, copy_in
 from csd.models.demo import smollm2_path
 
+pytestmark = pytest.mark.bench
+
 
 @pytest.fixture
 def given(tmp_path):

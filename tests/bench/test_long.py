@@ -13,6 +13,8 @@ from bench.e2e.long.plan import CSD, PEERS, TASKS, Cell, kept, plan
 from bench.e2e.long.prompts import ITEMS, prompt
 from bench.e2e.long.rows import drawn_in_turns
 
+pytestmark = pytest.mark.bench
+
 ROOT = Path(__file__).parents[2]
 ENGINES = ("csd", "csd without drafts", "vLLM", "llama.cpp", "transformers")
 

@@ -9,6 +9,8 @@ from bench.gpu.against import PREDICTED, compared, of_gpu
 from bench.gpu.predict import launches
 from bench.gpu.roofline import parameters
 
+pytestmark = pytest.mark.bench
+
 
 @pytest.fixture(scope="module")
 def code():

@@ -11,6 +11,8 @@ import csd
 from bench.studies.drafting import queue
 from csd.engine.scheduler import Scheduler
 
+pytestmark = pytest.mark.bench
+
 PROMPTS = [[5 + i, 6, 7] for i in range(7)]
 
 

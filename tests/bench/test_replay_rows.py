@@ -9,6 +9,8 @@ from bench.studies.drafting.replay import main, run, summary
 from bench.studies.drafting.replay_rows import add_ratios, metrics, tables, text
 from csd.traces.traces import Trace
 
+pytestmark = pytest.mark.bench
+
 ROOT = Path(__file__).parents[2]
 REPLAY = ROOT / "bench/results/replay.json"
 

@@ -12,6 +12,8 @@ import bench
 from bench.lib import common, processor
 from csd.utils.device import model
 
+pytestmark = pytest.mark.bench
+
 FOLDER = Path(bench.__file__).parent
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
 # JSON that is no result: traces, and what two processes of a benchmark pass to one another

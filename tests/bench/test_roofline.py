@@ -8,6 +8,8 @@ from step_kernels import STEP
 from bench.gpu import predict as roofline
 from bench.lib.shapes import SHAPES
 
+pytestmark = pytest.mark.bench
+
 LAYER = ("rms_norm", "rotary", "swiglu", "tree_attention", "merge_partials")
 
 

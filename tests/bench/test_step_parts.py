@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from bench.e2e.step_parts import main
 from csd.engine.step.step import PHASES
+
+pytestmark = pytest.mark.bench
 
 
 def test_parts_add_up_to_the_step_one_by_one(toy_folder, tmp_path, capsys):

@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
 from targets import slow
 from trace_file import trace_file
 
 from bench.e2e.step_times import main
 from csd.cli import main as cli
+
+pytestmark = pytest.mark.bench
 
 SIDES = ("seconds", "float32, plain", "bfloat16, plain", "bfloat16, packed")
 

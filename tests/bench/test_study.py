@@ -20,6 +20,8 @@ from bench.studies.paper.record_study import TASKS, TRACES, prompts
 from csd.models.demo import toy
 from csd.traces.traces import Trace, read_traces
 
+pytestmark = pytest.mark.bench
+
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):

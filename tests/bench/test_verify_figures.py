@@ -27,6 +27,8 @@ from bench.studies.verification.verify_figures import (
 from csd.models.demo import toy
 from csd.verify import Canonical, Recursive, optimal_acceptance
 
+pytestmark = pytest.mark.bench
+
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "bench/results/verify_figures.json"
 SETS = [s for n in (1, 2) for s in combinations(range(3), n)]

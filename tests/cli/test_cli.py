@@ -10,6 +10,8 @@ from csd.cli.main import main
 from csd.engine.generate import engine_for
 from csd.utils.json_files import WholeFile
 
+pytestmark = pytest.mark.quick
+
 
 def test_sample_prints_one_json_object(toy_folder, capsys):
     code = main(

@@ -8,6 +8,8 @@ from trace_file import trace_file
 from csd.cli.main import main
 from csd.cli.trace import prompts_of
 
+pytestmark = pytest.mark.quick
+
 
 def traces(tmp_path):
     text = [i % 7 for i in range(40)]

@@ -10,6 +10,8 @@ from trace_file import trace_file
 from csd.cli.main import main
 from csd.graph.model.eagle import read_head
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_head_is_trained_and_a_second_run_is_refused(tmp_path, capsys):
     build("llama").save_pretrained(tmp_path / "model")

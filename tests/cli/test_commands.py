@@ -14,6 +14,8 @@ from csd.cli.formats import VERSION
 from csd.cli.main import main, make_parser
 from csd.engine.options import GenerateOptions, options_of
 
+pytestmark = pytest.mark.quick
+
 COMMANDS = sorted(make_parser()[1].choices)
 
 

@@ -8,6 +8,8 @@ from families import build
 
 from csd.cli.main import main
 
+pytestmark = pytest.mark.quick
+
 SIZES = ("heads", "kv_heads", "head_dim", "vocab")
 
 

@@ -8,6 +8,8 @@ from csd.cli.main import main
 from csd.models.demo import toy
 from csd.traces.traces import read_traces
 
+pytestmark = pytest.mark.quick
+
 CHAT = [{"role": "user", "content": "a b"}]
 
 

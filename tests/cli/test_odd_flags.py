@@ -10,6 +10,8 @@ from csd.cli import main as command
 from csd.cli.main import main
 from csd.models.demo import toy
 
+pytestmark = pytest.mark.quick
+
 NUMBERS = [str(v) for v in ODD if isinstance(v, int) and abs(v) < 2**99] + ["9" * 5000]
 TEXTS = ["", "no", "nan", "inf", "-inf", "1e999", "5e-324", "0.5", "1_0", "\u0663", "0x10", "auto",
          "None", "True", "\udcff", "a b", "rest:", "rest:none", "gpu", "cuda:99"]  # fmt: skip

@@ -14,6 +14,8 @@ from csd.engine.engine import Engine
 from csd.kernels.ops import FusedOp, reference, triton
 from csd.models.demo import random_decoder
 
+pytestmark = pytest.mark.compiled
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = Sizes(prompt=150, prefill_chunk=64, tokens=12, rows=16)
 FUSED = {"decide": ("verify", "advance_slots", "snapshot"),

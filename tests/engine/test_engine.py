@@ -8,6 +8,8 @@ from targets import few
 
 import csd
 
+pytestmark = pytest.mark.quick
+
 
 @few(6)
 @pytest.mark.parametrize("max_slots", [1, 3, 8, 64])

@@ -9,6 +9,8 @@ from targets import few
 
 import csd
 
+pytestmark = pytest.mark.compiled
+
 
 @few(1)
 @pytest.mark.parametrize(

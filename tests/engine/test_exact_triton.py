@@ -11,6 +11,8 @@ from targets import slow
 import csd
 from csd.models import exact_products as module
 
+pytestmark = pytest.mark.compiled
+
 PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
 
 

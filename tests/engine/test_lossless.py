@@ -9,6 +9,8 @@ from targets import few
 import csd
 from csd.kernels.common.noise import philox_words_ref, prompt_key
 
+pytestmark = pytest.mark.quick
+
 LENGTH = 20
 PROMPT = [5, 17, 3, 60, 17, 3, 9]
 SETTINGS = {

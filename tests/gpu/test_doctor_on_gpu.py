@@ -6,7 +6,10 @@ from chosen_device import ON_GPU
 
 from csd.doctor import check
 
-pytestmark = pytest.mark.skipif(not ON_GPU, reason="needs a GPU: make test-gpu")
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(not ON_GPU, reason="needs a GPU: make test-gpu"),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -19,6 +19,8 @@ from csd.engine.step import static_step
 from csd.graph import consensus
 from csd.state.context_table import GraphConfig
 
+pytestmark = [pytest.mark.compiled, pytest.mark.stand_in]
+
 ASKED = dict(num_samples=3, max_new_tokens=12, seed=1, temperature=0.8, top_p=0.9)
 # more samples than slots, a prompt of many chunks and pages, every rule of sampling and stopping
 MANY = dict(

@@ -9,6 +9,8 @@ from targets import few
 import csd
 from csd.graph.baselines.prompt_lookup import PromptLookup
 
+pytestmark = pytest.mark.quick
+
 NAMES = (
     "prompt-lookup", "paper", "paper-tree", "paper-shrinking", "paper-shrinking-tree", "recycling",
 )  # fmt: skip

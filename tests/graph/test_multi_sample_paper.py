@@ -11,6 +11,8 @@ from csd.graph.host_tree import Tree
 from csd.kernels.draft.paper.suffix_match import match_ends
 from csd.kernels.ops import reference
 
+pytestmark = pytest.mark.quick
+
 OWN = [50, 51, 52, 53]
 
 

@@ -9,6 +9,8 @@ from csd.kernels.ops import reference
 from csd.state.pool import MAX_NODES
 from csd.verify.multi_draft import MultiDraftVerifier
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("nodes", [0, 2, 3, 31, 400])
 def test_trees_take_all_draws_of_a_node_or_none(nodes):

@@ -5,7 +5,7 @@ from zlib import crc32
 
 import pytest
 
-# `make test-slow` runs the marked tests of the files that import one of these
+# `make test-slow` runs the marked tests
 slow = pytest.mark.slow
 # of a test's cases `make test` runs so many, any of them, and `make test-slow` the others
 few = pytest.mark.few

@@ -13,6 +13,8 @@ from targets import few
 
 import csd
 
+pytestmark = pytest.mark.compiled
+
 FAMILIES = ("llama", "llama3", "qwen2", "mistral", "qwen3")
 
 

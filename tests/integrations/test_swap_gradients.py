@@ -10,6 +10,8 @@ from csd.kernels.layers.rms_norm import rms_norm, rms_norm_ref
 from csd.kernels.layers.rotary import rotary, rotate, rotate_ref, rotate_triton
 from csd.kernels.layers.swiglu import silu_mul, silu_mul_ref, silu_mul_triton, swiglu, swiglu_ref
 
+pytestmark = pytest.mark.compiled
+
 
 def leaf(*shape, seed=0, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed + sum(shape))

@@ -13,6 +13,8 @@ from precision import within_eager
 import csd
 from csd.integrations.transformers import swap
 
+pytestmark = pytest.mark.compiled
+
 norms = import_module("csd.kernels.layers.rms_norm")
 rotations = import_module("csd.kernels.layers.rotary")
 gates = import_module("csd.kernels.layers.swiglu")

@@ -7,6 +7,8 @@ import pytest
 
 from csd.kernels.common.sorted_runs import rank_in_run, stable_order, starts
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 1000])
 @pytest.mark.parametrize("bits", [1, 31, 52, 53, 57, 62, 63])

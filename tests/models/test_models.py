@@ -14,6 +14,8 @@ from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder
 from csd.models.load import load
 
+pytestmark = pytest.mark.quick
+
 WRITTEN = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 FAMILY = pytest.mark.parametrize("family", checkpoints.FAMILIES)
 

@@ -7,6 +7,8 @@ from ptx.races import MemoryFault
 from ptx.text import parse
 from ptx.warps import Divergence
 
+pytestmark = pytest.mark.stand_in
+
 HEAD = """
 .visible .entry kernel(
 	.param .u64 x,

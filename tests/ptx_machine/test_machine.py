@@ -15,6 +15,8 @@ from ptx.machine import Kernel
 from ptx.races import MemoryFault
 from ptx.text import parse
 
+pytestmark = pytest.mark.stand_in
+
 
 @triton.jit
 def _reverse(x_ptr, y_ptr, N: tl.constexpr, BARRIER: tl.constexpr):

@@ -23,6 +23,8 @@ from csd.graph import consensus
 from csd.graph.model.eagle import read_head
 from csd.state.context_table import GraphConfig
 
+pytestmark = pytest.mark.stand_in
+
 ASKED = dict(num_samples=3, max_new_tokens=20, seed=1, temperature=0.8, top_p=0.9)
 # more samples than slots, a prompt of many chunks, every rule of sampling and stopping
 MANY = dict(

@@ -26,7 +26,7 @@ from csd.kernels.common.compile_jobs import named
 
 SECTIONS = ("doctor", "compile", "products", "parity", "end_to_end", "prefill", "first_call")
 
-pytestmark = slow
+pytestmark = [slow, pytest.mark.stand_in]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 
+import pytest
 import torch
 from families import build
 from simulated_gpu import Gpu
@@ -11,6 +12,8 @@ import csd
 from csd.engine.step import static_step
 from csd.models.fused.decoder import HybridDecoder
 from csd.models.fused.fuse import fuse
+
+pytestmark = pytest.mark.stand_in
 
 # a prompt of several chunks, and more samples than slots
 ASKED = dict(

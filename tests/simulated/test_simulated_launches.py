@@ -21,6 +21,8 @@ from csd.kernels.layers.swiglu import silu_mul
 from csd.kernels.ops import triton
 from csd.traces.traces import Trace
 
+pytestmark = pytest.mark.stand_in
+
 
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch):

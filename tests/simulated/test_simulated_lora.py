@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from simulated_calls import model
 from simulated_gpu import Gpu
@@ -10,6 +11,8 @@ from targets import slow
 import csd
 from csd.engine.step import static_step
 from csd.models.fused.lora import FusedAdapters
+
+pytestmark = pytest.mark.stand_in
 
 RANK = 4
 ASKED = dict(

@@ -12,6 +12,8 @@ from csd.engine.requests.request import Request
 from csd.engine.step import prefill
 from csd.kernels.attention.prompt import PromptChunk
 
+pytestmark = pytest.mark.stand_in
+
 LENGTHS = (10, 90, 40, 70)
 # a product of more than 16 rows adds in another order; chunks of 64
 ALONE = [[(0, 0, 10)], [(1, 0, 64)], [(1, 64, 90)], [(2, 0, 40)], [(3, 0, 64)], [(3, 64, 70)]]

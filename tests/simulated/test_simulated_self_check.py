@@ -1,5 +1,6 @@
 """The check of a GPU's kernels: captured steps are compared with the same steps uncaptured."""
 
+import pytest
 import torch
 from simulated_gpu import Gpu
 from targets import slow
@@ -8,6 +9,8 @@ from csd.doctor import SMALL, Check, Sizes, run
 from csd.doctor.tokens import differences
 from csd.kernels.ops import triton
 from csd.models.demo import random_decoder
+
+pytestmark = pytest.mark.stand_in
 
 
 def by_rows(x, weight, bias=None):

@@ -11,6 +11,8 @@ import csd
 from csd.engine.step import static_step
 from csd.serve import async_engine
 
+pytestmark = pytest.mark.stand_in
+
 ASKED = dict(num_samples=2, max_new_tokens=8, temperature=0.8, top_p=0.9)
 
 

@@ -11,6 +11,8 @@ from csd.verify import Canonical, Match, Noise, coupled_drafts, fixed_drafts, ma
 from csd.verify.canonical import Choice
 from csd.verify.scheme import prepare_distributions
 
+pytestmark = pytest.mark.quick
+
 SIZES = [(2, 1), (5, 1), (3, 2), (5, 2), (3, 3), (2, 4)]
 names = pytest.mark.parametrize("name", EVERY)
 

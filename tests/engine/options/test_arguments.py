@@ -9,6 +9,8 @@ from transformers import BatchEncoding, GenerationConfig
 
 import csd
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def small():

@@ -14,6 +14,8 @@ from csd.engine.options import GenerateOptions, Options, options_of, read_option
 from csd.engine.options.params import FILTERS, SAMPLING, SamplingParams
 from csd.engine.options.show import add_flags
 
+pytestmark = pytest.mark.quick
+
 SHOWN = {
     csd.generate: GenerateOptions, csd.stream: GenerateOptions,
     csd.Engine.generate: Options, csd.Engine.stream: Options,

@@ -12,6 +12,8 @@ import csd
 from csd.graph.history import MAX_CAPACITY, MIN_CAPACITY, PastSample, capacity_for, max_history
 from csd.state.context_table import GraphConfig
 
+pytestmark = pytest.mark.quick
+
 OPTIONS = dict(num_samples=4, max_new_tokens=24, seed=3, temperature=0.9)
 
 

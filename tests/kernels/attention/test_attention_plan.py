@@ -17,6 +17,8 @@ from csd.kernels.attention.triton.plan import (
 )
 from csd.kernels.common import gpu as gpu_target
 
+pytestmark = pytest.mark.compiled
+
 CASES = {
     "one-row": dict(trees=[{0: 1}], prompt=[0], committed=[0]),
     "no-rows": dict(trees=[{}], prompt=[5], committed=[9], padding=3),

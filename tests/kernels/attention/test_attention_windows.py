@@ -28,6 +28,8 @@ from csd.kernels.attention.triton.plan import (
 )
 from csd.kernels.ops import exact_triton, triton
 
+pytestmark = pytest.mark.compiled
+
 REACH = {"window-1", "window-7", "window-100", "chunk-8", "chunk-64", "all"}
 
 

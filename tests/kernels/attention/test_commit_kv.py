@@ -7,6 +7,8 @@ from commit_cases import commit_case
 from csd.kernels.attention.commit_kv import commit_kv, commit_kv_ref, commit_kv_triton, write_prompt
 from csd.kernels.common.cpu import compiles
 
+pytestmark = pytest.mark.compiled
+
 RUNS = [commit_kv_ref, commit_kv_triton, commit_kv]
 if compiles():
     from csd.kernels.attention.cpu.commit_kv import commit_kv as commit_kv_loop

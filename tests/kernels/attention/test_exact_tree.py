@@ -18,6 +18,8 @@ from csd.kernels.attention.triton.exact import (
 )
 from csd.state.pool import MAX_DEPTH, Pool
 
+pytestmark = pytest.mark.compiled
+
 CASES = {
     "one-row": dict(trees=[{0: 1}], prompt=[0], committed=[0]),
     "empty-prompt": dict(trees=[{0: 5, 1: 3}], prompt=[0], committed=[90, 1]),

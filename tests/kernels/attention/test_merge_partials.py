@@ -10,6 +10,8 @@ from csd.kernels.attention.triton.merge import (
     merge_partials_triton,
 )
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.mark.parametrize("run", [merge_partials_triton, merge_partials])
 @pytest.mark.parametrize("each", [1, 3, 7, 8])

@@ -15,6 +15,8 @@ from csd.kernels.numba.isa import instructions
 from csd.kernels.numba.lanes import FEATURES
 from csd.kernels.numba.tiles import ISA
 
+pytestmark = pytest.mark.compiled
+
 CASES = {
     "one-row": dict(trees=[{0: 1}], prompt=[0], committed=[0]),
     "empty-prompt": dict(trees=[{0: 5, 1: 3}], prompt=[0], committed=[70, 1]),

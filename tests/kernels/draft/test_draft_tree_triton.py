@@ -26,6 +26,8 @@ from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_NODES, PROGRESS_PENALTY, SIBLING
 from csd.state.pool import PRIOR as SOURCE
 
+pytestmark = pytest.mark.compiled
+
 module = import_module("csd.kernels.draft")
 
 

@@ -14,6 +14,8 @@ from csd.kernels.draft.paper.layered_dag import layered_dag, layered_dag_ref, la
 from csd.state.pool import COST_ONE, PROGRESS_PENALTY, SIBLING
 from csd.state.texts import CHANCE_ONE, Candidates, DagConfig
 
+pytestmark = pytest.mark.compiled
+
 
 def random_candidates(rng, slots, most, tokens, vocab=5, used=0.7):
     token = torch.full((slots, most, tokens), -1, dtype=torch.int32)

@@ -6,6 +6,8 @@ import torch
 from csd.kernels.common.noise import SAMPLE, philox_words
 from csd.kernels.draft.sample_words import sample_words, sample_words_ref, sample_words_triton
 
+pytestmark = pytest.mark.compiled
+
 
 def operands(S, F, W, seed=0):
     generator = torch.Generator().manual_seed(seed)

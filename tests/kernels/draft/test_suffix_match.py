@@ -10,6 +10,8 @@ from csd.kernels.draft.paper.suffix_match import suffix_match, suffix_match_ref,
 from csd.state.slots import Slots
 from csd.state.texts import CHANCE_ONE, Texts
 
+pytestmark = pytest.mark.compiled
+
 CASES = [
     # seed, slots, rows, width, k, edits, most, tokens
     (0, 3, 5, 20, 3, 0, 8, 4),

@@ -11,6 +11,8 @@ from csd.kernels.layers.rms_norm import rms_norm, rms_norm_ref, rms_norm_triton
 from csd.kernels.layers.rotary import rotary, rotary_ref, rotary_triton
 from csd.kernels.layers.swiglu import swiglu, swiglu_ref, swiglu_triton
 
+pytestmark = pytest.mark.compiled
+
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 
 

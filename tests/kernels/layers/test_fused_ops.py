@@ -19,6 +19,8 @@ from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.kernels.verify.snapshot import snapshot_ref
 from csd.kernels.verify.triton import launch
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.fixture
 def few_splits(monkeypatch):

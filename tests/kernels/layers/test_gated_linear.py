@@ -10,6 +10,8 @@ from csd.kernels.layers.gated_linear import gated_linear, gated_linear_ref, gate
 from csd.kernels.layers.row_linear import row_linear_triton
 from csd.kernels.layers.swiglu import swiglu_triton
 
+pytestmark = pytest.mark.compiled
+
 module = import_module("csd.kernels.layers.row_linear")
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -19,6 +19,8 @@ from csd.kernels.layers.row_linear import (
     splits_of,
 )
 
+pytestmark = pytest.mark.compiled
+
 module = import_module("csd.kernels.layers.row_linear")
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

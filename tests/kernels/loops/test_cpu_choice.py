@@ -11,6 +11,8 @@ from csd.kernels.layers.cpu import elementwise as layers
 from csd.kernels.numba import isa
 from csd.kernels.ops import reference
 
+pytestmark = pytest.mark.quick
+
 CPU = torch.device("cpu")
 
 

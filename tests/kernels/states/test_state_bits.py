@@ -17,6 +17,8 @@ from csd.kernels.ops import reference, triton
 from csd.kernels.states import SSM, DeltaRule, StepStates, commit_states
 from csd.state.recurrent import CHUNK, ConvSize, StateMemory, StateSize, StateSizes
 
+pytestmark = pytest.mark.compiled
+
 HK, H, D, C, TEXT = 1, 2, 16, 12, 52
 SIZES = StateSizes((ConvSize(C, 4),), (StateSize(HK, H, D, D),))
 BACKENDS = {"reference": reference, "triton": triton} | ({"cpu": loops} if compiles() else {})

@@ -9,6 +9,8 @@ from csd.kernels.common.cpu import compiles
 from csd.kernels.states.conv import tree_conv, tree_conv_ref, tree_conv_triton
 from csd.kernels.states.paths import tree_paths
 
+pytestmark = pytest.mark.compiled
+
 RUNS = [tree_conv_ref, tree_conv_triton, tree_conv]
 if compiles():
     from csd.kernels.states.cpu.conv import tree_conv as tree_conv_loop

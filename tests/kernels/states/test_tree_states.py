@@ -17,6 +17,8 @@ from csd.kernels.states.delta_rule import (
 from csd.kernels.states.tail import commit_tail, commit_tail_ref, commit_tail_triton
 from csd.state.recurrent import CHUNK, TAIL
 
+pytestmark = pytest.mark.compiled
+
 RULES = [tree_delta_rule_ref, tree_delta_rule_triton, tree_delta_rule]
 MODELS = [tree_ssm_ref, tree_ssm_triton, tree_ssm]
 ADVANCES = [advance_state_ref, advance_state_triton, advance_state]

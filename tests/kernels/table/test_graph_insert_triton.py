@@ -12,6 +12,8 @@ from csd.kernels.table import _graph_insert, graph_insert, graph_insert_ref, gra
 from csd.kernels.table import lookup as graph_lookup
 from csd.state.context_table import MAX_TOTAL, Table
 
+pytestmark = pytest.mark.compiled
+
 
 def run(conf, calls):
     """Insert `calls` of (rows, live groups) both ways, equal after each."""

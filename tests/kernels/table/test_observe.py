@@ -15,6 +15,8 @@ from csd.state.pool_builder import roots
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
 
+pytestmark = pytest.mark.compiled
+
 module = import_module("csd.kernels.table.observe")
 
 ONE, HALF = 1 << 16, 1 << 15

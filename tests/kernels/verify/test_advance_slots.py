@@ -11,6 +11,8 @@ from tree_cases import random_logits, trees
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.advance_slots import advance_slots, advance_slots_ref, advance_slots_triton
 
+pytestmark = pytest.mark.compiled
+
 module = import_module("csd.kernels.verify.advance_slots")
 
 

@@ -9,6 +9,8 @@ from csd.kernels.verify.snapshot import layout, snapshot, snapshot_ref, snapshot
 from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.verdict import TOP, Verdict
 
+pytestmark = pytest.mark.compiled
+
 A = MAX_DEPTH + 1
 
 

@@ -14,6 +14,8 @@ from csd.state.pool_builder import roots
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, STOP
 
+pytestmark = pytest.mark.compiled
+
 module = import_module("csd.kernels.verify")
 
 

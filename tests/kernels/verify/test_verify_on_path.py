@@ -10,6 +10,8 @@ from csd.kernels.verify.reference import verify_on_path
 from csd.state.pool import COST_ONE
 from csd.state.pool_builder import roots
 
+pytestmark = pytest.mark.quick
+
 LIKELY = [0, COST_ONE, 1 << 30]
 
 

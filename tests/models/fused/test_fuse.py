@@ -12,6 +12,8 @@ from replacing import REPLACED, perturb
 from csd.models.fused.fuse import is_fused
 from csd.models.load import load
 
+pytestmark = pytest.mark.quick
+
 FAMILY = pytest.mark.parametrize("family", checkpoints.FAMILIES)
 TIED = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 TOKENS = some_tokens(24)
