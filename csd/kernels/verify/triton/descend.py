@@ -1,9 +1,10 @@
 """Follow one slot's accepted path per program: the last launch of a verification.
 
 `_descend_kernel` ends `verify`. `_finish_kernel` ends a step's verification: its program follows
-its slot's path, advances the slot and writes what the host reads of both (`snapshot.py`). Each of
-the three gets the results of the previous one in registers. Log-probabilities of the path's rows
-are read from memory, since the descent clears only those off the path.
+its slot's path, advances the slot (`csd/kernels/verify/advance_slots.py`) and writes what the host
+reads of both (`csd/kernels/verify/snapshot.py`). Each of the three gets the results of the previous
+one in registers. Log-probabilities of the path's rows are read from memory, since the descent
+clears only those off the path.
 """
 
 import triton
