@@ -5,12 +5,18 @@
 and modules of a layer for your own model: `RMSNorm`, `GatedMLP`, `Rotary`.
 
 A folder holds the operations of one subject: `attention`, `layers`, `states`, `table`, `draft`,
-`verify`. The file of an operation, or the folder's `__init__`, has its formula, a plain PyTorch
-reference (`<op>_ref`), the operator (`torch.ops.csd.<op>`) and the public function (`<op>`); a
-small operation also has the Triton kernel and its launcher (`<op>_triton`) there. `triton/` has the
-kernels and launchers of large operations, and `cpu/` the loops of the backend "cpu". `common` and
-`numba` have what all operations share. Of csd, this package imports only `csd.state` and
-`csd.utils`. Modules are imported on first access.
+`verify`. The file of an operation has its formula, a reference in plain PyTorch or numpy
+(`<op>_ref`), the Triton kernel and its launcher (`<op>_triton`), the operator
+(`torch.ops.csd.<op>`) and the public function (`<op>`). Of the large operations
+after which `attention`, `table`, `draft` and `verify` are named, `__init__` has the formula, the
+operator and the public function, `reference.py` the reference, and `triton/` the kernels and the
+launcher. `triton/` also has the operations that only a GPU needs, such as a step's work list.
+`cpu/` has the loops of the backend "cpu". `common` has parts that operations share, and `numba`
+parts that loops share.
+
+`ops.py` and `cpu_ops.py` list a step's operations by backend, and `backends.py` chooses a backend.
+Of csd, this package imports only `csd.state` and `csd.utils`. Modules that are not imported here
+are imported on first access.
 
 Dimensions have one letter each, the same in every file:
 
@@ -46,9 +52,9 @@ from csd.kernels.states.paths import tree_paths
 from csd.kernels.states.tail import commit_tail
 from csd.kernels.table import graph_insert
 from csd.kernels.table.observe import observe
-from csd.kernels.verify import verify
 
-# an import of a module binds its name in this package; the function then replaces the module
+# loading this package binds its name here; the function of the same name then replaces it
+from csd.kernels.verify import verify
 from csd.kernels.verify.advance_slots import advance_slots
 from csd.kernels.verify.snapshot import snapshot
 from csd.utils.lazy import submodules

@@ -9,15 +9,18 @@
 Rows are ordered by group, then slot; rows of no slot give zeros. The mask is the ancestor word,
 which is applied to nodes only.
 
-A call may have a window or a chunk, which exclude the first of these keys (`first_keys.py`), a cap
-on scores, sinks, and values of another size (`reference.py` has the formula).
+A call may have a window or a chunk, which exclude the first of these keys
+(`triton/first_keys.py`), a cap on scores, sinks, and values of another size (`reference.py` has the
+formula).
 
-Two launches. The first walks the step's work list (`plan.py`): a segment is a tile of rows
-that share keys, packed with the query heads of a key-value head into one matrix product, and a run
-of those keys. A prompt's tiles have rows of all its samples. Scores are in base 2 (scale times
-log2 e); a segment writes a normalised partial result o and its lse = log2(sum of 2^score). The
-second launch merges them for each row: sum of 2^(lse - max lse) o over the sum of the weights. A
-head's sink is one more term, without a value.
+On a GPU, two launches. The first walks the step's work list (`triton/plan.py`): a segment is a tile
+of rows that share keys, packed with the query heads of a key-value head into one matrix product,
+and a run of those keys. A prompt's tiles have rows of all its samples. Scores are in base 2 (scale
+times log2 e); a segment writes a normalised partial result o and its lse = log2(sum of 2^score).
+The second launch merges them for each row (`triton/merge.py`): sum of 2^(lse - max lse) o over the
+sum of the weights. A head's sink is one more term, without a value.
+
+`triton/exact.py` computes the same with an order of sums that no other row changes.
 """
 
 from collections.abc import Callable
@@ -117,7 +120,7 @@ def tree_attention(
     its own position // chunk. softcap: scores are softcap * tanh(score / softcap). sinks: [H], one
     more score per head, without a value. `work` must be made for the same window and chunk.
 
-    CPU tensors run the reference, which needs no work list. Not differentiable.
+    CPU tensors run the loop or the reference, which need no work list. Not differentiable.
     """
     check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)
     check_properties(q, window, chunk, softcap, sinks)

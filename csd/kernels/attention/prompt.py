@@ -1,28 +1,20 @@
-"""Rows of a pass over chunks of prompts and their places in the pages, computed once per pass.
-
-Place p of prompt g is token p % 64 of page prompt_pages[g, p // 64]; `index` counts the tokens of
-all pages.
-
-Causal attention of a chunk of a prompt over the prompt so far.
+"""Causal attention of chunks of prompts, each over its own prompt so far, and the rows of a pass.
 
     out[r, h] = sum over t <= start + r of softmax(scale * q[r, h] . k[t, h // (H / K)]) v[t, ..]
 
-PyTorch's own attention computes it on every device: a prompt is read only once, and PyTorch's
-kernels are hard to beat there.
+for row r of a chunk, which follows `start` tokens of its prompt. PyTorch's own attention computes
+it on every device: a prompt is read only once, and PyTorch's kernels are hard to beat there.
 
-Attention of a chunk of a prompt with a window, a chunk size, a cap on scores or sinks.
-
-The formula is in `csd/kernels/attention/reference.py`.
-
-Causal attention of chunks of prompts, each over its own prompt so far.
-
-    out[r, h] = sum over t <= start + r of softmax(scale * q[r, h] . k[t, h // (H / K)]) v[t, ..]
-
-for row r of each chunk, which follows `start` tokens of its prompt, over the keys of that prompt.
-Rows and keys of the chunks are concatenated. PyTorch's own attention computes it: in 16 bits on a
+`attend_chunk` takes one chunk. `attend_visible` takes one with a window, a chunk size, a cap on
+scores or sinks (`reference.py` has the formula); with a cap or sinks it multiplies as the reference
+does. `prompt_attention` takes several chunks, whose rows and keys are concatenated: in 16 bits on a
 GPU by one launch of flash attention over ragged lengths, else by one call per chunk. Both give a
 chunk the same bits whatever other chunks there are: neither splits keys by the number of chunks,
 and no block of queries has rows of two chunks.
+
+`PromptRows` has the rows of a pass and their places in the pages, computed once per pass. Place p
+of prompt g is token p % 64 of page prompt_pages[g, p // 64]; `index` counts the tokens of all
+pages.
 """
 
 from collections.abc import Sequence

@@ -1,23 +1,18 @@
-"""Plain PyTorch reference of the tree attention, group by group.
+"""Reference of the tree attention in plain PyTorch, group by group, and the positions of its keys.
 
     s(m, t) = cap(scale * q[m, h] . k[t, h // (H / K)]),   cap(x) = softcap * tanh(x / softcap)
     out[m, h] = sum of w(m, t) v[t, h // (H / K)] over the keys t that row m sees, where
     w(m, t) = exp(s(m, t)) / (sum over these of exp(s(m, .)) + exp(sink[h]))
 
 A row attends to the keys of P(m), C(m) and N(m) (`csd/kernels/attention/`) that are fewer than
-`window` positions before it and in its own chunk: position // chunk equals the row's.
+`window` positions before it and in its own chunk: position // chunk equals the row's. The position
+of a key is its index in its sample's sequence: t for a prompt's token t, P + j for a slot's
+committed token j with P the prompt's tokens, and P + C + depth for a node with C the slot's
+committed tokens.
 
-`place_keys` reads the step's layout on the host, once for all layers. Sums of a row are added in an
-order that depends on the step's other rows.
-
-Positions of the keys that a step's rows attend to, computed on the host once per step.
-
-Windows and chunks are defined by positions. The position of a key is its index in its sample's
-sequence: t for a prompt's token t, P + j for a slot's committed token j with P the prompt's tokens,
-and P + C + depth for a node with C the slot's committed tokens.
-
-A group's T slots are laid out side by side, each padded to r rows, the most nodes of a slot, and
-to the committed tokens of the longest slot.
+`place_keys` reads the step's layout on the host, once for all layers. A group's T slots are laid
+out side by side, each padded to r rows, the most nodes of a slot, and to the committed tokens of
+the longest slot. Sums of a row are added in an order that depends on the step's other rows.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Parts that the operations share: operators, checks, noise, GPUs and sorting."""
+"""Parts that operations share: operators, checks, noise, GPUs, sorting and compilation."""

@@ -1,4 +1,4 @@
-"""The backend "cpu": operations of a step as loops that numba compiles for the CPU at hand.
+"""Conditions of the backend "cpu": operations of a step as loops that numba compiles for this CPU.
 
 A loop is one call where the references are ten, and the result of a row depends on that row alone.
 Both do the same arithmetic; only sums and exponentials are rounded in another order.

@@ -1,13 +1,12 @@
-"""Programmatic dependent launch: a kernel starts while the previous one is still running.
+"""Properties of a GPU by which kernels choose tiles and grids, and programmatic dependent launch.
 
-From sm_90 on, a kernel with this launch option starts as soon as every program of its predecessor
-has called `launch_next` or ended. It may read the predecessor's results, and write anything, only
-after `wait_for_previous`, which waits until all of the results are in memory. Weights do not depend
-on the predecessor: `prefetch` requests them before the wait. It moves them to the L2 cache and not
-to registers, so weights that an optimiser's kernel has just written are not read too early.
-(CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".)
-
-Properties of the GPU on which tile sizes and grids of kernels depend.
+With dependent launch a kernel starts while the previous one is still running: from sm_90 on, as
+soon as every program of its predecessor has called `launch_next` or ended. It may read the
+predecessor's results, and write anything, only after `wait_for_previous`, which waits until all of
+the results are in memory. Weights do not depend on the predecessor: `prefetch` requests them before
+the wait. It moves them to the L2 cache and not to registers, so weights that an optimiser's kernel
+has just written are not read too early. (CUDA C++ Programming Guide, "Programmatic Dependent Launch
+and Synchronization".)
 """
 
 from collections.abc import Iterator

@@ -2,9 +2,9 @@
 
 An operator runs the operation's launcher on a GPU. On a CPU it runs the loop of the backend "cpu"
 if there is one that supports the arguments, else the reference. A loop is imported when its
-operator first runs on a CPU. A fake implementation gives
-PyTorch's tools the shapes of its results. Its arguments are tensors, lists of tensors and numbers:
-a record of `csd.state` is packed into the fields that the operation takes, and unpacked inside it.
+operator first runs on a CPU. A fake implementation gives PyTorch's tools the shapes of its results.
+Its arguments are tensors, lists of tensors and numbers: a record of `csd.state` is packed into the
+fields that the operation takes, and unpacked inside it.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,12 +1,9 @@
 """The trees described in `csd/kernels/draft/`, in numpy.
 
-Children of a level's nodes, estimated in numpy by the formulas of `csd/kernels/draft/`.
-
-For the few elements of a level the overhead of a numpy call exceeds its work, so a level takes a
-fixed number of calls over all slots, on flat lists of the existing contexts and of their
-successors, without padding.
-
-The cheapest drafted nodes of all slots, in numpy, and their pool.
+`Estimates` has the formulas of a level's children, `cheapest` selects nodes of all slots, and
+`draft_pool` makes them a pool. For the few elements of a level the overhead of a numpy call exceeds
+its work, so a level takes a fixed number of calls over all slots, on flat lists of the existing
+contexts and of their successors, without padding.
 """
 
 from collections.abc import Callable

@@ -1,24 +1,21 @@
-"""Rotary position embedding of queries and keys, which also stores keys and values.
+"""Rotary position embedding of queries and keys: `rotary` by tables, `rotate` by each row's angles.
 
-    rot(x)_j = x_j cos(p w_j) - x_{j + R/2} sin(p w_j)                    j < R/2
-               x_j cos(p w_{j - R/2}) + x_{j - R/2} sin(p w_{j - R/2})    R/2 <= j < R
-               x_j                                                        j >= R
+    rot(x)_j = x_j cos_j - x_{j + R/2} sin_j       j < R/2
+               x_j cos_j + x_{j - R/2} sin_j       R/2 <= j < R
+               x_j                                 j >= R
 
-R is D, or less if only a part of each head is rotated.
+R is D, or less if only a part of each head is rotated. (Su et al., "RoFormer", 2021, in the
+half-split form that Llama checkpoints use.)
 
-q, k and v may be the partial sums [P, M, ..] float32 of a product whose K is split, by
-`csd.kernels.row_linear`: they are first added in order, with the product's bias, and rounded.
+`rotary` takes cos and sin of position p, cos_j = cos_{j + R/2} = cos(p w_j) and likewise sin, from
+tables [positions, R] computed in float32 and held in the model's dtype. It also stores keys and
+values. Inside a decoder q, k and v may be the partial sums [P, M, ..] float32 of a product whose K
+is split, by `csd.kernels.row_linear`: they are first added in order, with the product's bias, and
+rounded.
 
-cos and sin come from tables [positions, R] computed in float32 and held in the model's dtype. (Su
-et al., "RoFormer", 2021, in the half-split form that Llama checkpoints use.)
-
-Rotary position embedding of queries and keys, each row with its own cosines and sines.
-
-    rot(x)_j = x_j cos_j - x_{j + D/2} sin_j           j < D/2
-               x_j cos_j + x_{j - D/2} sin_j           j >= D/2
-
-The kernel is that of `csd/kernels/layers/rotary.py`, without the store of keys and values. The
-gradient is also a rotation, with the sines negated and their halves exchanged.
+`rotate` takes each row's own cosines and sines [M, D], with R = D, and stores nothing else. Its
+gradient is also a rotation, with the sines negated and their halves exchanged. Both are launches of
+one kernel.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""Parts of the loops that numba compiles for the CPU at hand."""
+"""Parts that loops share: compilation, cache, threads, vectors, tiles and access to tensors."""

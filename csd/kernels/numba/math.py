@@ -1,6 +1,6 @@
-"""Stable sort for loops; numba's own sort takes seconds to compile for each type of array.
+"""Functions that numba's loops call: e^x, maximum, sum and a stable sort.
 
-e^x, maximum and sum in numba's loops.
+The sort is csd's own, since numba's takes seconds to compile for each type of array.
 """
 
 from typing import Any
@@ -11,6 +11,9 @@ from numba.extending import intrinsic, overload, register_jitable
 
 from csd.kernels.numba.jit import any_order, loop
 from csd.kernels.numba.simd import exponential
+
+# length of runs that are sorted by insertion before they are merged
+RUN = 8
 
 
 def exp(x: Any) -> Any:
@@ -76,10 +79,6 @@ def added(x):
     for j in range(1, x.shape[0]):
         total += x[j]
     return total
-
-
-# length of runs that are sorted by insertion before they are merged
-RUN = 8
 
 
 @loop

@@ -1,9 +1,8 @@
-"""LLVM code of e^x in float32, for a number or a vector, with the same bits in both.
+"""LLVM code that loops share: vectors, code for each number of rows, rounding, prefetching, e^x.
 
+`exponential` is e^x in float32, with the same bits for a number and for an element of a vector:
 e^x = 2^n e^r with x = n ln 2 + r; e^r is Taylor's polynomial of degree 7, whose error is 5e-9 at
 |r| = ln 2 / 2. The result is within one or two ulp; it is 0 below `LEAST` and NaN for NaN.
-
-LLVM code that loops share: vectors, code for each number of rows, rounding, prefetching.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,6 +20,15 @@ INT, BYTE, FLOAT = ir.IntType(32), ir.IntType(8), ir.FloatType()
 LINE = 64
 # pairs of bfloat16 in a register
 WORDS = 16
+LOG2_E = 1.4426950408889634
+# ln 2 as the sum of two parts, the first of few bits
+LN_2_HIGH, LN_2_LOW = 355 / 512, -2.12194440054690583e-4
+# Taylor's coefficients, highest power first, times two: 2^128 is not a float32, but 2^127 is
+FACTORS = [2 / n for n in (5040, 720, 120, 24, 6, 2, 1, 1)]
+# adding it rounds a float32 to an integer, which the lowest bits of the sum hold
+ROUND = 1.5 * 2**23
+# least x for which 2^(n - 1) is a normal float32, and an x for which e^x is infinite
+LEAST, MOST = -86.98, 89.0
 
 
 def ints(count: int, value: int) -> ir.Constant:
@@ -109,17 +117,6 @@ def prefetch(builder: Any, pointer: Any, level: int = 2) -> None:
     function = builder.module.declare_intrinsic("llvm.prefetch", kind.args[:1], kind)
     read, locality, data = INT(0), INT(4 - level), INT(1)
     builder.call(function, [pointer, read, locality, data])
-
-
-LOG2_E = 1.4426950408889634
-# ln 2 as the sum of two parts, the first of few bits
-LN_2_HIGH, LN_2_LOW = 355 / 512, -2.12194440054690583e-4
-# Taylor's coefficients, highest power first, times two: 2^128 is not a float32, but 2^127 is
-FACTORS = [2 / n for n in (5040, 720, 120, 24, 6, 2, 1, 1)]
-# adding it rounds a float32 to an integer, which the lowest bits of the sum hold
-ROUND = 1.5 * 2**23
-# least x for which 2^(n - 1) is a normal float32, and an x for which e^x is infinite
-LEAST, MOST = -86.98, 89.0
 
 
 def exponential(builder: Any, given: Any) -> Any:

@@ -1,13 +1,11 @@
-"""Addresses of tensors by name, in the form in which loops take them.
-
-A loop's argument is a namedtuple of addresses, so that a wrong field name is an error and does not
-select another tensor. Making numpy arrays of as many tensors takes longer than a step's
-verification.
-
-Access of numba's loops to tensors: their memory, and reading and rounding of their dtypes.
+"""Access of numba's loops to tensors: their memory, their dtypes, and their addresses by name.
 
 numba has no bfloat16. Its bits are the upper half of a float32's bits, so loops read bfloat16
 tensors as uint16, and round to the nearest, ties to even, as PyTorch does.
+
+A loop that reads many tensors takes a namedtuple of `addresses`, so that a wrong field name is an
+error and does not select another tensor. Making numpy arrays of as many tensors takes longer than a
+step's verification.
 """
 
 from collections.abc import Mapping

@@ -61,7 +61,7 @@ def tile(typing_context, rows, steps, x, weight, start, y, stride, ahead, step, 
     For r < rows (1 to ROWS) and c < COLUMNS. Every sum is taken over `steps` steps in the order of
     k, whatever `rows` is: "fma" takes one k per step, with one rounding per product, "dot" two, the
     odd one first. x, weight, start, y and ahead are addresses: start of float32, y of the dtype of
-    `like`, weight as `products.by_columns` lays it out, and x float32 [K, rows] for "fma", pairs of
+    `like`, weight as `linear.by_columns` lays it out, and x float32 [K, rows] for "fma", pairs of
     bfloat16 [K / 2, rows] for "dot". Each step prefetches the lines at ahead + (number of the step)
     times `step` bytes, which are multiplied later.
     """

@@ -1,22 +1,20 @@
-"""Mamba-2's state space model along the paths of a pool's trees, from the slots' states.
-
-    S_t = d_t S_{t-1} + B_t u_t^T,    u_t = dt_t x_t,    d_t = exp(dt_t A),    o_t = S_t^T C_t
-
-(Dao and Gu, "Transformers are SSMs", 2024; the output is o_t + D x_t.) It is `tree_delta_rule` with
-key B_t and query C_t, and with given updates, so there is nothing to solve.
-
-`tree_delta_rule` and `tree_ssm` in plain PyTorch: fixed shapes, nothing is read on the host.
-
-The gated delta rule along the paths of a pool's trees, from the slots' states.
+"""The gated delta rule and Mamba-2's state space model along the paths of a pool's trees.
 
 A head's state S is a matrix of keys and values. Token t has a query q_t, a key k_t of length one, a
-value v_t, a decay d_t in (0, 1] and a strength b_t, and
+value v_t, a decay d_t in (0, 1] and a strength b_t. `tree_delta_rule` computes
 
     S_t = d_t S_{t-1} + k_t u_t^T,    u_t = b_t (v_t - d_t S_{t-1}^T k_t),    o_t = S_t^T q_t
 
-(Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024.) No node needs a state of its own. With
-S the state at the checkpoint of row j (`csd/state/recurrent.py`) and the tokens i after it in
-order, those of the slot's tail and then the nodes above j,
+(Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024), and `tree_ssm`
+
+    S_t = d_t S_{t-1} + B_t u_t^T,    u_t = dt_t x_t,    d_t = exp(dt_t A),    o_t = S_t^T C_t
+
+(Dao and Gu, "Transformers are SSMs", 2024; the output is o_t + D x_t), which is the same with key
+B_t and query C_t, and with given updates, so there is nothing to solve.
+
+No node needs a state of its own. With S the slot's state at the checkpoint of row j
+(`csd/state/recurrent.py`) and the tokens i after it in order, those of the slot's tail and then the
+nodes above j,
 
     a <- S^T k_j,    a <- d_i a + (k_i . k_j) u_i for all i < j,    u_j = b_j (v_j - d_j a)
     o <- S^T q_j,    o <- d_i o + (k_i . q_j) u_i for all i <= j
@@ -27,7 +25,8 @@ product with a state. A row's sums run over its own text in order of position, f
 is a function of that text: its bits depend on nothing else.
 
 A row's checkpoint may be one chunk after the slot's stored one (`base`); the state is then advanced
-by `add_chunk`, as in `csd.kernels.advance_state`.
+by `add_chunk`, as in `csd.kernels.advance_state`. The references have fixed shapes and read nothing
+on the host; the kernel is in `triton.py`.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""Launches of `tree_delta_rule` and `tree_ssm`: one each.
-
-The Triton kernel of `tree_delta_rule` and `tree_ssm`.
+"""The Triton kernel of `tree_delta_rule` and `tree_ssm`, and its launches: one each.
 
 A program computes one head of a slot and a block of its value's columns, so each state is read
 once. It processes the slot's rows 16 at a time, parents first, and within a block by depth.

@@ -13,8 +13,6 @@ if group and tokens agree; if they do not, or if no entry has the hash, the cont
 The references of the graph compute in numpy, on the tensors' own memory: for the few elements of a
 step a numpy operation takes a quarter of torch's time. Tiles of the kernels are [B, O, ..]: B rows
 with one context for each of O orders, O rounded up to a power of two.
-
-Constants that the reference and the kernels of an insert share.
 """
 
 from functools import lru_cache

@@ -14,7 +14,8 @@ the first 9 tokens on the slot's path, WEIGHT_ONE each; if more than GROUP_SLOTS
 have a path they take turns, since the time to merge updates into one context grows with the square
 of their number. A row of total 0 has key -1 and is not inserted.
 
-Device function of one program of `observe`, also used before the rows' contexts are hashed.
+The kernel's device function `observe_rows` also runs in the first launch of an insert
+(`triton/claim.py`), which then hashes the rows' contexts.
 """
 
 from collections.abc import Callable

@@ -16,11 +16,11 @@ drafted. Temperature 0 takes the largest x.
 A row is accepted when it is a root, or its parent is accepted and sampled this row's token. The
 samples at accepted rows are the committed tokens, cut after an end token and at `max_new`.
 
-On a GPU, four launches: maxima and log-sum-exp (`scan.py`, the first read of the logits), the list
-of the head from the groups of 64 with some of its tokens (`scan.py`), sampling (`sample.py`),
-and the descent (`descend.py`), which in an engine's step also advances the slots and writes the
-snapshot (`finish.py`). A row whose head is too long for its list, or whose top-p cut falls
-below it, is sampled from the logits by the same passes.
+On a GPU, four launches: maxima and log-sum-exp, which is the first read of the logits, the list of
+the head from the groups of 64 with some of its tokens (both in `triton/scan.py`), sampling
+(`triton/sample.py`), and the descent (`triton/descend.py`), which in an engine's step also advances
+the slots and writes the snapshot. A row whose head is too long for its list, or whose top-p cut
+falls below it, is sampled from the logits by the same passes.
 """
 
 from collections.abc import Callable

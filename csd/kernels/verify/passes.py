@@ -1,6 +1,6 @@
 """Functions of which verification on a CPU consists: references, or loops in their place.
 
-Constants that the reference and the kernels of a verification share.
+The constants of a row's head are those of the references, the loops and the Triton kernels.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,8 @@
 """The verification that `csd/kernels/verify/` describes, in plain PyTorch.
 
-The accepted path of every slot.
+`verify_ref` samples every row (`reference_rows.py`) and follows the accepted path of every slot.
 
-CPU verification that samples the likely rows, and then the rows that an accepted path reaches.
-
+`verify_on_path`, for a CPU, samples the likely rows, and then those that an accepted path reaches.
 On a CPU a row costs the time to read it, and most drafted rows are off the accepted paths, so that
 nothing of them is committed. Rows that are likely to be accepted are sampled at once. Then, as long
 as a path reaches a row that is not sampled, such rows are sampled: a batch of rows costs little
@@ -17,6 +16,11 @@ from csd.kernels.verify.reference_rows import draw_ref, heads_ref, log_sum_ref, 
 from csd.state.pool import COST_ONE, MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, STOP, TOP, Verdict
+
+# numbers in a block of rows: passes over it stay in a CPU's cache, and its memory is reused
+BLOCK = 1 << 19
+# largest cost of rows that are sampled at once: they are accepted about as often as not
+LIKELY = 3 * COST_ONE // 2
 
 
 def descend_ref(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
@@ -51,10 +55,6 @@ def descend_ref(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
     finish = torch.where(in_flight, finish, RUNNING).int()
     places = torch.arange(width, device=device)
     return torch.where(places < kept[:, None], accept_row, -1), kept, finish
-
-
-# numbers in a block of rows: passes over it stay in a CPU's cache, and its memory is reused
-BLOCK = 1 << 19
 
 
 REFERENCE = Passes(heads_ref, log_sum_ref, draw_ref, descend_ref)
@@ -125,10 +125,6 @@ def _raw_logprob(
     bad = torch.zeros(slots.count, dtype=torch.int32, device=logits.device)
     bad.index_add_(0, pool.slot[rows].long(), broken.int())
     return raw, bad > 0
-
-
-# largest cost of rows that are sampled at once: they are accepted about as often as not
-LIKELY = 3 * COST_ONE // 2
 
 
 def verify_on_path(

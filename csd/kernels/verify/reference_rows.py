@@ -1,6 +1,7 @@
-"""Part of `verify_ref` that computes each row by itself: penalties and filters, then a draw.
+"""The part of `verify_ref` that computes each row by itself.
 
-Draws from rows' heads and rests, and the likeliest tokens.
+Penalties and filters give a row's head and rest, from which its token and its likeliest tokens are
+drawn.
 """
 
 import math
@@ -12,6 +13,9 @@ from csd.kernels.verify.passes import HEAD_WIDTH, MAX_HEAD, Draws, Heads, Passes
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import TOP
+
+# tokens per piece of a row
+PIECE = 64
 
 
 def draw_ref(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
@@ -73,10 +77,6 @@ def _likeliest(
     top_prob = torch.where(greedy[:, None], one_hot, top_prob)
     present = (top_prob > 0) & live[:, None]
     return torch.where(present, top_token, -1), torch.where(present, top_prob, 0)
-
-
-# tokens per piece of a row
-PIECE = 64
 
 
 def sample_rows(

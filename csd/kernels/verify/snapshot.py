@@ -8,15 +8,9 @@ Fields of the accepted path of slot s, rows a_0 .. a_{n-1} (the root first), in 
 
 and counts, rows, finish and bad of every slot [S]; with `top` also the target's top 8 [S, A, 8] at
 the path's rows, -1 and 0 after them; with `trees` also the pool's trees and all accepted rows.
-`layout` (`layout.py`) gives the place of each.
+`layout` gives the place of each in the two tensors.
 
-Places of a snapshot's fields in its two tensors.
-
-Reference in plain PyTorch of the snapshot described in `csd/kernels/verify/snapshot.py/`.
-
-The kernels of a snapshot; a fused verification calls their parts.
-
-Launch of the snapshot's kernel.
+One launch. A fused verification (`triton/descend.py`) calls the kernel's two parts instead.
 """
 
 from math import prod

@@ -15,7 +15,7 @@ from csd.kernels.attention.triton.plan import (
     plan_attention_triton,
     tile_rows,
 )
-from csd.kernels.common import gpu as gpu_target
+from csd.kernels.common import gpu
 
 pytestmark = pytest.mark.compiled
 
@@ -149,14 +149,14 @@ def test_empty_work_is_large_enough():
     [((9, 0), None, 2), ((8, 0), None, 2), ((8, 9), None, 2), ((12, 0), None, 2), ((9, 4), "6", 1)],
 )
 def test_a_multiprocessor_gets_as_many_programs_as_fit(monkeypatch, capability, hip, each):
-    for function in (gpu_target._chip_of, gpu_target.programs_of):
+    for function in (gpu._chip_of, gpu.programs_of):
         function.cache_clear()
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     chip = SimpleNamespace(multi_processor_count=66)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
     try:
-        assert gpu_target.programs_of(torch.device("cuda", 0)) == each * 66
+        assert gpu.programs_of(torch.device("cuda", 0)) == each * 66
     finally:
-        for function in (gpu_target._chip_of, gpu_target.programs_of):
+        for function in (gpu._chip_of, gpu.programs_of):
             function.cache_clear()

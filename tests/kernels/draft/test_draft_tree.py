@@ -1,4 +1,4 @@
-"""Drafts against the plain model of `draft_model.py`, and the costs that order them."""
+"""Drafts against the plain model of `tests/helpers/draft_model.py`, and their costs."""
 
 import random
 from dataclasses import replace

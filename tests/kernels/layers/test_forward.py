@@ -13,7 +13,7 @@ pytest.importorskip("numba")
 import csd
 from csd.kernels.attention.cpu import attention
 from csd.kernels.layers.cpu import decoder as fused
-from csd.kernels.layers.cpu import linear as products
+from csd.kernels.layers.cpu import linear
 from csd.kernels.layers.cpu.linear import MOST
 from csd.kernels.numba.lanes import FEATURES
 from csd.kernels.ops import Ops
@@ -84,7 +84,7 @@ def test_it_has_the_bits_of_its_operations(engine, both, family, dtype, plain):
 def test_it_has_them_by_another_instruction(engine, both, monkeypatch):
     # heads of which attention multiplies pairs, too
     monkeypatch.setitem(EVEN, "head_dim", 32)
-    for module in (fused, products, attention):
+    for module in (fused, linear, attention):
         monkeypatch.setattr(module, "instruction", lambda dtype: "dot")
     with engine("qwen2", torch.bfloat16) as made:
         draw(made, budget=100)

@@ -6,9 +6,9 @@ from targets import few
 
 pytest.importorskip("numba")
 
-from csd.kernels.layers.cpu import unpacked as plain_products
+from csd.kernels.layers.cpu import unpacked
 from csd.kernels.layers.cpu.linear import MOST, by_columns, fits, product
-from csd.kernels.layers.cpu.unpacked import ROWS as MOST_PLAIN_ROWS
+from csd.kernels.layers.cpu.unpacked import ROWS as UNPACKED_ROWS
 from csd.kernels.numba.isa import instructions
 from csd.kernels.numba.tiles import COLUMNS, ROWS
 
@@ -164,7 +164,7 @@ def test_rows_that_lie_apart_and_memory_that_is_not_the_row_s(plain):
 
 @pytest.mark.parametrize(("dtype", "by", "_"), PLAIN, ids=str)
 @pytest.mark.parametrize("K", [32, 160])
-@pytest.mark.parametrize("rows", range(1, MOST_PLAIN_ROWS + 2))
+@pytest.mark.parametrize("rows", range(1, UNPACKED_ROWS + 2))
 def test_a_plain_weight_s_columns_are_all_multiplied(dtype, by, _, K, rows):
     """Whole numbers, so any order has the same sum; every number of columns side by side."""
     generator = torch.manual_seed(rows)
@@ -186,7 +186,7 @@ def test_what_the_loop_multiplies():
 
 def test_which_plain_weights_the_loop_multiplies():
     even = torch.empty(2 * COLUMNS, 96)
-    assert plain_products.fits(even) and plain_products.fits(even.bfloat16())
-    assert not plain_products.fits(even[:-1]) and not plain_products.fits(even[:, :-1].contiguous())
-    assert not plain_products.fits(even.double()) and not plain_products.fits(even.half())
-    assert not plain_products.fits(even[:, :64]) and not plain_products.fits(even.T)
+    assert unpacked.fits(even) and unpacked.fits(even.bfloat16())
+    assert not unpacked.fits(even[:-1]) and not unpacked.fits(even[:, :-1].contiguous())
+    assert not unpacked.fits(even.double()) and not unpacked.fits(even.half())
+    assert not unpacked.fits(even[:, :64]) and not unpacked.fits(even.T)

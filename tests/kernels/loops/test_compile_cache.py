@@ -15,8 +15,7 @@ pytest.importorskip("numba")
 from numba.core.caching import _CacheLocator
 from numba.core.serialize import dumps
 
-from csd.kernels.numba import cache as compile_cache
-from csd.kernels.numba import jit as compiled
+from csd.kernels.numba import cache, jit
 
 
 def double(x):
@@ -32,7 +31,7 @@ RESULT = [2.0, 3.0]
 
 @pytest.fixture
 def once(monkeypatch):
-    for notice in (compile_cache.UNREAD, compile_cache.UNKEPT):
+    for notice in (cache.UNREAD, cache.UNKEPT):
         monkeypatch.setattr(notice, "done", False)
 
 
@@ -48,7 +47,7 @@ def folder(tmp_path, monkeypatch, once):
 
 def run():
     """Results of the loops, as another process has them, and the number read from files."""
-    loops = [compiled.loop(double), compiled.loop(triple)]
+    loops = [jit.loop(double), jit.loop(triple)]
     results = [loop(1.0) for loop in loops]
     return results, sum(sum(loop.stats.cache_hits.values()) for loop in loops)
 
@@ -89,7 +88,7 @@ def test_a_file_with_other_content_is_as_none(kind, folder, caplog):
     path = sorted(folder.glob(f"*.{kind}"))[0]
     data = path.read_bytes()
     for other in torn(data) + others(data, path):
-        compile_cache.UNREAD.done = False
+        cache.UNREAD.done = False
         caplog.clear()
         path.write_bytes(other)
         assert run() == (RESULT, 1)
@@ -131,7 +130,7 @@ def test_what_is_removed_is_compiled_in_silence(remove, folder, caplog):
 
 
 def test_what_is_removed_while_the_process_runs_is_written_again(folder):
-    loops = [compiled.loop(double), compiled.loop(triple)]
+    loops = [jit.loop(double), jit.loop(triple)]
     shutil.rmtree(folder)
     assert [loop(1.0) for loop in loops] == RESULT
     assert run() == (RESULT, 2)
@@ -158,7 +157,7 @@ def links_to_themselves(folder):
     "spoil", [folders_in_place_of_files, file_in_place_of_the_folder, links_to_themselves]
 )
 def test_what_is_no_file_ends_no_call(spoil, folder):
-    loops = [compiled.loop(double), compiled.loop(triple)]
+    loops = [jit.loop(double), jit.loop(triple)]
     spoil(folder)
     assert [loop(1.0) for loop in loops] == RESULT
     assert run()[0] == RESULT
@@ -170,7 +169,7 @@ def test_what_is_no_file_ends_no_call(spoil, folder):
 def test_a_write_that_fails_ends_no_call(number, after, folder, monkeypatch, caplog):
     """From any of them on: each of two loops tries its folder and writes an index and its code."""
     shutil.rmtree(folder)
-    loops, written = [compiled.loop(double), compiled.loop(triple)], count()
+    loops, written = [jit.loop(double), jit.loop(triple)], count()
 
     def failing(method):
         def call(*args):
@@ -182,7 +181,7 @@ def test_a_write_that_fails_ends_no_call(number, after, folder, monkeypatch, cap
 
     caplog.clear()
     with monkeypatch.context() as patch:
-        for owner, name in ((_CacheLocator, "ensure_cache_path"), (compile_cache.Files, "_write")):
+        for owner, name in ((_CacheLocator, "ensure_cache_path"), (cache.Files, "_write")):
             patch.setattr(owner, name, failing(getattr(owner, name)))
         assert [loop(1.0) for loop in loops] == RESULT
     (text,) = logged(caplog)
@@ -202,7 +201,7 @@ def test_a_full_disk_leaves_no_part_of_a_file(folder, monkeypatch, caplog):
             return opened("/dev/full", mode, *args, **options)
         return opened(path, mode, *args, **options)
 
-    loops = [compiled.loop(double), compiled.loop(triple)]
+    loops = [jit.loop(double), jit.loop(triple)]
     caplog.clear()
     with monkeypatch.context() as patch:
         patch.setattr("numba.core.caching.open", full, raising=False)
@@ -239,7 +238,7 @@ def test_another_users_file_is_not_unpickled(folder, monkeypatch, caplog):
 
 def test_files_of_those_who_own_the_sources_are_read(folder, monkeypatch):
     """The files are those of a package that another user installed and compiled."""
-    monkeypatch.setattr(compile_cache.os, "geteuid", lambda: os.stat(__file__).st_uid + 1)
+    monkeypatch.setattr(cache.os, "geteuid", lambda: os.stat(__file__).st_uid + 1)
     assert run() == (RESULT, 2)
 
 
@@ -248,7 +247,7 @@ def test_an_index_of_other_sources_is_not_unpickled(folder, caplog):
     for path in folder.glob("*.nbi"):
         version, _stamp, _overloads = pickle.loads(path.read_bytes()[32:])
         index = pickle.dumps((version, "other sources", b"of a class that is gone"))
-        path.write_bytes(compile_cache._digest(str(path), index) + index)
+        path.write_bytes(cache._digest(str(path), index) + index)
     caplog.clear()
     assert run() == (RESULT, 0) and logged(caplog) == []
     assert run() == (RESULT, 2)

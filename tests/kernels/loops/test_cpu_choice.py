@@ -7,7 +7,7 @@ import torch
 from csd.kernels import backends
 from csd.kernels.attention.cpu import attention
 from csd.kernels.backends import choose
-from csd.kernels.layers.cpu import elementwise as layers
+from csd.kernels.layers.cpu import elementwise
 from csd.kernels.numba import isa
 from csd.kernels.ops import reference
 
@@ -30,7 +30,7 @@ def test_loops_run_unless_many_threads_would_wait_for_one(monkeypatch, threads, 
     monkeypatch.setattr("csd.kernels.numba.threads._shared", lambda: together)
     found = choose(None, CPU, F32)
     assert found.name == ("cpu" if loops else "reference")
-    assert (found.rms_norm is layers.rms_norm) == loops
+    assert (found.rms_norm is elementwise.rms_norm) == loops
     assert (found.verify is not reference().verify) == loops
     assert (found.tree_attention is attention.tree_attention) == loops
     # by name they run whatever the threads

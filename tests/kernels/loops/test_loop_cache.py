@@ -9,8 +9,7 @@ pytest.importorskip("numba")
 
 from numba import njit
 
-from csd.kernels.numba import cache as compile_cache
-from csd.kernels.numba import jit as compiled
+from csd.kernels.numba import cache, jit
 from csd.kernels.numba.cache import Files
 
 
@@ -22,10 +21,10 @@ def add_one(x):
 def test_files_of_two_processes_stay_apart(tmp_path, monkeypatch):
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     late, write = [], Files._save_data
-    monkeypatch.setattr(compile_cache, "PROCESS", "first")
-    first = compiled.loop(add_one)
-    monkeypatch.setattr(compile_cache, "PROCESS", "second")
-    second = compiled.loop(add_one)
+    monkeypatch.setattr(cache, "PROCESS", "first")
+    first = jit.loop(add_one)
+    monkeypatch.setattr(cache, "PROCESS", "second")
+    second = jit.loop(add_one)
     with monkeypatch.context() as both:
         # neither sees what the other one writes: their indices and the first's code come late
         both.setattr(Files, "_load_index", lambda self: {})
@@ -34,7 +33,7 @@ def test_files_of_two_processes_stay_apart(tmp_path, monkeypatch):
         both.setattr(Files, "_save_data", write)
         second(np.zeros(1, np.int32))
         write(*late[0])
-    third = compiled.loop(add_one)
+    third = jit.loop(add_one)
     assert third(np.zeros(1, np.int32)) == 1
     assert sum(third.stats.cache_hits.values()) == 1
     assert third(np.full(1, 0.5)) == 1.5
@@ -52,13 +51,13 @@ def test_code_is_stale_when_a_file_that_it_may_contain_has_changed(tmp_path, mon
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    monkeypatch.setattr(compiled, "CSD", tmp_path)
-    monkeypatch.setattr(compiled, "_sources", compiled._sources.__wrapped__)
+    monkeypatch.setattr(jit, "CSD", tmp_path)
+    monkeypatch.setattr(jit, "_sources", jit._sources.__wrapped__)
     stale = []
     for name in names:
-        before = compiled.stamp.__wrapped__(tmp_path / "kernels/draft/cpu/grow.py")
+        before = jit.stamp.__wrapped__(tmp_path / "kernels/draft/cpu/grow.py")
         (tmp_path / name).write_text("# changed\n")
-        if compiled.stamp.__wrapped__(tmp_path / "kernels/draft/cpu/grow.py") != before:
+        if jit.stamp.__wrapped__(tmp_path / "kernels/draft/cpu/grow.py") != before:
             stale.append(name)
     assert stale == names[:4]
 
@@ -67,8 +66,8 @@ def test_a_compiled_loop_is_found_only_with_its_stamp(tmp_path, monkeypatch):
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
     hits = []
     for stamp in ("1", "1", "2", "2"):
-        monkeypatch.setattr(compiled, "stamp", lambda file, stamp=stamp: stamp)
-        found = compiled.loop(add_one)
+        monkeypatch.setattr(jit, "stamp", lambda file, stamp=stamp: stamp)
+        found = jit.loop(add_one)
         found(np.zeros(1))
         hits.append(sum(found.stats.cache_hits.values()))
     assert hits == [0, 1, 0, 1]
@@ -76,7 +75,7 @@ def test_a_compiled_loop_is_found_only_with_its_stamp(tmp_path, monkeypatch):
 
 def test_what_compiles_is_logged_once(monkeypatch, caplog):
     """Only csd's own loops are logged, not a user's."""
-    monkeypatch.setattr(compiled.NOTICE, "done", False)
+    monkeypatch.setattr(jit.NOTICE, "done", False)
 
     def one():
         return 1

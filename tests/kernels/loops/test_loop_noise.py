@@ -8,8 +8,7 @@ from tree_cases import trees
 from csd.kernels.common.noise import ACCEPT, SAMPLE, gumbel, philox_words, stepped
 from csd.kernels.numba import noise
 from csd.kernels.numba.jit import loop
-from csd.kernels.verify.cpu import draws
-from csd.kernels.verify.cpu import passes as accepted_paths
+from csd.kernels.verify.cpu import draws, passes
 from csd.kernels.verify.passes import Heads, Rows
 from csd.kernels.verify.reference import descend_ref
 from csd.kernels.verify.reference_rows import draw_ref
@@ -94,7 +93,7 @@ def test_paths_are_the_references(seed):
     child = pool.parent >= 0
     sample[pool.parent[child].long()] = pool.token[child].long()
     for got, want in zip(
-        accepted_paths.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
+        passes.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
     ):
         assert torch.equal(got, want)
 
@@ -105,6 +104,6 @@ def test_paths_without_rows():
     pool.slot_nodes.zero_()
     sample = torch.full((pool.rows,), -1)
     for got, want in zip(
-        accepted_paths.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
+        passes.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
     ):
         assert torch.equal(got, want)

@@ -15,9 +15,9 @@ from targets import slow
 from tree_cases import random_logits, trees
 
 from csd.kernels.attention.cpu import attention
-from csd.kernels.layers.cpu import elementwise as layers
+from csd.kernels.layers.cpu import elementwise
 from csd.kernels.numba import threads
-from csd.kernels.verify.cpu import heads as distribution_heads
+from csd.kernels.verify.cpu import heads
 
 needs_threads = pytest.mark.skipif(
     numba.config.NUMBA_NUM_THREADS < 2, reason="numba has one thread on one core"
@@ -35,26 +35,26 @@ def attend():
 
 def rotary():
     case = rotary_case(13, 6, 2, 64, BF16)
-    return layers.rotary(**case), case["node_k"], case["node_v"]
+    return elementwise.rotary(**case), case["node_k"], case["node_v"]
 
 
 def norm():
     x, weight, residual = (normal(*s, dtype=BF16) for s in ((13, 576), (576,), (13, 576)))
-    return layers.rms_norm(x, weight, 1e-5, residual)
+    return elementwise.rms_norm(x, weight, 1e-5, residual)
 
 
 def passes():
     _, slots = trees(0, count=1, rows=1, live=True)
     x, slot = random_logits(13, 4099).to(BF16), torch.zeros(13, dtype=torch.long)
-    found = distribution_heads.heads(x, torch.full((13,), 0.7), slots, slot, slot > 0)
-    return *found, distribution_heads.log_sum(x)
+    found = heads.heads(x, torch.full((13,), 0.7), slots, slot, slot > 0)
+    return *found, heads.log_sum(x)
 
 
 LOOPS = {
     "attention": attend,
     "rotary": rotary,
     "norm": norm,
-    "swiglu": lambda: (layers.swiglu(normal(13, 3072, dtype=BF16)),),
+    "swiglu": lambda: (elementwise.swiglu(normal(13, 3072, dtype=BF16)),),
     "verification": passes,
 }
 EACH = pytest.mark.parametrize("run", LOOPS.values(), ids=LOOPS)

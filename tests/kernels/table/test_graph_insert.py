@@ -1,4 +1,4 @@
-"""The reference's insert against the plain model of `graph_model.py`."""
+"""The reference's insert against the plain model of `tests/helpers/graph_model.py`."""
 
 import random
 

@@ -8,8 +8,13 @@ from equal_fields import assert_equal_fields
 from insert_cases import config, random_rows, tensors
 
 from csd.graph.consensus import insert_prompt
-from csd.kernels.table import _graph_insert, graph_insert, graph_insert_ref, graph_insert_triton
-from csd.kernels.table import lookup as graph_lookup
+from csd.kernels.table import (
+    _graph_insert,
+    graph_insert,
+    graph_insert_ref,
+    graph_insert_triton,
+    lookup,
+)
 from csd.state.context_table import MAX_TOTAL, Table
 
 pytestmark = pytest.mark.compiled
@@ -52,8 +57,8 @@ def test_equals_the_reference(poison, conf, vocab, rows, steps):
 
 def test_contexts_of_one_hash_keep_the_first(poison, monkeypatch):
     # contexts of equal sums collide, of any order and group
-    monkeypatch.setattr(graph_lookup, "TOKEN_FACTORS", graph_lookup.TOKEN_FACTORS * 0 + 1)
-    monkeypatch.setattr(graph_lookup, "GROUP_FACTOR", graph_lookup.GROUP_FACTOR * 0 + 1)
+    monkeypatch.setattr(lookup, "TOKEN_FACTORS", lookup.TOKEN_FACTORS * 0 + 1)
+    monkeypatch.setattr(lookup, "GROUP_FACTOR", lookup.GROUP_FACTOR * 0 + 1)
     rng = random.Random(1)
     table = run(config(2, 8), [(random_rows(rng, 9, [1, 2]), [1, 2]) for _ in range(4)])
     used = table.entry_hash[table.entry_group >= 0]

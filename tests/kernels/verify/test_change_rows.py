@@ -17,8 +17,7 @@ from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import Refill, fill_slots
 from csd.engine.rules.changes import Changes
 from csd.kernels.verify.rules import change_rows, only, path_tokens
-from csd.kernels.verify.rules import rows as bans
-from csd.kernels.verify.rules import rows as blocks
+from csd.kernels.verify.rules import rows as row_rules
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 
@@ -134,7 +133,7 @@ RULES |= {f"words-{n}": dict(bad_words=random_words(n, 6)) for n in (40, 700)}
 @pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
 @pytest.mark.parametrize("hits", [1, 64])
 def test_banned_sequences_are_each_sets_own(monkeypatch, hits, static):
-    monkeypatch.setattr(bans, "HITS", hits)
+    monkeypatch.setattr(row_rules, "HITS", hits)
     generator = torch.Generator().manual_seed(hits)
     banned = 0
     for names in (["words-40"] * SLOTS, ["words-700", "words", "nothing", "words-40", "bias"]):
@@ -201,7 +200,7 @@ def test_blocks_of_rows_are_alike(monkeypatch):
     pool = random_pool(slots, generator)
     logits = torch.randn(pool.rows, VOCAB, generator=generator, dtype=torch.float64)
     whole = change_rows(logits, pool, slots, changes.rules, changes.asked)
-    monkeypatch.setattr(blocks, "BLOCK", 3)
+    monkeypatch.setattr(row_rules, "BLOCK", 3)
     parts = change_rows(logits, pool, slots, changes.rules, changes.asked)
     assert torch.equal(whole.x, parts.x) and torch.equal(whole.forced, parts.forced)
 

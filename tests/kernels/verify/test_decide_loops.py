@@ -17,7 +17,7 @@ from csd.kernels.backends import loops as cpu_backend
 from csd.kernels.ops import reference
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.advance_slots import advance_slots_ref
-from csd.kernels.verify.cpu import decide as joined
+from csd.kernels.verify.cpu import decide
 from csd.kernels.verify.cpu import path as loops
 from csd.kernels.verify.cpu.passes import PASSES
 from csd.kernels.verify.reference import verify_on_path
@@ -210,7 +210,7 @@ def test_slots_move_on_and_the_host_is_told(poison, dtype, kept, told):
         verdict = loops.verify(logits, pool, moved)
         advance_slots_ref(moved, verdict)
         want = snapshot_ref(pool, verdict, *told)
-        got, *found = joined.decide(logits, pool, slots, *told)
+        got, *found = decide.decide(logits, pool, slots, *told)
         assert_equal_fields(got, verdict)
         assert_equal_fields(slots, moved)
         for a, b in zip(found, want, strict=True):
@@ -223,7 +223,7 @@ def test_slots_that_loops_cannot_read_move_on():
     slots.context = torch.stack((slots.context, slots.context), 2)[:, :, 0]
     want = loops.verify(logits, pool, moved)
     advance_slots_ref(moved, want)
-    joined.decide(logits, pool, slots, False, False)
+    decide.decide(logits, pool, slots, False, False)
     assert_equal_fields(slots, moved)
 
 
@@ -241,8 +241,8 @@ def test_which_operations_they_stand_for():
 )  # fmt: skip
 def test_an_engine_samples_the_same_without_them(checkpoint, monkeypatch, options):
     found, calls = [], []
-    decided = joined._finish
-    monkeypatch.setattr(joined, "_finish", lambda *args: (calls.append(1), decided(*args)))
+    decided = decide._finish
+    monkeypatch.setattr(decide, "_finish", lambda *args: (calls.append(1), decided(*args)))
     for apart in (False, True):
         with csd.Engine(checkpoint("llama"), max_slots=5) as made:
             if "decide" not in made.ops.fused:

@@ -1,1 +1,1 @@
-"""Loops of tree attention, for the backend "cpu"."""
+"""Loops of tree attention and of `commit_kv`, for the backend "cpu"."""

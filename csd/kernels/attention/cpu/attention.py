@@ -6,12 +6,10 @@ next page is prefetched. A row's sums run over its slot's keys and then over the
 of position, and hidden nodes add exact zeros. So its result is a function of its own query, keys
 and values, to the bit: an engine's is exact without further rules.
 
-With a window or a chunk, keys before the first one that any of the rows sees are not read.
-
-Attention weights of a row if a call has a window, a chunk, a cap or sinks.
-
-The formula is in `csd/kernels/attention/reference.py`. A row's sums begin at its first key:
-earlier keys get weights of zero and do not affect the order in which later ones are added.
+With a window, a chunk, a cap or sinks `weigh` computes a row's weights, by the formula of
+`csd/kernels/attention/reference.py`. Keys before the first one that any of the rows sees are not
+read. A row's sums begin at its own first key: earlier keys get weights of zero and do not affect
+the order in which later ones are added.
 """
 
 import math

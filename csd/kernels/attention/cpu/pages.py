@@ -1,10 +1,8 @@
-"""Products of a head's rows with a table's pages; each page is prefetched during the one before.
+"""Products of a head's rows with pages of keys or values; sums are kept in the CPU's registers.
 
-All heads of a token are adjacent in memory, so a page's heads are processed one after another.
-
-Products of several rows with a tile of numbers; sums are kept in the CPU's registers.
-
-Products of a head's rows with a page of keys or values, in vector registers.
+`score_keys` and `add_values` multiply one page, `score_pages` and `add_pages` a table's pages, each
+of which is prefetched during the one before. All heads of a token are adjacent in memory, so a
+page's heads are processed one after another.
 
 "fma" multiplies numbers as float32, "dot" pairs of bfloat16 (`tiles.ISA`). A pair holds two
 adjacent numbers of a key or a query, or the values or weights of two keys.
@@ -28,6 +26,7 @@ from csd.kernels.numba.tiles import is_dot
 
 # blocks of WIDTH columns
 BLOCKS = WIDTH // BLOCK
+BYTES = np.empty(0, np.uint8)
 
 
 @intrinsic
@@ -206,9 +205,6 @@ def _add_product(x, low, high, x_offset, terms, tile, wide, columns, y, y_offset
             add_eight_rows(
                 blocks, x, i, high, x_offset, terms, tile, wide, whole, y, y_offset + whole, isa
             )
-
-
-BYTES = np.empty(0, np.uint8)
 
 
 @loop

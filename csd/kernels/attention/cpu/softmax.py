@@ -115,7 +115,7 @@ def largest(typing_context, x):
 
 @intrinsic
 def exponentials(typing_context, x, most, scale):
-    """e^((x - most) scale) of each lane, equal to `loop_math.exp` to the bit."""
+    """e^((x - most) scale) of each lane, equal to `csd.kernels.numba.math.exp` to the bit."""
 
     def generate(context, builder, signature, args):
         given, *others = args

@@ -1,1 +1,1 @@
-"""Triton kernels of tree attention."""
+"""Triton kernels of tree attention: a step's work list, the launches of a layer, the exact form."""

@@ -13,15 +13,10 @@ read the same way whether it is committed or a node. Partial results are added i
 Tiles always have the same number of rows, so that there is one kind of matrix instruction; masked
 keys add exact zeros.
 
-Two launches per layer: `pages` writes a partial result for every cut, `tail` adds them up and
-continues with the tail. The work list of both is made once per step (`plan.py`). The reference is
-`tree_attention_ref`, which adds in another order: the two agree up to rounding.
-
-The first launch of the exact attention: a partial result of every segment of the work list.
-
-The second launch of the exact attention: a row's partial results in order, then its tail.
-
-The two launches of the exact attention: partial results of the cuts, then the tails.
+Two launches per layer: `_pages_kernel` writes a partial result for every cut, `_tail_kernel` adds a
+row's up in order and continues with its tail. The work list of both is made once per step
+(`exact_plan.py`). The reference is `tree_attention_ref`, which adds in another order: the two agree
+up to rounding.
 """
 
 import math

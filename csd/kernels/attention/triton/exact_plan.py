@@ -1,7 +1,6 @@
 """Work list of a step's exact attention: made once on the device, walked by every layer.
 
-Tiles are those of `csd/kernels/attention/triton/plan.py`: rows that share keys. A segment is a tile
-and one cut of its pages:
+Tiles are those of `plan.py`: rows that share keys. A segment is a tile and one cut of its pages:
 
     segment[w]   first pool row, pool rows, source (g, or G + s), first page, last page + 1,
                  first row of the partial result
@@ -13,16 +12,12 @@ The partial result of row m at cut i begins at row (i M + m) H / K; cuts of the 
 the longest prompt. Results do not depend on which program walks a segment, so each of P programs
 takes every P-th one.
 
-With a window or a chunk (`csd/kernels/attention/triton/first_keys.py`) the cuts stay where they
-are. Cuts that no row of a source attends to are left out, and the first of the others begins at the
-first page that a row attends to: the pages left out would add exact zeros.
+The kernel has one program per row. It computes which tiles the row is in and where their segments
+are in the list; that of a tile's first row writes the tile's segments.
 
-Constants that the kernels of the exact attention and the reference of its work list share.
-
-Kernel of the exact attention's work list (`csd/kernels/attention/triton/exact_plan.py`).
-
-The program of a row computes which tiles the row is in and where their segments are in the list;
-that of a tile's first row writes the tile's segments.
+With a window or a chunk (`first_keys.py`) the cuts stay where they are. Cuts that no row of a
+source attends to are left out, and the first of the others begins at the first page that a row
+attends to: the pages left out would add exact zeros.
 """
 
 from functools import wraps

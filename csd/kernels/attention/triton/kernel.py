@@ -1,9 +1,8 @@
 """The first launch of the tree attention: partial results of every segment of the work list.
 
-The formula and the conventions are in `csd/kernels/attention/`, the work list is in
-`csd/kernels/attention/triton/plan.py`.
-
-One step of attention in a tile of rows: load of keys, their scores, the online softmax.
+The formula and the conventions are in `csd/kernels/attention/`, the work list is in `plan.py`. The
+steps in a tile of rows are functions of their own, which `exact.py` also calls: `_tokens` loads
+keys or values, `_scores` multiplies, `_add_keys` is one step of the online softmax.
 """
 
 import triton

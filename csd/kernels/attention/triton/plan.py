@@ -18,13 +18,11 @@ or a program are consecutive. Where cuts coincide there is a gap that is never r
 
 A tile's partials are `rows` * H / K rows apart.
 
+The kernel computes for every row which tiles the row is in and where they are in the line of units;
+the first row of a tile writes the tile's segments.
+
 With a window or a chunk a source's units begin at the first page that any of its rows attends to,
 and the list has for each row its first keys and the nodes that it attends to (`first_keys.py`).
-
-Kernel of the attention's work list, described in `csd/kernels/attention/triton/plan.py`.
-
-For every row it is computed which tiles the row is in and where they are in the line of units; the
-first row of a tile writes the tile's segments.
 """
 
 from functools import wraps

@@ -1,1 +1,1 @@
-"""Loops that draft the trees of a step, for the backend "cpu"."""
+"""Loops that draft the trees of a step and fill and prune its pool, for the backend "cpu"."""

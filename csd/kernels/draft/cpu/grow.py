@@ -1,9 +1,8 @@
 """Growth of all slots' draft trees level by level; see `csd/kernels/draft`.
 
-All nodes are in one list: roots, then level after level, each sorted; numbers [n, 6] and contexts
-[n, N].
-
-Estimate and selection of a draft tree node's children; see `csd/kernels/draft`.
+`estimate` and `likeliest` compute and select the children of one node, `grow` runs them on every
+level. All nodes are in one list: roots, then level after level, each sorted; numbers [n, 6] and
+contexts [n, N].
 """
 
 import numpy as np
@@ -17,6 +16,10 @@ from csd.kernels.table.cpu.lookup import find_entry, hash_prefix
 from csd.state.context_table import ANY, PRIOR_KEY, PROMPT_BIT, SAMPLE_BITS
 from csd.state.pool import HISTORY, MAX_CHILDREN, MAX_NODES, OWN, PRIOR, PROMPT, ROOT, SIBLING
 
+# columns of a node's numbers; the parent is given by its index in the list
+COST, TOKEN, SLOT, DEPTH, PARENT, SOURCE = range(6)
+# initial capacity of the list beyond the roots
+SOME = 256
 # sizes of hash tables by token: of a node's successors, at most 128 of its group and 16 of each of
 # the prior's contexts, and of the successors of all nodes of a slot in a level
 OF_NODE, OF_SLOT = 512, 4096
@@ -200,12 +203,6 @@ def origin(sources, bit):
         return PROMPT
     # only a group's successors have a source
     return HISTORY if sources else PRIOR
-
-
-# columns of a node's numbers; the parent is given by its index in the list
-COST, TOKEN, SLOT, DEPTH, PARENT, SOURCE = range(6)
-# initial capacity of the list beyond the roots
-SOME = 256
 
 
 @loop

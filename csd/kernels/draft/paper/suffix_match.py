@@ -11,15 +11,12 @@ is the up to L tokens after it, each with the probability with which the target 
 keeps at most P candidates: the smallest D first, then by row of the texts, then by place.
 
 D is computed in a band of the table of edit distances: only cells (i, j) with |i - j| <= edits can
-matter.
+matter. The reference is in numpy. A program of the two kernels compares one slot with one row of
+texts: the first kernel counts matches, the second places their candidates.
 
 Li et al., "Speculative decoding for multi-sample inference", 2503.05330: the pool C_t of candidate
 continuations with fuzzy suffix matching.
-
-Reference in numpy of the matches described in `csd/kernels/draft/paper/suffix_match.py/`.
-
-The kernels of `csd/kernels/draft/paper/suffix_match.py/`: a program compares one slot with one row
-of texts."""
+"""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""Triton kernels that draft the trees of a step."""
+"""Triton kernels that draft the trees of a step: `grow.py`, then `fill.py` (`launch.py`)."""

@@ -1,9 +1,8 @@
-"""Cut all slots' lists of nodes at one cost and fill the pool: the second kernel of a draft.
+"""Cut all slots' lists of nodes at one cost and fill the pool: the last kernel of a draft.
 
-Every program finds the cut by itself, four bits per round, since that is cheaper than a launch.
-Then program s writes the rows of slot s, and all programs write a part of the padding.
-
-Cost at which all slots' lists of nodes are cut, and the rows that each slot gets.
+Every program finds the cut and the rows that its slot gets by itself, since that is cheaper than a
+launch; the cut takes a round for four bits. Then program s writes the rows of slot s, and all
+programs write a part of the padding.
 """
 
 import triton
@@ -22,6 +21,8 @@ WIDE = tl.constexpr(16)
 ROUNDS_OF_CUT = tl.constexpr(-(-constants.MAX_COST.bit_length() // 4))
 WIDE_STEP = tl.constexpr(16 ** (-(-constants.MAX_COST.bit_length() // 4) - 1))
 MAX_COST = tl.constexpr(constants.MAX_COST)
+# a word whose reach is doubled this many times has all ancestors
+ROUNDS = tl.constexpr(pool.MAX_DEPTH.bit_length())
 
 
 @triton.jit
@@ -108,10 +109,6 @@ def share_rows(nodes_ptr, live_ptr, group_ptr, me, group, cut, left, slots, BLOC
         group_start += tl.sum(tl.where(other_group < me, own, 0), 0)
         total += tl.sum(own, 0)
     return first, my_rows, group_start, total
-
-
-# a word whose reach is doubled this many times has all ancestors
-ROUNDS = tl.constexpr(pool.MAX_DEPTH.bit_length())
 
 
 @triton.jit

@@ -1,6 +1,6 @@
-"""The likeliest children of a frontier's nodes, by a mixture of their contexts' successors.
+"""One level of a slot's tree: look up a frontier's contexts, estimate children, select the next.
 
-Look up the contexts of a level's frontier in the graph, and select the next frontier.
+Children are the likeliest tokens of a mixture of the contexts' successors (`csd/kernels/draft/`).
 """
 
 import triton
@@ -17,6 +17,12 @@ MAX_CHILDREN = tl.constexpr(pool.MAX_CHILDREN)
 ONE, UNIT = tl.constexpr(constants.ONE), tl.constexpr(constants.UNIT)
 EULER_GAMMA, TAIL = tl.constexpr(constants.EULER_GAMMA), tl.constexpr(constants.TAIL)
 SAMPLE = tl.constexpr(noise.SAMPLE)
+OWN, SIBLING = tl.constexpr(pool.OWN), tl.constexpr(pool.SIBLING)
+PROMPT = tl.constexpr(pool.PROMPT)
+SAMPLE_BITS = tl.constexpr(table.SAMPLE_BITS)
+ANY = tl.constexpr(table.ANY)
+PROMPT_BIT = tl.constexpr(table.PROMPT_BIT)
+SAMPLES = tl.constexpr((1 << table.PROMPT_BIT) - 1)
 HISTORY, PRIOR = tl.constexpr(pool.HISTORY), tl.constexpr(pool.PRIOR)
 LAST_TOKEN = tl.constexpr((1 << 31) - 1)
 # doublings that reach all of a token's contexts: 16 orders and the group as a whole
@@ -149,14 +155,6 @@ def edge_cost(
     p = q.to(tl.float64) * tl.full((), 1.0 / ONE, tl.float64)
     cost = (0.0 - tl.log(p)) * tl.full((), UNIT, tl.float64) + 0.5
     return cost.to(tl.int64)
-
-
-OWN, SIBLING = tl.constexpr(pool.OWN), tl.constexpr(pool.SIBLING)
-PROMPT = tl.constexpr(pool.PROMPT)
-SAMPLE_BITS = tl.constexpr(table.SAMPLE_BITS)
-ANY = tl.constexpr(table.ANY)
-PROMPT_BIT = tl.constexpr(table.PROMPT_BIT)
-SAMPLES = tl.constexpr((1 << table.PROMPT_BIT) - 1)
 
 
 @triton.jit

@@ -1,12 +1,13 @@
-"""Values that the drafting kernels compute from the slots' fields.
-
-Merge a level's children into the slot's sorted list of nodes.
-"""
+"""Functions of the drafting kernels for one slot: merged lists, penalties, cost of a level."""
 
 import triton
 import triton.language as tl
 
 from csd.state import context_table, pool
+
+MAX_PROGRESS_PENALTY = tl.constexpr(pool.MAX_PROGRESS_PENALTY)
+MAX_GROUP_PENALTY = tl.constexpr(pool.MAX_GROUP_PENALTY)
+USUAL_HALVES = tl.constexpr(context_table.USUAL_HALVES)
 
 
 @triton.jit
@@ -32,11 +33,6 @@ def ranks(nodes, child):
     place = rank + tl.sum((nodes[:, None] <= child[None, :]).to(tl.int32), 0)
     cheaper = tl.sum((other < nodes[None, :]).to(tl.int32), 0)
     return rank, place, tl.arange(0, nodes.shape[0]) + cheaper
-
-
-MAX_PROGRESS_PENALTY = tl.constexpr(pool.MAX_PROGRESS_PENALTY)
-MAX_GROUP_PENALTY = tl.constexpr(pool.MAX_GROUP_PENALTY)
-USUAL_HALVES = tl.constexpr(context_table.USUAL_HALVES)
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 The sum of a row and a column is taken in the order of k, so its bits depend neither on the number
 of rows nor on the threads. "fma" rounds once per product, whatever the width of the CPU's vectors;
-"dot", an instruction for bfloat16, has an order of its own (`tiles.py`).
+"dot", an instruction for bfloat16, has an order of its own (`csd/kernels/numba/tiles.py`).
 
 A step has few rows, so its time is that of reading the weights; the numbers of a block of columns
 are stored in the order in which they are read. `python -m bench products` compares speeds.

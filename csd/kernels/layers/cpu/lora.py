@@ -118,7 +118,7 @@ class Stacks(NamedTuple):
         rows = [s[0].ranks if s else 0 for s in found]
         each = [next((s[0] for s in found[i :: len(products)] if s), None)
                 for i in range(len(products))]  # fmt: skip
-        # shapes are those of `products.by_columns`
+        # shapes are those of `linear.by_columns`
         wide = max(stack.a.shape[1] for stack in given)
         most = max(stack.b.shape[0] * stack.b.shape[2] for stack in given)
         shape = -1, len(products)

@@ -1,12 +1,9 @@
 """x W^T + b for a few rows and a plain weight [N, K] of a user's module, which is not copied.
 
-As in `products.py` a row's bits depend neither on other rows nor on the threads. Sums are taken in
-another order than there, so laid-out weights give other bits.
-
-Dot products of a few rows with columns of a plain weight [N, K] of a user's module.
-
-The numbers of a column are adjacent in memory, so LANES of them are multiplied at once, and the
-sums of the lanes are added up at the end. `tiles.py` multiplies weights that are laid out for it.
+The numbers of a column of W^T are adjacent in memory, so LANES of them are multiplied at once, and
+the sums of the lanes are added up at the end. As in `linear.py` a row's bits depend neither on
+other rows nor on the threads. But sums are taken in another order, so a weight that is laid out for
+`csd/kernels/numba/tiles.py` gives other bits.
 """
 
 from typing import Any
@@ -36,6 +33,9 @@ from csd.kernels.numba.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE, in_pairs
 
 # most rows whose sums are held at once; most sums that leave registers for operands; most columns
 ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
+DTYPES = (torch.bfloat16, torch.float32)
+# most rows that are multiplied with a block of columns before the next block is read
+MOST = 12 * ROWS
 
 
 @intrinsic
@@ -46,7 +46,7 @@ def dots(typing_context, rows, steps, x, weight, bias, y, stride, like, isa):
     k in bfloat16. A lane sums in the order of k, with "fma" the even k of a step before the odd
     ones; neither `rows` nor the place of a column changes a sum. x, weight, bias and y are
     addresses: bias of float32, or 0 for none, the others of the dtype of `like`, except that for
-    "fma" of bfloat16 `plain._lay_apart` prepares x. Prefetches the lines of the columns that
+    "fma" of bfloat16 `_lay_apart` prepares x. Prefetches the lines of the columns that
     follow those that are multiplied.
     """
     low = like.dtype == types.uint16
@@ -143,11 +143,6 @@ class _Dots:
 
     def _load(self, address: Any, kind: Any) -> Any:
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=4)
-
-
-DTYPES = (torch.bfloat16, torch.float32)
-# most rows that are multiplied with a block of columns before the next block is read
-MOST = 12 * ROWS
 
 
 @by_threads

@@ -1,6 +1,7 @@
-"""Copy of accepted rows into slots' tails, as bytes; see `csd.kernels.commit_tail`.
+"""`csd.kernels.tree_conv` and `csd.kernels.commit_tail` as loops.
 
-`csd.kernels.tree_conv` as a loop, vectorized over a row's channels.
+The convolution is vectorized over a row's channels. Accepted rows are copied into the slots' tails
+as bytes.
 """
 
 import numpy as np

@@ -1,8 +1,7 @@
 """`csd.kernels.tree_delta_rule` and `csd.kernels.tree_ssm` as a loop over slots and key heads.
 
-Outputs of a slot's rows for one key head and its value heads, for `delta_rule.py`.
-
-The formula's sums are matrix products with the same terms in the same order for every row:
+`slot_head` computes a slot's rows for one key head and its value heads. The formula's sums are
+matrix products with the same terms in the same order for every row:
 
     y_j = D(j) S^T x_j + sum over i of D(i, j) (k_i . x_j) u_i,    x_j = k_j or q_j
 

@@ -1,1 +1,1 @@
-"""Loops of the consensus graph's table, for the backend "cpu"."""
+"""Loops that observe a step, insert into the consensus graph and look up, for the backend "cpu"."""

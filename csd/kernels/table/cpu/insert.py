@@ -1,8 +1,7 @@
 """Insertion into the consensus graph in one call; see `csd/kernels/table`.
 
-The contexts that rows update and their entries; equal keys are grouped by hash.
-
-Merge of a context's old and new successors, as in `csd.kernels.graph_insert`.
+`insert_rows` groups the keys that rows update by context (`gather`), looks up their entries
+(`find`), allocates those of new contexts, and merges old and new successors (`merge`).
 """
 
 from collections import namedtuple
@@ -20,6 +19,9 @@ from csd.state.context_table import MAX_TOTAL, Table
 
 # int64 numbers in a cache line; number of contexts by which prefetching is ahead of reading
 LONGS, AHEAD = 8, 8
+TOKEN_BITS = np.int64(31)
+MOST_TOKEN = np.int64((1 << 31) - 1)
+NONE = np.iinfo(np.int64).max
 
 
 @loop
@@ -114,10 +116,6 @@ def _same(group_key, context, orders, key, other):
     return same
 
 
-TOKEN_BITS = np.int64(31)
-MOST_TOKEN = np.int64((1 << 31) - 1)
-
-
 @loop
 def merge(
     entry,
@@ -200,9 +198,6 @@ def _add(token, weight, source_bits, found, mass, source, index, size, n):
     mass[i] += weight
     source[i] |= source_bits
     return n
-
-
-NONE = np.iinfo(np.int64).max
 
 
 @loop

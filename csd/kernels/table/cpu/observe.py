@@ -1,6 +1,6 @@
-"""Observation of a step in one call; the reference is `observe_ref`.
+"""Observation of a step, and observation with insertion of the observed rows, each in one call.
 
-Observation of a step and insertion of the observed rows into the graph, in one call.
+The references are `observe_ref`, and `graph_insert_ref` of its rows.
 """
 
 from collections import namedtuple

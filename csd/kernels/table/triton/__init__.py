@@ -1,1 +1,1 @@
-"""Triton kernels of insertion into the consensus graph."""
+"""Triton kernels of insertion into the graph's table: `claim.py`, then `merge.py` (`launch.py`)."""

@@ -1,4 +1,4 @@
-"""Hash every key and find its entry: the first of the four launches of an insert.
+"""The first two of the four launches of an insert: find every key's entry, and every key's leader.
 
 A key is a row's context of one order: k = row * O + order. The launches:
 
@@ -7,12 +7,10 @@ A key is a row's context of one order: k = row * O + order. The launches:
     lead        leader of each key: the first key of equal hash, found by comparing all pairs, which
                 needs no lock and gives the same result in every run; the updates of keys of equal
                 hash are copied next to each other
-    allocate    entries for contexts that are new
-    merge       each leader adds its keys' updates to its entry
+    allocate    entries for contexts that are new (`merge.py`)
+    merge       each leader adds its keys' updates to its entry (`merge.py`)
 
 A launch reads what the one before it wrote; within a launch no program reads what another writes.
-
-Find the leader of every key and gather the updates of each hash: the second launch.
 """
 
 import triton

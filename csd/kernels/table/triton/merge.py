@@ -1,9 +1,8 @@
-"""Merge the updates of each context into its entry: the last of the four launches.
+"""The last two of the four launches of an insert: allocate new entries, then merge all updates.
 
-One program per context compares all pairs of its successors, old and new, in tiles. Sums are of
-integers, so their order does not matter.
-
-Allocate entries for new contexts, in the order of keys: the third launch.
+Entries for new contexts are allocated in the order of keys. One program per context then compares
+all pairs of its successors, old and new, in tiles. Sums are of integers, so their order does not
+matter. `claim.py` describes all four launches.
 """
 
 import triton
@@ -15,6 +14,8 @@ from csd.kernels.table.lookup import order_sizes
 from csd.state import context_table as table
 
 MAX_AGE = tl.constexpr(constants.MAX_AGE)
+MAX_TOTAL = tl.constexpr(table.MAX_TOTAL)
+LAST_TOKEN = tl.constexpr((1 << 31) - 1)
 
 
 @triton.jit
@@ -96,10 +97,6 @@ def _allocate_kernel(
     if lost > 0:
         # integers: the sum does not depend on the order of programs
         tl.atomic_add(dropped_ptr, lost)
-
-
-MAX_TOTAL = tl.constexpr(table.MAX_TOTAL)
-LAST_TOKEN = tl.constexpr((1 << 31) - 1)
 
 
 @triton.jit

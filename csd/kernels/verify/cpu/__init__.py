@@ -1,1 +1,1 @@
-"""Loops of verification, for the backend "cpu"."""
+"""Loops of verification and of what follows it in a step, for the backend "cpu"."""

@@ -1,6 +1,7 @@
 """The loops of verification, as `csd.kernels.verify.passes.Passes`.
 
-The accepted paths of all slots in one call; the reference is `descend_ref`.
+`descend` follows the accepted paths of all slots in one call, as `descend_ref`; the other passes
+are in `heads.py` and `draws.py`.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Verification along the accepted paths in one call, with the results of `verify_on_path` there.
+"""Verification along the accepted paths in one call; the reference is `verify_on_path`.
 
 A slot's root is sampled, then its child whose token it drew, and so on until there is no such child
 or the sample ends. A row's sample equals that of the passes (`passes.py`) to the bit. If a

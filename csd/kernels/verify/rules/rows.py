@@ -1,8 +1,7 @@
-"""Apply the rules to rows of logits, block by block.
+"""Rules applied to rows of logits, block by block: biases, banned tokens and penalties.
 
-Tokens that are banned after a row's prefix.
-
-Penalties on tokens that a row's prefix already contains.
+Bans are of tokens after a row's prefix, penalties on tokens that the prefix already contains; the
+formulas are in `csd/kernels/verify/rules/`.
 """
 
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ from csd.state.logit_rules import Asked, Rules, word_edge
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 
+# rows whose prefixes, counts and bans are in memory at once
+BLOCK = 64
 # banned tokens per row that are written at once
 HITS = 64
 
@@ -124,10 +125,6 @@ def subtract_counts(
     x -= rules.frequency[of].to(x.dtype)[:, None] * count
     x -= rules.presence[of].to(x.dtype)[:, None] * (count > 0)
     return x
-
-
-# rows whose prefixes, counts and bans are in memory at once
-BLOCK = 64
 
 
 class Changed(NamedTuple):

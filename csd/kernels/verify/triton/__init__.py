@@ -1,1 +1,1 @@
-"""Triton kernels of verification."""
+"""Triton kernels of verification: `scan.py`, `sample.py`, then `descend.py` (`launch.py`)."""

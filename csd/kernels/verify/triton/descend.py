@@ -1,10 +1,10 @@
-"""Follow one slot's accepted path per program: the last kernel of a verification.
+"""Follow one slot's accepted path per program: the last launch of a verification.
 
-End of a step's verification in one launch: descend, advance and snapshot, slot by slot.
-
-A program follows its slot's path, advances the slot and writes what the host reads of both. Each of
-the three gets the results of the previous one in registers. Log-probabilities of the path's rows
-are read from memory, since the descent clears only those off the path.
+`_descend_kernel` ends `verify`. `_finish_kernel` ends a step's verification: its program follows
+its slot's path, advances the slot (`csd/kernels/verify/advance_slots.py`) and writes what the host
+reads of both (`csd/kernels/verify/snapshot.py`). Each of the three gets the results of the previous
+one in registers. Log-probabilities of the path's rows are read from memory, since the descent
+clears only those off the path.
 """
 
 import triton

@@ -1,12 +1,8 @@
-"""Tokens of one row by tiles, and the cuts of top-k and top-p among them.
-
-Tiles are read from the row's list, or from all its logits if the list is not used. A cut is found
-bit by bit: distances are not negative, so their bits have the order of integers.
-
-A row's logits as they are sampled, and distances below their maximum.
+"""A row's logits as they are sampled, its tokens by tiles, and the cuts of top-k and top-p.
 
 Distances below the row's maximum, d = top - z >= 0, are used in place of scores: their bits have
-the order of integers.
+the order of integers, so a cut is found bit by bit. Tiles are read from the row's list, or from all
+its logits if the list is not used.
 """
 
 import triton
@@ -15,6 +11,7 @@ import triton.language as tl
 # tokens that share one maximum
 GROUP = tl.constexpr(64)
 INF_BITS = tl.constexpr(0x7F800000)
+LAST = tl.constexpr((1 << 31) - 1)
 
 
 @triton.jit
@@ -69,9 +66,6 @@ def load_row(
     temperature = tl.load(temperature_ptr + at).to(tl.float32)
     temperature = tl.where(temperature == 0, 1.0, temperature)
     return slot, position, early, temperature, tl.load(penalty_ptr + at).to(tl.float32)
-
-
-LAST = tl.constexpr((1 << 31) - 1)
 
 
 @triton.jit

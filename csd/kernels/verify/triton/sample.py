@@ -1,9 +1,8 @@
 """Sample one row per program, from its listed head or from all its logits.
 
 The list is used if it suffices: no chunk's list is truncated, and the cuts of top-k and top-p fall
-within it. Else the same passes read the row's logits, as often as needed.
-
-Draws of one row: the winner of its head, and a token of the rest.
+within it. Else the same passes read the row's logits, as often as needed. `draw_head` finds the
+winner of the head, and `draw_rest` a token of the rest.
 """
 
 import triton
@@ -29,6 +28,8 @@ from csd.state.verdict import TOP as _TOP
 
 SAMPLE, REST = tl.constexpr(noise.SAMPLE), tl.constexpr(noise.REST)
 TOP = tl.constexpr(_TOP)
+HEAD_WIDTH = tl.constexpr(constants.HEAD_WIDTH)
+MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
 
 
 @triton.jit
@@ -141,10 +142,6 @@ def likeliest(leaders, log_total, greedy):
     prob = tl.where(greedy, (tl.arange(0, TOP) == 0).to(tl.float32), prob)
     token = (tl.full((), LAST, tl.int64) - (leaders & LAST)).to(tl.int32)
     return tl.where(prob > 0, token, -1), prob
-
-
-HEAD_WIDTH = tl.constexpr(constants.HEAD_WIDTH)
-MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
 
 
 @triton.jit

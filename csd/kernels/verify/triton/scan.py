@@ -1,10 +1,8 @@
-"""First read of the logits: maxima and sums of every chunk, and of every 64 tokens.
+"""The two reads of the logits: maxima and sums, then the list of every row's head.
 
-A row is cut into SPLITS chunks of neighbouring tokens, one program each.
-
-List the tokens of every row's head in token order: the second read of the logits.
-
-A program takes a chunk of a row and reads its groups of 64 tokens that contain some of the head.
+A row is cut into SPLITS chunks of neighbouring tokens, one program each. The first read computes
+maxima and sums of every chunk, and of every group of 64 tokens. The second lists the head in token
+order, and reads only the groups of its chunk that contain some of the head.
 """
 
 import triton
@@ -13,6 +11,8 @@ import triton.language as tl
 from csd.kernels.verify import passes as constants
 from csd.kernels.verify.triton.filters import GROUP, INF_BITS, distance, load_logits, load_row
 
+HEAD_WIDTH = tl.constexpr(constants.HEAD_WIDTH)
+MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
 # exp(x) is 2^(x log2 e), for which a GPU has one instruction
 LOG2E = tl.constexpr(1.4426950408889634)
 # neighbouring tokens that one lane reads at once
@@ -116,10 +116,6 @@ def _scan_kernel(
     tl.store(top_ptr + at, top)
     tl.store(raw_top_ptr + at, raw_top)
     tl.store(raw_sum_ptr + at, raw_sum)
-
-
-HEAD_WIDTH = tl.constexpr(constants.HEAD_WIDTH)
-MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
-"""Make every slot's list of nodes from its candidates: first kernel of
-`csd/kernels/draft/paper/layered_dag/`.
+"""Make every slot's list of nodes from its candidates: the kernel before that of the pool.
 
-A list has the form that `csd/kernels/draft/triton/fill.py` takes: nodes as sorted words of cost,
-depth, token, the parent's rank in its level, and source.
+The formulas are in `csd/kernels/draft/paper/layered_dag/`. A list has the form that
+`csd/kernels/draft/triton/fill.py` takes: nodes as sorted words of cost, depth, token, the parent's
+rank in its level, and source.
 """
 
 import triton
