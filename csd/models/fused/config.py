@@ -1,9 +1,8 @@
 """Sizes and options of a model that the fused decoder runs, read from its config.
 
-Refusal of config fields that the config's class does not define and its module ignores.
-
-A file with these fields was written by another program, for a different model. No list of their
-names is complete, so a field is judged by the words in its name and by its value.
+Fields that the config's class does not define and its module ignores are refused if they would
+change the model: a file with these fields was written by another program, for a different model. No
+list of their names is complete, so a field is judged by the words in its name and by its value.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,12 @@
-"""Fusion of a loaded `transformers` model into a decoder that shares its memory.
+"""Fusion of a loaded `transformers` model into a decoder, which shares its memory or packs its own.
 
-Query, key and value weights become one matrix, and so do gate and up. The module's parameters are
-rebound to views of the fused tensors through `param.data`, so each Parameter object stays the same
-and there is one copy of the weights: an optimiser made earlier updates both.
+`fuse`: query, key and value weights become one matrix, and so do gate and up. The module's
+parameters are rebound to views of the fused tensors through `param.data`, so each Parameter object
+stays the same and there is one copy of the weights: an optimiser made earlier updates both.
 
-Packing of a decoder's weights into the layout that the CPU's library multiplies.
-
-Otherwise the library would convert a matrix to that layout in every product. A packed matrix
-replaces the plain one, so only a decoder that does not share its weights is packed.
+`pack` converts a decoder's matrices to the layout that the CPU's library multiplies; otherwise the
+library would do so in every product. A packed matrix replaces the plain one, so only a decoder that
+does not share its weights is packed.
 """
 
 from collections.abc import Iterable

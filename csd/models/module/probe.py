@@ -1,14 +1,13 @@
-"""Probe of a module: one forward pass that records the properties of its attention calls.
+"""Probe of a module: one forward pass that records the properties of its calls.
 
 The module's own attention function computes the calls. Named arguments other than scale, cap and
 sinks are passed on to it; `csd.models.module.admit` compares csd's attention with that function,
 so a property that is not listed here is refused there.
 
-Kind of a mask of transformers: causal alone, causal within a window, or within chunks.
-
-The mask function is evaluated at positions around 2^20, farther than any window, and at the borders
-of the window or chunk that these values suggest. The other arguments of an attention call do not
-decide: Llama 4 passes its chunks in none of them.
+The window or chunk of a call is that of its mask, a function of transformers: causal alone, causal
+within a window, or within chunks. The mask function is evaluated at positions around 2^20, farther
+than any window, and at the borders of the window or chunk that these values suggest. The other
+arguments of an attention call do not decide: Llama 4 passes its chunks in none of them.
 """
 
 import weakref
