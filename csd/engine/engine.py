@@ -1,8 +1,7 @@
 """The engine: a model, its slots and caches, and the calls that run over them.
 
-Source of requests that arrive while a run draws samples.
-
-`Engine.warmup`: prepares first calls, with caches, graphs, compiled code and step times.
+A call draws the samples of its own requests, or of those that arrive while it runs (`Feed`).
+`Engine.warmup` prepares first calls, with caches, graphs, compiled code and step times.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """Scheduler of one engine call: fills slots, runs steps, and yields finished samples.
 
-Names of the constraints that leave a sample without a token to draw.
-
-Slots of a call: reads prompts, assigns free slots to samples, and frees slots at their end.
+`SlotFiller` reads prompts, assigns free slots to samples, and frees slots at their end.
+`no_token_left` is the error of a sample without a token to draw, with the names of the constraints
+that ban all tokens.
 """
 
 from collections import deque
