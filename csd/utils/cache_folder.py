@@ -3,7 +3,8 @@
 Others may write to the folder above, as where several users' $XDG_CACHE_HOME is in /tmp. So `csd`
 is a folder of this user alone, and links, pipes and files of other users are not opened.
 
-Locks after a fork: a child has only the forking thread, so other threads' locks stay held.
+Locks within a process are replaced after a fork (`watch_forks`): a child has only the forking
+thread, so other threads' locks stay held.
 """
 
 import hashlib

@@ -1,8 +1,6 @@
-"""Device of an engine: the current device and stream of launches, and copies to it.
+"""Devices: a GPU that torch cannot use, the name of the CPU, and the device of an engine.
 
-Detection of a GPU that torch cannot use.
-
-Name of this machine's CPU.
+For an engine: the current device and stream of its launches, copies to the device, and memory.
 """
 
 import os
