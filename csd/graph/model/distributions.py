@@ -1,4 +1,4 @@
-"""Next-token distributions of a drafting network, over its likeliest tokens.
+"""Next-token distributions of a drafting network, and the calibration of draft probabilities.
 
 A node's distribution is the softmax of its logits divided by a temperature, cut by the sample's
 filters; it covers the CANDIDATES likeliest tokens. With the verifier "match" the noise g that
@@ -9,10 +9,8 @@ samples the target is known in advance, and the estimated probability of a child
 with tail the mass of all other tokens and gamma the mean of a Gumbel. For greedy samples p = q.
 The graph uses the same form (`csd/kernels/draft/`).
 
-Calibration of draft probabilities: measured acceptance by drafter and estimate.
-
 Estimates of the graph and of a model are not comparable, and neither is a frequency. For a common
-pool each estimate is replaced by its measured acceptance:
+pool each estimate is replaced by its measured acceptance (`Reliability`):
 
     r(kind, p) = (hits + PRIOR p) / (seen + PRIOR)      over tokens of this kind and about this p
 
