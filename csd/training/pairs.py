@@ -1,6 +1,7 @@
 """Pairs of token and state that a head reads from a batch, and the chains that begin at them.
 
-Tokens of an EAGLE-3 head's own vocabulary, and their maps in the published format.
+An EAGLE-3 head has its own vocabulary: `draft_tokens` chooses its tokens, and `maps` has their maps
+in the published format.
 """
 
 from collections import Counter
