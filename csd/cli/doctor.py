@@ -1,6 +1,6 @@
 """`csd doctor`: check every operation on this machine.
 
-`csd doctor --ops`: table of operations and their implementations by backend.
+`csd doctor --ops` prints the operations and their implementations by backend (`table`).
 """
 
 import inspect

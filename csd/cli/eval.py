@@ -1,6 +1,6 @@
 """`csd eval FILE.jsonl --model MODEL --task gsm8k -n 16`.
 
-Table that `csd eval` prints at its end.
+It draws and grades the samples, and ends with a table of accuracy by their number and cost.
 """
 
 import json
