@@ -26,7 +26,7 @@ EVERY = Asked(functions=True, grammar=True, words=True)
 
 
 class ServedRoom:
-    """Sizes of a service's caches.
+    """Sizes of the caches of an `AsyncEngine`.
 
     longest: requested number of tokens of a prompt and a sample together; None: the context.
     """

@@ -22,33 +22,6 @@ from csd.utils.json_files import MAX_LINE
 from csd.utils.own_files import open_own, own_folder
 
 
-class Forked(Protocol):
-    """An object with locks, of which a child gets a copy."""
-
-    def after_fork(self) -> None:
-        """Replace locks in the child that other threads may have held."""
-
-
-_objects: "weakref.WeakSet[Forked]" = weakref.WeakSet()
-
-
-def watch_forks(x: Forked) -> None:
-    """Call `x.after_fork` in each child that is forked while `x` lives."""
-    _objects.add(x)
-
-
-def _in_child() -> None:
-    objects = list(_objects)
-    if objects:
-        # GNU's OpenMP waits in a child for threads of the parent
-        torch.set_num_threads(1)
-    for x in objects:
-        x.after_fork()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
 def path_of(kind: str, key: str) -> Path:
     """Path of a key's file. Raises RuntimeError for a user without a home."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "csd"
@@ -103,3 +76,30 @@ def save(path: Path, text: str) -> None:
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+class Forked(Protocol):
+    """An object with locks, of which a child gets a copy."""
+
+    def after_fork(self) -> None:
+        """Replace locks in the child that other threads may have held."""
+
+
+_objects: "weakref.WeakSet[Forked]" = weakref.WeakSet()
+
+
+def watch_forks(x: Forked) -> None:
+    """Call `x.after_fork` in each child that is forked while `x` lives."""
+    _objects.add(x)
+
+
+def _in_child() -> None:
+    objects = list(_objects)
+    if objects:
+        # GNU's OpenMP waits in a child for threads of the parent
+        torch.set_num_threads(1)
+    for x in objects:
+        x.after_fork()
+
+
+os.register_at_fork(after_in_child=_in_child)
