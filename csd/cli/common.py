@@ -1,10 +1,8 @@
-"""Help of the subcommands: a summary, examples, and the defaults of flags.
+"""Parts that the subcommands share: standard output, flags, and help.
 
-Standard output of a command: tested before a model draws, replaced by a file if it fails.
-
-The flag `--history` of `csd sample` and `csd eval`.
-
-Flags that are not arguments of `csd.generate`.
+Standard output is tested before a model draws, and replaced by a file if it fails. `csd sample` and
+`csd eval` have the flag `--history`; `check_counts` checks flags that are not arguments of
+`csd.generate`. A subcommand's help has a summary, examples, and the defaults of flags.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """`csd doctor`: check every operation on this machine.
 
-`csd doctor --ops`: table of operations and their implementations by backend.
+`csd doctor --ops` prints the operations and their implementations by backend (`table`).
 """
 
 import inspect
@@ -30,57 +30,6 @@ from csd.models.load.choose_decoder import DECODERS
 from csd.models.module.decoder import ModuleDecoder
 from csd.utils.arguments import check_whole
 from csd.utils.device import unseen_gpu
-
-# the weight's layout selects the product, not `kernels=` (`csd.models.fused.linear`)
-PRODUCT = (
-    "linear", "torch.nn.functional.linear", "kernels.layers.cpu.linear.product or oneDNN", "cuBLAS",
-    "kernels.layers.row_linear.row_linear_triton",
-)  # fmt: skip
-
-
-def table() -> str:
-    """A Markdown table: the operations of a step, those for other models, and fused ones.
-
-    A cell has a function's path within csd, or "reference" if a backend runs the reference.
-    """
-    backends = {"reference": reference(), "cpu": loops() if compiles() else None}
-    backends |= {"triton": triton(), "triton, exact": exact_triton()}
-    steps = [f.name for f in fields(Ops) if f.name not in ("name", "fused", "passes")]
-    rows = [["operation", *backends], ["---"] * (1 + len(backends))]
-    for name in steps:
-        run = [None if ops is None else getattr(ops, name) for ops in backends.values()]
-        rows.append([name, *_cells(run)])
-    rows.append(list(PRODUCT))
-    for module in pkgutil.walk_packages(csd.kernels.__path__, "csd.kernels."):
-        if compiles() or not {"cpu", "cpu_ops", "numba"} & set(module.name.split(".")):
-            import_module(module.name)
-    load_loops()
-    for name, found in sorted(OPERATIONS.items()):
-        if name not in steps:
-            rows.append([name, *_cells([found.reference, found.loop, found.triton]), ""])
-    fused: dict[str, list[str]] = {}
-    for i, ops in enumerate(backends.values()):
-        for name, op in (ops.fused if ops else {}).items():
-            cells = fused.setdefault(f"{name} (fused)", [""] * len(backends))
-            cells[i] = f"{_place(op.fn)}: {', '.join(x.__name__ for x in op.replaces)}"
-    rows += [[name, *cells] for name, cells in fused.items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _cells(functions: list[Callable | None]) -> list[str]:
-    first, cells = functions[0], []
-    for i, function in enumerate(functions):
-        same = i > 0 and function is first
-        cells.append("reference" if same else "" if function is None else _place(function))
-    return cells
-
-
-def _place(function: Any) -> str:
-    function = inspect.unwrap(function)
-    # the function of a partial
-    function = getattr(function, "func", function)
-    return f"{function.__module__}.{function.__qualname__}".removeprefix("csd.")
-
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # sizes that a kernel's tiles, branches and loops depend on; limits far above those of any model
@@ -197,3 +146,54 @@ def _config(args: Namespace) -> ModelConfig:
     if sizes["head_dim"] % 2:
         raise ValueError(f"head_dim must be even, got {sizes['head_dim']}")
     return replace(SMALL, **sizes)
+
+
+# the weight's layout selects the product, not `kernels=` (`csd.models.fused.linear`)
+PRODUCT = (
+    "linear", "torch.nn.functional.linear", "kernels.layers.cpu.linear.product or oneDNN", "cuBLAS",
+    "kernels.layers.row_linear.row_linear_triton",
+)  # fmt: skip
+
+
+def table() -> str:
+    """A Markdown table: the operations of a step, those for other models, and fused ones.
+
+    A cell has a function's path within csd, or "reference" if a backend runs the reference.
+    """
+    backends = {"reference": reference(), "cpu": loops() if compiles() else None}
+    backends |= {"triton": triton(), "triton, exact": exact_triton()}
+    steps = [f.name for f in fields(Ops) if f.name not in ("name", "fused", "passes")]
+    rows = [["operation", *backends], ["---"] * (1 + len(backends))]
+    for name in steps:
+        run = [None if ops is None else getattr(ops, name) for ops in backends.values()]
+        rows.append([name, *_cells(run)])
+    rows.append(list(PRODUCT))
+    for module in pkgutil.walk_packages(csd.kernels.__path__, "csd.kernels."):
+        if compiles() or not {"cpu", "cpu_ops", "numba"} & set(module.name.split(".")):
+            import_module(module.name)
+    load_loops()
+    for name, found in sorted(OPERATIONS.items()):
+        if name not in steps:
+            rows.append([name, *_cells([found.reference, found.loop, found.triton]), ""])
+    fused: dict[str, list[str]] = {}
+    for i, ops in enumerate(backends.values()):
+        for name, op in (ops.fused if ops else {}).items():
+            cells = fused.setdefault(f"{name} (fused)", [""] * len(backends))
+            cells[i] = f"{_place(op.fn)}: {', '.join(x.__name__ for x in op.replaces)}"
+    rows += [[name, *cells] for name, cells in fused.items()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(functions: list[Callable | None]) -> list[str]:
+    first, cells = functions[0], []
+    for i, function in enumerate(functions):
+        same = i > 0 and function is first
+        cells.append("reference" if same else "" if function is None else _place(function))
+    return cells
+
+
+def _place(function: Any) -> str:
+    function = inspect.unwrap(function)
+    # the function of a partial
+    function = getattr(function, "func", function)
+    return f"{function.__module__}.{function.__qualname__}".removeprefix("csd.")

@@ -1,10 +1,11 @@
 """`csd doctor`: compares each operation with its reference, on this machine.
 
 A small model of random weights, with a model's head sizes and vocabulary, draws a few samples of a
-long and a short prompt. Each call of an operation is repeated by its reference on copies on the
-CPU (`operations.py`): integers must be equal, and floats within a few roundings (`compare.py`). The
-loops, splits and chunks that ran are counted (`coverage.py`). Then the same call, run with other
-steps, must commit the same tokens (`tokens.py`).
+long and a short prompt (`run.py`). Each call of an operation is repeated by its reference on copies
+on the CPU: integers must be equal, and floats within a few roundings (`compare.py`). The loops,
+splits and chunks that ran are counted (`coverage.py`). Operations that this model does not use are
+run on their own (`cases.py`). Then the same call, run with other steps, must commit the same tokens
+(`tokens.py`).
 """
 
 from csd.doctor.report import Check, Report

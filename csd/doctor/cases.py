@@ -1,8 +1,7 @@
-"""Checks of attention with windows, chunks, caps and sinks, which few models have.
+"""Checks of operations that the drawing model does not use, on draft trees of a few slots.
 
-Draft trees of a few slots, for checks of operations that the drawing model does not use.
-
-Check of layers with a recurrent state, which the drawing model does not have.
+`run_states` runs layers with a recurrent state, `run_properties` attention with windows, chunks,
+caps and sinks, which few models have.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Comparison of an operation's results with those of its reference.
 
+An integer must equal that of a reference, a float x must have
+
     |x - exact| <= r eps max(m, least) + 2 max over its row of |eager - exact|
 
 m is the largest |exact| of the result: another order of summation changes an element by roundings
@@ -9,9 +11,8 @@ eager is the reference in the dtype, exact the reference in float64, eps that of
 A row is one index of the first dimension; a vector is one row. least is 1 for log-probabilities,
 whose error is that of sums of about 1, of which they are the logarithms, else 0.
 
-Tensors inside an operation's arguments and results.
-
-Wrappers of operations that repeat each call with its reference and compare the results.
+`compared_ops` wraps the operations of a backend: each call is repeated with its reference, and the
+tensors in its results and written arguments are compared.
 """
 
 from collections.abc import Callable

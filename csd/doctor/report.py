@@ -1,6 +1,6 @@
-"""Rows of a check, and the report that prints them as a table.
+"""Checks and their report, a table; and the requirements of Triton other than a GPU.
 
-Checks of Triton's requirements other than a GPU, with messages on how to install them.
+`check_machine` checks these requirements, with messages on how to install what is missing.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Runs of `csd doctor`: engines that draw the same samples in different ways.
 
-Steps of fixed shape without CUDA graphs.
+`UncapturedEngine` runs steps of fixed shape without CUDA graphs.
 """
 
 import time

@@ -1,0 +1,18 @@
+"""The engine: from the arguments of `csd.generate` to finished samples.
+
+    generate.py   `csd.generate` and `csd.stream`: one engine is kept per model
+    engine.py     `Engine`: a model, its caches, and the calls that run over them
+    call.py       one call: its checked arguments as requests and settings
+    scheduler.py  the loop of a call: fill free slots, run a step, read its record, end samples
+    options/      arguments: default, check, flag and description of each; grammars, thoughts
+    requests/     prompts and their samples, edits of slots, past samples, errors
+    resources/    model, caches and memory, which calls share
+    step/         the step: drafts, one pass, verification; its budget; prefill of prompts
+    rules/        changes of logits before verification: tables, grammars, users' functions
+    results/      records of steps, samples, statistics, log-probabilities, views
+    first_call/   checks, compilation and timing, once per machine
+
+A call goes down this list once: `generate` finds the engine, `Call.read` makes the requests, the
+engine allocates caches for them (`resources`), and a `Scheduler` runs steps until all samples have
+ended. `csd.serve` runs the same engine with a scheduler that admits requests between two steps.
+"""

@@ -1,6 +1,6 @@
 """One call of `generate` or `stream`: its checked arguments, as requests to an engine.
 
-Progress bar of a call, in tokens.
+`Progress` is the bar of a call, in tokens.
 """
 
 import time

@@ -1,8 +1,7 @@
 """The engine: a model, its slots and caches, and the calls that run over them.
 
-Source of requests that arrive while a run draws samples.
-
-`Engine.warmup`: prepares first calls, with caches, graphs, compiled code and step times.
+A call draws the samples of its own requests, or of those that arrive while it runs (`Feed`).
+`Engine.warmup` prepares first calls, with caches, graphs, compiled code and step times.
 """
 
 import threading
@@ -51,39 +50,6 @@ class Feed(Protocol):
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
     ) -> Scheduler:
         """Returns a scheduler that admits the requests between steps; options: `Scheduler`'s."""
-
-
-def prepare_first_call(
-    engine: Any, num_samples: int, prompt_tokens: int, max_new_tokens: int
-) -> None:
-    """Prepare calls of these sizes; the arguments are those of `Engine.warmup`."""
-    asked: dict[str, Any] = dict(num_samples=num_samples, seed=0, ignore_eos=True)
-    # a prompt of one token would be read by the first step only, without a prefill
-    prompt = [0] * check_whole("prompt_tokens", prompt_tokens, 2, engine.config.context - 1)
-    call = engine.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
-    requests, settings = call.requests, call.settings
-    # allocate caches of the requested sizes, which the short call below reuses
-    _between_calls(engine, requests, lambda step: None)
-    engine.generate(prompt, max_new_tokens=min(2, max_new_tokens), **asked)
-
-    def capture(step: Step) -> None:
-        capture_all(engine._step_of_call(step, requests, settings, engine.tokenizer))
-
-    _between_calls(engine, requests, capture)
-
-
-def _between_calls(engine: Any, requests: list[Request], run: Callable[[Step], None]) -> None:
-    """Call `run` with the step over the caches of `requests`, while no other call runs."""
-    engine._not_within_a_stream()
-    with engine._lock, current(engine.device):
-        engine._busy = threading.get_ident()
-        stream = stream_of(engine.device)
-        if stream is not None and engine._last is not None:
-            stream.wait_event(engine._last)
-        step = engine._prepare(requests, engine._default_drafter)
-        run(step)
-        clear(step)
-        engine._last = None if stream is None else stream.record_event()
 
 
 # far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
@@ -360,3 +326,36 @@ class Engine(ModelResources):
     def _not_within_a_stream(self) -> None:
         if self._in_my_call():
             raise RuntimeError("this engine is still used by a stream; close the stream first")
+
+
+def prepare_first_call(
+    engine: Any, num_samples: int, prompt_tokens: int, max_new_tokens: int
+) -> None:
+    """Prepare calls of these sizes; the arguments are those of `Engine.warmup`."""
+    asked: dict[str, Any] = dict(num_samples=num_samples, seed=0, ignore_eos=True)
+    # a prompt of one token would be read by the first step only, without a prefill
+    prompt = [0] * check_whole("prompt_tokens", prompt_tokens, 2, engine.config.context - 1)
+    call = engine.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
+    requests, settings = call.requests, call.settings
+    # allocate caches of the requested sizes, which the short call below reuses
+    _between_calls(engine, requests, lambda step: None)
+    engine.generate(prompt, max_new_tokens=min(2, max_new_tokens), **asked)
+
+    def capture(step: Step) -> None:
+        capture_all(engine._step_of_call(step, requests, settings, engine.tokenizer))
+
+    _between_calls(engine, requests, capture)
+
+
+def _between_calls(engine: Any, requests: list[Request], run: Callable[[Step], None]) -> None:
+    """Call `run` with the step over the caches of `requests`, while no other call runs."""
+    engine._not_within_a_stream()
+    with engine._lock, current(engine.device):
+        engine._busy = threading.get_ident()
+        stream = stream_of(engine.device)
+        if stream is not None and engine._last is not None:
+            stream.wait_event(engine._last)
+        step = engine._prepare(requests, engine._default_drafter)
+        run(step)
+        clear(step)
+        engine._last = None if stream is None else stream.record_event()

@@ -1,9 +1,10 @@
-r"""Extraction and comparison of the answers of worked solutions.
+r"""Answers of worked solutions: their extraction from texts, and the files of problems.
 
 A text states an answer as \boxed{6}, <answer>6</answer>, "the answer is 6", "#### 6" and the like.
 Thoughts are cut before it is read, and the last statement with a value is the answer.
 
-Problem files: questions, correct answers and their comparison.
+A `Task` is a kind of problem file: its questions, its correct answers, and the form in which the
+answers of samples are compared with them.
 """
 
 import re

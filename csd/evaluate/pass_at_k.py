@@ -1,6 +1,7 @@
-"""Figures over problems: pass@k, accuracy at 1, and their intervals.
+"""Figures over problems: pass@k, maj@k, accuracy at 1, and their intervals.
 
-maj@k: probability that k of a problem's samples would have voted for the right answer.
+pass@k: probability that at least one of k of a problem's samples is right. maj@k: that k of them
+would have voted for the right answer.
 """
 
 import math

@@ -1,7 +1,8 @@
 """Replay of recorded samples in lockstep: the tokens that each step would have committed.
 
 The default verifier's output does not depend on drafts, so a recording determines which drafted
-tokens would have been accepted. A drafter sees only committed tokens.
+tokens would have been accepted. A drafter sees only committed tokens. The expected speed-up of
+drafting is computed from replayed steps times the cost of a step (`gain`).
 
 If the recording has the target's top probabilities, the noise that led to it is drawn from its
 posterior. With q the target's distribution, y the recorded token, Z a standard Gumbel and h fresh
@@ -11,8 +12,6 @@ Gumbels, the noise of token t is
 
 since the winning score is a standard Gumbel and the others are Gumbels below it. Tokens of
 unknown probability have g_t = h_t.
-
-Expected speed-up of drafting on recorded samples: replayed steps times the cost of a step.
 """
 
 import time

@@ -1,6 +1,6 @@
-"""Result files that are written line by line, so that a run can be resumed.
+"""Result files that are written line by line, so that a stopped run can be resumed.
 
-`csd record`: draws samples of prompts into a trace file; a stopped run can be resumed.
+`csd record` (`record`) draws samples of prompts into such a file, and finally writes a trace file.
 """
 
 import fcntl

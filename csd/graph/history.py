@@ -1,4 +1,4 @@
-"""Past samples of a prompt, as rows of its group's graph.
+"""Past samples of a prompt, as rows of its group's graph, and the capacity of the graph's table.
 
 A sample is inserted like a prompt's text: each of its tokens is a successor of the tokens before
 it, at its start of the prompt's last ones. With y the token and p_u the target's top 8
@@ -7,8 +7,6 @@ probabilities, if recorded:
     without top    weight(y) = history_weight
     with top       weight(u) = round(p_u * soft_weight) + hard_weight * [u = y]
     both           >> age
-
-Capacity of the graph's table.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

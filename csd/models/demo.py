@@ -1,6 +1,6 @@
-"""Models of the demo, the examples, the tests and the benchmarks: a small real one and a toy.
+"""Models of the demo, the examples, the tests and the benchmarks: random ones and a small real one.
 
-A decoder with random weights, for checks and timings that need no checkpoint.
+`random_decoder` is for checks and timings that need no checkpoint. Its weights have
 
     std of a matrix = 1 / sqrt(columns),    std of the head = logit_std / sqrt(hidden)
 

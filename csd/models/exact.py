@@ -1,13 +1,12 @@
 """Exact decoder: a row's logits have the same bits whatever other rows the step has.
 
 Its products do not depend on the number of rows (`csd/models/exact_products.py`), nor does its
-attention on other rows' keys; all other operations are per row.
+attention on other rows' keys; all other operations of a layer are per row.
 
-Joint prefill of prompts, in which each row has the bits of a prefill of its prompt alone.
-
-A library selects a product's kernel by the number of rows. So an exact product multiplies the rows
-of all prompts at once, and any other product one prompt's rows at a time. All other operations of a
-layer are per row, and take all rows.
+Prompts can be read together (`reads_together`), each with the bits of a pass of its own. A library
+selects a product's kernel by the number of rows. So an exact product multiplies the rows of all
+prompts at once, and any other product one prompt's rows at a time (`by_chunks`); all other
+operations take all rows.
 """
 
 import copy

@@ -1,19 +1,17 @@
-"""Products in blocks of rows that agree bit for bit (`csd/models/exact_products.py`).
-
-Matrix products whose result for a row does not depend on the number of rows.
+"""Matrix products whose result for a row does not depend on the number of rows.
 
 A CPU's library selects its kernel by the number of rows, and kernels add in different orders. The
-range in which its results agree depends on the machine, and is determined here by trial for each
-shape of a model's weights: any number of rows from `least` to `most` gives a row the same bits.
-Fewer rows are padded, more are multiplied in blocks.
+range in which its results agree bit for bit depends on the machine, and is determined here by trial
+for each shape of a model's weights: any number of rows from `least` to `most` gives a row the same
+bits. Fewer rows are padded, more are multiplied in blocks.
 
 Measured ranges of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
 float32 all but 1. csd's own loop (`csd/kernels/layers/cpu/linear.py`) agrees for every number of
 rows, by its order of summation, and nothing is tried for weights that are packed for it.
 
-Triton's product (`csd.kernels.row_linear`) is written to agree for every number of rows, and is
-tried like the others: no manual states whether an instruction for more columns adds in the same
-order. cuBLAS selects among many kernels, so it always multiplies CUBLAS_ROWS rows at once.
+Triton's product (`csd/kernels/layers/row_linear.py`) is written to agree for every number of rows,
+and is tried like the others: no manual states whether an instruction for more columns adds in the
+same order. cuBLAS selects among many kernels, so it always multiplies CUBLAS_ROWS rows at once.
 """
 
 import sys

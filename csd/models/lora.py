@@ -1,12 +1,9 @@
-"""LoRA layers of the package peft: base layers, working adapters, and refusal of other kinds.
+"""Adapters of the package peft in a module, and its LoRA layers for the fused decoder.
 
-peft is not imported: a layer is recognised by its class's name.
-
-Active adapters of the package peft in a module.
-
-peft is not imported. Its layers are recognised by the name of their base class, and their
-attributes decide which adapters a pass applies. So a training step takes effect in the next pass,
-and a pass can apply the adapters that were active earlier.
+peft is not imported: its layers are recognised by the names of their classes, and their attributes
+decide which adapters a pass applies. So a training step takes effect in the next pass, and a pass
+can apply the adapters that were active earlier (`Adapters`). For the fused decoder a LoRA has a
+base layer and working adapters; other kinds are refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator

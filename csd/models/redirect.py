@@ -1,20 +1,18 @@
-"""Redirection of the functions that compute a module's layers with a state.
+"""Redirection of a module's attention, and of its layers with a state, to csd during one pass.
 
-transformers' mixers call a few functions of their own file: a causal convolution, and the core of
-the layer over many tokens. The first decoder of a module with mixers wraps each of these. In the
-thread of a pass (`redirect_attention.calls_go_to`) the wrapper calls `answer`, elsewhere the file's
-own function, which uses the kernels of flash-linear-attention, mamba-ssm or causal-conv1d if
-transformers does.
-
-Redirection of a module's attention calls to another function during one pass.
-
-    with calls_go_to(answer, model_parts): model(...)
+    with calls_go_to(answer, parts): model(...)
 
 transformers looks up an attention function by the name in the model's config, and a mask function
 likewise. During the pass that name is `NAME`, and the function of that name calls `answer` in the
 thread that began the pass. In any other thread, which may train the module meanwhile, it calls the
 function that the config named before. Names and training flags are restored at the end of the pass,
 also after an error.
+
+Mixers (layers with a state) call a few functions of their own file: a causal convolution, and the
+core of the layer over many tokens. The first decoder of a module with mixers wraps each of these
+(`put_in_front`). In the thread of a pass the wrapper calls `answer`, elsewhere the file's own
+function, which uses the kernels of flash-linear-attention, mamba-ssm or causal-conv1d if
+transformers does.
 """
 
 import inspect

@@ -1,9 +1,8 @@
 """Refusal of models that no decoder of csd runs, naming the property that rules them out.
 
-A config is checked before weights are read, and a module before a pass is run.
+A config is checked before weights are read, and a module before a pass is run: among others, its
+weights must be complete and local, not sharded, on several devices or not loaded.
 `csd.models.module.probe` and `csd.models.module.admit` test the other properties.
-
-Refusal of models without complete local weights: sharded, on other devices, not loaded.
 """
 
 import inspect

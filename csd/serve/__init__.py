@@ -1,17 +1,18 @@
-"""Engine that accepts requests while it runs.
+"""`csd.AsyncEngine`: an engine that accepts requests while it runs, and its HTTP server.
 
-async_engine.py        reading and checking of a request's arguments
-handle.py        the engine's side of a request: new tokens of its samples, its end
-reader.py        the caller's side of a request
-inbox.py         queue of requests, cancellations and changes for the engine's thread
-scheduler.py     scheduler that admits requests between two steps
-turns.py         owners' shares of the slots
-twins.py         samples that several requests share
-scheduler.py     checks and allocations when a request is admitted
-caches.py          caches whose sizes are fixed at the start
-weights.py       version and fingerprint of the weights that drew a request
-inbox.py      totals since the start
-async_engine.py  the engine's thread, and the interface for callers
+    async_engine.py  checks of a request's arguments; the engine's thread; the interface for callers
+    inbox.py         queue of requests, cancellations and changes for that thread; totals
+    scheduler.py     admission of requests between two steps, and the results of a step
+    turns.py         owners' shares of the slots
+    twins.py         samples that several requests share
+    handle.py        the engine's side of a request: new tokens of its samples, its end
+    reader.py        the caller's side of a request
+    caches.py        caches whose sizes are fixed at the start
+    weights.py       version and fingerprint of the weights that drew a request
+    http/            `csd serve`: OpenAI's interface
+
+A request is checked in the thread of its caller, waits in the inbox, and is admitted between two
+steps. The scheduler gives the tokens of each step to the request's handle, and wakes its reader.
 """
 
 from csd.serve.async_engine import AsyncEngine

@@ -1,6 +1,6 @@
 """`csd.AsyncEngine`: an engine that accepts requests while it runs.
 
-Reading and checking of a request's arguments.
+A request's arguments are read and checked in the caller's thread; the engine's own thread draws.
 """
 
 import atexit

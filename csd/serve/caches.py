@@ -1,7 +1,7 @@
 """Caches whose sizes are fixed at the start: slots, longest text, and the pages that fit in memory.
 
-A call of `generate` has pages for the longest samples of all its slots. A service has as many pages
-as fit in memory, and a request waits until enough of them are free.
+A call of `generate` has pages for the longest samples of all its slots. An `AsyncEngine` has as
+many pages as fit in memory, and a request waits until enough of them are free.
 """
 
 from bisect import bisect_right
@@ -26,7 +26,7 @@ EVERY = Asked(functions=True, grammar=True, words=True)
 
 
 class ServedRoom:
-    """Sizes of a service's caches.
+    """Sizes of the caches of an `AsyncEngine`.
 
     longest: requested number of tokens of a prompt and a sample together; None: the context.
     """

@@ -1,6 +1,6 @@
 """Queue of requests, cancellations and changes of the model for the engine's thread.
 
-Counters of an `AsyncEngine`; only one thread at a time writes each number.
+`Counters` has the totals of an `AsyncEngine`; only one thread at a time writes each number.
 """
 
 import threading

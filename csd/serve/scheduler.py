@@ -1,10 +1,9 @@
 """Scheduler that admits requests between two steps, in the order of their arrival.
 
-Requests of one owner with equal prompts are one group while any of them has samples: later ones
-share the existing pages and graph. Whatever else is in flight, a request's samples are a function
-of its own prompt, seed, indices and parameters.
-
-Admission of a request: checks that the current model, pages and step can serve it.
+A request is admitted if the current model, pages and step can serve it (`refusal`). Requests of one
+owner with equal prompts are one group while any of them has samples: later ones share the existing
+pages and graph. Whatever else is in flight, a request's samples are a function of its own prompt,
+seed, indices and parameters.
 """
 
 from collections import Counter

@@ -1,19 +1,16 @@
-"""Training of EAGLE-1 and 2 heads: compares guessed states with the target's.
+"""Training of EAGLE-1 and 2 heads (arXiv 2401.15077): compares guessed states with the target's.
 
-Losses of EAGLE (arXiv 2401.15077) on guessed states, and the acceptance of a draft.
-
-    L = smooth_l1(f', f) + w * cross_entropy(softmax(head f), log_softmax(head f'))
-
-Both are means over the learnt positions; smooth_l1 also over the width of a state. The distribution
-is the target's at temperature 1.
-
-EAGLE-1 and 2 head with gradients; parameters have their published names.
-
-For token t[i] and the target's state f[i-1] before it, with E the target's embedding:
+The head has gradients, and parameters with their published names. For token t[i] and the target's
+state f[i-1] before it, with E the target's embedding:
 
     x = fc [E t[i], f[i-1]],   x = x + attention(x),   f'[i] = x + mlp(norm(x))
 
-`csd.graph.model.eagle.EagleHead` computes the same, one level at a time.
+`csd.graph.model.eagle.EagleHead` computes the same, one level at a time. The loss is
+
+    L = smooth_l1(f', f) + w * cross_entropy(softmax(head f), log_softmax(head f'))
+
+Both terms are means over the learnt positions; smooth_l1 also over the width of a state. The
+distribution is the target's at temperature 1. `Losses` also has the acceptance of a draft.
 """
 
 import random

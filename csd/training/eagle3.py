@@ -1,27 +1,24 @@
-"""Training of EAGLE-3 heads: unrolls chains of a head's own states and compares tokens.
+"""Training of EAGLE-3 heads (arXiv 2503.01840): unrolls chains of a head's own states.
 
-Attention of chains of drafted tokens, for all chains of a step at once.
-
-A chain begins at a pair of its text. Its query sees the text's keys up to that pair, computed from
-the target's states, and the chain's own keys, computed from guessed states. As a mask: a triangle,
-and next to it one diagonal per step.
-
-EAGLE-3 head (arXiv 2503.01840) with gradients; parameters have their published names.
-
-For token t[i] and f[i-1], the joined states of three of the target's layers at the token before:
+The head has gradients, and parameters with their published names. For token t[i] and f[i-1], the
+joined states of three of the target's layers at the token before:
 
     h = fc f[i-1],   x = h + attention([norm(E t[i]), norm(h)]),   h' = x + mlp(norm(x))
 
 and logits lm_head norm(h') over the head's own vocabulary. The next token of a chain is read with
 h' in place of h. `csd.graph.model.eagle.EagleHead` computes the same, one level at a time.
 
-Loss of EAGLE-3 (arXiv 2503.01840) on the tokens that chains draft.
+All chains of a step attend at once (`chain_attention`). A chain begins at a pair of its text. Its
+query sees the text's keys up to that pair, computed from the target's states, and the chain's own
+keys, computed from guessed states. As a mask: a triangle, and next to it one diagonal per step.
+
+The loss compares the tokens that chains draft; no state is compared with the target's:
 
     L = 1/R sum over j of decay^j sum over chains of cross_entropy(p, lm_head norm(h'[j]))
 
 R is the number of learnt pairs, each of which begins a chain. p is the target's distribution at
 temperature 1 over the head's vocabulary, normalised to sum 1. Positions whose likeliest token is
-outside that vocabulary have no loss. No state is compared with the target's.
+outside that vocabulary have no loss.
 """
 
 from bisect import bisect_left
@@ -56,7 +53,7 @@ def chain_attention(
 ) -> torch.Tensor:
     """softmax(scale q k^T) v [R, H, D]. The spans list the chains in the order of `q`.
 
-    Only the scores of `ROWS` queries are in memory; they are recomputed for the gradients.
+    Only the scores of `CHAIN_ROWS` queries are in memory; they are recomputed for the gradients.
     """
     out, done = [], 0
     for first, begin, end in spans:

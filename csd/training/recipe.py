@@ -1,6 +1,7 @@
-"""Settings of a head's training, including those of only one kind of head.
+"""Settings of a head's training, and the interface for training a kind of head.
 
-Interface for training a kind of head: its weights, and the losses of a batch.
+A `Recipe` includes settings that only one kind of head has. A `Method` has the weights of a head,
+and the losses of a batch.
 """
 
 from dataclasses import asdict, dataclass

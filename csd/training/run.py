@@ -1,6 +1,6 @@
 """Steps of a training run: the optimizer, the order of the texts, and the curve.
 
-Saved state of a training run in its folder, from which the same command resumes.
+Its state is saved in the folder of the head (`Folder`), from which the same command resumes.
 """
 
 import os

@@ -1,0 +1,1 @@
+"""Parts that all packages share: arguments, JSON files, caches, devices, state of torch."""

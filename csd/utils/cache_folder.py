@@ -3,7 +3,8 @@
 Others may write to the folder above, as where several users' $XDG_CACHE_HOME is in /tmp. So `csd`
 is a folder of this user alone, and links, pipes and files of other users are not opened.
 
-Locks after a fork: a child has only the forking thread, so other threads' locks stay held.
+Locks within a process are replaced after a fork (`watch_forks`): a child has only the forking
+thread, so other threads' locks stay held.
 """
 
 import hashlib
@@ -19,33 +20,6 @@ import torch
 
 from csd.utils.json_files import MAX_LINE
 from csd.utils.own_files import open_own, own_folder
-
-
-class Forked(Protocol):
-    """An object with locks, of which a child gets a copy."""
-
-    def after_fork(self) -> None:
-        """Replace locks in the child that other threads may have held."""
-
-
-_objects: "weakref.WeakSet[Forked]" = weakref.WeakSet()
-
-
-def watch_forks(x: Forked) -> None:
-    """Call `x.after_fork` in each child that is forked while `x` lives."""
-    _objects.add(x)
-
-
-def _in_child() -> None:
-    objects = list(_objects)
-    if objects:
-        # GNU's OpenMP waits in a child for threads of the parent
-        torch.set_num_threads(1)
-    for x in objects:
-        x.after_fork()
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 def path_of(kind: str, key: str) -> Path:
@@ -102,3 +76,30 @@ def save(path: Path, text: str) -> None:
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+class Forked(Protocol):
+    """An object with locks, of which a child gets a copy."""
+
+    def after_fork(self) -> None:
+        """Replace locks in the child that other threads may have held."""
+
+
+_objects: "weakref.WeakSet[Forked]" = weakref.WeakSet()
+
+
+def watch_forks(x: Forked) -> None:
+    """Call `x.after_fork` in each child that is forked while `x` lives."""
+    _objects.add(x)
+
+
+def _in_child() -> None:
+    objects = list(_objects)
+    if objects:
+        # GNU's OpenMP waits in a child for threads of the parent
+        torch.set_num_threads(1)
+    for x in objects:
+        x.after_fork()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,8 +1,8 @@
-"""Output files of a run: tested before the run begins, and written completely or not at all.
+"""JSON files from others, and output files of a run.
 
-Reading of JSON files from others: their size is bounded before parsing, then they are checked.
-
-Every error is a ValueError that names the file, its line and the place within it.
+A file's size is bounded before it is parsed, then its values are checked; every error is a
+ValueError that names the file, its line and the place within it. An output file is tested before
+the run begins, and written completely or not at all.
 """
 
 import errno

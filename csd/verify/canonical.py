@@ -9,30 +9,29 @@ and the output is distributed as q for any weights of the choice, as p_I is comp
 
 **Two drafts.** Tokens are ranked by q - p_1 p_2, largest first. Omega_0 are the first `alphabet`
 tokens, Omega_1 the first `tokens` of them. For two drafts in Omega_1 the weights come from the
-linear program that maximises the acceptance (`canonical.py`); otherwise the token of smaller rank
-wins; of two drafts outside Omega_0 the first wins unless it is null. With `alphabet` and `tokens`
-at None nothing is truncated, and the acceptance is the largest possible. Truncation loses at most
+linear program that maximises the acceptance; otherwise the token of smaller rank wins; of two
+drafts outside Omega_0 the first wins unless it is null. With `alphabet` and `tokens` at None
+nothing is truncated, and the acceptance is the largest possible. Truncation loses at most
 
     sum over x outside Omega_1 of (q(x) - p_1(x) p_2(x))^+
 
 **More drafts** play a tournament: the winner so far, distributed as p_I, meets the next draft.
 Truncated rounds may lower the acceptance; a round that would do so is skipped for all drafts.
 
-Khisti et al., "Multi-draft speculative sampling: canonical decomposition and theoretical limits",
-2410.18234.
-
-Optimal split of the mass of pairs between their members, by maximum flow.
-
-Each pair {i, j} of s items has mass m_ij = m_ji to be split, f_ij to i and f_ji = m_ij - f_ij to j.
-With base_i the mass that item i already has, the program is
+**The linear program** (`split_pairs`) splits the mass of pairs between their members. Each pair
+{i, j} of s items has mass m_ij = m_ji to be split, f_ij to i and f_ji = m_ij - f_ij to j. With
+base_i the mass that item i already has, the program is
 
     max  sum over i of min( limit_i, base_i + sum over j of f_ij ),    0 <= f_ij <= m_ij
 
-a flow from pairs to items. Moving mass of {i, j} from i to j is an arc of capacity f_ij, so it is a
-flow over the items alone, from those above their limit to those below. It is solved by
+a maximum flow from pairs to items. Moving mass of {i, j} from i to j is an arc of capacity f_ij, so
+it is a flow over the items alone, from those above their limit to those below. It is solved by
 push-relabel, all items of all rows at once: an item above its limit pushes along every arc that
 goes one label down, and one that has no such arc is relabelled. Mass that reaches no item below
 its limit stays.
+
+Khisti et al., "Multi-draft speculative sampling: canonical decomposition and theoretical limits",
+2410.18234.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""Recursive rejection: try the drafts in order, each against the residual of the previous ones.
+"""Rejection of drafts: recursive, K-SEQ with one scale, and of the first draft alone.
+
+**Recursive**: try the drafts in order, each against the residual of the previous ones.
 
     q_1 = q,   accept x_k with probability min(1, q_k(x_k) / p_k(x_k)),
     q_{k+1} = norm((q_k - p_k)^+),   after the last draft, draw from q_{K+1}
@@ -10,7 +12,7 @@ renormalised; once no mass is left, the draws are null. So q_k depends on the dr
 Miao et al., "SpecInfer", 2305.09781; without replacement: Jeon et al., "Recursive speculative
 decoding", 2402.14160.
 
-K-SEQ: try the drafts in order, each with probability min(1, q / (rho p)).
+**K-SEQ**: try the drafts in order, each with probability min(1, q / (rho p)).
 
     beta(rho) = sum over y of min(q(y) / rho, p(y)),   acceptance = 1 - (1 - beta)^K
     residual  = norm((q - min(q / rho, p) acceptance / beta)^+)
@@ -21,7 +23,7 @@ rho. All drafts have the same proposal.
 
 Sun et al., "SpecTr: fast speculative decoding via optimal transport", 2310.15141.
 
-Single-draft speculative sampling: the first draft alone, the others unused.
+**Single**: speculative sampling with the first draft alone, the others unused.
 
     accept x_1 with probability min(1, q(x_1) / p_1(x_1)),  else draw from norm((q - p_1)^+)
     acceptance = sum over y of min(q(y), p_1(y))

@@ -1,10 +1,9 @@
-"""Parallel compilation: a second process compiles loops while this one compiles the layers' ones.
+"""Compilation of the loops of a step (numba), by running each of its operations once.
 
 About half of the loops that a machine's first call compiles belong to the layers; the others
-verify, draft and insert. numba caches compiled loops in files, which both processes read. This
-process compiles the loops that the second one has left out, or all loops if it fails.
-
-Compilation of the loops of a step (numba), by running each of its operations once.
+verify, draft and insert, and are compiled by a second process meanwhile (`compile_in_parallel`).
+numba caches compiled loops in files, which both processes read. This process compiles the loops
+that the second one has left out, or all loops if it fails.
 """
 
 import json

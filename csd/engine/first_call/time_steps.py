@@ -1,10 +1,8 @@
-"""Step times by number of rows, measured on empty slots.
+"""Step times by number of rows, measured on empty slots, and their cache on disk.
 
-On-disk cache of step times: a machine measures each kind of step once.
-
-A table is the prior of the cost model (csd/engine/step/budget), which then follows measured steps.
-It affects how many tokens are drafted, never which tokens are drawn. A table from a disturbed
-measurement is not cached.
+A machine measures each kind of step once. A table is the prior of the cost model
+(`csd/engine/step/budget`), which then follows measured steps. It affects how many tokens are
+drafted, never which tokens are drawn. A table from a disturbed measurement is not cached.
 """
 
 import json

@@ -1,9 +1,9 @@
 """The arguments of `csd.generate`, each defined once.
 
 `Options` is the static type of the keyword arguments, and the `Option` next to each type holds its
-default, its check, its command-line flag and its description. The signatures that
-editors show (`signature.shows`), the checks of a call (`read_options`), the flags of the `csd`
-command (`flags.add_flags`) and the list in `help(csd.generate)` are derived from them.
+default, its check, its command-line flag and its description (`arguments.py`). Derived from them
+are the checks of a call (`read_options`), the signatures that editors show and the list in
+`help(csd.generate)` (`show.shows`), and the flags of the `csd` command (`show.add_flags`).
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,10 @@
-"""Arguments of `generate` by group, each with its default, check, flag and description.
+"""Arguments of `csd.generate` by group, each with its default, check, flag and description.
 
-Arguments for drafts change no token with the verifier `match`.
+SamplingOptions  the samples' distribution: which samples, filters, penalties, bans, grammars
+EndOptions       where prompts, samples and texts are cut, and when a prompt is done
+DraftingOptions  drafts: none of them changes a token with the verifier `match`
+ResultOptions    the form of prompts, and the reports and records of a call
+LoadingOptions   a model that a call loads by name
 """
 
 from argparse import ArgumentTypeError

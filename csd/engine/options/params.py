@@ -103,7 +103,7 @@ class SamplingParams:
     stop: tuple[str, ...] = _checked((), check_strings)  # found in the text with special tokens
     include_stop: bool = _checked(False, check_flag)  # texts include the stop string or end token
     skip_special_tokens: bool = _checked(True, check_flag)  # in texts
-    # changes of logits before the filters, in this order; `row_options` lists the values for off
+    # changes of logits before the filters, in this order; `logit_params` lists the values for off
     logit_bias: tuple[tuple[int, float], ...] = _checked((), check_bias)  # by token id
     bad_words: tuple[tuple[int, ...], ...] = _checked((), check_words)  # as token ids
     allowed_token_ids: tuple[int, ...] | None = _checked(None, check_allowed)

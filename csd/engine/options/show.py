@@ -1,7 +1,4 @@
-"""Signatures and docstrings that list the arguments.
-
-The arguments as flags of the `csd` command.
-"""
+"""The arguments as users see them: flags of the `csd` command, signatures and docstrings."""
 
 import inspect
 import textwrap

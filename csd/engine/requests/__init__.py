@@ -1,1 +1,1 @@
-"""Requests of a call: prompts, samples in slots, and their history."""
+"""Requests of a call: prompts with their samples, edits of slots, past samples and errors."""

@@ -1,1 +1,1 @@
-"""Model, caches and memory of an engine."""
+"""Model, caches and memory of an engine, which its calls share."""

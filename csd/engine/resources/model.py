@@ -1,6 +1,6 @@
-"""The current model of an engine, and the operations that run it.
+"""The current model of an engine, with the operations that run it.
 
-The step of one call: an engine's step with the call's verifier, rules and records.
+The step of a call is the engine's step with the call's verifier, rules and records.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""Results of a call, and their views."""
+"""Results of a call: records of its steps, samples with their statistics, and their views."""

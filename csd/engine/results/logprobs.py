@@ -1,8 +1,7 @@
-"""Log-probabilities of a prompt's own tokens, from the pass that reads it.
+"""Log-probabilities by the model's own logits, computed only in calls that request them.
 
-Likeliest tokens and entropy at the positions of samples, by the model's own logits.
-
-They are computed only in calls that request them.
+`Measures` has the likeliest tokens and the entropy at the positions of samples, `PromptScores` the
+log-probabilities of a prompt's own tokens, from the pass that reads it.
 """
 
 from collections.abc import Callable

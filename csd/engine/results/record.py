@@ -1,6 +1,7 @@
 """Result of a step as the host reads it: one small bundle, copied off the device.
 
-Draft trees of a step, recorded with `drafts=True`.
+A `Snapshot` on the device becomes a `Record` on the host, `PendingRecord` while it is copied. With
+`drafts=True` a record has the draft trees of the step (`Trees`).
 """
 
 from collections.abc import Iterable

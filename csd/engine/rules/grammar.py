@@ -1,8 +1,7 @@
 """Grammar constraints of rows: one matcher per sample, copies of which walk its draft tree.
 
-With a thinking budget, the budget governs the thought, and the grammar the text after it.
-
-Grammar for the text after a sample's thought, with the methods of the grammar's matcher.
+With a thinking budget, the budget governs the thought, and the grammar the text after it:
+`Thinking` does both, with the methods of the grammar's matcher.
 """
 
 from collections.abc import Sequence

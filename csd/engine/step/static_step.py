@@ -1,11 +1,9 @@
 """Step at fixed pool sizes: nothing in it reads the device, so a CUDA graph can capture it.
 
 A pool has one of a few sizes; rows that live slots do not fill are padding. On a GPU each size is
-captured once and replayed. A copy of a step's result to the host is queued after the step, and the
-host reads it one step later, so it never waits for the step it has just launched. Events around a
-replay measure its time.
-
-CUDA graphs that share one stream and one memory pool.
+captured once and replayed; the graphs share one stream and one memory pool (`Captures`). A copy of
+a step's result to the host is queued after the step, and the host reads it one step later, so it
+never waits for the step it has just launched. Events around a replay measure its time.
 """
 
 import gc

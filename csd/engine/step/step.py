@@ -1,10 +1,8 @@
 """One step: propose, forward, verify, commit, insert. `prefill.py` reads the prompts before it.
 
-Seconds of a step by phase.
-
-Attention of a step's rows, over the prompt's pages, the slot's pages and the pool's nodes.
-
-Proposal of a step's pool: draft trees of all live slots, cut to the budget.
+The proposal is a pool: the draft trees of all live slots, cut to the budget (`draft_pool`). Its
+rows attend to the prompt's pages, the slot's pages and the pool's nodes (`pool_attention`). `Clock`
+measures the seconds of the phases.
 """
 
 import time

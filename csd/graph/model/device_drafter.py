@@ -1,10 +1,9 @@
 """Draft trees of a draft model or a head on the device, in fixed shapes, for static steps.
 
 The trees equal those of `drafter.py` for a network alone. Every live slot has the same number of
-candidates; absent ones have probability 0 and never enter the pool. The `k` likeliest nodes of each
-slot's level are read regardless of their probability, up to 63 per slot.
-
-Pool of the likeliest drafted nodes of all slots, in tensors of fixed shape.
+candidates; absent ones have probability 0 and never enter the pool, which `pool_of_drafted` fills
+with the likeliest nodes of all slots. The `k` likeliest nodes of each slot's level are read
+regardless of their probability, up to 63 per slot.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """`csd.DraftModel`: a smaller model with the same vocabulary, as the `drafter` of a call.
 
-Drafting network of a model, or of its first layers.
+Its network is that of the model (`ModelNetwork`), or of the model's first layers (`first_layers`).
 """
 
 import copy

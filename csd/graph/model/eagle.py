@@ -10,14 +10,12 @@ logits.
 
     x = fc [E t[i], f[i-1]] (+ bias),   x = x + attention(x),   f[i] = x + mlp(norm(x))
 
-EAGLE-3 (arXiv 2503.01840): f joins the inputs of three layers of the target, 2, L // 2 and L - 3 of
-L, and fc brings them to the head's width. The head has a vocabulary of its own: draft token j is
-the target's j + d2t[j].
+EAGLE-3 (arXiv 2503.01840): f joins the inputs of three layers of the target, a low one, the middle
+and a high one (2, L // 2 and L - 3 of L), and fc brings them to the head's width. The head has a
+vocabulary of its own: draft token j is the target's j + d2t[j].
 
     h = fc f[i-1], or the h predicted before,   x = h + attention([norm(E t[i]), norm(h)])
     h' = x + mlp(norm(x)),                    logits = lm_head norm(h')
-
-Layers of a target whose inputs an EAGLE-3 head reads: a low one, the middle, a high one.
 """
 
 import json

@@ -1,6 +1,7 @@
-"""Order of the slots in a forward pass's rows, in tensors of fixed shape.
+"""Slots for drafting with a model: their state and order, and the attention layout of their rows.
 
-Slot state on the host for drafting with a model, and the attention layout of rows of slots.
+On the host a slot has any number of rows (`HostSlots`, `SlotRows`). In tensors of fixed shape every
+live slot has the same number (`SlotOrder`).
 """
 
 from collections.abc import Iterable

@@ -1,15 +1,15 @@
-"""Messages between ranks in addition to tensors: orders of rank 0, and errors of any rank.
+"""Messages between the ranks of a `ParallelEngine`, and the steps that exchange them.
 
-A call begins with `meet`: every rank sends its arguments, or the error with which it refuses them,
-and a difference ends the call on all ranks. During the call rank 0 sends orders. The work of an
-order runs in `together`: every rank makes all exchanges (collectives) of the order even if a rank
-raises, and then checks that none has. All ranks therefore raise at the end of the same pass, with
-the failed rank's number and error, and can run another call. Errors inside an exchange itself (a
-lost connection, too little memory for a gathered tensor) are left to torch.distributed.
+Beside tensors, ranks exchange orders of rank 0 and errors of any rank (`Link`). A call begins with
+`meet`: every rank sends its arguments, or the error with which it refuses them, and a difference
+ends the call on all ranks. During the call rank 0 sends orders. The work of an order runs in
+`together`: every rank makes all exchanges (collectives) of the order even if a rank raises, and
+then checks that none has. All ranks therefore raise at the end of the same pass, with the failed
+rank's number and error, and can run another call. Errors inside an exchange itself (a lost
+connection, too little memory for a gathered tensor) are left to torch.distributed.
 
-Steps of the ranks of a `ParallelEngine`: rank 0 sends its pool and its edits of slots.
-
-Each step also sends a checksum of the slots, from which a rank detects that its slots differ.
+In each step rank 0 sends its pool and its edits of slots (`LeaderStep`), and a checksum of the
+slots, from which another rank detects that its slots differ (`FollowerStep`).
 """
 
 from collections import deque

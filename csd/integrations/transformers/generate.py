@@ -1,6 +1,6 @@
 """csd inside `transformers`: `model.generate(..., custom_generate=csd.hf_generate)`.
 
-The `scores` and `logits` of `generate`, from one forward over finished sequences.
+The `scores` and `logits` of `generate` come from one forward pass over finished sequences.
 """
 
 import copy

@@ -6,7 +6,7 @@ completion is drawn. A completion that is not drawn is one padding token with a 
 reward is NaN, which TRL leaves out of means and deviations; the lengths that TRL has logged are
 replaced by those without it.
 
-Reward functions that are called once per completion, although it is drawn in parts.
+A batch is drawn in parts, and reward functions are called once per completion (`Rewards`).
 """
 
 import inspect

@@ -1,12 +1,12 @@
-"""Committed tokens of vLLM's batch, as slots, pool and verdict for a graph.
-
-Mapping of vLLM's batch rows to samples.
+"""Mapping of vLLM's batch rows to samples, and their new tokens as a step for a graph.
 
 vLLM passes rows of token ids to its proposer, without request names or ends. A row is therefore
 matched by its text, which is its token ids: it continues the sample whose text it begins with,
 whichever row that was before. Otherwise the text before its new tokens is a prompt, whose group it
 joins or begins. A sample ends when it has not occurred for `patience` calls, and a group ends with
 its last sample.
+
+Committed tokens reach the graph as the slots, pool and verdict of a step (`committed`).
 """
 
 from collections import deque

@@ -1,14 +1,10 @@
 """A minimal decoder over the rows of a pool, for the families in `csd/models/fused/families.py`.
 
-Weights of a layer of the fused decoder.
-
-Norms of a decoder's layers according to its config, and their residual sums.
-
-Fused decoder of models whose layers have either attention or a state (Qwen3.5).
-
-Each layer is x + mixer(norm(x)), then x + fed(norm(x)), with norms that multiply by 1 + weight. A
-mixer is a gated delta net, or attention with one gate per number of its queries, in which the first
-part of each head is rotated.
+`Layer` has the weights of a layer, `Norms` the norms that the config asks for, with their residual
+sums. `Decoder` runs layers of attention, `HybridDecoder` models whose layers have either attention
+or a state (Qwen3.5): each layer is x + mixer(norm(x)), then x + fed(norm(x)), with norms that
+multiply by 1 + weight. A mixer is a gated delta net, or attention with one gate per number of its
+queries, in which the first part of each head is rotated.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Differences of families from Llama: fields of `csd.models.fused.config.ModelConfig`.
+"""Families of the fused decoder, by their differences from Llama.
 
-Fields of a `transformers` config that rule out the fused decoder.
-
-Layers with a state in a fused decoder, read from a `transformers` config.
+`FAMILIES` has the fields of `csd.models.fused.config.ModelConfig` that differ: values, or functions
+that read a `transformers` config, such as that of the layers with a state (`DeltaLayers`). Other
+functions refuse fields of a config that rule out the fused decoder.
 """
 
 from dataclasses import dataclass

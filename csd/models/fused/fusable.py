@@ -1,11 +1,10 @@
-"""Sizes of a `transformers` model for the fused decoder, and checks that rule a model out.
+"""Checks that rule a `transformers` model out for the fused decoder, and its sizes if none does.
 
-Refusal of modules that compute other values than their class, and so than the fused decoder.
-
-A hook, a replaced `forward`, another activation or another scale changes the logits of a module but
-not its weights. Code is identified by the package of its file, since `functools.wraps` copies
-names. The code of transformers, the wrappers of accelerate (precision, device) and of TRL (a loss
-in chunks), and the kernels of csd and Liger compute the same values as the class.
+`refuse_patched` refuses modules that compute other values than their class, and so than the fused
+decoder. A hook, a replaced `forward`, another activation or another scale changes the logits of a
+module but not its weights. Code is identified by the package of its file, since `functools.wraps`
+copies names. The code of transformers, the wrappers of accelerate (precision, device) and of TRL (a
+loss in chunks), and the kernels of csd and Liger compute the same values as the class.
 """
 
 import inspect

@@ -1,13 +1,12 @@
-"""Fusion of a loaded `transformers` model into a decoder that shares its memory.
+"""Fusion of a loaded `transformers` model into a decoder, which shares its memory or packs its own.
 
-Query, key and value weights become one matrix, and so do gate and up. The module's parameters are
-rebound to views of the fused tensors through `param.data`, so each Parameter object stays the same
-and there is one copy of the weights: an optimiser made earlier updates both.
+`fuse`: query, key and value weights become one matrix, and so do gate and up. The module's
+parameters are rebound to views of the fused tensors through `param.data`, so each Parameter object
+stays the same and there is one copy of the weights: an optimiser made earlier updates both.
 
-Packing of a decoder's weights into the layout that the CPU's library multiplies.
-
-Otherwise the library would convert a matrix to that layout in every product. A packed matrix
-replaces the plain one, so only a decoder that does not share its weights is packed.
+`pack` converts a decoder's matrices to the layout that the CPU's library multiplies; otherwise the
+library would do so in every product. A packed matrix replaces the plain one, so only a decoder that
+does not share its weights is packed.
 """
 
 from collections.abc import Iterable
@@ -33,34 +32,6 @@ from csd.models.fused.linear import packed
 from csd.models.fused.lora import FusedAdapters, key_of
 from csd.models.lora import base_linear, base_of, is_lora
 from csd.utils.device import free_bytes
-
-# a tied head is packed in addition to the embedding if free memory is this many times its size
-SPARE = 16
-
-
-def pack(decoder: Decoder) -> None:
-    """Pack the decoder's matrices in place, one at a time.
-
-    The embedding is read by rows and stays plain. Does nothing on a GPU and for dtypes that oneDNN
-    does not multiply here.
-    """
-    if decoder.embedding.device.type != "cpu":
-        return
-    for layer in decoder.layers:
-        for name in ("qkv", "out", "gate_up", "down"):
-            if getattr(layer, name) is not None:
-                setattr(layer, name, packed(getattr(layer, name)))
-    if _tied(decoder) and not _fits(decoder.head):
-        return
-    decoder.head = packed(decoder.head)
-
-
-def _tied(decoder: Decoder) -> bool:
-    return decoder.head.data_ptr() == decoder.embedding.data_ptr()
-
-
-def _fits(weight: torch.Tensor) -> bool:
-    return free_bytes(weight.device) >= SPARE * weight.numel() * weight.element_size()
 
 
 def fuse(model: Any) -> Decoder:
@@ -201,3 +172,32 @@ def _joined(params: list[nn.Parameter], rows: int) -> torch.Tensor | None:
         end += p.numel() * p.element_size()
     shape = (rows, *first.shape[1:])
     return first.as_strided(shape, first.stride(), first.storage_offset())
+
+
+# a tied head is packed in addition to the embedding if free memory is this many times its size
+SPARE = 16
+
+
+def pack(decoder: Decoder) -> None:
+    """Pack the decoder's matrices in place, one at a time.
+
+    The embedding is read by rows and stays plain. Does nothing on a GPU and for dtypes that oneDNN
+    does not multiply here.
+    """
+    if decoder.embedding.device.type != "cpu":
+        return
+    for layer in decoder.layers:
+        for name in ("qkv", "out", "gate_up", "down"):
+            if getattr(layer, name) is not None:
+                setattr(layer, name, packed(getattr(layer, name)))
+    if _tied(decoder) and not _fits(decoder.head):
+        return
+    decoder.head = packed(decoder.head)
+
+
+def _tied(decoder: Decoder) -> bool:
+    return decoder.head.data_ptr() == decoder.embedding.data_ptr()
+
+
+def _fits(weight: torch.Tensor) -> bool:
+    return free_bytes(weight.device) >= SPARE * weight.numel() * weight.element_size()

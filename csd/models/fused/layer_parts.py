@@ -1,6 +1,6 @@
-"""Modules of a `transformers` layer by their role in the fused decoder.
+"""Modules and values of a `transformers` layer, by their role in the fused decoder.
 
-Values of a module that its config may not show, paired with the fused decoder's values.
+`values` pairs values of a module that its config may not show with the fused decoder's values.
 """
 
 from collections.abc import Iterator

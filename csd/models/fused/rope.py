@@ -1,9 +1,7 @@
-"""Tables of cosines and sines for rotary embedding.
+"""Rotary embeddings of the fused decoder: from a `transformers` config to cosines and sines.
 
 w_j = theta^(-2 j / R);   llama3 divides low frequencies by a factor and blends in between,
 and yarn also multiplies cosines and sines by a constant
-
-Rotary embeddings that the fused decoder computes, from a `transformers` config.
 """
 
 import math

@@ -1,11 +1,10 @@
 """Loading of a checkpoint's `transformers` model and tokenizer, with errors for its owner.
 
-Suppression of lines that other libraries print while they load.
+A checkpoint may be a peft adapter: a folder or hub repository as `PeftModel.save_pretrained` writes
+it. Every field of `adapter_config.json` is read here, is peft's own, or is refused by name, and so
+is every key of the weights; peft itself ignores what it does not know.
 
-Folders and hub repositories of a peft adapter, as `PeftModel.save_pretrained` writes them.
-
-Every field of `adapter_config.json` is read here, is peft's own, or is refused by name, and so is
-every key of the weights. peft itself ignores what it does not know.
+Lines that other libraries print while they load are suppressed.
 """
 
 import dataclasses

@@ -1,14 +1,11 @@
-"""Comparison of one call of a layer with a state between csd and the module's own function.
+"""Comparison of single calls of a module between csd and the module's own function, on random data.
 
-The text is random, in float32. Its first tokens are read as a prompt and the last ones as a chain
-of nodes, beyond positions at which states are stored. The module's own pass over a short text would
+**attention**: queries, keys and values are in float32 at least: the rounding of 16 bits would hide
+a wrong border of a window. Two sizes of scores are tried. Scores of about 1 give every key a share,
+which shows a border that is off by one; scores of about 6 reach the nonlinear part of a cap.
+**states**: a text in float32. Its first tokens are read as a prompt and the last ones as a chain of
+nodes, beyond positions at which states are stored. The module's own pass over a short text would
 not show a lost state.
-
-Comparison of one attention call of a module between csd and the module's own function.
-
-Queries, keys and values are random, in float32 at least: the rounding of 16 bits would hide a wrong
-border of a window. Two sizes of scores are tried. Scores of about 1 give every key a share, which
-shows a border that is off by one; scores of about 6 reach the nonlinear part of a cap.
 """
 
 from functools import lru_cache

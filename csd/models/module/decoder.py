@@ -2,12 +2,10 @@
 
 The rows are one sequence of token ids with explicit positions. There is no cache object, and a mask
 of one element, which transformers passes on as it is, stands for all masks. Each attention call
-writes its keys and values to the step's scratch, and csd computes its result
-(`redirect.py`). All else is the module's: layers, hooks, adapters, quantised products,
-caps and multipliers of its head. Nothing of it is copied or rebound, so a training step or another
-adapter takes effect in the next pass.
-
-Calls of one pass of a module over the pool's rows, computed by csd.
+writes its keys and values to the step's scratch, and csd computes its result, as it does for calls
+of layers with a state (`Pass`; `csd/models/redirect.py` redirects the calls). All else is the
+module's: layers, hooks, adapters, quantised products, caps and multipliers of its head. Nothing of
+it is copied or rebound, so a training step or another adapter takes effect in the next pass.
 """
 
 import inspect

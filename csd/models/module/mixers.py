@@ -1,7 +1,7 @@
 """Calls of a module's layers with a state: their sizes, and their results from csd.
 
-A call is one of a modeling file's functions (`redirect.py`) with its arguments by name, over
-the rows of one sequence. A call with an argument that is not listed here is not admitted.
+A call is one of a modeling file's functions (`csd/models/redirect.py`) with its arguments by name,
+over the rows of one sequence. A call with an argument that is not listed here is not admitted.
 """
 
 from collections.abc import Callable

@@ -1,21 +1,21 @@
 """`csd serve`: OpenAI's HTTP interface over one `csd.AsyncEngine`, in which `n` is a group.
 
-    fields.py      the fields of a request, and the engine's option for each
-    fields.py the fields that are ignored or refused, and values that ask for nothing
-    request.py       parsing and checks of a body
-    answers.py     choices, log-probabilities and usage
-    events.py      the same as events, while tokens are drawn
-    errors.py      errors as OpenAI's clients expect them
-    clients.py     API keys, and limits of bodies and readers
-    app.py     browsers: Host, Origin and Content-Type
-    template_names.py the names that clients may set for a chat template
-    sizes.py       limits of values whose reading takes time
-    readers.py     threads that read bodies, in shares of clients
-    endpoints.py   the handlers of the paths
-    metrics.py     totals for Prometheus and for the page at /
-    app.py         the server as an ASGI application
-    app.py uvicorn's protocol, with a limit for clients that send nothing
-    run.py         the process: signals, draining, exit
+    run.py             the process: signals, draining, exit
+    app.py             the server as an ASGI application; browsers: Host, Origin and Content-Type;
+                       uvicorn's protocol, with a limit for clients that send nothing
+    server.py          state that the handlers share
+    endpoints.py       the handlers of the paths
+    clients.py         API keys; limits of bodies, readers, and values whose reading takes time
+    readers.py         threads that read bodies, in shares of clients
+    request.py         parsing and checks of a body
+    fields.py          the engine's option for each field; fields that are ignored or refused, and
+                       values that ask for nothing
+    names.py           names of the engine's options in requests and errors
+    template_names.py  the names that clients may set for a chat template
+    response.py        choices, log-probabilities and usage
+    events.py          the same as events, while tokens are drawn
+    errors.py          errors as OpenAI's clients expect them
+    metrics.py         totals for Prometheus and for the page at /
 
 It needs starlette and uvicorn: pip install 'csd-llm[serve]'.
 """

@@ -1,12 +1,11 @@
 """The server as an ASGI application, for `uvicorn` or a deployment of Ray Serve.
 
-Requests that a browser sends for a page of another origin.
+`Guard` refuses requests that a browser sends for a page of another origin. A server without keys
+trusts whoever reaches it, and a browser reaches 127.0.0.1 for any page. A page's requests have its
+`Origin`; a page under a name that resolves to the server's address has that name as `Host`; and
+without a preflight a page can send only texts and forms.
 
-A server without keys trusts whoever reaches it, and a browser reaches 127.0.0.1 for any page. A
-page's requests have its `Origin`; a page under a name that resolves to the server's address has
-that name as `Host`; and without a preflight a page can send only texts and forms.
-
-uvicorn's protocol, which also closes connections that send no request.
+`Connection` is uvicorn's protocol, which also closes connections that send no request.
 """
 
 import asyncio

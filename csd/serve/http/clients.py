@@ -1,6 +1,6 @@
 """Access and limits of clients: API keys, size and time of a body, time without reading.
 
-Sizes of a request's values, checked before anything is computed from them.
+The sizes of a request's values are checked before anything is computed from them (`check_sizes`).
 """
 
 import asyncio

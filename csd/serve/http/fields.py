@@ -1,11 +1,10 @@
 """Fields of a request, and the engine's option for each. Every other field is refused by name.
 
-Fields of OpenAI's API and of vLLM that are not supported, and the values that ask for nothing.
-
-A field that has no effect on samples is ignored whatever its value (`IGNORED`). A value that asks
-for nothing, often a client's default, is accepted as if the field were absent (`NOTHING`), as null
-is for every field. Every other value is refused by name, with what to use instead if there is
-something (`INSTEAD`), so that no option of a client is silently dropped.
+Fields of OpenAI's API and of vLLM that are not supported: one that has no effect on samples is
+ignored whatever its value (`IGNORED`). A value that asks for nothing, often a client's default, is
+accepted as if the field were absent (`NOTHING`), as null is for every field. Every other value is
+refused, with what to use instead if there is something (`INSTEAD`), so that no option of a client
+is silently dropped.
 """
 
 from collections.abc import Callable, Collection, Mapping

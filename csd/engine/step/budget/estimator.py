@@ -1,6 +1,7 @@
-"""Step times, estimated from the steps of a call and relative to a step without drafts.
+"""Step times: a table of timed steps, and its correction by the steps of a call.
 
-A table of timed steps, read from a file or measured at an engine's start.
+A table is read from a file, or measured at an engine's start. Estimates are relative to a step
+without drafts.
 """
 
 import bisect

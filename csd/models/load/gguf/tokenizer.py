@@ -1,11 +1,12 @@
-"""Generation config of a GGUF file: end tokens, and the sampling that its maker recommends.
+"""Tokenizer and generation config of a GGUF file, as llama.cpp reads them.
 
-llama.cpp ends a sample at the file's own end tokens and at tokens whose texts are known to end a
-turn, whatever type the file gives these tokens.
+`complete` adds the parts of the tokenizer that transformers' reader leaves out; it and the
+functions that it calls change the tokenizer in place. The reference is llama.cpp's tokenizer of the
+file.
 
-Parts of a GGUF file's tokenizer that transformers' reader leaves out.
-
-The reference is llama.cpp's tokenizer of the file. Each function changes the tokenizer in place.
+`generation_config` has the end tokens, and the sampling that the file's maker recommends. llama.cpp
+ends a sample at the file's own end tokens and at tokens whose texts are known to end a turn,
+whatever type the file gives these tokens.
 """
 
 import json
