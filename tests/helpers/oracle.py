@@ -221,7 +221,7 @@ def choose(z: np.ndarray, key, position, sample, top_k) -> tuple[int, float]:
 
 
 def gap_of(z: np.ndarray, token, key, position, sample, top_k, temperature) -> float:
-    """By how much the drawn token's score lies above that of `token`; inf without probability."""
+    """Gap between the drawn token's score and that of `token`; inf without probability."""
     if z[token] == -np.inf:
         return np.inf
     if temperature == 0:

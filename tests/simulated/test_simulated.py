@@ -1,4 +1,4 @@
-"""CUDA's path on a GPU that is not there (`simulated.py`)."""
+"""CUDA's path on a GPU that is not there (`tools/simulated_gpu`)."""
 
 import random
 from collections import defaultdict

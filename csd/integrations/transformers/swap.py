@@ -25,8 +25,8 @@ ROTARY = "apply_rotary_pos_emb"
 def apply_kernels(model: nn.Module) -> bool:
     """Swap csd's kernels into a Llama, Mistral, Qwen2 or Qwen3 of transformers.
 
-    Returns True, also where an earlier call has swapped them in. CPU tensors run the reference
-    implementations, CUDA tensors Triton kernels. All have a backward. Raises TypeError for a model
+    Returns True, also where an earlier call has swapped them in. CPU tensors run the loop of
+    the backend "cpu" or the reference, CUDA tensors Triton kernels. All have a backward. Raises TypeError for a model
     with none of those layers, or with ones that csd cannot replace.
     """
     _check_model(model)
