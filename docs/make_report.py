@@ -27,9 +27,14 @@ PICTURE = Path(__file__).parent / "report.png"
 def drawn() -> dict:
     model = smollm2_path()
     out = csd.generate(
-        model, [{"role": "user", "content": PROBLEM}], num_samples=8, max_new_tokens=200,
-        temperature=0.5, seed=0, drafts=True,
-    )  # fmt: skip
+        model,
+        [{"role": "user", "content": PROBLEM}],
+        num_samples=8,
+        max_new_tokens=200,
+        temperature=0.5,
+        seed=0,
+        drafts=True,
+    )
     return to_json(out, engine_for(model).tokenizer, model, True)
 
 

@@ -31,12 +31,20 @@ SCHEMA = {
 def best_json(model: Any, tokenizer: Any, samples: int) -> dict:
     """The likeliest of many objects, all of which fit the schema."""
     out = csd.generate(
-        model, "A city as JSON: ", tokenizer=tokenizer, num_samples=samples, max_new_tokens=96,
-        json_schema=SCHEMA, temperature=0.7, seed=0,
-    )  # fmt: skip
+        model,
+        "A city as JSON: ",
+        tokenizer=tokenizer,
+        num_samples=samples,
+        max_new_tokens=96,
+        json_schema=SCHEMA,
+        temperature=0.7,
+        seed=0,
+    )
     whole = [s for s in out if s.finish_reason == "stop"]
-    print(f"{len(whole)} of {samples} objects are whole, {out.stats.tokens_per_step:.2f} tokens a "
-          "step")  # fmt: skip
+    print(
+        f"{len(whole)} of {samples} objects are whole, {out.stats.tokens_per_step:.2f} tokens a "
+        "step"
+    )
     best = csd.best_of(whole or out)
     print(f"the likeliest: {best.sample.text}\n")
     return json.loads(best.sample.text or "null") if whole else {}
@@ -45,9 +53,16 @@ def best_json(model: Any, tokenizer: Any, samples: int) -> dict:
 def short_thought(model: Any, tokenizer: Any, samples: int) -> csd.Samples:
     """A thought of 12 tokens at most: this model has no tags of its own, so they are given."""
     out = csd.generate(
-        model, "Is 91 a prime? (", tokenizer=tokenizer, num_samples=samples, max_new_tokens=40,
-        max_thinking_tokens=12, thinking_tags=("(", ")"), temperature=0.8, seed=0,
-    )  # fmt: skip
+        model,
+        "Is 91 a prime? (",
+        tokenizer=tokenizer,
+        num_samples=samples,
+        max_new_tokens=40,
+        max_thinking_tokens=12,
+        thinking_tags=("(", ")"),
+        temperature=0.8,
+        seed=0,
+    )
     print(f"{out.stats.thoughts_cut} of {samples} thoughts were cut; the first: {out.texts[0]!r}\n")
     return out
 
@@ -57,9 +72,15 @@ def audited(model: Any, tokenizer: Any, samples: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples.jsonl"
         csd.generate(
-            model, "Once upon a time", tokenizer=tokenizer, num_samples=samples,
-            max_new_tokens=30, temperature=0.8, seed=0, record=str(path),
-        )  # fmt: skip
+            model,
+            "Once upon a time",
+            tokenizer=tokenizer,
+            num_samples=samples,
+            max_new_tokens=30,
+            temperature=0.8,
+            seed=0,
+            record=str(path),
+        )
         (trace,) = read_traces(path)
     engine = engine_for(model)
     tie = TIES[engine.dtype]

@@ -58,9 +58,11 @@ class Live:
             for i, (n, text) in enumerate(zip(self.added, self.texts, strict=True))
         ]
         rate = self.tokens / (self.drawn - self.start)
-        print(f"{up}{''.join(rows)}\x1b[K  {self.tokens} tokens, "
-              f"{rate:.0f} per second, {self.tokens / max(self.turns, 1):.2f} per step of a sample",
-              flush=True)  # fmt: skip
+        print(
+            f"{up}{''.join(rows)}\x1b[K  {self.tokens} tokens, "
+            f"{rate:.0f} per second, {self.tokens / max(self.turns, 1):.2f} per step of a sample",
+            flush=True,
+        )
 
 
 def timed(engine: csd.Engine, tokens: int, **options: Any) -> tuple[csd.Samples, float]:
@@ -106,15 +108,19 @@ def bar(count: int, total: int) -> str:
 def steps(out: csd.Samples) -> None:
     """Print how many tokens the steps committed, and why it could be more than one."""
     sizes = Counter(n for sample in out for n in Counter(sample.steps).values())
-    print(f"\nA step of a sample commits one token, and the drafts that the model agrees with:"
-          f" {out.stats.tokens_per_step:.2f} on average")  # fmt: skip
+    print(
+        f"\nA step of a sample commits one token, and the drafts that the model agrees with:"
+        f" {out.stats.tokens_per_step:.2f} on average"
+    )
     for size in range(1, 5):
         count = sum(n for s, n in sizes.items() if s == size or s > size == 4)
         name = f"{size} token{'s' * (size > 1)}{' or more' * (size == 4)}"
         print(f"  {name:>16}  {bar(count, sum(sizes.values()))}")
     stats = out.stats
-    print(f"{stats.nodes_accepted} of {stats.nodes_proposed} drafted tokens came true."
-          " They stood before in the text of")  # fmt: skip
+    print(
+        f"{stats.nodes_accepted} of {stats.nodes_proposed} drafted tokens came true."
+        " They stood before in the text of"
+    )
     for source, (name, _) in SOURCES.items():
         print(f"  {name:>17} {bar(stats.accepted[source], stats.nodes_accepted)}")
 
@@ -147,8 +153,10 @@ def main(model: str, tokens: int = 200) -> None:
     same = sum(a == b for a, b in zip(out.tokens, plain.tokens, strict=True))
     print(f"\nSamples equal token by token to plain sampling: {same} of {len(out)}")
     rate, plain_rate = out.stats.tokens / seconds, plain.stats.tokens / plain_seconds
-    print(f"csd {rate:.1f} tokens/s in {out.stats.steps} steps, plain {plain_rate:.1f} tokens/s"
-          f" in {plain.stats.steps} steps: {rate / plain_rate:.2f} x")  # fmt: skip
+    print(
+        f"csd {rate:.1f} tokens/s in {out.stats.steps} steps, plain {plain_rate:.1f} tokens/s"
+        f" in {plain.stats.steps} steps: {rate / plain_rate:.2f} x"
+    )
 
 
 if __name__ == "__main__":

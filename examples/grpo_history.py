@@ -24,8 +24,16 @@ from trl import GRPOConfig, GRPOTrainer
 from csd.integrations.trl import Rollout
 from csd.models.demo import toy
 
-PROMPTS = ["Write vowels: ", "Sing: ", "Say it with vowels only. ", "aeiou", "Hum a tune: ",
-           "Once upon a time ", "Count: one, two, ", "The answer is "]  # fmt: skip
+PROMPTS = [
+    "Write vowels: ",
+    "Sing: ",
+    "Say it with vowels only. ",
+    "aeiou",
+    "Hum a tune: ",
+    "Once upon a time ",
+    "Count: one, two, ",
+    "The answer is ",
+]
 
 
 class Measured(Rollout):
@@ -39,12 +47,14 @@ class Measured(Rollout):
     def __call__(self, prompts: list, trainer: Any) -> dict[str, list]:
         start = time.perf_counter()
         out = super().__call__(prompts, trainer)
-        self.calls.append({
-            "seconds": time.perf_counter() - start,
-            "tokens": self.tokens,
-            "sample_steps": self.sample_steps,
-            "completions": out["completion_ids"],
-        })  # fmt: skip
+        self.calls.append(
+            {
+                "seconds": time.perf_counter() - start,
+                "tokens": self.tokens,
+                "sample_steps": self.sample_steps,
+                "completions": out["completion_ids"],
+            }
+        )
         return out
 
 
@@ -57,8 +67,10 @@ def train(
     else:
         place: dict[str, Any] = {"pretrained_model_name_or_path": name}
         if name.endswith(".gguf"):
-            place = {"pretrained_model_name_or_path": str(Path(name).parent),
-                     "gguf_file": Path(name).name}  # fmt: skip
+            place = {
+                "pretrained_model_name_or_path": str(Path(name).parent),
+                "gguf_file": Path(name).name,
+            }
         model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
         # the weights of a GGUF file are float32 by now, which the trainer does not see
         model.is_quantized = False
@@ -132,8 +144,10 @@ def main(
                     )
             found += [{"learning_rate": rate, "history": history, **row} for row in rows]
             for row in rows:
-                print(f"learning rate {rate:g}, history {history}, epoch {row['epoch']}: "
-                      f"tau {row['tau']:.2f}, rollouts {row['rollout_seconds']:.1f} s")  # fmt: skip
+                print(
+                    f"learning rate {rate:g}, history {history}, epoch {row['epoch']}: "
+                    f"tau {row['tau']:.2f}, rollouts {row['rollout_seconds']:.1f} s"
+                )
     print("completions and losses are the same with every history")
     if json_path:
         Path(json_path).write_text(json.dumps(found) + "\n")
@@ -152,15 +166,22 @@ def draw(found: list[dict], path: str) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "csd"
     fig, axes = plt.subplots(1, 2, figsize=(9.4, 4.2))
     for ax, key, label in zip(
-        axes, ("tau", "rollout_seconds"),
-        ("tokens per sample and step", "seconds of rollouts"), strict=True,
-    ):  # fmt: skip
+        axes,
+        ("tau", "rollout_seconds"),
+        ("tokens per sample and step", "seconds of rollouts"),
+        strict=True,
+    ):
         for n, rate in enumerate(sorted({r["learning_rate"] for r in found})):
             for history in sorted({r["history"] for r in found}):
                 line = [r for r in found if (r["learning_rate"], r["history"]) == (rate, history)]
-                ax.plot([r["epoch"] for r in line], [r[key] for r in line], "-:"[n % 2],
-                        color=f"C{history}", marker="o",
-                        label=f"history {history}, rate {rate:g}")  # fmt: skip
+                ax.plot(
+                    [r["epoch"] for r in line],
+                    [r[key] for r in line],
+                    "-:"[n % 2],
+                    color=f"C{history}",
+                    marker="o",
+                    label=f"history {history}, rate {rate:g}",
+                )
         ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.08 * max(r[key] for r in found)))
         ax.set_xticks(sorted({r["epoch"] for r in found}))
         ax.grid(alpha=0.3)

@@ -34,10 +34,18 @@ class Replica:
     ) -> AsyncIterator[Any]:
         """The status, then parts of the body. Where the reader leaves, the request ends."""
         scope = {
-            "type": "http", "method": method, "path": path, "raw_path": path.encode(),
-            "query_string": b"", "headers": headers, "http_version": "1.1", "scheme": "http",
-            "root_path": "", "client": None, "server": None,
-        }  # fmt: skip
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": headers,
+            "http_version": "1.1",
+            "scheme": "http",
+            "root_path": "",
+            "client": None,
+            "server": None,
+        }
         messages: asyncio.Queue = asyncio.Queue(maxsize=4)
         unread, left = [body], asyncio.Event()
 

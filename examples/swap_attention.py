@@ -15,9 +15,14 @@ import csd
 def tiny_llama() -> transformers.LlamaForCausalLM:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        eos_token_id=None,
+    )
     return transformers.LlamaForCausalLM(config).eval()
 
 
@@ -58,11 +63,11 @@ def main() -> tuple[list[list[int]], list[list[int]]]:
 
     new = [len(t) - len(s) for t, s in zip(texts, starts, strict=True)]
     plain = [
-        model.generate(
-            torch.tensor([s]), max_new_tokens=n, do_sample=False, pad_token_id=0
-        )[0].tolist()
+        model.generate(torch.tensor([s]), max_new_tokens=n, do_sample=False, pad_token_id=0)[
+            0
+        ].tolist()
         for s, n in zip(starts, new, strict=True)
-    ]  # fmt: skip
+    ]
     print(f"{sum(new)} tokens of {len(texts)} samples in {steps} forward passes")
     print(f"equal to plain decoding: {sum(a == b for a, b in zip(texts, plain, strict=True))} of 4")
     return texts, plain

@@ -28,13 +28,31 @@ pytest.register_assert_rewrite(
 # the first four, of which a process of two takes the first and the last, two compile most of a
 # CPU's loops and two none: the other process finds them compiled.
 LONGEST = [
-    "test_aot", "test_exact", "test_smollm2", "test_exact_tree", "test_simulated_bench",
-    "test_compiled", "test_ray", "test_simulated", "test_self_check", "test_tensor_parallel",
-    "test_on_gpu", "test_forward", "test_families", "test_draft_model", "test_row_options",
-    "test_device_drafter", "test_async_engine", "test_verify", "test_odd_arguments",
-    "test_attention_windows", "test_draft_tree_triton", "test_exact_triton",
-    "test_verify_sequences", "test_package",
-]  # fmt: skip
+    "test_aot",
+    "test_exact",
+    "test_smollm2",
+    "test_exact_tree",
+    "test_simulated_bench",
+    "test_compiled",
+    "test_ray",
+    "test_simulated",
+    "test_self_check",
+    "test_tensor_parallel",
+    "test_on_gpu",
+    "test_forward",
+    "test_families",
+    "test_draft_model",
+    "test_row_options",
+    "test_device_drafter",
+    "test_async_engine",
+    "test_verify",
+    "test_odd_arguments",
+    "test_attention_windows",
+    "test_draft_tree_triton",
+    "test_exact_triton",
+    "test_verify_sequences",
+    "test_package",
+]
 
 
 def pytest_configure(config):
@@ -155,11 +173,20 @@ def torchrun():
 
     def run(script, folder):
         return subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-             "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
-             str(root / "tests/helpers" / script), str(folder)],
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nproc-per-node=2",
+                "--rdzv-backend=c10d",
+                "--rdzv-endpoint=localhost:0",
+                str(root / "tests/helpers" / script),
+                str(folder),
+            ],
             env=os.environ | {"PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"},
-            capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
 
     return run

@@ -21,8 +21,9 @@ def names_of(path):
             methods = (x.name for x in node.body if isinstance(x, ast.FunctionDef))
             found |= {f"{node.name}.{name}" for name in methods}
         if isinstance(node, ast.Assign):
-            found |= {x.id for target in node.targets for x in ast.walk(target)
-                      if isinstance(x, ast.Name)}  # fmt: skip
+            found |= {
+                x.id for target in node.targets for x in ast.walk(target) if isinstance(x, ast.Name)
+            }
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found.add(node.target.id)
     return found

@@ -27,9 +27,12 @@ def test_a_gpu_that_is_not_there_is_refused():
     run = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [*run, str(TESTS / "kernels/table/test_observe.py")], cwd=TESTS.parent, text=True,
-        env=env | {"CSD_TEST_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, capture_output=True,
-    )  # fmt: skip
+        [*run, str(TESTS / "kernels/table/test_observe.py")],
+        cwd=TESTS.parent,
+        text=True,
+        env=env | {"CSD_TEST_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+    )
     assert done.returncode == 4
     assert "CSD_TEST_DEVICE=cuda needs a GPU that torch can use, and there is none" in done.stderr
 

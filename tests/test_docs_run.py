@@ -34,21 +34,31 @@ PAGES += sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem != "serve")
 PAGES += sorted((ROOT / "docs" / "howto").glob("*.md"))
 # text of a block -> the package that it needs
 NEEDS = {
-    "csd.integrations.ray": "ray", "csd.integrations.trl": "trl", "GRPOTrainer": "trl",
-    "csd.integrations.lm_eval": "lm_eval", "import peft": "peft", "csd plot": "matplotlib",
-}  # fmt: skip
+    "csd.integrations.ray": "ray",
+    "csd.integrations.trl": "trl",
+    "GRPOTrainer": "trl",
+    "csd.integrations.lm_eval": "lm_eval",
+    "import peft": "peft",
+    "csd plot": "matplotlib",
+}
 # what other lines of a block of commands begin with: they install, or belong to other tests
 OTHERS = ("git ", "python3 -m venv ", "pip ", "make ")
 TEXT = ["Say 1.", "Say 2."]
-MODELS = ("tiny", "a smaller model", "HuggingFaceTB/SmolLM2-135M-Instruct",
-          "Qwen/Qwen2.5-0.5B-Instruct")  # fmt: skip
+MODELS = (
+    "tiny",
+    "a smaller model",
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "Qwen/Qwen2.5-0.5B-Instruct",
+)
 FILES = {
     "gsm8k.jsonl": [{"question": t, "answer": f"one #### {i}"} for i, t in enumerate(TEXT)],
     "prompts.jsonl": [{"prompt": t} for t in TEXT],
     "log.jsonl": [{"prompt": t, "completions": ["a b", "a c"]} for t in TEXT],
-    "humaneval.jsonl": [{"prompt": "def f():\n", "test": "def check(f):\n    assert f",
-                         "entry_point": "f"}] * 2,
-}  # fmt: skip
+    "humaneval.jsonl": [
+        {"prompt": "def f():\n", "test": "def check(f):\n    assert f", "entry_point": "f"}
+    ]
+    * 2,
+}
 
 
 def blocks_of(page):
@@ -96,9 +106,13 @@ def a_model_by_name():
 def a_loaded_model():
     model, tokenizer = toy()
     return dict(
-        model=model, tokenizer=tokenizer, prompt=TEXT[0], prompts=TEXT,
-        tokens=[[5, 6], [7], [], [8, 9]], parents=[[-1, 0], [-1], [], [-1, 0]],
-    )  # fmt: skip
+        model=model,
+        tokenizer=tokenizer,
+        prompt=TEXT[0],
+        prompts=TEXT,
+        tokens=[[5, 6], [7], [], [8, 9]],
+        parents=[[-1, 0], [-1], [], [-1, 0]],
+    )
 
 
 def a_module():
@@ -118,13 +132,19 @@ def a_trainer():
     from trl import GRPOConfig, GRPOTrainer
 
     args = GRPOConfig(
-        output_dir="trained", num_generations=2, per_device_train_batch_size=2, report_to=[],
-        bf16=False, use_cpu=True,
-    )  # fmt: skip
+        output_dir="trained",
+        num_generations=2,
+        per_device_train_batch_size=2,
+        report_to=[],
+        bf16=False,
+        use_cpu=True,
+    )
     return dict(
-        GRPOTrainer=GRPOTrainer, args=args, train_dataset=Dataset.from_dict({"prompt": TEXT}),
+        GRPOTrainer=GRPOTrainer,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": TEXT}),
         reward=lambda completions, **_: [float(len(c)) for c in completions],
-    )  # fmt: skip
+    )
 
 
 def a_dataset():

@@ -8,9 +8,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = "csd", "tests", "tools", "bench", "examples"
 CLAUSES = {
-    "And", "As", "By", "How", "Of", "That", "Those", "What", "Whatever", "When", "Where",
-    "Whether", "Which", "Who", "Why",
-}  # fmt: skip
+    "And",
+    "As",
+    "By",
+    "How",
+    "Of",
+    "That",
+    "Those",
+    "What",
+    "Whatever",
+    "When",
+    "Where",
+    "Whether",
+    "Which",
+    "Who",
+    "Why",
+}
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 

@@ -28,9 +28,11 @@ NAMED = sorted(set().union(*map(names_in, PAGES)))
 def said_by(code, *arguments):
     """Output of a new process."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True,
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -60,9 +62,14 @@ for call in (lambda: csd.integrations.nothing, lambda: csd.kernels.nothing):
 
 
 def test_every_name_is_there_after_import_csd():
-    doors = ["csd.integrations.vllm.Proposer", "csd.integrations.lm_eval.CSDLM",
-             "csd.integrations.tensor_parallel.ParallelEngine", "csd.integrations.trl.Rollout",
-             "csd.integrations.ray.sample", "csd.kernels.common.noise.gumbel"]  # fmt: skip
+    doors = [
+        "csd.integrations.vllm.Proposer",
+        "csd.integrations.lm_eval.CSDLM",
+        "csd.integrations.tensor_parallel.ParallelEngine",
+        "csd.integrations.trl.Rollout",
+        "csd.integrations.ray.sample",
+        "csd.kernels.common.noise.gumbel",
+    ]
     assert len(NAMED) > 20
     lines = said_by(RESOLVE, *NAMED, *doors)
     assert lines[-2:] == [
@@ -118,9 +125,11 @@ def test_an_editable_install_is_a_path_that_type_checkers_read(tmp_path):
     code = "import sys; from setuptools.build_meta import build_editable as b; b(sys.argv[1])"
     (tmp_path / "out").mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "out")], cwd=tmp_path, capture_output=True,
+        [sys.executable, "-c", code, str(tmp_path / "out")],
+        cwd=tmp_path,
+        capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "out").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -136,10 +145,20 @@ def test_pytest_times_operations_by_backend():
     # in what looks like a worker of xdist nothing is timed
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "bench/micro", "--benchmark-only", "-k",
-         "rms_norm and tiny"],
-        cwd=ROOT, env=env, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "bench/micro",
+            "--benchmark-only",
+            "-k",
+            "rms_norm and tiny",
+        ],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     for backend in BACKENDS:
         assert f"test_step[rms_norm-{backend}-tiny]" in done.stdout

@@ -9,8 +9,15 @@ from tools.experiment_tables import MARKED, PAGES, TABLES, filled
 # first cells of the tables that no result file holds: settings, compiled code, simulated budgets,
 # and what was tried by hand
 BY_HAND = {
-    "side", "kernel", "drafts", "constant", "change", "change or comparison", "tried", "prototype",
-}  # fmt: skip
+    "side",
+    "kernel",
+    "drafts",
+    "constant",
+    "change",
+    "change or comparison",
+    "tried",
+    "prototype",
+}
 
 
 @pytest.mark.parametrize("path", sorted(PAGES.glob("*.md")), ids=lambda path: path.name)

@@ -33,9 +33,11 @@ def ran(tmp_path):
                 (tmp_path / path).chmod(0o755)
         done = subprocess.run(
             ["make", target, f"PYTHON={tmp_path / 'python'}", f"VENV={tmp_path / '.venv'}"],
-            cwd=ROOT, capture_output=True, text=True,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
             env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
-        )  # fmt: skip
+        )
         return done, log.read_text().replace(f"{tmp_path}/", "").splitlines()
 
     return run

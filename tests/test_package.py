@@ -56,9 +56,13 @@ def clean():
 def run(env, command, *args, errors=False):
     """The output of a command of the environment, or its messages."""
     done = subprocess.run(
-        [env / "bin" / command, *args], cwd=env, env=clean(), capture_output=True, text=True,
+        [env / "bin" / command, *args],
+        cwd=env,
+        env=clean(),
+        capture_output=True,
+        text=True,
         check=True,
-    )  # fmt: skip
+    )
     return done.stderr if errors else done.stdout
 
 

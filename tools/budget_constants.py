@@ -57,9 +57,15 @@ def rates() -> dict[tuple[str, str, str], float]:
                 gains = []
                 for seed in range(SEEDS):
                     machine = Machine(
-                        seconds, lambda step, chain=chain: chain, true, factor, propose=0.04,
-                        live=live, noise=noise, seed=seed,
-                    )  # fmt: skip
+                        seconds,
+                        lambda step, chain=chain: chain,
+                        true,
+                        factor,
+                        propose=0.04,
+                        live=live,
+                        noise=noise,
+                        seed=seed,
+                    )
                     # what was timed at the start is half of it, right, or twice as much
                     cost = table(seconds, (0.5, 1.0, 2.0)[seed % 3])
                     auto = AutoBudget(cost)
@@ -75,8 +81,10 @@ def main() -> None:
     base = rates()
     print("| drafts | " + " | ".join(LOADS) + " |\n|---|" + "---|" * len(LOADS))
     for drafts in DRAFTS:
-        cells = (f"{base[drafts, load, 'eager']:.2f}, {base[drafts, load, 'static']:.2f}"
-                 for load in LOADS)  # fmt: skip
+        cells = (
+            f"{base[drafts, load, 'eager']:.2f}, {base[drafts, load, 'static']:.2f}"
+            for load in LOADS
+        )
         print(f"| {drafts} | " + " | ".join(cells) + " |")
     print("\n| constant | value | mean | worst |\n|---|---|---|---|")
     for name, values in CONSTANTS.items():
@@ -84,8 +92,10 @@ def main() -> None:
             with mock.patch(f"csd.engine.step.budget.{name}", value):
                 ratios = {key: rate / base[key] for key, rate in rates().items()}
             worst = min(ratios, key=ratios.get)
-            print(f"| `{name}` | {value} | {mean(ratios.values()):.3f} | {ratios[worst]:.3f}, "
-                  f"{' '.join(worst)} |")  # fmt: skip
+            print(
+                f"| `{name}` | {value} | {mean(ratios.values()):.3f} | {ratios[worst]:.3f}, "
+                f"{' '.join(worst)} |"
+            )
 
 
 if __name__ == "__main__":

@@ -47,10 +47,20 @@ def run(names: list[str], setting: dict[str, str]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--benchmark-disable", f"--junitxml={report}",
-             *names],
-            cwd=ROOT, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "--benchmark-disable",
+                f"--junitxml={report}",
+                *names,
+            ],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode not in (0, 1):
             raise RuntimeError(f"pytest did not run the tests:\n{done.stdout}{done.stderr}")
         cases = ElementTree.parse(report).getroot().iter("testcase")

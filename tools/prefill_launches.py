@@ -43,8 +43,15 @@ def launches(prompts: int, tokens: int, layers: int = LAYERS, exact: bool = Fals
             for given in (texts, texts, [text[:1] for text in texts]):
                 before = Counter(gpu.launched)
                 # logits of kernels that did nothing are no logits
-                csd.generate(engine, given, num_samples=1, max_new_tokens=1, seed=1,
-                             speculate=False, on_error="return")  # fmt: skip
+                csd.generate(
+                    engine,
+                    given,
+                    num_samples=1,
+                    max_new_tokens=1,
+                    seed=1,
+                    speculate=False,
+                    on_error="return",
+                )
                 found.append(gpu.launched - before)
     # the first call allocates
     return found[1] - found[2]
@@ -64,11 +71,21 @@ def main(argv: list[str] | None = None) -> int:
     total = sum(found.values())
     for name, count in found.most_common():
         print(f"{count:8d} {name}")
-    print(json.dumps({
-        "prompts": args.prompts, "tokens": args.tokens, "layers": args.layers, "exact": args.exact,
-        "launches": total, "products": products, "kernels of csd": kernels,
-        "others": total - products - kernels, "a prompt": round(total / args.prompts, 1),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "prompts": args.prompts,
+                "tokens": args.tokens,
+                "layers": args.layers,
+                "exact": args.exact,
+                "launches": total,
+                "products": products,
+                "kernels of csd": kernels,
+                "others": total - products - kernels,
+                "a prompt": round(total / args.prompts, 1),
+            }
+        )
+    )
     return 0
 
 

@@ -31,9 +31,11 @@ def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=N
     values = dict(
         count=[1 + len(range(s, accepted, live)) for s in range(live)],
         nodes=[1 + len(range(s, drafted, live)) for s in range(live)],
-        costs=costs(*probabilities), rows=rows or live + drafted,
-        draft_seconds=draft_seconds, model_seconds=model_seconds,
-    )  # fmt: skip
+        costs=costs(*probabilities),
+        rows=rows or live + drafted,
+        draft_seconds=draft_seconds,
+        model_seconds=model_seconds,
+    )
     return Record(**dict.fromkeys(Record.__dataclass_fields__) | values)
 
 

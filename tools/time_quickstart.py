@@ -40,10 +40,12 @@ def steps(page: str) -> list[tuple[str, str]]:
 def problems() -> str:
     """Returns ten lines with GSM8K's keys."""
     rows = [
-        {"question": f"Tom has 3 apples and buys {n} more. How many apples does he have?",
-         "answer": f"He has 3 + {n} = {3 + n} apples. #### {3 + n}"}
+        {
+            "question": f"Tom has 3 apples and buys {n} more. How many apples does he have?",
+            "answer": f"He has 3 + {n} = {3 + n} apples. #### {3 + n}",
+        }
         for n in range(2, 12)
-    ]  # fmt: skip
+    ]
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 

@@ -60,9 +60,14 @@ def run(engine: csd.Engine, samples: int, rounds: int, tokens: int) -> list[dict
             for how, options in HOW.items():
                 start = time.process_time()
                 out = engine.generate(
-                    [{"role": "user", "content": PROMPT}], num_samples=samples, temperature=0.7,
-                    max_new_tokens=tokens, seed=i, **asked, **options,
-                )  # fmt: skip
+                    [{"role": "user", "content": PROMPT}],
+                    num_samples=samples,
+                    temperature=0.7,
+                    max_new_tokens=tokens,
+                    seed=i,
+                    **asked,
+                    **options,
+                )
                 spent = (time.process_time() - start) / out.stats.tokens
                 # warm-up: the first round allocates, measures and compiles
                 if i:
@@ -86,11 +91,19 @@ class Checkout:
     def __init__(self, folder: Path, model: str, samples: int, tokens: int):
         self.folder = folder.resolve()
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("constraints_worker.py")), model,
-             str(samples), str(tokens)],
+            [
+                sys.executable,
+                str(Path(__file__).with_name("constraints_worker.py")),
+                model,
+                str(samples),
+                str(tokens),
+            ],
             env=os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"},
-            cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            cwd=self.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def seconds(self, seed: int, options: dict) -> float:
         """Returns CPU seconds per token."""
@@ -119,9 +132,10 @@ def run_unused(before: str, model: str, samples: int, rounds: int, tokens: int) 
                 prices[how].append(took[sides[1]] / took[sides[0]])
     for side in sides:
         side.close()
-    return [{"constraint": "unused"} | {
-        f"price, {how}": statistics.median(found) for how, found in prices.items()
-    }]  # fmt: skip
+    return [
+        {"constraint": "unused"}
+        | {f"price, {how}": statistics.median(found) for how, found in prices.items()}
+    ]
 
 
 def main() -> None:

@@ -26,9 +26,13 @@ def main(model: str, samples: str, tokens: str) -> None:
             seed, options = json.loads(line)
             start = time.process_time()
             out = engine.generate(
-                [{"role": "user", "content": PROMPT}], num_samples=int(samples), seed=seed,
-                temperature=0.7, max_new_tokens=int(tokens), **options,
-            )  # fmt: skip
+                [{"role": "user", "content": PROMPT}],
+                num_samples=int(samples),
+                seed=seed,
+                temperature=0.7,
+                max_new_tokens=int(tokens),
+                **options,
+            )
             spent = time.process_time() - start
             print(json.dumps([spent / out.stats.tokens, csd.__file__]), file=answers, flush=True)
 

@@ -107,9 +107,14 @@ def measure(
         for name in sides if i % 2 else sides[::-1]:
             start = time.perf_counter()
             outs[name] = csd.generate(
-                engine, chat, num_samples=n, max_new_tokens=tokens, temperature=0.7, seed=i,
+                engine,
+                chat,
+                num_samples=n,
+                max_new_tokens=tokens,
+                temperature=0.7,
+                seed=i,
                 **drafting("none" if name == "plain" else name),
-            )  # fmt: skip
+            )
             rates[name].append(outs[name].stats.tokens / (time.perf_counter() - start))
         for name in nodes:
             taus[name].append(outs[name].stats.tokens_per_step)
@@ -156,9 +161,13 @@ class Transformers:
         )
         start = time.perf_counter()
         out = self.model.generate(
-            **ids, num_return_sequences=n, max_new_tokens=tokens, do_sample=True, temperature=0.7,
+            **ids,
+            num_return_sequences=n,
+            max_new_tokens=tokens,
+            do_sample=True,
+            temperature=0.7,
             top_k=0,
-        )  # fmt: skip
+        )
         seconds = time.perf_counter() - start
         new = out[:, ids["input_ids"].shape[1] :]
         end = self.model.generation_config.eos_token_id

@@ -49,9 +49,10 @@ def row(engines: dict[bool, csd.Engine], samples: int, rounds: int, tokens: int)
         options = dict(num_samples=samples, max_new_tokens=tokens, seed=i)
         for exact, engine in engines.items():
             sides = {
-                "plain": dict(speculate=False), "drafted": dict(budget=NODES),
+                "plain": dict(speculate=False),
+                "drafted": dict(budget=NODES),
                 "auto": dict(budget="auto"),
-            }  # fmt: skip
+            }
             outs = {}
             for name, how in sides.items():
                 spent, outs[name] = seconds(engine, prompt, **options, **how)

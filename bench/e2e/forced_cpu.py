@@ -96,11 +96,17 @@ def main(argv: list[str] | None = None) -> None:
         print(table(rows), flush=True)
     finish(
         {
-            "bench": "forced_cpu", "shape": args.shape, "traces": args.traces, "dtype": args.dtype,
-            "exact": engine.exact, "prompts": len(every), "pairs": args.pairs, "rows": rows,
+            "bench": "forced_cpu",
+            "shape": args.shape,
+            "traces": args.traces,
+            "dtype": args.dtype,
+            "exact": engine.exact,
+            "prompts": len(every),
+            "pairs": args.pairs,
+            "rows": rows,
         },
         args.json,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

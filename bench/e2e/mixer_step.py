@@ -56,10 +56,16 @@ def main(argv: list[str] | None = None) -> None:
     print(table(rows))
     state = QWEN3_NEXT.slot_bytes(torch.float32)
     finish(
-        {"bench": "mixer_step", "backend": ops.name, "nodes": args.nodes,
-         "threads": torch.get_num_threads(), "MB of a slot and layer": state / 1e6, "rows": rows},
+        {
+            "bench": "mixer_step",
+            "backend": ops.name,
+            "nodes": args.nodes,
+            "threads": torch.get_num_threads(),
+            "MB of a slot and layer": state / 1e6,
+            "rows": rows,
+        },
         args.json,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

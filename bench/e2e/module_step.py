@@ -37,12 +37,14 @@ def main(argv: list[str] | None = None) -> None:
             {"pass": passes(step, count), "own": forwards(model, count)}, args.rounds
         )
         ratios = [a / b for a, b in zip(seconds["pass"], seconds["own"], strict=True)]
-        rows.append({
-            "rows": count,
-            "pass, ms": 1e3 * statistics.median(seconds["pass"]),
-            "own forward, ms": 1e3 * statistics.median(seconds["own"]),
-            "ratio": statistics.median(ratios),
-        })  # fmt: skip
+        rows.append(
+            {
+                "rows": count,
+                "pass, ms": 1e3 * statistics.median(seconds["pass"]),
+                "own forward, ms": 1e3 * statistics.median(seconds["own"]),
+                "ratio": statistics.median(ratios),
+            }
+        )
     print(table(rows))
     finish({"bench": "module_step", "dtype": args.dtype, "rows": rows}, args.json)
 

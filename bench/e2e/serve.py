@@ -52,8 +52,9 @@ def main() -> None:
     parser.add_argument("--crowds", type=int, default=3, help="pairs with all clients")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--with", dest="start", nargs=2, action="append", default=[],
-                        metavar=("KIND", "PYTHON"))  # fmt: skip
+    parser.add_argument(
+        "--with", dest="start", nargs=2, action="append", default=[], metavar=("KIND", "PYTHON")
+    )
     parser.add_argument("--beside", nargs=2, action="append", default=[], metavar=("URL", "NAME"))
     parser.add_argument("--json")
     args = parser.parse_args()
@@ -76,8 +77,9 @@ def main() -> None:
         listening.should_exit = True
         thread.join()
     print(table(rows))
-    finish({"bench": "serve", "dtype": str(model.dtype), "exact": model.exact, "rows": rows},
-           args.json)  # fmt: skip
+    finish(
+        {"bench": "serve", "dtype": str(model.dtype), "exact": model.exact, "rows": rows}, args.json
+    )
 
 
 def started(
@@ -95,9 +97,15 @@ def started(
     for kind, python in args.start:
         port = free_port()
         asked = command(
-            kind, python, place, gguf, port, dtype=str(model.dtype).removeprefix("torch."),
-            slots=args.slots, tokens=2048,
-        )  # fmt: skip
+            kind,
+            python,
+            place,
+            gguf,
+            port,
+            dtype=str(model.dtype).removeprefix("torch."),
+            slots=args.slots,
+            tokens=2048,
+        )
         name = place if kind == "transformers" else NAME
         log = Path(tempfile.gettempdir()) / f"bench-serve-{kind}.log"
         found[kind] = stack.enter_context(running(asked, name, port, log))
@@ -133,9 +141,13 @@ def rate(draw: Callable[[], int]) -> float:
 def one(model: csd.Engine, own: tuple[str, str], args: argparse.Namespace) -> dict:
     def directly(i: int) -> int:
         out = csd.generate(
-            model, chat(i), num_samples=args.n, seed=i, temperature=0.7,
+            model,
+            chat(i),
+            num_samples=args.n,
+            seed=i,
+            temperature=0.7,
             max_new_tokens=args.tokens,
-        )  # fmt: skip
+        )
         return out.stats.tokens
 
     sides = {
@@ -167,8 +179,9 @@ def crowds(
         with ThreadPoolExecutor(args.clients * args.n) as pool:
             asked = [
                 pool.submit(ask, place, i, 1, args.tokens, **more(i, j))
-                for i in range(args.clients) for j in range(args.n)
-            ]  # fmt: skip
+                for i in range(args.clients)
+                for j in range(args.n)
+            ]
             return sum(x.result() for x in asked)
 
     def draws_groups(place: tuple[str, str]) -> bool:

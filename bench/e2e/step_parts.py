@@ -99,9 +99,15 @@ def row(engine: Timed, whole: Timed, samples: int, nodes: int, tokens: int) -> d
     chat = [{"role": "user", "content": PROBLEMS[0]}]
     for each in (engine, whole):
         each.generate(
-            chat, num_samples=samples, max_new_tokens=tokens, temperature=0.7, seed=0,
-            budget=nodes, speculate=nodes > 0, ignore_eos=True,
-        )  # fmt: skip
+            chat,
+            num_samples=samples,
+            max_new_tokens=tokens,
+            temperature=0.7,
+            seed=0,
+            budget=nodes,
+            speculate=nodes > 0,
+            ignore_eos=True,
+        )
     ms, phases = engine.milliseconds(), whole.milliseconds()
     step = sum(phases[name] for name in PHASES)
     return {
@@ -133,13 +139,16 @@ def main(argv: list[str] | None = None) -> None:
     engines = {
         name: [
             Timed(
-                args.model or smollm2_path(), parts=parts, dtype=dtype, exact=args.exact,
+                args.model or smollm2_path(),
+                parts=parts,
+                dtype=dtype,
+                exact=args.exact,
                 kernels=None if name == "default" else name,
             )
             for parts in (True, False)
         ]
         for name in args.kernels
-    }  # fmt: skip
+    }
     rows = []
     for samples in args.samples:
         for nodes in args.nodes:

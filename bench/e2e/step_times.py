@@ -67,8 +67,10 @@ def sides(model: str) -> dict[str, csd.Engine]:
 
 def speed_ups(base: list, other: list) -> list[float]:
     """Speed-up of `other` over `base` at each number of rows, the median over rounds."""
-    ratios = ([a / b for a, b in zip(x.seconds, y.seconds, strict=True)]
-              for x, y in zip(base, other, strict=True))  # fmt: skip
+    ratios = (
+        [a / b for a, b in zip(x.seconds, y.seconds, strict=True)]
+        for x, y in zip(base, other, strict=True)
+    )
     return [statistics.median(each) for each in zip(*ratios, strict=True)]
 
 

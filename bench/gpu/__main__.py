@@ -37,8 +37,18 @@ from bench.lib.common import finish, table, traced, write
 
 # seconds before its box closes at which a section should end by itself
 GRACE = 3
-SHOWN = ("shape", "N", "tau", "tokens/s", "plain tokens/s", "speedup", "ideal speedup", "step ms",
-         "roofline share", "plain roofline share")  # fmt: skip
+SHOWN = (
+    "shape",
+    "N",
+    "tau",
+    "tokens/s",
+    "plain tokens/s",
+    "speedup",
+    "ideal speedup",
+    "step ms",
+    "roofline share",
+    "plain roofline share",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,9 +61,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--into", type=Path, metavar="FILE", help="one file of all results so far")
     parser.add_argument(
-        "--kept", type=Path, metavar="FILE",
+        "--kept",
+        type=Path,
+        metavar="FILE",
         help="--into of an earlier call: begin with what failed, leave out what is done",
-    )  # fmt: skip
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--only", nargs="+", choices=list(BOXES))
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter that imports vLLM")

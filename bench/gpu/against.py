@@ -26,8 +26,14 @@ def compared(found: dict[str, dict], predicted: list[dict]) -> list[dict]:
             if near and size is not None and row.get(figure):
                 # the smallest pool is that of a step without drafts
                 best = min(near, key=lambda p: abs(p["rows"] - size) if size else p["rows"])
-                rows.append(_row(f"{row['shape']} N={row['N']} M={best['rows']}", figure,
-                                 row[figure], best["step ms"]))  # fmt: skip
+                rows.append(
+                    _row(
+                        f"{row['shape']} N={row['N']} M={best['rows']}",
+                        figure,
+                        row[figure],
+                        best["step ms"],
+                    )
+                )
     us = {p["shape"]: p["us"] for p in predicted if p["section"] == "attention"}
     for row in found.get("attention_shapes", {}).get("rows", []):
         if row.get("provider") == "csd" and row.get("us") and row["shape"] in us:
@@ -43,5 +49,10 @@ def compared(found: dict[str, dict], predicted: list[dict]) -> list[dict]:
 
 
 def _row(what: str, figure: str, measured: float, predicted: float) -> dict:
-    return {"what": what, "figure": figure, "measured": measured, "predicted": predicted,
-            "ratio": measured / predicted}  # fmt: skip
+    return {
+        "what": what,
+        "figure": figure,
+        "measured": measured,
+        "predicted": predicted,
+        "ratio": measured / predicted,
+    }

@@ -27,8 +27,10 @@ def run(section: Section) -> None:
     """Add one row per number of samples: all prompts in turn, with drafts and without."""
     found = largest(section)
     if found is None:
-        section.add(note="no checkpoint of csd's families in the Hugging Face cache",
-                    install="hf download Qwen/Qwen2.5-7B-Instruct")  # fmt: skip
+        section.add(
+            note="no checkpoint of csd's families in the Hugging Face cache",
+            install="hf download Qwen/Qwen2.5-7B-Instruct",
+        )
         return
     name, folder = found
     how = dict(device=section.device, self_check=False)
@@ -37,8 +39,12 @@ def run(section: Section) -> None:
             if section.left <= 0:
                 section.cut_off(f"{name}, N={samples}")
                 continue
-            section.add(checkpoint=name, dtype=str(engine.dtype), N=samples,
-                        **measured(section, engine, samples))  # fmt: skip
+            section.add(
+                checkpoint=name,
+                dtype=str(engine.dtype),
+                N=samples,
+                **measured(section, engine, samples),
+            )
 
 
 def largest(section: Section) -> tuple[str, Path] | None:
@@ -87,10 +93,18 @@ def measured(section: Section, engine: csd.Engine, samples: int) -> dict:
 
         def once():
             outs = []
-            took = section.clock(lambda: outs.append(engine.generate(
-                prompt, num_samples=samples, max_new_tokens=new, temperature=0.7, seed=1,
-                speculate=speculate,
-            )))  # fmt: skip
+            took = section.clock(
+                lambda: outs.append(
+                    engine.generate(
+                        prompt,
+                        num_samples=samples,
+                        max_new_tokens=new,
+                        temperature=0.7,
+                        seed=1,
+                        speculate=speculate,
+                    )
+                )
+            )
             return took, outs[0]
 
         return settled(engine, once)

@@ -28,8 +28,13 @@ def run(section: Section) -> None:
             section.cut_off(f"N={samples}")
             continue
         try:
-            section.add(N=samples, prompt=prompt, new_tokens=new, **kept,
-                        **measured(section, model, ids, samples, new))  # fmt: skip
+            section.add(
+                N=samples,
+                prompt=prompt,
+                new_tokens=new,
+                **kept,
+                **measured(section, model, ids, samples, new),
+            )
         except Exception as error:
             # an error of another library is a result
             note = f"{type(error).__name__}: {error}"[:300]
@@ -52,9 +57,13 @@ def measured(section: Section, model, ids: list[int], samples: int, new: int) ->
     unless there are `samples` answers of `new` tokens.
     """
     config = transformers.GenerationConfig(
-        max_new_tokens=new, do_sample=True, temperature=0.7, top_k=0, eos_token_id=-1,
+        max_new_tokens=new,
+        do_sample=True,
+        temperature=0.7,
+        top_k=0,
+        eos_token_id=-1,
         pad_token_id=0,
-    )  # fmt: skip
+    )
     how = {}
     if not section.cuda:
         # the default would take most of the memory
@@ -63,9 +72,13 @@ def measured(section: Section, model, ids: list[int], samples: int, new: int) ->
         )
     found: dict = {}
     # copies of one prompt, whose pages may be shared
-    seconds = section.clock(lambda: found.update(model.generate_batch(
-        [ids] * samples, generation_config=config, record_timestamps=True, **how
-    )))  # fmt: skip
+    seconds = section.clock(
+        lambda: found.update(
+            model.generate_batch(
+                [ids] * samples, generation_config=config, record_timestamps=True, **how
+            )
+        )
+    )
     lengths = [len(out.generated_tokens) for out in found.values()]
     if lengths != [new] * samples:
         raise RuntimeError(f"{samples} answers of {new} tokens were asked for, got {lengths}")

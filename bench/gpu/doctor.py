@@ -68,8 +68,11 @@ def add(section: Section, job: dict, found: dict) -> None:
     if "late" in found:
         section.cut_off(f"the check of {job}")
         return
-    wrong = [f"{c['name']}: {c['error'] or 'it was not called'}"
-             for c in found.get("checks", []) if c["error"] or not c["calls"]]  # fmt: skip
+    wrong = [
+        f"{c['name']}: {c['error'] or 'it was not called'}"
+        for c in found.get("checks", [])
+        if c["error"] or not c["calls"]
+    ]
     error = found.pop("error", None) or "; ".join(wrong) or None
     if error is None:
         found.pop("log", None)
@@ -84,9 +87,11 @@ def main(job: str) -> None:
     logging.basicConfig(level=logging.INFO)
     given = json.loads(job)
     report = check(
-        given["device"], getattr(torch, given["dtype"]), SHAPES[given["shape"]],
+        given["device"],
+        getattr(torch, given["dtype"]),
+        SHAPES[given["shape"]],
         exact=given["exact"],
-    )  # fmt: skip
+    )
     found = asdict(report)
     # the job has the dtype
     del found["dtype"]

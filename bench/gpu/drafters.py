@@ -113,9 +113,14 @@ def one_layer(section: Section, shape: str, config, samples: int) -> None:
 
         def draw(new: int) -> None:
             engine.generate(
-                prompt, num_samples=samples, max_new_tokens=new, temperature=0.7, seed=1,
-                speculate=False, ignore_eos=True,
-            )  # fmt: skip
+                prompt,
+                num_samples=samples,
+                max_new_tokens=new,
+                temperature=0.7,
+                seed=1,
+                speculate=False,
+                ignore_eos=True,
+            )
 
         draw(levels)
         whole = min(section.clock(lambda: draw(levels + 1)) for _ in range(3))

@@ -59,9 +59,12 @@ def run(section: Section) -> None:
     for name, config in list(named.items())[:-1]:
         if section.left > 0:
             with_engine(
-                section, config, traces, wanted,
+                section,
+                config,
+                traces,
+                wanted,
                 lambda engine, name=name: profile(section, engine, name, traces, prompt_tokens),
-            )  # fmt: skip
+            )
 
 
 def with_engine(section: Section, config, traces, wanted, use: Callable) -> None:

@@ -55,9 +55,15 @@ def compare(section: Section, engine: csd.Engine, name: str, trace, samples: int
     plain = draw(speculate=False)
     for budget in budgets:
         drafted, again = draw(budget=budget), draw(budget=budget)
-        section.add(shape=name, prompt=trace.problem, dtype=str(engine.dtype), budget=budget,
-                    exact=engine.exact, **compared(plain, drafted),
-                    same_again=drafted.tokens == again.tokens)  # fmt: skip
+        section.add(
+            shape=name,
+            prompt=trace.problem,
+            dtype=str(engine.dtype),
+            budget=budget,
+            exact=engine.exact,
+            **compared(plain, drafted),
+            same_again=drafted.tokens == again.tokens,
+        )
 
 
 def compared(plain, drafted) -> dict:

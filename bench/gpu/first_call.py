@@ -37,9 +37,13 @@ def run(section: Section) -> None:
 
             def draw(n=n):
                 return engine.generate(
-                    ids, num_samples=n, max_new_tokens=new, temperature=0.7, seed=1,
+                    ids,
+                    num_samples=n,
+                    max_new_tokens=new,
+                    temperature=0.7,
+                    seed=1,
                     ignore_eos=True,
-                )  # fmt: skip
+                )
 
             section.add(shape=name, N=n, **calls(section, engine, draw))
 

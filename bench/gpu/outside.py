@@ -17,10 +17,17 @@ def run(section: Section) -> None:
 
     def draw(tokens: int, compiled: bool) -> None:
         model.generate(
-            ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True,
-            temperature=0.7, top_k=0, cache_implementation="static", pad_token_id=0,
+            ids,
+            attention_mask=mask,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=True,
+            temperature=0.7,
+            top_k=0,
+            cache_implementation="static",
+            pad_token_id=0,
             disable_compile=not compiled,
-        )  # fmt: skip
+        )
 
     def measure(tokens: int, compiled: bool) -> None:
         whole = section.clock(lambda: draw(tokens, compiled))
@@ -50,10 +57,15 @@ def build(section: Section):
 
     c = next(iter(shapes(section).values()))
     size = dict(
-        vocab_size=c.vocab, hidden_size=c.hidden, intermediate_size=c.intermediate,
-        num_hidden_layers=c.layers, num_attention_heads=c.heads, num_key_value_heads=c.kv_heads,
-        head_dim=c.head_dim, max_position_embeddings=min(c.context, 8192),
-    )  # fmt: skip
+        vocab_size=c.vocab,
+        hidden_size=c.hidden,
+        intermediate_size=c.intermediate,
+        num_hidden_layers=c.layers,
+        num_attention_heads=c.heads,
+        num_key_value_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        max_position_embeddings=min(c.context, 8192),
+    )
     dtype = torch.bfloat16 if section.cuda else torch.float32
     config = LlamaConfig(**size, bos_token_id=None, eos_token_id=None, dtype=dtype)
     before = torch.get_default_dtype()

@@ -65,9 +65,14 @@ def drawn(engine: csd.Engine, case: str, **more: Any) -> list[list[list[int]]]:
     """Draw a case; returns the tokens of every sample."""
     prompts, new = (LONG_PROMPT, LONG_NEW) if case in LONG else (PROMPTS, NEW)
     outs = engine.generate(
-        prompts, num_samples=SAMPLES, max_new_tokens=new, seed=1, budget=10,
-        **(CASES | LONG)[case], **more,
-    )  # fmt: skip
+        prompts,
+        num_samples=SAMPLES,
+        max_new_tokens=new,
+        seed=1,
+        budget=10,
+        **(CASES | LONG)[case],
+        **more,
+    )
     return [out.tokens for out in outs]
 
 
@@ -87,11 +92,13 @@ def engines(section: Section, name: str, cases: dict) -> None:
         with engine(section, name, **options) as made:
             for case in cases:
                 compare(
-                    section, f"{side} against reference, {name}, {case}", want[case],
+                    section,
+                    f"{side} against reference, {name}, {case}",
+                    want[case],
                     lambda case=case, made=made, side=side: drawn(
                         made, case, speculate=side != "plain"
                     ),
-                )  # fmt: skip
+                )
 
 
 def compare(section: Section, what: str, want: Any, call: Callable[[], Any]) -> None:

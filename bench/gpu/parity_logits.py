@@ -34,9 +34,13 @@ def logits(section: Section) -> None:
         for side, (made, which) in sides.items():
             with csd.Engine(made, max_slots=4, kernels=which, self_check=False) as engine:
                 outs[side] = engine.generate(
-                    list(range(100, 400)), num_samples=4, max_new_tokens=12, seed=1, budget=12,
+                    list(range(100, 400)),
+                    num_samples=4,
+                    max_new_tokens=12,
+                    seed=1,
+                    budget=12,
                     temperature=0.7,
-                )  # fmt: skip
+                )
         errors = {side: differences(outs[side], outs["exact"]) for side in ("reference", "triton")}
         mean = {side: sum(x) / max(len(x), 1) for side, x in errors.items()}
         section.add(

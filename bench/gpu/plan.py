@@ -47,9 +47,10 @@ def box(name: str, minutes: int) -> int:
 def chosen(minutes: int, only: list[str] | None = None) -> list[str]:
     """Names of the sections of a run, in order."""
     return [
-        name for name, boxes in BOXES.items()
+        name
+        for name, boxes in BOXES.items()
         if (name in only if only else boxes[MINUTES.index(minutes)])
-    ]  # fmt: skip
+    ]
 
 
 def steps(names: list[str], minutes: int) -> list[Step]:

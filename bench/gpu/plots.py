@@ -24,8 +24,12 @@ def draw(rows: list[dict], out: Path) -> list[str]:
         for shape in sorted({r["shape"] for r in rows}):
             mine = sorted((r for r in rows if r["shape"] == shape), key=lambda r: r["N"])
             for column, style in zip(columns, ("o-", "x--"), strict=True):
-                axes.plot([r["N"] for r in mine], [r[column] for r in mine], style,
-                          label=f"{shape}: {column}")  # fmt: skip
+                axes.plot(
+                    [r["N"] for r in mine],
+                    [r[column] for r in mine],
+                    style,
+                    label=f"{shape}: {column}",
+                )
         axes.set(xscale="log", xlabel="samples", title=title)
         axes.axhline(1, color="grey", linewidth=0.5)
         axes.legend(fontsize=7)

@@ -114,14 +114,20 @@ def gated_product(c: ModelConfig, rows: int) -> float:
 def row(name: str, samples: int, rows: int, measured: list[dict]) -> dict:
     c = SHAPES[name]
     bound = step_seconds(
-        c, rows=rows, live=samples, prompts=[PROMPT], context=GENERATED, bandwidth=BANDWIDTH,
+        c,
+        rows=rows,
+        live=samples,
+        prompts=[PROMPT],
+        context=GENERATED,
+        bandwidth=BANDWIDTH,
         flops=RATE,
-    )  # fmt: skip
+    )
     step, gated = seconds(c, samples, rows), seconds(c, samples, rows, gated=True)
     near = [
-        r["step ms"] for r in measured
+        r["step ms"]
+        for r in measured
         if r["shape"] == name and r["N"] == samples and abs(r["rows"] - rows) <= rows / 8
-    ]  # fmt: skip
+    ]
     return {
         "shape": name,
         "samples": samples,

@@ -29,10 +29,22 @@ from csd.state.kv_cache import PAGE
 
 COMPILED = Path(__file__).parents[1] / "results" / "compiled.json"
 QWEN3_30B = ModelConfig(
-    family="qwen3_moe", vocab=151936, hidden=2048, intermediate=768, layers=48, heads=32,
-    kv_heads=4, head_dim=128, context=40960, norm_eps=1e-6, rope_theta=1000000.0, qk_norm=True,
-    experts=128, experts_per_token=8, experts_sum_to_one=True,
-)  # fmt: skip
+    family="qwen3_moe",
+    vocab=151936,
+    hidden=2048,
+    intermediate=768,
+    layers=48,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    context=40960,
+    norm_eps=1e-6,
+    rope_theta=1000000.0,
+    qk_norm=True,
+    experts=128,
+    experts_per_token=8,
+    experts_sum_to_one=True,
+)
 MODELS = {name: SHAPES[name] for name in ("llama-3.1-8b", "qwen2.5-7b")}
 MODELS["qwen3-30b-a3b"] = QWEN3_30B
 SAMPLES = (1, 4, 8, 16, 32, 64, 128, 256)
@@ -43,8 +55,13 @@ POOLS = (64, 128, 256, 512)
 STALL, LEVELS = 4, 6
 # kernels of drafting in a step: growth twice, the second time resumed, and each other kernel once
 GROW = ("draft_tree grow O=7", "draft_tree grow O=7 resumed")
-DRAFTING = ("draft_tree fill N=16", "graph_insert observe_claim O=7", "graph_insert lead O=7",
-            "graph_insert allocate", "graph_insert merge O=7")  # fmt: skip
+DRAFTING = (
+    "draft_tree fill N=16",
+    "graph_insert observe_claim O=7",
+    "graph_insert lead O=7",
+    "graph_insert allocate",
+    "graph_insert merge O=7",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +138,12 @@ def step_launches(c: ModelConfig, samples: int, rows: int) -> list[tuple[float, 
     found = list(launches(dense, samples, rows, False, attends=False))
     # an expert's weights are read once if any row uses it, and each row multiplies by its experts
     extra = 3 * c.hidden * c.intermediate
-    more = [(2 * extra * (chosen - 1) * c.layers, 2 * rows * extra * c.layers
-             * (c.experts_per_token - 1))]  # fmt: skip
+    more = [
+        (
+            2 * extra * (chosen - 1) * c.layers,
+            2 * rows * extra * c.layers * (c.experts_per_token - 1),
+        )
+    ]
     return found + more + [x for _ in range(c.layers) for x in experts(c, rows)]
 
 
@@ -133,17 +154,26 @@ def step_row(name: str, gpu_name: str, code: dict, samples: int, rows: int) -> d
     drafting = drafting_seconds(gpu, code) if rows > pool(samples) else 0.0
     others = sum(max(b / gpu.bandwidth, f / gpu.rate, LEAST) for b, f in found)
     row = {
-        "section": "end_to_end", "gpu": gpu_name, "shape": name, "N": samples, "rows": rows,
-        "launches": len(found) + 2 * c.layers, "step ms": 1e3 * (
-            others + c.layers * attention + drafting
-        ),
-        "attention ms": 1e3 * c.layers * attention, "drafting ms": 1e3 * drafting,
-    }  # fmt: skip
+        "section": "end_to_end",
+        "gpu": gpu_name,
+        "shape": name,
+        "N": samples,
+        "rows": rows,
+        "launches": len(found) + 2 * c.layers,
+        "step ms": 1e3 * (others + c.layers * attention + drafting),
+        "attention ms": 1e3 * c.layers * attention,
+        "drafting ms": 1e3 * drafting,
+    }
     if not c.experts:
         row["roofline ms"] = 1e3 * step_seconds(
-            c, rows=rows, live=samples, prompts=[PROMPT], context=GENERATED,
-            bandwidth=gpu.bandwidth, flops=gpu.rate,
-        )  # fmt: skip
+            c,
+            rows=rows,
+            live=samples,
+            prompts=[PROMPT],
+            context=GENERATED,
+            bandwidth=gpu.bandwidth,
+            flops=gpu.rate,
+        )
     return row
 
 
@@ -162,10 +192,17 @@ def predicted(code: dict) -> list[dict]:
         for shape in attention_shapes():
             sizes = shape.samples, shape.rows, shape.prompt, shape.committed
             seconds = attention_seconds(MODELS[shape.model], gpu, code, *sizes)
-            rows.append({"section": "attention", "gpu": gpu_name, "shape": str(shape),
-                         "us": 1e6 * seconds})  # fmt: skip
-        rows.append({"section": "drafters", "gpu": gpu_name, "drafter": "consensus",
-                     "us": 1e6 * drafting_seconds(gpu, code)})  # fmt: skip
+            rows.append(
+                {"section": "attention", "gpu": gpu_name, "shape": str(shape), "us": 1e6 * seconds}
+            )
+        rows.append(
+            {
+                "section": "drafters",
+                "gpu": gpu_name,
+                "drafter": "consensus",
+                "us": 1e6 * drafting_seconds(gpu, code),
+            }
+        )
     return rows
 
 
@@ -178,10 +215,15 @@ def main(argv: list[str] | None = None) -> int:
     for section in ("end_to_end", "attention", "drafters"):
         print(table([r for r in rows if r["section"] == section]), end="\n\n")
     assumed = {
-        "least us": LEAST * 1e6, "stall cycles": STALL, "levels": LEVELS, "prompt": PROMPT,
+        "least us": LEAST * 1e6,
+        "stall cycles": STALL,
+        "levels": LEVELS,
+        "prompt": PROMPT,
         "generated": GENERATED,
-    } | {name: {"bandwidth": g.bandwidth, "rate": g.rate, "clock": g.clock}
-         for name, g in GPUS.items()}  # fmt: skip
+    } | {
+        name: {"bandwidth": g.bandwidth, "rate": g.rate, "clock": g.clock}
+        for name, g in GPUS.items()
+    }
     finish({"bench": "predictions", "measured": False, "assumed": assumed, "rows": rows}, args.json)
     return 0
 

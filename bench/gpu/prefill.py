@@ -27,16 +27,25 @@ def run(section: Section) -> None:
 
             def read(prompts=prompts) -> None:
                 engine.generate(
-                    prompts, num_samples=1, max_new_tokens=1, temperature=0.7, seed=1,
+                    prompts,
+                    num_samples=1,
+                    max_new_tokens=1,
+                    temperature=0.7,
+                    seed=1,
                     speculate=False,
-                )  # fmt: skip
+                )
 
             read()
             seconds = statistics.median(section.clock(read) for _ in range(REPEATS))
             least = step_seconds(
-                config, rows=count * tokens, live=1, prompts=[1], context=tokens / 2,
-                itemsize=engine.dtype.itemsize, **rates,
-            )  # fmt: skip
+                config,
+                rows=count * tokens,
+                live=1,
+                prompts=[1],
+                context=tokens / 2,
+                itemsize=engine.dtype.itemsize,
+                **rates,
+            )
             section.add(
                 shape=name,
                 prompts=count,

@@ -24,9 +24,16 @@ def parameters(c: ModelConfig) -> int:
 
 
 def step_seconds(
-    c: ModelConfig, *, rows: float, live: float, prompts: list[int], context: float,
-    bandwidth: float, flops: float, itemsize: int = 2,
-) -> float:  # fmt: skip
+    c: ModelConfig,
+    *,
+    rows: float,
+    live: float,
+    prompts: list[int],
+    context: float,
+    bandwidth: float,
+    flops: float,
+    itemsize: int = 2,
+) -> float:
     """Seconds of a step over `rows` rows of `live` samples with `context` tokens each so far."""
     p = parameters(c)
     token_bytes = 2 * c.layers * c.kv_heads * c.head_dim * itemsize

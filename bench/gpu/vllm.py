@@ -34,9 +34,13 @@ def run(section: Section) -> None:
             section.cut_off(f"vLLM, drafts={drafts and drafts['method']}")
             continue
         job = dict(
-            model=str(folder), prompt=prompt, new=new, samples=SAMPLES, vocab=RECORDED_VOCAB,
+            model=str(folder),
+            prompt=prompt,
+            new=new,
+            samples=SAMPLES,
+            vocab=RECORDED_VOCAB,
             speculative=drafts,
-        )  # fmt: skip
+        )
         rows, error = measured(section, job)
         for row in rows:
             section.add(shape=name, drafts=drafts and drafts["method"], **row)

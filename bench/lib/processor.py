@@ -9,17 +9,41 @@ from csd.utils.device import CPUINFO, cpu_name
 
 # instruction sets that select the kernel of a product, as Linux names them: x86, then ARM
 SETS = (
-    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
-    "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16",
-)  # fmt: skip
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+    "amx_fp16",
+    "asimd",
+    "asimdhp",
+    "asimddp",
+    "bf16",
+    "i8mm",
+    "sve",
+    "sve2",
+    "svebf16",
+)
 # environment variables that change the kernel of a product or its number of threads
 VARIABLES = (
-    "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE",
-    "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES", "OMP_NUM_THREADS",
-    "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
-    "OPENBLAS_NUM_THREADS", "TRITON_INTERPRET",
-)  # fmt: skip
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_NUM_THREADS",
+    "NPY_DISABLE_CPU_FEATURES",
+    "OMP_NUM_THREADS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_NUM_THREADS",
+    "TRITON_INTERPRET",
+)
 
 
 def processor() -> dict:

@@ -15,9 +15,16 @@ WAIT = 900.0
 
 
 def command(
-    kind: str, python: str, folder: str, gguf: str | None, port: int, *, dtype: str, slots: int,
+    kind: str,
+    python: str,
+    folder: str,
+    gguf: str | None,
+    port: int,
+    *,
+    dtype: str,
+    slots: int,
     tokens: int,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Returns the command that serves a model, with the fastest options of its documentation.
 
     python: interpreter of an environment that has the package. folder: a checkpoint of
@@ -26,24 +33,56 @@ def command(
     """
     if kind == "vllm":
         return [
-            python, "-m", "vllm.entrypoints.openai.api_server", "--model", folder,
-            "--served-model-name", NAME, "--port", str(port), "--dtype", dtype,
-            "--max-model-len", str(tokens), "--max-num-seqs", str(slots),
-        ]  # fmt: skip
+            python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            folder,
+            "--served-model-name",
+            NAME,
+            "--port",
+            str(port),
+            "--dtype",
+            dtype,
+            "--max-model-len",
+            str(tokens),
+            "--max-num-seqs",
+            str(slots),
+        ]
     if kind == "transformers":
         return [
-            python, "-c", "from transformers.cli.transformers import main; main()", "serve",
-            folder, "--port", str(port), "--dtype", dtype, "--device", "cpu",
+            python,
+            "-c",
+            "from transformers.cli.transformers import main; main()",
+            "serve",
+            folder,
+            "--port",
+            str(port),
+            "--dtype",
+            dtype,
+            "--device",
+            "cpu",
             "--continuous-batching",
-        ]  # fmt: skip
+        ]
     if kind == "llama":
         if gguf is None:
             raise ValueError("llama reads GGUF files: name one as the model")
         # its server processes one text at a time
         return [
-            python, "-m", "llama_cpp.server", "--model", gguf, "--model_alias", NAME,
-            "--port", str(port), "--n_ctx", str(tokens), "--n_threads", str(os.cpu_count()),
-        ]  # fmt: skip
+            python,
+            "-m",
+            "llama_cpp.server",
+            "--model",
+            gguf,
+            "--model_alias",
+            NAME,
+            "--port",
+            str(port),
+            "--n_ctx",
+            str(tokens),
+            "--n_threads",
+            str(os.cpu_count()),
+        ]
     raise ValueError(f"kind must be 'vllm', 'transformers' or 'llama', got {kind!r}")
 
 

@@ -12,10 +12,17 @@ from csd.state.pool import Pool
 
 SLOTS, PROMPT = 8, 128
 SHAPE = dict(
-    hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-    num_key_value_heads=2, vocab_size=151936, max_position_embeddings=2048,
-    tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
-)  # fmt: skip
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    vocab_size=151936,
+    max_position_embeddings=2048,
+    tie_word_embeddings=True,
+    bos_token_id=None,
+    eos_token_id=None,
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

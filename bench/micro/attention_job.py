@@ -125,9 +125,7 @@ def make(shape: JobShape, device="cpu", dtype=torch.bfloat16, seed: int = 0) -> 
 
     def table(rows: range) -> list[list[int]]:
         width = max(1, *(counts[i] for i in rows))
-        return [
-            [first[i] + j if j < counts[i] else -1 for j in range(width)] for i in rows
-        ]  # fmt: skip
+        return [[first[i] + j if j < counts[i] else -1 for j in range(width)] for i in rows]
 
     def int32(values) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)

@@ -39,8 +39,14 @@ def flashinfer(job: Job):
     space = torch.empty(256 << 20, dtype=torch.uint8, device=device)
     wrapper = fi.BatchPrefillWithRaggedKVCacheWrapper(space, "NHD")
     wrapper.plan(
-        rows, columns, s.H, s.K, s.D, custom_mask=torch.cat(masks), q_data_type=job.q.dtype,
-    )  # fmt: skip
+        rows,
+        columns,
+        s.H,
+        s.K,
+        s.D,
+        custom_mask=torch.cat(masks),
+        q_data_type=job.q.dtype,
+    )
 
     def call():
         out, lse = fi.single_prefill_with_kv_cache(job.q, k, v, return_lse=True)

@@ -26,9 +26,7 @@ def rotary(ops, shape, sizes, device, dtype, seed):
     M, H, K, D = sizes.rows, shape.heads, shape.kv_heads, shape.head_dim
     qkv = _normal(M, (H + 2 * K) * D, device, dtype, seed)
     # a row of q, k and v is one fused row, as in the engine
-    q, k, v = (
-        x.view(M, -1, D) for x in qkv.split((H * D, K * D, K * D), dim=-1)
-    )  # fmt: skip
+    q, k, v = (x.view(M, -1, D) for x in qkv.split((H * D, K * D, K * D), dim=-1))
     frequency = 1e4 ** (-torch.arange(D, device=device) / D)
     angle = torch.arange(4096, device=device)[:, None] * frequency
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)

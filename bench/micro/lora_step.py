@@ -44,8 +44,9 @@ def main(argv: list[str] | None = None) -> None:
     for count in args.rows:
         sides = {"lora": step, "none": alone, "module": other}
         seconds = alternated({k: passes(s, count) for k, s in sides.items()}, args.rounds)
-        rows.append({"rows": count, **{f"{k}, ms": 1e3 * statistics.median(s)
-                     for k, s in seconds.items()}})  # fmt: skip
+        rows.append(
+            {"rows": count, **{f"{k}, ms": 1e3 * statistics.median(s) for k, s in seconds.items()}}
+        )
         for name in ("lora", "module"):
             ratios = [a / b for a, b in zip(seconds[name], seconds["none"], strict=True)]
             rows[-1][f"{name} / none"] = statistics.median(ratios)

@@ -20,9 +20,16 @@ class StateStep:
     """Slots in the middle of their texts, each with an equal number of nodes: chain and leaves."""
 
     def __init__(
-        self, ops: Ops, sizes: StateSizes, slots: int, rows: int, text: int, seed: int = 0,
-        device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32,
-    ):  # fmt: skip
+        self,
+        ops: Ops,
+        sizes: StateSizes,
+        slots: int,
+        rows: int,
+        text: int,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
         self.ops, self.sizes, self.slots, self.rows, self.text = ops, sizes, slots, rows, text
         generator = torch.Generator().manual_seed(seed)
         self.memory = StateMemory(sizes, slots, rows, dtype, device)
@@ -48,18 +55,23 @@ class StateStep:
         depth = torch.where(node < chain, node, chain)
         self.pool = SimpleNamespace(
             slot=torch.arange(slots, dtype=torch.int32).repeat_interleave(each).to(device),
-            position=(text + depth).int().to(device), ancestors=word.to(device),
+            position=(text + depth).int().to(device),
+            ancestors=word.to(device),
             slot_start=(torch.arange(slots, dtype=torch.int32) * each).to(device),
             slot_nodes=torch.full((slots,), each, dtype=torch.int32, device=device),
-        )  # fmt: skip
+        )
         self.states = StepStates.of(ops, self.memory, self.pool)
         conv, size = sizes.convs[0], sizes.states[0]
         self.conv = normal(rows, conv.channels), normal(conv.channels, conv.width)
         keys, values = (rows, size.key_heads, size.key_dim), (rows, size.heads, size.value_dim)
         self.rule = DeltaRule(
-            normal(*keys), normal(*keys), normal(*values), -normal(rows, size.heads).abs().to(wide),
-            normal(rows, size.heads).sigmoid(), True,
-        )  # fmt: skip
+            normal(*keys),
+            normal(*keys),
+            normal(*values),
+            -normal(rows, size.heads).abs().to(wide),
+            normal(rows, size.heads).sigmoid(),
+            True,
+        )
 
     def convolve(self) -> torch.Tensor:
         return self.states.convolve(0, *self.conv, None, True)

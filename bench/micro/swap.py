@@ -49,14 +49,26 @@ def main(argv: list[str] | None = None) -> None:
                 run()
             seconds = alternated(sides, args.rounds)
             pairs = zip(seconds["stock"], seconds["csd"], strict=True)
-            rows.append({
-                "job": job, "code": code,
-                **{f"{k}, ms": 1e3 * statistics.median(s) for k, s in seconds.items()},
-                "stock / csd": statistics.median(a / b for a, b in pairs),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "job": job,
+                    "code": code,
+                    **{f"{k}, ms": 1e3 * statistics.median(s) for k, s in seconds.items()},
+                    "stock / csd": statistics.median(a / b for a, b in pairs),
+                }
+            )
     print(table(rows))
-    finish({"bench": "swap", "dtype": args.dtype, "device": args.device, "tokens": args.tokens,
-            "layers": args.layers, "rows": rows}, args.json)  # fmt: skip
+    finish(
+        {
+            "bench": "swap",
+            "dtype": args.dtype,
+            "device": args.device,
+            "tokens": args.tokens,
+            "layers": args.layers,
+            "rows": rows,
+        },
+        args.json,
+    )
 
 
 def training(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], None]:

@@ -17,20 +17,29 @@ from csd.utils.arguments import check_number
 
 # without temperature, which each trace has
 FLAGS = (
-    *FILTERS[1:], "min_new_tokens", "bad_words", "no_repeat_ngram_size", "frequency_penalty",
-    "presence_penalty", "max_thinking_tokens",
-)  # fmt: skip
+    *FILTERS[1:],
+    "min_new_tokens",
+    "bad_words",
+    "no_repeat_ngram_size",
+    "frequency_penalty",
+    "presence_penalty",
+    "max_thinking_tokens",
+)
 # drafted nodes of the runs for --calibrate: their steps differ in rows and therefore in rounding
 BUDGETS = (0, 8, 48)
 
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "audit", "check the tokens of recorded samples against a model",
-        ["csd audit traces.jsonl --model MODEL",
-         "csd audit traces.jsonl --model MODEL --calibrate"],
+        commands,
+        "audit",
+        "check the tokens of recorded samples against a model",
+        [
+            "csd audit traces.jsonl --model MODEL",
+            "csd audit traces.jsonl --model MODEL --calibrate",
+        ],
         "evaluation.md",
-    )  # fmt: skip
+    )
     parser.add_argument("file", help="trace file, written by csd record or record=")
     parser.add_argument("--model", required=True, help="local folder, hub name or GGUF file")
     parser.add_argument(
@@ -66,8 +75,11 @@ def _audit(args: Namespace) -> int:
     samples = [s for found in audit(engine, traces, **sampling) for s in found]
     figures = summary(samples, tie)
     if args.calibrate:
-        own = [s for found in audit(engine, _drawn(engine, traces, sampling), **sampling)
-               for s in found]  # fmt: skip
+        own = [
+            s
+            for found in audit(engine, _drawn(engine, traces, sampling), **sampling)
+            for s in found
+        ]
         figures["own_different_share"] = summary(own, tie)["different_share"]
     if args.json:
         show(json.dumps(stamped("audit", figures)), ".json")
@@ -92,10 +104,14 @@ def _drawn(engine: Engine, traces: list[Trace], sampling: dict) -> list[Trace]:
     for budget in BUDGETS:
         for trace in traces:
             call = engine.prepare(
-                trace.prompt, num_samples=len(trace.samples), temperature=trace.temperature,
-                max_new_tokens=max(map(len, trace.samples)), seed=trace.seed, budget=budget,
+                trace.prompt,
+                num_samples=len(trace.samples),
+                temperature=trace.temperature,
+                max_new_tokens=max(map(len, trace.samples)),
+                seed=trace.seed,
+                budget=budget,
                 **sampling,
-            )  # fmt: skip
+            )
             for _ in engine.draw(call):
                 print(".", end="", file=sys.stderr, flush=True)
             found += map(trace_of, call.requests)

@@ -74,10 +74,11 @@ def without_controls(text: str) -> str:
     the clipboard.
     """
     return "".join(
-        c if c in "\n\t" or not unicodedata.category(c).startswith("C") or c == "\u200d"
+        c
+        if c in "\n\t" or not unicodedata.category(c).startswith("C") or c == "\u200d"
         else c.encode("unicode_escape", "backslashreplace").decode()
         for c in text
-    )  # fmt: skip
+    )
 
 
 def keep(text: str, suffix: str) -> str:

@@ -38,9 +38,12 @@ LARGEST = {"heads": 1024, "kv_heads": 1024, "head_dim": 1024, "vocab": 1 << 20}
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "doctor", "check each operation on this machine",
-        ["csd doctor", "csd doctor MODEL --dtype bfloat16", "csd doctor --ops"], "gpu.md",
-    )  # fmt: skip
+        commands,
+        "doctor",
+        "check each operation on this machine",
+        ["csd doctor", "csd doctor MODEL --dtype bfloat16", "csd doctor --ops"],
+        "gpu.md",
+    )
     parser.add_argument("model", nargs="?", help="model whose config gives the sizes to check")
     parser.add_argument("--device", help="device to check; by default a GPU if there is one")
     parser.add_argument(
@@ -127,8 +130,13 @@ def _admission(args: Namespace, device: torch.device) -> dict | None:
         if getattr(args, name) is None:
             setattr(args, name, getattr(sizes, name))
     calls = {call.place: str(call.spec) for call in decoder.calls}
-    return {"decoder": "module", "fused ruled out by": decoder.why,
-            "differences": str(decoder.admission), "static steps": static, **calls}  # fmt: skip
+    return {
+        "decoder": "module",
+        "fused ruled out by": decoder.why,
+        "differences": str(decoder.admission),
+        "static steps": static,
+        **calls,
+    }
 
 
 def _config(args: Namespace) -> ModelConfig:
@@ -150,9 +158,12 @@ def _config(args: Namespace) -> ModelConfig:
 
 # the weight's layout selects the product, not `kernels=` (`csd.models.fused.linear`)
 PRODUCT = (
-    "linear", "torch.nn.functional.linear", "kernels.layers.cpu.linear.product or oneDNN", "cuBLAS",
+    "linear",
+    "torch.nn.functional.linear",
+    "kernels.layers.cpu.linear.product or oneDNN",
+    "cuBLAS",
     "kernels.layers.row_linear.row_linear_triton",
-)  # fmt: skip
+)
 
 
 def table() -> str:

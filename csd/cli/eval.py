@@ -23,19 +23,28 @@ from csd.utils.phases import showing
 
 # options that the results of a run depend on
 OPTIONS = (
-    *FILTERS, "max_new_tokens", "max_thinking_tokens", "seed", "truncate_prompt", "on_error",
-)  # fmt: skip
+    *FILTERS,
+    "max_new_tokens",
+    "max_thinking_tokens",
+    "seed",
+    "truncate_prompt",
+    "on_error",
+)
 # options added later: the settings of older results do not have them
 LATER = ("max_thinking_tokens",)
 
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "eval", "draw N samples for each problem of a file, and grade them",
-        ["csd eval gsm8k.jsonl --task gsm8k --model MODEL -n 16 -o results.jsonl",
-         "csd eval mine.jsonl --model MODEL -n 8 --until-decided --limit 100"],
+        commands,
+        "eval",
+        "draw N samples for each problem of a file, and grade them",
+        [
+            "csd eval gsm8k.jsonl --task gsm8k --model MODEL -n 16 -o results.jsonl",
+            "csd eval mine.jsonl --model MODEL -n 8 --until-decided --limit 100",
+        ],
         "howto/self_consistency.md",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "file",
         help="JSONL file with one problem per line. Keys by task: gsm8k: "
@@ -115,11 +124,22 @@ def _eval(args: Namespace) -> int:
             ) as bar,
         ):
             for _ in evaluate.run(
-                engine, problems, task, results, num_samples=n, chat=chat, batch=args.batch,
-                until=until, budget=args.budget, prior=args.prior,
-                on_sample=bar.update, history=history, limited=args.limited_vote,
-                progress=False, **options,
-            ):  # fmt: skip
+                engine,
+                problems,
+                task,
+                results,
+                num_samples=n,
+                chat=chat,
+                batch=args.batch,
+                until=until,
+                budget=args.budget,
+                prior=args.prior,
+                on_sample=bar.update,
+                history=history,
+                limited=args.limited_vote,
+                progress=False,
+                **options,
+            ):
                 bar.n = len(results.rows) * n
                 bar.set_postfix(_so_far(results.rows, n))
     except KeyboardInterrupt:
@@ -156,9 +176,10 @@ def named(figures: dict) -> dict:
     """Convert the figures of `csd.evaluate.evaluation.summary` to those of the JSON output."""
     return {
         name: [{k: _interval(v) for k, v in row.items()} for row in value]
-        if name == "by_k" else value
+        if name == "by_k"
+        else value
         for name, value in figures.items()
-    }  # fmt: skip
+    }
 
 
 def _interval(value: Any) -> Any:

@@ -16,10 +16,12 @@ from csd.utils.json_files import naming, read_lines
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "import", "convert logs of other systems to a trace file for csd replay",
+        commands,
+        "import",
+        "convert logs of other systems to a trace file for csd replay",
         ["csd import log.jsonl --model MODEL -o traces.jsonl --temperature 0.7"],
         "howto/record.md",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "log",
         help="JSONL file; each line has a prompt (text, messages or "
@@ -49,9 +51,14 @@ def _import(args: Namespace) -> int:
     if tokenizer is None:
         raise ValueError(f"model must have a tokenizer, got {args.model!r}")
     with naming(args.log):
-        traces = [*traces_of(
-            read_lines(args.log, dict), tokenizer, temperature=args.temperature, plain=args.plain
-        )]  # fmt: skip
+        traces = [
+            *traces_of(
+                read_lines(args.log, dict),
+                tokenizer,
+                temperature=args.temperature,
+                plain=args.plain,
+            )
+        ]
         if not traces:
             raise ValueError("has no completions")
     write_traces(args.out, traces)

@@ -46,16 +46,27 @@ ABOUT = "Draw many samples of a prompt, faster than plain sampling and with the 
 def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     """Returns the parser of the command, and the action that has its subcommands."""
     parser = argparse.ArgumentParser(
-        prog="csd", description=ABOUT, formatter_class=Help,
+        prog="csd",
+        description=ABOUT,
+        formatter_class=Help,
         epilog="csd COMMAND --help shows the flags of a command, with defaults and examples",
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="version", version=f"csd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_sample(commands)
     modules: tuple[Any, ...] = (
-        cli_serve, cli_eval, cli_plot, cli_report, cli_trace, cli_prior, cli_train_head,
-        import_logs, audit, doctor, cli_warmup,
-    )  # fmt: skip
+        cli_serve,
+        cli_eval,
+        cli_plot,
+        cli_report,
+        cli_trace,
+        cli_prior,
+        cli_train_head,
+        import_logs,
+        audit,
+        doctor,
+        cli_warmup,
+    )
     for module in modules:
         module.add(commands)
     return parser, commands
@@ -77,8 +88,15 @@ def main(argv: list[str] | None = None) -> int:
         code = args.run(args)
         flush_output()
         return code
-    except (ValueError, TypeError, ImportError, OSError, MemoryError, ArithmeticError,
-            NotImplementedError) as error:  # fmt: skip
+    except (
+        ValueError,
+        TypeError,
+        ImportError,
+        OSError,
+        MemoryError,
+        ArithmeticError,
+        NotImplementedError,
+    ) as error:
         print(f"csd: {_reason(error)}", file=sys.stderr)
         with suppress(OSError):
             flush_output()
@@ -108,21 +126,44 @@ def _meant(unknown: list[str], flags: Iterable[str]) -> str:
 
 
 SAMPLE_FLAGS = (
-    "num_samples", "first_sample", "max_new_tokens", "min_new_tokens", *FILTERS, "seed", "stop",
-    "bad_words", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty",
-    "max_thinking_tokens", "top_logprobs", "entropy", "prompt_logprobs", "ignore_eos",
-    "include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate", "prior",
-    "record", "drafts",
-)  # fmt: skip
+    "num_samples",
+    "first_sample",
+    "max_new_tokens",
+    "min_new_tokens",
+    *FILTERS,
+    "seed",
+    "stop",
+    "bad_words",
+    "no_repeat_ngram_size",
+    "frequency_penalty",
+    "presence_penalty",
+    "max_thinking_tokens",
+    "top_logprobs",
+    "entropy",
+    "prompt_logprobs",
+    "ignore_eos",
+    "include_stop",
+    "skip_special_tokens",
+    "truncate_prompt",
+    "budget",
+    "speculate",
+    "prior",
+    "record",
+    "drafts",
+)
 
 
 def _add_sample(commands: _SubParsersAction) -> None:
     sample = add_command(
-        commands, "sample", "draw samples of one prompt and take a majority vote on their answers",
-        ['csd sample MODEL "What is 17 * 24?" -n 8 --temperature 0.7',
-         'csd sample MODEL "What is 17 * 24?" --json --drafts > out.json'],
+        commands,
+        "sample",
+        "draw samples of one prompt and take a majority vote on their answers",
+        [
+            'csd sample MODEL "What is 17 * 24?" -n 8 --temperature 0.7',
+            'csd sample MODEL "What is 17 * 24?" --json --drafts > out.json',
+        ],
         "quickstart.md",
-    )  # fmt: skip
+    )
     sample.add_argument("model", help="local folder, hub name or GGUF file")
     sample.add_argument("prompt", help="prompt text; for a chat model it is the user's message")
     add_flags(sample, (*SAMPLE_FLAGS, *LOADING, "decoder"), num_samples=8)

@@ -9,11 +9,15 @@ from csd.evaluate.plot import COSTS, FIGURES, curve, draw
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "plot", "plot accuracy by cost, with one line per results file of csd eval",
-        ["csd plot results.jsonl -o curve.svg",
-         "csd plot small.jsonl large.jsonl -o curve.png --x seconds --y pass"],
+        commands,
+        "plot",
+        "plot accuracy by cost, with one line per results file of csd eval",
+        [
+            "csd plot results.jsonl -o curve.svg",
+            "csd plot small.jsonl large.jsonl -o curve.png --x seconds --y pass",
+        ],
         "howto/self_consistency.md",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "files",
         nargs="+",

@@ -13,10 +13,12 @@ from csd.traces.traces import read_traces
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "prior", "learn n-grams of recorded answers, which draft for other prompts",
+        commands,
+        "prior",
+        "learn n-grams of recorded answers, which draft for other prompts",
         ["csd prior traces.jsonl -o math.csdprior", "csd prior *.csdprior -o all.csdprior"],
         "history.md",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="trace file of csd record, or a prior to merge"
     )

@@ -10,11 +10,12 @@ from csd.utils.json_files import WholeFile, naming, read_file, read_lines
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "report", "write an HTML page that shows the samples and drafts of a run, or an "
-                            "evaluation",
+        commands,
+        "report",
+        "write an HTML page that shows the samples and drafts of a run, or an evaluation",
         ["csd report out.json -o report.html", "csd report results.jsonl -o results.html"],
         "howto/report.md",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "file", help="output of csd sample --json --drafts, or results file of csd eval"
     )

@@ -14,16 +14,24 @@ from csd.utils.lazy import check_installed
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 COUNTS = (
-    "max_slots", "max_tokens", "max_queue", "max_n", "max_body", "max_requests", "max_connections",
-)  # fmt: skip
+    "max_slots",
+    "max_tokens",
+    "max_queue",
+    "max_n",
+    "max_body",
+    "max_requests",
+    "max_connections",
+)
 
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "serve", "serve the model over HTTP with OpenAI's API",
+        commands,
+        "serve",
+        "serve the model over HTTP with OpenAI's API",
         ["csd serve MODEL --port 8000", "csd serve MODEL --host 0.0.0.0 --api-key SECRET"],
         "serve.md",
-    )  # fmt: skip
+    )
     parser.add_argument("model", help="local folder, hub name or GGUF file")
     parser.add_argument(
         "--host",
@@ -148,32 +156,51 @@ def _serve(args: Namespace) -> int:
     hosts = [check_host("allowed-host", name) for name in args.allowed_host]
     origins = [check_origin("allow-origin", origin) for origin in args.allow_origin]
     engine = AsyncEngine(
-        args.model, max_slots=args.max_slots, max_tokens=args.max_tokens, memory=args.memory,
-        max_queue=args.max_queue, budget=args.budget, speculate=args.speculate, prior=args.prior,
-        device=args.device, revision=args.revision, exact=args.exact or None,
+        args.model,
+        max_slots=args.max_slots,
+        max_tokens=args.max_tokens,
+        memory=args.memory,
+        max_queue=args.max_queue,
+        budget=args.budget,
+        speculate=args.speculate,
+        prior=args.prior,
+        device=args.device,
+        revision=args.revision,
+        exact=args.exact or None,
         decoder=args.decoder,
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
-    )  # fmt: skip
+    )
     # the first steps on a machine compile, here before any client waits for them
     few = min(4, engine.longest - 1)
     engine.submit([0], num_samples=2, max_new_tokens=few, ignore_eos=True, seed=0).result()
     name = args.served_model_name or os.path.basename(os.path.normpath(args.model))
     limits = Limits(body=args.max_body, choices=args.max_n, requests=args.max_requests)
     server = Server(
-        engine, name, keys=tuple(keys), shares=args.share, weights_folder=args.weights_folder,
-        hosts=tuple(hosts), origins=tuple(origins), limits=limits,
-    )  # fmt: skip
+        engine,
+        name,
+        keys=tuple(keys),
+        shares=args.share,
+        weights_folder=args.weights_folder,
+        hosts=tuple(hosts),
+        origins=tuple(origins),
+        limits=limits,
+    )
 
     def begun(port: int) -> None:
         print(
             f"csd: serving {name} at http://{args.host}:{port} ({engine.fingerprint}; "
             f"{args.max_slots} slots, up to {engine.longest} tokens per prompt and "
-            "sample)", file=sys.stderr,
+            "sample)",
+            file=sys.stderr,
             flush=True,
-        )  # fmt: skip
+        )
 
     serve(
-        server, host=args.host, port=args.port, drain=args.drain,
-        connections=args.max_connections, begun=begun,
-    )  # fmt: skip
+        server,
+        host=args.host,
+        port=args.port,
+        drain=args.drain,
+        connections=args.max_connections,
+        begun=begun,
+    )
     return 0

@@ -20,15 +20,24 @@ from csd.utils.json_files import naming, read_lines
 from csd.utils.phases import showing
 
 RECORD_FLAGS = (
-    "num_samples", "max_new_tokens", *FILTERS, "seed", "stop", "ignore_eos", "budget",
-)  # fmt: skip
+    "num_samples",
+    "max_new_tokens",
+    *FILTERS,
+    "seed",
+    "stop",
+    "ignore_eos",
+    "budget",
+)
 
 
 def add(commands: _SubParsersAction) -> None:
     record = add_command(
-        commands, "record", "draw samples and write them to a trace file",
-        ["csd record MODEL prompts.jsonl -o traces.jsonl -n 16"], "howto/record.md",
-    )  # fmt: skip
+        commands,
+        "record",
+        "draw samples and write them to a trace file",
+        ["csd record MODEL prompts.jsonl -o traces.jsonl -n 16"],
+        "howto/record.md",
+    )
     record.add_argument("model", help="local folder, hub name or GGUF file")
     record.add_argument(
         "prompts",
@@ -44,10 +53,12 @@ def add(commands: _SubParsersAction) -> None:
     record.set_defaults(run=_record)
 
     replay = add_command(
-        commands, "replay", "estimate how much faster csd would draw recorded samples",
+        commands,
+        "replay",
+        "estimate how much faster csd would draw recorded samples",
         ["csd replay traces.jsonl", "csd replay traces.jsonl --model MODEL --nodes 0 8 16"],
         "howto/record.md",
-    )  # fmt: skip
+    )
     replay.add_argument("traces", nargs="+", help="trace files")
     replay.add_argument(
         "-n", "--num-samples", type=int, help="number of samples per prompt; by default all"

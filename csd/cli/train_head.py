@@ -40,10 +40,15 @@ NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "train-head", "train an EAGLE head on recorded samples",
-        ["csd train-head MODEL TRACES.jsonl -o head",
-         "csd train-head MODEL TRACES.jsonl -o head --eagle 3"], "draft_models.md",
-    )  # fmt: skip
+        commands,
+        "train-head",
+        "train an EAGLE head on recorded samples",
+        [
+            "csd train-head MODEL TRACES.jsonl -o head",
+            "csd train-head MODEL TRACES.jsonl -o head --eagle 3",
+        ],
+        "draft_models.md",
+    )
     parser.add_argument("model", help="local folder, hub name or GGUF file")
     parser.add_argument("traces", nargs="+", help="trace files, written by csd record")
     parser.add_argument(
@@ -78,9 +83,15 @@ def _train(args: Namespace) -> int:
     recipe = {name: getattr(args, name) for name in FLAGS}
     try:
         curve = train_head(
-            args.model, args.traces, args.out, dtype=NAMES.get(args.dtype), device=args.device,
-            revision=args.revision, progress=not args.quiet, **recipe,
-        )  # fmt: skip
+            args.model,
+            args.traces,
+            args.out,
+            dtype=NAMES.get(args.dtype),
+            device=args.device,
+            revision=args.revision,
+            progress=not args.quiet,
+            **recipe,
+        )
     except KeyboardInterrupt:
         print(
             f"\ninterrupted; run the same command again to continue from {args.out}",

@@ -12,10 +12,12 @@ FLAGS = ("num_samples", "max_new_tokens", *LOADING, "decoder")
 
 def add(commands: _SubParsersAction) -> None:
     parser = add_command(
-        commands, "warmup", "compile, check and time in advance, so that a model's first calls do "
-                            "not wait",
-        ["csd warmup MODEL", "csd warmup MODEL -n 32 --prompt-tokens 2048"], "gpu.md",
-    )  # fmt: skip
+        commands,
+        "warmup",
+        "compile, check and time in advance, so that a model's first calls do not wait",
+        ["csd warmup MODEL", "csd warmup MODEL -n 32 --prompt-tokens 2048"],
+        "gpu.md",
+    )
     parser.add_argument("model", help="local folder, hub name or GGUF file")
     parser.add_argument(
         "--prompt-tokens", type=int, default=512, help="number of tokens of the longest prompt"
@@ -33,6 +35,8 @@ def _warmup(args: Namespace) -> int:
     sizes = dict(num_samples=args.num_samples, prompt_tokens=args.prompt_tokens)
     engine.warmup(**sizes, max_new_tokens=args.max_new_tokens or 512)
     done = time.perf_counter()
-    print(f"loaded and checked in {loaded - start:.1f} s, warmed up in another "
-          f"{done - loaded:.1f} s; {len(engine.captured)} graphs captured")  # fmt: skip
+    print(
+        f"loaded and checked in {loaded - start:.1f} s, warmed up in another "
+        f"{done - loaded:.1f} s; {len(engine.captured)} graphs captured"
+    )
     return 0

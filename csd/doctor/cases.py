@@ -49,8 +49,9 @@ class Trees:
             depth += deep
             words += path
         counts = [len(above) for above in parents]
-        ints = (upload(torch.tensor(x, dtype=torch.int32), device)
-                for x in (slot, depth, start, counts))  # fmt: skip
+        ints = (
+            upload(torch.tensor(x, dtype=torch.int32), device) for x in (slot, depth, start, counts)
+        )
         slots, depths, starts, nodes = ints
         return cls(slots, depths, upload(torch.tensor(words), device), starts, nodes)
 
@@ -82,9 +83,12 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     trees, lengths = Trees.of(PARENTS, device), whole([*LENGTHS])
     M, S = trees.slot.shape[0], len(LENGTHS)
     pool = SimpleNamespace(
-        slot=trees.slot, position=lengths[trees.slot.long()] - 1 + trees.depth,
-        ancestors=trees.ancestors, slot_start=trees.slot_start, slot_nodes=trees.slot_nodes,
-    )  # fmt: skip
+        slot=trees.slot,
+        position=lengths[trees.slot.long()] - 1 + trees.depth,
+        ancestors=trees.ancestors,
+        slot_start=trees.slot_start,
+        slot_nodes=trees.slot_nodes,
+    )
     state = StateSize(KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM)
     sizes = StateSizes((ConvSize(CHANNELS, WIDTH),), (state, state))
     memory = StateMemory(sizes, S, M, dtype, device)
@@ -105,18 +109,23 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     accept = [[starts[s] + i for i in path] for s, path in enumerate(ACCEPTED)]
     most = max(map(len, accept))
     commit_states(
-        ops, memory, whole([n + len(a) for n, a in zip(LENGTHS, accept, strict=True)]),
+        ops,
+        memory,
+        whole([n + len(a) for n, a in zip(LENGTHS, accept, strict=True)]),
         torch.stack([whole(row + [-1] * (most - len(row))) for row in accept]),
         whole([len(row) for row in accept]),
-    )  # fmt: skip
+    )
 
 
 # one window ends inside a page, another hides nodes of a path
 CASES = {
-    "a window": dict(window=PAGE + 6), "a window shorter than a path": dict(window=3),
-    "chunks": dict(chunk=PAGE - 1), "a cap": dict(softcap=2.0), "sinks": {},
+    "a window": dict(window=PAGE + 6),
+    "a window shorter than a path": dict(window=3),
+    "chunks": dict(chunk=PAGE - 1),
+    "a cap": dict(softcap=2.0),
+    "sinks": {},
     "a window, a cap and sinks": dict(window=PAGE + 6, softcap=2.0),
-}  # fmt: skip
+}
 # tokens of each group's prompt and of each slot, and the group of each slot
 PROMPTS, TEXT_LENGTHS, GROUPS = (3 * PAGE + 7, 5), (2 * PAGE + 1, 0, 70), (0, 0, 1)
 TREE_PARENTS = ((-1, 0, 1, 1, 2, 4, 5), (-1,), (-1, 0, 0))
@@ -129,9 +138,13 @@ def property_checks() -> dict[str, Check]:
 
 @torch.no_grad()
 def run_properties(
-    ops: Ops, config: ModelConfig, device: torch.device, dtype: torch.dtype,
-    rows: dict[str, Check], compared: Callable[[Check], Callable],
-) -> None:  # fmt: skip
+    ops: Ops,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    rows: dict[str, Check],
+    compared: Callable[[Check], Callable],
+) -> None:
     """Run the attention of every case at the config's head sizes.
 
     compared: returns the wrapped attention operation that records its comparison in a check.
@@ -156,19 +169,34 @@ def run_properties(
             pages += count
         tables.append(upload(table, device))
     # rows are ordered by group
-    ends = [sum(len(p) for p, at in zip(TREE_PARENTS, GROUPS, strict=True) if at < g)
-            for g in range(len(PROMPTS) + 1)]  # fmt: skip
+    ends = [
+        sum(len(p) for p, at in zip(TREE_PARENTS, GROUPS, strict=True) if at < g)
+        for g in range(len(PROMPTS) + 1)
+    ]
     where = dict(
-        prompt_pages=tables[0], prompt_len=whole([*PROMPTS]), slot_pages=tables[1],
-        slot_len=whole([*TEXT_LENGTHS]), slot=trees.slot, ancestors=trees.ancestors,
-        slot_start=trees.slot_start, slot_nodes=trees.slot_nodes, group_start=whole(ends),
-    )  # fmt: skip
+        prompt_pages=tables[0],
+        prompt_len=whole([*PROMPTS]),
+        slot_pages=tables[1],
+        slot_len=whole([*TEXT_LENGTHS]),
+        slot=trees.slot,
+        ancestors=trees.ancestors,
+        slot_start=trees.slot_start,
+        slot_nodes=trees.slot_nodes,
+        group_start=whole(ends),
+    )
     q, node_k, node_v = normal(M, H, D), normal(1, M, K, D), normal(1, M, K, D)
     k, v = (normal(1, pages, PAGE, K, D) for _ in range(2))
     for name, given in CASES.items():
         attend = LayerAttention(
-            compared(rows[name]), node_k, node_v, k, v, where, None, scale_of(config),
+            compared(rows[name]),
+            node_k,
+            node_v,
+            k,
+            v,
+            where,
+            None,
+            scale_of(config),
             plan=ops.plan_attention,
-        )  # fmt: skip
+        )
         properties = Properties(K, D, D, scale_of(config), **given)  # type: ignore[arg-type]
         attend(0, q, properties=properties, sinks=normal(H) if "sinks" in name else None)

@@ -67,8 +67,10 @@ class Report:
             row = f"{check.name:40} {check.calls:5} calls  {state:6}  error {check.worst:.2f}"
             lines.append(row + (f"  {check.error}" if check.error else ""))
         lines += self.notes
-        lines.append(f"{len(self.checks) - len(self.failed)} of {len(self.checks)} passed in "
-                     f"{self.seconds:.1f} s; errors are relative to the allowed error")  # fmt: skip
+        lines.append(
+            f"{len(self.checks) - len(self.failed)} of {len(self.checks)} passed in "
+            f"{self.seconds:.1f} s; errors are relative to the allowed error"
+        )
         return "\n".join(lines)
 
     def raise_failed(self) -> None:

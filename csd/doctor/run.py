@@ -83,8 +83,9 @@ def check(
     config = replace(config, layers=2, context=1024)
     ops = choose(kernels, device, dtype)
     on_gpu = device.type == "cuda"
-    report = Report(device_name(device), str(dtype).removeprefix("torch."), ops.name,
-                    versions(device))  # fmt: skip
+    report = Report(
+        device_name(device), str(dtype).removeprefix("torch."), ops.name, versions(device)
+    )
     if on_gpu and ops.name == "triton":
         report.checks += check_machine()
         note = instance_note(device)
@@ -102,14 +103,23 @@ class _Runs:
     """Engines that draw the same samples in different ways."""
 
     def __init__(
-        self, config: ModelConfig, device: torch.device, dtype: torch.dtype, kernels: str | None,
-        exact: bool, sizes: Sizes, ops: Ops,
-    ):  # fmt: skip
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: str | None,
+        exact: bool,
+        sizes: Sizes,
+        ops: Ops,
+    ):
         self._config, self._device, self._dtype, self._sizes = config, device, dtype, sizes
         self._options: dict[str, Any] = dict(
-            kernels=kernels, exact=exact or None, self_check=False, max_slots=SLOTS,
+            kernels=kernels,
+            exact=exact or None,
+            self_check=False,
+            max_slots=SLOTS,
             prefill_chunk=sizes.prefill_chunk,
-        )  # fmt: skip
+        )
         self._is_exact = exact
         self._ops = ops
         self._coverage = Coverage(sizes, config.vocab, ops.name == "triton")
@@ -145,9 +155,13 @@ class _Runs:
         rows, plain = property_checks(), reference().tree_attention
         found |= {row.name: row for row in rows.values()}
         run_properties(
-            ops, self._config, self._device, self._dtype, rows,
+            ops,
+            self._config,
+            self._device,
+            self._dtype,
+            rows,
             lambda row: compared(ops.tree_attention, plain, row),
-        )  # fmt: skip
+        )
 
     def compare_tokens(self, report: Report) -> None:
         """Compare tokens of different kinds of steps, which must be equal."""
@@ -184,9 +198,11 @@ class _Runs:
             if not found.gap <= allowed:
                 row.fail(f"other tokens were committed: {found}")
                 return
-            report.notes.append(f"{name}: a tie of two tokens decided {found}: their scores "
-                                f"differ by {found.gap:.1e}, and rounding may account for "
-                                f"{allowed:.1e}")  # fmt: skip
+            report.notes.append(
+                f"{name}: a tie of two tokens decided {found}: their scores "
+                f"differ by {found.gap:.1e}, and rounding may account for "
+                f"{allowed:.1e}"
+            )
 
     def _statically(self) -> bool:
         """True if steps of fixed shape can run: on a GPU not with references, which read it."""

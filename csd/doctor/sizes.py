@@ -10,9 +10,19 @@ from csd.models.fused.config import ModelConfig
 
 # the default model, and its vocabulary on a GPU, large enough that kernels cut it into chunks
 SMALL = ModelConfig(
-    family="qwen3", vocab=499, hidden=64, intermediate=160, layers=2, heads=4, kv_heads=2,
-    head_dim=16, context=1024, norm_eps=1e-6, rope_theta=10000.0, qk_norm=True,
-)  # fmt: skip
+    family="qwen3",
+    vocab=499,
+    hidden=64,
+    intermediate=160,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    context=1024,
+    norm_eps=1e-6,
+    rope_theta=10000.0,
+    qk_norm=True,
+)
 LARGE_VOCAB = 128_256
 SAMPLES, SLOTS, NODES = 3, 4, 16
 SHORT = (9, 8, 30, 31, 9, 8)

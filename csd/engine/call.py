@@ -132,12 +132,15 @@ class Call:
         kept, returns = options["truncate_prompt"], options["on_error"] == "return"
         errors: dict[int, Exception] = {}
         prompts, many = parse(
-            prompt, tokenizer, config.vocab,
-            options["attention_mask"], options["chat_template_kwargs"],
+            prompt,
+            tokenizer,
+            config.vocab,
+            options["attention_mask"],
+            options["chat_template_kwargs"],
             # a prompt that is truncated may have any length
             config.context if kept is None else None,
             errors if returns else None,
-        )  # fmt: skip
+        )
         prompts = [ids if kept is None else truncate(ids, kept, tokenizer) for ids in prompts]
 
         def params_of(prompt_tokens: int, name: str) -> SamplingParams:
@@ -243,11 +246,13 @@ class Call:
 
     def close(self) -> None:
         """Write the trace file, store the history and end the bar, also after an error."""
-        every([
-            self._write_record,
-            lambda: store_history(self.requests, self.history),
-            self.bar.close if self.bar is not None else lambda: None,
-        ])  # fmt: skip
+        every(
+            [
+                self._write_record,
+                lambda: store_history(self.requests, self.history),
+                self.bar.close if self.bar is not None else lambda: None,
+            ]
+        )
 
     def _write_record(self) -> None:
         if self.file is None:

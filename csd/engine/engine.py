@@ -129,14 +129,24 @@ class Engine(ModelResources):
             exact = check_flag("exact", exact)
         drafter = "consensus" if drafter is None else drafter
         for check, value in (
-            (check_drafter, drafter), (check_tokenizer, tokenizer), (check_device, device),
+            (check_drafter, drafter),
+            (check_tokenizer, tokenizer),
+            (check_device, device),
             (check_revision, revision),
-        ):  # fmt: skip
+        ):
             check(value)
         self._load(
-            model, kernels, exact, static, self_check, dtype=check_dtype(dtype), device=device,
-            revision=revision, tokenizer=tokenizer, decoder=decoder,
-        )  # fmt: skip
+            model,
+            kernels,
+            exact,
+            static,
+            self_check,
+            dtype=check_dtype(dtype),
+            device=device,
+            revision=revision,
+            tokenizer=tokenizer,
+            decoder=decoder,
+        )
         self.max_slots = max_slots
         self.memory = memory
         self.prefill_chunk = prefill_chunk
@@ -285,14 +295,16 @@ class Engine(ModelResources):
                     step.seconds[kind] += seconds - before[kind]
                 make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
                 scheduler = make(
-                    step, requests, settings,
+                    step,
+                    requests,
+                    settings,
                     budget=budget,
                     tokenizer=tokenizer,
                     prefill_chunk=self.prefill_chunk,
                     together=self.together,
                     lag=self.lag,
                     group_keys=self._group_keys,
-                )  # fmt: skip
+                )
                 yield from on_device(scheduler.run(), self.device)
             finally:
                 with current(self.device, stream):

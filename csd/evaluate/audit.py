@@ -70,12 +70,19 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         # a stop string may have ended all samples earlier
         sampling = sampling | {"min_new_tokens": min(sampling["min_new_tokens"], longest)}
     params = resolve(
-        engine.generation_config, context=config.context, prompt_tokens=len(trace.prompt),
-        vocab=config.vocab, tokenizer=engine.tokenizer, name=f"problem {trace.problem}",
-        temperature=trace.temperature, stop=[], max_new_tokens=longest,
+        engine.generation_config,
+        context=config.context,
+        prompt_tokens=len(trace.prompt),
+        vocab=config.vocab,
+        tokenizer=engine.tokenizer,
+        name=f"problem {trace.problem}",
+        temperature=trace.temperature,
+        stop=[],
+        max_new_tokens=longest,
         # the recorded end tokens, instead of this model's own
-        end_token_ids=[i for i in trace.stop_ids if i < config.vocab], **sampling,
-    )  # fmt: skip
+        end_token_ids=[i for i in trace.stop_ids if i < config.vocab],
+        **sampling,
+    )
     highest = max(max(trace.prompt), *(max(tokens) for tokens in trace.samples))
     if highest >= config.vocab:
         raise ValueError(

@@ -103,10 +103,15 @@ def run(
             take += 1
         block, todo = todo[:take], todo[take:]
         outs, seconds, error = _draw(
-            engine, [prompts[i] for i in block], on_sample,
-            num_samples=num_samples, first_sample=first[block[0]], until=until, history=history,
+            engine,
+            [prompts[i] for i in block],
+            on_sample,
+            num_samples=num_samples,
+            first_sample=first[block[0]],
+            until=until,
+            history=history,
             **options,
-        )  # fmt: skip
+        )
         rows = [
             _row(problems[i], task, out, seconds / len(outs), num_samples, limited)
             for i, out in zip(block, outs, strict=False)

@@ -16,9 +16,12 @@ _PROMPTS = ("prompt_token_ids", "messages", "prompt", "question", "problem")
 
 
 def traces_of(
-    rows: Iterable[tuple[int, dict]], tokenizer: Any, *, temperature: float = 1.0,
+    rows: Iterable[tuple[int, dict]],
+    tokenizer: Any,
+    *,
+    temperature: float = 1.0,
     plain: bool = False,
-) -> Iterator[Trace]:  # fmt: skip
+) -> Iterator[Trace]:
     """Yields a trace for each row (line number, object).
 
     A prompt is `prompt_token_ids`, `messages`, or a text under `prompt`, `question` or `problem`;

@@ -40,9 +40,15 @@ _GROUPED = [
 # entries of a list without spaces; two of them may also be a number with decimals
 _LIST = re.compile(r"(?:(?:0|[1-9]\d?),){2,}(0|[1-9]\d?)")
 _SCALES = {
-    "dozen": 12, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5, "million": 10**6,
-    "crore": 10**7, "billion": 10**9, "trillion": 10**12,
-}  # fmt: skip
+    "dozen": 12,
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "lakh": 10**5,
+    "million": 10**6,
+    "crore": 10**7,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
 
 # a minus is a sign unless it stands behind a term
 _SIGN = r"(?P<sign>(?<![\w)}])[-+])?(?:\\?\$)?(?P<inner>(?<=\$)-)?"

@@ -13,10 +13,12 @@ from csd.utils.lazy import check_installed
 COSTS = {"samples": "k", "tokens": "tokens", "seconds": "seconds"}
 FIGURES = {"maj": "maj_at_k", "pass": "pass_at_k"}
 NAMES = {
-    "samples": "samples per problem", "tokens": "tokens per problem",
+    "samples": "samples per problem",
+    "tokens": "tokens per problem",
     "seconds": "seconds per problem",
-    "maj": "accuracy of the vote, maj@k", "pass": "pass@k",
-}  # fmt: skip
+    "maj": "accuracy of the vote, maj@k",
+    "pass": "pass@k",
+}
 # distinct for readers with colour blindness (Okabe and Ito)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 

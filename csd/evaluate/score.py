@@ -21,11 +21,26 @@ from csd.verify.teacher_forcing import TeacherForcing
 
 # arguments of `generate` that apply to scoring
 TAKEN = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "logit_bias", "bad_words",
-    "allowed_token_ids", "suppress_tokens", "no_repeat_ngram_size", "frequency_penalty",
-    "presence_penalty", "logits_processor", "tokenizer", "attention_mask", "chat_template_kwargs",
-    "top_logprobs", "entropy", "prompt_logprobs",
-)  # fmt: skip
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "suppress_tokens",
+    "no_repeat_ngram_size",
+    "frequency_penalty",
+    "presence_penalty",
+    "logits_processor",
+    "tokenizer",
+    "attention_mask",
+    "chat_template_kwargs",
+    "top_logprobs",
+    "entropy",
+    "prompt_logprobs",
+)
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -61,29 +76,41 @@ def score(
     config = engine.config
     tokenizer = asked["tokenizer"] or engine.tokenizer
     prompts, many = parse(
-        prompt, tokenizer, config.vocab, asked["attention_mask"], asked["chat_template_kwargs"],
+        prompt,
+        tokenizer,
+        config.vocab,
+        asked["attention_mask"],
+        asked["chat_template_kwargs"],
         config.context,
-    )  # fmt: skip
+    )
     rows = _completions(completions, prompts, many, tokenizer, config.vocab)
     requests: list[Request] = []
     given: dict[tuple[int, int], list[int]] = {}
     for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
         params = resolve(
-            None, context=config.context, prompt_tokens=len(ids), vocab=config.vocab,
-            tokenizer=tokenizer, name=f"prompt {i}" if many else "the prompt", ignore_eos=True,
-            stop=[], max_new_tokens=max(map(len, tokens)),
+            None,
+            context=config.context,
+            prompt_tokens=len(ids),
+            vocab=config.vocab,
+            tokenizer=tokenizer,
+            name=f"prompt {i}" if many else "the prompt",
+            ignore_eos=True,
+            stop=[],
+            max_new_tokens=max(map(len, tokens)),
             **{name: asked[name] for name in TAKEN if name in SAMPLING},
-        )  # fmt: skip
+        )
         # the index is the seed, so equal prompts get different keys
         request = Request.of(i, ids, params, range(len(tokens)), i)
         request.scores = PromptScores() if asked["prompt_logprobs"] else None
         requests.append(request)
         given |= {(request.key, j): row for j, row in enumerate(tokens)}
     settings = RunSettings(
-        budget=0, speculate=False, tokenizer=tokenizer,
+        budget=0,
+        speculate=False,
+        tokenizer=tokenizer,
         forcing=lambda ops, rows: TeacherForcing(given, ops, rows),
         measures=Measures(asked["top_logprobs"], asked["entropy"]),
-    )  # fmt: skip
+    )
     for _ in engine.run(requests, settings):
         pass
     results = [request.result() for request in requests]

@@ -165,9 +165,14 @@ class ConsensusGraph(StaticDrafter):
             piece = torch.tensor(prompt[first : end + 1], dtype=torch.int32)
             tokens = upload(piece, self.table.step.device)
             insert_prompt(
-                self.table, group_key, tokens, slots.group_key, self.config,
-                self._ops.graph_insert, observed - first,
-            )  # fmt: skip
+                self.table,
+                group_key,
+                tokens,
+                slots.group_key,
+                self.config,
+                self._ops.graph_insert,
+                observed - first,
+            )
         return end
 
     def enter_history(

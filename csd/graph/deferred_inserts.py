@@ -49,19 +49,23 @@ class DeferredInserts:
         S, G, row = slots.count, slots.group_key.shape[0], 0
         parts = []
         for i, (pool, copied, verdict) in enumerate(self._steps):
-            parts.append({
-                "slot": torch.where(pool.slot >= 0, pool.slot + i * S, -1),
-                "depth": pool.depth,
-                "context": pool.context,
-                "group": torch.where(copied["group"] >= 0, copied["group"] + i * G, -1),
-                "sample": copied["sample"],
-                "group_key": copied["group_key"],
-                "step": copied["step"],
-                "drawn": verdict.sample,
-                "top_token": verdict.top_token,
-                "top_prob": verdict.top_prob,
-                "accept_row": torch.where(verdict.accept_row >= 0, verdict.accept_row + row, -1),
-            })  # fmt: skip
+            parts.append(
+                {
+                    "slot": torch.where(pool.slot >= 0, pool.slot + i * S, -1),
+                    "depth": pool.depth,
+                    "context": pool.context,
+                    "group": torch.where(copied["group"] >= 0, copied["group"] + i * G, -1),
+                    "sample": copied["sample"],
+                    "group_key": copied["group_key"],
+                    "step": copied["step"],
+                    "drawn": verdict.sample,
+                    "top_token": verdict.top_token,
+                    "top_prob": verdict.top_prob,
+                    "accept_row": torch.where(
+                        verdict.accept_row >= 0, verdict.accept_row + row, -1
+                    ),
+                }
+            )
             row += pool.rows
         x = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
         key = torch.where(torch.isin(x["group_key"], slots.group_key), x["group_key"], -1)
@@ -71,12 +75,19 @@ class DeferredInserts:
         return ops.observe(
             replace(pool, slot=x["slot"], depth=x["depth"], context=x["context"]),
             replace(
-                slots, live=x["group"] >= 0, group=x["group"], sample=x["sample"],
-                group_key=key, step=x["step"],
+                slots,
+                live=x["group"] >= 0,
+                group=x["group"],
+                sample=x["sample"],
+                group_key=key,
+                step=x["step"],
             ),
             replace(
-                verdict, sample=x["drawn"], top_token=x["top_token"], top_prob=x["top_prob"],
+                verdict,
+                sample=x["drawn"],
+                top_token=x["top_token"],
+                top_prob=x["top_prob"],
                 accept_row=x["accept_row"],
             ),
             config,
-        )  # fmt: skip
+        )

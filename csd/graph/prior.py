@@ -37,9 +37,11 @@ PIECE = 512
 FORMAT = "csd.prior/1"
 # fields of the entries in a file, with their columns
 _STORED = {
-    "entry_tokens": PRIOR_CONFIG.context, "entry_total": None,
-    "succ_token": PRIOR_CONFIG.successors, "succ_weight": PRIOR_CONFIG.successors,
-}  # fmt: skip
+    "entry_tokens": PRIOR_CONFIG.context,
+    "entry_total": None,
+    "succ_token": PRIOR_CONFIG.successors,
+    "succ_weight": PRIOR_CONFIG.successors,
+}
 
 
 class Prior:
@@ -173,10 +175,12 @@ class Prior:
         with self._lock:
             tensors = {name: x.contiguous() for name, x in _entries(self.table).items()}
             about = {
-                "format": FORMAT, "contexts": str(self.config.capacity),
-                "tokens": str(self.tokens), "vocab": str(self.vocab),
+                "format": FORMAT,
+                "contexts": str(self.config.capacity),
+                "tokens": str(self.tokens),
+                "vocab": str(self.vocab),
                 "tokenizer": self.digest or "",
-            }  # fmt: skip
+            }
         with WholeFile(Path(path)) as file:
             file.write([save(tensors, about)])
 
@@ -213,9 +217,11 @@ class Prior:
         arrays = {name: x.numpy() for name, x in entries.items()}
         length = (arrays["entry_tokens"] >= 0).sum(1)
         rows = Rows(
-            arrays["entry_tokens"], arrays["succ_token"], arrays["succ_weight"],
+            arrays["entry_tokens"],
+            arrays["succ_token"],
+            arrays["succ_weight"],
             arrays["entry_total"],
-        )  # fmt: skip
+        )
         with self._lock:
             for order in self.config.orders:
                 of_order = (length == order).nonzero()[0]

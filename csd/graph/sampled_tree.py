@@ -76,8 +76,10 @@ class SampledTrees:
         choose(costs) returns how many rows of these costs are worth verifying.
         """
         state, order = _State.of(slots), live_by_group(slots).tolist()
-        trees = {s: [Node(int(state.context[s, 0]), s, 0, 0, ROOT, state.context[s].tolist())]
-                 for s in order}  # fmt: skip
+        trees = {
+            s: [Node(int(state.context[s, 0]), s, 0, 0, ROOT, state.context[s].tolist())]
+            for s in order
+        }
         ranks = {s: [1] for s in order}
         heap = [(0, s, 0) for s in order]
         waiting = [trees[s][0] for s in order]

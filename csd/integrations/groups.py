@@ -106,10 +106,17 @@ def draw_rows(
         (list(rows[run[0]]), params, range(indices[run[0]], indices[run[-1]] + 1)) for run in runs
     ]
     results = draw(
-        engine, prompts, seed=seed, budget=budget, speculate=speculate, on_tokens=on_tokens,
-        history=history, prior=prior, keep=keep,
+        engine,
+        prompts,
+        seed=seed,
+        budget=budget,
+        speculate=speculate,
+        on_tokens=on_tokens,
+        history=history,
+        prior=prior,
+        keep=keep,
         known=known and [known[run[0]] for run in runs],
-    )  # fmt: skip
+    )
     drawn: dict[int, Sample] = {}
     for run, samples in zip(runs, results, strict=True):
         drawn.update(zip(run, samples, strict=True))

@@ -133,8 +133,11 @@ def _log(samples: list[Sample], seconds: float) -> None:
     tokens, steps = sum(len(s.tokens) for s in samples), sum(len({*s.steps}) for s in samples)
     LOG.info(
         "csd drew %d samples: %d tokens in %.1f s, %.2f per step of a sample",
-        len(samples), tokens, seconds, tokens / max(steps, 1),
-    )  # fmt: skip
+        len(samples),
+        tokens,
+        seconds,
+        tokens / max(steps, 1),
+    )
 
 
 def _listed(until: str | Iterable[str] | None) -> list[str]:

@@ -204,9 +204,13 @@ class Sampler:
             count = 0 if i in errors else self.num_samples
             requests.append((ids, params, range(start, start + count)))
         results = draw(
-            engine, requests, seed=self.seed, history=history, returns_errors=returns,
+            engine,
+            requests,
+            seed=self.seed,
+            history=history,
+            returns_errors=returns,
             **self.running,
-        )  # fmt: skip
+        )
         for i, found in errors.items():
             results[i].error = str(found)
         return results

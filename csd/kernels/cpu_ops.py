@@ -29,9 +29,19 @@ from csd.kernels.verify.cpu.passes import PASSES
 from csd.kernels.verify.cpu.path import verify
 
 __all__ = [
-    "add", "before_compiling", "by_columns", "fits", "in_loops", "instruction", "instructions",
-    "multiplies", "ops", "product", "threads", "tree_attention",
-]  # fmt: skip
+    "add",
+    "before_compiling",
+    "by_columns",
+    "fits",
+    "in_loops",
+    "instruction",
+    "instructions",
+    "multiplies",
+    "ops",
+    "product",
+    "threads",
+    "tree_attention",
+]
 
 
 def ops(dtype: torch.dtype) -> Ops:

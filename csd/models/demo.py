@@ -105,10 +105,19 @@ def toy(seed: int = 0, layers: int = 2) -> tuple[Any, Any]:
         "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     )
     config = Qwen3Config(
-        vocab_size=len(letters), hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192,
-        bos_token_id=None, eos_token_id=1, pad_token_id=0, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=len(letters),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=8192,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -39,9 +39,14 @@ class Answer(Protocol):
     """Interface of an object that computes the calls of a pass."""
 
     def attention(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        mask: torch.Tensor | None, named: dict[str, Any],
-    ) -> torch.Tensor: ...  # fmt: skip
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        named: dict[str, Any],
+    ) -> torch.Tensor: ...
 
     def mask(self, named: dict[str, Any]) -> torch.Tensor | None: ...
 
@@ -112,8 +117,9 @@ def own_function(module: Any, named: dict[str, Any]) -> tuple[str, Callable]:
 
     name = _stock_attention_name(getattr(module, "config", None))
     files = [vars(sys.modules[c.__module__]) for c in type(module).__mro__[:-1]]
-    eager = next((f["eager_attention_forward"] for f in files if "eager_attention_forward" in f),
-                 None)  # fmt: skip
+    eager = next(
+        (f["eager_attention_forward"] for f in files if "eager_attention_forward" in f), None
+    )
     if name not in ("eager", "sdpa"):
         scored = named.get("softcap") is not None or named.get("s_aux") is not None
         name = "eager" if scored and eager is not None else "sdpa"

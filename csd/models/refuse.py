@@ -44,16 +44,28 @@ def refuse_absent(name: str, param: nn.Parameter) -> None:
 # kinds of layers with a state in place of keys and values, and fields of their configs. They are
 # run if their family computes them with functions that csd has along trees (`redirect.py`)
 STATES = {
-    "mamba": "a recurrent state", "mamba2": "a recurrent state", "m": "a recurrent state",
-    "linear_attention": "a recurrent state", "recurrent": "a recurrent state",
-    "hybrid": "a recurrent state", "hybrid_mamba": "a recurrent state",
+    "mamba": "a recurrent state",
+    "mamba2": "a recurrent state",
+    "m": "a recurrent state",
+    "linear_attention": "a recurrent state",
+    "recurrent": "a recurrent state",
+    "hybrid": "a recurrent state",
+    "hybrid_mamba": "a recurrent state",
     "conv": (CONVOLVED := "a convolution's state"),
-}  # fmt: skip
+}
 SERVED = "gated delta rules, Mamba-2 and short convolutions of transformers' own modules"
 FIELDS = (
-    "mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_ssm", "state_size", "ssm_state_size",
-    "lru_width", "linear_conv_kernel_dim", "attention_hidden_size", "time_step_rank",
-)  # fmt: skip
+    "mamba_d_state",
+    "mamba_d_conv",
+    "mamba_n_heads",
+    "mamba_d_ssm",
+    "state_size",
+    "ssm_state_size",
+    "lru_width",
+    "linear_conv_kernel_dim",
+    "attention_hidden_size",
+    "time_step_rank",
+)
 BY_LENGTH = "which depends on the longest sequence of a batch, so samples would depend on others"
 OTHER_INPUTS = ("vision_config", "audio_config", "speech_config")
 

@@ -38,9 +38,18 @@ SET_AT_START = ("speculate", "drafter", "prior", "budget", "tokenizer")
 # options of a single request: sampling, the samples to draw, the prompt, and the reported values of
 # tokens. logits_processor is left out: it runs inside a step, which all requests share
 SERVED = SAMPLING - {"logits_processor"} | {
-    "num_samples", "first_sample", "on_error", "seed", "until", "history", "truncate_prompt",
-    "chat_template_kwargs", "top_logprobs", "entropy", "prompt_logprobs",
-}  # fmt: skip
+    "num_samples",
+    "first_sample",
+    "on_error",
+    "seed",
+    "until",
+    "history",
+    "truncate_prompt",
+    "chat_template_kwargs",
+    "top_logprobs",
+    "entropy",
+    "prompt_logprobs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +75,12 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
     # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
     asked = {name: options[name] for name in ("on_error",) if name in options}
     call = Call.read(
-        prompt, {**options, "on_error": "raise"}, limits,  # type: ignore[arg-type]
-        engine.generation_config, engine.tokenizer,
-    )  # fmt: skip
+        prompt,
+        {**options, "on_error": "raise"},
+        limits,  # type: ignore[arg-type]
+        engine.generation_config,
+        engine.tokenizer,
+    )
     returns = read_options(asked)["on_error"] == "return"
     call.settings = replace(call.settings, returns_errors=returns)
     if call.many:
@@ -126,9 +138,11 @@ class AsyncEngine:
                 "users, got learn=True: csd.Prior.load(path) makes one that only reads"
             )
         self._settings = RunSettings(
-            budget=check_budget(budget), speculate=check_flag("speculate", speculate),
-            drafter=drafter, prior=prior,
-        )  # fmt: skip
+            budget=check_budget(budget),
+            speculate=check_flag("speculate", speculate),
+            drafter=drafter,
+            prior=prior,
+        )
         if isinstance(model, Engine) and engine:
             raise ValueError(
                 f"{sorted(engine)[0]} must be set when the Engine is made; it cannot be given "
@@ -229,9 +243,13 @@ class AsyncEngine:
             # here, since the requests in flight wait for the engine's thread
             request.matcher = matcher_of(request.params, request.tokenizer, limits.vocab)
         handle = Handle(
-            request, owner=owner, until=call.settings.until, streams=stream,
-            measures=call.settings.measures, returns_errors=call.settings.returns_errors,
-        )  # fmt: skip
+            request,
+            owner=owner,
+            until=call.settings.until,
+            streams=stream,
+            measures=call.settings.measures,
+            returns_errors=call.settings.returns_errors,
+        )
         self._inbox.put(handle)
         return Reader(handle, detached)
 
@@ -276,9 +294,14 @@ class AsyncEngine:
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
     ) -> ServiceScheduler:
         self._scheduler = ServiceScheduler(
-            self._inbox, self.counters, self._weights,
-            lambda: self._weights.stale(self.engine), step, settings, **options,
-        )  # fmt: skip
+            self._inbox,
+            self.counters,
+            self._weights,
+            lambda: self._weights.stale(self.engine),
+            step,
+            settings,
+            **options,
+        )
         return self._scheduler
 
     # the thread

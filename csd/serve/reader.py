@@ -105,9 +105,12 @@ class Reader:
             if result is None:
                 raise TimeoutError(
                     f"the request has not finished within {timeout} seconds"
-                    + ("" if self._detached else
-                       " and is cancelled: submit it with detached=True to wait again")
-                )  # fmt: skip
+                    + (
+                        ""
+                        if self._detached
+                        else " and is cancelled: submit it with detached=True to wait again"
+                    )
+                )
         self.raise_error()
         return result
 

@@ -95,9 +95,14 @@ class LayersKV(NamedTuple):
 
     @classmethod
     def empty(
-        cls, layers: int, shape: LayerShape, pages: int, rows: int, dtype: torch.dtype,
+        cls,
+        layers: int,
+        shape: LayerShape,
+        pages: int,
+        rows: int,
+        dtype: torch.dtype,
         device: str | torch.device,
-    ) -> "LayersKV":  # fmt: skip
+    ) -> "LayersKV":
         """Allocates a layer's buffers as parts of one tensor, so that one call can gather from all.
 
         With Dv != D keys and values are two tensors.

@@ -52,9 +52,13 @@ def pool_of(slots: Slots, rows: int, nodes: Nodes[Any] | None = None) -> Pool:
     pool = Pool.empty(rows + 1, S, G, N, device)
     every, zero = torch.arange(S, device=device), torch.zeros(S, dtype=torch.int64, device=device)
     found = Nodes(
-        zero, slots.context[:, 0].long(), torch.where(slots.live, every, -1), zero, zero - 1,
+        zero,
+        slots.context[:, 0].long(),
+        torch.where(slots.live, every, -1),
+        zero,
+        zero - 1,
         zero + ROOT,
-    )  # fmt: skip
+    )
     above = every
     if nodes is not None:
         drafted = Nodes(*(torch.as_tensor(x).to(device, torch.int64) for x in nodes))

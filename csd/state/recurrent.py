@@ -111,9 +111,10 @@ class States:
     def tails(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """Pairs of a nodes' tensor and the tail that accepted rows of it are copied to."""
         return (
-            (self.node_key, self.key), (self.node_update, self.update),
+            (self.node_key, self.key),
+            (self.node_update, self.update),
             (self.node_decay, self.decay),
-        )  # fmt: skip
+        )
 
 
 Size = TypeVar("Size", ConvSize, StateSize)
@@ -123,9 +124,13 @@ class StateMemory:
     """Convolutions and states of S slots, and of the M rows of a step."""
 
     def __init__(
-        self, sizes: StateSizes, slots: int, rows: int, dtype: torch.dtype,
+        self,
+        sizes: StateSizes,
+        slots: int,
+        rows: int,
+        dtype: torch.dtype,
         device: str | torch.device,
-    ):  # fmt: skip
+    ):
         self.convs: list[Convs] = []
         self.states: list[States] = []
         # by call: index in the list `convs` or `states`, and layer there
@@ -136,17 +141,23 @@ class StateMemory:
             return torch.zeros(shape, dtype=kind, device=device)
 
         for conv, L in convs:
-            self.convs.append(Convs(zeros(L, slots, conv.width - 1, conv.channels),
-                                    zeros(L, rows, conv.channels)))  # fmt: skip
+            self.convs.append(
+                Convs(zeros(L, slots, conv.width - 1, conv.channels), zeros(L, rows, conv.channels))
+            )
         for size, L in states:
             Hk, H, Dk, Dv = size.key_heads, size.heads, size.key_dim, size.value_dim
             kind = wide(dtype)
-            self.states.append(States(
-                zeros(L, slots, H, Dk, Dv, kind=kind), zeros(L, slots, TAIL, Hk, Dk, kind=kind),
-                zeros(L, slots, TAIL, H, Dv, kind=kind), zeros(L, slots, TAIL, H, kind=kind),
-                zeros(L, rows, Hk, Dk, kind=kind), zeros(L, rows, H, Dv, kind=kind),
-                zeros(L, rows, H, kind=kind),
-            ))  # fmt: skip
+            self.states.append(
+                States(
+                    zeros(L, slots, H, Dk, Dv, kind=kind),
+                    zeros(L, slots, TAIL, Hk, Dk, kind=kind),
+                    zeros(L, slots, TAIL, H, Dv, kind=kind),
+                    zeros(L, slots, TAIL, H, kind=kind),
+                    zeros(L, rows, Hk, Dk, kind=kind),
+                    zeros(L, rows, H, Dv, kind=kind),
+                    zeros(L, rows, H, kind=kind),
+                )
+            )
         # the slots' checkpoints, and the checkpoint of a prompt, which the host sets
         self.base = torch.zeros(slots, dtype=torch.int32, device=device)
         self.prompt_base = 0
@@ -176,9 +187,13 @@ class StateCache:
     """The slots' states, and those of prompts in flight, each stored once per group."""
 
     def __init__(
-        self, sizes: StateSizes, slots: int, rows: int, dtype: torch.dtype,
+        self,
+        sizes: StateSizes,
+        slots: int,
+        rows: int,
+        dtype: torch.dtype,
         device: str | torch.device,
-    ):  # fmt: skip
+    ):
         self.sizes, self.dtype, self.device = sizes, dtype, device
         self.slots = StateMemory(sizes, slots, rows, dtype, device)
         self.prompts: dict[int, StateMemory] = {}

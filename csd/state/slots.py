@@ -71,9 +71,13 @@ class Slots:
         dtype: that of log-probabilities, float32 or float64.
         """
         sizes = {
-            "S": slots, "G": slots, "N": context, "T": max_new, "W": (vocab + 31) // 32,
+            "S": slots,
+            "G": slots,
+            "N": context,
+            "T": max_new,
+            "W": (vocab + 31) // 32,
             "I": MAX_STOP_IDS,
-        }  # fmt: skip
+        }
 
         def made(shape: str, fill: float, **kind: torch.dtype | None) -> torch.Tensor:
             size = [sizes[letter] for letter in shape]

@@ -33,9 +33,13 @@ class Texts:
 
     @classmethod
     def empty(
-        cls, slots: int, tokens: int, k: int, device: str | torch.device = "cpu",
+        cls,
+        slots: int,
+        tokens: int,
+        k: int,
+        device: str | torch.device = "cpu",
         rounds: int = ROUNDS,
-    ) -> "Texts":  # fmt: skip
+    ) -> "Texts":
         """Returns empty rows; tokens: most tokens of a sample."""
 
         def full(*shape: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:

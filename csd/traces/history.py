@@ -175,10 +175,14 @@ class History:
         self._groups.move_to_end(key)
         before = group.size
         tops = trace.top if self.top and trace.top else [None] * len(trace.samples)
-        group.epochs.append(_Epoch(
-            [PastSample.of(s, t) for s, t in zip(trace.samples, tops, strict=True) if s],
-            trace.temperature, trace.seed, trace.stop_ids,
-        ))  # fmt: skip
+        group.epochs.append(
+            _Epoch(
+                [PastSample.of(s, t) for s, t in zip(trace.samples, tops, strict=True) if s],
+                trace.temperature,
+                trace.seed,
+                trace.stop_ids,
+            )
+        )
         group.cut(self.samples, self.epochs)
         self.size += group.size - before + (len(trace.prompt) if not before else 0)
         while self.size > self.tokens:
@@ -260,5 +264,7 @@ def _lists(top: tuple[np.ndarray, np.ndarray]) -> list:
     """(token ids, probabilities) of each position; rounded to 5 digits, as float16 has four."""
     ids, probs = top
     rows = zip(ids.tolist(), probs.astype(float).tolist(), strict=True)
-    return [[[t for t in i if t >= 0], [round(x, 5) for t, x in zip(i, p, strict=True) if t >= 0]]
-            for i, p in rows]  # fmt: skip
+    return [
+        [[t for t in i if t >= 0], [round(x, 5) for t, x in zip(i, p, strict=True) if t >= 0]]
+        for i, p in rows
+    ]

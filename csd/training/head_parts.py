@@ -103,13 +103,23 @@ class DraftHead(nn.Module):
     def _settings(self) -> dict[str, Any]:
         c = self.config
         return dict(
-            architectures=["LlamaForCausalLM"], model_type="llama", bias=False,
-            hidden_size=c.hidden, intermediate_size=self.intermediate, num_hidden_layers=1,
-            num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim,
-            rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta, hidden_act="silu",
-            max_position_embeddings=c.context, vocab_size=c.vocab, tie_word_embeddings=c.tied,
+            architectures=["LlamaForCausalLM"],
+            model_type="llama",
+            bias=False,
+            hidden_size=c.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=1,
+            num_attention_heads=c.heads,
+            num_key_value_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            rms_norm_eps=c.norm_eps,
+            rope_theta=c.rope_theta,
+            hidden_act="silu",
+            max_position_embeddings=c.context,
+            vocab_size=c.vocab,
+            tie_word_embeddings=c.tied,
             torch_dtype=str(self.dtype).removeprefix("torch."),
-        )  # fmt: skip
+        )
 
     def _maps(self) -> dict[str, torch.Tensor]:
         """Tensors of the file that are not weights."""
@@ -119,7 +129,15 @@ class DraftHead(nn.Module):
 def rotary_of(config: ModelConfig) -> ModelConfig:
     """The head's config, with the default rotary embedding for the target's theta."""
     return ModelConfig(
-        family="llama", vocab=config.vocab, hidden=config.hidden, intermediate=config.intermediate,
-        layers=1, heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim,
-        context=config.context, norm_eps=config.norm_eps, rope_theta=config.rope_theta,
-    )  # fmt: skip
+        family="llama",
+        vocab=config.vocab,
+        hidden=config.hidden,
+        intermediate=config.intermediate,
+        layers=1,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        context=config.context,
+        norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+    )

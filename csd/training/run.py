@@ -104,9 +104,12 @@ class Run:
         self.step, self.tokens, self.curve = state["step"], state["tokens"], state["curve"]
 
     def train(
-        self, folder: Folder, settings: dict[str, Any], progress: bool,
+        self,
+        folder: Folder,
+        settings: dict[str, Any],
+        progress: bool,
         callback: Callable[[dict[str, Any]], object] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         from tqdm import tqdm
 
         # tqdm is disabled unless `progress`
@@ -163,6 +166,9 @@ class Run:
 
     def _state(self) -> dict[str, Any]:
         return {
-            "head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "step": self.step, "tokens": self.tokens, "curve": self.curve,
-        }  # fmt: skip
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "tokens": self.tokens,
+            "curve": self.curve,
+        }

@@ -84,9 +84,19 @@ def train_head(
     folder that cannot be written.
     """
     recipe = Recipe(
-        epochs, batch, learning_rate, held_out, every, seed, eagle, token_weight, noise, depth,
-        decay, draft_vocab,
-    )  # fmt: skip
+        epochs,
+        batch,
+        learning_rate,
+        held_out,
+        every,
+        seed,
+        eagle,
+        token_weight,
+        noise,
+        depth,
+        decay,
+        draft_vocab,
+    )
     check_path("out", out)
     one = isinstance(traces, str | os.PathLike)
     paths: list[Any] = [traces] if one else [*each("traces", traces, "a path or a list of paths")]

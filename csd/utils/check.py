@@ -131,9 +131,15 @@ _SCALARS: dict[Any, Callable[[list], bool]] = {
     list: lambda values: _are(list, values),
 }
 _NAMES = {
-    bool: "true or false", int: "a whole number", float: "a finite number", str: "a string",
-    None: "null", NoneType: "null", dict: "an object", list: "a list",
-}  # fmt: skip
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "a string",
+    None: "null",
+    NoneType: "null",
+    dict: "an object",
+    list: "a list",
+}
 
 
 def _follow(rule: Any, values: list) -> bool:

@@ -171,5 +171,7 @@ def model(cpuinfo: str) -> str | None:
     if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
         return found[1].strip()
     numbers = [re.search(rf"^CPU {n}\s*:\s*(\S+)$", cpuinfo, re.M) for n in ("implementer", "part")]
-    return " ".join(f"{n} {x[1]}" for n, x in zip(("implementer", "part"), numbers, strict=True)
-                    if x) or None  # fmt: skip
+    return (
+        " ".join(f"{n} {x[1]}" for n, x in zip(("implementer", "part"), numbers, strict=True) if x)
+        or None
+    )

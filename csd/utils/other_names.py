@@ -55,7 +55,7 @@ _SAME = {
     "memory": "gpu_memory_utilization mem_fraction_static memory_fraction",
     "prefill_chunk": "chunked_prefill_size max_num_batched_tokens prefill_chunk_size",
     "exact": "deterministic batch_invariant",
-}  # fmt: skip
+}
 _NAMES = {other: name for name, others in _SAME.items() for other in others.split()}
 
 _ALWAYS = "log-probabilities are always returned, as out[i].logprobs and out[i].raw_logprobs"
@@ -66,14 +66,23 @@ _REMARKS = {
     "best_of": "csd.best_of chooses among the num_samples that are drawn: did you mean num_samples",
     "stream": "did you mean csd.stream, which yields each sample when it has finished",
     "generation_config": "the model's generation config applies: set model.generation_config, or "
-                         "pass single options as arguments",
+    "pass single options as arguments",
     "sampling_params": "pass its fields as arguments, such as temperature and top_p",
     **dict.fromkeys(
-        ("num_beams", "num_beam_groups", "typical_p", "guidance_scale", "tool_choice",
-         "length_penalty", "sequence_bias", "begin_suppress_tokens", "encoder_repetition_penalty"),
+        (
+            "num_beams",
+            "num_beam_groups",
+            "typical_p",
+            "guidance_scale",
+            "tool_choice",
+            "length_penalty",
+            "sequence_bias",
+            "begin_suppress_tokens",
+            "encoder_repetition_penalty",
+        ),
         _ABSENT,
     ),
-}  # fmt: skip
+}
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -38,7 +38,9 @@ class _State:
     @classmethod
     def now(cls) -> "_State":
         return cls(
-            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
             torch.get_default_device(),
             tuple(
                 torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -46,14 +48,18 @@ class _State:
             ),
             tuple(backend.fp32_precision for backend in _backends()),
             tuple(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION),
-        )  # fmt: skip
+        )
 
 
 _PLAIN = _State(
-    False, False, torch.float32, torch.device("cpu"), (None,) * len(_KINDS),
+    False,
+    False,
+    torch.float32,
+    torch.device("cpu"),
+    (None,) * len(_KINDS),
     ("ieee", "ieee"),
     (True,) * len(_ATTENTION),
-)  # fmt: skip
+)
 
 
 def _backends() -> tuple[Any, Any]:

@@ -20,10 +20,23 @@ from csd.verify.recursive import KSeq, Recursive, Single
 from csd.verify.scheme import Decision, Noise, Outcome, Scheme
 
 __all__ = [
-    "SCHEMES", "Canonical", "Decision", "KSeq", "Match", "Noise", "Outcome", "Recursive", "Scheme",
-    "Single", "can_always_accept", "coupled_drafts", "fixed_drafts", "joint_acceptance",
-    "make_scheme", "optimal_acceptance",
-]  # fmt: skip
+    "SCHEMES",
+    "Canonical",
+    "Decision",
+    "KSeq",
+    "Match",
+    "Noise",
+    "Outcome",
+    "Recursive",
+    "Scheme",
+    "Single",
+    "can_always_accept",
+    "coupled_drafts",
+    "fixed_drafts",
+    "joint_acceptance",
+    "make_scheme",
+    "optimal_acceptance",
+]
 
 SCHEMES = {scheme.name: scheme for scheme in (Match(), Canonical(), Recursive(), KSeq(), Single())}
 

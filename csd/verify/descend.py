@@ -31,9 +31,14 @@ from csd.verify.target import processed
 
 
 def descend(
-    scheme: Scheme, draws: int, logits: torch.Tensor, pool: Pool, drawn: Drawn, slots: Slots,
+    scheme: Scheme,
+    draws: int,
+    logits: torch.Tensor,
+    pool: Pool,
+    drawn: Drawn,
+    slots: Slots,
     verdict: Verdict,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Write the samples, paths and ends of `scheme` to `verdict`; returns it. logits: [M, V]."""
     broken = (pool.slot >= 0) & ~logits.amax(-1).isfinite()
     verdict.bad.index_fill_(0, pool.slot[broken].long(), True)

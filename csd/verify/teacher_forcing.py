@@ -96,9 +96,12 @@ class TeacherForcing:
     def _left(self, slots: Slots) -> dict[int, list[int]]:
         """Tokens of each live slot that are not committed yet."""
         listed = zip(
-            slots.live.tolist(), slots.key.tolist(), slots.sample.tolist(),
-            slots.generated.tolist(), strict=True,
-        )  # fmt: skip
+            slots.live.tolist(),
+            slots.key.tolist(),
+            slots.sample.tolist(),
+            slots.generated.tolist(),
+            strict=True,
+        )
         return {
             s: self._tokens[key, sample][generated:]
             for s, (live, key, sample, generated) in enumerate(listed)

@@ -43,9 +43,10 @@ def test_unknown_constants_are_refused():
 def test_a_column_for_each_temperature(tmp_path):
     out = tmp_path / "out.json"
     path = trace_file(
-        tmp_path / "two.jsonl", {"temperature": 0.3, "samples": [[3, 4, 5] * 9] * 3},
+        tmp_path / "two.jsonl",
+        {"temperature": 0.3, "samples": [[3, 4, 5] * 9] * 3},
         {"temperature": 1.0, "samples": [[6]]},
-    )  # fmt: skip
+    )
     wanted = ["--temperature", "0.3", "1.0", "--set", "beta=0.3", "--json", str(out)]
     main([str(path), *wanted])
     found = json.loads(out.read_text())

@@ -31,20 +31,35 @@ def test_page_has_the_result_files_tables():
 def test_every_run_commits_all_requested_tokens(task):
     model, tokenizer = toy()
     args = Namespace(
-        task=task, prompts=1, samples=2, tokens=12, nodes=4, k=2, drafts=["first-1"],
+        task=task,
+        prompts=1,
+        samples=2,
+        tokens=12,
+        nodes=4,
+        k=2,
+        drafts=["first-1"],
         verifiers=["single", "kseq", "recursive"],
-    )  # fmt: skip
+    )
     with csd.Engine(model, tokenizer=tokenizer) as engine:
         parts = {"pool": draft_model.pool, "sequences": draft_model.sequences}
         result = {name: list(measure(engine, args)) for name, measure in parts.items()}
     kinds = [r["drafter"] for r in result["pool"]]
     assert kinds == ["consensus", "first-1", "consensus+first-1"]
     ran = [(r["verifier"], r["K"], r["laws"]) for r in result["sequences"]]
-    assert ran == [
-        ("single", 1, "one"), ("kseq", 2, "one"), ("recursive", 2, "one"), ("kseq", 4, "one"),
-        ("recursive", 4, "one"), ("single", 1, "all at 1.2"), ("kseq", 2, "all at 1.2"),
-        ("recursive", 2, "all at 1.2"), ("recursive", 2, "at 1.2 and 1.0"),
-    ][: 9 if task == WORDS else 5]  # fmt: skip
+    assert (
+        ran
+        == [
+            ("single", 1, "one"),
+            ("kseq", 2, "one"),
+            ("recursive", 2, "one"),
+            ("kseq", 4, "one"),
+            ("recursive", 4, "one"),
+            ("single", 1, "all at 1.2"),
+            ("kseq", 2, "all at 1.2"),
+            ("recursive", 2, "all at 1.2"),
+            ("recursive", 2, "at 1.2 and 1.0"),
+        ][: 9 if task == WORDS else 5]
+    )
     for r in [*result["pool"], *result["sequences"]]:
         assert sum(r["tokens"]) >= sum(r["steps"]) > 0
         assert 0 < r["draft_seconds"] < r["seconds"]

@@ -94,9 +94,11 @@ def test_failures_have_tracebacks(tmp_path, monkeypatch):
     # a check that fails, and one whose process dies
     ends = [
         subprocess.CompletedProcess([], 0, json.dumps(dict(checks=[failed])), LOG)
-        for failed in (dict(name="verify", calls=1, error="ValueError"),
-                       dict(name="verify", calls=1, error=None))
-    ]  # fmt: skip
+        for failed in (
+            dict(name="verify", calls=1, error="ValueError"),
+            dict(name="verify", calls=1, error=None),
+        )
+    ]
     ends.append(subprocess.CompletedProcess([], -11, "", LOG))
     stand_in = SimpleNamespace(run=lambda *a, **k: ends.pop(0), TimeoutExpired=TimeoutError)
     monkeypatch.setattr(doctor, "subprocess", stand_in)
@@ -132,8 +134,10 @@ def test_vllm_is_asked_in_its_own_environment(tmp_path):
     assert gpu.main(options) == 0
     rows = json.loads((out / "vllm.json").read_text())["rows"]
     assert [(r["N"], r["drafts"]) for r in rows if "N" in r] == [
-        (16, None), (64, None), (16, "ngram")
-    ]  # fmt: skip
+        (16, None),
+        (64, None),
+        (16, "ngram"),
+    ]
     assert all(r["tokens_per_second"] > 0 and r["vllm"] == "0.0" for r in rows if "N" in r)
     # what it fails at is a row, and what it said is kept
     assert rows[-1]["note"] == "code 1, see vllm.log"

@@ -60,8 +60,11 @@ def test_a_second_call_begins_with_what_failed_and_leaves_out_what_is_done():
     steps = plan(2, earlier)
     # failed; not reached, or running when the machine was taken back; its own; cut
     assert shown(steps)[:4] == [
-        (1, ["parity"]), (1, ["continuous"]), (1, ["products"]), (2, ["doctor", "compile"]),
-    ]  # fmt: skip
+        (1, ["parity"]),
+        (1, ["continuous"]),
+        (1, ["products"]),
+        (2, ["doctor", "compile"]),
+    ]
     assert shown(steps)[-1] == (1, ["attention"])
     # half a proof is none
     for name in ("doctor", "parity"):
@@ -79,9 +82,11 @@ def test_no_state_of_an_earlier_call_makes_a_call_too_long():
     rng, states = random.Random(0), ["done", "failed", "cut", "running", None]
     for _ in range(300):
         earlier = {
-            f"{call}/{name}": {"status": rng.choice(states)} for call in CALLS
-            for name in NAMES[call] if rng.random() < 0.9
-        }  # fmt: skip
+            f"{call}/{name}": {"status": rng.choice(states)}
+            for call in CALLS
+            for name in NAMES[call]
+            if rng.random() < 0.9
+        }
         call = rng.choice([1, 2])
         steps, now, boxes = plan(call, earlier), 0.0, []
         for step in steps:
@@ -92,17 +97,20 @@ def test_no_state_of_an_earlier_call_makes_a_call_too_long():
         assert now <= SECONDS[call] and all(box > 0 for box in boxes)
         planned = [f"{s.call}/{name}" for s in steps for name in s.sections]
         assert sorted(planned) == sorted(
-            f"{number}/{name}" for number in range(1, call + 1) for name in NAMES[number]
+            f"{number}/{name}"
+            for number in range(1, call + 1)
+            for name in NAMES[number]
             if earlier.get(f"{number}/{name}", {}).get("status") != "done"
-        )  # fmt: skip
+        )
 
 
 def test_only_some_sections():
     assert shown(plan(2, {}, ["equality", "attention"])) == [(2, ["equality"])]
     earlier = ended(c1=dict(attention="failed", parity="failed"))
     assert shown(plan(2, earlier, ["equality", "attention"])) == [
-        (1, ["attention"]), (2, ["equality"])
-    ]  # fmt: skip
+        (1, ["attention"]),
+        (2, ["equality"]),
+    ]
 
 
 def quick(monkeypatch, **runs):
@@ -139,9 +147,10 @@ def test_two_calls(tmp_path, monkeypatch, capsys):
     assert order == sorted(order)
     saved = json.loads(second.read_text())
     assert {k: v["rows"] for k, v in saved.items() if "/" in k} == {
-        "1/doctor": [{"what": "row", "call": 1}], "2/equality": [{"what": "row", "call": 2}],
+        "1/doctor": [{"what": "row", "call": 1}],
+        "2/equality": [{"what": "row", "call": 2}],
         "2/prefill": [{"what": "row", "call": 2}],
-    }  # fmt: skip
+    }
     # a third one has nothing to do, and its file still has all
     assert gpu.main([*options, str(second), "--call", "2", "--kept", str(second)]) == 0
     again = json.loads(second.read_text())
@@ -263,8 +272,10 @@ def test_results_that_are_being_written_are_read_later(tmp_path):
     results.update()
     # the file itself lies in the folder, and is no result
     assert json.loads(into.read_text()) == {
-        "1/parity": {"status": "done"}, "1/attention_shapes": {"rows": []}, "summary": {},
-    }  # fmt: skip
+        "1/parity": {"status": "done"},
+        "1/attention_shapes": {"rows": []},
+        "summary": {},
+    }
 
 
 def test_a_file_that_is_replaced_at_once_is_read_again(tmp_path):

@@ -39,11 +39,15 @@ def lent(tmp_path):
         (tmp_path / "python").chmod(0o755)
         folders["LOG"].write_text("")
         done = subprocess.run(
-            ["bash", script, what], cwd=root, capture_output=True, text=True, timeout=60,
-            env=os.environ | {"PYTHON": str(tmp_path / "python")} | {
-                name: str(path) for name, path in folders.items()
-            },
-        )  # fmt: skip
+            ["bash", script, what],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ
+            | {"PYTHON": str(tmp_path / "python")}
+            | {name: str(path) for name, path in folders.items()},
+        )
         lines = folders["LOG"].read_text().splitlines()
         return SimpleNamespace(code=done.returncode, text=done.stdout, lines=lines)
 
@@ -65,9 +69,9 @@ def test_kernels_are_carried_to_both_calls(lent):
     shutil.move(lent.OUT / "triton.tgz", lent.root / ".gpu" / "triton.tgz")
     shutil.rmtree(lent.TRITON_CACHE_DIR)
     assert "new" in lent.run("2").text
-    assert {p.name for p in lent.OUT.iterdir()} == {
-        "first.log", "tests.log", "second.log"
-    } | {p.name for p in lent.OUT.glob("*.json")}  # fmt: skip
+    assert {p.name for p in lent.OUT.iterdir()} == {"first.log", "tests.log", "second.log"} | {
+        p.name for p in lent.OUT.glob("*.json")
+    }
     with tarfile.open(lent.root / ".gpu" / "triton.tgz") as packed:
         assert any(name.endswith("k/a.cubin") for name in packed.getnames())
 
@@ -107,16 +111,27 @@ def test_kernels_of_both_calls_are_compiled(monkeypatch, tmp_path, capsys):
     def compiled(tasks, processes, cache):
         asked.extend(tasks)
         assert cache == str(tmp_path)
-        rows = [dict(kernel=f"verify {dtype}", target=target, dtype=dtype, shared=1, limit=2,
-                     spills=0, stack=0) for target, dtype, _ in tasks]  # fmt: skip
+        rows = [
+            dict(
+                kernel=f"verify {dtype}",
+                target=target,
+                dtype=dtype,
+                shared=1,
+                limit=2,
+                spills=0,
+                stack=0,
+            )
+            for target, dtype, _ in tasks
+        ]
         return [*rows, dict(kernel="scan", error="no such instruction")] if broken else rows
 
     monkeypatch.setattr(compile_ahead, "compile_all", compiled)
     broken = False
     assert compile_ahead.main("sm_90") == 0
     assert [(dtype, shape.name) for _, dtype, shape in asked] == [
-        ("fp32", "tiny"), *(("bf16", shape.name) for shape in SHAPES[:2])
-    ]  # fmt: skip
+        ("fp32", "tiny"),
+        *(("bf16", shape.name) for shape in SHAPES[:2]),
+    ]
     broken = True
     assert compile_ahead.main("sm_90") == 1
     printed = capsys.readouterr()

@@ -20,8 +20,25 @@ def test_its_table(tmp_path, capsys):
     others = [[60 + i, 2, 2, 70 + i] for i in range(4)]
     trace_file(tmp_path / "t.jsonl", {"samples": samples}, {"samples": others})
     rivals = ["trie", "prompt-lookup"]
-    history.main([path, "--history", "0", "1", "2", "8", "--nodes", "4", "8", "--drafters", *rivals,
-                  "--json", out, "--plot", plot])  # fmt: skip
+    history.main(
+        [
+            path,
+            "--history",
+            "0",
+            "1",
+            "2",
+            "8",
+            "--nodes",
+            "4",
+            "8",
+            "--drafters",
+            *rivals,
+            "--json",
+            out,
+            "--plot",
+            plot,
+        ]
+    )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found == json.loads(Path(out).read_text())
     rows = found["traces"]["t"]["rows"]

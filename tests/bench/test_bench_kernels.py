@@ -65,7 +65,7 @@ def test_jobs(name):
     assert sum(made.lengths) == pytest.approx(s.samples * s.committed, abs=s.samples)
     torch.testing.assert_close(
         tree_attention_ref(**made.arguments), dense_attention(made.arguments)
-    )  # fmt: skip
+    )
     other = made.copy()
     assert torch.equal(other.k_pages, made.k_pages)
     assert other.k_pages.data_ptr() != made.k_pages.data_ptr()

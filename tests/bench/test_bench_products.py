@@ -18,8 +18,21 @@ pytestmark = pytest.mark.bench
 def test_every_side_of_a_tiny_shape(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(SHAPES, "even", replace(SHAPES["tiny"], vocab=512))
     path = tmp_path / "products.json"
-    main(["--shape", "even", "--dtype", "float32", "--rows", "1", "3", "--rounds", "1",
-          "--json", str(path)])  # fmt: skip
+    main(
+        [
+            "--shape",
+            "even",
+            "--dtype",
+            "float32",
+            "--rows",
+            "1",
+            "3",
+            "--rounds",
+            "1",
+            "--json",
+            str(path),
+        ]
+    )
     found, printed = json.loads(path.read_text()), capsys.readouterr().out
     assert json.loads(printed.splitlines()[-1]) == found
     sides = {"plain"} | ({"onednn"} if onednn_multiplies(torch.float32) else set())
@@ -33,5 +46,7 @@ def test_every_side_of_a_tiny_shape(monkeypatch, tmp_path, capsys):
 def test_rows_of_other_sides_are_one_table():
     lines = table([{"dtype": "bfloat16", "dot": 1.0}, {"dtype": "float32", "amx, plain": 2.5}])
     assert [x.split() for x in lines.splitlines()] == [
-        ["dtype", "dot", "amx,", "plain"], ["bfloat16", "1"], ["float32", "2.5"],
-    ]  # fmt: skip
+        ["dtype", "dot", "amx,", "plain"],
+        ["bfloat16", "1"],
+        ["float32", "2.5"],
+    ]

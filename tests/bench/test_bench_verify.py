@@ -93,8 +93,10 @@ def test_drawing_without_replacement_by_perturbed_scores():
 def test_new_rows_replace_old_ones():
     old = [dict(a=1, b=1, x=1), dict(a=1, b=2, x=1)]
     assert merged(old, [dict(a=1, b=2, x=5), dict(a=2, b=2, x=6)], ("a", "b")) == [
-        dict(a=1, b=1, x=1), dict(a=1, b=2, x=5), dict(a=2, b=2, x=6)
-    ]  # fmt: skip
+        dict(a=1, b=1, x=1),
+        dict(a=1, b=2, x=5),
+        dict(a=2, b=2, x=6),
+    ]
 
 
 def test_tables_of_a_file(capsys, monkeypatch):

@@ -25,10 +25,22 @@ def test_every_drafter_has_a_row_for_each_history(tmp_path, capsys):
     for r in rows:
         graph = r["drafter"] == "consensus"
         assert (r["held"] >= r["touched"] > 0) if graph else r["contexts"] == 0
-    main([
-        "--samples", "2", "--history", "90", "--steps", "2", "--successors", "1",
-        "--drafters", "consensus", "--json", str(path),
-    ])  # fmt: skip
+    main(
+        [
+            "--samples",
+            "2",
+            "--history",
+            "90",
+            "--steps",
+            "2",
+            "--successors",
+            "1",
+            "--drafters",
+            "consensus",
+            "--json",
+            str(path),
+        ]
+    )
     again = json.loads(path.read_text())["rows"]
     # the others are kept
     assert [a != b for a, b in zip(again, rows, strict=True)].count(True) == 1

@@ -50,9 +50,15 @@ def test_every_drafter_commits_the_same_tokens(place, monkeypatch):
     model, tokenizer = toy()
     monkeypatch.setattr(eagle, "CELLS", [(1, 0.0, 4), (2, 0.7, 4)])
     args = Namespace(
-        head=place / "out" / "head", datastore=place / "out" / "traces.jsonl", samples=[1, 2],
-        nodes=[4], drafters=eagle.DRAFTERS, tokens=12, k=2, depth=3,
-    )  # fmt: skip
+        head=place / "out" / "head",
+        datastore=place / "out" / "traces.jsonl",
+        samples=[1, 2],
+        nodes=[4],
+        drafters=eagle.DRAFTERS,
+        tokens=12,
+        k=2,
+        depth=3,
+    )
     prompts = {"word problems": eagle.problems_of(place / "words.jsonl", 6, 2)}
     assert [p[0]["content"] for p in prompts["word problems"]] == ["6 + 6?", "7 + 7?"]
     with csd.Engine(model, tokenizer=tokenizer) as engine:
@@ -71,11 +77,22 @@ def test_every_drafter_commits_the_same_tokens(place, monkeypatch):
 
 def test_the_plot_has_the_curve_and_a_bar_for_each_drafter(place, capsys):
     rows = [
-        dict(task=task, samples=n, temperature=0.7, nodes=nodes, drafter=d, tokens=[6], steps=[3],
-             accepted=[1], proposed=[9])
-        for task in ("word problems", "MATH") for n in (1, 8) for d in ("eagle", "rest")
+        dict(
+            task=task,
+            samples=n,
+            temperature=0.7,
+            nodes=nodes,
+            drafter=d,
+            tokens=[6],
+            steps=[3],
+            accepted=[1],
+            proposed=[9],
+        )
+        for task in ("word problems", "MATH")
+        for n in (1, 8)
+        for d in ("eagle", "rest")
         for nodes in (16, 60)
-    ]  # fmt: skip
+    ]
     (place / "eagle.json").write_text(json.dumps({"rows": rows}))
     asked = ["--table", str(place / "eagle.json"), "--plot", str(place / "eagle.svg")]
     eagle.main([*asked, "--trained", str(place / "head.json")])

@@ -43,9 +43,15 @@ def recorded(tmp_path_factory):
         shows = ShowsThePath(engine.ops.verify)
         engine.ops = replace(engine.ops, verify=shows, verify_all=shows)
         out = engine.generate(
-            PROMPTS, num_samples=3, max_new_tokens=NEW, temperature=0.7, seed=4, budget=9,
-            first_sample=2, record=path,
-        )  # fmt: skip
+            PROMPTS,
+            num_samples=3,
+            max_new_tokens=NEW,
+            temperature=0.7,
+            seed=4,
+            budget=9,
+            first_sample=2,
+            record=path,
+        )
     return out, list(read_traces(path)), path
 
 
@@ -120,9 +126,28 @@ def test_forced_on_a_cpu(recorded, tmp_path, capsys):
     *_, path = recorded
     file = tmp_path / "forced.json"
     forced_cpu.main(
-        [str(path), "--shape", "tiny", "--samples", "2", "3", "--nodes", "auto", "9", "--pairs",
-         "1", "--prompts", "2", "--tokens", "12", "--dtype", "float32", "--json", str(file)]
-    )  # fmt: skip
+        [
+            str(path),
+            "--shape",
+            "tiny",
+            "--samples",
+            "2",
+            "3",
+            "--nodes",
+            "auto",
+            "9",
+            "--pairs",
+            "1",
+            "--prompts",
+            "2",
+            "--tokens",
+            "12",
+            "--dtype",
+            "float32",
+            "--json",
+            str(file),
+        ]
+    )
     found = json.loads(file.read_text())
     rows = {(row["samples"], row["nodes"]): row for row in found["rows"]}
     assert [*rows] == [(2, "auto"), (2, "9"), (3, "auto"), (3, "9")] and found["prompts"] == 2

@@ -40,8 +40,16 @@ class Side:
 @pytest.fixture(scope="module")
 def result():
     """Rows of sides that do not exist, as a run writes them."""
-    log, speeds = [], {"csd": 600.0, "csd without drafts": 500.0, "vLLM": 400.0,
-                       "vLLM ngram": 420.0, "transformers generate": 100.0}  # fmt: skip
+    log, speeds = (
+        [],
+        {
+            "csd": 600.0,
+            "csd without drafts": 500.0,
+            "vLLM": 400.0,
+            "vLLM ngram": 420.0,
+            "transformers generate": 100.0,
+        },
+    )
     sides = {name: Side(speed, log, name) for name, speed in speeds.items()}
     cells = [Cell("one", "worked problems", 8, limit, tuple(speeds)) for limit in (20, 60)]
     cells.append(Cell("one", "programs", 4, 20, CSD))

@@ -52,19 +52,33 @@ def test_a_measured_figure_stands_beside_its_prediction(rows):
     assert mine and {r["gpu"] for r in mine} == {"H100"}
     assert not of_gpu("NVIDIA A100") and not of_gpu(None)
     h100 = [r for r in rows if r["gpu"] == "H100"]
-    step = {r["rows"]: r["step ms"] for r in h100
-            if (r.get("shape"), r.get("N")) == ("llama-3.1-8b", 16)}  # fmt: skip
+    step = {
+        r["rows"]: r["step ms"]
+        for r in h100
+        if (r.get("shape"), r.get("N")) == ("llama-3.1-8b", 16)
+    }
     shape = next(r for r in h100 if r["section"] == "attention")
     files = {
-        "end_to_end": {"rows": [{
-            "shape": "llama-3.1-8b", "N": 16, "rows": 120.4, "step ms": 2 * step[128],
-            "plain step ms": 3 * step[16], "phases ms": {"propose": 1.0, "insert": 0.5},
-        }, {"shape": "tiny", "N": 2, "rows": 16, "step ms": 1.0}]},
-        "attention_shapes": {"rows": [
-            {"provider": "csd", "shape": shape["shape"], "us": 4 * shape["us"]},
-            {"provider": "sdpa", "shape": shape["shape"], "us": 1.0},
-        ]},
-    }  # fmt: skip
+        "end_to_end": {
+            "rows": [
+                {
+                    "shape": "llama-3.1-8b",
+                    "N": 16,
+                    "rows": 120.4,
+                    "step ms": 2 * step[128],
+                    "plain step ms": 3 * step[16],
+                    "phases ms": {"propose": 1.0, "insert": 0.5},
+                },
+                {"shape": "tiny", "N": 2, "rows": 16, "step ms": 1.0},
+            ]
+        },
+        "attention_shapes": {
+            "rows": [
+                {"provider": "csd", "shape": shape["shape"], "us": 4 * shape["us"]},
+                {"provider": "sdpa", "shape": shape["shape"], "us": 1.0},
+            ]
+        },
+    }
     found = {row["figure"]: row["ratio"] for row in compared(files, h100)}
     assert found.pop("propose and insert us") > 1
     assert found == pytest.approx({"step ms": 2, "plain step ms": 3, "attention us": 4})

@@ -64,10 +64,11 @@ def test_pages_have_the_replay_tables():
 def test_the_table_of_samples_that_copy_is_of_its_files():
     files = ("replay_copying", "replay_deeper")
     rows = [
-        r for name in files
+        r
+        for name in files
         for r in json.loads((ROOT / f"bench/results/{name}.json").read_text())["rows"]
         if r["nodes"] == 16 and (r["samples"] == 8 or "classeval" in r["trace"])
-    ]  # fmt: skip
+    ]
     page = (ROOT / "docs/experiments/drafting.md").read_text()
     for drafter in ("suffix-tree", "trie-prompt", "consensus"):
         cells = [metrics(r) for r in rows if r["drafter"] == drafter]
@@ -77,17 +78,23 @@ def test_the_table_of_samples_that_copy_is_of_its_files():
 def test_ratios_are_over_the_same_problems_and_by_who_published():
     def row(drafter, tokens, problems=(1, 2), nodes=8):
         return {
-            "trace": "t", "samples": 2, "nodes": nodes, "drafter": drafter,
+            "trace": "t",
+            "samples": 2,
+            "nodes": nodes,
+            "drafter": drafter,
             "tau": sum(tokens) / 20,
             "by_problem": {"problem": [*problems], "tokens": tokens, "sample_steps": [10, 10]},
-        }  # fmt: skip
+        }
 
     ours = row("consensus", [30, 30])
     rows = [
-        ours, row("rest", [20, 10]), row("trie-prompt", [20, 20]),
-        row("consensus-counts", [40, 40]), row("suffix", [50, 50], problems=(3, 4)),
+        ours,
+        row("rest", [20, 10]),
+        row("trie-prompt", [20, 20]),
+        row("consensus-counts", [40, 40]),
+        row("suffix", [50, 50], problems=(3, 4)),
         row("trie", [60, 60], nodes=4),
-    ]  # fmt: skip
+    ]
     add_ratios(rows)
     assert (ours["best_published"], ours["ratio_published"]) == ("rest", 2.0)
     assert ours["ratio_published_interval"] == (1.5, 3.0)
@@ -110,8 +117,9 @@ def test_replayed_rows_replace_old_ones(tmp_path, capsys):
     assert [r["drafter"] for r in found["rows"]] == ["prompt-lookup", "rest", "consensus"]
     assert found["rows"][2]["ratio_published"] > 0 and found["machine"]["cpu"]
     assert [run["arguments"]["drafters"] for run in found["runs"].values()] == [
-        ["prompt-lookup", "rest"], ["consensus", "rest"],
-    ]  # fmt: skip
+        ["prompt-lookup", "rest"],
+        ["consensus", "rest"],
+    ]
     capsys.readouterr()
     main(["--table", out])
     assert capsys.readouterr().out.count("| few") == 1

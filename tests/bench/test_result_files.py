@@ -18,14 +18,24 @@ FOLDER = Path(bench.__file__).parent
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
 # JSON that is no result: traces, and what two processes of a benchmark pass to one another
 OTHER = {
-    ("run", "worker"), ("run", "run"), ("record", "main"), ("record_study", "main"),
-    ("vllm_side", "Vllm"), ("serve", "ask"), ("constraints", "Checkout"),
-    ("constraints_worker", "main"), ("eagle_head", "recorded"),
-    ("vllm_worker", "main"), ("doctor", "main"), ("doctor", "examined"), ("time_vllm", "main"),
-    ("vllm", "run"), ("vllm", "measured"),
+    ("run", "worker"),
+    ("run", "run"),
+    ("record", "main"),
+    ("record_study", "main"),
+    ("vllm_side", "Vllm"),
+    ("serve", "ask"),
+    ("constraints", "Checkout"),
+    ("constraints_worker", "main"),
+    ("eagle_head", "recorded"),
+    ("vllm_worker", "main"),
+    ("doctor", "main"),
+    ("doctor", "examined"),
+    ("time_vllm", "main"),
+    ("vllm", "run"),
+    ("vllm", "measured"),
     # result files together, each with its machine
     ("calls", "Gathered"),
-}  # fmt: skip
+}
 INTEL = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8488C
 flags\t\t: fpu sse4_2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile amx_int8
@@ -84,8 +94,13 @@ def test_a_file_holds_the_machine(tmp_path, capsys, monkeypatch):
 def test_a_processor_is_read():
     assert model(INTEL) == "Intel(R) Xeon(R) Platinum 8488C"
     assert processor.instructions(INTEL) == [
-        "avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16",
-    ]  # fmt: skip
+        "avx2",
+        "avx512f",
+        "avx512_bf16",
+        "amx_tile",
+        "amx_int8",
+        "amx_bf16",
+    ]
     assert model(ARM) == "implementer 0x41 part 0xd4f"
     assert processor.instructions(ARM) == ["asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve"]
     # a system without the file
@@ -95,15 +110,20 @@ def test_a_processor_is_read():
 @pytest.mark.parametrize(
     ("config", "want"),
     [
-        ("  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605\n"
-         "  - Intel(R) MKL-DNN v3.12.0 (Git Hash 80afa71)\n  - Build settings: BLAS_INFO=mkl, X=1",
-         {"blas": "mkl 2024.2", "onednn": "3.12.0"}),
-        ("  - OpenBLAS 0.3.29\n  - Build settings: BLAS_INFO=open, USE_MKLDNN=OFF",
-         {"blas": "open 0.3.29", "onednn": None}),
+        (
+            "  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605\n"
+            "  - Intel(R) MKL-DNN v3.12.0 (Git Hash 80afa71)\n"
+            "  - Build settings: BLAS_INFO=mkl, X=1",
+            {"blas": "mkl 2024.2", "onednn": "3.12.0"},
+        ),
+        (
+            "  - OpenBLAS 0.3.29\n  - Build settings: BLAS_INFO=open, USE_MKLDNN=OFF",
+            {"blas": "open 0.3.29", "onednn": None},
+        ),
         ("  - Build settings: BLAS_INFO=accelerate", {"blas": "accelerate", "onednn": None}),
         ("", {"blas": None, "onednn": None}),
     ],
     ids=["mkl", "openblas", "accelerate", "none"],
-)  # fmt: skip
+)
 def test_libraries_are_read(config, want):
     assert processor.libraries(config) == want

@@ -130,8 +130,14 @@ def cycles(period, count=6):
 def test_foreign_siblings_are_not_counted_and_do_not_help():
     traces = [cycles(17), cycles(19), cycles(23)]
     kept = own_tau(traces, "consensus", 0, 3)["tau"]
-    pooled = figures(replayed([replace(t, samples=t.samples[a : a + 3]) for t in traces
-                               for a in (0, 3)], "consensus", 3, 8))  # fmt: skip
+    pooled = figures(
+        replayed(
+            [replace(t, samples=t.samples[a : a + 3]) for t in traces for a in (0, 3)],
+            "consensus",
+            3,
+            8,
+        )
+    )
     assert kept == pytest.approx(pooled["tau"])
     alone = own_tau(traces, "consensus", 2, 3)["tau"]
     assert 1 < alone < kept

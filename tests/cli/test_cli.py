@@ -15,9 +15,23 @@ pytestmark = pytest.mark.quick
 
 def test_sample_prints_one_json_object(toy_folder, capsys):
     code = main(
-        ["sample", toy_folder, "What is 2 + 3?", "-n", "3", "--max-new-tokens", "12",
-         "--temperature", "0.7", "--seed", "1", "--budget", "8", "--json"]
-    )  # fmt: skip
+        [
+            "sample",
+            toy_folder,
+            "What is 2 + 3?",
+            "-n",
+            "3",
+            "--max-new-tokens",
+            "12",
+            "--temperature",
+            "0.7",
+            "--seed",
+            "1",
+            "--budget",
+            "8",
+            "--json",
+        ]
+    )
     out = capsys.readouterr().out
     csd.release()
     assert code == 0
@@ -96,9 +110,23 @@ def test_dtype_by_its_name(toy_folder, capsys):
 def test_history_is_read_and_added_to(toy_folder, capsys, tmp_path):
     path = tmp_path / "history.jsonl"
     command = [
-        "sample", toy_folder, "What is 2 + 3?", "-n", "3", "--max-new-tokens", "12",
-        "--temperature", "0.7", "--seed", "1", "--budget", "8", "--json", "--history", str(path),
-    ]  # fmt: skip
+        "sample",
+        toy_folder,
+        "What is 2 + 3?",
+        "-n",
+        "3",
+        "--max-new-tokens",
+        "12",
+        "--temperature",
+        "0.7",
+        "--seed",
+        "1",
+        "--budget",
+        "8",
+        "--json",
+        "--history",
+        str(path),
+    ]
     found = []
     for _ in range(2):
         assert main(command) == 0
@@ -107,8 +135,9 @@ def test_history_is_read_and_added_to(toy_folder, capsys, tmp_path):
     assert found[0]["tokens"] == found[1]["tokens"]
     assert [f["stats"]["accepted"]["history"] > 0 for f in found] == [False, True]
     assert [json.loads(x)["samples"] for x in path.read_text().splitlines()] == [
-        found[0]["tokens"], found[0]["tokens"]
-    ]  # fmt: skip
+        found[0]["tokens"],
+        found[0]["tokens"],
+    ]
     path.write_text("no trace\n")
     assert main(command) == 2
     assert "history.jsonl, line 1: the trace is not JSON" in capsys.readouterr().err

@@ -18,8 +18,21 @@ def test_a_head_is_trained_and_a_second_run_is_refused(tmp_path, capsys):
     rows = [{"prompt_ids": [7, i], "samples": [[i, 5, i, 6, 9, 4]] * 2} for i in range(4)]
     traces = str(trace_file(tmp_path / "traces.jsonl", *rows))
     out = tmp_path / "head"
-    command = ["train-head", str(tmp_path / "model"), traces, "-o", str(out), "--epochs", "3",
-               "--held-out", "0.25", "--batch", "32", "--dtype", "bfloat16"]  # fmt: skip
+    command = [
+        "train-head",
+        str(tmp_path / "model"),
+        traces,
+        "-o",
+        str(out),
+        "--epochs",
+        "3",
+        "--held-out",
+        "0.25",
+        "--batch",
+        "32",
+        "--dtype",
+        "bfloat16",
+    ]
     assert main(command) == 0
     told = capsys.readouterr().err
     last = json.loads((out / "curve.jsonl").read_text().splitlines()[-1])

@@ -90,9 +90,26 @@ def test_outputs_have_the_documented_keys(toy_folder, tmp_path, capsys):
         assert main([*words]) == 0
         return json.loads(capsys.readouterr().out)
 
-    check("sample", printed("sample", toy_folder, "a b", "-n", "2", "--max-new-tokens", "6",
-                            "--budget", "4", "--seed", "1", "--json", "--drafts",
-                            "--record", traces))  # fmt: skip
+    check(
+        "sample",
+        printed(
+            "sample",
+            toy_folder,
+            "a b",
+            "-n",
+            "2",
+            "--max-new-tokens",
+            "6",
+            "--budget",
+            "4",
+            "--seed",
+            "1",
+            "--json",
+            "--drafts",
+            "--record",
+            traces,
+        ),
+    )
     for line in Path(traces).read_text().splitlines():
         check_keys("trace", json.loads(line).keys())
     check("replay", printed("replay", traces, "--nodes", "0", "2", "--json"))
@@ -100,8 +117,21 @@ def test_outputs_have_the_documented_keys(toy_folder, tmp_path, capsys):
     problems = tmp_path / "p.jsonl"
     problems.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
     out = tmp_path / "r.jsonl"
-    found = printed("eval", str(problems), "--model", toy_folder, "-n", "2", "--max-new-tokens",
-                    "6", "--budget", "4", "-o", str(out), "--quiet")  # fmt: skip
+    found = printed(
+        "eval",
+        str(problems),
+        "--model",
+        toy_folder,
+        "-n",
+        "2",
+        "--max-new-tokens",
+        "6",
+        "--budget",
+        "4",
+        "-o",
+        str(out),
+        "--quiet",
+    )
     check("summary", found)
     assert found == json.loads(out.with_suffix(".summary.json").read_text())
     csd.release()

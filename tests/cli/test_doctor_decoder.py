@@ -24,8 +24,9 @@ def doctor(tmp_path, monkeypatch, capsys):
         def table(self):
             return "a table"
 
-    monkeypatch.setattr("csd.cli.doctor.check",
-                        lambda *_, config, **how: checked.append(config) or Passed())  # fmt: skip
+    monkeypatch.setattr(
+        "csd.cli.doctor.check", lambda *_, config, **how: checked.append(config) or Passed()
+    )
     monkeypatch.setattr("csd.cli.doctor.asdict", lambda report: {})
 
     def run(family, *flags):

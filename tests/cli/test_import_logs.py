@@ -29,19 +29,25 @@ def test_logs_become_traces(toy_folder, tmp_path):
         return tokenizer.encode(text, add_special_tokens=False)
 
     code, found = imported(
-        toy_folder, tmp_path,
+        toy_folder,
+        tmp_path,
         {"prompt": "a b", "completions": ["c d", "e"], "temperature": 0.5},
         {"messages": CHAT, "choices": [{"message": {"content": "c"}}, {"text": "d e"}]},
-        {"prompt": "x", "prompt_token_ids": [5, 6],
-         "outputs": [{"text": "c", "token_ids": [7, 8]}]},
+        {
+            "prompt": "x",
+            "prompt_token_ids": [5, 6],
+            "outputs": [{"text": "c", "token_ids": [7, 8]}],
+        },
         {"question": "a b", "completions": [[9, 10]]},
         flags=["--temperature", "0.7"],
-    )  # fmt: skip
+    )
     assert code == 0
     assert [t.samples for t in found] == [
-        [[*ids("c d"), *end], [*ids("e"), *end]], [[*ids("c"), *end], [*ids("d e"), *end]],
-        [[7, 8]], [[9, 10]],
-    ]  # fmt: skip
+        [[*ids("c d"), *end], [*ids("e"), *end]],
+        [[*ids("c"), *end], [*ids("d e"), *end]],
+        [[7, 8]],
+        [[9, 10]],
+    ]
     assert [t.temperature for t in found] == [0.5, 0.7, 0.7, 0.7]
     # a text is a user's message where the tokenizer has a template
     chat = found[1].prompt
@@ -50,15 +56,18 @@ def test_logs_become_traces(toy_folder, tmp_path):
     assert main(["replay", str(tmp_path / "traces.jsonl"), "--nodes", "4"]) == 0
 
 
-@pytest.mark.parametrize("row, message", [
-    ({"completions": ["a"]}, "line 1 must have one of prompt_token_ids, messages, prompt"),
-    ({"prompt": "a"}, "must have a list of completions under completions, choices, outputs"),
-    ({"prompt": "a", "completions": []}, "must have a list of completions"),
-    ({"prompt": "a", "completions": [{"logprobs": 1}]}, "must have completions of a string"),
-    ({"prompt": "a", "completions": [[10**7]]}, "must lie in the vocabulary"),
-    ({"prompt": "a", "completions": ["b"], "temperature": -1}, "temperature must lie in"),
-    ({"prompt": 3, "completions": ["b"]}, "prompt must be a str"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"completions": ["a"]}, "line 1 must have one of prompt_token_ids, messages, prompt"),
+        ({"prompt": "a"}, "must have a list of completions under completions, choices, outputs"),
+        ({"prompt": "a", "completions": []}, "must have a list of completions"),
+        ({"prompt": "a", "completions": [{"logprobs": 1}]}, "must have completions of a string"),
+        ({"prompt": "a", "completions": [[10**7]]}, "must lie in the vocabulary"),
+        ({"prompt": "a", "completions": ["b"], "temperature": -1}, "temperature must lie in"),
+        ({"prompt": 3, "completions": ["b"]}, "prompt must be a str"),
+    ],
+)
 def test_errors_name_the_line(toy_folder, tmp_path, capsys, row, message):
     assert imported(toy_folder, tmp_path, row)[0] == 2
     error = capsys.readouterr().err

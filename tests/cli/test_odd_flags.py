@@ -13,8 +13,28 @@ from csd.models.demo import toy
 pytestmark = pytest.mark.quick
 
 NUMBERS = [str(v) for v in ODD if isinstance(v, int) and abs(v) < 2**99] + ["9" * 5000]
-TEXTS = ["", "no", "nan", "inf", "-inf", "1e999", "5e-324", "0.5", "1_0", "\u0663", "0x10", "auto",
-         "None", "True", "\udcff", "a b", "rest:", "rest:none", "gpu", "cuda:99"]  # fmt: skip
+TEXTS = [
+    "",
+    "no",
+    "nan",
+    "inf",
+    "-inf",
+    "1e999",
+    "5e-324",
+    "0.5",
+    "1_0",
+    "\u0663",
+    "0x10",
+    "auto",
+    "None",
+    "True",
+    "\udcff",
+    "a b",
+    "rest:",
+    "rest:none",
+    "gpu",
+    "cuda:99",
+]
 # values of other flags, without which a flag is refused
 BESIDE = {("train-head", flag): ["--eagle=3"] for flag in ("--depth", "--decay", "--draft-vocab")}
 FILES = {"-o", "--out", "--record", "--history", "--cost"}
@@ -54,7 +74,7 @@ def places(tmp_path_factory):
         "report": [str(folder / "none.json")],
         "serve": [model, "--port=0"],
         "warmup": [model, "--max-new-tokens=2", "--prompt-tokens=2"],
-    }  # fmt: skip
+    }
 
 
 def flags():
@@ -120,20 +140,24 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
         assert any(x in last for x in (dest, flag, value, repr(value)[1:-1])), (value, told)
 
 
-@pytest.mark.parametrize("name, flag, value, code", [
-    ("sample", "--top-k", 2**31, 0),
-    ("sample", "--budget", 4_000_000_000, 0),
-    ("sample", "--seed", 2**64 - 1, 0),
-    ("sample", "--first-sample", 2**31 - 8, 0),
-    ("sample", "--first-sample", 2**31 - 1, 2),
-    ("sample", "--num-samples", 10**9, 2),
-    ("sample", "--temperature", 5e-324, 2),
-    ("record", "--limit", -1, 2),
-    ("replay", "--limit", 0, 2),
-    ("doctor", "--head-dim", 15, 2),
-    ("doctor", "--heads", 10**9, 2),
-    ("doctor", "--device", "meta", 2),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "name, flag, value, code",
+    [
+        ("sample", "--top-k", 2**31, 0),
+        ("sample", "--budget", 4_000_000_000, 0),
+        ("sample", "--seed", 2**64 - 1, 0),
+        ("sample", "--first-sample", 2**31 - 8, 0),
+        ("sample", "--first-sample", 2**31 - 1, 2),
+        ("sample", "--num-samples", 10**9, 2),
+        ("sample", "--temperature", 5e-324, 2),
+        ("record", "--limit", -1, 2),
+        ("replay", "--limit", 0, 2),
+        ("doctor", "--head-dim", 15, 2),
+        ("doctor", "--heads", 10**9, 2),
+        ("doctor", "--device", "meta", 2),
+    ],
+    ids=str,
+)
 def test_what_ended_with_a_traceback(name, flag, value, code, places, capsys):
     assert main([name, *places[name], f"{flag}={value}"]) == code
     told = capsys.readouterr()

@@ -34,8 +34,12 @@ def spoil_floats(result):
     result[0, 0] *= 1.5
 
 
-WRONG = {"rms_norm": lambda r: spoil_floats(r[0]), "tree_attention": lambda r: r[0, 0].mul_(1.5),
-         "swiglu": spoil_floats, "draft_tree": spoil_integers}  # fmt: skip
+WRONG = {
+    "rms_norm": lambda r: spoil_floats(r[0]),
+    "tree_attention": lambda r: r[0, 0].mul_(1.5),
+    "swiglu": spoil_floats,
+    "draft_tree": spoil_integers,
+}
 
 
 @pytest.fixture
@@ -124,9 +128,12 @@ def test_engines_with_exact_are_checked_in_low_precision(monkeypatch):
 
 
 PROPERTIES = {
-    "a window": dict(window=None), "a window shorter than a path": dict(window=4),
-    "chunks": dict(chunk=None), "a cap": dict(softcap=None), "sinks": dict(sinks=None),
-}  # fmt: skip
+    "a window": dict(window=None),
+    "a window shorter than a path": dict(window=4),
+    "chunks": dict(chunk=None),
+    "a cap": dict(softcap=None),
+    "sinks": dict(sinks=None),
+}
 
 
 @few(2)
@@ -186,8 +193,10 @@ def test_launches_that_do_the_work_of_several_operations_are_checked(name, monke
             (result[0].sample if result else args[0].succ_weight).view(-1)[:1] += 1
         return result
 
-    own = {"decide": (ops.verify, ops.advance_slots, ops.snapshot),
-           "insert_observed": (ops.observe, ops.graph_insert)}  # fmt: skip
+    own = {
+        "decide": (ops.verify, ops.advance_slots, ops.snapshot),
+        "insert_observed": (ops.observe, ops.graph_insert),
+    }
     wrong = replace(ops, fused={name: FusedOp(own[name], whole)})
     for place in ("engine.resources.model", "doctor.run"):
         monkeypatch.setattr(f"csd.{place}.choose", lambda *_: wrong)

@@ -18,8 +18,10 @@ pytestmark = pytest.mark.compiled
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SIZES = Sizes(prompt=150, prefill_chunk=64, tokens=12, rows=16)
-FUSED = {"decide": ("verify", "advance_slots", "snapshot"),
-          "insert_observed": ("observe", "graph_insert")}  # fmt: skip
+FUSED = {
+    "decide": ("verify", "advance_slots", "snapshot"),
+    "insert_observed": ("observe", "graph_insert"),
+}
 NAMES = [*(n for n in operations() if n not in UNCOMPARED), *FUSED]
 # what computes with floats
 KERNELS = ["rms_norm", "rotary", "swiglu", "tree_attention", "verify", "decide"]

@@ -29,15 +29,24 @@ def test_samples_are_those_of_generate_whatever_arrives(how):
     asked = []
     for i in range(24):
         prompt = generator.choice([*PROMPTS, [3] * generator.randint(1, 130), [i + 1, 5, 6]])
-        asked.append((prompt, dict(
-            num_samples=generator.randint(1, 5), max_new_tokens=generator.randint(1, 40),
-            seed=generator.randint(0, 3), temperature=generator.choice([0.0, 0.7, 1.3]),
-            top_p=generator.choice([1.0, 0.9]), first_sample=generator.choice([0, 0, 7]),
-            stop_token_ids=[3], top_logprobs=generator.choice([0, 0, 2, 5]),
-            frequency_penalty=generator.choice([0.0, 0.0, 1.2]),
-            logit_bias=generator.choice([{}, {}, {7: 2.0}]),
-            no_repeat_ngram_size=generator.choice([0, 0, 2]),
-        )))  # fmt: skip
+        asked.append(
+            (
+                prompt,
+                dict(
+                    num_samples=generator.randint(1, 5),
+                    max_new_tokens=generator.randint(1, 40),
+                    seed=generator.randint(0, 3),
+                    temperature=generator.choice([0.0, 0.7, 1.3]),
+                    top_p=generator.choice([1.0, 0.9]),
+                    first_sample=generator.choice([0, 0, 7]),
+                    stop_token_ids=[3],
+                    top_logprobs=generator.choice([0, 0, 2, 5]),
+                    frequency_penalty=generator.choice([0.0, 0.0, 1.2]),
+                    logit_bias=generator.choice([{}, {}, {7: 2.0}]),
+                    no_repeat_ngram_size=generator.choice([0, 0, 2]),
+                ),
+            )
+        )
     with csd.Engine(model) as plainly:
         wanted = [plainly.generate(prompt, **options) for prompt, options in asked]
     service = csd.AsyncEngine(model, max_slots=6, max_tokens=256, max_queue=100, budget=7, **how)
@@ -136,17 +145,20 @@ def test_errors_end_their_request_alone():
     broken = service.submit([1], num_samples=2, max_new_tokens=5, seed=1, until=until)
     empty = service.submit([1], max_new_tokens=5, seed=1, allowed_token_ids=[3], bad_words=[[3]])
     for handle, kind, text in (
-        (bad, FloatingPointError, "NaN"), (broken, RuntimeError, "mine"),
+        (bad, FloatingPointError, "NaN"),
+        (broken, RuntimeError, "mine"),
         (empty, ValueError, "bad_words"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(kind, match=text) as caught:
             handle.result(60)
         assert isinstance(caught.value.samples, csd.Samples)
     for options, text in (
-        (dict(temperature=-1), "temperature"), (dict(max_new_tokens=10**6), "context"),
-        (dict(budget=3), "budget"), (dict(callback=print), "callback"),
+        (dict(temperature=-1), "temperature"),
+        (dict(max_new_tokens=10**6), "context"),
+        (dict(budget=3), "budget"),
+        (dict(callback=print), "callback"),
         (dict(logits_processor=lambda ids, x: x), "logits_processor"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValueError, match=text):
             service.submit([1], **options)
     assert good.result(60).finish_reasons == ["length"] * 2
@@ -199,9 +211,15 @@ def test_likeliest_tokens_are_the_models_own():
         prompt = [4, 9, 2]
         without = service.submit(prompt, max_new_tokens=30, seed=2)
         handle = service.submit(
-            prompt, num_samples=2, max_new_tokens=30, seed=2, temperature=0.5, top_k=3,
-            top_logprobs=4, score_prompt=2,
-        )  # fmt: skip
+            prompt,
+            num_samples=2,
+            max_new_tokens=30,
+            seed=2,
+            temperature=0.5,
+            top_k=3,
+            top_logprobs=4,
+            score_prompt=2,
+        )
         for sample in handle.result(60):
             for i, (token, raw) in enumerate(zip(sample.tokens, sample.raw_logprobs, strict=True)):
                 want = model.next_logits(prompt + sample.tokens[:i]).log_softmax(-1)

@@ -33,9 +33,13 @@ def gpu(monkeypatch):
     stream = SimpleNamespace(wait_stream=lambda other: log.append("wait"))
     cuda = SimpleNamespace(
         Stream=lambda: SimpleNamespace(wait_stream=lambda other: None),
-        current_stream=lambda: stream, stream=within, graph=within, CUDAGraph=object,
-        synchronize=lambda: log.append("synchronize"), graph_pool_handle=lambda: object(),
-    )  # fmt: skip
+        current_stream=lambda: stream,
+        stream=within,
+        graph=within,
+        CUDAGraph=object,
+        synchronize=lambda: log.append("synchronize"),
+        graph_pool_handle=lambda: object(),
+    )
     monkeypatch.setattr(capture, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
     return log
 

@@ -19,9 +19,15 @@ def test_tokens_are_those_of_plain_sampling(max_slots, budget):
     model = PrefixSum(sharpness=8.0)
     asked = prompts(4)
     out = csd.generate(
-        engine(model, max_slots=max_slots), asked, num_samples=5, max_new_tokens=70,
-        temperature=1.0, seed=7, budget=budget, stop_token_ids=[3],
-    )  # fmt: skip
+        engine(model, max_slots=max_slots),
+        asked,
+        num_samples=5,
+        max_new_tokens=70,
+        temperature=1.0,
+        seed=7,
+        budget=budget,
+        stop_token_ids=[3],
+    )
     for prompt, result in zip(asked, out, strict=True):
         for sample in result:
             expected = plain(model, prompt, 7, sample.index, 70, end_ids=(3,))
@@ -92,9 +98,14 @@ def test_stop_strings_across_tokens_and_lags(lag, stop):
     """A stop string ends at the token that completes it, however late the host notices."""
     model = counting(26)
     out = csd.generate(
-        engine(model, Letters(), lag=lag, max_slots=2), "abc", num_samples=3, max_new_tokens=60,
-        stop=["zzz", stop], budget=16, seed=3,
-    )  # fmt: skip
+        engine(model, Letters(), lag=lag, max_slots=2),
+        "abc",
+        num_samples=3,
+        max_new_tokens=60,
+        stop=["zzz", stop],
+        budget=16,
+        seed=3,
+    )
     whole = "defghijklm"
     end = whole.index(stop) + len(stop)
     assert out.texts == [whole[: end - len(stop)]] * 3
@@ -157,16 +168,25 @@ def test_until_cancels_and_decides_on_the_prefix():
         return len(prefix) >= 3
 
     out = csd.generate(
-        engine(model, max_slots=2), [1, 2], num_samples=8, max_new_tokens=30, seed=0,
-        stop_token_ids=[0, 1, 2], until=until,
-    )  # fmt: skip
+        engine(model, max_slots=2),
+        [1, 2],
+        num_samples=8,
+        max_new_tokens=30,
+        seed=0,
+        stop_token_ids=[0, 1, 2],
+        until=until,
+    )
     assert all(p == list(range(len(p))) for p in asked)
     assert out.finish_reasons.count("cancelled") >= 4
     assert all(r != "cancelled" for r in out.finish_reasons[:3])
     full = csd.generate(
-        engine(model, max_slots=2), [1, 2], num_samples=8, max_new_tokens=30, seed=0,
+        engine(model, max_slots=2),
+        [1, 2],
+        num_samples=8,
+        max_new_tokens=30,
+        seed=0,
         stop_token_ids=[0, 1, 2],
-    )  # fmt: skip
+    )
     assert out.tokens[:3] == full.tokens[:3]
 
 
@@ -227,9 +247,13 @@ def test_callback_gets_every_token_once():
         got.setdefault((prompt, sample), []).append((tokens, text))
 
     out = csd.generate(
-        engine(model, Letters(), max_slots=3), ["ab", "cd"], num_samples=3, max_new_tokens=30,
-        seed=1, callback=callback,
-    )  # fmt: skip
+        engine(model, Letters(), max_slots=3),
+        ["ab", "cd"],
+        num_samples=3,
+        max_new_tokens=30,
+        seed=1,
+        callback=callback,
+    )
     for i, result in enumerate(out):
         for s in result:
             steps = got[i, s.index]

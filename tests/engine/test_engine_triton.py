@@ -30,9 +30,14 @@ def test_equals_the_references(few_splits, family, options):
     for model, kernels in ((narrow, "reference"), (narrow, "triton"), (wide, "reference")):
         with csd.Engine(model, max_slots=3, kernels=kernels) as engine:
             out = engine.generate(
-                PROMPTS, num_samples=2, max_new_tokens=3, budget=6, seed=3, ignore_eos=True,
+                PROMPTS,
+                num_samples=2,
+                max_new_tokens=3,
+                budget=6,
+                seed=3,
+                ignore_eos=True,
                 **options,
-            )  # fmt: skip
+            )
         runs.append(out)
     assert_same_samples(runs[1], runs[0])
     assert_same_samples(runs[2], runs[0])

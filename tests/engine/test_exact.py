@@ -18,9 +18,9 @@ DTYPES = (torch.bfloat16, torch.float32)
 RUNS = [(0, 3, 1), (1, 8, 3), (7, 17, 5), (16, 8, 8), (64, 17, 8), ("auto", 3, 2)]
 PROMPTS = [(1, 64), (2, 65), (63, 130), (700,)]
 CASES = [
-    (family, dtype, i) for i, (family, dtype) in
-    enumerate((f, d) for f in ("llama", "qwen2", "qwen3") for d in DTYPES)
-]  # fmt: skip
+    (family, dtype, i)
+    for i, (family, dtype) in enumerate((f, d) for f in ("llama", "qwen2", "qwen3") for d in DTYPES)
+]
 
 
 def engine_of(loaded, slots):

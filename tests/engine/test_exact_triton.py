@@ -25,9 +25,16 @@ def few_sizes(monkeypatch, few_splits, ordered_products):
 def samples(model, exact, count, slots=4, static=False, **options):
     with csd.Engine(model, max_slots=slots, kernels="triton", exact=exact, static=static) as engine:
         return run(
-            engine, [PROMPT], count, max_new_tokens=5, seed=3, temperature=0.7, top_p=0.95,
-            ignore_eos=True, **options,
-        )  # fmt: skip
+            engine,
+            [PROMPT],
+            count,
+            max_new_tokens=5,
+            seed=3,
+            temperature=0.7,
+            top_p=0.95,
+            ignore_eos=True,
+            **options,
+        )
 
 
 LONG = pytest.mark.skipif("CSD_TOKENS" not in os.environ, reason="long: `make test-long`")

@@ -12,8 +12,12 @@ from csd.kernels.ops import triton
 
 PROMPTS = [[(7 * i + 3) % 61 for i in range(n)] for n in (30, 5)]
 OPTIONS = dict(
-    num_samples=3, seed=4, max_new_tokens=18, temperature=0.7, end_token_ids=[],
-)  # fmt: skip
+    num_samples=3,
+    seed=4,
+    max_new_tokens=18,
+    temperature=0.7,
+    end_token_ids=[],
+)
 HOW = {"fused": ("qwen3_5_text", "fused"), "module": ("bamba", "module")}
 
 

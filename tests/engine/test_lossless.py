@@ -58,11 +58,16 @@ def expected():
         if key not in drawn:
             drawn[key] = [
                 oracle.generate(
-                    model, PROMPT, seed=seed, sample=i, max_new_tokens=LENGTH, end_ids=(7, 30),
+                    model,
+                    PROMPT,
+                    seed=seed,
+                    sample=i,
+                    max_new_tokens=LENGTH,
+                    end_ids=(7, 30),
                     **SETTINGS[setting],
                 )
                 for i in range(8)
-            ]  # fmt: skip
+            ]
         return engine, drawn[key]
 
     return get
@@ -84,9 +89,15 @@ def test_tokens_equal_plain_sampling(expected, family, setting, seed):
         # each budget with one sample and with many, in one seed's settings or in the other's
         count = (1, 8)[(i + (seed > 0)) % 2]
         out = csd.generate(
-            engine, PROMPT, num_samples=count, seed=seed, max_new_tokens=LENGTH,
-            stop_token_ids=[7, 30], budget=budget, **SETTINGS[setting],
-        )  # fmt: skip
+            engine,
+            PROMPT,
+            num_samples=count,
+            seed=seed,
+            max_new_tokens=LENGTH,
+            stop_token_ids=[7, 30],
+            budget=budget,
+            **SETTINGS[setting],
+        )
         for sample, (tokens, logprobs, raw, _) in zip(out, plain, strict=False):
             assert sample.tokens == tokens
             assert sample.logprobs == pytest.approx(logprobs, abs=1e-6)

@@ -255,9 +255,13 @@ def damaged(tensors, about):
     yield tensors, about | {"vocab": "1"}, "must have token ids below 1"
     yield {k: v for k, v in tensors.items() if k != "succ_token"}, about, "tensors must be"
     for name, value in (
-        ("entry_tokens", -7), ("succ_token", 1 << 30), ("succ_weight", -1), ("entry_total", -1),
-        ("entry_total", 0), ("succ_weight", 1 << 29),
-    ):  # fmt: skip
+        ("entry_tokens", -7),
+        ("succ_token", 1 << 30),
+        ("succ_weight", -1),
+        ("entry_total", -1),
+        ("entry_total", 0),
+        ("succ_weight", 1 << 29),
+    ):
         yield tensors | {name: torch.full_like(tensors[name], value)}, about, "must"
     yield tensors | {"succ_weight": tensors["succ_weight"].float()}, about, "must be int32"
     yield tensors | {"succ_weight": tensors["succ_weight"][:, :3].contiguous()}, about, "int32"

@@ -74,8 +74,13 @@ def collected(service, **options):
 
 
 WAYS = [
-    broken_loop, broken_async_loop, timed_out, timed_out_in_a_loop, cancelled_task, collected,
-]  # fmt: skip
+    broken_loop,
+    broken_async_loop,
+    timed_out,
+    timed_out_in_a_loop,
+    cancelled_task,
+    collected,
+]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)

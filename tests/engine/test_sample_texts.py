@@ -34,9 +34,16 @@ def test_prompt_and_text_join_in_results_callbacks_and_views(model, kind, bos):
         pieces[sample] += text
 
     out = csd.generate(
-        model, "Paris is", num_samples=3, max_new_tokens=24, seed=3, tokenizer=tokenizer,
-        callback=add, allowed_token_ids=[*range(5, len(tokenizer))], ignore_eos=True,
-    )  # fmt: skip
+        model,
+        "Paris is",
+        num_samples=3,
+        max_new_tokens=24,
+        seed=3,
+        tokenizer=tokenizer,
+        callback=add,
+        allowed_token_ids=[*range(5, len(tokenizer))],
+        ignore_eos=True,
+    )
     before = tokenizer.decode(out.prompt_ids, skip_special_tokens=True)
     for sample in out:
         both = tokenizer.decode(out.prompt_ids + sample.tokens, skip_special_tokens=True)
@@ -88,8 +95,9 @@ def test_a_completion_that_joins_with_its_prompt_is_refused_with_a_remedy(model)
         except ValueError as error:
             (end,) = re.fullmatch(
                 r"completions must .*: move '(.+)' from the prompt to the beginning of each "
-                "completion, or pass token ids", str(error),
-            ).groups()  # fmt: skip
+                "completion, or pass token ids",
+                str(error),
+            ).groups()
             prompt, completion = prompt.removesuffix(end), end + completion
     assert (prompt, completion) == ("The bridge", " is old")
     joined = tokenizer(prompt + completion)["input_ids"]

@@ -49,10 +49,13 @@ FAULTS = {
     "tokens": (LiveSample, "append", lambda live, *_: of_bad(live.request), True),
     "matcher": (Grammars, "begin", lambda _, refill: of_bad(refill.request), False),
     "second matcher": (
-        Grammars, "begin", lambda _, refill: of_bad(refill.request) and refill.index == 1, False
+        Grammars,
+        "begin",
+        lambda _, refill: of_bad(refill.request) and refill.index == 1,
+        False,
     ),
     "grammar": (Grammars, "_at", lambda g, s, *_: of_bad(g._requests[s]), True),
-}  # fmt: skip
+}
 
 
 def let_fail(monkeypatch, owner, name, fails, after):
@@ -118,8 +121,9 @@ def test_a_dead_thread_refuses_requests_and_ends_those_it_had(monkeypatch):
         with pytest.raises(RuntimeError, match="the thread"):
             handle.result(60)
     for call in (
-        lambda: service.submit([1, 2], max_new_tokens=5), lambda: service.update(lambda e: e)
-    ):  # fmt: skip
+        lambda: service.submit([1, 2], max_new_tokens=5),
+        lambda: service.update(lambda e: e),
+    ):
         with pytest.raises(Closed, match="the engine's thread has ended"):
             call()
     assert service.closed and service.waiting == 0

@@ -58,10 +58,12 @@ def _replace(model):
 @pytest.mark.parametrize(
     ("change", "decoder", "mixes", "versions"),
     [
-        (_write_in_place, "fused", True, 1), (_write_data, "fused", True, 0),
-        (_replace, "fused", False, 1), (_replace, "module", True, 1),
+        (_write_in_place, "fused", True, 1),
+        (_write_data, "fused", True, 0),
+        (_replace, "fused", False, 1),
+        (_replace, "module", True, 1),
     ],
-)  # fmt: skip
+)
 def test_changes_outside_of_update(change, decoder, mixes, versions):
     """The table of docs/serve.md: which changes requests in flight mix with the old weights."""
     model = checkpoints.build("llama", dtype=torch.float64)

@@ -74,13 +74,14 @@ def test_equal_samples_of_one_owner_are_drawn_once():
         next(iter(first))
         later = {
             "the same": service.submit([1, 2], owner="a", **options),
-            "some of them": service.submit([1, 2], owner="a", first_sample=1,
-                                           **options | dict(num_samples=4)),
+            "some of them": service.submit(
+                [1, 2], owner="a", first_sample=1, **options | dict(num_samples=4)
+            ),
             "another owner": service.submit([1, 2], owner="b", **options),
             "no owner": service.submit([1, 2], **options),
             "another seed": service.submit([1, 2], owner="a", **options | dict(seed=2)),
             "whole": service.submit([1, 2], owner="a", stream=False, **options),
-        }  # fmt: skip
+        }
         received = {i: [[], ""] for i in range(3)}
         for piece in later["the same"]:
             received[piece.index][0] += piece.tokens

@@ -36,9 +36,15 @@ def parts_of_tags(tokenizer, bias: float) -> dict[int, float]:
 @pytest.mark.parametrize("budget", [0, 24])
 def test_thoughts_are_those_of_the_text_whatever_is_drafted(engine, tokenizer, budget):
     options = dict(
-        num_samples=8, max_new_tokens=40, max_thinking_tokens=12, thinking_tags=TAGS, seed=4,
-        logit_bias=parts_of_tags(tokenizer, 9.0), ignore_eos=True, temperature=1.5,
-    )  # fmt: skip
+        num_samples=8,
+        max_new_tokens=40,
+        max_thinking_tokens=12,
+        thinking_tags=TAGS,
+        seed=4,
+        logit_bias=parts_of_tags(tokenizer, 9.0),
+        ignore_eos=True,
+        temperature=1.5,
+    )
     prompt = "So<think>\nFirst"
     out = csd.generate(engine, prompt, budget=budget, **options)
     assert out.tokens == csd.generate(engine, prompt, speculate=False, **options).tokens
@@ -63,9 +69,14 @@ def test_an_end_that_joins_is_the_models_own(engine, tokenizer):
     out = csd.score(engine, "<think>\nFirst (", [ids])
     assert out.texts == [").</think>The"]
     drawn = csd.generate(
-        engine, "<think>\nFirst ().</think>The", max_new_tokens=9, max_thinking_tokens=0,
-        thinking_tags=TAGS, seed=1, suppress_tokens=[*parts_of_tags(tokenizer, 0)],
-    )  # fmt: skip
+        engine,
+        "<think>\nFirst ().</think>The",
+        max_new_tokens=9,
+        max_thinking_tokens=0,
+        thinking_tags=TAGS,
+        seed=1,
+        suppress_tokens=[*parts_of_tags(tokenizer, 0)],
+    )
     assert not any(drawn[0].forced)
 
 
@@ -75,9 +86,15 @@ def test_a_grammar_begins_where_the_text_does(tokenizer, opened):
     pytest.importorskip("llguidance")
     model = build("llama", dtype=torch.float64, vocab_size=len(tokenizer))
     options = dict(
-        num_samples=8, max_new_tokens=40, seed=2, regex="(The|a|<)[ab]{1,4}!", temperature=1.5,
-        max_thinking_tokens=9, thinking_tags=TAGS, logit_bias=parts_of_tags(tokenizer, 6.0),
-    )  # fmt: skip
+        num_samples=8,
+        max_new_tokens=40,
+        seed=2,
+        regex="(The|a|<)[ab]{1,4}!",
+        temperature=1.5,
+        max_thinking_tokens=9,
+        thinking_tags=TAGS,
+        logit_bias=parts_of_tags(tokenizer, 6.0),
+    )
     with csd.Engine(model, tokenizer=tokenizer) as e:
         out = e.generate("x<think>" if opened else "x", budget=24, **options)
         plain = e.generate("x<think>" if opened else "x", speculate=False, **options)

@@ -36,9 +36,16 @@ def test_functions_of_the_caller_have_the_callers_state(disturbed, model):
         return function
 
     csd.generate(
-        model, PROMPT, num_samples=2, max_new_tokens=3, seed=0, end_token_ids=[],
-        callback=note("callback", 0), until=note("until", False), logits_processor=note("logits"),
-    )  # fmt: skip
+        model,
+        PROMPT,
+        num_samples=2,
+        max_new_tokens=3,
+        seed=0,
+        end_token_ids=[],
+        callback=note("callback", 0),
+        until=note("until", False),
+        logits_processor=note("logits"),
+    )
     assert seen == dict.fromkeys(("callback", "until", "logits"), disturbed)
     assert _State.now() == disturbed != _PLAIN
 
@@ -73,9 +80,14 @@ def test_every_entrance_runs_in_its_own_state(disturbed, model):
             served = handle.result().tokens
         ids = torch.tensor([PROMPT], device="cpu")
         generated = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), custom_generate=csd.hf_generate,
-            do_sample=True, max_new_tokens=3, seed=2, top_k=0,
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            custom_generate=csd.hf_generate,
+            do_sample=True,
+            max_new_tokens=3,
+            seed=2,
+            top_k=0,
+        )
         return out.raw_logprobs, served, generated.tolist()
 
     found = values()

@@ -28,10 +28,19 @@ def begun(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(("slots", "wanted", "share"), [
-    (8, [100, 1], 7), (8, [100, 100], 4), (8, [100, 1, 100], 4), (8, [2, 2], 8), (4, [9] * 9, 1),
-    (7, [100, 100], 4), (6, [3, 3, 100], 2), (1, [1, 1], 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("slots", "wanted", "share"),
+    [
+        (8, [100, 1], 7),
+        (8, [100, 100], 4),
+        (8, [100, 1, 100], 4),
+        (8, [2, 2], 8),
+        (4, [9] * 9, 1),
+        (7, [100, 100], 4),
+        (6, [3, 3, 100], 2),
+        (1, [1, 1], 1),
+    ],
+)
 def test_slots_that_some_leave_are_divided_among_others(slots, wanted, share):
     assert share_of(slots, wanted) == share
 
@@ -82,10 +91,14 @@ def test_owners_in_any_order_get_their_samples():
     model, drawn = PrefixSum(sharpness=3.0), random.Random(4)
     service = csd.AsyncEngine(engine(model, max_slots=3), max_tokens=200, max_queue=100)
     asked = [
-        (drawn.choices(range(1, 5), k=drawn.choice([2, 2, 70])), drawn.choice("ab"),
-         drawn.randint(1, 5), drawn.randint(1, 20))
+        (
+            drawn.choices(range(1, 5), k=drawn.choice([2, 2, 70])),
+            drawn.choice("ab"),
+            drawn.randint(1, 5),
+            drawn.randint(1, 20),
+        )
         for _ in range(30)
-    ]  # fmt: skip
+    ]
     handles = [
         service.submit(prompt, owner=owner, num_samples=n, max_new_tokens=length, seed=2)
         for prompt, owner, n, length in asked

@@ -18,9 +18,24 @@ def place(tmp_path_factory, toy_folder):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         code = main(
-            ["sample", toy_folder, "</script><b>7 & 7</b>", "-n", "4", "--max-new-tokens",
-             "40", "--temperature", "0.4", "--seed", "1", "--budget", "16", "--json", "--drafts"]
-        )  # fmt: skip
+            [
+                "sample",
+                toy_folder,
+                "</script><b>7 & 7</b>",
+                "-n",
+                "4",
+                "--max-new-tokens",
+                "40",
+                "--temperature",
+                "0.4",
+                "--seed",
+                "1",
+                "--budget",
+                "16",
+                "--json",
+                "--drafts",
+            ]
+        )
     csd.release()
     assert code == 0
     (folder / "out.json").write_text(printed.getvalue())

@@ -24,9 +24,16 @@ def drawn():
 @pytest.fixture(scope="module")
 def reward(drawn):
     config = Qwen3Config(
-        vocab_size=len(drawn[2]), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, pad_token_id=0, num_labels=1,
-    )  # fmt: skip
+        vocab_size=len(drawn[2]),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        pad_token_id=0,
+        num_labels=1,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return AutoModelForSequenceClassification.from_config(config)

@@ -13,9 +13,20 @@ def lines(path) -> list[dict]:
 
 def numbered(problem, texts=("a",)) -> dict:
     """A row of a results file."""
-    return dict(problem=problem, answer="7", vote=None, vote_correct=False, answers=[None],
-                correct=[False], finish_reasons=["stop"], error=None, texts=list(texts), tokens=1,
-                steps=1, seconds=0.5)  # fmt: skip
+    return dict(
+        problem=problem,
+        answer="7",
+        vote=None,
+        vote_correct=False,
+        answers=[None],
+        correct=[False],
+        finish_reasons=["stop"],
+        error=None,
+        texts=list(texts),
+        tokens=1,
+        steps=1,
+        seconds=0.5,
+    )
 
 
 FOREIGN = [

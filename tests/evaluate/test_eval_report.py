@@ -50,9 +50,19 @@ def test_a_report_of_an_evaluation(place, browser, toy_folder):
     ],
 )
 def test_an_evaluation_without_answers_has_no_accuracy_in_its_title(reasons, title):
-    row = dict(problem=0, answer="1", vote=None, vote_correct=False, answers=[None] * 2,
-               correct=[False] * 2, finish_reasons=reasons, texts=[""] * 2, tokens=8, steps=8,
-               seconds=1.0)  # fmt: skip
+    row = dict(
+        problem=0,
+        answer="1",
+        vote=None,
+        vote_correct=False,
+        answers=[None] * 2,
+        correct=[False] * 2,
+        finish_reasons=reasons,
+        texts=[""] * 2,
+        tokens=8,
+        steps=8,
+        seconds=1.0,
+    )
     settings = {"num_samples": 2, "model": "/folder/a <b>.gguf"}
     text = eval_page(settings, [row, row | {"problem": 1}])
     headline = re.search("<h1>(.*)</h1>", text)[1]

@@ -31,8 +31,21 @@ def place(tmp_path_factory, toy_folder):
 
 
 def command(place, out, *more) -> list[str]:
-    return ["eval", str(place / "problems.jsonl"), "--model", str(place / "toy"), "-n", "4",
-            "--max-new-tokens", "24", "--budget", "8", "-o", str(place / out), *more]  # fmt: skip
+    return [
+        "eval",
+        str(place / "problems.jsonl"),
+        "--model",
+        str(place / "toy"),
+        "-n",
+        "4",
+        "--max-new-tokens",
+        "24",
+        "--budget",
+        "8",
+        "-o",
+        str(place / out),
+        *more,
+    ]
 
 
 def lines(path) -> list[dict]:
@@ -230,9 +243,16 @@ def test_a_problem_that_cannot_be_served_counts_as_unsolved(place, whole, capsys
 
 
 def row(correct, vote_correct, ends=("stop",)):
-    return dict(answer="True", correct=correct, vote_correct=vote_correct,
-                answers=[str(c) for c in correct],
-                finish_reasons=list(ends), tokens=30, steps=20, seconds=2.0)  # fmt: skip
+    return dict(
+        answer="True",
+        correct=correct,
+        vote_correct=vote_correct,
+        answers=[str(c) for c in correct],
+        finish_reasons=list(ends),
+        tokens=30,
+        steps=20,
+        seconds=2.0,
+    )
 
 
 def test_summary():

@@ -69,10 +69,22 @@ def test_a_decision_has_no_truth():
 
 def row(problem, answers, right="1", **more):
     correct = [a == right for a in answers]
-    return dict(problem=problem, answer=right, vote=answers[0], vote_correct=correct[0],
-                answers=answers, correct=correct, finish_reasons=["stop"] * len(answers),
-                texts=list(answers), tokens=10 * len(answers), steps=5 * len(answers),
-                seconds=2.0) | more  # fmt: skip
+    return (
+        dict(
+            problem=problem,
+            answer=right,
+            vote=answers[0],
+            vote_correct=correct[0],
+            answers=answers,
+            correct=correct,
+            finish_reasons=["stop"] * len(answers),
+            texts=list(answers),
+            tokens=10 * len(answers),
+            steps=5 * len(answers),
+            seconds=2.0,
+        )
+        | more
+    )
 
 
 def test_accuracy_and_cost_by_k():

@@ -221,10 +221,15 @@ def test_a_drafter_sees_no_more_than_was_committed():
 
 def test_trace_files_are_read(tmp_path):
     lines = [
-        {"problem": 3, "prompt_ids": [1, 2], "samples": [[3]], "temperature": 0.5,
-         "top": [[[[3], [0.9]]]]},
+        {
+            "problem": 3,
+            "prompt_ids": [1, 2],
+            "samples": [[3]],
+            "temperature": 0.5,
+            "top": [[[[3], [0.9]]]],
+        },
         {"prompt_ids": [1], "samples": [[4, 5]]},
-    ]  # fmt: skip
+    ]
     path = tmp_path / "traces.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     first, second = read_traces(path)

@@ -58,8 +58,10 @@ def test_the_page_in_chromium(place, browser):
     assert shown.locator("#step").get_attribute("max") == str(steps)
 
     # played, tokens of later steps are not there yet; a click shows all of them again
-    shown.evaluate("e => { e.value = 3; e.dispatchEvent(new Event('input')); }",
-                   shown.locator("#step").element_handle())  # fmt: skip
+    shown.evaluate(
+        "e => { e.value = 3; e.dispatchEvent(new Event('input')); }",
+        shown.locator("#step").element_handle(),
+    )
     later = sum(step > 3 for sample in run["steps"] for step in sample)
     assert shown.locator(".sample b.later").count() == later > 0
     shown.locator("#play").click()
@@ -123,10 +125,20 @@ def test_runs_without_drafts_name_the_flag(place, browser):
 
 
 HOSTILE = [
-    "</script><script>window.hostile = 1</script>", "<img src=x onerror='window.hostile=1'>",
-    "&lt;b&gt;", "%{y}", "$x^2$", "<!--",
-    "שלום ", "مرحبا", "👩‍👧 ", "\u2028", "\\", "${run}", "]]>",
-]  # fmt: skip
+    "</script><script>window.hostile = 1</script>",
+    "<img src=x onerror='window.hostile=1'>",
+    "&lt;b&gt;",
+    "%{y}",
+    "$x^2$",
+    "<!--",
+    "שלום ",
+    "مرحبا",
+    "👩‍👧 ",
+    "\u2028",
+    "\\",
+    "${run}",
+    "]]>",
+]
 
 
 def test_token_texts_are_escaped(place, browser):

@@ -29,8 +29,10 @@ def test_samples_diverge_where_their_tokens_do():
 def test_a_sample_that_ends_where_others_go_on():
     nodes = data.divergence([[1], [1, 2]])
     assert [(n["start"], n["end"], n["samples"]) for n in nodes] == [
-        (0, 1, [0, 1]), (1, 1, [0]), (1, 2, [1]),
-    ]  # fmt: skip
+        (0, 1, [0, 1]),
+        (1, 1, [0]),
+        (1, 2, [1]),
+    ]
     assert data.divergence([[]])[0]["end"] == 0
 
 
@@ -50,16 +52,19 @@ def test_draft_model_tokens_are_a_series_of_their_own():
     result = {"steps": [[1, 1, 2]], "sources": [["model", "", ""]]}
     assert data.tokens_per_step(result)["model"] == [1, 0]
     assert figures.steps(result) == {
-        "live": [1, 1], "sources": {"sampled": [1, 1], "model": [1, 0]}
-    }  # fmt: skip
+        "live": [1, 1],
+        "sources": {"sampled": [1, 1], "model": [1, 0]},
+    }
 
 
 def test_answers_are_in_the_order_of_their_votes():
     long = "x" * 600
     found = figures.votes(Decision(long + "1", 2, 3, [None, long + "2", long + "1", long + "1"]))
     assert [(v["samples"], v["voted"]) for v in found] == [
-        ([2, 3], True), ([1], False), ([0], False)
-    ]  # fmt: skip
+        ([2, 3], True),
+        ([1], False),
+        ([0], False),
+    ]
     assert found[2]["answer"] is None
     # where two answers lead, none is marked
     tied = Decision("1", 1, 2, ["1", "2"], second=1)
@@ -70,9 +75,12 @@ def test_lines_of_shared_runs_are_in_the_order_of_a_tree():
     pieces = {str(i): f"{i} " for i in range(9)}
     lines = figures.divergence({"tokens": TEXT, "pieces": pieces})
     assert [(n["depth"], n["text"], n["samples"]) for n in lines] == [
-        (0, "1 2 ", [0, 1, 2, 3]), (1, "3 ", [0, 2]), (2, "4 ", [0]), (2, "6 7 ", [2]),
+        (0, "1 2 ", [0, 1, 2, 3]),
+        (1, "3 ", [0, 2]),
+        (2, "4 ", [0]),
+        (2, "6 7 ", [2]),
         (1, "5 ", [1, 3]),
-    ]  # fmt: skip
+    ]
     # from the first line to a sample's last one, its tokens are there once
     cells = [(i, at) for n in lines for i in n["samples"] for at in range(n["start"], n["end"])]
     assert len(cells) == len({*cells}) == sum(map(len, TEXT))
@@ -94,7 +102,10 @@ def test_a_character_of_several_tokens_is_shown_whole():
     found = characters(Bytes(), tokens, pieces)
     # the last one was cut off
     assert found == {1: "", 2: "é", 3: "", 4: "", 5: "", 6: "😀"}
-    result = {"tokens": [tokens], "pieces": {str(t): p for t, p in pieces.items()},
-              "characters": [{str(i): t for i, t in found.items()}]}  # fmt: skip
+    result = {
+        "tokens": [tokens],
+        "pieces": {str(t): p for t, p in pieces.items()},
+        "characters": [{str(i): t for i, t in found.items()}],
+    }
     assert data.text_between(result, 0, 0, len(tokens)) == "aé😀!\ufffd"
     assert data.text_between(result, 0, 3, 7) == "😀"

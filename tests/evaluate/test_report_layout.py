@@ -19,8 +19,14 @@ def test_the_page_at_two_widths_in_two_schemes(place, browser, width, scheme):
     seen = Seen(browser, place / "out.html", width=width, scheme=scheme)
     shown = seen.page
     # shares to scale
-    counts = [n for n in (run["stats"]["tokens"] - run["stats"]["nodes_accepted"],
-                          *run["stats"]["accepted"].values()) if n]  # fmt: skip
+    counts = [
+        n
+        for n in (
+            run["stats"]["tokens"] - run["stats"]["nodes_accepted"],
+            *run["stats"]["accepted"].values(),
+        )
+        if n
+    ]
     parts = shown.evaluate(BOXES, ".shares span")
     bar = sum(w for _, _, w, _ in parts)
     assert sorted(w / bar for _, _, w, _ in parts) == pytest.approx(
@@ -32,8 +38,10 @@ def test_the_page_at_two_widths_in_two_schemes(place, browser, width, scheme):
     below = votes[1] >= steps[1] + steps[3]
     assert below == (width == 390) and steps[2] > (0.85 if below else 0.5) * (width - 60)
     # the bars of the shared runs lie within their chart, as wide as their tokens
-    (left, top, wide, high), boxes = shown.evaluate(BOXES, "#divergence")[0], data.divergence(
-        run["tokens"])  # fmt: skip
+    (left, top, wide, high), boxes = (
+        shown.evaluate(BOXES, "#divergence")[0],
+        data.divergence(run["tokens"]),
+    )
     last = max(map(len, run["tokens"]))
     for (x, y, w, h), node in zip(shown.evaluate(BOXES, ".track i"), boxes, strict=True):
         assert (
@@ -58,10 +66,19 @@ getComputedStyle(document.body).backgroundColor]"
     assert (text < ground) == (scheme == "light") and abs(text - ground) > 450
     # what was accepted most is open
     best = max(
-        ((sum(1 if s else 0.01 for sample, steps in zip(run["sources"], run["steps"], strict=True)
-              for s, at in zip(sample, steps, strict=True) if at == step)), -step)
+        (
+            (
+                sum(
+                    1 if s else 0.01
+                    for sample, steps in zip(run["sources"], run["steps"], strict=True)
+                    for s, at in zip(sample, steps, strict=True)
+                    if at == step
+                )
+            ),
+            -step,
+        )
         for step in {s for steps in run["steps"] for s in steps}
-    )  # fmt: skip
+    )
     assert shown.locator("#step-shown").inner_text() == str(-best[1])
     assert re.search(
         r"tokens per step of a sample, \d+ tokens per second, [\d.]+ s",

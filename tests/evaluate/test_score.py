@@ -58,10 +58,13 @@ FILTERED = {
     "filters": dict(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2),
     "greedy": dict(temperature=0),
     "constraints": dict(
-        temperature=0.8, suppress_tokens=[3], no_repeat_ngram_size=2, presence_penalty=0.5,
+        temperature=0.8,
+        suppress_tokens=[3],
+        no_repeat_ngram_size=2,
+        presence_penalty=0.5,
         logit_bias={9: 1.0},
     ),
-}  # fmt: skip
+}
 
 
 @few(5)

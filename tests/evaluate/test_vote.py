@@ -78,9 +78,13 @@ def test_a_text_that_its_prompt_begins_in_a_thought():
     model, tokenizer = toy()
     with csd.Engine(model, tokenizer=tokenizer, kernels="reference") as drawing:
         for prompt, expected in [
-            ("2?<think>\n", True), ("<think>a</think>2?", False), ("2?", False),
-            ("<think>a</think><think>", True), ("[THINK]", True), ("</think>", False),
-        ]:  # fmt: skip
+            ("2?<think>\n", True),
+            ("<think>a</think>2?", False),
+            ("2?", False),
+            ("<think>a</think><think>", True),
+            ("[THINK]", True),
+            ("</think>", False),
+        ]:
             out = csd.generate(drawing, prompt, num_samples=2, max_new_tokens=2, seed=0)
             assert [s.in_thought for s in out] == [expected] * 2
 
@@ -92,8 +96,11 @@ def test_samples_after_a_cancelled_one_do_not_vote():
 
 
 def test_weights_by_probability():
-    out = [sample(0, "1", logprobs=[-2.0, -4.0]), sample(1, "1", logprobs=[-3.0]),
-           sample(2, "2", logprobs=[-0.1, -0.3])]  # fmt: skip
+    out = [
+        sample(0, "1", logprobs=[-2.0, -4.0]),
+        sample(1, "1", logprobs=[-3.0]),
+        sample(2, "2", logprobs=[-0.1, -0.3]),
+    ]
     decided = vote(out, weight="probability")
     assert decided.answer == "2"
     assert decided.count == pytest.approx(math.exp(-0.2))
@@ -225,10 +232,11 @@ def test_samples_that_all_finish_in_one_step_are_asked_about_in_turn():
     for slots in (1, 6):
         asked = []
         out = csd.generate(
-            engine(model, Letters(), max_slots=slots), ["ab", "c"],
+            engine(model, Letters(), max_slots=slots),
+            ["ab", "c"],
             until=lambda prefix, asked=asked: asked.append(len(prefix)) or len(prefix) == 4,
             **options,
-        )  # fmt: skip
+        )
         assert sorted(asked) == [1, 1, 2, 2, 3, 3, 4, 4]
         for result in out:
             assert result.finish_reasons == ["length"] * 4 + ["cancelled"] * 2

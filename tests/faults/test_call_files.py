@@ -18,8 +18,10 @@ def unwritable(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "part.new").mkdir()
     return {
-        "full": "/dev/full", "folder": tmp_path / "folder", "part": tmp_path / "part",
-    }  # fmt: skip
+        "full": "/dev/full",
+        "folder": tmp_path / "folder",
+        "part": tmp_path / "part",
+    }
 
 
 @pytest.mark.parametrize("path", ["full", "folder", "part"])

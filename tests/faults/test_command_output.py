@@ -130,9 +130,12 @@ def test_unprintable_output_goes_to_a_file(tmp_path, toy_folder, drawn, monkeypa
         return drawn
 
     code, error = sampled(
-        tmp_path, toy_folder, os.open(tmp_path / "out", os.O_CREAT | os.O_WRONLY), *form,
+        tmp_path,
+        toy_folder,
+        os.open(tmp_path / "out", os.O_CREAT | os.O_WRONLY),
+        *form,
         before=lambda: monkeypatch.setattr(csd.Engine, "generate", then_break),
-    )  # fmt: skip
+    )
     assert code == 2 and "Traceback" not in error
     (kept,) = tmp_path.glob("csd-*")
     assert str(kept) in error

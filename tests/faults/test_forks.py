@@ -60,7 +60,10 @@ sys.exit(os.waitstatus_to_exitcode(status) % 256)
 def test_a_forked_child_draws(own, threads):
     program = PROGRAM.format(helpers=str(HELPERS), own=own)
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "OMP_NUM_THREADS": threads},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        env={**os.environ, "OMP_NUM_THREADS": threads},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr

@@ -53,8 +53,10 @@ def test_one_engine_from_eight_threads(expected):
 def test_engines_in_threads(expected):
     """Each thread has an engine, and all of them one model."""
     model, tokenizer = toy()
-    want = [csd.generate(csd.Engine(model, tokenizer=tokenizer), p, **OPTIONS).tokens
-            for p in PROMPTS[:3]]  # fmt: skip
+    want = [
+        csd.generate(csd.Engine(model, tokenizer=tokenizer), p, **OPTIONS).tokens
+        for p in PROMPTS[:3]
+    ]
 
     def call(i):
         own = csd.Engine(model, tokenizer=tokenizer, max_slots=1 + i % 3)

@@ -42,9 +42,9 @@ STATES = {
     "autocast to bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
     "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
     "default dtype bfloat16": lambda: setting(
-        torch.set_default_dtype, torch.bfloat16, torch.float32),
-    "default dtype float64": lambda: setting(
-        torch.set_default_dtype, torch.float64, torch.float32),
+        torch.set_default_dtype, torch.bfloat16, torch.float32
+    ),
+    "default dtype float64": lambda: setting(torch.set_default_dtype, torch.float64, torch.float32),
     "default device": lambda: setting(torch.set_default_device, "meta", None),
     "a device's context": lambda: torch.device("meta"),
     "inference mode": torch.inference_mode,
@@ -52,13 +52,14 @@ STATES = {
     "no gradients": torch.no_grad,
     "deterministic": lambda: setting(torch.use_deterministic_algorithms, True, False),
     "products in bfloat16": lambda: setting(
-        torch.set_float32_matmul_precision, "medium", "highest"),
+        torch.set_float32_matmul_precision, "medium", "highest"
+    ),
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
     "a function mode": Passing,
     "attention by flash": lambda: sdpa("FLASH_ATTENTION"),
     "attention by products": lambda: sdpa("MATH"),
     "errors of numpy": lambda: np.errstate(all="raise"),
-}  # fmt: skip
+}
 
 
 def _compile_layers(model):
@@ -86,16 +87,24 @@ WRAPPERS = {
     "data parallel": torch.nn.DataParallel,
     "averaged": torch.optim.swa_utils.AveragedModel,
     "data parallel, compiled": lambda model: torch.compile(
-        torch.nn.DataParallel(model), backend="eager"),
-}  # fmt: skip
+        torch.nn.DataParallel(model), backend="eager"
+    ),
+}
 FLAGS = ("output_router_logits", "output_hidden_states", "output_attentions", "use_cache")
 
 
 def drawn(model, **more):
     out = csd.generate(
-        model, PROMPT, num_samples=2, seed=4, max_new_tokens=5, temperature=0.7, budget=4,
-        end_token_ids=[], **more,
-    )  # fmt: skip
+        model,
+        PROMPT,
+        num_samples=2,
+        seed=4,
+        max_new_tokens=5,
+        temperature=0.7,
+        budget=4,
+        end_token_ids=[],
+        **more,
+    )
     return out.tokens, out.logprobs
 
 
@@ -124,9 +133,12 @@ def within(states, act):
 
 @examples(few=12, many=10_000)
 @given(
-    st.sampled_from(FAMILIES), st.lists(st.sampled_from([*STATES]), max_size=3, unique=True),
-    st.sampled_from([*WRAPPERS]), st.sets(st.sampled_from(FLAGS), max_size=2), st.booleans(),
-)  # fmt: skip
+    st.sampled_from(FAMILIES),
+    st.lists(st.sampled_from([*STATES]), max_size=3, unique=True),
+    st.sampled_from([*WRAPPERS]),
+    st.sets(st.sampled_from(FLAGS), max_size=2),
+    st.booleans(),
+)
 def test_samples_do_not_depend_on_what_is_around_a_call(family, states, wrapper, flags, inside):
     model = build(family, torch.float32)
     if "output_attentions" in flags:

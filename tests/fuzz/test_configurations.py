@@ -110,9 +110,14 @@ def ends_of(call, filters):
 
 def loop(model, prompt, sample, longest, call, filters):
     return oracle.generate(
-        model, prompt, seed=call["seed"], sample=sample, max_new_tokens=longest,
-        end_ids=ends_of(call, filters), **filters,
-    )  # fmt: skip
+        model,
+        prompt,
+        seed=call["seed"],
+        sample=sample,
+        max_new_tokens=longest,
+        end_ids=ends_of(call, filters),
+        **filters,
+    )
 
 
 @slow
@@ -150,9 +155,14 @@ def test_every_token_is_plain_samplings(
     # measured, it would take longer than all else here
     engine._cost = StepTimeTable([1, 64], [1.0, 2.0])
     results = csd.generate(
-        engine, prompts, until=until, on_error="return", tokenizer=PIECES if grammar else None,
-        **filters, **call,
-    )  # fmt: skip
+        engine,
+        prompts,
+        until=until,
+        on_error="return",
+        tokenizer=PIECES if grammar else None,
+        **filters,
+        **call,
+    )
     engine.release()
     seen: dict[tuple, int] = {}
     for prompt, result in zip(prompts, results, strict=True):

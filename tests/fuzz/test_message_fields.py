@@ -48,9 +48,12 @@ def chats(draw):
             if draw(st.booleans()):
                 arguments = json.dumps(arguments)
             message["tool_calls"] = [
-                {"id": "1", "type": "function",
-                 "function": {"name": draw(WORDS), "arguments": arguments}}
-            ]  # fmt: skip
+                {
+                    "id": "1",
+                    "type": "function",
+                    "function": {"name": draw(WORDS), "arguments": arguments},
+                }
+            ]
             if draw(st.booleans()):
                 del message["content"]
         messages.append(message)

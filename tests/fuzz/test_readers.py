@@ -22,23 +22,64 @@ from csd.traces.traces import read_traces
 from csd.utils.json_files import naming, read_file
 
 TRACE = {
-    "problem": "a/1", "prompt_ids": [1, 2, 7], "samples": [[3, 4], [5]], "temperature": 0.7,
-    "seed": 3, "indices": [0, 1], "stop_ids": [5],
+    "problem": "a/1",
+    "prompt_ids": [1, 2, 7],
+    "samples": [[3, 4], [5]],
+    "temperature": 0.7,
+    "seed": 3,
+    "indices": [0, 1],
+    "stop_ids": [5],
     "top": [[[[3, 1], [0.5, 0.25]], [[4, -1], [1.0, 0.0]]], [[[5], [1]]]],
-}  # fmt: skip
+}
 ROW = dict(
-    problem=0, answer="7", vote="7", vote_correct=True, answers=["7", None], correct=[True, False],
-    finish_reasons=["stop", "length"], texts=["7", "é\n"], tokens=3, steps=2, seconds=0.5,
-)  # fmt: skip
+    problem=0,
+    answer="7",
+    vote="7",
+    vote_correct=True,
+    answers=["7", None],
+    correct=[True, False],
+    finish_reasons=["stop", "length"],
+    texts=["7", "é\n"],
+    tokens=3,
+    steps=2,
+    seconds=0.5,
+)
 RUN = dict(
-    texts=["ab"], tokens=[[1, 2]], logprobs=[[-1.0, -2.0]], finish_reasons=["stop"],
-    sources=[["", "own"]], steps=[[1, 1]], prompt_ids=[3], seed=0, model="m", prompt="c",
-    pieces={"1": "a", "2": "b", "3": "c"}, characters=[{"1": "b"}],
-    drafts=[[dict(step=1, at=0, tokens=[3, 1], parents=[-1, 0], probabilities=[1.0, 0.5],
-                  sources=["", "own"], path=[1])]],
-    stats=dict(tokens=2, steps=1, sample_steps=1, nodes_proposed=1, nodes_accepted=1,
-               tokens_per_step=2.0, accepted=dict(own=1, sibling=0, prompt=0)),
-)  # fmt: skip
+    texts=["ab"],
+    tokens=[[1, 2]],
+    logprobs=[[-1.0, -2.0]],
+    finish_reasons=["stop"],
+    sources=[["", "own"]],
+    steps=[[1, 1]],
+    prompt_ids=[3],
+    seed=0,
+    model="m",
+    prompt="c",
+    pieces={"1": "a", "2": "b", "3": "c"},
+    characters=[{"1": "b"}],
+    drafts=[
+        [
+            dict(
+                step=1,
+                at=0,
+                tokens=[3, 1],
+                parents=[-1, 0],
+                probabilities=[1.0, 0.5],
+                sources=["", "own"],
+                path=[1],
+            )
+        ]
+    ],
+    stats=dict(
+        tokens=2,
+        steps=1,
+        sample_steps=1,
+        nodes_proposed=1,
+        nodes_accepted=1,
+        tokens_per_step=2.0,
+        accepted=dict(own=1, sibling=0, prompt=0),
+    ),
+)
 CHAT = [{"role": "user", "content": "7?"}]
 
 
@@ -78,32 +119,83 @@ def replay_of(path):
 READERS = {
     "traces": ("t.jsonl", [lines(TRACE), lines(TRACE, TRACE)], lambda p: list(read_traces(p))),
     "history": ("h.jsonl", [lines(TRACE), lines(TRACE, TRACE)], lambda p: History(path=p).close()),
-    "gzipped traces": ("t.jsonl.gz", [gzip.compress(lines(TRACE) * 9, mtime=0)],
-                       lambda p: list(read_traces(p))),
-    "problems": ("p.jsonl", [lines({"prompt": "6?", "answer": 6}, {"prompt": CHAT, "answer": "1"})],
-                 lambda p: read(p, TASKS["jsonl"])),
-    "gsm8k": ("p.jsonl", [lines({"question": "6?", "answer": "a #### 1,006"})],
-              lambda p: read(p, TASKS["gsm8k"])),
-    "math": ("p.jsonl", [lines({"problem": "6?", "answer": r"\frac{1}{2}"})],
-             lambda p: read(p, TASKS["math"])),
-    "prompts": ("p.jsonl", [lines({"prompt": "a"}, {"question": "b"}, {"problem": CHAT})],
-                lambda p: prompts_of(p, True)),
-    "results": ("r.jsonl", [lines({"settings": {"model": "a"}}, ROW, ROW | {"problem": 1})],
-                lambda p: run_of(p, True)),
-    "recording": ("r.part", [lines({"settings": {}}, TRACE | {"problem": 0})],
-                  lambda p: run_of(p, False)),
+    "gzipped traces": (
+        "t.jsonl.gz",
+        [gzip.compress(lines(TRACE) * 9, mtime=0)],
+        lambda p: list(read_traces(p)),
+    ),
+    "problems": (
+        "p.jsonl",
+        [lines({"prompt": "6?", "answer": 6}, {"prompt": CHAT, "answer": "1"})],
+        lambda p: read(p, TASKS["jsonl"]),
+    ),
+    "gsm8k": (
+        "p.jsonl",
+        [lines({"question": "6?", "answer": "a #### 1,006"})],
+        lambda p: read(p, TASKS["gsm8k"]),
+    ),
+    "math": (
+        "p.jsonl",
+        [lines({"problem": "6?", "answer": r"\frac{1}{2}"})],
+        lambda p: read(p, TASKS["math"]),
+    ),
+    "prompts": (
+        "p.jsonl",
+        [lines({"prompt": "a"}, {"question": "b"}, {"problem": CHAT})],
+        lambda p: prompts_of(p, True),
+    ),
+    "results": (
+        "r.jsonl",
+        [lines({"settings": {"model": "a"}}, ROW, ROW | {"problem": 1})],
+        lambda p: run_of(p, True),
+    ),
+    "recording": (
+        "r.part",
+        [lines({"settings": {}}, TRACE | {"problem": 0})],
+        lambda p: run_of(p, False),
+    ),
     "report": ("r.json", [json.dumps(RUN).encode()], report_of),
-    "step times": ("c.json", [b'{"rows": [1, 2, 4], "seconds": [0.1, 0.2, 0.3]}'],
-                   lambda p: StepTimeTable.read(p)(3)),
+    "step times": (
+        "c.json",
+        [b'{"rows": [1, 2, 4], "seconds": [0.1, 0.2, 0.3]}'],
+        lambda p: StepTimeTable.read(p)(3),
+    ),
     "datastore": ("s.npy", [array([1, 2, -1, 3])], Datastore.load),
     "datastore of traces": ("s.jsonl", [lines(TRACE)], Datastore.load),
-}  # fmt: skip
+}
 # what breaks readers: other values, other types, brackets, halves of characters
 PIECES = [
-    b"null", b"true", b"[]", b"{}", b"[[]]", b'""', b"-1", b"1.5", b"1e999", b"NaN", b"9" * 40,
-    b"2147483648", b'"\\ud800"', b"[" * 200, b'{"a":' * 200, b"\x00", b"\xff", b"\xef\xbb\xbf",
-    b"\n", b"\r", b",", b":", b'"', b"\\", b"0", b"7", b"-", b"\xe2\x80\xa8", b" " * 100, b"",
-]  # fmt: skip
+    b"null",
+    b"true",
+    b"[]",
+    b"{}",
+    b"[[]]",
+    b'""',
+    b"-1",
+    b"1.5",
+    b"1e999",
+    b"NaN",
+    b"9" * 40,
+    b"2147483648",
+    b'"\\ud800"',
+    b"[" * 200,
+    b'{"a":' * 200,
+    b"\x00",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\n",
+    b"\r",
+    b",",
+    b":",
+    b'"',
+    b"\\",
+    b"0",
+    b"7",
+    b"-",
+    b"\xe2\x80\xa8",
+    b" " * 100,
+    b"",
+]
 # inputs of each fuzzer: the same ones every time, and beyond them with CSD_EXAMPLES
 FEW, MOST = 250, 8_000
 
@@ -163,9 +255,21 @@ def test_bytes(tmp_path, name):
 
 
 ALPHABET = [
-    *"\\{}$.,-+/%^() 0123456789exyé×π\n", "\\frac", "\\boxed{", "\\text{", "answer is ", "\\sqrt",
-    "\\times", "10^", "**", "####", "\u2212", "\u0661", "\u00b2", "\x00",
-]  # fmt: skip
+    *"\\{}$.,-+/%^() 0123456789exyé×π\n",
+    "\\frac",
+    "\\boxed{",
+    "\\text{",
+    "answer is ",
+    "\\sqrt",
+    "\\times",
+    "10^",
+    "**",
+    "####",
+    "\u2212",
+    "\u0661",
+    "\u00b2",
+    "\x00",
+]
 
 
 def test_texts_that_models_write():

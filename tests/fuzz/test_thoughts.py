@@ -18,10 +18,26 @@ from csd.state.logit_rules import Rules
 
 BEGIN, END = b"<think>", b"</think>"
 PARTS = [
-    BEGIN, BEGIN, END, END, b"<think>\nFirst (", b").</think>The answer", b"<th", b"</th", b"<",
+    BEGIN,
+    BEGIN,
+    END,
+    END,
+    b"<think>\nFirst (",
+    b").</think>The answer",
+    b"<th",
+    b"</th",
+    b"<",
     b">",
-    b"or last", b" ", b"\n\n", b"12", b"<<think>>", b"</</think>", "é".encode(), b"think", b"\nSo",
-]  # fmt: skip
+    b"or last",
+    b" ",
+    b"\n\n",
+    b"12",
+    b"<<think>>",
+    b"</</think>",
+    "é".encode(),
+    b"think",
+    b"\nSo",
+]
 CLOSES = [None, "</think>", "\nSo </think>", ".</think>"]
 
 
@@ -51,9 +67,16 @@ def rows_of(tokens: list[list[int]], prompt: int, params: SamplingParams, vocab:
     asked = asked_of([request])
     sizes = sizes_of([request], asked)
     rules = Rules.empty_of(
-        1, vocab, sets=1, prompt=prompt, words=(1, 1), marks=sizes.marks,
-        tags=(sizes.symbols, sizes.steps), dtype=torch.float32, device=torch.device("cpu"),
-    )  # fmt: skip
+        1,
+        vocab,
+        sets=1,
+        prompt=prompt,
+        words=(1, 1),
+        marks=sizes.marks,
+        tags=(sizes.symbols, sizes.steps),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
     write_sets(rules, [params])
     longest = max(map(len, tokens))
     padded = torch.tensor([row + [-1] * (longest - len(row)) for row in tokens])
@@ -111,9 +134,20 @@ def test_tags_in_the_text_open_close_and_cut_thoughts(close):
             if not is_open(text):
                 pending = None
             joins += read[token][:1] == b">" and len(read[token]) > 1
-        assert rows_of(rows, len(prompt), SamplingParams(
-            temperature=1.0, max_new_tokens=9, max_thinking_tokens=most, thinking_tags=tags,
-        ), vocab) == want  # fmt: skip
+        assert (
+            rows_of(
+                rows,
+                len(prompt),
+                SamplingParams(
+                    temperature=1.0,
+                    max_new_tokens=9,
+                    max_thinking_tokens=most,
+                    thinking_tags=tags,
+                ),
+                vocab,
+            )
+            == want
+        )
         marked = forced_places(tags, most, prompt, tokens[len(prompt) :])
         assert marked == [t >= 0 for t in want]
     assert joins > 20 and cuts > 20 and completed

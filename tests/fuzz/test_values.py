@@ -48,12 +48,16 @@ MACHINE = st.fixed_dictionaries(
 )
 ASKED = st.fixed_dictionaries(
     dict(
-        num_samples=st.integers(1, 3), first_sample=st.integers(0, 3),
-        max_new_tokens=st.integers(1, 9), seed=st.integers(0, 9),
-        top_logprobs=st.integers(0, 5), entropy=st.booleans(), prompt_logprobs=st.booleans(),
+        num_samples=st.integers(1, 3),
+        first_sample=st.integers(0, 3),
+        max_new_tokens=st.integers(1, 9),
+        seed=st.integers(0, 9),
+        top_logprobs=st.integers(0, 5),
+        entropy=st.booleans(),
+        prompt_logprobs=st.booleans(),
     ),
     optional=dict(stop_token_ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)),
-)  # fmt: skip
+)
 
 
 @cache
@@ -134,10 +138,19 @@ def check_sample(model, prompt, sample, asked, options, place):
             loop(model, prompt, sample.index, asked["max_new_tokens"], asked, options)
         assert raised.value.args[0] == sample.tokens
         ends = ends_of(asked, options)
-        logprobs, *_ = oracle.given(
-            model, prompt, sample.tokens, seed=asked["seed"], sample=sample.index, end_ids=ends,
-            **options,
-        ) if sample.tokens else ([],)  # fmt: skip
+        logprobs, *_ = (
+            oracle.given(
+                model,
+                prompt,
+                sample.tokens,
+                seed=asked["seed"],
+                sample=sample.index,
+                end_ids=ends,
+                **options,
+            )
+            if sample.tokens
+            else ([],)
+        )
     else:
         assert sample.error is None
         tokens, logprobs, _, _ = loop(
@@ -157,9 +170,17 @@ def ends_of(asked, options):
 
 @examples(few=4, many=10_000)
 @given(
-    st.sampled_from(["llama", "qwen3"]), st.sampled_from(DECODERS), PROMPTS, st.tuples(RUN, RUN),
-    st.tuples(MACHINE, MACHINE), FILTERS, st.none() | CONSTRAINTS, GRAMMAR, TAGS, ASKED,
-)  # fmt: skip
+    st.sampled_from(["llama", "qwen3"]),
+    st.sampled_from(DECODERS),
+    PROMPTS,
+    st.tuples(RUN, RUN),
+    st.tuples(MACHINE, MACHINE),
+    FILTERS,
+    st.none() | CONSTRAINTS,
+    GRAMMAR,
+    TAGS,
+    ASKED,
+)
 def test_values_of_samples_are_a_loops_whatever_drafts(
     family, decoder, prompts, runs, machines, filters, constraints, grammar, tags, asked
 ):
@@ -171,9 +192,12 @@ def test_values_of_samples_are_a_loops_whatever_drafts(
     for run, machine, on_error in zip(runs, machines, ("return", "raise"), strict=True):
         with engine_of(family, decoder, machine) as engine:
             try:
-                results, error = engine.generate(
-                    prompts, on_error=on_error, tokenizer=tokenizer, **asked, **options, **run
-                ), None  # fmt: skip
+                results, error = (
+                    engine.generate(
+                        prompts, on_error=on_error, tokenizer=tokenizer, **asked, **options, **run
+                    ),
+                    None,
+                )
             except ValueError as raised:
                 results, error = raised.samples, raised
             found.append((results, error))
@@ -197,9 +221,17 @@ def test_values_of_samples_are_a_loops_whatever_drafts(
 
 @examples(few=4, many=10_000)
 @given(
-    st.sampled_from(["llama", "qwen3"]), st.sampled_from(DECODERS), PROMPTS, MACHINE, FILTERS,
-    st.none() | CONSTRAINTS, GRAMMAR, TAGS, ASKED, st.data(),
-)  # fmt: skip
+    st.sampled_from(["llama", "qwen3"]),
+    st.sampled_from(DECODERS),
+    PROMPTS,
+    MACHINE,
+    FILTERS,
+    st.none() | CONSTRAINTS,
+    GRAMMAR,
+    TAGS,
+    ASKED,
+    st.data(),
+)
 def test_values_of_given_tokens_are_a_loops(
     family, decoder, prompts, machine, filters, constraints, grammar, tags, asked, data
 ):
@@ -222,9 +254,13 @@ def test_values_of_given_tokens_are_a_loops(
             )
             near(sample.logprobs, logprobs)
         drawn = engine.generate(
-            prompt, on_error="return", tokenizer=PIECES if grammar else None,
-            budget=0, **asked, **options,
-        )  # fmt: skip
+            prompt,
+            on_error="return",
+            tokenizer=PIECES if grammar else None,
+            budget=0,
+            **asked,
+            **options,
+        )
         samples = [s for s in drawn if s.tokens]
         ends = ends_of(asked, options)
         tokens = [list(s.tokens) for s in samples]
@@ -234,9 +270,15 @@ def test_values_of_given_tokens_are_a_loops(
         if grammar:
             engine._loaded.tokenizer = PIECES
         trace = Trace(
-            problem=0, prompt=prompt, samples=tokens, temperature=options["temperature"], top=[],
-            seed=asked["seed"], indices=[s.index for s in samples], stop_ids=ends,
-        )  # fmt: skip
+            problem=0,
+            prompt=prompt,
+            samples=tokens,
+            temperature=options["temperature"],
+            top=[],
+            seed=asked["seed"],
+            indices=[s.index for s in samples],
+            stop_ids=ends,
+        )
         sampling = {name: value for name, value in options.items() if name != "temperature"}
         (audited,) = audit(engine, [trace], **sampling)
         engine._loaded.tokenizer = None

@@ -25,9 +25,17 @@ ASKED = dict(num_samples=3, max_new_tokens=12, seed=1, temperature=0.8, top_p=0.
 # more samples than slots, a prompt of many chunks and pages, every rule of sampling and stopping
 MANY = dict(
     prompt=[[5, 6, 7, 5, 6, 7, 5], [i % 90 for i in range(150)], [9, 8, 9]],
-    num_samples=5, max_new_tokens=10, seed=3, temperature=1.0, top_k=30, min_p=0.01,
-    repetition_penalty=1.2, stop_token_ids=[3, 17, 40, 41, 42], min_new_tokens=3, budget=12,
-)  # fmt: skip
+    num_samples=5,
+    max_new_tokens=10,
+    seed=3,
+    temperature=1.0,
+    top_k=30,
+    min_p=0.01,
+    repetition_penalty=1.2,
+    stop_token_ids=[3, 17, 40, 41, 42],
+    min_new_tokens=3,
+    budget=12,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -142,11 +150,21 @@ def test_a_device_that_is_not_the_current_one():
 def test_what_samples_are_asked_for_is_captured():
     """All that is a table: a captured step holds it, and the host waits for none of it."""
     asked = ASKED | dict(
-        logit_bias={5: 1.5}, bad_words=[[6], [7, 5]], suppress_tokens=[9], frequency_penalty=0.3,
-        presence_penalty=0.2, no_repeat_ngram_size=2, repetition_penalty=1.1, min_new_tokens=2,
-        max_thinking_tokens=3, thinking_tags=[[5], [11, 12]], top_logprobs=2, entropy=True,
-        max_new_tokens=6, budget=10,
-    )  # fmt: skip
+        logit_bias={5: 1.5},
+        bad_words=[[6], [7, 5]],
+        suppress_tokens=[9],
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+        no_repeat_ngram_size=2,
+        repetition_penalty=1.1,
+        min_new_tokens=2,
+        max_thinking_tokens=3,
+        thinking_tags=[[5], [11, 12]],
+        top_logprobs=2,
+        entropy=True,
+        max_new_tokens=6,
+        budget=10,
+    )
     want = on_cpu(prompt=PROMPTS, **asked)
     with engine() as e:
         free = e.generate(PROMPTS, budget=10, **ASKED)

@@ -51,9 +51,16 @@ def lines(seen):
     """Rows with a key, in an order of their own."""
     token = torch.where(seen.succ_weight > 0, seen.succ_token, -1)
     rows = torch.cat(
-        [seen.group_key[:, None], seen.context, token, seen.succ_weight,
-         seen.row_total[:, None], seen.source_bit[:, None]], 1,
-    )  # fmt: skip
+        [
+            seen.group_key[:, None],
+            seen.context,
+            token,
+            seen.succ_weight,
+            seen.row_total[:, None],
+            seen.source_bit[:, None],
+        ],
+        1,
+    )
     return sorted(rows[seen.group_key >= 0].tolist())
 
 
@@ -130,9 +137,14 @@ def test_drafts_equal_those_without_deferral(verifier, monkeypatch):
     for _ in range(2):
         asked.clear()
         out = engine(PrefixSum(vocab=8)).generate(
-            [1, 2, 3], num_samples=4, max_new_tokens=24, seed=1, budget=12, verifier=verifier,
+            [1, 2, 3],
+            num_samples=4,
+            max_new_tokens=24,
+            seed=1,
+            budget=12,
+            verifier=verifier,
             drafts=True,
-        )  # fmt: skip
+        )
         runs.append(([s.tokens for s in out.samples], [s.drafts for s in out.samples]))
         assert out.stats.nodes_proposed
         monkeypatch.setattr(ConsensusGraph, "insert", at_once)

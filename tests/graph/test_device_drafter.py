@@ -46,9 +46,16 @@ def test_trees_are_the_host_drafters(family, k, depth, budget):
     """More samples than slots, filters and ends; in float64, where no tie is broken otherwise."""
     model = build(family, dtype=torch.float64)
     asked = dict(
-        num_samples=5, max_new_tokens=18, seed=7, temperature=0.9, top_k=30, top_p=0.95,
-        stop_token_ids=[7, 30], budget=budget, drafts=True,
-    )  # fmt: skip
+        num_samples=5,
+        max_new_tokens=18,
+        seed=7,
+        temperature=0.9,
+        top_k=30,
+        top_p=0.95,
+        stop_token_ids=[7, 30],
+        budget=budget,
+        drafts=True,
+    )
     small = build(family, dtype=torch.float64, seed=1)
     runs = []
     for make in on_device(small, layers=1, k=k, depth=depth):

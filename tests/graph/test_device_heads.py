@@ -50,9 +50,16 @@ def test_trees_are_the_host_drafters(version, k, depth, budget, chunk, target, t
     """Prompts of one token and more, more samples than slots, filters and ends."""
     head_of(version, target, tmp_path)
     asked = dict(
-        num_samples=3, max_new_tokens=14, seed=7, temperature=0.9, top_k=30, top_p=0.95,
-        stop_token_ids=[7, 30], budget=budget, drafts=True,
-    )  # fmt: skip
+        num_samples=3,
+        max_new_tokens=14,
+        seed=7,
+        temperature=0.9,
+        top_k=30,
+        top_p=0.95,
+        stop_token_ids=[7, 30],
+        budget=budget,
+        drafts=True,
+    )
     runs = []
     for make in on_device(tmp_path, k=k, depth=depth):
         with csd.Engine(target, max_slots=4, prefill_chunk=chunk) as e:
@@ -86,8 +93,15 @@ def test_steps_without_drafts_lose_no_state(static, pause, target, tmp_path, mon
 
     monkeypatch.setattr(FixedBudget, "ask", ask)
     monkeypatch.setattr(FixedPool, "pool", of_fixed_shape)
-    options = dict(num_samples=2, max_new_tokens=40, seed=3, temperature=1.0, drafts=True,
-                   budget=20, ignore_eos=True)  # fmt: skip
+    options = dict(
+        num_samples=2,
+        max_new_tokens=40,
+        seed=3,
+        temperature=1.0,
+        drafts=True,
+        budget=20,
+        ignore_eos=True,
+    )
     runs = []
     for way, make in enumerate(on_device(tmp_path, k=2, depth=3)):
         asked[0] = 0

@@ -58,9 +58,16 @@ def test_rejected_drafts_leave_no_trace(pause, monkeypatch):
     e = engine(PrefixSum(), Letters(), max_slots=4)
     model, seen, kept = Near(), 0, set()
     out = csd.generate(
-        e, PROMPTS, num_samples=2, max_new_tokens=130, seed=1, temperature=0, budget=40,
-        drafter=draft(model, k=1, depth=4), drafts=True,
-    )  # fmt: skip
+        e,
+        PROMPTS,
+        num_samples=2,
+        max_new_tokens=130,
+        seed=1,
+        temperature=0,
+        budget=40,
+        drafter=draft(model, k=1, depth=4),
+        drafts=True,
+    )
     for result in out:
         for sample in result:
             for drafted in sample.drafts:
@@ -79,8 +86,16 @@ def test_the_cache_is_that_of_the_committed_text():
     target, model = build("qwen3", dtype=torch.float64), build("qwen3", dtype=torch.float64, seed=0)
     drafter = csd.DraftModel(model, layers=1, k=2, depth=4)
     e = csd.Engine(target)
-    stream = e.stream([5, 17, 3, 60], num_samples=2, max_new_tokens=40, budget=16, drafter=drafter,
-                      temperature=0.7, seed=2, ignore_eos=True)  # fmt: skip
+    stream = e.stream(
+        [5, 17, 3, 60],
+        num_samples=2,
+        max_new_tokens=40,
+        budget=16,
+        drafter=drafter,
+        temperature=0.7,
+        seed=2,
+        ignore_eos=True,
+    )
     first = next(stream)[1]
     cache = e._drafter.prefill.cache
     # the other sample may have ended in the same step

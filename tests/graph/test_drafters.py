@@ -12,8 +12,13 @@ from csd.graph.baselines.prompt_lookup import PromptLookup
 pytestmark = pytest.mark.quick
 
 NAMES = (
-    "prompt-lookup", "paper", "paper-tree", "paper-shrinking", "paper-shrinking-tree", "recycling",
-)  # fmt: skip
+    "prompt-lookup",
+    "paper",
+    "paper-tree",
+    "paper-shrinking",
+    "paper-shrinking-tree",
+    "recycling",
+)
 
 
 def prompt():
@@ -43,9 +48,13 @@ def test_a_drafter_is_accepted_where_text_repeats(name):
     """A cycle: whoever looks at what was said drafts it."""
     model = counting(6)
     out = csd.generate(
-        engine(model), [0, 1, 2, 3, 4, 5, 0], num_samples=2, max_new_tokens=48, drafter=name,
+        engine(model),
+        [0, 1, 2, 3, 4, 5, 0],
+        num_samples=2,
+        max_new_tokens=48,
+        drafter=name,
         budget=16,
-    )  # fmt: skip
+    )
     assert out.tokens == [[(i + 1) % 6 for i in range(48)]] * 2
     assert out.stats.tokens_per_step > 1.3
 

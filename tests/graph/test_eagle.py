@@ -60,14 +60,25 @@ def test_chains_are_the_papers(version, embedding, chunk, target, tmp_path):
     weights = head_of(version, target, tmp_path, embedding=embedding)
     e = csd.Engine(target, prefill_chunk=chunk)
     out = e.generate(
-        [PROMPT, PROMPT[:2]], num_samples=2, max_new_tokens=12, seed=3, temperature=0.8,
-        budget=16, drafter=csd.Eagle(tmp_path, k=1, depth=3, temperature=1e-3), drafts=True,
+        [PROMPT, PROMPT[:2]],
+        num_samples=2,
+        max_new_tokens=12,
+        seed=3,
+        temperature=0.8,
+        budget=16,
+        drafter=csd.Eagle(tmp_path, k=1, depth=3, temperature=1e-3),
+        drafts=True,
         ignore_eos=True,
-    )  # fmt: skip
+    )
     plain = e.generate(
-        [PROMPT, PROMPT[:2]], num_samples=2, max_new_tokens=12, seed=3, temperature=0.8,
-        speculate=False, ignore_eos=True,
-    )  # fmt: skip
+        [PROMPT, PROMPT[:2]],
+        num_samples=2,
+        max_new_tokens=12,
+        seed=3,
+        temperature=0.8,
+        speculate=False,
+        ignore_eos=True,
+    )
     assert [r.tokens for r in out] == [r.tokens for r in plain]
     seen = 0
     for result in out:
@@ -104,8 +115,15 @@ def test_the_tree_is_eagle_2s(version, target, tmp_path):
     weights = head_of(version, target, tmp_path)
     e = csd.Engine(target)
     # tokens that end a sample are not drafted
-    out = e.generate(PROMPT, max_new_tokens=5, temperature=0, budget=11, drafts=True,
-                     ignore_eos=True, drafter=csd.Eagle(tmp_path, k=4, depth=3))  # fmt: skip
+    out = e.generate(
+        PROMPT,
+        max_new_tokens=5,
+        temperature=0,
+        budget=11,
+        drafts=True,
+        ignore_eos=True,
+        drafter=csd.Eagle(tmp_path, k=4, depth=3),
+    )
     # confidences are as the head gives them until something has been learned
     first = out[0].drafts[0]
     paths = [()]

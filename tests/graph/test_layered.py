@@ -38,9 +38,12 @@ def test_replay_commits_like_the_host_drafter(tree, nodes):
     traces = [t for t in read_traces(TRACES) if str(t.problem).startswith("sums/")][:2]
     for trace in traces:
         short = Trace(
-            trace.problem, trace.prompt, [s[:40] for s in trace.samples[:5]], trace.temperature,
+            trace.problem,
+            trace.prompt,
+            [s[:40] for s in trace.samples[:5]],
+            trace.temperature,
             trace.top and [t[:40] for t in trace.top[:5]],
-        )  # fmt: skip
+        )
         ours = replay(short, LayeredDag(reference(), "cpu", DagConfig(tree=tree)), 5, nodes)
         theirs = replay(short, Paper(tree=tree), 5, nodes)
         assert ours.tau > 1

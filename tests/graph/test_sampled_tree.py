@@ -35,8 +35,9 @@ def test_trees_take_all_draws_of_a_node_or_none(nodes):
             assert pool.depth[row] == pool.depth[parent] + 1
             assert pool.position[row] == pool.position[parent] + 1
             assert pool.context[row].tolist() == [
-                int(pool.token[row]), *pool.context[parent].tolist()[:-1]
-            ]  # fmt: skip
+                int(pool.token[row]),
+                *pool.context[parent].tolist()[:-1],
+            ]
         assert int(pool.ancestors[row]) & (2**64 - 1) == word
     for parent, rows in children.items():
         node = drawn.nodes[parent]
@@ -50,9 +51,10 @@ def test_trees_take_all_draws_of_a_node_or_none(nodes):
         for r in rows:
             node = drawn.nodes[r]
             first = all(
-                drawn.nodes[c].token != node.token for c in children.get(int(pool.parent[r]), [])
+                drawn.nodes[c].token != node.token
+                for c in children.get(int(pool.parent[r]), [])
                 if c < r
-            )  # fmt: skip
+            )
             if first and (node.kept is None or node.kept.token):
                 costs[r in children].append(node.cost)
         if nodes == 31:

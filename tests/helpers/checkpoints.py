@@ -13,32 +13,61 @@ STOP = (1, 2)
 # sizes differ on purpose: heads that share keys by 2, 3 or 4, head_dim not always hidden / heads
 FAMILIES = {
     "llama": dict(
-        model_type="llama", hidden_size=40, intermediate_size=72, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        model_type="llama",
+        hidden_size=40,
+        intermediate_size=72,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
     ),
     "llama3": dict(
-        model_type="llama", hidden_size=32, intermediate_size=56, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=1, head_dim=8,
+        model_type="llama",
+        hidden_size=32,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=8,
         # wavelengths above, within and below the band that is blended
         rope_parameters=dict(
-            rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0,
-            high_freq_factor=4.0, original_max_position_embeddings=128,
+            rope_type="llama3",
+            rope_theta=10000.0,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=128,
         ),
     ),
     "mistral": dict(
-        model_type="mistral", hidden_size=48, intermediate_size=80, num_hidden_layers=2,
-        num_attention_heads=6, num_key_value_heads=2, head_dim=16, sliding_window=None,
+        model_type="mistral",
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=None,
     ),
     "qwen2": dict(
-        model_type="qwen2", hidden_size=48, intermediate_size=64, num_hidden_layers=3,
-        num_attention_heads=3, num_key_value_heads=1,
+        model_type="qwen2",
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=1,
         rope_parameters=dict(rope_type="default", rope_theta=1000000.0),
     ),
     "qwen3": dict(
-        model_type="qwen3", hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        model_type="qwen3",
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
     ),
-}  # fmt: skip
+}
 
 
 def config(family: str, *, tied: bool = False, **changes) -> transformers.PreTrainedConfig:

@@ -11,9 +11,12 @@ PROMPTS = ["Say 1.", "Once upon a time", "Say 2.", "x" * 90]
 def body_of(i):
     own = random.Random(i)
     return {
-        "prompt": own.choice(PROMPTS), "n": own.randint(1, 3), "seed": own.randint(0, 2),
-        "max_tokens": own.choice([4, 12, 30]), "stream": own.random() < 0.5,
-    }  # fmt: skip
+        "prompt": own.choice(PROMPTS),
+        "n": own.randint(1, 3),
+        "seed": own.randint(0, 2),
+        "max_tokens": own.choice([4, 12, 30]),
+        "stream": own.random() < 0.5,
+    }
 
 
 def head_of(data):

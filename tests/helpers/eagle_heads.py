@@ -19,11 +19,15 @@ def write(folder, version, hidden, vocab, *, draft_vocab=None, states=None, embe
     three = version == 3
     layer, wide = ("midlayer", 2 * hidden) if three else ("layers.0", hidden)
     shapes = {
-        "self_attn.q_proj": (HEADS * D, wide), "self_attn.k_proj": (KV_HEADS * D, wide),
-        "self_attn.v_proj": (KV_HEADS * D, wide), "self_attn.o_proj": (hidden, HEADS * D),
-        "mlp.gate_proj": (INTER, hidden), "mlp.up_proj": (INTER, hidden),
-        "mlp.down_proj": (hidden, INTER), "post_attention_layernorm": (hidden,),
-    }  # fmt: skip
+        "self_attn.q_proj": (HEADS * D, wide),
+        "self_attn.k_proj": (KV_HEADS * D, wide),
+        "self_attn.v_proj": (KV_HEADS * D, wide),
+        "self_attn.o_proj": (hidden, HEADS * D),
+        "mlp.gate_proj": (INTER, hidden),
+        "mlp.up_proj": (INTER, hidden),
+        "mlp.down_proj": (hidden, INTER),
+        "post_attention_layernorm": (hidden,),
+    }
     if three:
         shapes |= dict.fromkeys(("hidden_norm", "input_layernorm"), (hidden,))
     w = {f"{layer}.{name}.weight": normal(*shape) for name, shape in shapes.items()}
@@ -40,10 +44,19 @@ def write(folder, version, hidden, vocab, *, draft_vocab=None, states=None, embe
         w["embed_tokens.weight"] = normal(vocab, hidden)
     save_file(w, folder / "model.safetensors")
     config = dict(
-        model_type="llama", hidden_size=hidden, intermediate_size=INTER, num_hidden_layers=1,
-        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=D, rms_norm_eps=EPS,
-        rope_theta=THETA, max_position_embeddings=512, vocab_size=vocab, hidden_act="silu",
-    ) | ({"draft_vocab_size": draft_vocab} if three else {})  # fmt: skip
+        model_type="llama",
+        hidden_size=hidden,
+        intermediate_size=INTER,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=D,
+        rms_norm_eps=EPS,
+        rope_theta=THETA,
+        max_position_embeddings=512,
+        vocab_size=vocab,
+        hidden_act="silu",
+    ) | ({"draft_vocab_size": draft_vocab} if three else {})
     (folder / "config.json").write_text(json.dumps(config))
     return w
 

@@ -21,6 +21,12 @@ def rotary_case(M, H, K, D, dtype, fused=True, turned=None):
     )
     node = torch.full((2, M, K, D), float("nan"), dtype=dtype)
     return dict(
-        q=q, k=k, v=v, position=position, cos=angle.cos().to(dtype), sin=angle.sin().to(dtype),
-        node_k=node[0], node_v=node[1],
-    )  # fmt: skip
+        q=q,
+        k=k,
+        v=v,
+        position=position,
+        cos=angle.cos().to(dtype),
+        sin=angle.sin().to(dtype),
+        node_k=node[0],
+        node_v=node[1],
+    )

@@ -10,29 +10,48 @@ import torch
 import transformers
 
 SIZES = dict(
-    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-    pad_token_id=None, bos_token_id=None, eos_token_id=None,
-)  # fmt: skip
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
 WINDOW = 9
 HEAD = dict(head_dim=8)
 SLIDING = dict(sliding_window=WINDOW)
 MIXED = SLIDING | dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"])
 EXPERTS = dict(
-    num_experts=4, num_local_experts=4, n_routed_experts=4, num_experts_per_tok=2,
+    num_experts=4,
+    num_local_experts=4,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
     moe_intermediate_size=16,
-)  # fmt: skip
+)
 DEEPSEEK = EXPERTS | dict(
-    n_group=1, topk_group=1, n_shared_experts=1, first_k_dense_replace=1, kv_lora_rank=12,
-    q_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=12, v_head_dim=12,
+    n_group=1,
+    topk_group=1,
+    n_shared_experts=1,
+    first_k_dense_replace=1,
+    kv_lora_rank=12,
+    q_lora_rank=12,
+    qk_rope_head_dim=4,
+    qk_nope_head_dim=12,
+    v_head_dim=12,
     num_key_value_heads=4,
-)  # fmt: skip
+)
 
 LINEAR = dict(
     layer_types=["linear_attention", "full_attention", "linear_attention"],
-    linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+    linear_num_value_heads=4,
+    linear_num_key_heads=2,
+    linear_key_head_dim=8,
     linear_value_head_dim=8,
-)  # fmt: skip
+)
 SHARED = dict(shared_expert_intermediate_size=24)
 CONVOLVED = ["conv", "full_attention", "conv"]
 MAMBA = dict(
@@ -43,19 +62,19 @@ MAMBA = dict(
 def yarn(factor=4.0, old=32):
     return dict(
         rope_parameters=dict(
-            rope_type="yarn", rope_theta=10000.0, factor=factor,
+            rope_type="yarn",
+            rope_theta=10000.0,
+            factor=factor,
             original_max_position_embeddings=old,
         )
-    )  # fmt: skip
+    )
 
 
 # the family is the name up to a space
 MODULES: dict[str, dict] = {
     "llama": {},
     "llama yarn": yarn(),
-    "llama linear": dict(
-        rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
-    ),
+    "llama linear": dict(rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
     "llama biased": dict(attention_bias=True, mlp_bias=True),
     "qwen2": {},
     "qwen2 window": SLIDING | dict(use_sliding_window=True, max_window_layers=1),
@@ -63,22 +82,34 @@ MODULES: dict[str, dict] = {
     "qwen3 window": HEAD | SLIDING | dict(use_sliding_window=True, max_window_layers=1),
     "mistral": SLIDING,
     "gemma": HEAD,
-    "gemma2": HEAD | MIXED | dict(query_pre_attn_scalar=20, attn_logit_softcapping=2.0,
-        final_logit_softcapping=4.0),
+    "gemma2": HEAD
+    | MIXED
+    | dict(query_pre_attn_scalar=20, attn_logit_softcapping=2.0, final_logit_softcapping=4.0),
     "gemma3_text": HEAD | MIXED | dict(query_pre_attn_scalar=20),
-    "gemma3n_text": HEAD | MIXED | dict(
-        num_kv_shared_layers=1, hidden_size_per_layer_input=8, laurel_rank=4, altup_num_inputs=2,
-        vocab_size_per_layer_input=61, activation_sparsity_pattern=None,
+    "gemma3n_text": HEAD
+    | MIXED
+    | dict(
+        num_kv_shared_layers=1,
+        hidden_size_per_layer_input=8,
+        laurel_rank=4,
+        altup_num_inputs=2,
+        vocab_size_per_layer_input=61,
+        activation_sparsity_pattern=None,
     ),
-    "gemma4_text": HEAD | MIXED | dict(
-        num_kv_shared_layers=1, hidden_size_per_layer_input=8, vocab_size_per_layer_input=61,
+    "gemma4_text": HEAD
+    | MIXED
+    | dict(
+        num_kv_shared_layers=1,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=61,
         global_head_dim=16,
     ),
     "vaultgemma": HEAD | MIXED | dict(query_pre_attn_scalar=20),
     "olmo": dict(clip_qkv=2.0),
     "olmo2": {},
     "olmo3": MIXED,
-    "olmo3 yarn": MIXED | dict(
+    "olmo3 yarn": MIXED
+    | dict(
         rope_parameters=dict(
             sliding_attention=dict(rope_type="default", rope_theta=10000.0),
             full_attention=yarn()["rope_parameters"],
@@ -113,7 +144,9 @@ MODULES: dict[str, dict] = {
     "bitnet": {},
     "smollm3": dict(no_rope_layers=[1, 0, 1]),
     "granite": dict(
-        attention_multiplier=0.3, embedding_multiplier=3.0, residual_multiplier=0.5,
+        attention_multiplier=0.3,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
         logits_scaling=2.0,
     ),
     "granite_swa": MIXED,
@@ -124,14 +157,18 @@ MODULES: dict[str, dict] = {
     "hrm_text": {},
     "jais2": {},
     "modernbert-decoder": dict(
-        local_attention=2 * WINDOW, layer_types=MIXED["layer_types"], sep_token_id=0,
-        cls_token_id=0, pad_token_id=0, bos_token_id=0, eos_token_id=0,
+        local_attention=2 * WINDOW,
+        layer_types=MIXED["layer_types"],
+        sep_token_id=0,
+        cls_token_id=0,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
     ),
     "lfm2": dict(layer_types=["full_attention"] * 3),
     "qwen2_moe": EXPERTS | dict(shared_expert_intermediate_size=24, decoder_sparse_step=1),
-    "qwen3_moe": HEAD | dict(
-        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True
-    ),
+    "qwen3_moe": HEAD
+    | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True),
     "mixtral": EXPERTS | SLIDING,
     "gpt_oss": HEAD | EXPERTS | MIXED,
     "phimoe": EXPERTS,
@@ -139,8 +176,11 @@ MODULES: dict[str, dict] = {
     "flex_olmo": EXPERTS,
     "granitemoe": EXPERTS,
     "granitemoeshared": EXPERTS | dict(shared_intermediate_size=24),
-    "granitemoehybrid": EXPERTS | dict(
-        layer_types=["attention"] * 3, shared_intermediate_size=24, position_embedding_type="rope",
+    "granitemoehybrid": EXPERTS
+    | dict(
+        layer_types=["attention"] * 3,
+        shared_intermediate_size=24,
+        position_embedding_type="rope",
         mamba_n_heads=4,
     ),
     "glm4_moe": HEAD | DEEPSEEK | dict(num_key_value_heads=2),
@@ -151,12 +191,19 @@ MODULES: dict[str, dict] = {
     "minimax_m2": HEAD | EXPERTS,
     "dots1": HEAD | DEEPSEEK | dict(num_key_value_heads=2),
     "dbrx": dict(
-        d_model=32, n_heads=4, n_layers=3, max_seq_len=128,
+        d_model=32,
+        n_heads=4,
+        n_layers=3,
+        max_seq_len=128,
         attn_config=dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=3.0),
         ffn_config=dict(ffn_hidden_size=32, moe_num_experts=4, moe_top_k=2, hidden_size=32),
     ),
-    "llama4_text": HEAD | EXPERTS | dict(
-        attention_chunk_size=8, intermediate_size_mlp=48, no_rope_layers=[1, 0, 1],
+    "llama4_text": HEAD
+    | EXPERTS
+    | dict(
+        attention_chunk_size=8,
+        intermediate_size_mlp=48,
+        no_rope_layers=[1, 0, 1],
         interleave_moe_layer_step=2,
         layer_types=["chunked_attention", "full_attention", "chunked_attention"],
     ),
@@ -177,30 +224,46 @@ MODULES: dict[str, dict] = {
     "lfm2 conv": dict(layer_types=CONVOLVED),
     "lfm2_moe": EXPERTS | dict(layer_types=CONVOLVED, num_dense_layers=1),
     "lfm3": dict(layer_types=CONVOLVED),
-    "nemotron_h": HEAD | EXPERTS | dict(
-        layers_block_type=["linear_attention", "full_attention", "mlp"], mamba_num_heads=4,
-        mamba_head_dim=8, ssm_state_size=8, n_groups=2, chunk_size=16,
+    "nemotron_h": HEAD
+    | EXPERTS
+    | dict(
+        layers_block_type=["linear_attention", "full_attention", "mlp"],
+        mamba_num_heads=4,
+        mamba_head_dim=8,
+        ssm_state_size=8,
+        n_groups=2,
+        chunk_size=16,
     ),
-    "granitemoehybrid mamba": EXPERTS | MAMBA | dict(
-        layer_types=["mamba", "attention", "mamba"], shared_intermediate_size=24
-    ),
+    "granitemoehybrid mamba": EXPERTS
+    | MAMBA
+    | dict(layer_types=["mamba", "attention", "mamba"], shared_intermediate_size=24),
     "bamba": MAMBA | dict(attn_layer_indices=[1]),
     "falcon_h1": HEAD | MAMBA | dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_n_groups=1),
     "zamba2": dict(
-        mamba_d_state=8, n_mamba_heads=8, mamba_headdim=8, mamba_ngroups=1, chunk_size=16,
-        layers_block_type=["mamba", "hybrid", "mamba"], num_mem_blocks=1, adapter_rank=4,
+        mamba_d_state=8,
+        n_mamba_heads=8,
+        mamba_headdim=8,
+        mamba_ngroups=1,
+        chunk_size=16,
+        layers_block_type=["mamba", "hybrid", "mamba"],
+        num_mem_blocks=1,
+        adapter_rank=4,
     ),
-}  # fmt: skip
+}
 
 
 def longrope():
     return dict(
         rope_parameters=dict(
-            rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=32,
-            short_factor=[1.0, 1.1, 1.3, 1.6], long_factor=[2.0] * 4, factor=4.0,
+            rope_type="longrope",
+            rope_theta=10000.0,
+            original_max_position_embeddings=32,
+            short_factor=[1.0, 1.1, 1.3, 1.6],
+            long_factor=[2.0] * 4,
+            factor=4.0,
         ),
         original_max_position_embeddings=32,
-    )  # fmt: skip
+    )
 
 
 # what csd's message names
@@ -214,15 +277,19 @@ REFUSED: dict[str, tuple[dict, str]] = {
         "a recurrent state",
     ),
     "kimi_linear": (
-        EXPERTS | dict(linear_attn_config=dict(
-            kda_layers=[1, 3], full_attn_layers=[2], num_heads=4, head_dim=8,
-            short_conv_kernel_size=4,
-        )),
+        EXPERTS
+        | dict(
+            linear_attn_config=dict(
+                kda_layers=[1, 3],
+                full_attn_layers=[2],
+                num_heads=4,
+                head_dim=8,
+                short_conv_kernel_size=4,
+            )
+        ),
         "a recurrent state",
     ),
-    "minimax": (
-        HEAD | EXPERTS | dict(layer_types=LINEAR["layer_types"]), "a recurrent state"
-    ),
+    "minimax": (HEAD | EXPERTS | dict(layer_types=LINEAR["layer_types"]), "a recurrent state"),
     "recurrent_gemma": (dict(lru_width=32, attention_window_size=8), "with a state"),
     "llama dynamic": (
         dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0)),
@@ -238,7 +305,7 @@ REFUSED: dict[str, tuple[dict, str]] = {
         dict(d_model=32, decoder_layers=2, decoder_attention_heads=4),
         "encoder-decoder|position_ids",
     ),
-}  # fmt: skip
+}
 
 
 def config(name: str, **changes):

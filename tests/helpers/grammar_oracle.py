@@ -8,9 +8,29 @@ from transformers import LogitsProcessor
 
 END = 2
 PIECES = [
-    "<0>", "<1>", "<end>", *"abcdefghijlnrstu", *"0123456789", *'{}[]":, -.!?', "ab", "abc", "bc",
-    "cd", "de", '{"', '":', '", "', '"}', "true", "false", "null", "12", "1.5", "é", "\n",
-]  # fmt: skip
+    "<0>",
+    "<1>",
+    "<end>",
+    *"abcdefghijlnrstu",
+    *"0123456789",
+    *'{}[]":, -.!?',
+    "ab",
+    "abc",
+    "bc",
+    "cd",
+    "de",
+    '{"',
+    '":',
+    '", "',
+    '"}',
+    "true",
+    "false",
+    "null",
+    "12",
+    "1.5",
+    "é",
+    "\n",
+]
 
 
 class Pieces:
@@ -46,9 +66,15 @@ GRAMMARS = [
     dict(grammar='start: item+\nitem: "ab" | "ba" | "c" /[0-9]/'),
     dict(json_schema={"type": "array", "items": {"type": "boolean"}}),
     dict(json_schema={"enum": ["abc", "abd", 12, None]}),
-    dict(json_schema={"type": "object", "properties": {"a": {"type": "integer"}},
-                      "required": ["a"], "additionalProperties": False}),
-]  # fmt: skip
+    dict(
+        json_schema={
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "required": ["a"],
+            "additionalProperties": False,
+        }
+    ),
+]
 
 
 class Grammar(LogitsProcessor):

@@ -32,8 +32,10 @@ def early_ends():
     """Steps whose groups, shared by both processes, may end with their first 5 samples."""
 
     def rate(completions, prompts, **_):
-        return [1.0 if prompt != "Sing: " else float(len(text) % 2)
-                for prompt, text in zip(prompts, completions, strict=True)]  # fmt: skip
+        return [
+            1.0 if prompt != "Sing: " else float(len(text) % 2)
+            for prompt, text in zip(prompts, completions, strict=True)
+        ]
 
     rollout, sizes = Recorded(until="all_correct", first=5, audit=0.0), []
 
@@ -48,9 +50,13 @@ def early_ends():
     )
     logged = [row["groups/mean_size"] for row in trainer.state.log_history if "reward" in row]
     prompt = rollout.drawn[-1]["prompt_ids"][0]
-    return {"sizes": sizes, "logged": logged, "seeds": [d["seed"] for d in rollout.drawn],
-            "completions": [d["completion_ids"] for d in rollout.drawn],
-            "history": [e.tokens.tolist() for e in rollout.history.of(prompt)]}  # fmt: skip
+    return {
+        "sizes": sizes,
+        "logged": logged,
+        "seeds": [d["seed"] for d in rollout.drawn],
+        "completions": [d["completion_ids"] for d in rollout.drawn],
+        "history": [e.tokens.tolist() for e in rollout.history.of(prompt)],
+    }
 
 
 if __name__ == "__main__":
@@ -60,6 +66,11 @@ if __name__ == "__main__":
     weight = next(iter(trainer.model.parameters())).double().sum().item()
     prompt = rollout.drawn[-1]["prompt_ids"][0]
     history = prompt, [e.tokens.tolist() for e in rollout.history.of(prompt)]
-    row = {"history": history, "world": trainer.accelerator.num_processes, "drawn": rollout.drawn,
-           "weight": weight, "early": early_ends()}  # fmt: skip
+    row = {
+        "history": history,
+        "world": trainer.accelerator.num_processes,
+        "drawn": rollout.drawn,
+        "weight": weight,
+        "early": early_ends(),
+    }
     Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(row))

@@ -4,8 +4,15 @@ import torch
 from nested import leaves_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "equal",
-         "is_nonzero"}  # fmt: skip
+READS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "_unique2",
+    "equal",
+    "is_nonzero",
+}
 
 
 def reads_device(func, args) -> bool:

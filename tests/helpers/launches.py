@@ -89,9 +89,15 @@ def main(slots: int, rows: int, first: str = "children") -> None:
     dtype = torch.float16
     graph = ConsensusGraph(ops.triton(), torch.device("cpu"), GraphConfig(capacity=1 << 12))
     cache = KVCache(
-        CONFIG, slots=slots, pages=slots + 8, prompt_pages=2, slot_pages=1, rows=rows, dtype=dtype,
+        CONFIG,
+        slots=slots,
+        pages=slots + 8,
+        prompt_pages=2,
+        slot_pages=1,
+        rows=rows,
+        dtype=dtype,
         device="cpu",
-    )  # fmt: skip
+    )
     state = Slots.empty(slots, SHAPE.vocab, 64, graph.context)
     step = StaticStep(random_model(CONFIG, dtype=dtype), graph, cache, state, ops.triton())
     if first == "bench":

@@ -29,9 +29,16 @@ def adapted(name="llama", dtype=torch.float64, spread=0.3, **more):
 
 def drawn(model, budget=8, **more):
     out = csd.generate(
-        model, PROMPT, num_samples=2, seed=4, max_new_tokens=TOKENS, budget=budget,
-        temperature=0.7, end_token_ids=[], **more,
-    )  # fmt: skip
+        model,
+        PROMPT,
+        num_samples=2,
+        seed=4,
+        max_new_tokens=TOKENS,
+        budget=budget,
+        temperature=0.7,
+        end_token_ids=[],
+        **more,
+    )
     return out.tokens
 
 

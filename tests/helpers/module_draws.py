@@ -15,6 +15,11 @@ def plain(model, **params):
 
 def drawn(engine, budget, **params):
     return engine.generate(
-        PROMPT, num_samples=2, seed=4, max_new_tokens=TOKENS, budget=budget, end_token_ids=[],
+        PROMPT,
+        num_samples=2,
+        seed=4,
+        max_new_tokens=TOKENS,
+        budget=budget,
+        end_token_ids=[],
         **params,
-    )  # fmt: skip
+    )

@@ -310,6 +310,8 @@ def given(model, prompt, tokens, *, seed, sample, end_ids=(), **params):
 @torch.no_grad()
 def own(model, ids):
     """The model's log-probabilities [len(ids), V] behind each token, one pass per token."""
-    rows = [model(torch.tensor([ids[:i]]), use_cache=False).logits[0, -1]
-            for i in range(1, len(ids) + 1)]  # fmt: skip
+    rows = [
+        model(torch.tensor([ids[:i]]), use_cache=False).logits[0, -1]
+        for i in range(1, len(ids) + 1)
+    ]
     return torch.stack(rows).double().log_softmax(-1)

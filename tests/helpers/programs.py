@@ -45,9 +45,11 @@ def transport(q, drafts, chance):
         equal[n + y, y::vocab] = 1
     # without presolve, which takes masses of 1e-8 for infeasible
     found = linprog(
-        -gain.flatten(), A_eq=equal[:-1], b_eq=torch.cat([chance, q])[:-1],
+        -gain.flatten(),
+        A_eq=equal[:-1],
+        b_eq=torch.cat([chance, q])[:-1],
         options={"presolve": False},
-    )  # fmt: skip
+    )
     assert found.success
     return -found.fun
 
@@ -75,8 +77,10 @@ def selection_optimum(q, p1, p2, tokens=None, alphabet=None):
     the first `tokens` of the first `alphabet` are free; else the smaller rank wins, and of two
     drafts beyond the alphabet the first, unless it is null.
     """
-    q, p1, p2 = (torch.cat([x, y]).tolist() for x, y in (
-        (q, torch.zeros(1)), (p1, 1 - p1.sum(0, True)), (p2, 1 - p2.sum(0, True))))  # fmt: skip
+    q, p1, p2 = (
+        torch.cat([x, y]).tolist()
+        for x, y in ((q, torch.zeros(1)), (p1, 1 - p1.sum(0, True)), (p2, 1 - p2.sum(0, True)))
+    )
     null = len(q) - 1
     drafted = [i for i in range(null) if p1[i] + p2[i] > 0]
     order = [*sorted(drafted, key=lambda i: p1[i] * p2[i] - q[i]), null]

@@ -47,8 +47,9 @@ def dense(case, heads, scale, window=None, chunk=None, softcap=None, sinks=None,
         position = prompt + old + word.bit_count() - 1
         keys = []
         for table, length, first in (
-            (case["prompt_pages"][g], prompt, 0), (case["slot_pages"][s], old, prompt),
-        ):  # fmt: skip
+            (case["prompt_pages"][g], prompt, 0),
+            (case["slot_pages"][s], old, prompt),
+        ):
             for t in range(length):
                 at = int(table[t // 64]), t % 64
                 keys.append((first + t, case["k_pages"][at], case["v_pages"][at]))
@@ -59,10 +60,11 @@ def dense(case, heads, scale, window=None, chunk=None, softcap=None, sinks=None,
                 at = prompt + old + above.bit_count() - 1
                 keys.append((at, case["node_k"][start + j], case["node_v"][start + j]))
         keys = [
-            (k, v) for at, k, v in keys
+            (k, v)
+            for at, k, v in keys
             if (window is None or position - at < window)
             and (chunk is None or position // chunk == at // chunk)
-        ]  # fmt: skip
+        ]
         k, v = (torch.stack(x).double() for x in zip(*keys, strict=True))
         # [K, H / K, T]
         score = torch.einsum("tkd,ked->ket", k, case["q"][m].double().view(K, H // K, -1)) * scale

@@ -33,7 +33,9 @@ def model_and_twin():
 @cache
 def engine_of(kind):
     machine = {
-        "reference": dict(kernels="reference"), "cpu": {}, "static": dict(static=True, lag=2),
+        "reference": dict(kernels="reference"),
+        "cpu": {},
+        "static": dict(static=True, lag=2),
         "few-slots": dict(max_slots=2, lag=1),
-    }  # fmt: skip
+    }
     return csd.Engine(model_and_twin()[1], **machine[kind])

@@ -151,8 +151,10 @@ class Run:
     def _compile_all(self, tasks, processes, cache, timeout) -> list[dict]:
         self.tasks = tasks
         self.clock.charge("ahead", min(self._ahead, timeout))
-        return [dict(kernel="verify", target=target, dtype=dtype, shared=1, limit=2, spills=0,
-                     stack=0) for target, dtype, _ in tasks]  # fmt: skip
+        return [
+            dict(kernel="verify", target=target, dtype=dtype, shared=1, limit=2, spills=0, stack=0)
+            for target, dtype, _ in tasks
+        ]
 
     def _process(self, command, **options) -> SimpleNamespace:
         self.commands.append(command)

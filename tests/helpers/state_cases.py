@@ -43,9 +43,10 @@ def trees(lengths, nodes, padding=3, seed=0, chain=False):
             position.append(length + len(own[j]) - 1)
             ancestors.append(sum(1 << i for i in own[j]))
             paths.append([start[s] + i for i in own[j]])
-    whole = [torch.tensor(x, dtype=torch.int32) for x in (
-        slot + [-1] * padding, position + [0] * padding, start, list(nodes)
-    )]  # fmt: skip
+    whole = [
+        torch.tensor(x, dtype=torch.int32)
+        for x in (slot + [-1] * padding, position + [0] * padding, start, list(nodes))
+    ]
     word = [x - (1 << 64) if x >= 1 << 63 else x for x in ancestors] + [0] * padding
     return Trees(whole[0], whole[1], torch.tensor(word), whole[2], whole[3], paths)
 
@@ -79,9 +80,18 @@ class StateCase:
     def _rest(self):
         t = self.trees
         return (
-            self.node_key, self.node_decay, self.node_update, self.state, self.key, self.update,
-            self.decay, self.base, *t.where(), t.slot_start, t.slot_nodes,
-        )  # fmt: skip
+            self.node_key,
+            self.node_decay,
+            self.node_update,
+            self.state,
+            self.key,
+            self.update,
+            self.decay,
+            self.base,
+            *t.where(),
+            t.slot_start,
+            t.slot_nodes,
+        )
 
 
 def recurrent(state, k, v, d, b, q):
@@ -93,9 +103,16 @@ def recurrent(state, k, v, d, b, q):
 
 
 def state_case(
-    lengths, nodes, sizes=(2, 4, 8, 6), dtype=torch.float32, seed=0, solve=True, padding=3,
-    chain=False, texts=None,
-):  # fmt: skip
+    lengths,
+    nodes,
+    sizes=(2, 4, 8, 6),
+    dtype=torch.float32,
+    seed=0,
+    solve=True,
+    padding=3,
+    chain=False,
+    texts=None,
+):
     """sizes: key heads, heads, key size, value size. What no row may read is NaN."""
     Hk, H, Dk, Dv = sizes
     t = trees(lengths, nodes, padding, seed, chain)

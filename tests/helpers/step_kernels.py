@@ -2,10 +2,18 @@
 
 STEP = {
     "propose": ["grow", "grow", "fill"],
-    "forward": ["plan_attention", "rms_norm", "rotary", "tree_attention", "merge_partials",
-                "rms_norm", "swiglu", "rms_norm"],
+    "forward": [
+        "plan_attention",
+        "rms_norm",
+        "rotary",
+        "tree_attention",
+        "merge_partials",
+        "rms_norm",
+        "swiglu",
+        "rms_norm",
+    ],
     # the end of a verification also advances the slots and writes the snapshot
     "verify": ["scan", "compact", "sample", "finish"],
     "commit": ["commit_kv"],
     "insert": ["observe_claim", "lead", "allocate", "merge"],
-}  # fmt: skip
+}

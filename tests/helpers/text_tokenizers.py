@@ -62,18 +62,27 @@ def _joining() -> Tokenizer:
 def _byte_fallback() -> Tokenizer:
     """Characters beyond ASCII are bytes, and the first space of a text is stripped."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([
-        normalizers.Prepend("▁"), normalizers.Replace(" ", "▁"),
-    ])  # fmt: skip
-    tokenizer.decoder = decoders.Sequence([
-        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ])  # fmt: skip
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Prepend("▁"),
+            normalizers.Replace(" ", "▁"),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     byte_tokens = [f"<0x{b:02X}>" for b in range(256)]
     trainer = trainers.BpeTrainer(
-        vocab_size=520, special_tokens=[*SPECIAL, *byte_tokens], show_progress=False,
+        vocab_size=520,
+        special_tokens=[*SPECIAL, *byte_tokens],
+        show_progress=False,
         initial_alphabet=[chr(c) for c in range(32, 127)] + ["▁", "\n"],
-    )  # fmt: skip
+    )
     words = "".join(c if ord(c) < 128 else " " for c in TEXT).split(" ")
     tokenizer.train_from_iterator([f" {w}" for w in words] * 4 + ["\n    "], trainer)
     # the bytes are tokens of the vocabulary; the trainer can add them only as special tokens
@@ -110,9 +119,12 @@ def _word_piece() -> Tokenizer:
 
 
 _MAKE = {
-    "byte level": _byte_level, "byte fallback": _byte_fallback, "metaspace": _metaspace,
-    "word piece": _word_piece, "joining": _joining,
-}  # fmt: skip
+    "byte level": _byte_level,
+    "byte fallback": _byte_fallback,
+    "metaspace": _metaspace,
+    "word piece": _word_piece,
+    "joining": _joining,
+}
 KINDS = ("byte level", "byte fallback", "metaspace", "word piece")
 
 
@@ -125,7 +137,10 @@ def tokenizer_of(kind: str, bos: bool = False) -> PreTrainedTokenizerFast:
         first = [("<s>", tokenizer.token_to_id("<s>"))]
         tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, first)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
         additional_special_tokens=["<|user|>", "<|end|>"],
         clean_up_tokenization_spaces=kind == "word piece",
-    )  # fmt: skip
+    )

@@ -24,9 +24,18 @@ class OneDevice(TorchDispatchMode):
 
 
 CONFIG = ModelConfig(
-    family="llama", vocab=97, hidden=32, intermediate=48, layers=2, heads=4, kv_heads=2,
-    head_dim=16, context=512, norm_eps=1e-5, rope_theta=10000.0,
-)  # fmt: skip
+    family="llama",
+    vocab=97,
+    hidden=32,
+    intermediate=48,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    context=512,
+    norm_eps=1e-5,
+    rope_theta=10000.0,
+)
 
 
 def step_with(make, slots=3, device="cpu"):
@@ -35,9 +44,15 @@ def step_with(make, slots=3, device="cpu"):
     decoder = random_model(config, device, torch.float32)
     drafter = make(OPERATORS, torch.device(device))
     cache = KVCache(
-        config, slots=slots, pages=8, prompt_pages=1, slot_pages=1, rows=64, dtype=torch.float32,
+        config,
+        slots=slots,
+        pages=8,
+        prompt_pages=1,
+        slot_pages=1,
+        rows=64,
+        dtype=torch.float32,
         device=device,
-    )  # fmt: skip
+    )
     state = Slots.empty(slots, 97, 64, drafter.context, device=device)
     state.live.fill_(True)
     for name, value in dict(group=0, max_new=60, key=5, context=3, prompt_len=7).items():

@@ -24,9 +24,11 @@ class TokenByToken:
                 self.read, self.cache, self.logits = copy.deepcopy(self.first)
         for token in ids[len(self.read) :]:
             out = self.model(
-                torch.tensor([[token]]), past_key_values=self.cache, use_cache=True,
+                torch.tensor([[token]]),
+                past_key_values=self.cache,
+                use_cache=True,
                 position_ids=torch.tensor([[len(self.read)]]),
-            )  # fmt: skip
+            )
             self.read.append(token)
             self.logits = out.logits
         if self.first is None:

@@ -40,10 +40,21 @@ def corners(vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
     low = torch.where(torch.arange(vocab) < vocab // 2, 1.0, 0.0).double()
     low, high = low / low.sum(), (1 - low) / (1 - low).sum()
     pairs = [
-        (flat, flat), (one[0], one[0]), (one[0], one[1]), (low, high), (high, low), (flat, one[1]),
-        (one[1], flat), (flat, low), (low, flat), (flat, flat / 2), (one[0], flat / 4),
-        (flat, one[0] / 2), (low, high / 2), (flat, torch.zeros(vocab, dtype=torch.float64)),
-    ]  # fmt: skip
+        (flat, flat),
+        (one[0], one[0]),
+        (one[0], one[1]),
+        (low, high),
+        (high, low),
+        (flat, one[1]),
+        (one[1], flat),
+        (flat, low),
+        (low, flat),
+        (flat, flat / 2),
+        (one[0], flat / 4),
+        (flat, one[0] / 2),
+        (low, high / 2),
+        (flat, torch.zeros(vocab, dtype=torch.float64)),
+    ]
     return tuple(torch.stack(x) for x in zip(*pairs, strict=True))
 
 

@@ -159,9 +159,18 @@ def test_a_prompt_of_many_megabytes(tmp_path, capsys, toy_folder):
 
 
 ROW = dict(
-    problem=0, answer="7", vote=None, vote_correct=False, answers=[None], correct=[False],
-    finish_reasons=["stop"], texts=["a"], tokens=1, steps=1, seconds=0.5,
-)  # fmt: skip
+    problem=0,
+    answer="7",
+    vote=None,
+    vote_correct=False,
+    answers=[None],
+    correct=[False],
+    finish_reasons=["stop"],
+    texts=["a"],
+    tokens=1,
+    steps=1,
+    seconds=0.5,
+)
 
 
 @pytest.mark.parametrize("key", ROW)
@@ -211,12 +220,25 @@ def test_step_times(tmp_path, capsys, text, message):
 
 
 RUN = dict(
-    texts=["ab"], tokens=[[1, 2]], logprobs=[[-1.0, -2.0]], finish_reasons=["stop"],
-    sources=[["", "own"]], steps=[[1, 1]], prompt_ids=[3], seed=0,
+    texts=["ab"],
+    tokens=[[1, 2]],
+    logprobs=[[-1.0, -2.0]],
+    finish_reasons=["stop"],
+    sources=[["", "own"]],
+    steps=[[1, 1]],
+    prompt_ids=[3],
+    seed=0,
     pieces={"1": "a", "2": "b", "3": "c"},
-    stats=dict(tokens=2, steps=1, sample_steps=1, nodes_proposed=1, nodes_accepted=1,
-               tokens_per_step=2.0, accepted=dict(own=1, sibling=0, prompt=0)),
-)  # fmt: skip
+    stats=dict(
+        tokens=2,
+        steps=1,
+        sample_steps=1,
+        nodes_proposed=1,
+        nodes_accepted=1,
+        tokens_per_step=2.0,
+        accepted=dict(own=1, sibling=0, prompt=0),
+    ),
+)
 REPORTS = [
     *((text, message) for text, message in LINES),
     *(({k: v for k, v in RUN.items() if k != key}, f"must have '{key}'") for key in RUN),
@@ -263,8 +285,12 @@ def test_a_datastore_that_is_none(tmp_path, content):
         np.save(path, np.zeros(4, np.int32))
         path.write_bytes(path.read_bytes().replace(b"(4,)", b"(10000000000000,)"))
     else:
-        values = dict(pickle=np.array([{}]), float=np.zeros(2), square=np.zeros((2, 2), int),
-                      negative=np.array([-2]))  # fmt: skip
+        values = dict(
+            pickle=np.array([{}]),
+            float=np.zeros(2),
+            square=np.zeros((2, 2), int),
+            negative=np.array([-2]),
+        )
         np.save(path, values[content], allow_pickle=True)
     with pytest.raises(ValueError, match=str(path)):
         Datastore.load(path)

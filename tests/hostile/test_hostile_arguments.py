@@ -29,17 +29,25 @@ def target():
     [
         (PROMPT, dict(tokenizer=5), TypeError, "tokenizer must be a tokenizer of .*, got 5"),
         (PROMPT, dict(tokenizer=object()), TypeError, "tokenizer must be"),
-        (torch.ones(2, 3).long(), dict(attention_mask=[[1] * 3] * 2), TypeError,
-         "attention_mask must be a 2-D tensor, got a list"),
+        (
+            torch.ones(2, 3).long(),
+            dict(attention_mask=[[1] * 3] * 2),
+            TypeError,
+            "attention_mask must be a 2-D tensor, got a list",
+        ),
         (torch.ones(2, 3), dict(attention_mask=torch.ones(2, 3)), TypeError, "got dtype torch.flo"),
-        (PROMPT, dict(until=lambda prefix: torch.ones(2)), TypeError,
-         "until must return True or False, got a Tensor"),
+        (
+            PROMPT,
+            dict(until=lambda prefix: torch.ones(2)),
+            TypeError,
+            "until must return True or False, got a Tensor",
+        ),
         (PROMPT, dict(record="/no/such/folder/t.jsonl"), OSError, "record must be a file in a wri"),
         (PROMPT, dict(record="/"), OSError, "record must be a file"),
         (PROMPT, dict(record=5), TypeError, "record must be a path, got 5"),
         ("\ud800", {}, ValueError, "prompt must be a string"),
     ],
-)  # fmt: skip
+)
 def test_generate(target, prompt, options, error, message):
     options = dict(max_new_tokens=4, seed=0, num_samples=2) | options
     with pytest.raises(error, match=message):

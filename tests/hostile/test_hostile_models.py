@@ -65,9 +65,7 @@ CASES = {
         lambda f: edit(f, num_hidden_layers=1, layer_types=None, max_window_layers=1),
         "has weights that .* 1 layers, as in its config, does not use",
     ),
-    "more layers": (
-        lambda f: edit(f, num_hidden_layers=5, layer_types=None), "lacks the weights"
-    ),
+    "more layers": (lambda f: edit(f, num_hidden_layers=5, layer_types=None), "lacks the weights"),
     "other heads": (lambda f: edit(f, num_attention_heads=0), "invalid config|cannot be loaded"),
     "no number": (lambda f: edit(f, hidden_size="a"), "has an invalid config.json"),
     "a list": (lambda f: (f / "config.json").write_text("5"), "invalid config.json"),
@@ -76,9 +74,10 @@ CASES = {
     "pickled code": (a_pickle_in_a_checkpoint, "a pickle file that executes code"),
     "junk": (junk, "cannot be loaded"),
     "tokenizer": (
-        lambda f: (f / "tokenizer_config.json").write_text("[]"), "the tokenizer of .* cannot be"
+        lambda f: (f / "tokenizer_config.json").write_text("[]"),
+        "the tokenizer of .* cannot be",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

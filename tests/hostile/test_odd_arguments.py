@@ -16,8 +16,10 @@ from csd.models.demo import toy
 
 USUAL = dict(max_new_tokens=3, seed=0, num_samples=2)
 # of each prompt as many objects are made, and a file at each path
-LEFT_OUT = {"num_samples": lambda v: isinstance(v, int) and 99 < v <= 1 << 20,
-            "record": lambda v: isinstance(v, str)}  # fmt: skip
+LEFT_OUT = {
+    "num_samples": lambda v: isinstance(v, int) and 99 < v <= 1 << 20,
+    "record": lambda v: isinstance(v, str),
+}
 
 
 def check(name, run, values=ODD, also=()):
@@ -108,10 +110,18 @@ def drawing(request):
 @pytest.mark.parametrize("temperature", [1e-15, 1e-8, 1e15])
 @pytest.mark.parametrize("penalty", [1e-15, 1.0, 1e15])
 def test_the_steepest_and_flattest_laws_are_drawn(temperature, penalty, drawing):
-    made, options = drawing, dict(
-        temperature=temperature, repetition_penalty=penalty, num_samples=3, seed=0, budget=6,
-        max_new_tokens=6, min_new_tokens=3,
-    )  # fmt: skip
+    made, options = (
+        drawing,
+        dict(
+            temperature=temperature,
+            repetition_penalty=penalty,
+            num_samples=3,
+            seed=0,
+            budget=6,
+            max_new_tokens=6,
+            min_new_tokens=3,
+        ),
+    )
     out = made.generate([1, 2, 3], **options)
     assert out.tokens == made.generate([1, 2, 3], speculate=False, **options).tokens
     assert all(np.isfinite(sample.logprobs).all() for sample in out)
@@ -135,8 +145,21 @@ def test_a_generation_config_s_values_are_named_as_its_own(name):
             run(-1)
 
 
-ENGINE = ("max_slots", "memory", "prefill_chunk", "device", "dtype", "revision", "drafter",
-          "kernels", "static", "lag", "together", "self_check", "exact")  # fmt: skip
+ENGINE = (
+    "max_slots",
+    "memory",
+    "prefill_chunk",
+    "device",
+    "dtype",
+    "revision",
+    "drafter",
+    "kernels",
+    "static",
+    "lag",
+    "together",
+    "self_check",
+    "exact",
+)
 
 
 @few(6)
@@ -209,8 +232,11 @@ def test_figures():
     check("correct", lambda value: csd.pass_at_k(value, 1), also=["k must lie between"])
 
 
-@pytest.mark.parametrize("prompt", [torch.zeros(n, m).long() for n, m in ((0, 0), (0, 5), (2, 0))],
-                         ids=lambda x: str(tuple(x.shape)))  # fmt: skip
+@pytest.mark.parametrize(
+    "prompt",
+    [torch.zeros(n, m).long() for n, m in ((0, 0), (0, 5), (2, 0))],
+    ids=lambda x: str(tuple(x.shape)),
+)
 def test_tensors_without_a_prompt(prompt, small):
     with pytest.raises(ValueError, match="prompt"):
         csd.generate(small, prompt, attention_mask=torch.ones_like(prompt), **USUAL)
@@ -222,8 +248,11 @@ def test_prompts(small):
     check("prompt", lambda value: csd.generate(small, value, **USUAL), values)
     check("prompt", lambda value: csd.generate(small, [[1], value], **USUAL), values)
     check("prompt", lambda value: csd.generate(small, [1, value], **USUAL))
-    check("model", lambda value: csd.generate(value, [1], **USUAL),
-          [v for v in ODD if not isinstance(v, str)])  # fmt: skip
+    check(
+        "model",
+        lambda value: csd.generate(value, [1], **USUAL),
+        [v for v in ODD if not isinstance(v, str)],
+    )
 
 
 def test_a_request_counts_its_indices():

@@ -66,9 +66,15 @@ def draw(model, speculative, temperature):
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model, dtype="float32", max_model_len=512, max_num_seqs=2 * SAMPLES, enforce_eager=True,
-        speculative_config=speculative, disable_log_stats=False, seed=0,
-    )  # fmt: skip
+        model,
+        dtype="float32",
+        max_model_len=512,
+        max_num_seqs=2 * SAMPLES,
+        enforce_eager=True,
+        speculative_config=speculative,
+        disable_log_stats=False,
+        seed=0,
+    )
     # vLLM takes no n > 1 for greedy requests
     n = SAMPLES if temperature else 1
     params = SamplingParams(n=n, temperature=temperature, max_tokens=64)

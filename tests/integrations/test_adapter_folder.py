@@ -57,9 +57,10 @@ KINDS = {
     "adalora": lambda: other("AdaLoraConfig", init_r=4, total_step=10),
     "oft": lambda: other("OFTConfig", oft_block_size=4),
     "norms": lambda: other("LNTuningConfig", target_modules=["input_layernorm"]),
-    "tokens alone": lambda: other("TrainableTokensConfig", token_indices=[1, 5],
-                                  target_modules=["embed_tokens"]),
-}  # fmt: skip
+    "tokens alone": lambda: other(
+        "TrainableTokensConfig", token_indices=[1, 5], target_modules=["embed_tokens"]
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +103,16 @@ def loop(model):
 
 def drawn(folder, dtype=torch.float64, **more):
     out = csd.generate(
-        folder, PROMPT, seed=4, max_new_tokens=6, temperature=0.7, budget=4, dtype=dtype,
-        end_token_ids=[], **more,
-    )  # fmt: skip
+        folder,
+        PROMPT,
+        seed=4,
+        max_new_tokens=6,
+        temperature=0.7,
+        budget=4,
+        dtype=dtype,
+        end_token_ids=[],
+        **more,
+    )
     return out.tokens[0]
 
 
@@ -217,9 +225,14 @@ def test_a_folder_with_a_model_too_is_refused_and_peft_loads_it(bases, tmp_path)
         csd.Engine(folder)
     assert "peft.AutoPeftModelForCausalLM, and pass the model" in str(refused.value)
     out = csd.generate(
-        by_peft(folder), PROMPT, seed=4, max_new_tokens=6, temperature=0.7, budget=4,
+        by_peft(folder),
+        PROMPT,
+        seed=4,
+        max_new_tokens=6,
+        temperature=0.7,
+        budget=4,
         end_token_ids=[],
-    )  # fmt: skip
+    )
     assert out.tokens[0] == want
     Path(folder, "config.json").unlink()
     Path(folder, "adapter_model.safetensors").unlink()
@@ -243,13 +256,17 @@ def tokenizer(added):
     return made
 
 
-@pytest.mark.parametrize(("tied", "config", "saving"), [
-    (False, dict(modules_to_save=["embed_tokens", "lm_head"]), {}),
-    (True, dict(modules_to_save=["embed_tokens"], ensure_weight_tying=True), {}),
-    (False, {}, dict(save_embedding_layers=True)),
-    (True, {}, dict(save_embedding_layers=True)),
-    (True, TRAINED, dict(save_embedding_layers=False)),
-], ids=["saved", "saved, tied", "layers", "layers, tied", "trained rows"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tied", "config", "saving"),
+    [
+        (False, dict(modules_to_save=["embed_tokens", "lm_head"]), {}),
+        (True, dict(modules_to_save=["embed_tokens"], ensure_weight_tying=True), {}),
+        (False, {}, dict(save_embedding_layers=True)),
+        (True, {}, dict(save_embedding_layers=True)),
+        (True, TRAINED, dict(save_embedding_layers=False)),
+    ],
+    ids=["saved", "saved, tied", "layers", "layers, tied", "trained rows"],
+)
 def test_added_tokens_get_their_rows(tied, config, saving, bases, tmp_path):
     base = bases(tie_word_embeddings=tied)
     folder = write(base, lora(**Q | config), tmp_path, tokens=61 + ADDED, **saving)
@@ -274,9 +291,13 @@ def test_rows_padded_beyond_the_tokenizer_are_those_of_the_file(bases, tmp_path)
     assert csd.Engine(folder).config.vocab == 80
 
 
-@pytest.mark.parametrize(("config", "matrix"), [
-    ({}, "model.embed_tokens"), (TRAINED, "lm_head"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "matrix"),
+    [
+        ({}, "model.embed_tokens"),
+        (TRAINED, "lm_head"),
+    ],
+)
 def test_rows_that_would_be_random_are_refused(config, matrix, bases, tmp_path):
     base = bases(tie_word_embeddings=False)
     given = lora(**Q | config)

@@ -17,9 +17,12 @@ def test_parts_of_groups_are_what_the_whole_is(checkpoint):
         assert [s.index for s in whole] == earlier_copies(rows)
         for places in ([0, 1, 5], [5, 2, 4, 0]):
             part = draw_rows(
-                engine, [rows[i] for i in places], PARAMS, seed=3,
+                engine,
+                [rows[i] for i in places],
+                PARAMS,
+                seed=3,
                 first_sample=[earlier_copies(rows)[i] for i in places],
-            )  # fmt: skip
+            )
             assert [s.index for s in part] == [whole[i].index for i in places]
             assert [s.tokens for s in part] == [whole[i].tokens for i in places]
         assert draw_rows(engine, [], PARAMS, seed=3, first_sample=[]) == []

@@ -44,12 +44,17 @@ def test_tokens_are_plain_sampling_with_the_processing_of_the_config(model):
         found = new_tokens(generate(model, ROWS[:2], num_return_sequences=2, **asked), 5)
         expected = [
             oracle.generate(
-                model, row, seed=seed, sample=i, max_new_tokens=24, end_ids=checkpoints.STOP,
+                model,
+                row,
+                seed=seed,
+                sample=i,
+                max_new_tokens=24,
+                end_ids=checkpoints.STOP,
                 **params,
             )[0]
             for row in ROWS[:2]
             for i in range(2)
-        ]  # fmt: skip
+        ]
         assert found == expected
 
 
@@ -60,19 +65,29 @@ def test_bans_of_the_config_and_processors_are_served(model):
     torch.manual_seed(11)
     seed = int(torch.randint(2**63 - 1, ()))
     found = generate(
-        model, ROWS[:1], num_return_sequences=3, bad_words_ids=words, temperature=0.4,
-        logits_processor=processors, **bans,
-    )  # fmt: skip
+        model,
+        ROWS[:1],
+        num_return_sequences=3,
+        bad_words_ids=words,
+        temperature=0.4,
+        logits_processor=processors,
+        **bans,
+    )
     # an end token alone is banned by no config
     words = [word for word in words if word != [1]]
     params = dict(bans, bad_words=words, logits_processor=processors, temperature=0.4, top_k=50)
     assert new_tokens(found, 3) == [
         oracle.generate(
-            model, ROWS[0], seed=seed, sample=i, max_new_tokens=24, end_ids=checkpoints.STOP,
+            model,
+            ROWS[0],
+            seed=seed,
+            sample=i,
+            max_new_tokens=24,
+            end_ids=checkpoints.STOP,
             **params,
         )[0]
         for i in range(3)
-    ]  # fmt: skip
+    ]
     asked = dict(max_new_tokens=24, do_sample=False, logits_processor=processors, **bans)
     ids = torch.tensor(ROWS[1:2])
     want = model.generate(ids, **asked)
@@ -182,9 +197,12 @@ def test_refused_by_name(model, name):
         options |= dict(return_dict_in_generate=True)
     with pytest.raises(NotImplementedError, match=f"csd.hf_generate does not serve .*{name}"):
         model.generate(
-            **inputs, max_new_tokens=4, do_sample=True, custom_generate=csd.hf_generate,
+            **inputs,
+            max_new_tokens=4,
+            do_sample=True,
+            custom_generate=csd.hf_generate,
             **options,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize(

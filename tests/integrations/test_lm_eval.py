@@ -39,9 +39,14 @@ def test_the_self_consistency_task(toy_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(csd.Engine, "run", run)
     for i, (seed, prompt, _, _) in enumerate(groups):
         expected = csd.generate(
-            toy_folder, prompt, num_samples=64, temperature=0.2, max_new_tokens=8, seed=seed,
+            toy_folder,
+            prompt,
+            num_samples=64,
+            temperature=0.2,
+            max_new_tokens=8,
+            seed=seed,
             stop=["Q:", "\n\n"],
-        )  # fmt: skip
+        )
         assert samples[i]["resps"] == [expected.texts]
         assert rows[i]["question"] in samples[i]["arguments"][0][0]
 

@@ -69,10 +69,11 @@ def test_training_mode_with_dropout_draws_as_in_evaluation():
 def test_other_adapters_of_weights(kind):
     made = {
         "dora": lambda: lora(use_dora=True),
-        "ia3": lambda: peft.IA3Config(target_modules=["k_proj", "down_proj"],
-                                      feedforward_modules=["down_proj"]),
+        "ia3": lambda: peft.IA3Config(
+            target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
+        ),
         "vera": lambda: peft.VeraConfig(target_modules=["q_proj"], r=4),
-    }[kind]()  # fmt: skip
+    }[kind]()
     torch.manual_seed(0)
     model = peft.get_peft_model(build("llama"), made, autocast_adapter_dtype=False)
     for part, weight in model.named_parameters():
@@ -91,9 +92,15 @@ def test_log_probabilities_are_the_trainers_own():
             for part, weight in model.named_parameters():
                 weight.data = weight.data.float() if "lora_" in part else weight.data
         out = csd.generate(
-            model, PROMPT, num_samples=4, seed=0, max_new_tokens=TOKENS, temperature=1.0,
-            end_token_ids=[], budget=8,
-        )  # fmt: skip
+            model,
+            PROMPT,
+            num_samples=4,
+            seed=0,
+            max_new_tokens=TOKENS,
+            temperature=1.0,
+            end_token_ids=[],
+            budget=8,
+        )
         assert out.stats.decoder == "fused"
         wide = convert(copy.deepcopy(model), torch.float64)
         off = {"csd": 0.0, "own": 0.0}
@@ -140,10 +147,14 @@ def test_a_folder_with_an_adapter_alone_is_drawn_from_its_base(tmp_path):
     assert config_of(str(folder)).vocab == 61
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    ("{}", "must name its base model"), ("[", "is not the config of an adapter"),
-    ('{"base_model_name_or_path": "nowhere/at-all"}', "nowhere/at-all"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "must name its base model"),
+        ("[", "is not the config of an adapter"),
+        ('{"base_model_name_or_path": "nowhere/at-all"}', "nowhere/at-all"),
+    ],
+)
 def test_an_adapter_without_its_base_is_refused(content, message, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "adapter_config.json").write_text(content)
@@ -155,10 +166,17 @@ def test_hf_generate_draws_from_the_adapter():
     model = adapted()
     model.generation_config.pad_token_id = 0
     out = model.generate(
-        input_ids=torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)), seed=4,
-        custom_generate=csd.hf_generate, do_sample=True, temperature=0.7, top_k=0,
-        num_return_sequences=2, max_new_tokens=TOKENS, budget=8,
-    )  # fmt: skip
+        input_ids=torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT)),
+        seed=4,
+        custom_generate=csd.hf_generate,
+        do_sample=True,
+        temperature=0.7,
+        top_k=0,
+        num_return_sequences=2,
+        max_new_tokens=TOKENS,
+        budget=8,
+    )
     assert out[:, len(PROMPT) :].tolist() == loop(model)
 
 

@@ -27,9 +27,9 @@ SHAPES = {
 def test_any_lora_of_projections_is_fused(case, family):
     torch.manual_seed(0)
     given = dict(r=4, lora_alpha=6, target_modules="all-linear") | SHAPES[case]
-    model = randomised(peft.get_peft_model(
-        build(family), peft.LoraConfig(**given), autocast_adapter_dtype=False
-    ))  # fmt: skip
+    model = randomised(
+        peft.get_peft_model(build(family), peft.LoraConfig(**given), autocast_adapter_dtype=False)
+    )
     assert drawn(model, decoder="fused") == loop(model)
     with model.disable_adapter():
         assert drawn(model, decoder="fused") == loop(model)
@@ -60,9 +60,10 @@ LEFT = {
     "bias": (dict(lora_bias=True), "q_proj has a bias"),
     "saved": (dict(modules_to_save=["lm_head"]), "lm_head is a ModulesToSaveWrapper of peft"),
     "embedding": (
-        dict(target_modules=["embed_tokens", "q_proj"]), "embed_tokens is a Embedding of peft"
+        dict(target_modules=["embed_tokens", "q_proj"]),
+        "embed_tokens is a Embedding of peft",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LEFT)
@@ -108,8 +109,16 @@ def test_a_step_of_an_optimiser_within_a_call_is_in_the_next_pass():
                 if "lora_B.default" in part:
                     weight.mul_(-1)
 
-    out = engine.generate(PROMPT, num_samples=2, seed=4, max_new_tokens=TOKENS, budget=8,
-                          temperature=0.7, end_token_ids=[], callback=trained)  # fmt: skip
+    out = engine.generate(
+        PROMPT,
+        num_samples=2,
+        seed=4,
+        max_new_tokens=TOKENS,
+        budget=8,
+        temperature=0.7,
+        end_token_ids=[],
+        callback=trained,
+    )
     assert out[0].tokens[0] == want[0][0] and out[0].tokens != want[0]
     decoder = engine.decoder
     decoder.follow()

@@ -19,10 +19,14 @@ def switch_to(model, change):
     return callback
 
 
-@pytest.mark.parametrize("change", [
-    lambda model: model.set_adapter("other"),
-    lambda model: model.base_model.disable_adapter_layers(),
-], ids=["other", "off"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.set_adapter("other"),
+        lambda model: model.base_model.disable_adapter_layers(),
+    ],
+    ids=["other", "off"],
+)
 def test_a_call_ends_with_the_adapters_that_it_began_with(change):
     model = adapted()
     before = loop(model)
@@ -31,9 +35,14 @@ def test_a_call_ends_with_the_adapters_that_it_began_with(change):
     assert after != before and drawn(model) == after
 
 
-@pytest.mark.parametrize("change", [
-    lambda model: model.merge_adapter(), lambda model: model.delete_adapter("default"),
-], ids=["merged", "deleted"])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.merge_adapter(),
+        lambda model: model.delete_adapter("default"),
+    ],
+    ids=["merged", "deleted"],
+)
 def test_adapters_that_are_gone_are_an_error(change):
     model = adapted()
     with pytest.raises(RuntimeError, match="merged or removed during sampling"):

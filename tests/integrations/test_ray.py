@@ -84,15 +84,22 @@ def test_two_actors_and_one_is_killed(cluster, toy_folder, tmp_path, monkeypatch
     model = toy()
     for row in found:
         expected = csd.generate(
-            toy_folder, row["prompt"], first_sample=row["first_sample"], num_samples=3,
-            max_new_tokens=10, temperature=0.7, seed=0,
-        )  # fmt: skip
+            toy_folder,
+            row["prompt"],
+            first_sample=row["first_sample"],
+            num_samples=3,
+            max_new_tokens=10,
+            temperature=0.7,
+            seed=0,
+        )
         assert [list(t) for t in row["tokens"]] == expected.tokens
         assert list(row["texts"]) == expected.texts
         assert list(row["finish_reasons"]) == expected.finish_reasons
         exact = torch.cat([exact_logprobs(model, row["prompt"], t, 0.7) for t in expected.tokens])
-        found = (torch.tensor([x for s in r for x in s], dtype=torch.float64)
-                 for r in (row["logprobs"], expected.logprobs))  # fmt: skip
+        found = (
+            torch.tensor([x for s in r for x in s], dtype=torch.float64)
+            for r in (row["logprobs"], expected.logprobs)
+        )
         within_eager(*found, exact, model[0].config.intermediate_size, torch.float32)
 
 
@@ -257,13 +264,22 @@ def test_actors_read_the_column(cluster, toy_folder):
         assert [list(t) for t in a["tokens"]] == [list(t) for t in b["tokens"]]
 
 
-@pytest.mark.parametrize("free, actors, num_cpus, num_gpus, message", [
-    ({"CPU": 3.0}, 2, 1, 0, None),
-    ({"CPU": 2.0}, 2, 1, 0, "2 actors of 1 CPUs and one that reads the dataset need 3 free CPUs"),
-    ({"CPU": 1.0}, 8, 0, 0, None),
-    ({"CPU": 0.0}, 1, 0, 0, "need 1 free CPUs in Ray, but only 0 are free"),
-    ({"CPU": 9.0, "GPU": 1.0}, 2, 1, 1, "2 actors of 1 GPUs need 2 free GPUs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "free, actors, num_cpus, num_gpus, message",
+    [
+        ({"CPU": 3.0}, 2, 1, 0, None),
+        (
+            {"CPU": 2.0},
+            2,
+            1,
+            0,
+            "2 actors of 1 CPUs and one that reads the dataset need 3 free CPUs",
+        ),
+        ({"CPU": 1.0}, 8, 0, 0, None),
+        ({"CPU": 0.0}, 1, 0, 0, "need 1 free CPUs in Ray, but only 0 are free"),
+        ({"CPU": 9.0, "GPU": 1.0}, 2, 1, 1, "2 actors of 1 GPUs need 2 free GPUs"),
+    ],
+)
 def test_what_ray_would_wait_for_is_an_error(free, actors, num_cpus, num_gpus, message):
     from csd.integrations.ray import check_room
 

@@ -7,16 +7,40 @@ import transformers
 import csd
 
 SIZES = dict(
-    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-    pad_token_id=None, bos_token_id=None, eos_token_id=None,
-)  # fmt: skip
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 OWN_HEAD = dict(head_dim=8)
 PLAIN = (
-    "llama", "qwen2", "granite", "smollm3", "olmo2", "olmo", "cohere", "stablelm", "nemotron",
-    "phi", "phi3", "exaone4", "diffllama", "doge", "arcee", "apertus", "gpt_neox", "opt", "lfm2",
-)  # fmt: skip
+    "llama",
+    "qwen2",
+    "granite",
+    "smollm3",
+    "olmo2",
+    "olmo",
+    "cohere",
+    "stablelm",
+    "nemotron",
+    "phi",
+    "phi3",
+    "exaone4",
+    "diffllama",
+    "doge",
+    "arcee",
+    "apertus",
+    "gpt_neox",
+    "opt",
+    "lfm2",
+)
 WITH_HEADS = ("qwen3", "glm", "helium", "gemma", "gemma2", "ernie4_5", "seed_oss")
 FAMILIES: dict[str, dict] = {
     **{family: {} for family in PLAIN},
@@ -32,7 +56,7 @@ FAMILIES: dict[str, dict] = {
     "falcon": {},
     "bart": dict(d_model=32, decoder_layers=2, decoder_attention_heads=4),
     "bert": {},
-}  # fmt: skip
+}
 PROMPT, CHAIN = [3, 7, 9, 11, 5], [8, 13, 21]
 
 
@@ -62,9 +86,9 @@ def tree_logits(model) -> torch.Tensor:
 @torch.no_grad()
 def plain_logits(model) -> torch.Tensor:
     ends = [[], [CHAIN[0]], [CHAIN[1]], [CHAIN[0], CHAIN[2]]]
-    return torch.stack([
-        model(torch.tensor([PROMPT + end]), use_cache=False).logits[0, -1] for end in ends
-    ])  # fmt: skip
+    return torch.stack(
+        [model(torch.tensor([PROMPT + end]), use_cache=False).logits[0, -1] for end in ends]
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,14 +106,21 @@ def test_a_family_has_its_own_logits_or_is_refused(family):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family, message", {
-    "nemotron": "drops the argument$", "stablelm": "drops the argument$",
-    "falcon_h1": "DynamicLayer",
-    "diffllama": "call attention once in each", "doge": "make their own masks",
-    "minimax": "a MiniMaxCache",
-    "hrm_text": "call attention once in each", "falcon": "drops the argument tree",
-    "bart": "does not take them", "bert": "a NoneType",
-}.items())  # fmt: skip
+@pytest.mark.parametrize(
+    "family, message",
+    {
+        "nemotron": "drops the argument$",
+        "stablelm": "drops the argument$",
+        "falcon_h1": "DynamicLayer",
+        "diffllama": "call attention once in each",
+        "doge": "make their own masks",
+        "minimax": "a MiniMaxCache",
+        "hrm_text": "call attention once in each",
+        "falcon": "drops the argument tree",
+        "bart": "does not take them",
+        "bert": "a NoneType",
+    }.items(),
+)
 def test_families_that_were_wrong_are_refused_by_name(family, message):
     model = build(family)
     model.set_attn_implementation("csd_tree")

@@ -59,8 +59,10 @@ def test_copies_of_a_prompt_are_one_group(trained):
 def test_seeds_advance_and_samples_differ(trained):
     assert len({d["seed"] for d in trained.drawn}) == len(trained.drawn) == 3
     first = trained.drawn[0]
-    rows = {(tuple(p), tuple(c)) for p, c in
-            zip(first["prompt_ids"], first["completion_ids"], strict=True)}  # fmt: skip
+    rows = {
+        (tuple(p), tuple(c))
+        for p, c in zip(first["prompt_ids"], first["completion_ids"], strict=True)
+    }
     assert len(rows) == 32
 
 
@@ -152,8 +154,12 @@ def test_history_is_the_last_epochs_and_changes_nothing(monkeypatch):
         earlier = history.of(row)
         assert sorted(e.age for e in earlier) == [0] * 4 + [1] * 4
     last = [c for call in completions[-1:] for c in call]
-    newest = [e.tokens.tolist() for r in {tuple(x) for x in kept["rows"]}
-              for e in history.of(r) if not e.age]  # fmt: skip
+    newest = [
+        e.tokens.tolist()
+        for r in {tuple(x) for x in kept["rows"]}
+        for e in history.of(r)
+        if not e.age
+    ]
     assert sorted(last) == sorted(newest)
 
 
@@ -202,9 +208,12 @@ def test_processes_share_a_prompts_samples(tmp_path, torchrun):
     assert ranks[0]["history"] == ranks[1]["history"]
     prompt, newest = ranks[0]["history"]
     of_both = [
-        c for r in ranks for d in r["drawn"]
-        for p, c in zip(d["prompt_ids"], d["completion_ids"], strict=True) if p == prompt
-    ]  # fmt: skip
+        c
+        for r in ranks
+        for d in r["drawn"]
+        for p, c in zip(d["prompt_ids"], d["completion_ids"], strict=True)
+        if p == prompt
+    ]
     assert len(newest) == 8 and sorted(newest) == sorted(of_both)
     assert [r["world"] for r in ranks] == [2, 2]
     assert ranks[0]["weight"] == ranks[1]["weight"]
@@ -215,9 +224,14 @@ def test_processes_share_a_prompts_samples(tmp_path, torchrun):
     first = [r["drawn"][0] for r in ranks]
     model, tokenizer = toy()
     out = csd.generate(
-        model, first[0]["prompt_ids"][0], num_samples=8, max_new_tokens=12, temperature=1.0,
-        seed=first[0]["seed"], tokenizer=tokenizer,
-    )  # fmt: skip
+        model,
+        first[0]["prompt_ids"][0],
+        num_samples=8,
+        max_new_tokens=12,
+        temperature=1.0,
+        seed=first[0]["seed"],
+        tokenizer=tokenizer,
+    )
     assert first[0]["completion_ids"] + first[1]["completion_ids"] == out.tokens
     seeds = [d["seed"] for d in ranks[0]["drawn"]]
     assert len(set(seeds)) == len(seeds) == 2
@@ -225,8 +239,9 @@ def test_processes_share_a_prompts_samples(tmp_path, torchrun):
     early = [r["early"] for r in ranks]
     assert early[0]["logged"] == early[1]["logged"]
     assert early[0]["history"] == early[1]["history"]
-    for (prompt, here), (same, there), size in zip(*(e["sizes"] for e in early), early[0]["logged"],
-                                                   strict=True):  # fmt: skip
+    for (prompt, here), (same, there), size in zip(
+        *(e["sizes"] for e in early), early[0]["logged"], strict=True
+    ):
         assert prompt == same and here + there == size
         assert (here, there) == ((4, 4) if prompt == "Sing: " else (4, 1))
     assert len({prompt for prompt, _ in early[0]["sizes"]}) == 4

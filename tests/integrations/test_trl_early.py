@@ -59,9 +59,15 @@ def train(rollout, judge, loss="grpo", tokens=6, **config):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRPOTrainer, "_generate_and_score_completions", scored)
         found.trainer = main_of("grpo_early_ends.py")(
-            steps=1, tokens=tokens, rollout=drawn_of(rollout, drawn), reward=judge,
-            model=toy()[0].double(), loss_type=loss, max_grad_norm=0.0, **config,
-        )  # fmt: skip
+            steps=1,
+            tokens=tokens,
+            rollout=drawn_of(rollout, drawn),
+            reward=judge,
+            model=toy()[0].double(),
+            loss_type=loss,
+            max_grad_norm=0.0,
+            **config,
+        )
     found.prompts = found.trainer._logs["prompt"]
     return found
 
@@ -121,11 +127,16 @@ def test_the_rest_of_a_right_group_is_not_drawn(full, early):
     for gone, here, there in rows:
         assert here == ([pad] if gone else there)
     # each completion is rated once, and none that is not there
-    drawn = [row for row in zip(full.prompts, map(tuple, full.out["completion_ids"]),
-                                missing, strict=True) if not row[2]]  # fmt: skip
+    drawn = [
+        row
+        for row in zip(full.prompts, map(tuple, full.out["completion_ids"]), missing, strict=True)
+        if not row[2]
+    ]
     assert len(judge.asked) == len(drawn) == 24
-    counts = [0 if gone else len(ids) for gone, ids in zip(missing, found.out["completion_ids"],
-                                                          strict=True)]  # fmt: skip
+    counts = [
+        0 if gone else len(ids)
+        for gone, ids in zip(missing, found.out["completion_ids"], strict=True)
+    ]
     assert rollout.tokens == sum(counts)
 
 
@@ -275,8 +286,11 @@ def test_what_cannot_end_early_is_refused(early, monkeypatch):
         rollout_of(first=8)([RIGHT] * 8, trainer)
     with pytest.raises(NotImplementedError, match="another _generate_and_score_completions"):
         rollout_of()([RIGHT] * 8, trainer)
-    for attribute, value in [("beta", 0.04), ("_entropy_bonus_enabled", True),
-                             ("aux_loss_enabled", True)]:  # fmt: skip
+    for attribute, value in [
+        ("beta", 0.04),
+        ("_entropy_bonus_enabled", True),
+        ("aux_loss_enabled", True),
+    ]:
         with monkeypatch.context() as patch:
             patch.setattr(trainer, attribute, value)
             with pytest.raises(NotImplementedError, match=attribute):

@@ -57,8 +57,10 @@ def test_more_prompts_than_places_release_the_idlest():
         batch.run()
     assert len(p.rows.groups) == p.rows.places == 4
     assert [bytes(np.array([n] * 5, np.int32)) in p.rows.groups for n in (5, 6, 9)] == [
-        False, True, True
-    ]  # fmt: skip
+        False,
+        True,
+        True,
+    ]
     assert [0] * 5 in p.history
 
 

@@ -15,16 +15,44 @@ from csd.kernels.attention.triton import launch
 from csd.kernels.common.gpu import Chip
 
 KERNELS = {
-    "advance_slots", "advance_state", "commit_kv", "commit_tail", "draft_tree fill",
-    "draft_tree grow", "exact_attention pages", "exact_attention tail", "first_keys",
+    "advance_slots",
+    "advance_state",
+    "commit_kv",
+    "commit_tail",
+    "draft_tree fill",
+    "draft_tree grow",
+    "exact_attention pages",
+    "exact_attention tail",
+    "first_keys",
     "gated_linear",
-    "graph_insert allocate", "graph_insert claim", "graph_insert lead", "graph_insert merge",
-    "graph_insert observe_claim", "layered_dag layer", "merge_partials", "observe",
-    "plan_attention", "plan_exact", "rms_norm", "rotary", "row_linear", "row_linear add_splits",
-    "sample_words", "snapshot", "suffix_match count", "suffix_match take", "swiglu",
-    "tree_attention", "tree_conv", "tree_delta_rule tree_state", "verify compact",
-    "verify descend", "verify finish", "verify sample", "verify scan",
-}  # fmt: skip
+    "graph_insert allocate",
+    "graph_insert claim",
+    "graph_insert lead",
+    "graph_insert merge",
+    "graph_insert observe_claim",
+    "layered_dag layer",
+    "merge_partials",
+    "observe",
+    "plan_attention",
+    "plan_exact",
+    "rms_norm",
+    "rotary",
+    "row_linear",
+    "row_linear add_splits",
+    "sample_words",
+    "snapshot",
+    "suffix_match count",
+    "suffix_match take",
+    "swiglu",
+    "tree_attention",
+    "tree_conv",
+    "tree_delta_rule tree_state",
+    "verify compact",
+    "verify descend",
+    "verify finish",
+    "verify sample",
+    "verify scan",
+}
 
 
 CHIPS = {"sm_90": SHAPES[0], "sm_80": SHAPES[2], "gfx942": SHAPES[0]}
@@ -38,19 +66,25 @@ def cache(tmp_path_factory):
 
 # all graphs but one of the default's orders (sm_90) and one of four (others), with the default's
 # context, and what differs from another kernel by a size
-WITHOUT = "|".join((
-    r"^sm_90 .*O=[458]\b", r"^(sm_80|gfx942) .*O=[578]\b",
-    r"(fill|finish|observe|advance_slots) N=[48]\b", "fill N=16, with history",
-    # on sm_90 of growth both kinds, of a layer both kinds, and all tiles of products
-    r"^(sm_80|gfx942) draft_tree grow O=4$", r"^(sm_80|gfx942) layered_dag layer, chain",
-    r"^(sm_80|gfx942) (row|gated)_linear BLOCK_T=(16|32|64)\b",
-    # variants by a flag or a size, on sm_90 all
-    r"^(sm_80|gfx942) .*, (plus one|gelu|of a part)$",
-    r"^(sm_80|gfx942) .*(large cache|with residual|of rows|of splits|rotate|silu_mul)",
-    r"^(sm_80|gfx942) .*(BLOCK_T=128, split|with bias|F=64|SOLVE=False|MOVED=False)",
-    # of attention with windows, caps and sinks, on sm_90 that which has all
-    r", (window|cap|short values)$", r"^(sm_80|gfx942) (?!first_keys).*, sinks$",
-))  # fmt: skip
+WITHOUT = "|".join(
+    (
+        r"^sm_90 .*O=[458]\b",
+        r"^(sm_80|gfx942) .*O=[578]\b",
+        r"(fill|finish|observe|advance_slots) N=[48]\b",
+        "fill N=16, with history",
+        # on sm_90 of growth both kinds, of a layer both kinds, and all tiles of products
+        r"^(sm_80|gfx942) draft_tree grow O=4$",
+        r"^(sm_80|gfx942) layered_dag layer, chain",
+        r"^(sm_80|gfx942) (row|gated)_linear BLOCK_T=(16|32|64)\b",
+        # variants by a flag or a size, on sm_90 all
+        r"^(sm_80|gfx942) .*, (plus one|gelu|of a part)$",
+        r"^(sm_80|gfx942) .*(large cache|with residual|of rows|of splits|rotate|silu_mul)",
+        r"^(sm_80|gfx942) .*(BLOCK_T=128, split|with bias|F=64|SOLVE=False|MOVED=False)",
+        # of attention with windows, caps and sinks, on sm_90 that which has all
+        r", (window|cap|short values)$",
+        r"^(sm_80|gfx942) (?!first_keys).*, sinks$",
+    )
+)
 
 
 # of other chips, kernels whose tiles depend on the chip
@@ -112,9 +146,14 @@ def test_tiles_of_other_chips_fit_two_programs(target):
 def test_chips_have_tiles_of_their_own_shared_memory():
     chips = {name: target.chip for name, target in TARGETS.items()}
     assert {name: chip.shared >> 10 for name, chip in chips.items()} == {
-        "sm_90": 227, "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_100": 227, "sm_120": 99,
+        "sm_90": 227,
+        "sm_80": 163,
+        "sm_86": 99,
+        "sm_89": 99,
+        "sm_100": 227,
+        "sm_120": 99,
         "gfx942": 64,
-    }  # fmt: skip
+    }
     found = {name: launch._tiles(chip, "bf16", 128) for name, chip in chips.items()}
     assert found["sm_100"] == found["sm_90"] and found["sm_90"]["num_stages"] == 3
     assert found["sm_86"] == found["sm_89"] == found["sm_120"]
@@ -131,8 +170,10 @@ def test_only_amds_kernels_are_compiled_with_other_passes(own, monkeypatch):
     if own:
         monkeypatch.setenv(name, own)
     for version, target, want in (
-        ("3.6.0", "sm_90", own), ("3.6.0", "gfx942", "0"), ("3.7.1", "gfx942", own),
-    ):  # fmt: skip
+        ("3.6.0", "sm_90", own),
+        ("3.6.0", "gfx942", "0"),
+        ("3.7.1", "gfx942", own),
+    ):
         monkeypatch.setattr("triton.__version__", version)
         with _older_passes(target):
             assert os.environ.get(name) == want
@@ -180,9 +221,16 @@ def test_binaries_are_kept_where_launches_look(rows, cache):
 
 def test_as_many_programs_run_at_once_as_tiles_are_made_for(rows):
     """With one program fewer on a multiprocessor, nothing hides its loads' latency."""
-    least = {"tree_attention D=128": 2, "exact_attention pages D=128": 2, "verify scan": 4,
-             "row_linear BLOCK_T=16": 2, "row_linear BLOCK_T=32": 2, "row_linear BLOCK_T=64": 2,
-             "row_linear BLOCK_T=128": 2, "gated_linear BLOCK_T=128": 2}  # fmt: skip
+    least = {
+        "tree_attention D=128": 2,
+        "exact_attention pages D=128": 2,
+        "verify scan": 4,
+        "row_linear BLOCK_T=16": 2,
+        "row_linear BLOCK_T=32": 2,
+        "row_linear BLOCK_T=64": 2,
+        "row_linear BLOCK_T=128": 2,
+        "gated_linear BLOCK_T=128": 2,
+    }
     for kernel, programs in least.items():
         found = [r for r in rows if r["kernel"].startswith(kernel) and r["target"] == "sm_90"]
         assert found and min(r["at once"] for r in found) >= programs, table(found)

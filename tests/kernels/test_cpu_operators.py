@@ -60,9 +60,13 @@ def moved(dtype):
 
 
 NUMBERS = {
-    "rms_norm": norm, "add_rms_norm": norm_of_sum, "rotary": turned, "swiglu": gate,
-    "tree_attention": attend, "commit_kv": moved,
-}  # fmt: skip
+    "rms_norm": norm,
+    "add_rms_norm": norm_of_sum,
+    "rotary": turned,
+    "swiglu": gate,
+    "tree_attention": attend,
+    "commit_kv": moved,
+}
 # no loop of these has float64
 LOW = ("rms_norm", "add_rms_norm", "rotary", "swiglu")
 
@@ -76,9 +80,10 @@ def ran(monkeypatch):
         if found.loop is not None:
             loop = found.loop
             monkeypatch.setattr(
-                found, "loop",
+                found,
+                "loop",
                 lambda *args, name=name, loop=loop: called.append(name) or loop(*args),
-            )  # fmt: skip
+            )
     return called
 
 

@@ -34,12 +34,15 @@ def launches(request, tmp_path_factory):
         path = f"{OLDER}:{path}"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/helpers/launches.py"), *map(str, request.param)],
-        env=os.environ | {
-            "TRITON_INTERPRET": "0", "PYTHONPATH": path,
+        env=os.environ
+        | {
+            "TRITON_INTERPRET": "0",
+            "PYTHONPATH": path,
             "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
         },
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert not done.returncode, done.stderr[-3000:]
     steps = [[]]
     for row in map(json.loads, done.stdout.splitlines()):

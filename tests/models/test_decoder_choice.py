@@ -48,13 +48,20 @@ def test_a_checkpoint_of_another_family_is_drawn_by_its_module(tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="'stablelm' is not supported"):
         out = csd.generate(
-            tmp_path, PROMPT, max_new_tokens=4, temperature=0, dtype=torch.float32,
+            tmp_path,
+            PROMPT,
+            max_new_tokens=4,
+            temperature=0,
+            dtype=torch.float32,
             end_token_ids=[],
-        )  # fmt: skip
+        )
     want = model.generate(
-        torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT)), max_new_tokens=4,
-        do_sample=False, eos_token_id=None,
-    )  # fmt: skip
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT)),
+        max_new_tokens=4,
+        do_sample=False,
+        eos_token_id=None,
+    )
     assert out.tokens == [want[0, len(PROMPT) :].tolist()]
     csd.release()
 

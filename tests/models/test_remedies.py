@@ -69,9 +69,12 @@ def longrope():
     return (
         lambda: csd.Engine(build("phi3 longrope", torch.float32), decoder="module"),
         lambda: runs(
-            build("phi3 longrope", torch.float32, max_position_embeddings=32,
-                  rope_parameters=small), decoder="module"),
-    )  # fmt: skip
+            build(
+                "phi3 longrope", torch.float32, max_position_embeddings=32, rope_parameters=small
+            ),
+            decoder="module",
+        ),
+    )
 
 
 def prompt_learning():
@@ -120,13 +123,14 @@ ELSEWHERE = {
         "test_every_field_of_the_config_is_read_or_refused_by_name",
     ),
     "must name its base model": (
-        "tests/integrations/test_lora.py", "test_tokens_are_those_of_the_adapter_that_is_active",
+        "tests/integrations/test_lora.py",
+        "test_tokens_are_those_of_the_adapter_that_is_active",
     ),
     " tokens, the base model ": (
         "tests/integrations/test_adapter_folder.py",
         "test_rows_that_would_be_random_are_refused",
     ),
-}  # fmt: skip
+}
 # words of a message -> why its remedy is not carried out
 NOT_HERE = {
     "if it was written by a later version": "it needs another version of peft",

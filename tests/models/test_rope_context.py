@@ -16,30 +16,36 @@ LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0)
 
 def config(kind, positions=PLAIN, **rope):
     return checkpoints.config(
-        "llama", max_position_embeddings=positions,
+        "llama",
+        max_position_embeddings=positions,
         rope_parameters=dict(rope_type=kind, rope_theta=10000.0, **rope),
-    )  # fmt: skip
+    )
 
 
-@pytest.mark.parametrize(("given", "context"), [
-    (config("default"), PLAIN),
-    (config("linear", factor=4.0), 4 * PLAIN),
-    (config("linear", factor=4.0, original_max_position_embeddings=128), PLAIN),
-    (config("yarn", factor=4.0), 4 * PLAIN),
-    (config("yarn", factor=4.0, original_max_position_embeddings=PLAIN), 4 * PLAIN),
-    (config("yarn", factor=4.0, original_max_position_embeddings=128), PLAIN),
-    (config("llama3", factor=8.0, original_max_position_embeddings=PLAIN, **LLAMA3), 8 * PLAIN),
-    (config("llama3", factor=8.0, original_max_position_embeddings=128, **LLAMA3), PLAIN),
-    (config("yarn", factor=0.5, original_max_position_embeddings=PLAIN), PLAIN),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "context"),
+    [
+        (config("default"), PLAIN),
+        (config("linear", factor=4.0), 4 * PLAIN),
+        (config("linear", factor=4.0, original_max_position_embeddings=128), PLAIN),
+        (config("yarn", factor=4.0), 4 * PLAIN),
+        (config("yarn", factor=4.0, original_max_position_embeddings=PLAIN), 4 * PLAIN),
+        (config("yarn", factor=4.0, original_max_position_embeddings=128), PLAIN),
+        (config("llama3", factor=8.0, original_max_position_embeddings=PLAIN, **LLAMA3), 8 * PLAIN),
+        (config("llama3", factor=8.0, original_max_position_embeddings=128, **LLAMA3), PLAIN),
+        (config("yarn", factor=0.5, original_max_position_embeddings=PLAIN), PLAIN),
+    ],
+    ids=str,
+)
 def test_a_scaling_extends_a_maximum_that_is_the_original_one(given, context):
     assert context_of(given) == context
 
 
 @pytest.mark.parametrize("decoder", ["fused", "module"])
 def test_a_text_beyond_the_original_length_is_that_of_the_module(decoder):
-    rope = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
-                original_max_position_embeddings=32)  # fmt: skip
+    rope = dict(
+        rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32
+    )
     model = build("llama", torch.float64, max_position_embeddings=32, rope_parameters=rope)
     assert load(model, decoder=decoder).config.context == 128
     tokens = some_tokens(100) % 61
@@ -53,7 +59,12 @@ def test_a_text_beyond_the_original_length_is_that_of_the_module(decoder):
 def test_a_maximum_by_kind_of_layer_is_the_new_one():
     sliding = dict(rope_type="default", rope_theta=10000.0)
     full = dict(rope_type="linear", rope_theta=10000.0, factor=8.0)
-    model = build("gemma3_text", torch.float32, rope_parameters=dict(
-        sliding_attention=sliding, full_attention=full,
-    ))  # fmt: skip
+    model = build(
+        "gemma3_text",
+        torch.float32,
+        rope_parameters=dict(
+            sliding_attention=sliding,
+            full_attention=full,
+        ),
+    )
     assert context_of(model.config) == load(model).config.context == 128

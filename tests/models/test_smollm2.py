@@ -61,9 +61,15 @@ def test_samples_are_those_of_plain_sampling(loaded):
     prompt = engine.tokenizer("The capital of France is")["input_ids"]
     length = min(TOKENS // 20, 40)
     out = csd.generate(
-        engine, prompt, num_samples=2, seed=3, max_new_tokens=length, temperature=0.8, budget=8,
+        engine,
+        prompt,
+        num_samples=2,
+        seed=3,
+        max_new_tokens=length,
+        temperature=0.8,
+        budget=8,
         ignore_eos=True,
-    )  # fmt: skip
+    )
     for sample in out:
         tokens, _, _, gaps = oracle.generate(
             module, prompt, seed=3, sample=sample.index, max_new_tokens=length, temperature=0.8
@@ -84,16 +90,24 @@ def test_every_token_follows_its_prefix(loaded):
     sample gives the logits of all its prefixes.
     """
     engine, module = loaded
-    texts = [f"Write {n} short sentences about the sea and the people who live by it." for n in
-             ("two", "three", "four", "five", "six", "seven", "eight", "nine")]  # fmt: skip
+    texts = [
+        f"Write {n} short sentences about the sea and the people who live by it."
+        for n in ("two", "three", "four", "five", "six", "seven", "eight", "nine")
+    ]
     vocab, seen, differ = engine.config.vocab, 0, []
     for text in texts:
         prompt = engine.tokenizer(text)["input_ids"]
         key = oracle.key_of(5, prompt)
         out = csd.generate(
-            engine, prompt, num_samples=min(8, -(-TOKENS // 160)), seed=5, temperature=0.8,
-            max_new_tokens=160, budget=16, ignore_eos=True,
-        )  # fmt: skip
+            engine,
+            prompt,
+            num_samples=min(8, -(-TOKENS // 160)),
+            seed=5,
+            temperature=0.8,
+            max_new_tokens=160,
+            budget=16,
+            ignore_eos=True,
+        )
         assert out.stats.nodes_accepted > 0
         for sample in out:
             ids = torch.tensor([prompt + sample.tokens])
@@ -167,9 +181,12 @@ def test_the_module_draws_what_the_fused_decoder_does(loaded):
     prompt = engine.tokenizer("The capital of France is")["input_ids"]
     own = csd.Engine(module, decoder="module")
     settings = dict(
-        num_samples=2, seed=3, max_new_tokens=min(TOKENS // 20, 40), temperature=0.8,
+        num_samples=2,
+        seed=3,
+        max_new_tokens=min(TOKENS // 20, 40),
+        temperature=0.8,
         ignore_eos=True,
-    )  # fmt: skip
+    )
     want = engine.generate(prompt, budget=8, **settings).tokens
     for budget in (0, 8):
         assert own.generate(prompt, budget=budget, **settings).tokens == want

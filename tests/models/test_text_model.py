@@ -11,26 +11,46 @@ from csd.models.load import load
 pytestmark = pytest.mark.filterwarnings("ignore")
 PROMPT = [(7 * i + 3) % 61 for i in range(20)]
 TEXT = dict(
-    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=128,
-    pad_token_id=0, bos_token_id=None, eos_token_id=None,
-)  # fmt: skip
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=128,
+    pad_token_id=0,
+    bos_token_id=None,
+    eos_token_id=None,
+)
 VISION = dict(
-    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-    image_size=14, patch_size=7,
-)  # fmt: skip
+    hidden_size=16,
+    intermediate_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    image_size=14,
+    patch_size=7,
+)
 WHOLE = {
     "gemma3": (dict(query_pre_attn_scalar=8), {}),
     "llama4": (
-        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size_mlp=48,
-             attention_chunk_size=8),
-        dict(pixel_shuffle_ratio=0.5, projector_input_dim=16, projector_output_dim=16,
-             vision_output_dim=16),
+        dict(
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            intermediate_size_mlp=48,
+            attention_chunk_size=8,
+        ),
+        dict(
+            pixel_shuffle_ratio=0.5,
+            projector_input_dim=16,
+            projector_output_dim=16,
+            vision_output_dim=16,
+        ),
     ),
     "mistral3": (dict(model_type="mistral"), dict(model_type="pixtral", head_dim=8)),
     "llava": (dict(model_type="llama"), dict(model_type="clip_vision_model")),
     "internvl": (dict(model_type="qwen2"), dict(image_size=[14, 14], patch_size=[7, 7])),
-}  # fmt: skip
+}
 
 
 def whole(name, folder, text=None):

@@ -12,9 +12,13 @@ pytestmark = pytest.mark.stand_in
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize(("name", "dtype", "kind"), [
-    ("fma", np.float64, ctypes.c_double), ("fmaf", np.float32, ctypes.c_float),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtype", "kind"),
+    [
+        ("fma", np.float64, ctypes.c_double),
+        ("fmaf", np.float32, ctypes.c_float),
+    ],
+)
 def test_a_product_and_a_sum_are_rounded_once(name, dtype, kind):
     fma = getattr(ctypes.CDLL(ctypes.util.find_library("m")), name)
     fma.restype, fma.argtypes = kind, [kind] * 3
@@ -49,6 +53,8 @@ def test_high_halves_and_quotients(dtype):
     ]
     b = (b >> dtype(bits // 2)) + dtype(b[0] == 0)
     b[b == 0] = 3
-    quotients = [abs(int(x)) // abs(int(y)) * (1 if (x < 0) == (y < 0) else -1)
-                 for x, y in zip(a, b, strict=True)]  # fmt: skip
+    quotients = [
+        abs(int(x)) // abs(int(y)) * (1 if (x < 0) == (y < 0) else -1)
+        for x, y in zip(a, b, strict=True)
+    ]
     assert arithmetic.divide(a, b).tolist() == quotients

@@ -10,9 +10,13 @@ from csd.models.demo import toy
 
 # what needs no package but the server's, and seconds
 FAST = (
-    "test_http", "test_http_requests", "test_http_fields", "test_http_texts", "test_browsers",
+    "test_http",
+    "test_http_requests",
+    "test_http_fields",
+    "test_http_texts",
+    "test_browsers",
     "test_client_limits",
-)  # fmt: skip
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -43,9 +43,12 @@ def port(place):
     assert start.startswith("csd serve ")
     command = start.replace("--port 8000", "--port 0").split()[1:]
     process = subprocess.Popen(
-        [sys.executable, "-m", "csd.cli.main", *command], cwd=place, stderr=subprocess.PIPE,
-        text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, "-m", "csd.cli.main", *command],
+        cwd=place,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     found = None
     for line in process.stderr:
         if found := re.search(r"http://127.0.0.1:(\d+)", line):
@@ -89,8 +92,10 @@ def test_the_table_names_every_field():
     for name in served | own | ignored:
         assert name in listed, name
     assert listed - {"include_usage"} <= served | own | ignored | {
-        "csd", "token_ids", "prompt_token_ids",
-    }  # fmt: skip
+        "csd",
+        "token_ids",
+        "prompt_token_ids",
+    }
 
 
 def test_the_flags_that_it_names_exist():

@@ -149,10 +149,16 @@ def test_stop_strings_and_templates(port, engine):
 def test_penalties_biases_and_bans(port, engine):
     """Beside requests that ask for none, and for others."""
     asked = [
-        {}, {"frequency_penalty": 1.5}, {"presence_penalty": 2.0}, {"logit_bias": {"40": 6.0}},
-        {"bad_words": ["e", "ab"]}, {"allowed_token_ids": [20, 30, 40, 50]}, {"min_tokens": 9},
-        {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.3},
-    ]  # fmt: skip
+        {},
+        {"frequency_penalty": 1.5},
+        {"presence_penalty": 2.0},
+        {"logit_bias": {"40": 6.0}},
+        {"bad_words": ["e", "ab"]},
+        {"allowed_token_ids": [20, 30, 40, 50]},
+        {"min_tokens": 9},
+        {"no_repeat_ngram_size": 2},
+        {"repetition_penalty": 1.3},
+    ]
     body = dict(prompt="Once", seed=3, n=2, max_tokens=24)
     with ThreadPoolExecutor(len(asked)) as pool:
         answers = [*pool.map(lambda more: call(port, "/v1/completions", body | more), asked)]
@@ -170,8 +176,12 @@ def test_penalties_biases_and_bans(port, engine):
 
 
 def test_a_schema(port):
-    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
-              "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     kind = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     body = chat(seed=1, max_tokens=300, response_format=kind, temperature=0.3)
     status, answer = call(port, "/v1/chat/completions", body)
@@ -186,9 +196,12 @@ def test_a_choice_that_cannot_continue_has_an_error_of_its_own(port, engine):
     """If no choice can, the request has it."""
     pytest.importorskip("llguidance")
     schema = {
-        "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
-        "patternProperties": {"^a$": {"type": "integer"}}, "additionalProperties": False,
-    }  # fmt: skip
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "patternProperties": {"^a$": {"type": "integer"}},
+        "additionalProperties": False,
+    }
     asked = dict(num_samples=6, seed=4, max_new_tokens=150, temperature=1.5)
     want = drawn(engine, CHAT, json_schema=schema, on_error="return", **asked)
     assert {"error", "stop"} <= {*want.finish_reasons}

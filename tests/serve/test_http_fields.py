@@ -68,8 +68,10 @@ def test_every_field_of_openai_is_decided_on():
         decided = {*NOTHING[path], *KNOWN[path], *fields.COMMON, *unsupported.IGNORED}
         # audio, a check of contents, and a search, also by an empty object
         assert kind.__annotations__.keys() - decided <= {
-            "audio", "moderation", "web_search_options"
-        }  # fmt: skip
+            "audio",
+            "moderation",
+            "web_search_options",
+        }
 
 
 def test_stream_options_that_ask_for_nothing(port):

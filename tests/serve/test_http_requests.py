@@ -72,10 +72,18 @@ def test_a_field_that_is_not_served_is_named(port, fields, name):
 
 def test_fields_that_change_nothing_are_ignored(port):
     same = dict(
-        user="me", metadata={"a": 1}, store=True, presence_penalty=0, frequency_penalty=0,
-        logit_bias={}, response_format={"type": "text"}, tool_choice="none", tools=None,
-        top_k=-1, logprobs=False,
-    )  # fmt: skip
+        user="me",
+        metadata={"a": 1},
+        store=True,
+        presence_penalty=0,
+        frequency_penalty=0,
+        logit_bias={},
+        response_format={"type": "text"},
+        tool_choice="none",
+        tools=None,
+        top_k=-1,
+        logprobs=False,
+    )
     _, plain = call(port, "/v1/chat/completions", chat(seed=4))
     status, answer = call(port, "/v1/chat/completions", chat(seed=4, **same))
     assert status == 200 and answer["choices"] == plain["choices"]
@@ -123,8 +131,11 @@ def test_the_other_paths(port, server):
 
 
 def test_a_prompt_over_the_context_is_nobody_elses_concern(port):
-    stream = opened(port, "/v1/completions", {"prompt": "ab", "max_tokens": 300, "seed": 1,
-                                              "ignore_eos": True, "stream": True})  # fmt: skip
+    stream = opened(
+        port,
+        "/v1/completions",
+        {"prompt": "ab", "max_tokens": 300, "seed": 1, "ignore_eos": True, "stream": True},
+    )
     status, answer = call(port, "/v1/completions", {"prompt": "x" * 500, "max_tokens": 3})
     assert status == 400 and "context of 400" in answer["error"]["message"]
     assert stream.read().decode().endswith("[DONE]\n\n")
@@ -135,8 +146,9 @@ def test_a_client_that_leaves_ends_its_request(port, server):
     counters = state.engine.counters
     before = counters.cancelled + counters.withdrawn
     for stream in (True, False):
-        body = json.dumps({"prompt": "ab", "max_tokens": 390, "n": 8, "stream": stream,
-                           "ignore_eos": True}).encode()  # fmt: skip
+        body = json.dumps(
+            {"prompt": "ab", "max_tokens": 390, "n": 8, "stream": stream, "ignore_eos": True}
+        ).encode()
         client = socket.create_connection(("127.0.0.1", port))
         head = (
             "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -163,8 +175,10 @@ def test_keys(engine):
                 assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
             assert call(port, "/v1/models", key=key)[0] == 401
             assert call(port, "/metrics", key=key)[0] == 401
-        texts = {call(port, "/v1/completions", body, key)[1]["choices"][0]["text"]
-                 for key in ("one", "two")}  # fmt: skip
+        texts = {
+            call(port, "/v1/completions", body, key)[1]["choices"][0]["text"]
+            for key in ("one", "two")
+        }
         assert len(texts) == 1
         assert call(port, "/health")[0] == 200
         # of one key, equal prompts are a group
@@ -187,8 +201,9 @@ def test_weights_come_from_the_named_folder_alone(tmp_path):
     (tmp_path / "weights/link").symlink_to(tmp_path / "outside")
     service = csd.AsyncEngine(str(tmp_path / "weights/a"), max_tokens=200, budget=4)
     with served(service, keys=("first", "second"), weights_folder=str(tmp_path / "weights")) as (
-        port, _,
-    ):  # fmt: skip
+        port,
+        _,
+    ):
         body = {"prompt": "abc", "max_tokens": 12, "seed": 1}
         old = call(port, "/v1/completions", body, "second")[1]
         for path in ("../outside", "link", "none", "", "/", "a\0b", 5):

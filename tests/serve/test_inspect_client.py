@@ -29,26 +29,36 @@ def engine():
 def model(engine):
     with served(csd.AsyncEngine(engine, max_tokens=300, budget=8), keys=("k",)) as (port, _):
         yield get_model(
-            f"openai-api/csd/{NAME}", base_url=f"http://127.0.0.1:{port}/v1", api_key="k",
+            f"openai-api/csd/{NAME}",
+            base_url=f"http://127.0.0.1:{port}/v1",
+            api_key="k",
             memoize=False,
-        )  # fmt: skip
+        )
 
 
 def wanted(engine, question, n=1):
     return csd.generate(
-        engine, [{"role": "user", "content": question}], num_samples=n, max_new_tokens=16,
-        temperature=0.9, seed=3,
-    )  # fmt: skip
+        engine,
+        [{"role": "user", "content": question}],
+        num_samples=n,
+        max_new_tokens=16,
+        temperature=0.9,
+        seed=3,
+    )
 
 
 def test_a_task_is_scored_on_the_texts_of_generate(model, engine, tmp_path):
     texts = {q: wanted(engine, q).texts[0] for q in QUESTIONS}
     # one target that its text has, and one that no text has
     task = inspect_ai.Task(
-        dataset=[Sample(input=QUESTIONS[0], target=texts[QUESTIONS[0]].strip()[:4]),
-                 Sample(input=QUESTIONS[1], target="a text that is too long to be said")],
-        solver=generate(), scorer=includes(ignore_case=False), config=GenerateConfig(**HOW),
-    )  # fmt: skip
+        dataset=[
+            Sample(input=QUESTIONS[0], target=texts[QUESTIONS[0]].strip()[:4]),
+            Sample(input=QUESTIONS[1], target="a text that is too long to be said"),
+        ],
+        solver=generate(),
+        scorer=includes(ignore_case=False),
+        config=GenerateConfig(**HOW),
+    )
     (log,) = inspect_ai.eval(
         task, model=model, epochs=2, display="none", log_dir=str(tmp_path), max_connections=4
     )

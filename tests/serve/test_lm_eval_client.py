@@ -36,9 +36,12 @@ def instances(kind, rows):
 
 def test_local_completions(port, engine, model):
     api = LocalCompletionsAPI(
-        base_url=f"http://127.0.0.1:{port}/v1/completions", model=NAME, num_concurrent=4,
-        tokenizer_backend="remote", max_length=300,
-    )  # fmt: skip
+        base_url=f"http://127.0.0.1:{port}/v1/completions",
+        model=NAME,
+        num_concurrent=4,
+        tokenizer_backend="remote",
+        max_length=300,
+    )
     how = {"until": ["q"], "max_gen_toks": 12, "temperature": 0.0, "do_sample": False}
     texts = api.generate_until(instances("generate_until", [("One.", how), ("Two.", how)]))
     for prompt, text in zip(("One.", "Two."), texts, strict=True):
@@ -63,8 +66,12 @@ def test_local_chat_completions_with_repeats(port, engine):
     prompt = api.apply_chat_template([{"role": "user", "content": "Say 1."}])
     texts = api.generate_until(instances("generate_until", [(prompt, how)] * 3))
     want = csd.generate(
-        engine, [{"role": "user", "content": "Say 1."}], max_new_tokens=10, temperature=0.7,
-        stop=["q"], seed=1234,
-    )  # fmt: skip
+        engine,
+        [{"role": "user", "content": "Say 1."}],
+        max_new_tokens=10,
+        temperature=0.7,
+        stop=["q"],
+        seed=1234,
+    )
     # it sends one seed for all, and equal requests have equal samples
     assert texts == [want.texts[0]] * 3

@@ -87,9 +87,12 @@ def test_completions_and_models(client, engine):
 
 def test_token_ids(client, engine):
     answer = client.completions.create(
-        model=NAME, prompt=[20, 30, 40], max_tokens=9, seed=1,
+        model=NAME,
+        prompt=[20, 30, 40],
+        max_tokens=9,
+        seed=1,
         extra_body={"return_token_ids": True, "top_k": 5},
-    )  # fmt: skip
+    )
     want = csd.generate(engine, [20, 30, 40], max_new_tokens=9, seed=1, top_k=5)
     assert answer.choices[0].token_ids == want.tokens[0]
 

@@ -27,9 +27,21 @@ def started(toy_folder):
 
     def start(*flags):
         command = [
-            sys.executable, "-m", "csd.cli.main", "serve", toy_folder, "--port", "0",
-            "--dtype", "float64", "--max-tokens", "300", "--budget", "8", *flags,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "csd.cli.main",
+            "serve",
+            toy_folder,
+            "--port",
+            "0",
+            "--dtype",
+            "float64",
+            "--max-tokens",
+            "300",
+            "--budget",
+            "8",
+            *flags,
+        ]
         env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
         running.append(process)
@@ -81,9 +93,12 @@ def test_sigterm_in_the_middle(started, toy_folder):
         for i, texts in answered.items():
             body = body_of(i)
             want = csd.generate(
-                engine, body["prompt"], num_samples=body["n"], seed=body["seed"],
+                engine,
+                body["prompt"],
+                num_samples=body["n"],
+                seed=body["seed"],
                 max_new_tokens=body["max_tokens"],
-            )  # fmt: skip
+            )
             assert texts == want.texts
 
 
@@ -121,16 +136,34 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("work", "signals", "code"), [
-    (None, [signal.SIGTERM], 0), ("asleep", [signal.SIGTERM], 0),
-    ("asleep", [signal.SIGINT, signal.SIGINT], 0), ("locked", [signal.SIGTERM], -signal.SIGKILL),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("work", "signals", "code"),
+    [
+        (None, [signal.SIGTERM], 0),
+        ("asleep", [signal.SIGTERM], 0),
+        ("asleep", [signal.SIGINT, signal.SIGINT], 0),
+        ("locked", [signal.SIGTERM], -signal.SIGKILL),
+    ],
+)
 def test_a_drain_ends(toy_folder, work, signals, code):
     """Within a few seconds more, and without tracebacks, whatever its threads compute."""
     command = [
-        sys.executable, "-c", BUSY, "serve", toy_folder, "--port", "0", "--dtype", "float64",
-        "--max-tokens", "300", "--budget", "0", "--drain", "0.5",
-    ]  # fmt: skip
+        sys.executable,
+        "-c",
+        BUSY,
+        "serve",
+        toy_folder,
+        "--port",
+        "0",
+        "--dtype",
+        "float64",
+        "--max-tokens",
+        "300",
+        "--budget",
+        "0",
+        "--drain",
+        "0.5",
+    ]
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
     try:
@@ -170,8 +203,10 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(toy_folder, capsys):
     from csd.cli.main import main
 
     for flags, text in (
-        (["--port", "70000"], "port"), (["--max-slots", "0"], "max_slots"),
-        (["--weights-folder", "/none"], "weights-folder"), (["--drain", "-1"], "drain"),
-    ):  # fmt: skip
+        (["--port", "70000"], "port"),
+        (["--max-slots", "0"], "max_slots"),
+        (["--weights-folder", "/none"], "weights-folder"),
+        (["--drain", "-1"], "drain"),
+    ):
         assert main(["serve", toy_folder, *flags]) == 2
         assert text in capsys.readouterr().err

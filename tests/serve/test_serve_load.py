@@ -32,9 +32,12 @@ def test_every_request_is_answered_and_no_page_is_lost(engine):
     for i, texts in found.items():
         body = body_of(i)
         want = csd.generate(
-            engine, body["prompt"], num_samples=body["n"], seed=body["seed"],
+            engine,
+            body["prompt"],
+            num_samples=body["n"],
+            seed=body["seed"],
             max_new_tokens=body["max_tokens"],
-        )  # fmt: skip
+        )
         assert texts == want.texts, (i, body)
     cache = engine._step.cache
     assert len(cache.allocator) == cache.k.shape[1]
@@ -53,9 +56,12 @@ def test_a_full_queue_is_said_and_nothing_is_lost(engine):
     for i in answered:
         body = body_of(i)
         want = csd.generate(
-            engine, body["prompt"], num_samples=body["n"], seed=body["seed"],
+            engine,
+            body["prompt"],
+            num_samples=body["n"],
+            seed=body["seed"],
             max_new_tokens=body["max_tokens"],
-        )  # fmt: skip
+        )
         assert found[i] == want.texts
 
 
@@ -69,9 +75,13 @@ def test_memory_is_flat_over_ten_thousand_requests(engine):
             if len(handles) == 40:
                 handles.pop(0).result(60)
             handle = service.submit(
-                [i % 90, 5, 6], owner="me" if i % 3 else None, max_new_tokens=3, seed=i,
-                top_logprobs=i % 2, stream=bool(i % 5),
-            )  # fmt: skip
+                [i % 90, 5, 6],
+                owner="me" if i % 3 else None,
+                max_new_tokens=3,
+                seed=i,
+                top_logprobs=i % 2,
+                stream=bool(i % 5),
+            )
             if i % 7 == 0:
                 handle.cancel()
             handles.append(handle)

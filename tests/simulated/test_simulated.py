@@ -29,9 +29,16 @@ ASKED = dict(num_samples=3, max_new_tokens=20, seed=1, temperature=0.8, top_p=0.
 # more samples than slots, a prompt of many chunks, every rule of sampling and stopping
 MANY = dict(
     prompt=[[5, 6, 7, 5, 6, 7, 5], [i % 90 for i in range(150)], [9, 8, 9]],
-    num_samples=5, max_new_tokens=14, seed=3, temperature=1.0, top_k=30, min_p=0.01,
-    repetition_penalty=1.2, stop_token_ids=[3, 17, 40, 41, 42], min_new_tokens=3,
-)  # fmt: skip
+    num_samples=5,
+    max_new_tokens=14,
+    seed=3,
+    temperature=1.0,
+    top_k=30,
+    min_p=0.01,
+    repetition_penalty=1.2,
+    stop_token_ids=[3, 17, 40, 41, 42],
+    min_new_tokens=3,
+)
 
 
 def generate(device, how=None, **asked):

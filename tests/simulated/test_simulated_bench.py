@@ -115,12 +115,14 @@ def test_calls_check_what_their_sections_use(called):
     ]
     llama, qwen = ((name, "bfloat16") for name in ("llama-3.1-8b", "qwen2.5-7b"))
     assert checks == [
-        {("tiny", "float32", False), (*llama, False)}, {(*llama, True), (*qwen, False)}
-    ]  # fmt: skip
+        {("tiny", "float32", False), (*llama, False)},
+        {(*llama, True), (*qwen, False)},
+    ]
     tasks = [[(dtype, shape.name) for _, dtype, shape in run.tasks] for run in called]
     assert tasks == [
-        [("fp32", "tiny"), ("bf16", llama[0])], [("bf16", llama[0]), ("bf16", qwen[0])]
-    ]  # fmt: skip
+        [("fp32", "tiny"), ("bf16", llama[0])],
+        [("bf16", llama[0]), ("bf16", qwen[0])],
+    ]
 
 
 def test_calls_are_short(called):
@@ -214,8 +216,18 @@ def test_compile(section, monkeypatch):
 
     def compiled(found, processes, cache, timeout):
         tasks[:] = found
-        rows = [dict(kernel=f"verify {dtype}", target="sm_90", dtype=dtype, shared=1, limit=2,
-                     spills=spills, stack=0) for _, dtype, _ in found]  # fmt: skip
+        rows = [
+            dict(
+                kernel=f"verify {dtype}",
+                target="sm_90",
+                dtype=dtype,
+                shared=1,
+                limit=2,
+                spills=spills,
+                stack=0,
+            )
+            for _, dtype, _ in found
+        ]
         if late:
             raise OutOfTime(rows[:1])
         return rows
@@ -225,9 +237,10 @@ def test_compile(section, monkeypatch):
     compile_ahead.run(section)
     # in one call, what parity needs first
     assert [(target, dtype, shape.name) for target, dtype, shape in tasks] == [
-        ("sm_90", "fp32", "tiny"), ("sm_90", "bf16", "llama-3.1-8b"),
+        ("sm_90", "fp32", "tiny"),
+        ("sm_90", "bf16", "llama-3.1-8b"),
         ("sm_90", "bf16", "qwen2.5-7b"),
-    ]  # fmt: skip
+    ]
     assert len(section.rows) == 3 and "left out" not in section.facts
     late = True
     compile_ahead.run(section)
@@ -284,10 +297,13 @@ def test_kernels(section, monkeypatch, tmp_path):
     monkeypatch.setattr(attention_rivals, "compiled", lambda function: function)
     sizes = partial(kernels.Sizes, slots=4, groups=2, rows=16, text=32)
     for name, value in dict(
-        SHAPES=[small], Sizes=sizes, shapes=lambda full: [job],
-        RIVALS={"sdpa": attention_rivals.sdpa}, copy_bandwidth=lambda device: 1e12,
+        SHAPES=[small],
+        Sizes=sizes,
+        shapes=lambda full: [job],
+        RIVALS={"sdpa": attention_rivals.sdpa},
+        copy_bandwidth=lambda device: 1e12,
         make=partial(kernels.make, dtype=torch.float32),
-    ).items():  # fmt: skip
+    ).items():
         monkeypatch.setattr(kernels, name, value)
     path = tmp_path / "kernels.json"
     asked = partial(SimpleNamespace, full=False, quick=False, beside=[], replays=3, json=path)

@@ -60,11 +60,14 @@ def two_devices():
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        (waits_in_a_capture, "stream is capturing"), (copies_in_a_capture, "stream is capturing"),
-        (memory_that_is_gone, "was given back"), (two_devices, "on the same device"),
-        (reads_too_soon, None), (another_stream, None),
+        (waits_in_a_capture, "stream is capturing"),
+        (copies_in_a_capture, "stream is capturing"),
+        (memory_that_is_gone, "was given back"),
+        (two_devices, "on the same device"),
+        (reads_too_soon, None),
+        (another_stream, None),
     ],
-)  # fmt: skip
+)
 def test_what_would_fail_is_found(work, said):
     with Gpu():
         if said is None:

@@ -17,28 +17,42 @@ pytestmark = pytest.mark.stand_in
 
 # a prompt of several chunks, and more samples than slots
 ASKED = dict(
-    prompt=[[(7 * i + 3) % 61 for i in range(n)] for n in (40, 5)], num_samples=3, seed=1,
-    max_new_tokens=20, temperature=0.8, budget=6, end_token_ids=[],
-)  # fmt: skip
+    prompt=[[(7 * i + 3) % 61 for i in range(n)] for n in (40, 5)],
+    num_samples=3,
+    seed=1,
+    max_new_tokens=20,
+    temperature=0.8,
+    budget=6,
+    end_token_ids=[],
+)
 
 
 def moved(part, device):
     """A part of a decoder with its tensors on a device."""
     found = {field.name: getattr(part, field.name) for field in fields(part)}
-    return replace(part, **{
-        name: moved(x, device) if name == "delta" and x is not None
-        else x.to(device) if torch.is_tensor(x) else x
-        for name, x in found.items()
-    })  # fmt: skip
+    return replace(
+        part,
+        **{
+            name: moved(x, device)
+            if name == "delta" and x is not None
+            else x.to(device)
+            if torch.is_tensor(x)
+            else x
+            for name, x in found.items()
+        },
+    )
 
 
 def decoder_on(device):
     made = fuse(build("qwen3_5_text", torch.float32))
     whole = (made.norm, made.head)
     return HybridDecoder(
-        made.config, made.embedding.to(device), [moved(layer, device) for layer in made.layers],
-        *(x.to(device) for x in whole), frequencies=made.frequencies,
-    )  # fmt: skip
+        made.config,
+        made.embedding.to(device),
+        [moved(layer, device) for layer in made.layers],
+        *(x.to(device) for x in whole),
+        frequencies=made.frequencies,
+    )
 
 
 def drawn(engine):

@@ -16,9 +16,13 @@ pytestmark = pytest.mark.stand_in
 
 RANK = 4
 ASKED = dict(
-    prompt=[5, 6, 7, 5, 6, 7, 5], num_samples=3, seed=1, max_new_tokens=10, temperature=0.8,
+    prompt=[5, 6, 7, 5, 6, 7, 5],
+    num_samples=3,
+    seed=1,
+    max_new_tokens=10,
+    temperature=0.8,
     budget=6,
-)  # fmt: skip
+)
 
 
 class Linear:
@@ -45,9 +49,10 @@ def drawn(device):
     decoder = model(device)
     generator = torch.Generator().manual_seed(0)
     parts = [
-        Linear(weight, generator) for layer in decoder.layers
+        Linear(weight, generator)
+        for layer in decoder.layers
         for weight in (layer.qkv, layer.out, layer.gate_up, layer.down)
-    ]  # fmt: skip
+    ]
     parts.append(Linear(decoder.head, generator))
     decoder.add_adapters(FusedAdapters([[part] for part in parts]))
     with csd.Engine(decoder, max_slots=4, self_check=False) as e:

@@ -31,10 +31,17 @@ def test_the_vocabulary_is_the_samples_most_frequent_tokens():
 def test_the_files_have_the_published_names():
     target = Target(fuse(build("llama", num_hidden_layers=4)))
     layer = (
-        "hidden_norm", "input_layernorm", "post_attention_layernorm", "mlp.down_proj",
-        "mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj", "self_attn.o_proj",
-        "self_attn.q_proj", "self_attn.v_proj",
-    )  # fmt: skip
+        "hidden_norm",
+        "input_layernorm",
+        "post_attention_layernorm",
+        "mlp.down_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "self_attn.k_proj",
+        "self_attn.o_proj",
+        "self_attn.q_proj",
+        "self_attn.v_proj",
+    )
     names = {f"midlayer.{x}.weight" for x in layer}
     names |= {"fc.weight", "lm_head.weight", "norm.weight"}
     whole = load(Eagle3Head(target, None, torch.bfloat16, 0).published()[1])

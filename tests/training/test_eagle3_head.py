@@ -52,9 +52,11 @@ def unrolled(head, target, texts, depth=DEPTH):
 
 
 TEXTS = [
-    Text([5, 17, 3, 60, 17, 9, 11, 33], 3), Text([8, 2, 7], 1), Text([4, 90, 51, 6, 6, 19], 1),
+    Text([5, 17, 3, 60, 17, 9, 11, 33], 3),
+    Text([8, 2, 7], 1),
+    Text([4, 90, 51, 6, 6, 19], 1),
     Text([1, 2, 3, 4, 5, 6, 7], 5),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("rows", [2, 256])
@@ -97,9 +99,15 @@ def drafted(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EagleHead, "logits", lambda s, x: seen.append(real(s, x)) or seen[-1])
         out = csd.Engine(model, kernels="reference").generate(
-            PROMPT, max_new_tokens=12, seed=3, temperature=0.8, budget=8, drafts=True,
-            drafter=csd.Eagle(folder, k=1, depth=DEPTH, temperature=1e-3), ignore_eos=True,
-        )  # fmt: skip
+            PROMPT,
+            max_new_tokens=12,
+            seed=3,
+            temperature=0.8,
+            budget=8,
+            drafts=True,
+            drafter=csd.Eagle(folder, k=1, depth=DEPTH, temperature=1e-3),
+            ignore_eos=True,
+        )
     texts, logits, done = [], [], 0
     for found in out[0].drafts:
         chain = found.tokens[1:]

@@ -50,9 +50,19 @@ def test_a_smaller_vocabulary_is_that_of_the_texts_that_are_learnt(
 
     monkeypatch.setattr(by_chains, "draft_tokens", spied)
     curve = csd.train_head(
-        target, traces, tmp_path / "head", eagle=3, epochs=8, batch=64, draft_vocab=40, every=4,
-        held_out=0.3, learning_rate=1e-2, decay=0.5, dtype=torch.bfloat16,
-    )  # fmt: skip
+        target,
+        traces,
+        tmp_path / "head",
+        eagle=3,
+        epochs=8,
+        batch=64,
+        draft_vocab=40,
+        every=4,
+        held_out=0.3,
+        learning_rate=1e-2,
+        decay=0.5,
+        dtype=torch.bfloat16,
+    )
     # one prompt of three is held out
     prompts = read_texts([traces], VOCAB, 64)
     assert len(seen[0]) == sum(map(len, prompts)) - 2

@@ -34,9 +34,18 @@ def normal(*shape, seed=0):
 
 def head_of(hidden, dtype=torch.float64):
     config = ModelConfig(
-        family="llama", vocab=VOCAB, hidden=hidden, intermediate=INTER, layers=1, heads=HEADS,
-        kv_heads=KV_HEADS, head_dim=D, context=64, norm_eps=EPS, rope_theta=THETA,
-    )  # fmt: skip
+        family="llama",
+        vocab=VOCAB,
+        hidden=hidden,
+        intermediate=INTER,
+        layers=1,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=D,
+        context=64,
+        norm_eps=EPS,
+        rope_theta=THETA,
+    )
     head = TrainedHead(config, dtype, torch.device("cpu"), 0)
     with torch.no_grad():
         for i, weight in enumerate(head.parameters()):
@@ -129,9 +138,16 @@ def test_a_head_that_has_learnt_the_samples_drafts_them(target, traces, tmp_path
     tau = {}
     for name, epochs in (("first", 1), ("last", 150)):
         curve = csd.train_head(
-            target, traces, tmp_path / name, epochs=epochs, batch=64, learning_rate=1e-2,
-            token_weight=1.0, noise=0, held_out=0,
-        )  # fmt: skip
+            target,
+            traces,
+            tmp_path / name,
+            epochs=epochs,
+            batch=64,
+            learning_rate=1e-2,
+            token_weight=1.0,
+            noise=0,
+            held_out=0,
+        )
         assert curve[-1]["acceptance"] is None
         tau[name] = tau_of(target, tmp_path / name)
     assert tau["first"] < 1.5 and tau["last"] > 3.4, tau
@@ -202,32 +218,35 @@ def test_other_settings_do_not_continue_a_run(target, traces, tmp_path):
         csd.train_head(target, traces, **options)
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(epochs=0), "epochs must be at least 1"),
-    (dict(batch=1.5), "batch must be a whole number"),
-    (dict(batch=2), "traces must have samples that begin within the first batch=2 tokens"),
-    (dict(learning_rate=0), r"learning_rate must lie in \(0, inf\)"),
-    (dict(held_out=0.6), r"held_out must lie in \[0, 0.5\]"),
-    (dict(noise=-1), "noise must lie in"),
-    (dict(token_weight="a"), "token_weight must be a number"),
-    (dict(seed=None), "seed must be a whole number"),
-    (dict(eagle=1), r"eagle must be 2 \(EAGLE-1 and EAGLE-2\) or 3, got 1"),
-    (dict(eagle="3"), "eagle must be a whole number, got '3'"),
-    (dict(eagle=3, noise=0), "noise is an argument of eagle=2, got noise=0 with eagle=3"),
-    (dict(eagle=3, token_weight=1.0), "token_weight is an argument of eagle=2"),
-    (dict(depth=3), "depth is an argument of eagle=3, got depth=3 with eagle=2"),
-    (dict(draft_vocab=9), "draft_vocab is an argument of eagle=3"),
-    (dict(eagle=3, depth=0), "depth must be at least 1"),
-    (dict(eagle=3, decay=1.5), r"decay must lie in \(0, 1\]"),
-    (dict(eagle=3, draft_vocab=0), "draft_vocab must be at least 1"),
-    (dict(eagle=3, draft_vocab=98), "draft_vocab must be at most the model's vocabulary of 97"),
-    (dict(dtype=torch.float16), "dtype must be one of torch.bfloat16"),
-    (dict(out=3), "out must be a path"),
-    (dict(traces=3), "traces must be a path or a list of paths"),
-    (dict(traces=[3]), "traces must be a path"),
-    (dict(model=[3]), "model must be a transformers model, a local folder"),
-    (dict(device="cpu"), "device must be None for a model that is already loaded"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(epochs=0), "epochs must be at least 1"),
+        (dict(batch=1.5), "batch must be a whole number"),
+        (dict(batch=2), "traces must have samples that begin within the first batch=2 tokens"),
+        (dict(learning_rate=0), r"learning_rate must lie in \(0, inf\)"),
+        (dict(held_out=0.6), r"held_out must lie in \[0, 0.5\]"),
+        (dict(noise=-1), "noise must lie in"),
+        (dict(token_weight="a"), "token_weight must be a number"),
+        (dict(seed=None), "seed must be a whole number"),
+        (dict(eagle=1), r"eagle must be 2 \(EAGLE-1 and EAGLE-2\) or 3, got 1"),
+        (dict(eagle="3"), "eagle must be a whole number, got '3'"),
+        (dict(eagle=3, noise=0), "noise is an argument of eagle=2, got noise=0 with eagle=3"),
+        (dict(eagle=3, token_weight=1.0), "token_weight is an argument of eagle=2"),
+        (dict(depth=3), "depth is an argument of eagle=3, got depth=3 with eagle=2"),
+        (dict(draft_vocab=9), "draft_vocab is an argument of eagle=3"),
+        (dict(eagle=3, depth=0), "depth must be at least 1"),
+        (dict(eagle=3, decay=1.5), r"decay must lie in \(0, 1\]"),
+        (dict(eagle=3, draft_vocab=0), "draft_vocab must be at least 1"),
+        (dict(eagle=3, draft_vocab=98), "draft_vocab must be at most the model's vocabulary of 97"),
+        (dict(dtype=torch.float16), "dtype must be one of torch.bfloat16"),
+        (dict(out=3), "out must be a path"),
+        (dict(traces=3), "traces must be a path or a list of paths"),
+        (dict(traces=[3]), "traces must be a path"),
+        (dict(model=[3]), "model must be a transformers model, a local folder"),
+        (dict(device="cpu"), "device must be None for a model that is already loaded"),
+    ],
+)
 def test_errors_name_the_argument(changes, message, target, traces, tmp_path):
     given = dict(model=target, traces=traces, out=tmp_path / "out") | changes
     with pytest.raises((ValueError, TypeError), match=message):
@@ -235,11 +254,17 @@ def test_errors_name_the_argument(changes, message, target, traces, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("family, message", [
-    ("gemma2", r"no cap on scores, got 2\.0"),
-    ("qwen3_5_text", "no layers with a state"),
-    ("mistral", "batch must be at most 5, the window of the model's attention, .* of 25 tokens"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, message",
+    [
+        ("gemma2", r"no cap on scores, got 2\.0"),
+        ("qwen3_5_text", "no layers with a state"),
+        (
+            "mistral",
+            "batch must be at most 5, the window of the model's attention, .* of 25 tokens",
+        ),
+    ],
+)
 def test_attention_that_is_not_computed_is_refused(family, message, traces, tmp_path):
     windows = dict(sliding_window=5) if family == "mistral" else {}
     model = families.build(family, vocab_size=VOCAB, **windows)

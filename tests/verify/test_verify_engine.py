@@ -48,9 +48,13 @@ def p_value_of(verifier, draws, monkeypatch, drafter=None):
 def short_memory(ops, device):
     """A graph that is quick to believe what a token was last followed by."""
     one = GraphConfig(
-        orders=(1, 2), smoothing=WEIGHT_ONE // 4, prompt_weight=WEIGHT_ONE // 2, trust=0.98,
-        own_weight=1.0, decay=1.0,
-    )  # fmt: skip
+        orders=(1, 2),
+        smoothing=WEIGHT_ONE // 4,
+        prompt_weight=WEIGHT_ONE // 2,
+        trust=0.98,
+        own_weight=1.0,
+        decay=1.0,
+    )
     return ConsensusGraph(ops, device, one)
 
 

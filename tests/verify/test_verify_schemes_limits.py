@@ -60,9 +60,9 @@ def test_two_drafts_reach_the_programs_optimum(tokens, alphabet, same):
         one, two = torch.cat([one, corner]), torch.cat([two, corner if same else corner.roll(1, 0)])
     proposal = one if same else torch.stack([one, two], 1)
     found = Canonical(tokens, alphabet).acceptance(target, proposal, 2)
-    expected = float64([
-        selection_optimum(*row, tokens, alphabet) for row in zip(target, one, two, strict=True)
-    ])  # fmt: skip
+    expected = float64(
+        [selection_optimum(*row, tokens, alphabet) for row in zip(target, one, two, strict=True)]
+    )
     # a round that lowers the acceptance of the first draft alone is skipped
     alone = torch.minimum(target, one).sum(-1)
     assert (found - expected.maximum(alone)).abs().max() < 1e-7

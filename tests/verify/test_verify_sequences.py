@@ -11,11 +11,13 @@ import csd
 from csd.graph.model import sequences
 from csd.models.load import Loaded
 
-JOINT = JointDistribution([
-    [[0.6, 0.3, 0.1]] * 3,
-    [[0.1, 0.45, 0.45], [0.4, 0.2, 0.4], [0.3, 0.5, 0.2]],
-    [[0.02, 0.02, 0.96], [0.1, 0.3, 0.6], [0.5, 0.25, 0.25]],
-])  # fmt: skip
+JOINT = JointDistribution(
+    [
+        [[0.6, 0.3, 0.1]] * 3,
+        [[0.1, 0.45, 0.45], [0.4, 0.2, 0.4], [0.3, 0.5, 0.2]],
+        [[0.02, 0.02, 0.96], [0.1, 0.3, 0.6], [0.5, 0.25, 0.25]],
+    ]
+)
 # another opinion, that leaves out nothing and adds letters that the target never says
 LAST = torch.tensor([[0.5, 0.2, 0.2], [0.2, 0.2, 0.5], [0.2, 0.6, 0.1]], dtype=torch.float64).log()
 
@@ -79,10 +81,19 @@ def test_the_target_itself_is_always_accepted(verifier):
 def test_a_call_repeats_itself_and_keeps_within_its_budget():
     e = engine(PrefixSum(sharpness=4.0), Letters(), max_slots=3)
     for budget in (1, 5, 17):
-        options = dict(num_samples=5, max_new_tokens=30, temperature=1.0, seed=2, budget=budget,
-                       verifier="recursive", stop_token_ids=[5, 11])  # fmt: skip
-        runs = [csd.generate(e, "hello", drafter=draft(PrefixSum(), k=3, depth=4), **options)
-                for _ in range(2)]  # fmt: skip
+        options = dict(
+            num_samples=5,
+            max_new_tokens=30,
+            temperature=1.0,
+            seed=2,
+            budget=budget,
+            verifier="recursive",
+            stop_token_ids=[5, 11],
+        )
+        runs = [
+            csd.generate(e, "hello", drafter=draft(PrefixSum(), k=3, depth=4), **options)
+            for _ in range(2)
+        ]
         assert runs[0].tokens == runs[1].tokens
         assert 0 < runs[0].stats.nodes_proposed <= budget * runs[0].stats.steps
     auto = csd.generate(e, "hello", drafter=draft(PrefixSum()), **options | {"budget": "auto"})
@@ -94,8 +105,13 @@ def test_cold_targets_give_greedy_tokens():
     options = dict(num_samples=3, max_new_tokens=70, seed=3)
     greedy = csd.generate(e, ["abcabc", "xyz"], temperature=0, **options)
     cold = csd.generate(
-        e, ["abcabc", "xyz"], temperature=1e-6, verifier="kseq", budget=40,
-        drafter=draft(PrefixSum(), k=3, depth=4, temperature=1.0), **options,
-    )  # fmt: skip
+        e,
+        ["abcabc", "xyz"],
+        temperature=1e-6,
+        verifier="kseq",
+        budget=40,
+        drafter=draft(PrefixSum(), k=3, depth=4, temperature=1.0),
+        **options,
+    )
     assert [r.tokens for r in cold] == [r.tokens for r in greedy]
     assert 1 < cold[0].stats.tokens_per_step < 5

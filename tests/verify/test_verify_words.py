@@ -46,9 +46,14 @@ def test_no_word_is_used_twice(verifier, monkeypatch):
     route(monkeypatch, noted)
     e = engine(PrefixSum(sharpness=3.0), Letters(), max_slots=3)
     out = csd.generate(
-        e, ["abcabc", "hello", "abcabc"], num_samples=3, max_new_tokens=24, seed=1, budget=12,
+        e,
+        ["abcabc", "hello", "abcabc"],
+        num_samples=3,
+        max_new_tokens=24,
+        seed=1,
+        budget=12,
         verifier=verifier,
-    )  # fmt: skip
+    )
     assert sum(r.stats.nodes_accepted for r in out) > 10
     # and there were many
     assert len(set(used)) == len(used) > 1500
@@ -109,9 +114,14 @@ def test_half_precision_logits_with_excluded_tokens(verifier):
 
     e = engine(LastToken(lambda token, position: table[token], 8))
     out = csd.generate(
-        e, [[1, 2, 4, 1, 2, 4, 1]] * 3, num_samples=4, max_new_tokens=30, seed=0, budget=10,
+        e,
+        [[1, 2, 4, 1, 2, 4, 1]] * 3,
+        num_samples=4,
+        max_new_tokens=30,
+        seed=0,
+        budget=10,
         verifier=verifier,
-    )  # fmt: skip
+    )
     tokens = torch.tensor([t for r in out for t in r.tokens])
     logprobs = torch.tensor([x for r in out for x in r.logprobs + r.raw_logprobs])
     assert logprobs.isfinite().all() and (logprobs <= 0).all()

@@ -5,11 +5,14 @@ from tools.experiment_tables.results import load, only
 
 # parts of a step that are shown, and the fields that they add up
 PARTS = {
-    "matrix products": ("products", "head"), "attention": ("attention",),
-    "rest of the layers": ("layers",), "verify": ("verify",),
-    "propose, commit, insert": ("propose", "commit", "insert"), "one by one": ("one by one",),
+    "matrix products": ("products", "head"),
+    "attention": ("attention",),
+    "rest of the layers": ("layers",),
+    "verify": ("verify",),
+    "propose, commit, insert": ("propose", "commit", "insert"),
+    "one by one": ("one by one",),
     "step": ("step",),
-}  # fmt: skip
+}
 
 
 def _part(row: dict, fields: tuple[str, ...]) -> str:
@@ -22,14 +25,20 @@ def _steps(name: str) -> str:
     lines = []
     for row in (r for r in rows if r["kernels"] == "default"):
         cells = {part: _part(row, fields) for part, fields in PARTS.items()}
-        before = [r for r in rows if r["kernels"] == "reference"
-                  and (r["samples"], r["nodes"]) == (row["samples"], row["nodes"])]  # fmt: skip
+        before = [
+            r
+            for r in rows
+            if r["kernels"] == "reference"
+            and (r["samples"], r["nodes"]) == (row["samples"], row["nodes"])
+        ]
         for old in before:
             # products are csd's own on both sides
-            cells |= {part: f"{_part(old, PARTS[part])} → {cells[part]}"
-                      for part in list(PARTS)[1:]}  # fmt: skip
-        lines.append([str(row["samples"]), str(row["nodes"]), *cells.values(),
-                      f"{row['over products']:.2f}"])  # fmt: skip
+            cells |= {
+                part: f"{_part(old, PARTS[part])} → {cells[part]}" for part in list(PARTS)[1:]
+            }
+        lines.append(
+            [str(row["samples"]), str(row["nodes"]), *cells.values(), f"{row['over products']:.2f}"]
+        )
     return markdown(["samples", "nodes", *PARTS, "step / products"], lines)
 
 
@@ -40,10 +49,15 @@ def _products(name: str) -> str:
     for dtype in ("bfloat16", "float32"):
         rows = [only(found, dtype=dtype, rows=n) for n in sizes]
         taken = rows[0]["taken"]
-        ms = {f"{dtype}, `F.linear`": "plain", f"{dtype}, oneDNN, packed": "onednn",
-              f"{dtype}, csd, laid out": taken, "faster of the two / csd": "gain",
-              "the same by FMAs of float32": "fma", f"{dtype}, csd, plain": f"{taken}, plain",
-              "`F.linear` / csd, plain": "gain, plain"}  # fmt: skip
+        ms = {
+            f"{dtype}, `F.linear`": "plain",
+            f"{dtype}, oneDNN, packed": "onednn",
+            f"{dtype}, csd, laid out": taken,
+            "faster of the two / csd": "gain",
+            "the same by FMAs of float32": "fma",
+            f"{dtype}, csd, plain": f"{taken}, plain",
+            "`F.linear` / csd, plain": "gain, plain",
+        }
         if taken == "fma":
             ms.pop("the same by FMAs of float32")
         for label, field in ms.items():
@@ -54,11 +68,17 @@ def _products(name: str) -> str:
 
 def step_times() -> str:
     found = load("step_times")
-    names = {"bfloat16": "seconds", "bfloat16, plain": "bfloat16, plain",
-             "float32": "float32, packed", "float32, plain": "float32, plain"}  # fmt: skip
+    names = {
+        "bfloat16": "seconds",
+        "bfloat16, plain": "bfloat16, plain",
+        "float32": "float32, packed",
+        "float32, plain": "float32, plain",
+    }
     places = [i for i, rows in enumerate(found["rows"]) if rows != 2]
-    lines = [[label, *(f"{1000 * found[field][i]:.1f}" for i in places)]
-             for label, field in names.items()]  # fmt: skip
+    lines = [
+        [label, *(f"{1000 * found[field][i]:.1f}" for i in places)]
+        for label, field in names.items()
+    ]
     return markdown(["rows", *(str(found["rows"][i]) for i in places)], lines)
 
 

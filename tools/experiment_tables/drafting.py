@@ -74,8 +74,10 @@ def ablations() -> str:
 
 
 def ablations_copying() -> str:
-    labels = {"one level cost for all samples": "settle=0",
-              "and no context beyond 8 tokens": "orders=(1, 2, 3, 5, 8), settle=0"}  # fmt: skip
+    labels = {
+        "one level cost for all samples": "settle=0",
+        "and no context beyond 8 tokens": "orders=(1, 2, 3, 5, 8), settle=0",
+    }
     traces = {"rewrite": "rewrite", "ClassEval": CLASSEVAL, "GSM8K": GSM8K, "MATH": MATH}
     return _changes("ablations_copying", labels, traces)
 
@@ -91,8 +93,9 @@ def queue() -> str:
                 label = f"{name}: all {samples}"
             elif row["together"] == samples // 4:
                 label += ", the default"
-            lines.append([label, f"{row['tau']:.2f}", f"{row['steps']:,}",
-                          f"{row['prompts a step']:.1f}"])  # fmt: skip
+            lines.append(
+                [label, f"{row['tau']:.2f}", f"{row['steps']:,}", f"{row['prompts a step']:.1f}"]
+            )
     return markdown(["samples of a prompt together", "tau", "steps", "prompts in flight"], lines)
 
 
@@ -108,8 +111,13 @@ def allocation() -> str:
 
 def trust() -> str:
     rows = load("trust")["rows"]
-    traces = {"own prompts": OWN, "rewrite": "rewrite", "ClassEval": CLASSEVAL, "GSM8K": GSM8K,
-              "MATH": MATH}  # fmt: skip
+    traces = {
+        "own prompts": OWN,
+        "rewrite": "rewrite",
+        "ClassEval": CLASSEVAL,
+        "GSM8K": GSM8K,
+        "MATH": MATH,
+    }
     lines = [
         [label, *(change(only(rows, trace=t)["ratio"][field]) for t in traces.values())]
         for label, field in TRUST.items()
@@ -138,6 +146,10 @@ def drafter_cost() -> str:
 
 
 TABLES = {
-    "ablations": ablations, "ablations_copying": ablations_copying, "queue": queue,
-    "allocation": allocation, "trust": trust, "drafter_cost": drafter_cost,
-}  # fmt: skip
+    "ablations": ablations,
+    "ablations_copying": ablations_copying,
+    "queue": queue,
+    "allocation": allocation,
+    "trust": trust,
+    "drafter_cost": drafter_cost,
+}

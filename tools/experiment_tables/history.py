@@ -11,7 +11,7 @@ from tools.experiment_tables.results import (
     fold,
     load,
     only,
-)  # fmt: skip
+)
 
 # row, trace, live samples, nodes, what a history holds
 TAU = (
@@ -43,8 +43,11 @@ ABLATIONS = {
     "trust 0.95": "trust=0.95",
 }
 TRACES = {
-    MATH: "MATH", CLASSEVAL: "ClassEval", GSM8K: "GSM8K, SmolLM2", OWN: "own prompts, SmolLM2",
-}  # fmt: skip
+    MATH: "MATH",
+    CLASSEVAL: "ClassEval",
+    GSM8K: "GSM8K, SmolLM2",
+    OWN: "own prompts, SmolLM2",
+}
 ENDS = {
     "MATH, 20 calls of 4 samples, 4 earlier": f"{MATH}, apart",
     "MATH, 25 prompts in one call, 32 slots": MATH,
@@ -56,8 +59,11 @@ ENDS = {
 def tau() -> str:
     traces, lines, counts = load("history")["traces"], [], (0, 1, 2, 4, 8)
     for label, trace, live, nodes, kind in TAU:
-        rows = [r for r in traces[trace]["rows"]
-                if (r["drafter"], r["live"], r["nodes"]) == ("consensus", live, nodes)]  # fmt: skip
+        rows = [
+            r
+            for r in traces[trace]["rows"]
+            if (r["drafter"], r["live"], r["nodes"]) == ("consensus", live, nodes)
+        ]
         found = {r["history"]: r["tau"] for r in rows if r["kind"] == kind}
         found[0] = only(rows, history=0, kind="tokens")["tau"]
         cells = (f"{found[n]:.2f}" if n in found else "" for n in counts)
@@ -89,8 +95,9 @@ def ablations() -> str:
     names = {MATH: "MATH, {} problems", CLASSEVAL: "ClassEval, {}", GSM8K: "GSM8K, {}"}
     rows = {trace: found[trace]["rows"] for trace in names}
     head = ["", *(name.format(found[trace]["problems"]) for trace, name in names.items())]
-    lines = [["as it is, tau",
-              *(f"{only(x, change='as it is')['tau']:.2f}" for x in rows.values())]]  # fmt: skip
+    lines = [
+        ["as it is, tau", *(f"{only(x, change='as it is')['tau']:.2f}" for x in rows.values())]
+    ]
     for label, field in ABLATIONS.items():
         cells = (change(only(x, change=field)["to_first"]) for x in rows.values())
         lines.append([label, *cells])
@@ -103,10 +110,16 @@ def prior() -> str:
     for r in (r for r in rows if "ratio" in r):
         kind = r["drafter"].removeprefix("prior of ")
         plain = only(rows, trace=r["trace"], drafter=f"consensus, {kind}", samples=r["samples"])
-        lines.append([
-            TRACES[r["trace"]], kind, str(r["samples"]), f"{plain['tau']:.2f}",
-            f"{r['tau']:.2f}", between(r["ratio"], r["ratio_interval"]),
-        ])  # fmt: skip
+        lines.append(
+            [
+                TRACES[r["trace"]],
+                kind,
+                str(r["samples"]),
+                f"{plain['tau']:.2f}",
+                f"{r['tau']:.2f}",
+                between(r["ratio"], r["ratio_interval"]),
+            ]
+        )
     return markdown(["", "learnt", "N", "without", "with", "ratio"], fold(lines))
 
 
@@ -116,13 +129,25 @@ def _rate(x: float) -> str:
 
 def steps() -> str:
     lines = [
-        [_rate(r["rate"]), str(r["steps"]), f"{r['none']:.2f}", f"{r['of step 0']:.2f}",
-         f"{r['of these weights']:.2f}", f"{r['tokens as at step 0']:.0%}"]
+        [
+            _rate(r["rate"]),
+            str(r["steps"]),
+            f"{r['none']:.2f}",
+            f"{r['of step 0']:.2f}",
+            f"{r['of these weights']:.2f}",
+            f"{r['tokens as at step 0']:.0%}",
+        ]
         for r in load("history_steps")["rows"]
         if r["steps"] or r["rate"] == 1e-6
-    ]  # fmt: skip
-    head = ["learning rate", "optimiser steps", "tau without", "history of step 0",
-            "of these weights", "live tokens as at step 0"]  # fmt: skip
+    ]
+    head = [
+        "learning rate",
+        "optimiser steps",
+        "tau without",
+        "history of step 0",
+        "of these weights",
+        "live tokens as at step 0",
+    ]
     return markdown(head, fold(lines))
 
 
@@ -148,6 +173,11 @@ def grpo() -> str:
 
 
 TABLES = {
-    "tau": tau, "kinds": kinds, "ablations": ablations, "prior": prior,
-    "steps": steps, "ends": ends, "grpo": grpo,
-}  # fmt: skip
+    "tau": tau,
+    "kinds": kinds,
+    "ablations": ablations,
+    "prior": prior,
+    "steps": steps,
+    "ends": ends,
+    "grpo": grpo,
+}

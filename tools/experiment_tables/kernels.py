@@ -6,12 +6,19 @@ from tools.experiment_tables.results import CLASSEVAL, GSM8K, MATH, OWN, fold, l
 
 SHAPES = {"llama-3.1-8b": "Llama-3.1-8B shape", "qwen2.5-7b": "Qwen2.5-7B shape"}
 # samples and rows of each shape that are shown
-STEPS = {"llama-3.1-8b": ((16, 16), (16, 64), (16, 128), (64, 256)),
-         "qwen2.5-7b": ((16, 16), (16, 128), (64, 256))}  # fmt: skip
+STEPS = {
+    "llama-3.1-8b": ((16, 16), (16, 64), (16, 128), (64, 256)),
+    "qwen2.5-7b": ((16, 16), (16, 128), (64, 256)),
+}
 GROWTH = (
-    ("GSM8K", GSM8K, 2), ("GSM8K", GSM8K, 8), ("MATH", MATH, 2), ("MATH", MATH, 8),
-    ("ClassEval", CLASSEVAL, 8), ("our own", OWN, 8), ("rewritten texts", "rewrite", 8),
-)  # fmt: skip
+    ("GSM8K", GSM8K, 2),
+    ("GSM8K", GSM8K, 8),
+    ("MATH", MATH, 2),
+    ("MATH", MATH, 8),
+    ("ClassEval", CLASSEVAL, 8),
+    ("our own", OWN, 8),
+    ("rewritten texts", "rewrite", 8),
+)
 
 
 def growth() -> str:
@@ -21,8 +28,14 @@ def growth() -> str:
         fields = ("alone", "cut", "cut again", "deepest picked")
         cells = (f"{row[name]:.1f}" for name in fields)
         lines.append([f"{label}, {row['samples']}", str(nodes), *cells])
-    head = ["trace, samples", "nodes a sample", "each slot alone", "with the cut",
-            "cut after each level", "deepest node picked"]  # fmt: skip
+    head = [
+        "trace, samples",
+        "nodes a sample",
+        "each slot alone",
+        "with the cut",
+        "cut after each level",
+        "deepest node picked",
+    ]
     return markdown(head, fold(lines))
 
 
@@ -32,15 +45,32 @@ def roofline() -> str:
         for samples, rows in sizes:
             r = only(found, shape=shape, samples=samples, rows=rows)
             over, device = r["predicted over plain"], r["device ms"]
-            lines.append([
-                SHAPES[shape], str(samples), str(rows), str(r["launches"]), f"{r['bound ms']:.2f}",
-                f"{r['predicted ms']:.2f}", str(r["exact launches"]),
-                f"{r['predicted exact ms']:.2f}", "1" if over == 1 else f"{over:.2f}",
-                "not run" if device is None else f"{device:.2f}",
-            ])  # fmt: skip
-    head = ["predicted, 1 prompt of 1,024 tokens", "samples", "rows", "launches",
-            "roofline bound, ms", "step, ms", "exact launches", "exact step, ms",
-            "over a plain step", "device, ms"]  # fmt: skip
+            lines.append(
+                [
+                    SHAPES[shape],
+                    str(samples),
+                    str(rows),
+                    str(r["launches"]),
+                    f"{r['bound ms']:.2f}",
+                    f"{r['predicted ms']:.2f}",
+                    str(r["exact launches"]),
+                    f"{r['predicted exact ms']:.2f}",
+                    "1" if over == 1 else f"{over:.2f}",
+                    "not run" if device is None else f"{device:.2f}",
+                ]
+            )
+    head = [
+        "predicted, 1 prompt of 1,024 tokens",
+        "samples",
+        "rows",
+        "launches",
+        "roofline bound, ms",
+        "step, ms",
+        "exact launches",
+        "exact step, ms",
+        "over a plain step",
+        "device, ms",
+    ]
     return markdown(head, fold(lines))
 
 

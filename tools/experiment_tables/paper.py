@@ -31,8 +31,10 @@ STRICTNESS: dict[str, tuple[str, float]] = {
     "4 siblings": ("siblings, shrinking", 4),
 }
 DRAFTERS = ("consensus", "paper", "paper-shrinking-tree", "rest", "trie-prompt", "prompt-lookup")
-NAMES = {"paper's tree, loose": "paper's tree, k shrinking, loose",
-         "paper's tree, strict": "paper's tree, k shrinking, strict"}  # fmt: skip
+NAMES = {
+    "paper's tree, loose": "paper's tree, k shrinking, loose",
+    "paper's tree, strict": "paper's tree, k shrinking, strict",
+}
 TASKS = (("code", 0.7), ("commonsense", 0.7), ("medical", 0.7), ("writing", 0.7), ("writing", 1.3))
 
 
@@ -44,24 +46,42 @@ def strictness() -> str:
     rows = _rows("strictness")
 
     def cell(knob: str, value: float, trace: str) -> str:
-        both = (only(rows, trace=trace, drafter=d, knob=knob, value=value)
-                for d in ("chain", "tree"))  # fmt: skip
+        both = (
+            only(rows, trace=trace, drafter=d, knob=knob, value=value) for d in ("chain", "tree")
+        )
         return "; ".join(f"{r['tau']:.2f} / {r['nodes']:.1f}" for r in both)
 
-    lines = [[label, *(cell(*at, trace) for trace in TRACES.values())]
-             for label, at in STRICTNESS.items()]  # fmt: skip
+    lines = [
+        [label, *(cell(*at, trace) for trace in TRACES.values())]
+        for label, at in STRICTNESS.items()
+    ]
     return markdown(["chain; tree", *TRACES], lines)
 
 
 def diversity() -> str:
     lines = [
-        [NAMES.get(r["verifier"], r["verifier"]), f"{r['tau']:.2f}", f"{r['equal_to_plain']:.0%}",
-         f"{r['distinct']:.2f}", f"{r['prefix']:.2f}", f"{r['runs']:.3f}", f"{r['answers']:.2f}",
-         f"{r['entropy']:.2f}"]
+        [
+            NAMES.get(r["verifier"], r["verifier"]),
+            f"{r['tau']:.2f}",
+            f"{r['equal_to_plain']:.0%}",
+            f"{r['distinct']:.2f}",
+            f"{r['prefix']:.2f}",
+            f"{r['runs']:.3f}",
+            f"{r['answers']:.2f}",
+            f"{r['entropy']:.2f}",
+        ]
         for r in _rows("diversity")
-    ]  # fmt: skip
-    head = ["", "tau", "samples equal to plain", "distinct of 8", "prefix", "runs", "answers",
-            "entropy, bits"]  # fmt: skip
+    ]
+    head = [
+        "",
+        "tau",
+        "samples equal to plain",
+        "distinct of 8",
+        "prefix",
+        "runs",
+        "answers",
+        "entropy, bits",
+    ]
     return markdown(head, lines)
 
 
@@ -98,12 +118,24 @@ def live() -> str:
         found = {r["what"]: r for r in rows if r["temperature"] == t}
         full = ("live", "replay, true noise", "replay, posterior noise")
         bare = ("replay, consensus, not coupled", "replay, trie-prompt", "replay, prompt-lookup")
-        lines.append([
-            str(t), *(tau(found[what]) for what in full), tau(found["true / posterior"], 3),
-            *(f"{found[what]['tau']:.2f}" for what in bare),
-        ])  # fmt: skip
-    head = ["temperature", "live", "replay, true noise", "replay, posterior", "true / posterior",
-            "not coupled", "trie given the prompt", "prompt-lookup"]  # fmt: skip
+        lines.append(
+            [
+                str(t),
+                *(tau(found[what]) for what in full),
+                tau(found["true / posterior"], 3),
+                *(f"{found[what]['tau']:.2f}" for what in bare),
+            ]
+        )
+    head = [
+        "temperature",
+        "live",
+        "replay, true noise",
+        "replay, posterior",
+        "true / posterior",
+        "not coupled",
+        "trie given the prompt",
+        "prompt-lookup",
+    ]
     return markdown(head, lines)
 
 

@@ -4,10 +4,17 @@ from bench.lib.common import markdown
 from bench.studies.drafting.replay_rows import metrics, ratio, tables
 from tools.experiment_tables.results import CLASSEVAL, GSM8K, MATH, load, only
 
-COPYING = {"rewrite": ("rewrite", 8), "ClassEval": (CLASSEVAL, 5), "GSM8K": (GSM8K, 8),
-           "MATH": (MATH, 8)}  # fmt: skip
-DRAFTERS = {"suffix tree": "suffix-tree", "trie, given the prompt": "trie-prompt",
-            "consensus": "consensus"}  # fmt: skip
+COPYING = {
+    "rewrite": ("rewrite", 8),
+    "ClassEval": (CLASSEVAL, 5),
+    "GSM8K": (GSM8K, 8),
+    "MATH": (MATH, 8),
+}
+DRAFTERS = {
+    "suffix tree": "suffix-tree",
+    "trie, given the prompt": "trie-prompt",
+    "consensus": "consensus",
+}
 
 
 def drafters() -> str:
@@ -33,10 +40,15 @@ def copying() -> str:
         count = len(ours["by_problem"]["problem"])
         return f"{ratio(ours, theirs, range(first, count, step)):.3f}"
 
-    lines = [[label, *both(lambda t, n, d=drafter: f"{found(d, t, n)['tau']:.2f}")]
-             for label, drafter in DRAFTERS.items()]  # fmt: skip
-    halves = {"its ratio to the trie": (0, 1), "of every second problem": (0, 2),
-              "of the other ones": (1, 2)}  # fmt: skip
+    lines = [
+        [label, *both(lambda t, n, d=drafter: f"{found(d, t, n)['tau']:.2f}")]
+        for label, drafter in DRAFTERS.items()
+    ]
+    halves = {
+        "its ratio to the trie": (0, 1),
+        "of every second problem": (0, 2),
+        "of the other ones": (1, 2),
+    }
     for label, (first, step) in halves.items():
         lines.append([label, *both(lambda t, n, f=first, s=step: over(t, n, f, s))])
     return markdown(["16 nodes; 8 nodes", *COPYING], lines)
@@ -45,10 +57,15 @@ def copying() -> str:
 def copying_metrics() -> str:
     rows = _rows()
     lines = [
-        [drafter, *(metrics(only(rows, drafter=drafter, trace=t, samples=s, nodes=16))
-                    for t, s in COPYING.values())]
+        [
+            drafter,
+            *(
+                metrics(only(rows, drafter=drafter, trace=t, samples=s, nodes=16))
+                for t, s in COPYING.values()
+            ),
+        ]
         for drafter in DRAFTERS.values()
-    ]  # fmt: skip
+    ]
     return markdown(["tau, 16 nodes", *COPYING], lines)
 
 

@@ -11,9 +11,13 @@ from .registers import TYPES
 from .text import Instruction
 
 COMPARE = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
-    "gt": operator.gt, "ge": operator.ge,
-}  # fmt: skip
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 
 
 def _fma(i):
@@ -137,8 +141,9 @@ def _rcp(i):
     if i.op[-1] == "f64" and "approx" in i.op:
         # an approximation whose lower half is zero
         upper = np.uint64(0xFFFFFFFF00000000)
-        return apply(i, lambda x: ((1 / x).view(np.uint64) & upper).view(np.float64),
-                      ["f64"], "f64")  # fmt: skip
+        return apply(
+            i, lambda x: ((1 / x).view(np.uint64) & upper).view(np.float64), ["f64"], "f64"
+        )
     return apply(i, lambda x: x.dtype.type(1) / x, [i.op[-1]], i.op[-1])
 
 
@@ -155,22 +160,49 @@ def _rsqrt(i):
 
 
 SIMPLE = {
-    "add": np.add, "sub": np.subtract, "rem": np.fmod, "neg": np.negative, "abs": np.abs,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
+    "add": np.add,
+    "sub": np.subtract,
+    "rem": np.fmod,
+    "neg": np.negative,
+    "abs": np.abs,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
     "sqrt": np.sqrt,
-}  # fmt: skip
+}
 OTHERS = {
-    "fma": _fma, "setp": _setp, "shl": _shl, "shr": _shr, "mul": _mul, "mad": _mad, "div": _div,
-    "popc": _popc, "bfe": _bfe, "min": _min, "max": _max, "rcp": _rcp, "lg2": _lg2, "ex2": _ex2,
-    "rsqrt": _rsqrt, **MOVES,
-}  # fmt: skip
+    "fma": _fma,
+    "setp": _setp,
+    "shl": _shl,
+    "shr": _shr,
+    "mul": _mul,
+    "mad": _mad,
+    "div": _div,
+    "popc": _popc,
+    "bfe": _bfe,
+    "min": _min,
+    "max": _max,
+    "rcp": _rcp,
+    "lg2": _lg2,
+    "ex2": _ex2,
+    "rsqrt": _rsqrt,
+    **MOVES,
+}
 # of its name, what an instruction may have beside types, .rn and .ftz
 PARTS = {
-    "mul": ("lo", "hi", "wide"), "mad": ("lo", "wide"), "min": ("NaN", "relu"),
-    "max": ("NaN", "relu"), "div": ("full", "approx"), "rcp": ("approx",), "lg2": ("approx",),
-    "ex2": ("approx",), "rsqrt": ("approx",), "cvt": ("rzi", "rmi", "rpi", "rni"),
+    "mul": ("lo", "hi", "wide"),
+    "mad": ("lo", "wide"),
+    "min": ("NaN", "relu"),
+    "max": ("NaN", "relu"),
+    "div": ("full", "approx"),
+    "rcp": ("approx",),
+    "lg2": ("approx",),
+    "ex2": ("approx",),
+    "rsqrt": ("approx",),
+    "cvt": ("rzi", "rmi", "rpi", "rni"),
     "setp": (*COMPARE, *(f"{name}u" for name in COMPARE), "num", "nan"),
-}  # fmt: skip
+}
 
 
 def compiled(i: Instruction):

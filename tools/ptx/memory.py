@@ -217,10 +217,14 @@ def compiled(i: Instruction):
 
 
 ATOMICS = {
-    "add": lambda old, x: old + x, "or": lambda old, x: old | x, "and": lambda old, x: old & x,
-    "max": max, "min": min, "exch": lambda old, x: x,
+    "add": lambda old, x: old + x,
+    "or": lambda old, x: old | x,
+    "and": lambda old, x: old & x,
+    "max": max,
+    "min": min,
+    "exch": lambda old, x: x,
     "cas": lambda old, was, x: x if old == was else old,
-}  # fmt: skip
+}
 
 
 def _atomic(i: Instruction, kind: str, size: int):
@@ -234,7 +238,10 @@ def _atomic(i: Instruction, kind: str, size: int):
 
     def atomic(crew, mask):
         operands = [np.broadcast_to(get(crew), crew.threads) for get in gets]
-        put(crew, crew.memory("global").atomic(crew, at(crew), operands, function, size, mask, i),
-            mask)  # fmt: skip
+        put(
+            crew,
+            crew.memory("global").atomic(crew, at(crew), operands, function, size, mask, i),
+            mask,
+        )
 
     return atomic

@@ -23,8 +23,9 @@ def _unpack(targets, source):
 
     def unpack(crew, mask):
         value = get(crew)
-        parts = [(value >> value.dtype.type(k * width)).astype(BITS[width])
-                 for k in range(len(puts))]  # fmt: skip
+        parts = [
+            (value >> value.dtype.type(k * width)).astype(BITS[width]) for k in range(len(puts))
+        ]
         for put, part in zip(puts, parts, strict=True):
             put(crew, part, mask)
 

@@ -5,12 +5,26 @@ import numpy as np
 from .text import Float, Register
 
 TYPES = {
-    "pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8,
-    "b16": np.uint16, "u16": np.uint16, "s16": np.int16, "f16": np.float16, "bf16": np.uint16,
-    "b32": np.uint32, "u32": np.uint32, "s32": np.int32, "f32": np.float32,
-    "f16x2": np.uint32, "bf16x2": np.uint32,
-    "b64": np.uint64, "u64": np.uint64, "s64": np.int64, "f64": np.float64,
-}  # fmt: skip
+    "pred": np.bool_,
+    "b8": np.uint8,
+    "u8": np.uint8,
+    "s8": np.int8,
+    "b16": np.uint16,
+    "u16": np.uint16,
+    "s16": np.int16,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "b32": np.uint32,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "f32": np.float32,
+    "f16x2": np.uint32,
+    "bf16x2": np.uint32,
+    "b64": np.uint64,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "f64": np.float64,
+}
 # of a register's width, as a pattern of bits
 BITS = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 

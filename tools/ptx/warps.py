@@ -45,8 +45,14 @@ def _shfl(i):
     return shuffle
 
 
-REDUCTIONS = {"add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
-              "or": np.bitwise_or, "xor": np.bitwise_xor}  # fmt: skip
+REDUCTIONS = {
+    "add": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 
 
 def _redux(i):
@@ -168,5 +174,11 @@ def _mma(i):
     return multiply
 
 
-OPERATIONS = {"shfl": _shfl, "redux": _redux, "ldmatrix": _ldmatrix, "stmatrix": _stmatrix,
-              "mma": _mma, "bar": _bar}  # fmt: skip
+OPERATIONS = {
+    "shfl": _shfl,
+    "redux": _redux,
+    "ldmatrix": _ldmatrix,
+    "stmatrix": _stmatrix,
+    "mma": _mma,
+    "bar": _bar,
+}

@@ -40,10 +40,14 @@ def writes(func) -> bool:
 def written(func, args, kwargs):
     """Result of an operation that returns its output argument."""
     schema = func._schema
-    outs = [a for a, s in zip(args, schema.arguments, strict=False)
-            if s.alias_info is not None and s.alias_info.is_write]  # fmt: skip
-    outs += [kwargs[s.name] for s in schema.arguments
-             if s.name in kwargs and s.alias_info is not None]  # fmt: skip
+    outs = [
+        a
+        for a, s in zip(args, schema.arguments, strict=False)
+        if s.alias_info is not None and s.alias_info.is_write
+    ]
+    outs += [
+        kwargs[s.name] for s in schema.arguments if s.name in kwargs and s.alias_info is not None
+    ]
     if not schema.returns:
         return None
     return outs[0] if len(schema.returns) == 1 else tuple(outs)

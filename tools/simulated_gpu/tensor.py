@@ -23,9 +23,13 @@ class Simulated(torch.Tensor):
     @staticmethod
     def __new__(cls, held, gpu):
         made = torch.Tensor._make_wrapper_subclass(
-            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(),
-            dtype=held.dtype, device="meta",
-        )  # fmt: skip
+            cls,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device="meta",
+        )
         made.held, made.gpu = held, gpu
         gpu.memory.keep(made)
         return made

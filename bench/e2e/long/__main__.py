@@ -35,8 +35,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=55, help="begin no row beyond these")
     parser.add_argument("--full", action="store_true", help="all sides over the whole grid: hours")
-    parser.add_argument("--recorded", nargs="?", const=TRACES, metavar="TRACES",
-                        help=f"also recorded samples through {SHAPE}'s shape")  # fmt: skip
+    parser.add_argument(
+        "--recorded",
+        nargs="?",
+        const=TRACES,
+        metavar="TRACES",
+        help=f"also recorded samples through {SHAPE}'s shape",
+    )
     parser.add_argument("--limits", type=int, nargs="+", help="only rows of these limits")
     parser.add_argument("--samples", type=int, nargs="+", help="only rows of these numbers")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its estimate")
@@ -49,10 +54,11 @@ def main(argv: list[str] | None = None) -> None:
         print(readme_table.block(result), readme_table.all_rows(result), sep="\n\n")
         return
     cells = [
-        cell for cell in plan(args.full, bool(args.recorded))
+        cell
+        for cell in plan(args.full, bool(args.recorded))
         if cell.limit in (args.limits or [cell.limit])
         and cell.samples in (args.samples or [cell.samples])
-    ]  # fmt: skip
+    ]
     if args.dry_run:
         print(summary(cells, args.pairs))
         return
@@ -74,8 +80,10 @@ def run(args: argparse.Namespace, cells: list[Cell]) -> None:
         print(summary(cells, args.pairs), flush=True)
         started = time.perf_counter()
         for cell in cells:
-            if any(r["name"] == cell.name and set(cell.sides) <= set(r["tok/s"])
-                   for r in result["rows"]):  # fmt: skip
+            if any(
+                r["name"] == cell.name and set(cell.sides) <= set(r["tok/s"])
+                for r in result["rows"]
+            ):
                 continue
             # actual over estimated time of the rows so far
             pace = (time.perf_counter() - started) / expected if expected else 1.0

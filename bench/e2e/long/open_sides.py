@@ -46,9 +46,11 @@ class Opened:
     @property
     def head(self) -> dict:
         return {
-            "model": Path(self.path).name, "dtype": str(self.dtype).removeprefix("torch."),
-            "sides": self.how, "left out": self.left_out,
-        }  # fmt: skip
+            "model": Path(self.path).name,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "sides": self.how,
+            "left out": self.left_out,
+        }
 
     def of(self, cell: Cell) -> dict[str, Any]:
         """Returns the sides of a cell; for many prompts csd's, on an engine with its slots."""
@@ -76,8 +78,11 @@ def open_sides(
     texts = [prompt(cell.task, cell.limit, i) for cell in one for i in range(3)]
     longest = max(len(ids_of(opened.tokenizer, text)) for text in texts)
     length = min(longest + limit + 64, opened.loaded.config.context)
-    _add(opened, {"csd": Csd(engine, True), "csd without drafts": Csd(engine, False)},
-         f"{csd.__version__}, exact={engine.exact}")  # fmt: skip
+    _add(
+        opened,
+        {"csd": Csd(engine, True), "csd without drafts": Csd(engine, False)},
+        f"{csd.__version__}, exact={engine.exact}",
+    )
     wanted = {side for cell in cells for side in cell.sides}
     if wanted & {*TRANSFORMERS}:
         _add(opened, transformers_sides(path, opened.dtype, opened.ends), version("transformers"))

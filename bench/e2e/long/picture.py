@@ -14,12 +14,15 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 560, 46, 330
 BARS, BAR_LEFT, BAR_RIGHT = (400, 450), 290, 690
 # (light mode, dark mode) by side
 COLOURS = {
-    "csd": ("#0b62d6", "#5ba4ff"), "csd without drafts": ("#0e7f86", "#3fc7cf"),
-    "vLLM": ("#b25400", "#f0a050"), "vLLM ngram": ("#8f6a00", "#d9b84a"),
-    "llama.cpp": ("#7a3fb0", "#bd8cf0"), "llama.cpp, csd's dtype": ("#a8317e", "#f08cc4"),
+    "csd": ("#0b62d6", "#5ba4ff"),
+    "csd without drafts": ("#0e7f86", "#3fc7cf"),
+    "vLLM": ("#b25400", "#f0a050"),
+    "vLLM ngram": ("#8f6a00", "#d9b84a"),
+    "llama.cpp": ("#7a3fb0", "#bd8cf0"),
+    "llama.cpp, csd's dtype": ("#a8317e", "#f08cc4"),
     "transformers generate": ("#555d66", "#a9b2bc"),
     "transformers generate_batch": ("#7d4b3a", "#cf9a86"),
-}  # fmt: skip
+}
 # style of a point whose samples do not count (`described`)
 HOLLOW = ' fill-opacity="0" stroke-width="1.5"'
 
@@ -27,12 +30,17 @@ HOLLOW = ' fill-opacity="0" stroke-width="1.5"'
 def svg(result: dict) -> str:
     """Returns the content of the SVG file."""
     parts = [*_lines(result), *_bars(headline(result))]
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'font-family="system-ui, sans-serif" font-size="12">',
-        f"<title>{escape(_title(result))}</title>", f"<style>{_style()}</style>",
-        *parts, "</svg>", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+            'font-family="system-ui, sans-serif" font-size="12">',
+            f"<title>{escape(_title(result))}</title>",
+            f"<style>{_style()}</style>",
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def _style() -> str:
@@ -65,13 +73,15 @@ def _points(result: dict) -> dict[str, list[tuple[float, float, bool]]]:
     A point is (mean length, tokens per second, True if the row's samples count).
     """
     task = headline(result)["task"]
-    rows = [r for r in result["rows"]
-            if (r["kind"], r["samples"], r["task"]) == ("one", SAMPLES, task)]  # fmt: skip
+    rows = [
+        r for r in result["rows"] if (r["kind"], r["samples"], r["task"]) == ("one", SAMPLES, task)
+    ]
     sides = {
-        side: sorted((r["mean length"], r["tok/s"][side], r["counts"])
-                     for r in rows if side in r["tok/s"])
+        side: sorted(
+            (r["mean length"], r["tok/s"][side], r["counts"]) for r in rows if side in r["tok/s"]
+        )
         for side in (*CSD, *PEERS)
-    }  # fmt: skip
+    }
     return {side: points for side, points in sides.items() if points}
 
 
@@ -91,8 +101,9 @@ def _lines(result: dict) -> list[str]:
 
     parts = [_text(LEFT, 20, _title(result), "bold")]
     for speed in range(0, top + 1, step):
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y(speed):.1f}" '
-                     f'y2="{y(speed):.1f}"/>')  # fmt: skip
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y(speed):.1f}" y2="{y(speed):.1f}"/>'
+        )
         parts.append(_text(LEFT - 8, y(speed) + 4, f"{speed:,}", anchor="end"))
     for length in sorted({round(length) for length, _, _ in sides["csd"]}):
         parts.append(_text(x(length), BOTTOM + 18, f"{length:,}", anchor="middle"))
@@ -105,10 +116,14 @@ def _lines(result: dict) -> list[str]:
         marks = [(x(length), y(speed), counts) for length, speed, counts in sides[side]]
         path = "M" + " L".join(f"{a:.1f} {b:.1f}" for a, b, _ in marks)
         parts.append(f'<g class="s{[*COLOURS].index(side)}"><path d="{path}"/>')
-        parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5"{"" if counts else HOLLOW}/>'
-                  for a, b, counts in marks]  # fmt: skip
-        parts.append(f'<line x1="{RIGHT + 6}" x2="{RIGHT + 20}" y1="{place:.1f}" y2="{place:.1f}" '
-                     'stroke-width="3"/></g>')  # fmt: skip
+        parts += [
+            f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5"{"" if counts else HOLLOW}/>'
+            for a, b, counts in marks
+        ]
+        parts.append(
+            f'<line x1="{RIGHT + 6}" x2="{RIGHT + 20}" y1="{place:.1f}" y2="{place:.1f}" '
+            'stroke-width="3"/></g>'
+        )
         parts.append(_text(RIGHT + 26, place + 4, side, "bold" if side in CSD else ""))
     return parts
 
@@ -128,8 +143,14 @@ def _bars(row: dict) -> list[str]:
     bars = []
     if rivals:
         best = max(rivals.values(), key=row["tok/s"].__getitem__)
-        bars.append(("csd without drafts", f"engine: without drafts / {best}",
-                     plain / row["tok/s"][best], None))  # fmt: skip
+        bars.append(
+            (
+                "csd without drafts",
+                f"engine: without drafts / {best}",
+                plain / row["tok/s"][best],
+                None,
+            )
+        )
     drafts, *interval = row["csd / other"]["csd without drafts"]
     bars.append(("csd", "drafts: with / without", drafts, interval))
     scale = (BAR_RIGHT - BAR_LEFT) / max(1.5, *(max([v, *(i or [])]) for _, _, v, i in bars))
@@ -137,13 +158,17 @@ def _bars(row: dict) -> list[str]:
     parts = [_text(LEFT, BARS[0] - 14, task, "bold")]
     for y, (side, name, value, interval) in zip(BARS, bars, strict=False):
         parts.append(_text(LEFT, y + 15, name))
-        parts.append(f'<rect class="s{[*COLOURS].index(side)}" x="{BAR_LEFT}" y="{y}" '
-                     f'width="{value * scale:.1f}" height="22"/>')  # fmt: skip
+        parts.append(
+            f'<rect class="s{[*COLOURS].index(side)}" x="{BAR_LEFT}" y="{y}" '
+            f'width="{value * scale:.1f}" height="22"/>'
+        )
         end = value
         if interval:
             low, high = (BAR_LEFT + v * scale for v in interval)
-            parts.append(f'<line class="mark" x1="{low:.1f}" x2="{high:.1f}" y1="{y + 11}" '
-                         f'y2="{y + 11}" stroke-width="2"/>')  # fmt: skip
+            parts.append(
+                f'<line class="mark" x1="{low:.1f}" x2="{high:.1f}" y1="{y + 11}" '
+                f'y2="{y + 11}" stroke-width="2"/>'
+            )
             end = max(value, interval[1])
         parts.append(_text(BAR_LEFT + end * scale + 8, y + 15, f"{value:.2f}", "bold"))
     one = BAR_LEFT + scale

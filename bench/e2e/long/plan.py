@@ -17,10 +17,15 @@ TASKS, LIMITS, SAMPLES = (
 )
 # tokens per second at 8 samples; START: seconds to start a side
 RATES = {
-    "csd": 500, "csd without drafts": 500, "vLLM": 460, "vLLM ngram": 460, "llama.cpp": 220,
-    "llama.cpp, csd's dtype": 220, "transformers generate": 140,
+    "csd": 500,
+    "csd without drafts": 500,
+    "vLLM": 460,
+    "vLLM ngram": 460,
+    "llama.cpp": 220,
+    "llama.cpp, csd's dtype": 220,
+    "transformers generate": 140,
     "transformers generate_batch": 64,
-}  # fmt: skip
+}
 START = 40
 # mean length of a sample as a share of its limit
 LENGTH = 0.65
@@ -73,8 +78,12 @@ def plan(full: bool, recorded: bool) -> list[Cell]:
             counts = SAMPLES if limit < 1000 or task == "worked problems" else (8,)
             cells += [Cell("one", task, n, limit) for n in counts]
     if full:
-        wide = [Cell("one", t, n, limit, every)
-                for t in TASKS for limit in LIMITS for n in (1, *SAMPLES)]  # fmt: skip
+        wide = [
+            Cell("one", t, n, limit, every)
+            for t in TASKS
+            for limit in LIMITS
+            for n in (1, *SAMPLES)
+        ]
         cells = [cell for cell in cells if cell.kind != "one"] + wide
     first: dict[str, Cell] = {}
     for cell in cells:

@@ -7,9 +7,12 @@ SAMPLES = 8
 BEGIN, END = "<!-- bench.long: python -m bench.long --plot -->", "<!-- /bench.long -->"
 # engines of the table and their sides; the fastest side represents the engine
 ENGINES = {
-    "csd": CSD[:1], "csd without drafts": CSD[1:], "vLLM": VLLM, "llama.cpp": LLAMA,
+    "csd": CSD[:1],
+    "csd without drafts": CSD[1:],
+    "vLLM": VLLM,
+    "llama.cpp": LLAMA,
     "transformers": TRANSFORMERS,
-}  # fmt: skip
+}
 
 
 def headline(result: dict) -> dict:
@@ -43,10 +46,14 @@ def block(result: dict) -> str:
             lines.append([engine, why, "", ""])
             continue
         speed = row["tok/s"][side]
-        lines.append([
-            _named(engine, side), f"{speed:,.0f}", f"{SAMPLES * length / speed:.1f} s",
-            _ratio(row["csd / other"].get(side)),
-        ])  # fmt: skip
+        lines.append(
+            [
+                _named(engine, side),
+                f"{speed:,.0f}",
+                f"{SAMPLES * length / speed:.1f} s",
+                _ratio(row["csd / other"].get(side)),
+            ]
+        )
     head = ["engine", "tokens per second", job, "csd against it, median of pairs"]
     return "\n".join([BEGIN, "", markdown(head, lines), "", *_text(result, row), END])
 
@@ -70,23 +77,36 @@ def _text(result: dict, row: dict) -> list[str]:
         f"ratios medians of the {pairs} pairs with their range. {row['ended']:.0%} of the answers "
         f"ended before the limit, and {row['distinct 8-grams']:.0%} of their 8-grams are distinct"
         f"{'' if row['counts'] else ', so that the text is no measure of other text'}."
-    ]  # fmt: skip
+    ]
 
 
 def all_rows(result: dict) -> str:
     """Table of all rows: csd's tokens per second, and its ratio to each engine's fastest side."""
     engines = [name for name in ENGINES if name != "csd"]
-    head = ["row", "mean tokens", "ended", "distinct 8-grams", "tau", "csd, tokens per second",
-            *(f"/ {name}" for name in engines)]  # fmt: skip
+    head = [
+        "row",
+        "mean tokens",
+        "ended",
+        "distinct 8-grams",
+        "tau",
+        "csd, tokens per second",
+        *(f"/ {name}" for name in engines),
+    ]
     lines = []
     for row in result["rows"]:
         sides = fastest(row)
         ratios = [_ratio(row["csd / other"].get(sides.get(name, ""))) for name in engines]
-        lines.append([
-            _title(row), f"{row['mean length']:,.0f}", f"{row['ended']:.0%}",
-            f"{row['distinct 8-grams']:.2f}{'' if row['counts'] else ' *'}", f"{row['tau']:.2f}",
-            f"{row['tok/s']['csd']:,.0f}", *ratios,
-        ])  # fmt: skip
+        lines.append(
+            [
+                _title(row),
+                f"{row['mean length']:,.0f}",
+                f"{row['ended']:.0%}",
+                f"{row['distinct 8-grams']:.2f}{'' if row['counts'] else ' *'}",
+                f"{row['tau']:.2f}",
+                f"{row['tok/s']['csd']:,.0f}",
+                *ratios,
+            ]
+        )
     return markdown(head, lines)
 
 

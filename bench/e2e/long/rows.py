@@ -53,14 +53,15 @@ def row(cell: Cell, found: dict[str, list[Drawn]]) -> dict:
         "tok/s": {name: median(of) for name, of in rates.items()},
         "csd / other": {
             name: _interval([a / b for a, b in zip(rates["csd"], of, strict=True)])
-            for name, of in rates.items() if name != "csd"
+            for name, of in rates.items()
+            if name != "csd"
         },
         "mean length of each": {
             name: mean(len(sample) for drawn in of for sample in drawn.tokens)
             for name, of in found.items()
         },
         "rates": rates,
-    }  # fmt: skip
+    }
     if "csd without drafts" in found:
         both = zip(own, found["csd without drafts"], strict=True)
         pairs = [x for a, b in both for x in zip(a.tokens, b.tokens, strict=True)]
@@ -77,22 +78,31 @@ def recorded(cell: Cell, path: str, shape: str, dtype: Any, pairs: int) -> dict:
     (found,) = measure(engine, traces, cell.samples, ["auto"], pairs)
     samples = [(s, s[-1] in t.stop_ids) for t in traces for s in t.samples]
     tokens, ended = zip(*samples, strict=True)
-    return _named(cell) | described(list(tokens), list(ended)) | {
-        "task": f"recorded {cell.task}, {shape}'s shape with random weights",
-        "traces": path,
-        "tau": found["tau"],
-        "tok/s": {"csd": found["csd tok/s"], "csd without drafts": found["no drafts tok/s"]},
-        "csd / other": {
-            "csd without drafts": [found["csd/no drafts"], found["low"], found["high"]]
-        },
-    }  # fmt: skip
+    return (
+        _named(cell)
+        | described(list(tokens), list(ended))
+        | {
+            "task": f"recorded {cell.task}, {shape}'s shape with random weights",
+            "traces": path,
+            "tau": found["tau"],
+            "tok/s": {"csd": found["csd tok/s"], "csd without drafts": found["no drafts tok/s"]},
+            "csd / other": {
+                "csd without drafts": [found["csd/no drafts"], found["low"], found["high"]]
+            },
+        }
+    )
 
 
 def _named(cell: Cell) -> dict:
     return {
-        "name": cell.name, "kind": cell.kind, "task": cell.task, "samples": cell.samples,
-        "limit": cell.limit, "slots": cell.slots, "prompts": PROMPTS if cell.kind == "many" else 1,
-    }  # fmt: skip
+        "name": cell.name,
+        "kind": cell.kind,
+        "task": cell.task,
+        "samples": cell.samples,
+        "limit": cell.limit,
+        "slots": cell.slots,
+        "prompts": PROMPTS if cell.kind == "many" else 1,
+    }
 
 
 def _interval(values: list[float]) -> list[float]:
@@ -101,9 +111,23 @@ def _interval(values: list[float]) -> list[float]:
 
 def shown(row: dict) -> dict:
     """Returns a row in the form of the printed table."""
-    columns = ("kind", "task", "samples", "limit", "slots", "mean length", "ended",
-               "distinct 8-grams", "counts", "tau")  # fmt: skip
-    return {name: row[name] for name in columns} | row["tok/s"] | {
-        f"/ {name}": f"{x:.2f} ({low:.2f} to {high:.2f})"
-        for name, (x, low, high) in row["csd / other"].items()
-    }  # fmt: skip
+    columns = (
+        "kind",
+        "task",
+        "samples",
+        "limit",
+        "slots",
+        "mean length",
+        "ended",
+        "distinct 8-grams",
+        "counts",
+        "tau",
+    )
+    return (
+        {name: row[name] for name in columns}
+        | row["tok/s"]
+        | {
+            f"/ {name}": f"{x:.2f} ({low:.2f} to {high:.2f})"
+            for name, (x, low, high) in row["csd / other"].items()
+        }
+    )

@@ -38,10 +38,18 @@ class Csd:
     def draw_all(self, prompts: list[list[int]], n: int, limit: int, seed: int) -> Drawn:
         start = time.perf_counter()
         outs = csd.generate(
-            self.engine, prompts, num_samples=n, max_new_tokens=limit, seed=seed,
-            temperature=TEMPERATURE, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
+            self.engine,
+            prompts,
+            num_samples=n,
+            max_new_tokens=limit,
+            seed=seed,
+            temperature=TEMPERATURE,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            repetition_penalty=1.0,
             speculate=self.speculate,
-        )  # fmt: skip
+        )
         seconds = time.perf_counter() - start
         return Drawn(
             [tokens for out in outs for tokens in out.tokens],
@@ -60,9 +68,15 @@ class Generate:
     def config(self, n: int, limit: int) -> GenerationConfig:
         ends = sorted(self.ends)
         return GenerationConfig(
-            num_return_sequences=n, max_new_tokens=limit, do_sample=True, temperature=TEMPERATURE,
-            top_k=0, top_p=1.0, eos_token_id=ends, pad_token_id=ends[0],
-        )  # fmt: skip
+            num_return_sequences=n,
+            max_new_tokens=limit,
+            do_sample=True,
+            temperature=TEMPERATURE,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=ends,
+            pad_token_id=ends[0],
+        )
 
     def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
         torch.manual_seed(seed)

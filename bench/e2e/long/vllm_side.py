@@ -37,22 +37,37 @@ class Vllm:
     """vLLM without drafts, or with drafts from the n-grams of each sequence."""
 
     def __init__(
-        self, python: str, folder: str, dtype: torch.dtype, ends: set[int], length: int,
-        samples: int, ngram: int = 0,
-    ):  # fmt: skip
+        self,
+        python: str,
+        folder: str,
+        dtype: torch.dtype,
+        ends: set[int],
+        length: int,
+        samples: int,
+        ngram: int = 0,
+    ):
         self.ends = ends
         name = str(dtype).removeprefix("torch.")
         job = dict(
-            model=folder, dtype=name, length=length, samples=samples, ends=sorted(ends),
-            temperature=TEMPERATURE, ngram=ngram,
-        )  # fmt: skip
+            model=folder,
+            dtype=name,
+            length=length,
+            samples=samples,
+            ends=sorted(ends),
+            temperature=TEMPERATURE,
+            ngram=ngram,
+        )
         # as many threads as csd, since each side runs alone
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         self.process = subprocess.Popen(
             # -P: do not import from the worker's folder
-            [python, "-P", str(WORKER), json.dumps(job)], env=os.environ | threads, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [python, "-P", str(WORKER), json.dumps(job)],
+            env=os.environ | threads,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self.log: deque[str] = deque(maxlen=20)
         self.reader = Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True)
         self.reader.start()

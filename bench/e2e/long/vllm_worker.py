@@ -26,13 +26,19 @@ def main(arguments: list[str]) -> None:
     drafts = None
     if job["ngram"]:
         drafts = {
-            "method": "ngram", "num_speculative_tokens": job["ngram"], "prompt_lookup_max": 4,
-        }  # fmt: skip
+            "method": "ngram",
+            "num_speculative_tokens": job["ngram"],
+            "prompt_lookup_max": 4,
+        }
         expand_by_request()
     llm = vllm.LLM(
-        job["model"], dtype=job["dtype"], max_model_len=job["length"], max_num_seqs=job["samples"],
-        speculative_config=drafts, seed=0,
-    )  # fmt: skip
+        job["model"],
+        dtype=job["dtype"],
+        max_model_len=job["length"],
+        max_num_seqs=job["samples"],
+        speculative_config=drafts,
+        seed=0,
+    )
 
     def answer(**fields) -> None:
         print(json.dumps(fields), file=answers, flush=True)
@@ -41,9 +47,12 @@ def main(arguments: list[str]) -> None:
     for line in sys.stdin:
         given = json.loads(line)
         params = vllm.SamplingParams(
-            n=given["n"], temperature=job["temperature"], max_tokens=given["limit"],
-            stop_token_ids=job["ends"], detokenize=False,
-        )  # fmt: skip
+            n=given["n"],
+            temperature=job["temperature"],
+            max_tokens=given["limit"],
+            stop_token_ids=job["ends"],
+            detokenize=False,
+        )
         start = time.perf_counter()
         (out,) = llm.generate([{"prompt_token_ids": given["ids"]}], params, use_tqdm=False)
         seconds = time.perf_counter() - start

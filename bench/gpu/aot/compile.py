@@ -116,9 +116,10 @@ def mma_loops(sass: str) -> list[int]:
         if any("MMA" in text for text in within):
             loops.append((begin, end, len(within)))
     return [
-        n for a, b, n in loops
+        n
+        for a, b, n in loops
         if not any((a, b) != (c, d) and a <= c and d <= b for c, d, _ in loops)
-    ]  # fmt: skip
+    ]
 
 
 def _dependent(ptx: str) -> dict:

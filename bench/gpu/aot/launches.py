@@ -151,13 +151,24 @@ def states(ops: Ops, model: _Model) -> None:
     ops.tree_conv(x, weight.view(CHANNELS, 4), None, tail, slot, position, path, True)
     keys, values, heads = wide(ROWS, Hk, Dk), wide(ROWS, H, Dv), wide(ROWS, H)
     kept = (
-        wide(2, SLOTS, H, Dk, Dv), wide(2, SLOTS, TAIL, Hk, Dk), wide(2, SLOTS, TAIL, H, Dv),
+        wide(2, SLOTS, H, Dk, Dv),
+        wide(2, SLOTS, TAIL, Hk, Dk),
+        wide(2, SLOTS, TAIL, H, Dv),
         wide(2, SLOTS, TAIL, H),
-    )  # fmt: skip
+    )
     base = whole(SLOTS)
     rest = (
-        keys, heads, values, *(part[0] for part in kept), base, slot, position, path, base, base,
-    )  # fmt: skip
+        keys,
+        heads,
+        values,
+        *(part[0] for part in kept),
+        base,
+        slot,
+        position,
+        path,
+        base,
+        base,
+    )
     ops.tree_delta_rule(keys, values, heads, *rest)
     ops.tree_ssm(keys, *rest)
     ops.advance_state(*kept, base, base)
@@ -240,19 +251,31 @@ def rotary_of_splits(model: _Model, bias: bool) -> None:
 
 
 def attention(
-    ops: Ops, model: _Model, sinks: bool = False, dv: int = 1, window: int | None = None,
+    ops: Ops,
+    model: _Model,
+    sinks: bool = False,
+    dv: int = 1,
+    window: int | None = None,
     **named: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Launch the attention of a layer with a window, a cap, sinks or short values."""
     shape, empty = model.shape, model.empty
     H, K, D = shape.heads, shape.kv_heads, shape.head_dim
     layout = _layout(*_places(GraphConfig(), shape.vocab))
     work = ops.plan_attention(heads=H, kv_heads=K, window=window, **layout)
     ops.tree_attention(
-        empty(ROWS, H, D), empty(ROWS, K, D), empty(ROWS, K, D // dv), empty(PAGES, PAGE, K, D),
-        empty(PAGES, PAGE, K, D // dv), scale=D**-0.5, work=work, window=window,
-        sinks=empty(H) if sinks else None, **named, **layout,
-    )  # fmt: skip
+        empty(ROWS, H, D),
+        empty(ROWS, K, D),
+        empty(ROWS, K, D // dv),
+        empty(PAGES, PAGE, K, D),
+        empty(PAGES, PAGE, K, D // dv),
+        scale=D**-0.5,
+        work=work,
+        window=window,
+        sinks=empty(H) if sinks else None,
+        **named,
+        **layout,
+    )
 
 
 def _layout(pool: Pool, slots: Slots) -> dict[str, torch.Tensor]:
@@ -260,10 +283,16 @@ def _layout(pool: Pool, slots: Slots) -> dict[str, torch.Tensor]:
         torch.empty(SLOTS, 2, dtype=torch.int32, device=META) for _ in range(2)
     )
     return dict(
-        prompt_pages=prompt_pages, prompt_len=slots.prompt_len, slot_pages=slot_pages,
-        slot_len=slots.generated, slot=pool.slot, ancestors=pool.ancestors,
-        slot_start=pool.slot_start, slot_nodes=pool.slot_nodes, group_start=pool.group_start,
-    )  # fmt: skip
+        prompt_pages=prompt_pages,
+        prompt_len=slots.prompt_len,
+        slot_pages=slot_pages,
+        slot_len=slots.generated,
+        slot=pool.slot,
+        ancestors=pool.ancestors,
+        slot_start=pool.slot_start,
+        slot_nodes=pool.slot_nodes,
+        group_start=pool.group_start,
+    )
 
 
 def layer(ops: Ops, model: _Model, pages: int) -> None:
@@ -286,6 +315,13 @@ def layer(ops: Ops, model: _Model, pages: int) -> None:
     accept_row = empty(SLOTS, 17, dtype=torch.int32)
     for moved in (True, False):
         ops.commit_kv(
-            node_k, node_v, k_pages, v_pages, layout["slot_pages"], slots.generated, accept_row,
-            slots.step, moved,
-        )  # fmt: skip
+            node_k,
+            node_v,
+            k_pages,
+            v_pages,
+            layout["slot_pages"],
+            slots.generated,
+            accept_row,
+            slots.step,
+            moved,
+        )

@@ -14,17 +14,25 @@ def main(job: dict) -> None:
 
     made = time.perf_counter()
     engine = vllm.LLM(
-        model=job["model"], load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
-        max_model_len=job["prompt"] + job["new"], speculative_config=job["speculative"],
+        model=job["model"],
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=job["prompt"] + job["new"],
+        speculative_config=job["speculative"],
         disable_log_stats=False,
-    )  # fmt: skip
+    )
     made = time.perf_counter() - made
     ids = random.Random(0).choices(range(job["vocab"]), k=job["prompt"])
     for samples in job["samples"]:
         asked = vllm.SamplingParams(
-            n=samples, temperature=0.7, max_tokens=job["new"], ignore_eos=True, detokenize=False,
+            n=samples,
+            temperature=0.7,
+            max_tokens=job["new"],
+            ignore_eos=True,
+            detokenize=False,
             seed=1,
-        )  # fmt: skip
+        )
 
         def draw(asked=asked) -> float:
             start = time.perf_counter()

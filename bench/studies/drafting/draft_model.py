@@ -117,9 +117,15 @@ def sequences(engine, args) -> Iterator[dict]:
         for verifier, k, heat in [r for r in runs if r[0] in args.verifiers]:
             drafter = draft_of(name, engine, k=k, depth=LENGTH, temperature=heat)
             found = drawn(
-                engine, prompts, args, drafter=drafter, verifier=verifier, temperature=1.0,
-                top_p=0.95, budget=k * LENGTH * len(prompts) * args.samples,
-            )  # fmt: skip
+                engine,
+                prompts,
+                args,
+                drafter=drafter,
+                verifier=verifier,
+                temperature=1.0,
+                top_p=0.95,
+                budget=k * LENGTH * len(prompts) * args.samples,
+            )
             laws = {None: "one", HOT: f"all at {HOT}"}.get(heat, f"at {HOT} and 1.0")
             row = {"task": args.task, "draft": name, "verifier": verifier, "K": k, "laws": laws}
             yield row | found

@@ -44,10 +44,11 @@ def _metrics(row: dict) -> list[str]:
     """
     steps = sum(row["steps"])
     return [
-        f"{row['accepted'] / steps:.2f}", f"{row['accepted'] / max(row['nodes'], 1):.0%}",
+        f"{row['accepted'] / steps:.2f}",
+        f"{row['accepted'] / max(row['nodes'], 1):.0%}",
         f"{row['nodes'] / steps:.1f}",
         f"{1e3 * row['draft_seconds'] / steps:.1f}" if row.get("load", 0) < QUIET else "",
-    ]  # fmt: skip
+    ]
 
 
 def _with_interval(row: dict) -> str:

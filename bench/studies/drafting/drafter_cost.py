@@ -237,9 +237,12 @@ def main(argv: list[str] | None = None) -> None:
         old = json.loads(Path(args.json).read_text())["rows"]
     rows = merged(old, rows, ("drafter", "N", "history"))
     result = {
-        "bench": "drafter_cost", "nodes": args.nodes, "temperature": args.temperature,
-        "left out": left_out, "rows": rows,
-    }  # fmt: skip
+        "bench": "drafter_cost",
+        "nodes": args.nodes,
+        "temperature": args.temperature,
+        "left out": left_out,
+        "rows": rows,
+    }
     finish(result, args.json)
 
 

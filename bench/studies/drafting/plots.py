@@ -46,9 +46,12 @@ def main() -> None:
                     wide = 2.5 if drafter == "consensus" else 1
                     # ten colours, then the same ones with dashed lines
                     (labels[drafter],) = ax.plot(
-                        *zip(*line, strict=True), f"C{i % 10}", marker="os"[i // 10],
-                        linestyle=("-", "--")[i // 10], linewidth=wide,
-                    )  # fmt: skip
+                        *zip(*line, strict=True),
+                        f"C{i % 10}",
+                        marker="os"[i // 10],
+                        linestyle=("-", "--")[i // 10],
+                        linewidth=wide,
+                    )
             ax.set(xlabel=label, xticks=sorted({r[name] for r in of}))
             ax.set_title(title, fontsize=10)
             ax.grid(alpha=0.3)

@@ -38,9 +38,18 @@ class NoModel:
 
     def __init__(self, vocab: int, context: int):
         self.config = ModelConfig(
-            family="llama", vocab=vocab, hidden=1, intermediate=1, layers=1, heads=1, kv_heads=1,
-            head_dim=2, context=context, norm_eps=1e-5, rope_theta=1e4,
-        )  # fmt: skip
+            family="llama",
+            vocab=vocab,
+            hidden=1,
+            intermediate=1,
+            layers=1,
+            heads=1,
+            kv_heads=1,
+            head_dim=2,
+            context=context,
+            norm_eps=1e-5,
+            rope_theta=1e4,
+        )
 
     def forward(self, token, *rest: Any) -> torch.Tensor:
         return torch.zeros(token.shape[0], 1)
@@ -154,9 +163,11 @@ def drawn(
     engine = csd.Engine(loaded, max_slots=slots, together=together)
     watch = Watch()
     engine.ops = replace(
-        engine.ops, verify=watch, draft_tree=Posterior(traces).draft,
+        engine.ops,
+        verify=watch,
+        draft_tree=Posterior(traces).draft,
         plan_attention=lambda **where: None,
-    )  # fmt: skip
+    )
     requests = forced_requests(traces)
     for request, past in zip(requests, given, strict=True):
         request.history = past

@@ -113,9 +113,12 @@ def main(argv: list[str] | None = None) -> None:
         help="compare the graph alone to it with a prior of other problems, in place of --drafters",
     )
     parser.add_argument(
-        "--learn", nargs="+", default=[], metavar="TRACES",
+        "--learn",
+        nargs="+",
+        default=[],
+        metavar="TRACES",
         help="files from which `--prior halves` learns in place of the other problems",
-    )  # fmt: skip
+    )
     parser.add_argument("--problems", type=int, help="the first so many of each file")
     parser.add_argument("--skip", type=int, default=0, help="without these first ones")
     parser.add_argument(
@@ -182,16 +185,19 @@ def _prior_rows(path: str, args, traces: list[Trace], recorded: int) -> Iterator
     for samples in (n for n in args.samples if n <= recorded):
         for nodes in args.nodes:
             options = dict(share=args.share, seed=args.seed, clock=time.process_time)
-            plain = [replay(t, make("consensus", [], None), samples, nodes, **options)
-                     for t in traces]  # fmt: skip
+            plain = [
+                replay(t, make("consensus", [], None), samples, nodes, **options) for t in traces
+            ]
             prior, found = Prior(), []
             for trace in learnt if args.prior == "halves" else []:
                 prior.add(trace.prompt, trace.samples, trace.top)
             for trace in traces:
                 drafter = make_drafter(
-                    "consensus", reference(), torch.device("cpu"),
+                    "consensus",
+                    reference(),
+                    torch.device("cpu"),
                     prior_contexts=prior.config.capacity,
-                )  # fmt: skip
+                )
                 drafter.use_prior(prior)
                 found.append(replay(trace, drafter, samples, nodes, **options))
                 if args.prior == "call":

@@ -6,9 +6,15 @@ from bench.lib.common import interval, markdown
 
 # drafters of this repository that are, at least in part, not published elsewhere
 OURS = (
-    "consensus", "consensus-uncoupled", "consensus-counts", "trie-prompt", "paper-tree",
-    "paper-shrinking", "paper-shrinking-tree", "paper-shrinking-fuzzy",
-)  # fmt: skip
+    "consensus",
+    "consensus-uncoupled",
+    "consensus-counts",
+    "trie-prompt",
+    "paper-tree",
+    "paper-shrinking",
+    "paper-shrinking-tree",
+    "paper-shrinking-fuzzy",
+)
 KEY = ("trace", "drafter", "samples", "nodes")
 
 
@@ -31,11 +37,12 @@ def add_ratios(rows: list[dict]) -> None:
         if row["drafter"] != "consensus":
             continue
         peers = [
-            r for r in rows
+            r
+            for r in rows
             if all(r[k] == row[k] for k in ("trace", "samples", "nodes"))
             and r["by_problem"]["problem"] == row["by_problem"]["problem"]
             and not r["drafter"].startswith("consensus")
-        ]  # fmt: skip
+        ]
         published = [r for r in peers if r["drafter"] not in OURS]
         for name, among in (("published", published), ("any", peers)):
             if not among:
@@ -88,12 +95,20 @@ def tables(rows: list[dict], nodes: int = 16) -> list[str]:
         ]
         out.append(markdown(head, body))
     body = [
-        [r["trace"], str(r["samples"]), str(r["nodes"]), f"{r['tau']:.3f}",
-         *(f"{r[f'ratio_{x}']:.3f} ({r[f'ratio_{x}_interval'][0]:.3f} to "
-           f"{r[f'ratio_{x}_interval'][1]:.3f}) {r[f'best_{x}']}" for x in ("published", "any"))]
+        [
+            r["trace"],
+            str(r["samples"]),
+            str(r["nodes"]),
+            f"{r['tau']:.3f}",
+            *(
+                f"{r[f'ratio_{x}']:.3f} ({r[f'ratio_{x}_interval'][0]:.3f} to "
+                f"{r[f'ratio_{x}_interval'][1]:.3f}) {r[f'best_{x}']}"
+                for x in ("published", "any")
+            ),
+        ]
         for r in rows
         if "ratio_published" in r
-    ]  # fmt: skip
+    ]
     head = ["trace", "N", "nodes", "tau", "to the best published", "to the best of all others"]
     return [*out, markdown(head, body)]
 

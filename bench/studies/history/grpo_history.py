@@ -36,9 +36,13 @@ def main(argv: list[str] | None = None) -> None:
         found = json.loads(Path(args.json).read_text())["rows"]
         rows = [r for r in found if r["learning_rate"] not in args.rates]
     rows += grpo_history.main(
-        epochs=args.epochs, tokens=args.tokens, rates=args.rates, histories=args.histories,
-        model=str(smollm2_path()), prompts=args.prompts,
-    )  # fmt: skip
+        epochs=args.epochs,
+        tokens=args.tokens,
+        rates=args.rates,
+        histories=args.histories,
+        model=str(smollm2_path()),
+        prompts=args.prompts,
+    )
     rows.sort(key=lambda r: (r["learning_rate"], r["history"], r["epoch"]))
     print(table(rows))
     if args.plot:

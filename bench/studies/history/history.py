@@ -66,8 +66,9 @@ def cases(traces: list[Trace], counts: list[int], nodes: list[int], rivals: list
             if count and all(t.top for t in traces):
                 found.append(Case(count, n, "top 8"))
     if NODES in nodes and max(counts):
-        found += [Case(max(counts), NODES, kind)
-                  for kind in ("foreign", "no copies", "aged", "together")]  # fmt: skip
+        found += [
+            Case(max(counts), NODES, kind) for kind in ("foreign", "no copies", "aged", "together")
+        ]
         found += [Case(c, NODES, drafter=name) for name in rivals for c in (0, max(counts))]
     return found
 
@@ -150,10 +151,11 @@ def rows_of(found: dict[Case, list[Replayed]], live: int) -> Iterator[dict]:
             "from_history": results_share(results),
         }
         same = {
-            other: r for other, r in found.items()
-            if other.drafter != "consensus" and (other.history, other.nodes)
-            == (case.history, case.nodes)
-        }  # fmt: skip
+            other: r
+            for other, r in found.items()
+            if other.drafter != "consensus"
+            and (other.history, other.nodes) == (case.history, case.nodes)
+        }
         if case.drafter == "consensus" and case.kind == "tokens" and same:
             best = max(same, key=lambda other: tau(same[other]))
             row["best_other"] = best.drafter
@@ -182,12 +184,19 @@ def shown(row: dict) -> dict:
     """Returns a row in the form of the printed table."""
     low, high = row["interval"]
     return {
-        "drafter": row["drafter"], "live": row["live"], "history": row["history"],
-        "nodes": row["nodes"], "kind": row["kind"], "tau": f"{row['tau']:.2f}",
-        "95%": f"{low:.2f}-{high:.2f}", "steps": row["steps"], "to none": f"{row['to_none']:.2f}",
+        "drafter": row["drafter"],
+        "live": row["live"],
+        "history": row["history"],
+        "nodes": row["nodes"],
+        "kind": row["kind"],
+        "tau": f"{row['tau']:.2f}",
+        "95%": f"{low:.2f}-{high:.2f}",
+        "steps": row["steps"],
+        "to none": f"{row['to_none']:.2f}",
         "to best other": f"{row['to_best']:.2f} {row['best_other']}" if "to_best" in row else "",
-        "propose us": f"{row['propose_us']:.0f}", "propose": f"{row['propose_to_none']:.2f}",
-    }  # fmt: skip
+        "propose us": f"{row['propose_us']:.0f}",
+        "propose": f"{row['propose_to_none']:.2f}",
+    }
 
 
 def plot(found: dict[str, dict], path: str) -> None:
@@ -230,11 +239,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--history", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8, 16])
-    parser.add_argument("--problems", type=int, nargs="+", default=[None],
-                        help="the first so many of each file")  # fmt: skip
+    parser.add_argument(
+        "--problems", type=int, nargs="+", default=[None], help="the first so many of each file"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--drafters", nargs="*", default=list(RIVALS_WITH_HISTORY),
-                        choices=RIVALS_WITH_HISTORY)  # fmt: skip
+    parser.add_argument(
+        "--drafters", nargs="*", default=list(RIVALS_WITH_HISTORY), choices=RIVALS_WITH_HISTORY
+    )
     parser.add_argument("--json")
     parser.add_argument("--plot")
     args = parser.parse_args(argv)

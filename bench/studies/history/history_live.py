@@ -37,9 +37,13 @@ def main(argv: list[str] | None = None) -> None:
     engine = csd.Engine(smollm2_path(), dtype=torch.float32)
     prompts = [[{"role": "user", "content": p}] for p in PROBLEMS[: args.prompts]]
     options = dict(
-        num_samples=args.samples, max_new_tokens=args.tokens, temperature=0.7, top_p=1.0, top_k=0,
+        num_samples=args.samples,
+        max_new_tokens=args.tokens,
+        temperature=0.7,
+        top_p=1.0,
+        top_k=0,
         budget=args.budget,
-    )  # fmt: skip
+    )
     first = engine.generate(prompts, seed=0, **options)
     # allocates the graph for history before the timed calls
     engine.generate(prompts[:1], seed=2, history=first[:1], **options | {"max_new_tokens": 2})
@@ -51,8 +55,9 @@ def main(argv: list[str] | None = None) -> None:
             start = time.perf_counter()
             out = engine.generate(prompts, seed=1, history=history, **options)
             seconds = time.perf_counter() - start
-            tokens, steps = (sum(getattr(o.stats, k) for o in out) for k in (
-                "tokens", "sample_steps"))  # fmt: skip
+            tokens, steps = (
+                sum(getattr(o.stats, k) for o in out) for k in ("tokens", "sample_steps")
+            )
             arms[arm].append((seconds, tokens / steps))
             drawn[arm] = [o.tokens for o in out]
     ratios = [w[0] / h[0] for w, h in zip(arms["without"], arms["history"], strict=True)]
@@ -62,10 +67,13 @@ def main(argv: list[str] | None = None) -> None:
     ]
     pairs = list(zip(*([s for p in drawn[a] for s in p] for a in arms), strict=True))
     result = {
-        "bench": "history_live", "options": vars(args), "rows": rows,
-        "speed_up": median(ratios), "speed_ups": ratios,
+        "bench": "history_live",
+        "options": vars(args),
+        "rows": rows,
+        "speed_up": median(ratios),
+        "speed_ups": ratios,
         "equal_samples": sum(a == b for a, b in pairs) / len(pairs),
-    }  # fmt: skip
+    }
     print(table(rows))
     finish(result, args.json)
 

@@ -55,8 +55,13 @@ def main(argv: list[str] | None = None) -> int:
         def save(box, name=name, whole=False):
             took = round(time.perf_counter() - box.start, 1)
             # a section may be older than the file, and measured on another machine
-            section = {"whole": whole, "seconds": took, "machine": machine(), "notes": box.notes,
-                       "rows": box.rows}  # fmt: skip
+            section = {
+                "whole": whole,
+                "seconds": took,
+                "machine": machine(),
+                "notes": box.notes,
+                "rows": box.rows,
+            }
             result["sections"][name] = section
             write(result, args.json, indent=1)
 

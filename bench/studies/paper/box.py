@@ -52,9 +52,10 @@ class Box:
     def recorded(self, start: str, end: str = "") -> list[Trace]:
         """Returns the study's own traces whose problem starts with `start` and ends with `end`."""
         found = [
-            t for t in read_traces(TRACES)
+            t
+            for t in read_traces(TRACES)
             if str(t.problem).startswith(start) and str(t.problem).endswith(end)
-        ]  # fmt: skip
+        ]
         return self.cut(found)
 
     def further(self, problems: int) -> Iterator[tuple[str, list[Trace]]]:

@@ -26,24 +26,36 @@ def run(box: Box) -> None:
         # one prompt after another, since the control supports one at a time
         return [
             csd.generate(
-                engine, [{"role": "user", "content": p}], num_samples=n, seed=5,
-                max_new_tokens=tokens, temperature=0.7, **options,
+                engine,
+                [{"role": "user", "content": p}],
+                num_samples=n,
+                seed=5,
+                max_new_tokens=tokens,
+                temperature=0.7,
+                **options,
             )
             for p in prompts
-        ]  # fmt: skip
+        ]
 
     plain = draw(engine, speculate=False)
 
     def add(name, results):
-        same = [a == b for x, y in zip(results, plain, strict=True)
-                for a, b in zip(x.tokens, y.tokens, strict=True)]  # fmt: skip
+        same = [
+            a == b
+            for x, y in zip(results, plain, strict=True)
+            for a, b in zip(x.tokens, y.tokens, strict=True)
+        ]
         alike = mean([likeness(r.tokens, r.texts) for r in results])
         committed = sum(r.stats.tokens for r in results)
         steps = sum(r.stats.sample_steps for r in results)
         box.add(
-            verifier=name, tau=committed / steps, equal_to_plain=sum(same) / len(same),
-            samples=n, prompts=len(prompts), **alike,
-        )  # fmt: skip
+            verifier=name,
+            tau=committed / steps,
+            equal_to_plain=sum(same) / len(same),
+            samples=n,
+            prompts=len(prompts),
+            **alike,
+        )
 
     add("plain", plain)
 

@@ -68,9 +68,15 @@ def drawn(engine, prompt, drafter, cell: tuple, tokens: int) -> dict:
     samples, temperature, nodes = cell
     start = time.perf_counter()
     out = csd.generate(
-        engine, prompt, num_samples=samples, temperature=temperature, drafter=drafter, seed=1,
-        max_new_tokens=tokens, budget=nodes * samples,
-    )  # fmt: skip
+        engine,
+        prompt,
+        num_samples=samples,
+        temperature=temperature,
+        drafter=drafter,
+        seed=1,
+        max_new_tokens=tokens,
+        budget=nodes * samples,
+    )
     stats = out.stats
     return {
         "tokens": stats.tokens,

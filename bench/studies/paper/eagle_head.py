@@ -29,9 +29,15 @@ PROBLEMS, PARTS = 1000, 20
 OURS, SAMPLES = Path(bench.__file__).parent / "traces" / "smollm2.jsonl.gz", 8
 SAMPLING = dict(num_samples=2, max_new_tokens=256, temperature=0.7, seed=0)
 RECIPE = dict(
-    epochs=1, batch=512, learning_rate=1e-3, token_weight=0.1, noise=0.1, held_out=0.03, every=100,
+    epochs=1,
+    batch=512,
+    learning_rate=1e-3,
+    token_weight=0.1,
+    noise=0.1,
+    held_out=0.03,
+    every=100,
     seed=0,
-)  # fmt: skip
+)
 
 
 def recorded(model: str, problems: Path, folder: Path, parts: int) -> list[Path]:
@@ -74,12 +80,20 @@ def main(argv: list[str] | None = None) -> None:
     recipe = {name: getattr(args, name) for name in RECIPE}
     curve = csd.train_head(model, together, args.out / "head", progress=True, **recipe)
     size = (args.out / "head" / "model.safetensors").stat().st_size
-    finish({
-        "bench": "eagle_head", "parts": args.parts, "prompts": len(traces),
-        "samples": sum(len(t.samples) for t in traces),
-        "sampled_tokens": sum(len(s) for t in traces for s in t.samples),
-        "bytes": size, "sampling": SAMPLING, "recipe": recipe, "curve": curve,
-    }, args.json)  # fmt: skip
+    finish(
+        {
+            "bench": "eagle_head",
+            "parts": args.parts,
+            "prompts": len(traces),
+            "samples": sum(len(t.samples) for t in traces),
+            "sampled_tokens": sum(len(s) for t in traces for s in t.samples),
+            "bytes": size,
+            "sampling": SAMPLING,
+            "recipe": recipe,
+            "curve": curve,
+        },
+        args.json,
+    )
 
 
 if __name__ == "__main__":

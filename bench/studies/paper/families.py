@@ -39,10 +39,19 @@ def run(box: Box) -> None:
 def mechanics(family: str, options: dict, tokens: int) -> tuple[float, float]:
     """tau of a model with random weights, and the share of samples equal to plain sampling's."""
     config = transformers.AutoConfig.for_model(
-        family, vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
-        bos_token_id=None, eos_token_id=1, pad_token_id=None, **options,
-    )  # fmt: skip
+        family,
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=None,
+        **options,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
@@ -50,8 +59,9 @@ def mechanics(family: str, options: dict, tokens: int) -> tuple[float, float]:
             if "norm" not in name:
                 torch.nn.init.normal_(weight, std=0.3)
     engine = csd.Engine(model.eval(), max_slots=SAMPLES)
-    draw = dict(num_samples=SAMPLES, max_new_tokens=tokens, seed=0, temperature=0.3,
-                ignore_eos=True)  # fmt: skip
+    draw = dict(
+        num_samples=SAMPLES, max_new_tokens=tokens, seed=0, temperature=0.3, ignore_eos=True
+    )
     fast = csd.generate(engine, [5, 6, 7, 5, 6], budget=4 * SAMPLES, **draw)
     plain = csd.generate(engine, [5, 6, 7, 5, 6], speculate=False, **draw)
     same = sum(a == b for a, b in zip(fast.tokens, plain.tokens, strict=True))

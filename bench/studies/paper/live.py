@@ -40,8 +40,15 @@ def run(box: Box) -> None:
             len(stats),
             1000,
         )
-        box.add(temperature=temperature, what="live", prompts=len(stats), samples=n, tau=live,
-                low=low, high=high)  # fmt: skip
+        box.add(
+            temperature=temperature,
+            what="live",
+            prompts=len(stats),
+            samples=n,
+            tau=live,
+            low=low,
+            high=high,
+        )
         # share=True: as many nodes as the live run had, also after samples have ended
         truly = [
             replayed([t], "consensus", n, NODES, share=True, noise=true_noise(t))[0] for t in traces
@@ -58,8 +65,13 @@ def run(box: Box) -> None:
             return tau([truly[i] for i in pick]) / tau([r[i] for r in drawn for i in pick])
 
         low, high = interval(ratio, count, 1000)
-        box.add(temperature=temperature, what="true / posterior", tau=ratio(range(count)), low=low,
-                high=high)  # fmt: skip
+        box.add(
+            temperature=temperature,
+            what="true / posterior",
+            tau=ratio(range(count)),
+            low=low,
+            high=high,
+        )
         for drafter in ("consensus", "prompt-lookup", "trie-prompt"):
             options = {"coupled": False} if drafter == "consensus" else {}
             found = replayed(traces, drafter, n, NODES, share=True, **options)
@@ -81,10 +93,17 @@ def record(engine, prompt: str, samples: int, tokens: int, temperature: float):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         out = csd.generate(
-            engine, [{"role": "user", "content": prompt}], num_samples=samples, seed=3,
-            max_new_tokens=tokens, temperature=temperature, top_p=1.0, top_k=0,
-            budget=NODES * samples, record=path,
-        )  # fmt: skip
+            engine,
+            [{"role": "user", "content": prompt}],
+            num_samples=samples,
+            seed=3,
+            max_new_tokens=tokens,
+            temperature=temperature,
+            top_p=1.0,
+            top_k=0,
+            budget=NODES * samples,
+            record=path,
+        )
         (trace,) = read_traces(path)
     return out.stats, changed(trace, problem=prompt[:20])
 

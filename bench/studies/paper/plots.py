@@ -36,8 +36,11 @@ def _strictness(plt, rows):
             continue
         for colour, trace in enumerate(traces):
             for shape, style in (("chain", "-"), ("tree", "--")):
-                found = [r for r in rows if (r["trace"], r["drafter"], r["knob"]) ==
-                         (trace, shape, knobs[i])]  # fmt: skip
+                found = [
+                    r
+                    for r in rows
+                    if (r["trace"], r["drafter"], r["knob"]) == (trace, shape, knobs[i])
+                ]
                 x, y = [r["value"] for r in found], [r["tau"] for r in found]
                 (labels[f"{trace}, {shape}"],) = ax.plot(
                     x, y, style, color=f"C{colour}", marker="o", markersize=4
@@ -59,8 +62,11 @@ def _legend(figure, labels, across):
 
 def _agreement(plt, rows):
     kinds = list(dict.fromkeys(r["what"] for r in rows))
-    labels = {"temperature": "temperature", "foreign": "siblings of other prompts, of 7",
-              "samples": "samples"}  # fmt: skip
+    labels = {
+        "temperature": "temperature",
+        "foreign": "siblings of other prompts, of 7",
+        "samples": "samples",
+    }
     figure, axes = plt.subplots(1, len(kinds), figsize=(3.2 * len(kinds), 3.6), squeeze=False)
     lines: dict = {}
     for ax, kind in zip(axes[0], kinds, strict=True):
@@ -89,8 +95,10 @@ def _tasks(plt, rows):
         found = {(r["task"], r["temperature"]): r for r in rows if r["drafter"] == drafter}
         x = [j + i * 0.8 / len(drafters) for j in range(len(sets))]
         y = [found[s]["tau"] for s in sets]
-        error = [[found[s]["tau"] - found[s]["low"] for s in sets],
-                 [found[s]["high"] - found[s]["tau"] for s in sets]]  # fmt: skip
+        error = [
+            [found[s]["tau"] - found[s]["low"] for s in sets],
+            [found[s]["high"] - found[s]["tau"] for s in sets],
+        ]
         bars[drafter] = ax.bar(x, y, 0.8 / len(drafters), yerr=error, error_kw={"lw": 0.7})
     middle = [j + 0.4 - 0.4 / len(drafters) for j in range(len(sets))]
     ax.set_xticks(middle, [f"{task}, T={t}" for task, t in sets])

@@ -47,10 +47,15 @@ def prompts(task: str) -> list[str]:
 
 def _entries(task: str, texts: list[str], temperature: float, samples: int, tokens: int):
     return [
-        {"id": f"{task}/{i}@{temperature}", "prompt": text, "temperature": temperature,
-         "samples": samples, "tokens": tokens}
+        {
+            "id": f"{task}/{i}@{temperature}",
+            "prompt": text,
+            "temperature": temperature,
+            "samples": samples,
+            "tokens": tokens,
+        }
         for i, text in enumerate(texts)
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:

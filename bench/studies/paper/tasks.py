@@ -11,9 +11,14 @@ from bench.studies.paper.measure import figures, likeness, mean, replayed
 from bench.studies.paper.record_study import TASKS
 
 DRAFTERS = (
-    "consensus", "consensus-counts", "paper", "paper-shrinking-tree", "rest", "trie-prompt",
+    "consensus",
+    "consensus-counts",
+    "paper",
+    "paper-shrinking-tree",
+    "rest",
+    "trie-prompt",
     "prompt-lookup",
-)  # fmt: skip
+)
 SETS = [(task, 0.7) for task in TASKS] + [("writing", 1.3)]
 SAMPLES = 8
 
@@ -32,8 +37,15 @@ def run(box: Box) -> None:
                 base = "consensus"
                 known = [_without_top(t) for t in traces]
             found = figures(replayed(known, base, SAMPLES, nodes))
-            box.add(task=task, temperature=temperature, K=nodes, drafter=drafter,
-                    prompts=len(traces), prefix=alike["prefix"], **found)  # fmt: skip
+            box.add(
+                task=task,
+                temperature=temperature,
+                K=nodes,
+                drafter=drafter,
+                prompts=len(traces),
+                prefix=alike["prefix"],
+                **found,
+            )
 
 
 def _without_top(trace):

@@ -126,25 +126,32 @@ def trees(engine, setting: str, args) -> list[dict]:
         if draws:
             multi_draft.DRAWS[verifier] = draws
         out = csd.generate(
-            engine, prompts, num_samples=args.tree_samples, max_new_tokens=args.tokens, seed=1,
-            verifier=verifier, budget=args.nodes * len(prompts) * args.tree_samples,
+            engine,
+            prompts,
+            num_samples=args.tree_samples,
+            max_new_tokens=args.tokens,
+            seed=1,
+            verifier=verifier,
+            budget=args.nodes * len(prompts) * args.tree_samples,
             **SETTINGS[setting],
-        )  # fmt: skip
+        )
         multi_draft.DRAWS.update(usual)
         proposed, accepted, steps = (
             sum(getattr(o.stats, x) for o in out)
             for x in ("nodes_proposed", "nodes_accepted", "sample_steps")
         )
-        rows.append({
-            "setting": setting,
-            "verifier": verifier,
-            "draws": draws,
-            "nodes": proposed / steps,
-            "accepted": accepted / max(proposed, 1),
-            # per problem
-            "tokens": [o.stats.tokens for o in out],
-            "steps": [o.stats.sample_steps for o in out],
-        })  # fmt: skip
+        rows.append(
+            {
+                "setting": setting,
+                "verifier": verifier,
+                "draws": draws,
+                "nodes": proposed / steps,
+                "accepted": accepted / max(proposed, 1),
+                # per problem
+                "tokens": [o.stats.tokens for o in out],
+                "steps": [o.stats.sample_steps for o in out],
+            }
+        )
         print(setting, verifier, draws, f"tau {sum(rows[-1]['tokens']) / steps:.3f}", flush=True)
     return rows
 

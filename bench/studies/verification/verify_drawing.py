@@ -68,8 +68,10 @@ def draw(result: dict, folder: Path) -> None:
     import matplotlib.pyplot as plt
 
     for name, make in (
-        ("regions", _regions), ("temperature", _temperature), ("truncation", _truncation),
-    ):  # fmt: skip
+        ("regions", _regions),
+        ("temperature", _temperature),
+        ("truncation", _truncation),
+    ):
         figure = make(plt, result)
         figure.tight_layout()
         figure.savefig(folder / f"verify_{name}.png", dpi=90)
@@ -110,8 +112,13 @@ def _temperature(plt, result: dict):
                 place = PLOTTED.index(row["scheme"])
                 # a scheme has the same colour in all panels
                 style = f"C{place - 1}o-" if place else "k--"
-                axis.plot(*zip(*line.items(), strict=True), style, label=NAMES[row["scheme"]],
-                          markersize=3, linewidth=1)  # fmt: skip
+                axis.plot(
+                    *zip(*line.items(), strict=True),
+                    style,
+                    label=NAMES[row["scheme"]],
+                    markersize=3,
+                    linewidth=1,
+                )
         axis.set_title(f"K = {k}" if kind == "same" else "K = 2, first draft at 1.2", fontsize=9)
         axis.set_xlabel("draft temperature")
     axes[0].set_ylabel("acceptance")
@@ -125,12 +132,23 @@ def _truncation(plt, result: dict):
     for swept, axis in zip(("alphabet", "s"), axes, strict=True):
         for k, colour in ((2, "C0"), (4, "C1")):
             line = [(r["value"], r[f"K={k}"]) for r in rows if r["swept"] == swept]
-            axis.plot(*zip(*line, strict=True), "o-", color=colour, markersize=3, linewidth=1,
-                      label=f"canonical, K = {k}")  # fmt: skip
+            axis.plot(
+                *zip(*line, strict=True),
+                "o-",
+                color=colour,
+                markersize=3,
+                linewidth=1,
+                label=f"canonical, K = {k}",
+            )
             for name, style in (("bound", "--"), ("kseq", ":"), ("recursive", "-.")):
                 (level,) = (r[f"K={k}"] for r in rows if r["swept"] == name)
-                axis.axhline(level, color=colour, linestyle=style, linewidth=0.8,
-                             label=f"{NAMES[name]}, K = {k}")  # fmt: skip
+                axis.axhline(
+                    level,
+                    color=colour,
+                    linestyle=style,
+                    linewidth=0.8,
+                    label=f"{NAMES[name]}, K = {k}",
+                )
         axis.set_xscale("log")
         axis.set_xlabel(SWEPT[swept])
     axes[0].set_ylabel("acceptance")

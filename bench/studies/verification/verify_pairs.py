@@ -105,9 +105,15 @@ def record(engine, prompts: list, samples: int, tokens: int, options: dict) -> P
     engine.decoder.logits = logits
     try:
         csd.generate(
-            engine, prompts, num_samples=samples, max_new_tokens=tokens, seed=0, drafter=make,
-            budget=0, **options,
-        )  # fmt: skip
+            engine,
+            prompts,
+            num_samples=samples,
+            max_new_tokens=tokens,
+            seed=0,
+            drafter=make,
+            budget=0,
+            **options,
+        )
     finally:
         engine.decoder.logits = right
     found = torch.stack(recorder[0].distributions)

@@ -119,8 +119,11 @@ def _choice(result: dict) -> str:
     at = {s: found["T=0.7", s] for s in NAMES}
     far = {s: found[FLAT, s] for s in NAMES if (FLAT, s) in found}
     few = {r["scheme"]: _three(r, " ms") for r in result["time"] if r["vocabulary"] == 9}
-    taus = {r["verifier"]: tau(r) for r in result["trees"]
-            if r["setting"] == "T=0.7" and r["draws"] in (0, 2)}  # fmt: skip
+    taus = {
+        r["verifier"]: tau(r)
+        for r in result["trees"]
+        if r["setting"] == "T=0.7" and r["draws"] in (0, 2)
+    }
 
     def spread(values: list[float], others: list[float]) -> str:
         gaps = sorted(_share(a - b) for a, b in zip(values, others, strict=True))
@@ -129,24 +132,43 @@ def _choice(result: dict) -> str:
     four = DRAFTS.index(4)
     drawn = ", ".join(f"{taus[v]:.2f}" for v in ("canonical", "kseq", "recursive"))
     rows = [
-        ["csd's own drafts", "`match`",
-         f"tau {taus['match']:.2f}; canonical, K-SEQ and recursive on draws: {drawn}. "
-         "Tokens stay those of plain sampling"],
-        ["independent draws of your own, up to two a token", "`Canonical()`",
-         f"the bound itself with `tokens=None`, {spread(at['canonical'], at['kseq'])} above K-SEQ"],
-        ["more draws", "`Canonical()` or `KSeq()`",
-         f"at K = 4 {_share(at['canonical'][four])} in {_ms(few['canonical'][four])} ms, or "
-         f"{_share(at['kseq'][four])} in {_ms(few['kseq'][four])} ms (16 rows of 9 tokens)"],
-        ["the same, but flat targets", "`KSeq()`, or `Canonical(tokens=None)`",
-         f"at K = 4 {_share(far['kseq'][four])} and {_share(far['canonical, whole'][four])}; "
-         f"`Canonical()` {_share(far['canonical'][four])}"],
-        ["draws that need not be independent", "`Recursive(replacement=False)`",
-         f"at K = 4 {_share(at['no replacement'][four])}, above the bound of independent draws, "
-         f"{_share(at['bound'][four])}"],
-        ["little time a decision", "`Recursive()`",
-         f"{_ms(few['recursive'][four])} ms at K = 4, "
-         f"{spread(at['canonical'], at['recursive'])} below canonical"],
-    ]  # fmt: skip
+        [
+            "csd's own drafts",
+            "`match`",
+            f"tau {taus['match']:.2f}; canonical, K-SEQ and recursive on draws: {drawn}. "
+            "Tokens stay those of plain sampling",
+        ],
+        [
+            "independent draws of your own, up to two a token",
+            "`Canonical()`",
+            "the bound itself with `tokens=None`, "
+            f"{spread(at['canonical'], at['kseq'])} above K-SEQ",
+        ],
+        [
+            "more draws",
+            "`Canonical()` or `KSeq()`",
+            f"at K = 4 {_share(at['canonical'][four])} in {_ms(few['canonical'][four])} ms, or "
+            f"{_share(at['kseq'][four])} in {_ms(few['kseq'][four])} ms (16 rows of 9 tokens)",
+        ],
+        [
+            "the same, but flat targets",
+            "`KSeq()`, or `Canonical(tokens=None)`",
+            f"at K = 4 {_share(far['kseq'][four])} and {_share(far['canonical, whole'][four])}; "
+            f"`Canonical()` {_share(far['canonical'][four])}",
+        ],
+        [
+            "draws that need not be independent",
+            "`Recursive(replacement=False)`",
+            f"at K = 4 {_share(at['no replacement'][four])}, above the bound of independent draws, "
+            f"{_share(at['bound'][four])}",
+        ],
+        [
+            "little time a decision",
+            "`Recursive()`",
+            f"{_ms(few['recursive'][four])} ms at K = 4, "
+            f"{spread(at['canonical'], at['recursive'])} below canonical",
+        ],
+    ]
     return markdown(["you have", "use", "because"], rows)
 
 

@@ -35,9 +35,14 @@ def require_check(
     )
     name = str(dtype).removeprefix("torch.")
     checked = {
-        "csd": __version__, "torch": torch.__version__, "triton": triton.__version__,
-        "device": torch.cuda.get_device_name(device), "dtype": name, "exact": exact, **sizes,
-    }  # fmt: skip
+        "csd": __version__,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "device": torch.cuda.get_device_name(device),
+        "dtype": name,
+        "exact": exact,
+        **sizes,
+    }
     key = json.dumps(checked, sort_keys=True)
     if _cached(key) == key:
         return

@@ -74,9 +74,14 @@ def compile_drafting(ops: Ops, dtype: torch.dtype, logprobs: torch.dtype) -> Non
         node, pages = torch.zeros(2, 1, pool.rows, 1, 8), torch.zeros(2, 1, 1, 64, 1, 8)
         table_of_pages = torch.zeros(1, 1, dtype=torch.int32)
         ops.commit_kv(
-            *node, *pages, table_of_pages, slots.generated, verdict.accept_row,
-            verdict.accept_count, True,
-        )  # fmt: skip
+            *node,
+            *pages,
+            table_of_pages,
+            slots.generated,
+            verdict.accept_row,
+            verdict.accept_count,
+            True,
+        )
         ops.insert_observed(table, pool, slots, verdict, config)
     # the inserts for a prompt, and for steps without drafts
     rows = ops.observe(pool, slots, verdict, config)
@@ -104,11 +109,15 @@ def compile_in_parallel(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iter
         name = str(dtype).removeprefix("torch.")
         job = dict(dtype=name, vocab=vocab, rows=rows, threads=torch.get_num_threads())
         try:
-            helpers.append(subprocess.Popen(
-                isolated_python.command(__name__, [json.dumps(job)]),
-                env=isolated_python.environment(),
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            ))  # fmt: skip
+            helpers.append(
+                subprocess.Popen(
+                    isolated_python.command(__name__, [json.dumps(job)]),
+                    env=isolated_python.environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
         except OSError as error:
             LOG.warning("loops are compiled in one process only: %s", error)
 

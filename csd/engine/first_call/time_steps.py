@@ -66,15 +66,22 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
     feed_forward = (w for w in (layer.gate_up, layer.down) if w is not None)
     weights = (layer.qkv, layer.out, *feed_forward, decoder.head)
     parts = {
-        "csd": __version__, "torch": torch.__version__, "cpu": cpu_name(),
-        "capability": torch.backends.cpu.get_cpu_capability(), "ops": ops, "loops": compiles(),
-        "instruction": isa, "threads": torch.get_num_threads(),
-        "dtype": str(dtype), "model": asdict(decoder.config),
+        "csd": __version__,
+        "torch": torch.__version__,
+        "cpu": cpu_name(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "ops": ops,
+        "loops": compiles(),
+        "instruction": isa,
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype),
+        "model": asdict(decoder.config),
         # packed weights take other times than plain weights
         "weights": [(str(w.layout), str(w.dtype), w.dim()) for w in weights],
         "product": getattr(product, "__qualname__", type(product).__qualname__),
-        "taps": decoder.taps, "sizes": sizes,
-    }  # fmt: skip
+        "taps": decoder.taps,
+        "sizes": sizes,
+    }
     return json.dumps(parts, sort_keys=True)
 
 

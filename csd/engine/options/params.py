@@ -152,9 +152,19 @@ def check_option(name: str, value: Any, where: str = "") -> Any:
 FILTERS = tuple(f.name for f in fields(SamplingParams))[:5]
 # the arguments of `resolve`
 SAMPLING = frozenset(
-    {*FILTERS, "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "end_token_ids",
-     "ignore_eos", "include_stop", "skip_special_tokens", *OFF}
-)  # fmt: skip
+    {
+        *FILTERS,
+        "max_new_tokens",
+        "min_new_tokens",
+        "stop",
+        "stop_token_ids",
+        "end_token_ids",
+        "ignore_eos",
+        "include_stop",
+        "skip_special_tokens",
+        *OFF,
+    }
+)
 
 
 def asks_for(generation_config: Any) -> tuple[str, object] | None:
@@ -262,8 +272,10 @@ def _log_ends(config: tuple[int, ...], tokenizer: tuple[int, ...]) -> None:
     """Log once that a model's two lists of end tokens differ."""
     LOG.warning(
         "the generation config has the end tokens %s and the tokenizer has %s: samples end at any "
-        "of them; end_token_ids= replaces both lists", list(config), list(tokenizer),
-    )  # fmt: skip
+        "of them; end_token_ids= replaces both lists",
+        list(config),
+        list(tokenizer),
+    )
 
 
 def config_ends(generation_config: Any, vocab: int) -> list[int]:

@@ -62,9 +62,11 @@ def shows(kind: type) -> Callable[[F], F]:
         listed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         lines = []
         for name, (hint, option) in options_of(kind).items():
-            listed.append(inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=hint
-            ))  # fmt: skip
+            listed.append(
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=hint
+                )
+            )
             text = f"{name}: {option.default!r}. {option.help}."
             lines += textwrap.wrap(text, 92, subsequent_indent="    ")
         function.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]

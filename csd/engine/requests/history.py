@@ -82,16 +82,18 @@ def store_history(requests: Sequence[Request], history: Any) -> None:
             if i in request.finished and request.finished[i].finish_reason not in UNFINISHED
         ]
         tops = [request.top.get(sample.index) for request, sample in done]
-        additions.append(partial(
-            history.add,
-            prompt,
-            [sample.tokens for _, sample in done],
-            tops if history.top and all(tops) else None,
-            temperature=members[0].params.temperature,
-            seed=members[0].seed,
-            indices=[sample.index for _, sample in done],
-            stop_ids=members[0].params.stopping_ids,
-        ))  # fmt: skip
+        additions.append(
+            partial(
+                history.add,
+                prompt,
+                [sample.tokens for _, sample in done],
+                tops if history.top and all(tops) else None,
+                temperature=members[0].params.temperature,
+                seed=members[0].seed,
+                indices=[sample.index for _, sample in done],
+                stop_ids=members[0].params.stopping_ids,
+            )
+        )
     every(additions)
 
 

@@ -125,9 +125,14 @@ class Request:
         samples = [every[i] for i in self.samples]
         error = self.error or next((s.error for s in samples if s.error is not None), None)
         return Samples(
-            samples, self.seed, self.prompt, self.stats, error,
-            None if self.scores is None else [None, *self.scores.logprobs], self.tokenizer,
-        )  # fmt: skip
+            samples,
+            self.seed,
+            self.prompt,
+            self.stats,
+            error,
+            None if self.scores is None else [None, *self.scores.logprobs],
+            self.tokenizer,
+        )
 
 
 def check_served(requests: list[Request], config: ModelSizes) -> None:
@@ -179,10 +184,13 @@ class LiveSample:
                 request.in_thought = leaves_thought_open(tokenizer.decode(request.prompt))
             params = request.params
             self._text = SampleText(
-                tokenizer, params.stop, include_stop=params.include_stop,
-                skip_special_tokens=params.skip_special_tokens, streams=streams,
+                tokenizer,
+                params.stop,
+                include_stop=params.include_stop,
+                skip_special_tokens=params.skip_special_tokens,
+                streams=streams,
                 prompt=request.prompt,
-            )  # fmt: skip
+            )
 
     def append(
         self,
@@ -257,8 +265,12 @@ class LiveSample:
     def _even(self) -> None:
         """Cut all lists to one length: an interrupt may have come in the middle of an append."""
         lists: list[list] = [
-            self.tokens, self.logprobs, self.raw_logprobs, self.sources, self.steps
-        ]  # fmt: skip
+            self.tokens,
+            self.logprobs,
+            self.raw_logprobs,
+            self.sources,
+            self.steps,
+        ]
         shortest = min(map(len, lists))
         for values in lists:
             del values[shortest:]

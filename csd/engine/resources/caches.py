@@ -151,10 +151,17 @@ class Resources:
         limited = least if slots < wanted.slots else None
         if before is not None and limited is None:
             config, dtype = self.decoder.config, self.dtype
-            room = room.grown(before, self.max_slots, rows, lambda room: (
-                room.bytes(config, dtype, gathers) + made.cache_bytes(room.pages)
-                + changed(room.rows) <= free
-            ))  # fmt: skip
+            room = room.grown(
+                before,
+                self.max_slots,
+                rows,
+                lambda room: (
+                    room.bytes(config, dtype, gathers)
+                    + made.cache_bytes(room.pages)
+                    + changed(room.rows)
+                    <= free
+                ),
+            )
         self._counted = changed(room.rows)
         with torch.inference_mode(False):
             self._drafter, self._text, self._limited = made, (tokens, history), limited
@@ -200,9 +207,14 @@ class Resources:
         return max(min(self.prefill_chunk, prompt), pool, sizes_for(slots)[-1])
 
     def _allocate(
-        self, slots: int, slot_pages: int, prompt_pages: int, pages: int, context: int,
+        self,
+        slots: int,
+        slot_pages: int,
+        prompt_pages: int,
+        pages: int,
+        context: int,
         rows: int | None = None,
-    ) -> Step:  # fmt: skip
+    ) -> Step:
         """Allocate a step without a drafter; slots keep `context` tokens, pools have `rows`."""
         cache = KVCache(
             self.decoder.config,

@@ -65,10 +65,17 @@ def step_of_call(
         step = _dynamic(step)
         changes.static = False
     return replace(
-        step, ops=ops, drafter=drafter, verifier=verifier, changes=changes,
-        drafting=settings.speculate, top=settings.record_top, trees=settings.drafts,
-        measures=settings.measures, seconds=step.no_seconds(),
-    )  # fmt: skip
+        step,
+        ops=ops,
+        drafter=drafter,
+        verifier=verifier,
+        changes=changes,
+        drafting=settings.speculate,
+        top=settings.record_top,
+        trees=settings.drafts,
+        measures=settings.measures,
+        seconds=step.no_seconds(),
+    )
 
 
 def _dynamic(step: Step) -> Step:

@@ -77,9 +77,14 @@ class Snapshot:
 
     @classmethod
     def of(
-        cls, pool: Pool, verdict: Verdict, tensors: tuple[torch.Tensor, torch.Tensor], top: bool,
-        trees: bool, more: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None,
-    ) -> "Snapshot":  # fmt: skip
+        cls,
+        pool: Pool,
+        verdict: Verdict,
+        tensors: tuple[torch.Tensor, torch.Tensor],
+        top: bool,
+        trees: bool,
+        more: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None = None,
+    ) -> "Snapshot":
         """Lay out a step's result. tensors: integers and floats of `csd.kernels.snapshot`.
 
         more: further integer and float fields, by name, that are appended.
@@ -141,10 +146,15 @@ class Record:
         trees = None
         if "token" in got:
             trees = Trees(
-                start=got["start"], nodes=got["nodes"], token=got["token"], parent=got["parent"],
-                cost=got["path_cost"], source=got["source"], accept_row=got["accept_row"],
+                start=got["start"],
+                nodes=got["nodes"],
+                token=got["token"],
+                parent=got["parent"],
+                cost=got["path_cost"],
+                source=got["source"],
+                accept_row=got["accept_row"],
                 accept_count=got["count"],
-            )  # fmt: skip
+            )
         return cls(
             owners=owners,
             count=got["count"],

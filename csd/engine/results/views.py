@@ -12,9 +12,14 @@ from csd.utils.lazy import check_installed
 
 # background colours of tokens in a text, by the source of the draft
 COLOURS = {
-    "sampled": "#ececec", "own": "#8ecae6", "sibling": "#f4a259", "prompt": "#b8a1e3",
-    "history": "#9bd18b", "model": "#e58fb1", "prior": "#d9c45b",
-}  # fmt: skip
+    "sampled": "#ececec",
+    "own": "#8ecae6",
+    "sibling": "#f4a259",
+    "prompt": "#b8a1e3",
+    "history": "#9bd18b",
+    "model": "#e58fb1",
+    "prior": "#d9c45b",
+}
 # characters of a text that a line shows
 _SHOWN = 72
 # at most one function, which makes the page of a run; a package that imports this one sets it
@@ -93,18 +98,20 @@ def frame(out: Any) -> Any:
     check_installed("pandas", "notebook", "to_pandas")
     import pandas
 
-    return pandas.DataFrame([
-        {
-            "index": s.index,
-            "text": s.text,
-            "tokens": len(s.tokens),
-            "finish_reason": s.finish_reason,
-            "stop_reason": s.stop_reason,
-            "logprob": sum(s.logprobs),
-            "drafted": sum(map(bool, s.sources)) / max(len(s.sources), 1),
-        }
-        for s in out
-    ])  # fmt: skip
+    return pandas.DataFrame(
+        [
+            {
+                "index": s.index,
+                "text": s.text,
+                "tokens": len(s.tokens),
+                "finish_reason": s.finish_reason,
+                "stop_reason": s.stop_reason,
+                "logprob": sum(s.logprobs),
+                "drafted": sum(map(bool, s.sources)) / max(len(s.sources), 1),
+            }
+            for s in out
+        ]
+    )
 
 
 def write_report(out: Any, path: str | PathLike[str]) -> None:

@@ -76,9 +76,13 @@ class Changes:
         )
         owners: list[Request | None] = [None] * slots.count
         return replace(
-            before, asked=asked, sets=sets, owners=owners, static=static,
+            before,
+            asked=asked,
+            sets=sets,
+            owners=owners,
+            static=static,
             grammars=Grammars(tokenizer, vocab) if asked.grammar else None,
-        )  # fmt: skip
+        )
 
     def rows_for(self, keys: Collection[tuple]) -> dict[tuple, int]:
         """Rows of sets: sets that have one keep it, so that samples in flight are not affected."""
@@ -101,10 +105,16 @@ class Changes:
         device, S = slots.live.device, slots.count
         with torch.inference_mode(False):
             rules = Rules.empty_of(
-                S, vocab, sets=sizes.sets, prompt=sizes.prompt,
-                words=(sizes.edges, sizes.ends, sizes.word, sizes.hits), marks=sizes.marks,
-                tags=(sizes.symbols, sizes.steps), dtype=slots.logprobs.dtype, device=device,
-            )  # fmt: skip
+                S,
+                vocab,
+                sets=sizes.sets,
+                prompt=sizes.prompt,
+                words=(sizes.edges, sizes.ends, sizes.word, sizes.hits),
+                marks=sizes.marks,
+                tags=(sizes.symbols, sizes.steps),
+                dtype=slots.logprobs.dtype,
+                device=device,
+            )
             ones = torch.ones(S, dtype=torch.float64, device=device)
             return cls(rules, sizes, ones, torch.zeros(S, dtype=torch.int32, device=device))
 

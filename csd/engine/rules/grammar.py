@@ -199,9 +199,13 @@ class Grammars:
         continues with other tokens.
         """
         listed = zip(
-            pool.token.tolist(), pool.parent.tolist(), pool.depth.tolist(), pool.cost.tolist(),
-            pool.source.tolist(), strict=True,
-        )  # fmt: skip
+            pool.token.tolist(),
+            pool.parent.tolist(),
+            pool.depth.tolist(),
+            pool.cost.tolist(),
+            pool.source.tolist(),
+            strict=True,
+        )
         rows = [Row(*row) for row in listed]
         start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
         generated = slots.generated.tolist()
@@ -211,8 +215,10 @@ class Grammars:
         bits: list[np.ndarray] = []
         forced: list[int] = []
         for s in dict.fromkeys(live):
-            own = [row._replace(parent=row.parent - start[s]) if row.parent >= 0 else row
-                   for row in rows[start[s] : start[s] + nodes[s]]]  # fmt: skip
+            own = [
+                row._replace(parent=row.parent - start[s]) if row.parent >= 0 else row
+                for row in rows[start[s] : start[s] + nodes[s]]
+            ]
             tree = _Tree(own, self._ends[s], self._vocab, min(room, MAX_NODES - len(own)))
             walked = self._walk(tree, s, slots, generated)
             if walked:
@@ -221,8 +227,10 @@ class Grammars:
             bits += tree.bits if walked else [tree.every] * len(own)
             forced += tree.forced if walked else [OTHER] * len(own)
         # indices without the root, which comes first
-        drafted = {s: [row._replace(parent=row.parent - 1) for row in tree[1:]]
-                   for s, tree in trees.items()}  # fmt: skip
+        drafted = {
+            s: [row._replace(parent=row.parent - 1) for row in tree[1:]]
+            for s, tree in trees.items()
+        }
         planned = pool_of_rows(drafted, slots, len(bits))
         self._planned = planned, np.stack(bits), forced
         return planned

@@ -34,9 +34,7 @@ class Sizes:
     steps: int  # different ones that the tokens of a vocabulary are in the search for a tag
 
     def with_room_for(self, other: "Sizes") -> "Sizes":
-        return Sizes(*(
-            max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
-        ))  # fmt: skip
+        return Sizes(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
 
 
 # fields that are not stored in tensors
@@ -63,7 +61,9 @@ def asked_of(requests: Sequence[Request]) -> Asked:
     every = [r.params for r in requests]
     return Asked(
         bias=any(
-            p.logit_bias or p.suppress_tokens or p.allowed_token_ids is not None
+            p.logit_bias
+            or p.suppress_tokens
+            or p.allowed_token_ids is not None
             or any(len(word) == 1 for word in p.bad_words)
             for p in every
         ),
@@ -75,7 +75,7 @@ def asked_of(requests: Sequence[Request]) -> Asked:
         thought=any(p.max_thinking_tokens is not None for p in every),
         functions=any(p.logits_processor for p in every),
         grammar=asks_grammar(requests),
-    )  # fmt: skip
+    )
 
 
 def count_sets(requests: Sequence[Request]) -> int:
@@ -136,11 +136,13 @@ def write_sets(rules: Rules, sets: Mapping[int, tuple[SamplingParams, WordTree]]
     if not sets:
         return
     rows = [_row(rules, at, params, tree) for at, (params, tree) in sets.items()]
-    write_rows([
-        (field, [*sets], torch.stack([row[name] for row in rows]))
-        for name in rows[0]
-        for field in [getattr(rules, name)]
-    ])  # fmt: skip
+    write_rows(
+        [
+            (field, [*sets], torch.stack([row[name] for row in rows]))
+            for name in rows[0]
+            for field in [getattr(rules, name)]
+        ]
+    )
 
 
 def _row(rules: Rules, at: int, params: SamplingParams, tree: WordTree) -> dict[str, torch.Tensor]:

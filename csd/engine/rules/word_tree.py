@@ -46,7 +46,10 @@ class WordTree:
             total[first : first + len(parent)] += total[parent]
             first += len(parent)
         return cls(
-            np.concatenate([*parents, node[:0]]), np.concatenate([*edges, node[:0]]),
-            np.cumsum(count) - count, tokens[last][order], int(length.max(initial=1)),
+            np.concatenate([*parents, node[:0]]),
+            np.concatenate([*edges, node[:0]]),
+            np.cumsum(count) - count,
+            tokens[last][order],
+            int(length.max(initial=1)),
             int(total.max()),
-        )  # fmt: skip
+        )

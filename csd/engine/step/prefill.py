@@ -136,9 +136,17 @@ def _read_prompts(step: Step, parts: Sequence[PromptChunk]) -> list[torch.Tensor
         states = PromptStates(ops, memory, start, rows.token.shape[0])
     together = reads_several(step)
     attend = PromptAttention(
-        ops.prompt_attention, node_k, node_v, cache.k, cache.v, rows, scale_of(decoder.config),
-        states, late=together and rows.begin, last=not any(part.scored for part in parts),
-    )  # fmt: skip
+        ops.prompt_attention,
+        node_k,
+        node_v,
+        cache.k,
+        cache.v,
+        rows,
+        scale_of(decoder.config),
+        states,
+        late=together and rows.begin,
+        last=not any(part.scored for part in parts),
+    )
     if together:
         decoder = by_chunks(decoder, rows.chunks.rows)
     hidden = decoder.forward(rows.token, rows.position, attend, node_k, node_v, ops)

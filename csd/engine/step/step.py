@@ -68,11 +68,18 @@ def pool_attention(
     work = ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **layout)
     node_k, node_v = cache.nodes(pool.rows)
     return LayerAttention(
-        ops.tree_attention, node_k, node_v, cache.k, cache.v, layout, work, scale_of(config),
+        ops.tree_attention,
+        node_k,
+        node_v,
+        cache.k,
+        cache.v,
+        layout,
+        work,
+        scale_of(config),
         plan=ops.plan_attention,
         works={(config.heads, config.kv_heads, None, None): work},
         states=cache.states and StepStates.of(ops, cache.states.slots, pool),
-    )  # fmt: skip
+    )
 
 
 def insert_deferred(drafter: Drafter, slots: Slots) -> float:

@@ -131,10 +131,12 @@ def decision(result: dict) -> Decision:
     forced = result.get("forced") or [[] for _ in result["texts"]]
     rows = zip(result["texts"], result["finish_reasons"], forced, strict=True)
     inside = leaves_thought_open("".join(pieces(result, result["prompt_ids"])))
-    return vote([
-        Sample(i, text, [], [], [], reason, forced=places, in_thought=inside)
-        for i, (text, reason, places) in enumerate(rows)
-    ])  # fmt: skip
+    return vote(
+        [
+            Sample(i, text, [], [], [], reason, forced=places, in_thought=inside)
+            for i, (text, reason, places) in enumerate(rows)
+        ]
+    )
 
 
 def tokens_per_step(result: dict) -> dict:

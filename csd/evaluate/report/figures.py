@@ -5,11 +5,14 @@ from typing import Any
 from csd.evaluate.report import data
 
 NAMES = {
-    "sampled": "sampled, not drafted", "own": "drafted from the sample itself",
-    "sibling": "drafted from a sibling", "prompt": "drafted from the prompt",
-    "history": "drafted from an earlier call's sample", "model": "drafted by a draft model",
+    "sampled": "sampled, not drafted",
+    "own": "drafted from the sample itself",
+    "sibling": "drafted from a sibling",
+    "prompt": "drafted from the prompt",
+    "history": "drafted from an earlier call's sample",
+    "model": "drafted by a draft model",
     "prior": "drafted from answers to other prompts",
-}  # fmt: skip
+}
 
 
 def votes(decision: data.Decision) -> list[dict[str, Any]]:
@@ -46,8 +49,11 @@ def divergence(result: dict) -> list[dict[str, Any]]:
         depth[node["id"]] = depth[node["parent"]] + 1
     return [
         {
-            "depth": depth[n["id"]], "start": n["start"], "end": n["end"], "samples": n["samples"],
+            "depth": depth[n["id"]],
+            "start": n["start"],
+            "end": n["end"],
+            "samples": n["samples"],
             "text": data.text_between(result, n["samples"][0], n["start"], n["end"]),
         }
         for n in nodes
-    ]  # fmt: skip
+    ]

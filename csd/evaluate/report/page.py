@@ -44,7 +44,7 @@ def page(result: dict) -> str:
         "steps": f"{stats['steps']:,}",
         "seed": result["seed"],
         "vote": str(decision),
-    }  # fmt: skip
+    }
     if decision.thoughts_cut:
         facts["thoughts cut"] = f"{decision.thoughts_cut} of {len(decision.answers)}"
     prompt = result.get("prompt") or "".join(data.pieces(result, result["prompt_ids"]))

@@ -63,14 +63,27 @@ class DraftCache:
     """Cache of S slots and S groups, with as many pages as the target's."""
 
     def __init__(
-        self, net: DraftNetwork, ops: Ops, device: torch.device, *, slots: int, pages: int,
-        slot_pages: int, prompt_pages: int,
-    ):  # fmt: skip
+        self,
+        net: DraftNetwork,
+        ops: Ops,
+        device: torch.device,
+        *,
+        slots: int,
+        pages: int,
+        slot_pages: int,
+        prompt_pages: int,
+    ):
         self.net, self.ops, self.device = net, ops, device
         self.kv = KVCache(
-            net.config, slots=slots, pages=pages, prompt_pages=prompt_pages,
-            slot_pages=slot_pages, rows=0, dtype=net.dtype, device=device,
-        )  # fmt: skip
+            net.config,
+            slots=slots,
+            pages=pages,
+            prompt_pages=prompt_pages,
+            slot_pages=slot_pages,
+            rows=0,
+            dtype=net.dtype,
+            device=device,
+        )
         self.base = [0] * slots  # per group, number of cached tokens of its prompt
         self.length = [0] * slots  # per slot, number of cached tokens after the prompt's
         self._owner: list[tuple[int, int] | None] = [None] * slots
@@ -147,12 +160,19 @@ class DraftCache:
                 hidden = {s: x[MOST_ROWS:] for s, x in hidden.items()}
             node_k, node_v = self._scratch(rows.total)
             out = self._forward(
-                rows, words, range(rows.total), [t for s in rows.slots for t in piece[s]],
+                rows,
+                words,
+                range(rows.total),
+                [t for s in rows.slots for t in piece[s]],
                 [self._place(s, host) + i for s in rows.slots for i in range(rows.count[s])],
-                states, node_k, node_v, host,
-            )  # fmt: skip
-            taken = {s: list(range(rows.start[s], rows.start[s] + rows.count[s]))
-                     for s in rows.slots}  # fmt: skip
+                states,
+                node_k,
+                node_v,
+                host,
+            )
+            taken = {
+                s: list(range(rows.start[s], rows.start[s] + rows.count[s])) for s in rows.slots
+            }
             self.commit(node_k, node_v, taken)
             last |= {s: out[taken[s][-1]] for s in rows.slots}
             recent = {s: x[MOST_ROWS:] for s, x in recent.items() if len(x) > MOST_ROWS}
@@ -167,16 +187,30 @@ class DraftCache:
             return
         path = [rows.get(s, []) for s in range(S)]
         self.ops.commit_kv(
-            node_k, node_v, self.kv.k, self.kv.v, self.kv.slot_pages, self._ints(self.length),
-            self._ints([[*x, *[-1] * (most - len(x))] for x in path]), self._ints(map(len, path)),
-        )  # fmt: skip
+            node_k,
+            node_v,
+            self.kv.k,
+            self.kv.v,
+            self.kv.slot_pages,
+            self._ints(self.length),
+            self._ints([[*x, *[-1] * (most - len(x))] for x in path]),
+            self._ints(map(len, path)),
+        )
         for s, x in rows.items():
             self.length[s] += len(x)
 
     def _forward(
-        self, rows: SlotRows, words: list[int], at: Any, token: list[int], position: list[int],
-        hidden: torch.Tensor | None, node_k: torch.Tensor, node_v: torch.Tensor, host: HostSlots,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        rows: SlotRows,
+        words: list[int],
+        at: Any,
+        token: list[int],
+        position: list[int],
+        hidden: torch.Tensor | None,
+        node_k: torch.Tensor,
+        node_v: torch.Tensor,
+        host: HostSlots,
+    ) -> torch.Tensor:
         """Run the rows `at`, and write their keys and values to node_k and node_v, which already
         have those of the other rows. Returns states [len(at), hidden]."""
         kv, config = self.kv, self.net.config
@@ -192,9 +226,16 @@ class DraftCache:
         new_k, new_v = self._scratch(len(token))
 
         whole = LayerAttention(
-            self.ops.tree_attention, node_k, node_v, kv.k, kv.v, where, work, scale_of(config),
+            self.ops.tree_attention,
+            node_k,
+            node_v,
+            kv.k,
+            kv.v,
+            where,
+            work,
+            scale_of(config),
             plan=self.ops.plan_attention,
-        )  # fmt: skip
+        )
 
         def attend(layer: int, q: torch.Tensor, **properties: Any) -> torch.Tensor:
             node_k[layer].index_copy_(0, place, new_k[layer])
@@ -249,9 +290,13 @@ class Scratch:
         return MOST_ROWS - len(self.words[s])
 
     def level(
-        self, slot: list[int], parent: list[int], token: list[int], depth: int,
+        self,
+        slot: list[int],
+        parent: list[int],
+        token: list[int],
+        depth: int,
         hidden: torch.Tensor | None,
-    ) -> tuple[list[int], torch.Tensor]:  # fmt: skip
+    ) -> tuple[list[int], torch.Tensor]:
         """Read the nodes of one level. parent: number of each node's parent in the slot, or -1.
 
         Returns the nodes' numbers in their slots, and states [n, hidden] in the same order.
@@ -274,9 +319,16 @@ class Scratch:
         self.k, self.v = k, v
         at = [rows.start[s] + n for s, n in zip(slot, number, strict=True)]
         out = cache._forward(
-            rows, [w for s in rows.slots for w in self.words[s]], at, token,
-            [cache._place(s, self.host) + depth - 1 for s in slot], hidden, k, v, self.host,
-        )  # fmt: skip
+            rows,
+            [w for s in rows.slots for w in self.words[s]],
+            at,
+            token,
+            [cache._place(s, self.host) + depth - 1 for s in slot],
+            hidden,
+            k,
+            v,
+            self.host,
+        )
         return number, out
 
     def keep(self, numbers: dict[int, list[int]]) -> None:

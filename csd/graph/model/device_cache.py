@@ -49,9 +49,15 @@ class DeviceCache:
         self.prompt_pages, self.slot_pages = cache.prompt_pages, cache.slot_pages
         S, G = self.slot_pages.shape[0], self.prompt_pages.shape[0]
         own = KVCache(
-            net.config, slots=1, pages=cache.pages, prompt_pages=1, slot_pages=1, rows=0,
-            dtype=net.dtype, device=device,
-        )  # fmt: skip
+            net.config,
+            slots=1,
+            pages=cache.pages,
+            prompt_pages=1,
+            slot_pages=1,
+            rows=0,
+            dtype=net.dtype,
+            device=device,
+        )
         self.k, self.v = own.k, own.v
 
         def full(size: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -72,9 +78,14 @@ class DeviceCache:
         return (slots.prompt_len - self.skipped).clamp(min=0)
 
     def read_prompt(
-        self, key: int, prompt: list[int], begin: int, end: int, slots: Slots,
+        self,
+        key: int,
+        prompt: list[int],
+        begin: int,
+        end: int,
+        slots: Slots,
         hidden: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Read the prompt's tokens begin .. end - 1, for which the target has pages.
 
         hidden: the target's states of these tokens, if the network reads each token with the
@@ -132,9 +143,14 @@ class DeviceCache:
         node_k, node_v = self._scratch(S * R)
         attend = self._attention(where, words, slots, node_k, node_v)
         hidden = self.net.forward(
-            token[order.slot].reshape(-1).int(), place[order.slot].reshape(-1), states, attend,
-            node_k, node_v, self.ops,
-        )  # fmt: skip
+            token[order.slot].reshape(-1).int(),
+            place[order.slot].reshape(-1),
+            states,
+            attend,
+            node_k,
+            node_v,
+            self.ops,
+        )
         row = torch.where(step < count[:, None], where["slot_start"][:, None] + step, -1)
         self.ops.commit_kv(node_k, node_v, self.k, self.v, self.slot_pages, self.length, row, count)
         self.length.add_(count)
@@ -157,9 +173,15 @@ class DeviceCache:
         return Nodes(k, v, torch.zeros(S, 0, dtype=torch.int64, device=self.device))
 
     def read_level(
-        self, order: SlotOrder, nodes: Nodes, token: torch.Tensor, above: torch.Tensor,
-        position: torch.Tensor, hidden: torch.Tensor, slots: Slots,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        order: SlotOrder,
+        nodes: Nodes,
+        token: torch.Tensor,
+        above: torch.Tensor,
+        position: torch.Tensor,
+        hidden: torch.Tensor,
+        slots: Slots,
+    ) -> torch.Tensor:
         """Read one level, F nodes per slot; returns states [S, F, hidden].
 
         token: [S, F]. above: ancestor words of their parents [S, F], 0 below the root. position:
@@ -199,14 +221,24 @@ class DeviceCache:
         """Attention of a forward pass, with one layout for all layers; node_k, node_v: by layer."""
         config, plan = self.net.config, self.ops.plan_attention
         where = where | dict(
-            prompt_pages=self.prompt_pages, prompt_len=self.base(slots),
-            slot_pages=self.slot_pages, slot_len=self.length, ancestors=words,
-        )  # fmt: skip
+            prompt_pages=self.prompt_pages,
+            prompt_len=self.base(slots),
+            slot_pages=self.slot_pages,
+            slot_len=self.length,
+            ancestors=words,
+        )
         work = plan(heads=config.heads, kv_heads=config.kv_heads, **where)
         return LayerAttention(
-            self.ops.tree_attention, node_k, node_v, self.k, self.v, where, work,
-            scale_of(config), plan=plan,
-        )  # fmt: skip
+            self.ops.tree_attention,
+            node_k,
+            node_v,
+            self.k,
+            self.v,
+            where,
+            work,
+            scale_of(config),
+            plan=plan,
+        )
 
     def _scratch(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         c = self.net.config

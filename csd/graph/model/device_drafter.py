@@ -100,9 +100,16 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
     """
 
     def __init__(
-        self, net: DraftNetwork, ops: Ops, device: str | torch.device, *, k: int, depth: int,
-        temperature: float | None = None, name: str = "the draft model",
-    ):  # fmt: skip
+        self,
+        net: DraftNetwork,
+        ops: Ops,
+        device: str | torch.device,
+        *,
+        k: int,
+        depth: int,
+        temperature: float | None = None,
+        name: str = "the draft model",
+    ):
         self.net, self.ops = net, for_dtype(ops, net.dtype)
         self.name, self.device = name, torch.device(device)
         self.k, self.depth, self.temperature = k, depth, temperature
@@ -189,9 +196,14 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
             row = torch.arange(S, device=device)[:, None] * F + parent
             states = hidden.flatten(0, 1)[row]
             hidden = cache.read_level(
-                order, nodes, level[0].gather(1, best), word.gather(1, parent), position + depth,
-                states, slots,
-            )  # fmt: skip
+                order,
+                nodes,
+                level[0].gather(1, best),
+                word.gather(1, parent),
+                position + depth,
+                states,
+                slots,
+            )
             word = nodes.words[:, -best.shape[1] :]
             number, chance = begin + best, level[2].gather(1, best)
             begin += F * width

@@ -48,9 +48,12 @@ class Distributions:
 
 
 def distributions(
-    logits: torch.Tensor, slot: list[int], slots: Slots, temperature: float | None,
+    logits: torch.Tensor,
+    slot: list[int],
+    slots: Slots,
+    temperature: float | None,
     candidates: int = CANDIDATES,
-) -> Distributions:  # fmt: skip
+) -> Distributions:
     """Distributions of nodes of slots `slot` [F] with logits [F, V]; no repetition penalty.
 
     temperature: None means the sample's own.
@@ -63,9 +66,12 @@ def distributions(
 
 
 def distribution_tensors(
-    logits: torch.Tensor, s: torch.Tensor, slots: Slots, temperature: float | None,
+    logits: torch.Tensor,
+    s: torch.Tensor,
+    slots: Slots,
+    temperature: float | None,
     candidates: int = CANDIDATES,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [F, C] int64 and log q [F, C] float64, on the device, of nodes of slots s [F]."""
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
     own = slots.temperature[s].to(z.dtype)
@@ -84,9 +90,12 @@ def distribution_tensors(
 
 
 def expected(
-    dist: Distributions, slot: list[int], position: list[int], slots: Slots,
+    dist: Distributions,
+    slot: list[int],
+    position: list[int],
+    slots: Slots,
     noise: DraftNoise | None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Probabilities p(t) [F, C] of the candidates with the verifier "match".
 
     position: index of the token after each node. noise: replaces the slots' own.

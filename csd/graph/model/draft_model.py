@@ -46,9 +46,15 @@ class ModelNetwork:
             raise ValueError(f"a draft model must have no layers with a state, got a {family!r}")
 
     def forward(
-        self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
-        attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        token: torch.Tensor,
+        position: torch.Tensor,
+        hidden: torch.Tensor | None,
+        attend: Any,
+        node_k: torch.Tensor,
+        node_v: torch.Tensor,
+        ops: Ops,
+    ) -> torch.Tensor:
         # clamp positions beyond the context, also those of nodes that no slot has room for
         position = position.clamp(max=self.config.context - 1)
         return self.decoder.forward(token, position, attend, node_k, node_v, ops)
@@ -80,9 +86,13 @@ class DraftSpec:
     """
 
     def __init__(
-        self, *, k: int = 4, depth: int = 5,
-        temperature: float | tuple[float, ...] | list[float] | None = None, graph: bool = False,
-    ):  # fmt: skip
+        self,
+        *,
+        k: int = 4,
+        depth: int = 5,
+        temperature: float | tuple[float, ...] | list[float] | None = None,
+        graph: bool = False,
+    ):
         self.k = check_whole("k", k, 1, MAX_CHILDREN)
         self.depth = check_whole("depth", depth, 1, MAX_DEPTH)
         self.temperature = self._temperatures(temperature)
@@ -129,10 +139,17 @@ class DraftModel(DraftSpec):
     """
 
     def __init__(
-        self, model: Any, *, k: int = 4, depth: int = 5,
-        temperature: float | tuple[float, ...] | list[float] | None = None, graph: bool = False,
-        layers: int | None = None, dtype: torch.dtype | None = None, revision: str | None = None,
-    ):  # fmt: skip
+        self,
+        model: Any,
+        *,
+        k: int = 4,
+        depth: int = 5,
+        temperature: float | tuple[float, ...] | list[float] | None = None,
+        graph: bool = False,
+        layers: int | None = None,
+        dtype: torch.dtype | None = None,
+        revision: str | None = None,
+    ):
         super().__init__(k=k, depth=depth, temperature=temperature, graph=graph)
         layers = None if layers is None else check_whole("layers", layers, 1)
         self.model, self.layers, self.dtype, self.revision = model, layers, dtype, revision
@@ -149,14 +166,17 @@ class DraftModel(DraftSpec):
         if self._loaded is None:
             named = isinstance(self.model, str | os.PathLike)
             self._loaded = load(
-                self.model, dtype=self.dtype, device=device if named else None,
+                self.model,
+                dtype=self.dtype,
+                device=device if named else None,
                 revision=self.revision,
-            )  # fmt: skip
+            )
         loaded = self._loaded
         loaded.refresh()
         if loaded.device != torch.device(device):
-            raise ValueError(f"drafter must be on the model's device {device}, got {self!r} on "
-                             f"{loaded.device}")  # fmt: skip
+            raise ValueError(
+                f"drafter must be on the model's device {device}, got {self!r} on {loaded.device}"
+            )
         decoder = loaded.decoder
         if self.layers is not None:
             decoder = first_layers(decoder, self.layers)
@@ -166,6 +186,12 @@ class DraftModel(DraftSpec):
                 net, ops, device, k=self.k, depth=self.depth, temperature=heat, name=repr(self)
             )
         return ModelDrafter(
-            net, ops, device, k=self.k, depth=self.depth, temperature=heat,
-            graph=self._graph(ops, device, tokens, history), name=repr(self),
-        )  # fmt: skip
+            net,
+            ops,
+            device,
+            k=self.k,
+            depth=self.depth,
+            temperature=heat,
+            graph=self._graph(ops, device, tokens, history),
+            name=repr(self),
+        )

@@ -63,10 +63,17 @@ class ModelDrafter(NetworkDrafter):
     """
 
     def __init__(
-        self, net: DraftNetwork, ops: Ops, device: str | torch.device, *, k: int, depth: int,
+        self,
+        net: DraftNetwork,
+        ops: Ops,
+        device: str | torch.device,
+        *,
+        k: int,
+        depth: int,
         temperature: float | tuple[float, ...] | None = None,
-        graph: ConsensusGraph | None = None, name: str = "the draft model",
-    ):  # fmt: skip
+        graph: ConsensusGraph | None = None,
+        name: str = "the draft model",
+    ):
         self.net, self.graph, self.name = net, graph, name
         self.k, self.depth, self.temperature = k, depth, temperature
         self.context = graph.context if graph else 1
@@ -88,9 +95,11 @@ class ModelDrafter(NetworkDrafter):
         super().attach(decoder, cache)
         self.net.attach(decoder)
         self.prefill.allocate(
-            slots=cache.slot_pages.shape[0], pages=cache.pages,
-            slot_pages=cache.slot_pages.shape[1], prompt_pages=cache.prompt_pages.shape[1],
-        )  # fmt: skip
+            slots=cache.slot_pages.shape[0],
+            pages=cache.pages,
+            slot_pages=cache.slot_pages.shape[1],
+            prompt_pages=cache.prompt_pages.shape[1],
+        )
 
     def start_call(self) -> None:
         self.net.start_call()

@@ -89,11 +89,15 @@ class EagleHead:
             "fc.weight": (c.hidden, None if self.version == 3 else 2 * c.hidden)
         }
         inside = {
-            "self_attn.q_proj": (q, wide), "self_attn.k_proj": (kv, wide),
-            "self_attn.v_proj": (kv, wide), "self_attn.o_proj": (c.hidden, q),
-            "mlp.gate_proj": (c.intermediate, c.hidden), "mlp.up_proj": (c.intermediate, c.hidden),
-            "mlp.down_proj": (c.hidden, c.intermediate), "post_attention_layernorm": (c.hidden,),
-        }  # fmt: skip
+            "self_attn.q_proj": (q, wide),
+            "self_attn.k_proj": (kv, wide),
+            "self_attn.v_proj": (kv, wide),
+            "self_attn.o_proj": (c.hidden, q),
+            "mlp.gate_proj": (c.intermediate, c.hidden),
+            "mlp.up_proj": (c.intermediate, c.hidden),
+            "mlp.down_proj": (c.hidden, c.intermediate),
+            "post_attention_layernorm": (c.hidden,),
+        }
         if self.version == 3:
             inside |= dict.fromkeys(("hidden_norm", "input_layernorm"), (c.hidden,))
             shapes |= {"norm.weight": (c.hidden,), "lm_head.weight": (None, c.hidden)}
@@ -143,9 +147,15 @@ class EagleHead:
 
     @torch.no_grad()
     def forward(
-        self, token: torch.Tensor, position: torch.Tensor, hidden: torch.Tensor | None,
-        attend: Any, node_k: torch.Tensor, node_v: torch.Tensor, ops: Ops,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        token: torch.Tensor,
+        position: torch.Tensor,
+        hidden: torch.Tensor | None,
+        attend: Any,
+        node_k: torch.Tensor,
+        node_v: torch.Tensor,
+        ops: Ops,
+    ) -> torch.Tensor:
         """Predict states [M, hidden]; hidden: the target's states, or predicted ones of parents."""
         assert hidden is not None and self.embedding is not None
         c, eps, w = self.config, self.config.norm_eps, self.weights
@@ -229,10 +239,15 @@ class Eagle(DraftSpec):
     """
 
     def __init__(
-        self, path: str | Path, *, k: int = 8, depth: int = 5,
-        temperature: float | tuple[float, ...] | list[float] | None = None, graph: bool = False,
+        self,
+        path: str | Path,
+        *,
+        k: int = 8,
+        depth: int = 5,
+        temperature: float | tuple[float, ...] | list[float] | None = None,
+        graph: bool = False,
         dtype: torch.dtype | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__(k=k, depth=depth, temperature=temperature, graph=graph)
         self.path, self.dtype = path, dtype
         self._head: EagleHead | None = None
@@ -248,10 +263,21 @@ class Eagle(DraftSpec):
         heat = self.temperature
         if torch.device(device).type == "cuda" and not self.graph and not isinstance(heat, tuple):
             return DeviceModelDrafter(
-                self._head, ops, device, k=self.k, depth=self.depth, temperature=heat,
+                self._head,
+                ops,
+                device,
+                k=self.k,
+                depth=self.depth,
+                temperature=heat,
                 name=repr(self),
-            )  # fmt: skip
+            )
         return ModelDrafter(
-            self._head, ops, device, k=self.k, depth=self.depth, temperature=heat,
-            graph=self._graph(ops, device, tokens, history), name=repr(self),
-        )  # fmt: skip
+            self._head,
+            ops,
+            device,
+            k=self.k,
+            depth=self.depth,
+            temperature=heat,
+            graph=self._graph(ops, device, tokens, history),
+            name=repr(self),
+        )

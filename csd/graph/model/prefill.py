@@ -64,9 +64,11 @@ class DraftPrefill:
         """Allocate without an engine: pages for the slots and a prompt of this length."""
         slot_pages, prompt_pages = pages_for(slots.tokens.shape[1] + 1), pages_for(len(prompt)) + 1
         self.allocate(
-            slots=slots.count, pages=slots.count * (slot_pages + prompt_pages),
-            slot_pages=slot_pages, prompt_pages=prompt_pages,
-        )  # fmt: skip
+            slots=slots.count,
+            pages=slots.count * (slot_pages + prompt_pages),
+            slot_pages=slot_pages,
+            prompt_pages=prompt_pages,
+        )
 
     def catch_up(self, host: HostSlots, slots: Slots) -> torch.Tensor:
         """Read unread committed tokens, roots included; returns root states [live, hidden]."""

@@ -93,9 +93,11 @@ class Sequences:
             if count and depth:
                 depths[s] = count, depth
         costs = [
-            self._cost(d, count) for count, depth in depths.values() for d in range(depth)
+            self._cost(d, count)
+            for count, depth in depths.values()
+            for d in range(depth)
             for _ in range(count)
-        ]  # fmt: skip
+        ]
         worth = choose(costs) if costs else 0
         # whole levels of all slots, from the root down
         level = 0
@@ -112,9 +114,15 @@ class Sequences:
         return round(-math.log2(max(share, 2.0**-16)) * COST_ONE)
 
     def _level(
-        self, front: list[int], level: int, hidden: torch.Tensor, row: dict, step: _Growing,
-        host: HostSlots, slots: Slots,
-    ) -> list[tuple[int, int]]:  # fmt: skip
+        self,
+        front: list[int],
+        level: int,
+        hidden: torch.Tensor,
+        row: dict,
+        step: _Growing,
+        host: HostSlots,
+        slots: Slots,
+    ) -> list[tuple[int, int]]:
         """Draw one token of every sequence; returns the new nodes (slot, number)."""
         drafter = self._drafter
         stands = [(s, n) for s in front for n in dict.fromkeys(step.at[s])]

@@ -107,9 +107,11 @@ class SlotOrder:
         slot = rank.argsort(stable=True)
         every = torch.arange(groups + 1, dtype=rank.dtype, device=rank.device)
         return cls(
-            slot, slots.live[slot], slots.group[slot].clamp(min=0).long(),
+            slot,
+            slots.live[slot],
+            slots.group[slot].clamp(min=0).long(),
             torch.searchsorted(rank[slot], every),
-        )  # fmt: skip
+        )
 
     def layout(self, each: int) -> dict[str, torch.Tensor]:
         """Attention layout of a pass with `each` rows of every live slot."""

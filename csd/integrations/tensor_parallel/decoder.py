@@ -79,9 +79,13 @@ class ParallelDecoder(Norms):
         self._layers = [_Shards.of(layer) for layer in inner.layers]
         self.norm = inner.norm.weight.data
         self.cos, self.sin = rope_tables(
-            whole.rope, whole.head_dim, whole.context, self.norm.dtype, self.norm.device,
+            whole.rope,
+            whole.head_dim,
+            whole.context,
+            self.norm.dtype,
+            self.norm.device,
             inner.rotary_emb.inv_freq,
-        )  # fmt: skip
+        )
 
     @torch.no_grad()
     def forward(

@@ -54,11 +54,15 @@ _PROCESSORS = {
 # processors that read more than a row's own tokens and logits: its index in the batch, a model,
 # state of earlier calls
 _NOT_OF_ROWS = (
-    "PrefixConstrainedLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-    "ClassifierFreeGuidanceLogitsProcessor", "HammingDiversityLogitsProcessor",
-    "EncoderRepetitionPenaltyLogitsProcessor", "EncoderNoRepeatNGramLogitsProcessor",
-    "SynthIDTextWatermarkLogitsProcessor", "WhisperTimeStampLogitsProcessor",
-)  # fmt: skip
+    "PrefixConstrainedLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "ClassifierFreeGuidanceLogitsProcessor",
+    "HammingDiversityLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
+    "WhisperTimeStampLogitsProcessor",
+)
 _CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 
 

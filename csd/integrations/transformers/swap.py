@@ -26,8 +26,8 @@ def apply_kernels(model: nn.Module) -> bool:
     """Swap csd's kernels into a Llama, Mistral, Qwen2 or Qwen3 of transformers.
 
     Returns True, also where an earlier call has swapped them in. CPU tensors run the loop of
-    the backend "cpu" or the reference, CUDA tensors Triton kernels. All have a backward. Raises TypeError for a model
-    with none of those layers, or with ones that csd cannot replace.
+    the backend "cpu" or the reference, CUDA tensors Triton kernels. All have a backward. Raises
+    TypeError for a model with none of those layers, or with ones that csd cannot replace.
     """
     _check_model(model)
     every = ((m, _forward_for(m)) for m in model.modules())

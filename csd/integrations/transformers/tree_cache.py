@@ -148,9 +148,15 @@ class TreeCache:
         rows = [[start[s] + j for j in p] + [-1] * (width - len(p)) for s, p in enumerate(paths)]
         kv, counts = self._kv, self._int32([len(p) for p in paths])
         commit_kv(
-            tree.node_k, tree.node_v, kv.k, kv.v, kv.slot_pages, self.slot_len,
-            self._int32(rows), counts,
-        )  # fmt: skip
+            tree.node_k,
+            tree.node_v,
+            kv.k,
+            kv.v,
+            kv.slot_pages,
+            self.slot_len,
+            self._int32(rows),
+            counts,
+        )
         self._len = [n + len(p) for n, p in zip(self._len, paths, strict=True)]
         # in place, since trees refer to this tensor
         self.slot_len += counts

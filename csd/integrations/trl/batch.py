@@ -65,9 +65,10 @@ class _Part:
 
             chosen = {
                 name: [value[i] for i in rows]
-                if isinstance(value, list) and len(value) == len(drawn) else value
+                if isinstance(value, list) and len(value) == len(drawn)
+                else value
                 for name, value in columns.items()
-            }  # fmt: skip
+            }
             return log, rows, chosen | {"log_extra": keep}
 
         if _is_async(self.function):

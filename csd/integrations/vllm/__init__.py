@@ -62,9 +62,13 @@ class Proposer:
             self.history = History(self.history_samples, self.history_tokens)
         # a sample may exceed the model's length by the drafts of its last step
         self.rows = Rows(
-            rows, self.length + ENTERED, self.patience, max(self.history_samples, 1),
-            self._begin, self._release,
-        )  # fmt: skip
+            rows,
+            self.length + ENTERED,
+            self.patience,
+            max(self.history_samples, 1),
+            self._begin,
+            self._release,
+        )
         self._slots = empty_slots(rows, self.rows.places, config.context)
         self._ends = end_tokens(model)
         self._slots.stop_ids[:, : len(self._ends)] = torch.tensor(self._ends, dtype=torch.int32)
@@ -81,11 +85,13 @@ class Proposer:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """Returns drafted tokens per row; none for a row in prefill, which has sampled none."""
-        found = self.rows.find({
-            i: (token_ids_cpu[i, : num_tokens_no_spec[i]], len(new))
-            for i, new in enumerate(sampled_token_ids)
-            if len(new)
-        })  # fmt: skip
+        found = self.rows.find(
+            {
+                i: (token_ids_cpu[i, : num_tokens_no_spec[i]], len(new))
+                for i, new in enumerate(sampled_token_ids)
+                if len(new)
+            }
+        )
         self._enter()
         self._observe(found)
         drafts = self._draft(found)

@@ -191,10 +191,16 @@ def committed(part: dict[int, Sample], at: int, slots: Slots) -> tuple[Pool, Ver
     pool = Pool.empty(M, slots.count, slots.group_key.shape[0], N)
     pool.slot.copy_(torch.from_numpy(slot.repeat(count)))
     pool.depth.copy_(torch.from_numpy(depth))
-    pool.context.copy_(torch.from_numpy(np.concatenate([
-        windows(s, s.length - len(s.new) + at, n, N)
-        for s, n in zip(part.values(), count.tolist(), strict=True)
-    ])))  # fmt: skip
+    pool.context.copy_(
+        torch.from_numpy(
+            np.concatenate(
+                [
+                    windows(s, s.length - len(s.new) + at, n, N)
+                    for s, n in zip(part.values(), count.tolist(), strict=True)
+                ]
+            )
+        )
+    )
     accept_row = torch.full((slots.count, ENTERED), -1, dtype=torch.int32)
     accept_row[pool.slot.long(), pool.depth.long()] = torch.arange(M, dtype=torch.int32)
     none = torch.zeros(M)

@@ -39,9 +39,12 @@ from csd.kernels.common.operator import Fields, RecordOperator
 from csd.state.kv_cache import PAGE
 
 __all__ = [
-    "TreeLayout", "next_layer_attention", "tree_attention", "tree_attention_ref",
+    "TreeLayout",
+    "next_layer_attention",
+    "tree_attention",
+    "tree_attention_ref",
     "tree_attention_triton",
-]  # fmt: skip
+]
 
 
 # optional properties of a call, as schema declarations
@@ -52,9 +55,15 @@ PROPERTIES = "SymInt? window", "SymInt? chunk", "float? softcap", "Tensor? sinks
 def _on_cpu(*args: Any) -> None:
     *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
     tree_attention_ref(
-        *keys, **layout._asdict(), scale=scale, out=out, window=window, chunk=chunk,
-        softcap=softcap, sinks=sinks,
-    )  # fmt: skip
+        *keys,
+        **layout._asdict(),
+        scale=scale,
+        out=out,
+        window=window,
+        chunk=chunk,
+        softcap=softcap,
+        sinks=sinks,
+    )
 
 
 @wraps(tree_attention_triton)
@@ -62,9 +71,14 @@ def _on_gpu(*args: Any) -> None:
     *operands, work, out, window, chunk, softcap, sinks = args
     attend: Any = tree_attention_triton
     attend(
-        *operands, work=Work(*work) if work else None, out=out, window=window, chunk=chunk,
-        softcap=softcap, sinks=sinks,
-    )  # fmt: skip
+        *operands,
+        work=Work(*work) if work else None,
+        out=out,
+        window=window,
+        chunk=chunk,
+        softcap=softcap,
+        sinks=sinks,
+    )
 
 
 def _loop() -> tuple[Callable[..., bool], Callable]:
@@ -75,9 +89,15 @@ def _loop() -> tuple[Callable[..., bool], Callable]:
     def attend(*args: Any) -> None:
         *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
         attention.tree_attention(
-            *keys, **layout._asdict(), scale=scale, out=out, window=window, chunk=chunk,
-            softcap=softcap, sinks=sinks,
-        )  # fmt: skip
+            *keys,
+            **layout._asdict(),
+            scale=scale,
+            out=out,
+            window=window,
+            chunk=chunk,
+            softcap=softcap,
+            sinks=sinks,
+        )
 
     return (lambda *args: readable(*args[:5])), attend
 
@@ -198,9 +218,12 @@ def check_operands(
 
 
 def check_properties(
-    q: torch.Tensor, window: int | None, chunk: int | None, softcap: float | None,
+    q: torch.Tensor,
+    window: int | None,
+    chunk: int | None,
+    softcap: float | None,
     sinks: torch.Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """Raises ValueError for an invalid window, chunk, softcap or sinks."""
     check_reach(window, chunk)
     if softcap is not None and not softcap > 0:

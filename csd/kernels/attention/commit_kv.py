@@ -183,9 +183,16 @@ def commit_kv(
         check_tensor(name, x, (S, None), torch.int32, device)
     check_tensor("accept_count", accept_count, (S,), torch.int32, device)
     _commit_kv(
-        node_k, node_v, k_pages, v_pages, slot_pages, slot_len, accept_row, accept_count,
+        node_k,
+        node_v,
+        k_pages,
+        v_pages,
+        slot_pages,
+        slot_len,
+        accept_row,
+        accept_count,
         moved,
-    )  # fmt: skip
+    )
 
 
 def write_prompt(

@@ -58,9 +58,16 @@ class LayerAttention:
         p = properties
         q, scale = _positive(q, p.scale)
         return self.tree_attention(
-            q, *found, **self.where, scale=scale, work=self._work_of(q.shape[1], p),
-            window=p.window, chunk=p.chunk, softcap=p.softcap, sinks=sinks,
-        )  # fmt: skip
+            q,
+            *found,
+            **self.where,
+            scale=scale,
+            work=self._work_of(q.shape[1], p),
+            window=p.window,
+            chunk=p.chunk,
+            softcap=p.softcap,
+            sinks=sinks,
+        )
 
     def _work_of(self, heads: int, p: Properties) -> Any:
         key = heads, p.kv_heads, p.window, p.chunk

@@ -25,9 +25,18 @@ KIB = 1024
 # KiB of shared memory that a program may use, by target (CUDA C++ Programming Guide, "Compute
 # Capabilities"; AMD's LDS), and of chips that are not listed
 SHARED = {
-    "sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227,
-    "sm_103": 227, "sm_110": 227, "sm_120": 99, "sm_121": 99, "gfx942": 64,
-}  # fmt: skip
+    "sm_80": 163,
+    "sm_86": 99,
+    "sm_87": 163,
+    "sm_89": 99,
+    "sm_90": 227,
+    "sm_100": 227,
+    "sm_103": 227,
+    "sm_110": 227,
+    "sm_120": 99,
+    "sm_121": 99,
+    "gfx942": 64,
+}
 LEAST = 64
 
 
@@ -127,9 +136,13 @@ def prefetch(row_ptr, K, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr):
     for i in tl.static_range(AHEAD * BLOCK_K // EACH):
         at = row_ptr + tl.minimum(i * EACH, K - 1)
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; // dummy $0", "=r,l", [at.to(tl.int64)], dtype=tl.int32,
-            is_pure=False, pack=1,
-        )  # fmt: skip
+            "prefetch.global.L2 [$1]; // dummy $0",
+            "=r,l",
+            [at.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 def dependent_options(kernel: Any) -> dict[str, Any]:

@@ -19,8 +19,13 @@ from csd.kernels.common.cpu import compiles
 
 # schema types, by a field's type or by its name where annotations are not evaluated
 NUMBERS = {
-    "int": "SymInt", "float": "float", "bool": "bool", int: "SymInt", float: "float", bool: "bool",
-}  # fmt: skip
+    "int": "SymInt",
+    "float": "float",
+    "bool": "bool",
+    int: "SymInt",
+    float: "float",
+    bool: "bool",
+}
 
 
 @dataclass

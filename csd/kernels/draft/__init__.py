@@ -74,14 +74,37 @@ from csd.state.slots import Slots
 __all__ = ["DraftNoise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
 
 _SLOTS = (
-    "live", "group", "key", "sample", "generated", "max_new", "temperature", "context", "stop_ids",
-    "step", "progress_penalty", "prompt_len", "group_key",
-)  # fmt: skip
+    "live",
+    "group",
+    "key",
+    "sample",
+    "generated",
+    "max_new",
+    "temperature",
+    "context",
+    "stop_ids",
+    "step",
+    "progress_penalty",
+    "prompt_len",
+    "group_key",
+)
 # fields of a GraphConfig that drafting reads, besides its sizes
 _CONFIG = (
-    "smoothing", "trust", "own_weight", "beta", "beta_order", "uncoupled", "decay", "settle",
-    "group_penalty", "frontier", "max_depth", "min_prob", "prior_smoothing", "prior_trust",
-)  # fmt: skip
+    "smoothing",
+    "trust",
+    "own_weight",
+    "beta",
+    "beta_order",
+    "uncoupled",
+    "decay",
+    "settle",
+    "group_penalty",
+    "frontier",
+    "max_depth",
+    "min_prob",
+    "prior_smoothing",
+    "prior_trust",
+)
 
 
 def with_config(run: Callable) -> Callable:
@@ -92,10 +115,13 @@ def with_config(run: Callable) -> Callable:
         orders, prior_orders, *drafting, nodes = numbers
         graph = Table(ways, **table, prior=Table(prior_ways, *prior) if prior else None)
         config = GraphConfig(
-            orders=tuple(orders), prior_orders=tuple(prior_orders), ways=ways,
-            capacity=graph.entry_group.shape[0], successors=graph.succ_token.shape[1],
+            orders=tuple(orders),
+            prior_orders=tuple(prior_orders),
+            ways=ways,
+            capacity=graph.entry_group.shape[0],
+            successors=graph.succ_token.shape[1],
             **dict(zip(_CONFIG, drafting, strict=True)),
-        )  # fmt: skip
+        )
         return run(graph, slots, rows, config, nodes=nodes)
 
     return call

@@ -95,9 +95,21 @@ def _added(
 
 @triton.jit
 def _rotate(
-    x_ptr, y_ptr, at_x, at_y, mask, cos_l, cos_h, sin_l, sin_h, part_stride, bias_ptr, at_bias,
-    R: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    at_x,
+    at_y,
+    mask,
+    cos_l,
+    cos_h,
+    sin_l,
+    sin_h,
+    part_stride,
+    bias_ptr,
+    at_bias,
+    R: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     # both halves of the heads' rotated part in one tile each: [heads, BLOCK_D]
     kind: tl.constexpr = y_ptr.dtype.element_ty
     half: tl.constexpr = R // 2
@@ -109,9 +121,7 @@ def _rotate(
 
 
 @triton.jit
-def _keep(
-    x_ptr, y_ptr, at_x, at_y, mask, part_stride, bias_ptr, at_bias, PARTS: tl.constexpr
-):  # fmt: skip
+def _keep(x_ptr, y_ptr, at_x, at_y, mask, part_stride, bias_ptr, at_bias, PARTS: tl.constexpr):
     kind: tl.constexpr = y_ptr.dtype.element_ty
     x = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
     tl.store(y_ptr + at_y, x, mask=mask)
@@ -161,36 +171,80 @@ def _rotary_kernel(
     mask = (e < EACH) & half
     at_out = row * (EACH * K * D) + heads
     _rotate(
-        q_ptr, out_ptr, row * q_stride + heads, at_out, mask, cos_l, cos_h, sin_l, sin_h,
-        part_stride, bias_ptr, heads, R, PARTS,
-    )  # fmt: skip
+        q_ptr,
+        out_ptr,
+        row * q_stride + heads,
+        at_out,
+        mask,
+        cos_l,
+        cos_h,
+        sin_l,
+        sin_h,
+        part_stride,
+        bias_ptr,
+        heads,
+        R,
+        PARTS,
+    )
     at_node = row * (K * D) + kv * D + offs_d
     at_k = row * k_stride + kv * D + offs_d
     # columns of the product: queries, keys, values
     in_keys = (EACH * K + kv) * D + offs_d
     _rotate(
-        k_ptr, node_k_ptr, at_k, at_node, half, cos_l, cos_h, sin_l, sin_h, part_stride, bias_ptr,
-        in_keys, R, PARTS,
-    )  # fmt: skip
+        k_ptr,
+        node_k_ptr,
+        at_k,
+        at_node,
+        half,
+        cos_l,
+        cos_h,
+        sin_l,
+        sin_h,
+        part_stride,
+        bias_ptr,
+        in_keys,
+        R,
+        PARTS,
+    )
     for i in tl.static_range((D - R + BLOCK_D - 1) // BLOCK_D):
         on = R + i * BLOCK_D
         there = on + offs_d < D
         _keep(
-            q_ptr, out_ptr, row * q_stride + heads + on, at_out + on, (e < EACH) & there,
-            part_stride, bias_ptr, heads + on, PARTS,
-        )  # fmt: skip
-        _keep(
-            k_ptr, node_k_ptr, at_k + on, at_node + on, there, part_stride, bias_ptr, in_keys + on,
+            q_ptr,
+            out_ptr,
+            row * q_stride + heads + on,
+            at_out + on,
+            (e < EACH) & there,
+            part_stride,
+            bias_ptr,
+            heads + on,
             PARTS,
-        )  # fmt: skip
+        )
+        _keep(
+            k_ptr,
+            node_k_ptr,
+            at_k + on,
+            at_node + on,
+            there,
+            part_stride,
+            bias_ptr,
+            in_keys + on,
+            PARTS,
+        )
     if v_ptr is not None:
         half = offs_d < D // 2
         at_v = row * v_stride + kv * D + offs_d
         for i in tl.static_range(2):
             v = _added(
-                v_ptr, at_v + i * (D // 2), half, part_stride, bias_ptr,
-                in_keys + K * D + i * (D // 2), node_v_ptr.dtype.element_ty, PARTS,
-            )  # fmt: skip
+                v_ptr,
+                at_v + i * (D // 2),
+                half,
+                part_stride,
+                bias_ptr,
+                in_keys + K * D + i * (D // 2),
+                node_v_ptr.dtype.element_ty,
+                PARTS,
+            )
             tl.store(node_v_ptr + at_node + i * (D // 2), v, mask=half)
 
 

@@ -31,9 +31,13 @@ class DeltaRule:
 
     def split(self, rows: slice) -> "DeltaRule":
         return DeltaRule(
-            self.q[rows], self.k[rows], self.v[rows], self.log_decay[rows], self.strength[rows],
+            self.q[rows],
+            self.k[rows],
+            self.v[rows],
+            self.log_decay[rows],
+            self.strength[rows],
             self.normalize,
-        )  # fmt: skip
+        )
 
     def inputs(
         self, ops: Any, kind: torch.dtype
@@ -100,14 +104,24 @@ class StepStates:
         """
         path = tree_paths(pool.slot, pool.ancestors, pool.slot_start)
         return cls(
-            ops, memory, pool.slot, pool.position, path, pool.slot_start, pool.slot_nodes,
+            ops,
+            memory,
+            pool.slot,
+            pool.position,
+            path,
+            pool.slot_start,
+            pool.slot_nodes,
             memory.base,
-        )  # fmt: skip
+        )
 
     def convolve(
-        self, call: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+        self,
+        call: int,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
         silu: bool,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Keeps x [M, C] for `commit_states` and returns its convolution [M, C]; weight: [C, W]."""
         part, layer = self.memory.conv_at[call]
         convs = self.memory.convs[part]
@@ -129,9 +143,17 @@ class StepStates:
         node_decay.copy_(decay)
         kept = (x[layer] for x in (states.state, states.key, states.update, states.decay))
         rest = (
-            node_key, node_decay, node_update, *kept, self.base, self.slot, self.position,
-            self.path, self.slot_start, self.slot_nodes,
-        )  # fmt: skip
+            node_key,
+            node_decay,
+            node_update,
+            *kept,
+            self.base,
+            self.slot,
+            self.position,
+            self.path,
+            self.slot_start,
+            self.slot_nodes,
+        )
         if isinstance(given, SSM):
             torch.mul(given.dt.to(kind)[..., None], given.x.to(kind), out=node_update)
             return self.ops.tree_ssm(q, *rest)

@@ -187,9 +187,12 @@ def advance_state(
 
 
 def check_states(
-    state: torch.Tensor, key: torch.Tensor, update: torch.Tensor, decay: torch.Tensor,
+    state: torch.Tensor,
+    key: torch.Tensor,
+    update: torch.Tensor,
+    decay: torch.Tensor,
     layers: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Raises ValueError, naming the tensor, unless states and tails fit each other.
 
     layers: True if the tensors have a first dimension L.
@@ -202,9 +205,11 @@ def check_states(
         )
     *first, H, Dk, Dv = state.shape
     for name, x, shape in (
-        ("state", state, state.shape), ("key", key, (*first, TAIL, None, Dk)),
-        ("update", update, (*first, TAIL, H, Dv)), ("decay", decay, (*first, TAIL, H)),
-    ):  # fmt: skip
+        ("state", state, state.shape),
+        ("key", key, (*first, TAIL, None, Dk)),
+        ("update", update, (*first, TAIL, H, Dv)),
+        ("decay", decay, (*first, TAIL, H)),
+    ):
         check_tensor(name, x, shape, state.dtype, state.device)
     if not key.shape[-2] or H % key.shape[-2]:
         raise ValueError(f"key must have a number of heads that divides {H}, got {key.shape[-2]}")

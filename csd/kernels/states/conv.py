@@ -177,7 +177,9 @@ def tree_conv(
         check_tensor("bias", bias, (C,), x.dtype, device)
     check_tensor("tail", tail, (None, W - 1, C), x.dtype, device)
     for name, y, shape in (
-        ("slot", slot, (M,)), ("position", position, (M,)), ("path", path, (M, DEPTHS)),
-    ):  # fmt: skip
+        ("slot", slot, (M,)),
+        ("position", position, (M,)),
+        ("path", path, (M, DEPTHS)),
+    ):
         check_tensor(name, y, shape, torch.int32, device)
     return _tree_conv(x, weight, bias, tail, slot, position, path, silu)

@@ -120,9 +120,15 @@ def _rows(slot: torch.Tensor, path: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 def _read_after_tails(
     x: torch.Tensor,  # [2, M, H, Dk] or [1, ..]
-    state: torch.Tensor, key: torch.Tensor, update: torch.Tensor, decay: torch.Tensor,
-    base: torch.Tensor, slot: torch.Tensor, position: torch.Tensor, path: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    state: torch.Tensor,
+    key: torch.Tensor,
+    update: torch.Tensor,
+    decay: torch.Tensor,
+    base: torch.Tensor,
+    slot: torch.Tensor,
+    position: torch.Tensor,
+    path: torch.Tensor,
+) -> torch.Tensor:
     """[.., M, H, Dv]: x times the state after the committed tokens of each row's slot."""
     s, H = slot.clamp(min=0).long(), state.shape[1]
     _, depth = _rows(slot, path)
@@ -142,9 +148,13 @@ def _read_after_tails(
 
 
 def _read_after_node(
-    read: torch.Tensor, x: torch.Tensor, key: torch.Tensor, update: torch.Tensor,
-    decay: torch.Tensor, row: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
+    read: torch.Tensor,
+    x: torch.Tensor,
+    key: torch.Tensor,
+    update: torch.Tensor,
+    decay: torch.Tensor,
+    row: torch.Tensor,
+) -> torch.Tensor:
     """`read` after the node `row` [M] of each row's path, or unchanged where it is -1."""
     r = row.clamp(min=0).long()
     added = (key[r] * x).sum(-1, keepdim=True) * update[r]
@@ -194,36 +204,74 @@ def tree_delta_rule(
     check_states(state, key, update, decay)
     M, H, Dv = slot.shape[0], state.shape[1], state.shape[3]
     check_nodes(
-        q, node_key, node_decay, node_update, state, key, base, slot, position, path, slot_start,
+        q,
+        node_key,
+        node_decay,
+        node_update,
+        state,
+        key,
+        base,
+        slot,
+        position,
+        path,
+        slot_start,
         slot_nodes,
-    )  # fmt: skip
+    )
     check_tensor("value", value, (M, H, Dv), state.dtype, state.device)
     check_tensor("strength", strength, (M, H), state.dtype, state.device)
     return _tree_delta_rule(
-        q, value, strength, node_key, node_decay, node_update, state, key, update, decay, base,
-        slot, position, path, slot_start, slot_nodes,
-    )  # fmt: skip
+        q,
+        value,
+        strength,
+        node_key,
+        node_decay,
+        node_update,
+        state,
+        key,
+        update,
+        decay,
+        base,
+        slot,
+        position,
+        path,
+        slot_start,
+        slot_nodes,
+    )
 
 
 def check_nodes(
-    q: torch.Tensor, node_key: torch.Tensor, node_decay: torch.Tensor, node_update: torch.Tensor,
-    state: torch.Tensor, key: torch.Tensor, base: torch.Tensor, slot: torch.Tensor,
-    position: torch.Tensor, path: torch.Tensor, slot_start: torch.Tensor, slot_nodes: torch.Tensor,
-) -> None:  # fmt: skip
+    q: torch.Tensor,
+    node_key: torch.Tensor,
+    node_decay: torch.Tensor,
+    node_update: torch.Tensor,
+    state: torch.Tensor,
+    key: torch.Tensor,
+    base: torch.Tensor,
+    slot: torch.Tensor,
+    position: torch.Tensor,
+    path: torch.Tensor,
+    slot_start: torch.Tensor,
+    slot_nodes: torch.Tensor,
+) -> None:
     """Raises ValueError, naming the tensor, unless the operands fit the states."""
     S, H, Dk, Dv = state.shape
     kind, device, M = state.dtype, state.device, slot.shape[0]
     keys = M, key.shape[2], Dk
     for name, x, shape in (
-        ("q", q, keys), ("node_key", node_key, keys), ("node_decay", node_decay, (M, H)),
+        ("q", q, keys),
+        ("node_key", node_key, keys),
+        ("node_decay", node_decay, (M, H)),
         ("node_update", node_update, (M, H, Dv)),
-    ):  # fmt: skip
+    ):
         check_tensor(name, x, shape, kind, device)
     for name, whole, size in (
-        ("base", base, (S,)), ("slot", slot, (M,)), ("position", position, (M,)),
-        ("path", path, (M, DEPTHS)), ("slot_start", slot_start, (S,)),
+        ("base", base, (S,)),
+        ("slot", slot, (M,)),
+        ("position", position, (M,)),
+        ("path", path, (M, DEPTHS)),
+        ("slot_start", slot_start, (S,)),
         ("slot_nodes", slot_nodes, (S,)),
-    ):  # fmt: skip
+    ):
         check_tensor(name, whole, size, torch.int32, device)
 
 
@@ -235,9 +283,12 @@ def _ssm_loop() -> tuple[Callable[..., bool], Callable]:
 
 
 _tree_ssm = operator(
-    "tree_ssm", tree_ssm_ref, tree_ssm_triton, loop=_ssm_loop,
+    "tree_ssm",
+    tree_ssm_ref,
+    tree_ssm_triton,
+    loop=_ssm_loop,
     fake=lambda q, node_key, node_decay, node_update, *others: torch.empty_like(node_update),
-)  # fmt: skip
+)
 
 
 def tree_ssm(
@@ -259,10 +310,32 @@ def tree_ssm(
     """Returns outputs [M, H, Dv], zeros in padding. All of one dtype, float32 or float64."""
     check_states(state, key, update, decay)
     check_nodes(
-        q, node_key, node_decay, node_update, state, key, base, slot, position, path, slot_start,
+        q,
+        node_key,
+        node_decay,
+        node_update,
+        state,
+        key,
+        base,
+        slot,
+        position,
+        path,
+        slot_start,
         slot_nodes,
-    )  # fmt: skip
+    )
     return _tree_ssm(
-        q, node_key, node_decay, node_update, state, key, update, decay, base, slot, position,
-        path, slot_start, slot_nodes,
-    )  # fmt: skip
+        q,
+        node_key,
+        node_decay,
+        node_update,
+        state,
+        key,
+        update,
+        decay,
+        base,
+        slot,
+        position,
+        path,
+        slot_start,
+        slot_nodes,
+    )

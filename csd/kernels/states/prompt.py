@@ -32,9 +32,14 @@ class PromptStates:
         self._after: int | None = None  # the new checkpoint, after the first layer
 
     def convolve(
-        self, call: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-        silu: bool, own: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        call: int,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        silu: bool,
+        own: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """Returns the convolution [R, C] of x [R, C] and updates the tail.
 
         own: the model's convolution of a text [T, C] from its beginning.
@@ -52,9 +57,13 @@ class PromptStates:
         return y
 
     def _convolved(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tail: torch.Tensor,
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        tail: torch.Tensor,
         silu: bool,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """Returns the convolution [R, C] of rows that form one chain after `tail`."""
         row = torch.arange(self.rows, dtype=torch.int32, device=self.device)
         depth = torch.arange(DEPTHS, dtype=torch.int32, device=self.device)
@@ -105,9 +114,15 @@ class PromptStates:
         position = torch.arange(at, at + rows, dtype=torch.int32, device=self.device)
         path = tree_paths(slot, word, start)
         step = StepStates(
-            self.ops, self.memory, slot, position, path, start, self._whole(rows),
+            self.ops,
+            self.memory,
+            slot,
+            position,
+            path,
+            start,
+            self._whole(rows),
             self._whole(base),
-        )  # fmt: skip
+        )
         return step.update(call, given)
 
     def _advance(self, part: int, layer: int, base: int, target: int) -> None:
@@ -123,7 +138,10 @@ class PromptStates:
         accepted = torch.arange(rows, dtype=torch.int32, device=self.device)[None]
         for node, tail in self.memory.states[part].tails():
             self.ops.commit_tail(
-                node[layer : layer + 1].flatten(2), tail[layer : layer + 1].flatten(3),
-                self._whole(length), accepted, self._whole(rows),
-            )  # fmt: skip
+                node[layer : layer + 1].flatten(2),
+                tail[layer : layer + 1].flatten(3),
+                self._whole(length),
+                accepted,
+                self._whole(rows),
+            )
         return target

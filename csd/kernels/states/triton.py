@@ -31,12 +31,23 @@ def _read_state(
     q_ptr,  # [M, Hk, Dk]
     at,  # [BLOCK_M], offsets of the rows in both
     live,  # [BLOCK_M]
-    key, update, decay, base,  # as `add_chunk` takes them
+    key,
+    update,
+    decay,
+    base,  # as `add_chunk` takes them
     offs_v,
-    H: tl.constexpr, Hk: tl.constexpr, Dk: tl.constexpr, Dv: tl.constexpr, TAIL: tl.constexpr,
-    CHUNK: tl.constexpr, LATER: tl.constexpr, SOLVE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_V: tl.constexpr, TILE_K: tl.constexpr,
-):  # fmt: skip
+    H: tl.constexpr,
+    Hk: tl.constexpr,
+    Dk: tl.constexpr,
+    Dv: tl.constexpr,
+    TAIL: tl.constexpr,
+    CHUNK: tl.constexpr,
+    LATER: tl.constexpr,
+    SOLVE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    TILE_K: tl.constexpr,
+):
     """Products of keys and queries with a state, or with the state one chunk later if LATER."""
     a = tl.zeros([BLOCK_M, BLOCK_V], state.dtype.element_ty)
     o = tl.zeros([BLOCK_M, BLOCK_V], state.dtype.element_ty)
@@ -58,8 +69,18 @@ def _read_state(
 
 
 @triton.jit
-def _zero_padding(slot_ptr, out_ptr, update_ptr, M, head, offs_v, H: tl.constexpr,
-                  Dv: tl.constexpr, SOLVE: tl.constexpr, BLOCK_M: tl.constexpr):  # fmt: skip
+def _zero_padding(
+    slot_ptr,
+    out_ptr,
+    update_ptr,
+    M,
+    head,
+    offs_v,
+    H: tl.constexpr,
+    Dv: tl.constexpr,
+    SOLVE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     for first in range(0, M, BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
         padding = tl.load(slot_ptr + row, mask=row < M, other=0) < 0
@@ -134,8 +155,9 @@ def _tree_state_kernel(
                 # [BLOCK_M, BLOCK_D]
                 above = tl.load(
                     path_ptr + row[:, None] * DEPTHS + offs_d[None, :],
-                    mask=live[:, None] & (offs_d[None, :] < DEPTHS), other=-1,
-                )  # fmt: skip
+                    mask=live[:, None] & (offs_d[None, :] < DEPTHS),
+                    other=-1,
+                )
                 depth = tl.sum((above >= 0).to(tl.int32), 1) - 1
                 # [BLOCK_M, BLOCK_K]
                 at = (row * Hk + head_k) * Dk
@@ -220,12 +242,14 @@ def _tree_state_kernel(
                     up = tl.maximum(up, 0).to(tl.int64)
                     k_d = tl.load(
                         node_key_ptr + (up * Hk + head_k)[:, None] * Dk + offs_k[None, :],
-                        mask=there[:, None] & mask_k[None, :], other=0.0,
-                    )  # fmt: skip
+                        mask=there[:, None] & mask_k[None, :],
+                        other=0.0,
+                    )
                     u_d = tl.load(
                         node_update_ptr + (up * H + head)[:, None] * Dv + offs_v[None, :],
-                        mask=there[:, None] & mask_v[None, :], other=0.0,
-                    )  # fmt: skip
+                        mask=there[:, None] & mask_v[None, :],
+                        other=0.0,
+                    )
                     d_d = tl.load(node_decay_ptr + up * H + head, mask=there, other=0.0)[:, None]
                     if SOLVE:
                         a = tl.where(there[:, None], _add_token(a, d_d, k, k_d, u_d), a)

@@ -57,14 +57,24 @@ _graph_insert = RecordOperator(
     (
         Fields("table", written=tuple(FIELDS["table"]), make=dict),
         "SymInt ways",
-        *(f"Tensor {name}" for name in (
-            "group_key", "context", "token", "weight", "row_total", "source_bit", "live_groups",
-        )),
+        *(
+            f"Tensor {name}"
+            for name in (
+                "group_key",
+                "context",
+                "token",
+                "weight",
+                "row_total",
+                "source_bit",
+                "live_groups",
+            )
+        ),
         "SymInt[] orders",
     ),
     on_table(graph_insert_ref),
-    on_table(graph_insert_triton), loop=_loop,
-)  # fmt: skip
+    on_table(graph_insert_triton),
+    loop=_loop,
+)
 
 
 def graph_insert(

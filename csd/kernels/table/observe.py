@@ -196,9 +196,12 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
     whole = any_context(S, N, "cpu").numpy()
     found = (
         np.where(total > 0, group_key[np.maximum(group, 0)[owner]], -1),
-        np.concatenate([context, whole]), token, weight, total,
+        np.concatenate([context, whole]),
+        token,
+        weight,
+        total,
         (sample_index % SAMPLE_BITS)[owner],
-    )  # fmt: skip
+    )
     return Observed(*(torch.from_numpy(x).to(pool.slot.device) for x in found))
 
 
@@ -240,11 +243,39 @@ def _observe_kernel(
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     observe_rows(
         r,
-        slot_ptr, depth_ptr, context_ptr, group_ptr, sample_index_ptr, group_key_ptr, step_ptr,
-        sample_ptr, top_token_ptr, top_prob_ptr, accept_row_ptr, out_key_ptr, out_context_ptr,
-        out_token_ptr, out_weight_ptr, out_total_ptr, out_bit_ptr, rows, slots, SOFT, HARD, ONE,
-        ANY, SAMPLE_BITS, GROUP_SLOTS, A, N, BLOCK_N, TOP, BLOCK_U, BLOCK_R, BLOCK_S,
-    )  # fmt: skip
+        slot_ptr,
+        depth_ptr,
+        context_ptr,
+        group_ptr,
+        sample_index_ptr,
+        group_key_ptr,
+        step_ptr,
+        sample_ptr,
+        top_token_ptr,
+        top_prob_ptr,
+        accept_row_ptr,
+        out_key_ptr,
+        out_context_ptr,
+        out_token_ptr,
+        out_weight_ptr,
+        out_total_ptr,
+        out_bit_ptr,
+        rows,
+        slots,
+        SOFT,
+        HARD,
+        ONE,
+        ANY,
+        SAMPLE_BITS,
+        GROUP_SLOTS,
+        A,
+        N,
+        BLOCK_N,
+        TOP,
+        BLOCK_U,
+        BLOCK_R,
+        BLOCK_S,
+    )
 
 
 def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:

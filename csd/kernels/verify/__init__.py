@@ -40,9 +40,21 @@ __all__ = ["decide_triton", "verify", "verify_ref", "verify_triton"]
 
 _POOL = ("token", "parent", "slot", "depth", "ancestors", "slot_start", "slot_nodes")
 _SLOTS = (
-    "live", "key", "sample", "generated", "temperature", "top_k", "top_p", "min_p", "penalty",
-    "seen", "max_new", "min_new", "stop_ids", "ban_ids",
-)  # fmt: skip
+    "live",
+    "key",
+    "sample",
+    "generated",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "penalty",
+    "seen",
+    "max_new",
+    "min_new",
+    "stop_ids",
+    "ban_ids",
+)
 
 
 def _fake(logits: torch.Tensor, pool: Any, slots: Any) -> Verdict:

@@ -149,10 +149,27 @@ def _advance_slots_kernel(
     row = tl.load(accept_row_ptr + s * A + offs_a, mask=mask, other=0)
     token = tl.load(sample_ptr + row, mask=mask, other=-1)
     advance_slot(
-        s, row, token, count, tl.load(finish_ptr + s), logprob_ptr, raw_logprob_ptr, penalty_ptr,
-        generated_ptr, step_ptr, live_ptr, context_ptr, seen_ptr, tokens_ptr, logprobs_ptr,
-        raw_logprobs_ptr, tokens, words, N, BLOCK_N,
-    )  # fmt: skip
+        s,
+        row,
+        token,
+        count,
+        tl.load(finish_ptr + s),
+        logprob_ptr,
+        raw_logprob_ptr,
+        penalty_ptr,
+        generated_ptr,
+        step_ptr,
+        live_ptr,
+        context_ptr,
+        seen_ptr,
+        tokens_ptr,
+        logprobs_ptr,
+        raw_logprobs_ptr,
+        tokens,
+        words,
+        N,
+        BLOCK_N,
+    )
 
 
 def advance_slots_triton(slots: Slots, verdict: Verdict) -> None:

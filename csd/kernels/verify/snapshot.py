@@ -72,11 +72,14 @@ def snapshot_ref(
     place = torch.arange(row.shape[1], device=row.device)
     drafted = place + 1 < verdict.accept_count[:, None]
     ints = [
-        verdict.accept_count, pool.slot_nodes, verdict.finish, verdict.bad,
+        verdict.accept_count,
+        pool.slot_nodes,
+        verdict.finish,
+        verdict.bad,
         torch.where(kept, verdict.sample[row], -1),
         torch.where(drafted, pool.source[following], 0),
         torch.where(pool.depth > 0, pool.cost, -1),
-    ]  # fmt: skip
+    ]
     floats = [torch.where(kept, x[row], 0) for x in (verdict.logprob, verdict.raw_logprob)]
     if top:
         ints.append(torch.where(kept[..., None], verdict.top_token[row], -1))
@@ -84,8 +87,13 @@ def snapshot_ref(
         floats.append(torch.where(kept[..., None], top_prob, 0))
     if trees:
         ints += [
-            pool.slot_start, pool.token, pool.parent, pool.cost, pool.source, verdict.accept_row,
-        ]  # fmt: skip
+            pool.slot_start,
+            pool.token,
+            pool.parent,
+            pool.cost,
+            pool.source,
+            verdict.accept_row,
+        ]
     return (
         torch.cat([x.reshape(-1).int() for x in ints]),
         torch.cat([x.reshape(-1) for x in floats]),
@@ -214,9 +222,21 @@ def _snapshot_kernel(
 ):
     me = tl.program_id(0)
     snapshot_rows(
-        me, depth_ptr, cost_ptr, source_ptr, token_ptr, parent_ptr, ints_ptr, S, M, A, TOP,
-        HAS_TOP, HAS_TREES, BLOCK_R,
-    )  # fmt: skip
+        me,
+        depth_ptr,
+        cost_ptr,
+        source_ptr,
+        token_ptr,
+        parent_ptr,
+        ints_ptr,
+        S,
+        M,
+        A,
+        TOP,
+        HAS_TOP,
+        HAS_TREES,
+        BLOCK_R,
+    )
     if me >= S:
         return
     # [BLOCK_A]
@@ -224,11 +244,28 @@ def _snapshot_kernel(
     row = tl.load(accept_row_ptr + me * A + a, mask=a < A, other=-1)
     token = tl.load(sample_ptr + row, mask=row >= 0, other=-1)
     snapshot_slot(
-        me, row, token, tl.load(accept_count_ptr + me), tl.load(finish_ptr + me),
-        tl.load(bad_ptr + me), slot_start_ptr, slot_nodes_ptr, source_ptr, logprob_ptr,
-        raw_logprob_ptr, top_token_ptr, top_prob_ptr, ints_ptr, floats_ptr, S, M, A, TOP, HAS_TOP,
+        me,
+        row,
+        token,
+        tl.load(accept_count_ptr + me),
+        tl.load(finish_ptr + me),
+        tl.load(bad_ptr + me),
+        slot_start_ptr,
+        slot_nodes_ptr,
+        source_ptr,
+        logprob_ptr,
+        raw_logprob_ptr,
+        top_token_ptr,
+        top_prob_ptr,
+        ints_ptr,
+        floats_ptr,
+        S,
+        M,
+        A,
+        TOP,
+        HAS_TOP,
         HAS_TREES,
-    )  # fmt: skip
+    )
 
 
 # rows of the pool that one program copies
@@ -292,9 +329,16 @@ def snapshot_arguments(
 
 _POOL = ("slot_start", "slot_nodes", "depth", "cost", "source", "token", "parent")
 _VERDICT = (
-    "sample", "logprob", "raw_logprob", "top_token", "top_prob", "accept_row", "accept_count",
-    "finish", "bad",
-)  # fmt: skip
+    "sample",
+    "logprob",
+    "raw_logprob",
+    "top_token",
+    "top_prob",
+    "accept_row",
+    "accept_count",
+    "finish",
+    "bad",
+)
 _snapshot = RecordOperator(
     "snapshot",
     (Fields("pool", _POOL), Fields("verdict", _VERDICT), "bool top", "bool trees"),

@@ -93,11 +93,22 @@ class ModelConfig:
     def is_llamas(self) -> bool:
         """True if nothing but biases and norms of heads differs from Llama."""
         beyond = (
-            self.whole_qk_norm, self.norms != "pre", self.plus_one, self.gelu, self.rotated,
-            self.scale, self.experts, self.embedding_scale != 1,
-            self.residual_scale != 1, self.logit_divisor != 1, self.final_cap, self.local_rope,
-            self.rotary_dim not in (None, self.head_dim), self.gated, self.delta,
-        )  # fmt: skip
+            self.whole_qk_norm,
+            self.norms != "pre",
+            self.plus_one,
+            self.gelu,
+            self.rotated,
+            self.scale,
+            self.experts,
+            self.embedding_scale != 1,
+            self.residual_scale != 1,
+            self.logit_divisor != 1,
+            self.final_cap,
+            self.local_rope,
+            self.rotary_dim not in (None, self.head_dim),
+            self.gated,
+            self.delta,
+        )
         return not any(beyond)
 
     @property
@@ -153,9 +164,13 @@ class ModelConfig:
         if window is None and self.softcap is None:
             return None
         return Properties(
-            self.kv_heads, self.head_dim, self.head_dim, scale_of(self), window,
+            self.kv_heads,
+            self.head_dim,
+            self.head_dim,
+            scale_of(self),
+            window,
             softcap=self.softcap,
-        )  # fmt: skip
+        )
 
     @classmethod
     def from_transformers(cls, config: Any) -> "ModelConfig":
@@ -232,11 +247,33 @@ def properties_of(config: ModelConfig, layer: int) -> dict[str, Any]:
 
 # parts of the names of fields that change a decoder's logits
 _WORDS = (
-    "activation", "alibi", "attention_chunk", "bias", "bidirectional", "causal", "clip",
-    "cross_attention", "expert", "interleave", "logn", "lora_rank", "moe_", "multiplier", "mup",
-    "norm", "ntk", "prefix_lm", "residual", "rope", "rotary", "scal", "shared_kv", "sink",
-    "softcap", "temperature_tuning",
-)  # fmt: skip
+    "activation",
+    "alibi",
+    "attention_chunk",
+    "bias",
+    "bidirectional",
+    "causal",
+    "clip",
+    "cross_attention",
+    "expert",
+    "interleave",
+    "logn",
+    "lora_rank",
+    "moe_",
+    "multiplier",
+    "mup",
+    "norm",
+    "ntk",
+    "prefix_lm",
+    "residual",
+    "rope",
+    "rotary",
+    "scal",
+    "shared_kv",
+    "sink",
+    "softcap",
+    "temperature_tuning",
+)
 # names with these are factors, for which 1 changes nothing
 _FACTORS = ("multiplier", "scal", "factor", "pct", "ratio")
 _HARMLESS: dict[str, tuple] = {

@@ -55,9 +55,13 @@ class Norms:
     config: ModelConfig
 
     def _norm(
-        self, ops: Ops, x: torch.Tensor, weight: Any, *residual: torch.Tensor | None,
+        self,
+        ops: Ops,
+        x: torch.Tensor,
+        weight: Any,
+        *residual: torch.Tensor | None,
         **rows: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         kind = dict(plus_one=True) if self.config.plus_one else {}
         return ops.rms_norm(x, weight, self.config.norm_eps, *residual, **rows, **kind)
 
@@ -306,9 +310,15 @@ class HybridDecoder(Decoder):
         return self._norm(ops, x, self.norm, residual)[0]
 
     def _attended(
-        self, ops: Ops, product: torch.Tensor, layer: Layer, position: torch.Tensor,
-        attend: Callable, at: int, nodes: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        ops: Ops,
+        product: torch.Tensor,
+        layer: Layer,
+        position: torch.Tensor,
+        attend: Callable,
+        at: int,
+        nodes: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
         """Gated attention [M, H D]; at: the layer's index among those with attention."""
         c, M = self.config, product.shape[0]
         K, D = c.kv_heads, c.head_dim

@@ -44,9 +44,13 @@ class DeltaNet:
         kind = wide(product.dtype)
         log_decay = -self.decay.to(kind).exp() * softplus(a.to(kind) + self.bias)
         rule = DeltaRule(
-            q.reshape(M, Hk, Dk), k.reshape(M, Hk, Dk), v.reshape(M, H, Dv), log_decay,
-            sigmoid(b), normalize=True,
-        )  # fmt: skip
+            q.reshape(M, Hk, Dk),
+            k.reshape(M, Hk, Dk),
+            v.reshape(M, H, Dv),
+            log_decay,
+            sigmoid(b),
+            normalize=True,
+        )
         out = states.update(number, rule).to(product.dtype)
         out, _ = ops.rms_norm(out, self.norm, self.eps)
         gated = torch.cat((z.to(kind), out.reshape(M, -1).to(kind)), -1)

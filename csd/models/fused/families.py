@@ -100,9 +100,11 @@ class DeltaLayers:
         if all(layers):
             raise ValueError("layer_types without 'full_attention' are not supported")
         size = StateSize(
-            config.linear_num_key_heads, config.linear_num_value_heads,
-            config.linear_key_head_dim, config.linear_value_head_dim,
-        )  # fmt: skip
+            config.linear_num_key_heads,
+            config.linear_num_value_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+        )
         channels = 2 * size.key_heads * size.key_dim + size.heads * size.value_dim
         return cls(layers, ConvSize(channels, config.linear_conv_kernel_dim), size)
 
@@ -124,22 +126,31 @@ def _rotary_dim(config: Any) -> int:
 # fields of a family: values, or functions of a `transformers` config
 OLMO = dict(qk_norm=True, whole_qk_norm=True, norms="post")
 GEMMA = dict(
-    norms="both", plus_one=True, gelu=True, embedding_scale=lambda c: c.hidden_size**0.5,
-    scale=lambda c: c.query_pre_attn_scalar**-0.5, final_cap=of("final_logit_softcapping"),
-)  # fmt: skip
+    norms="both",
+    plus_one=True,
+    gelu=True,
+    embedding_scale=lambda c: c.hidden_size**0.5,
+    scale=lambda c: c.query_pre_attn_scalar**-0.5,
+    final_cap=of("final_logit_softcapping"),
+)
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {},
     "qwen2": dict(qkv_bias=True),
     "qwen3": dict(qk_norm=True),
     "qwen3_moe": dict(
-        qk_norm=True, intermediate=of("moe_intermediate_size"), experts=of("num_experts"),
-        experts_per_token=of("num_experts_per_tok"), experts_sum_to_one=of("norm_topk_prob"),
+        qk_norm=True,
+        intermediate=of("moe_intermediate_size"),
+        experts=of("num_experts"),
+        experts_per_token=of("num_experts_per_tok"),
+        experts_sum_to_one=of("norm_topk_prob"),
     ),
     "smollm3": dict(rotated=of("no_rope_layers")),
     "granite": dict(
-        scale=of("attention_multiplier"), embedding_scale=of("embedding_multiplier"),
-        residual_scale=of("residual_multiplier"), logit_divisor=of("logits_scaling"),
+        scale=of("attention_multiplier"),
+        embedding_scale=of("embedding_multiplier"),
+        residual_scale=of("residual_multiplier"),
+        logit_divisor=of("logits_scaling"),
     ),
     "phi3": dict(joined=True, rotary_dim=_rotary_dim),
     "olmo2": OLMO,
@@ -147,6 +158,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA | dict(softcap=of("attn_logit_softcapping")),
     "gemma3_text": GEMMA | dict(qk_norm=True),
     "qwen3_5_text": dict(
-        qk_norm=True, plus_one=True, gated=True, rotary_dim=_rotary_dim, delta=DeltaLayers.of,
+        qk_norm=True,
+        plus_one=True,
+        gated=True,
+        rotary_dim=_rotary_dim,
+        delta=DeltaLayers.of,
     ),
-}  # fmt: skip
+}

@@ -31,25 +31,40 @@ from csd.models.lora import (
 from csd.models.refuse import refuse_absent, refuse_prompt_learning, refuse_sharded
 
 _PACKAGES = (
-    "transformers", "torch", "accelerate", "trl", "csd", "liger_kernel", "kernels", "fla",
+    "transformers",
+    "torch",
+    "accelerate",
+    "trl",
+    "csd",
+    "liger_kernel",
+    "kernels",
+    "fla",
     "causal_conv1d",
-)  # fmt: skip
+)
 # hooks that let gradients reach the embedding, or record outputs, and change no value
 _HOOKS = ("make_inputs_require_grad", "output_capturing_hook")
 _HOOK_PACKAGES = (*_PACKAGES, "peft")
 # functions of a modeling file that its classes call by name
 _FUNCTIONS = (
-    "apply_rotary_pos_emb", "rotate_half", "repeat_kv", "eager_attention_forward", "l2norm",
-    "causal_conv1d_fn", "causal_conv1d_update", "torch_chunk_gated_delta_rule",
+    "apply_rotary_pos_emb",
+    "rotate_half",
+    "repeat_kv",
+    "eager_attention_forward",
+    "l2norm",
+    "causal_conv1d_fn",
+    "causal_conv1d_update",
+    "torch_chunk_gated_delta_rule",
     "torch_recurrent_gated_delta_rule",
-)  # fmt: skip
+)
 _ADVICE = "which csd's fused decoder does not support; undo it, or pass the plain model"
 
 
 def refuse_patched(model: Any, config: ModelConfig) -> None:
     """Raises TypeError or ValueError naming the module of `model` that was changed, and how."""
-    for hooks in (nn.modules.module._global_forward_hooks,
-                  nn.modules.module._global_forward_pre_hooks):  # fmt: skip
+    for hooks in (
+        nn.modules.module._global_forward_hooks,
+        nn.modules.module._global_forward_pre_hooks,
+    ):
         _refuse_hooks("torch.nn (all modules)", hooks)
     # a text family (`.._text`) is in the file of its family, which may read images too
     family = config.family.removesuffix("_text")
@@ -86,9 +101,10 @@ def _changing(hooks: dict) -> list[str]:
     """Names of the hooks that may change a value."""
     named = ((_named(hook), hook) for hook in hooks.values())
     return [
-        name for name, hook in named
+        name
+        for name, hook in named
         if not (any(k in name for k in _HOOKS) and _package(hook) in _HOOK_PACKAGES)
-    ]  # fmt: skip
+    ]
 
 
 def hooks_of(module: nn.Module) -> tuple[str, ...]:

@@ -134,8 +134,9 @@ def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
     experts = None
     if config.experts:
         weights = {name: weight.data for name, weight in experts_of(layer).items()}
-        experts = Experts(**weights, per_token=config.experts_per_token,
-                          sum_to_one=config.experts_sum_to_one)  # fmt: skip
+        experts = Experts(
+            **weights, per_token=config.experts_per_token, sum_to_one=config.experts_sum_to_one
+        )
     bias = _join(products["qkv"], "bias") if config.qkv_bias else None
     delta = None
     if config.delta and is_delta(layer):

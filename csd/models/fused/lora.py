@@ -56,11 +56,12 @@ def key_of(products: list[list[Any]]) -> tuple:
     return tuple(
         tuple(
             (i, layer.lora_A[name].weight.shape[0], layer.lora_A[name].weight.dtype)
-            for i, layer in enumerate(parts) if is_lora(layer)
+            for i, layer in enumerate(parts)
+            if is_lora(layer)
             for name in working(layer)
         )
         for parts in products
-    )  # fmt: skip
+    )
 
 
 @dataclass(slots=True)
@@ -161,8 +162,11 @@ def _copies(parts: list[Any]) -> Iterator[_Copy]:
     rows = [base_linear(part).weight.shape[0] for part in parts]
     starts = [sum(rows[:i]) for i in range(len(rows))]
     for number in range(max(map(len, names), default=0)):
-        given = [(p, n[number], start) for p, n, start in zip(parts, names, starts, strict=True)
-                 if number < len(n)]  # fmt: skip
+        given = [
+            (p, n[number], start)
+            for p, n, start in zip(parts, names, starts, strict=True)
+            if number < len(n)
+        ]
         weights = [(p.lora_A[n].weight, p.lora_B[n].weight) for p, n, _ in given]
         if len({w.dtype for pair in weights for w in pair}) > 1:
             raise TypeError(

@@ -10,21 +10,34 @@ from typing import Any, NamedTuple
 import torch
 
 _LLAMA3 = (
-    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
-)  # fmt: skip
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+)
 # rope types -> their fields; the default type ignores the original context
 _ROPE = {
     "default": _LLAMA3[-1:],
     "llama3": _LLAMA3,
     "linear": ("factor", _LLAMA3[-1]),
     "yarn": (
-        "factor", _LLAMA3[-1], "attention_factor", "mscale", "mscale_all_dim", "beta_fast",
-        "beta_slow", "truncate",
+        "factor",
+        _LLAMA3[-1],
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
     ),
     "longrope": (
-        "factor", _LLAMA3[-1], "attention_factor", "short_factor", "long_factor",
+        "factor",
+        _LLAMA3[-1],
+        "attention_factor",
+        "short_factor",
+        "long_factor",
     ),
-}  # fmt: skip
+}
 
 
 # fields of these families' rotary embeddings: the part of a head that is rotated, and sections of

@@ -85,9 +85,15 @@ FILE = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # files of a hub repository that belong to an adapter; it may hold states of an optimiser too
 _FILES = (
-    "config.json", "adapter_*", "*token*", "vocab*", "merges.txt", "*.jinja", "tekken.json",
+    "config.json",
+    "adapter_*",
+    "*token*",
+    "vocab*",
+    "merges.txt",
+    "*.jinja",
+    "tekken.json",
     "generation_config.json",
-)  # fmt: skip
+)
 # task types whose weights are a causal language model's
 _TASKS = (None, "CAUSAL_LM")
 
@@ -352,9 +358,13 @@ def _of_text(config: Any) -> Any:
 
 
 def read_model(
-    name: str, place: str, dtype: torch.dtype | str, options: dict, before: OnConfig,
+    name: str,
+    place: str,
+    dtype: torch.dtype | str,
+    options: dict,
+    before: OnConfig,
     wanted: str = "fused",
-) -> Any:  # fmt: skip
+) -> Any:
     """The transformers model. One that csd cannot run is refused before gigabytes are read."""
     from transformers import AutoModelForCausalLM
 
@@ -383,9 +393,10 @@ def read_model(
         )
     # and it accepts weights that its module does not compute with
     unread = sorted(
-        key for key in seen["unexpected_keys"]
+        key
+        for key in seen["unexpected_keys"]
         if not (key.endswith(_DERIVED) or (has_parts and is_of_other_part(key)))
-    )  # fmt: skip
+    )
     if unread:
         raise ValueError(
             f"{name!r} has weights that a {config.model_type} model of {config.num_hidden_layers} "

@@ -134,13 +134,16 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         return torch.cat([*parts, torch.full((PADDING,), fill)]).to(device)
 
     where = dict(
-        prompt_pages=whole([[0]] * S), prompt_len=whole([0] * S), slot_pages=whole([[0]] * S),
+        prompt_pages=whole([[0]] * S),
+        prompt_len=whole([0] * S),
+        slot_pages=whole([[0]] * S),
         slot_len=whole([0] * S),
         slot=padded([torch.full((n,), s) for s, n in enumerate(ROWS)], -1).int(),
         ancestors=padded(words, 0),
-        slot_start=whole(start), slot_nodes=whole(list(ROWS)),
+        slot_start=whole(start),
+        slot_nodes=whole(list(ROWS)),
         group_start=whole([*start, sum(ROWS)]),
-    )  # fmt: skip
+    )
     cache = KVCache(
         c, slots=1, pages=1, prompt_pages=1, slot_pages=1, rows=rows, dtype=dtype, device=device
     )

@@ -131,11 +131,15 @@ def _of_step(
     count = keys.shape[1]
     where = dict(
         prompt_pages=torch.arange(count - 1, dtype=torch.int32, device=q.device)[None],
-        prompt_len=whole(prompt), slot_pages=whole([count - 1]), slot_len=whole(COMMITTED),
+        prompt_len=whole(prompt),
+        slot_pages=whole([count - 1]),
+        slot_len=whole(COMMITTED),
         slot=whole(*[0] * ROWS),
         ancestors=2 ** (torch.arange(ROWS, device=q.device) + 1) - 1,
-        slot_start=whole(0), slot_nodes=whole(ROWS), group_start=whole(0, ROWS),
-    )  # fmt: skip
+        slot_start=whole(0),
+        slot_nodes=whole(ROWS),
+        group_start=whole(0, ROWS),
+    )
     node_k, node_v = (x[-ROWS:][None] for x in (k, v))
     attend = LayerAttention(
         without_work, node_k, node_v, keys, values, where, None, call.spec.scale
@@ -206,10 +210,12 @@ def _by_csd(call: MixerCall, given: dict[str, Any]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=call.device)
 
     pool = SimpleNamespace(
-        slot=whole(*[0] * NODES), position=whole(*range(PROMPT, PROMPT + NODES)),
+        slot=whole(*[0] * NODES),
+        position=whole(*range(PROMPT, PROMPT + NODES)),
         ancestors=2 ** (torch.arange(NODES, device=call.device) + 1) - 1,
-        slot_start=whole(0), slot_nodes=whole(NODES),
-    )  # fmt: skip
+        slot_start=whole(0),
+        slot_nodes=whole(NODES),
+    )
     step = StepStates.of(ops, memory, pool)
     last = answer(call, 0, call.own, _part(call, given, PROMPT, PROMPT + NODES), step)
     return torch.cat((first, _rows(call, last)))

@@ -33,13 +33,26 @@ class Pass:
     """Computes the calls of one pass, which must come in the probed order."""
 
     __slots__ = (
-        "at", "attend", "calls", "convs", "mixer_at", "mixers", "node_k", "node_v", "plain",
-    )  # fmt: skip
+        "at",
+        "attend",
+        "calls",
+        "convs",
+        "mixer_at",
+        "mixers",
+        "node_k",
+        "node_v",
+        "plain",
+    )
 
     def __init__(
-        self, calls: list[Call], plain: tuple[int, int, int] | None, attend: Any,
-        node_k: Any, node_v: Any, mixers: Sequence[MixerCall] = (),
-    ):  # fmt: skip
+        self,
+        calls: list[Call],
+        plain: tuple[int, int, int] | None,
+        attend: Any,
+        node_k: Any,
+        node_v: Any,
+        mixers: Sequence[MixerCall] = (),
+    ):
         self.calls, self.plain, self.attend = calls, plain, attend
         # number of mixer calls so far, and of the convolutions among them
         self.mixers, self.mixer_at, self.convs = mixers, 0, 0
@@ -49,9 +62,14 @@ class Pass:
         """Called by a module that passes on its mask's dimensions. Returns None as the mask."""
 
     def attention(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        mask: torch.Tensor | None, named: dict[str, Any],
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        named: dict[str, Any],
+    ) -> torch.Tensor:
         call = self._next(module, query, key, value, mask, named)
         spec, kind = call.spec, self.node_k[0].dtype
         if spec.shares is None:
@@ -84,9 +102,14 @@ class Pass:
         return answer(call, number, own, named, self.attend.states)
 
     def _next(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        mask: torch.Tensor | None, named: dict[str, Any],
-    ) -> Call:  # fmt: skip
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        named: dict[str, Any],
+    ) -> Call:
         call = self.calls[self.at] if self.at < len(self.calls) else None
         if call is None or call.module() is not module:
             due = "none" if call is None else call.place
@@ -100,9 +123,14 @@ class Pass:
         return call
 
     def _check(
-        self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        mask: torch.Tensor | None, named: dict[str, Any],
-    ) -> None:  # fmt: skip
+        self,
+        call: Call,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        named: dict[str, Any],
+    ) -> None:
         """Raises RuntimeError if a call differs from the probed one."""
         spec, rows = call.spec, query.shape[2]
         if mask is not None and mask.numel() != 1:
@@ -258,9 +286,12 @@ class ModuleDecoder:
         return hidden
 
     def run(
-        self, ids: torch.Tensor, position: torch.Tensor, mask: torch.Tensor | None,
+        self,
+        ids: torch.Tensor,
+        position: torch.Tensor,
+        mask: torch.Tensor | None,
         only: int | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Logits [1, R, V] of the module; only: number of last rows, if it can leave out others."""
         named: dict[str, Any] = dict(
             input_ids=ids, position_ids=position, attention_mask=mask, use_cache=False

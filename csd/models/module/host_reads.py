@@ -27,9 +27,14 @@ class _Shapes:
         pass
 
     def attention(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        mask: torch.Tensor | None, named: dict[str, Any],
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        named: dict[str, Any],
+    ) -> torch.Tensor:
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
     def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
@@ -42,9 +47,11 @@ def host_read_of(base: nn.Module, parts: Parts) -> str | None:
     tensors = [*base.named_parameters(), *base.named_buffers()]
     ids = torch.zeros(1, ROWS, dtype=torch.long, device="meta")
     named = dict(
-        input_ids=ids, position_ids=ids, use_cache=False,
+        input_ids=ids,
+        position_ids=ids,
+        use_cache=False,
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device="meta"),
-    )  # fmt: skip
+    )
     try:
         held = {name: x.to("meta") for name, x in tensors}
         with calls_go_to(_Shapes(), parts), captured_experts(parts):

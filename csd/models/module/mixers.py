@@ -22,14 +22,31 @@ MOST_WEIGHTS = 17
 KNOWN = {
     "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
     "torch_chunk_gated_delta_rule": {
-        "query", "key", "value", "g", "beta", "chunk_size", "initial_state", "output_final_state",
+        "query",
+        "key",
+        "value",
+        "g",
+        "beta",
+        "chunk_size",
+        "initial_state",
+        "output_final_state",
         "use_qk_l2norm_in_kernel",
     },
     "mamba2_chunk_scan": {
-        "hidden_states", "dt", "A", "B", "C", "chunk_size", "D", "dt_bias", "initial_states",
-        "dt_softplus", "dt_limit", "return_final_states",
+        "hidden_states",
+        "dt",
+        "A",
+        "B",
+        "C",
+        "chunk_size",
+        "D",
+        "dt_bias",
+        "initial_states",
+        "dt_softplus",
+        "dt_limit",
+        "return_final_states",
     },
-}  # fmt: skip
+}
 
 
 class OtherCall(ValueError):
@@ -84,9 +101,12 @@ def size_of(function: str, given: dict[str, Any]) -> ConvSize | StateSize:
 
 
 def answer(
-    call: MixerCall, at: int, own: Any, given: dict[str, Any],
+    call: MixerCall,
+    at: int,
+    own: Any,
+    given: dict[str, Any],
     states: StepStates | PromptStates,
-) -> Any:  # fmt: skip
+) -> Any:
     """Result of a call; at: its index among the convolutions or among the other calls."""
     if call.function == CONVOLUTION:
         return _convolution(at, own, given, states)
@@ -122,9 +142,13 @@ def _delta_rule(
     def some(rows: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = (x[None, rows] for x in (q, k, v))
         out, state_after = own(
-            *parts, g=g[None, rows], beta=beta[None, rows], initial_state=state.float(),
-            output_final_state=True, use_qk_l2norm_in_kernel=normalize,
-        )  # fmt: skip
+            *parts,
+            g=g[None, rows],
+            beta=beta[None, rows],
+            initial_state=state.float(),
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=normalize,
+        )
         return out[0], state_after
 
     out = states.update(at, DeltaRule(q, k, v, g, beta, normalize, some))
@@ -148,9 +172,14 @@ def _ssm(
         parts = (y[None, rows] for y in (x, dt))
         # the function's states have the dimension of values first
         out, state_after = own(
-            *parts, given["A"], B[None, rows], C[None, rows], D=None,
-            initial_states=state.float().transpose(2, 3).contiguous(), return_final_states=True,
-        )  # fmt: skip
+            *parts,
+            given["A"],
+            B[None, rows],
+            C[None, rows],
+            D=None,
+            initial_states=state.float().transpose(2, 3).contiguous(),
+            return_final_states=True,
+        )
         return out[0], state_after.transpose(2, 3)
 
     out = states.update(at, SSM(x, step, given["A"], B, C, some))

@@ -38,9 +38,15 @@ UNKNOWN = ("position_bias", "cache", "head_mask", "block_mask", "cu_seq_lens_q")
 
 # exceptions of a module that cannot run a pass of csd
 FAILURES = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError,
-    TypeError, ValueError,
-)  # fmt: skip
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class NotAdmitted(ValueError):
@@ -74,9 +80,13 @@ class Probed:
 
 
 def probe(
-    model: Any, parts: Parts, run: Callable[[torch.Tensor, torch.Tensor, None], Any], *,
-    tokens: int, context: int,
-) -> Probed:  # fmt: skip
+    model: Any,
+    parts: Parts,
+    run: Callable[[torch.Tensor, torch.Tensor, None], Any],
+    *,
+    tokens: int,
+    context: int,
+) -> Probed:
     """Run one pass of a model and record its calls. Raises NotAdmitted.
 
     run: calls the model with token ids [1, T], positions [1, T] and no mask. tokens: size of its
@@ -157,9 +167,14 @@ class _Noted:
         return made
 
     def attention(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        mask: torch.Tensor | None, named: dict[str, Any],
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        named: dict[str, Any],
+    ) -> torch.Tensor:
         place = self._place(module)
         if query.shape[:1] + query.shape[2:3] != (1, TOKENS) or key.shape[2] != TOKENS:
             raise NotAdmitted(
@@ -243,9 +258,13 @@ class _Noted:
 
 
 def by_own_function(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-    visible: torch.Tensor, named: dict[str, Any],
-) -> torch.Tensor:  # fmt: skip
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor,
+    named: dict[str, Any],
+) -> torch.Tensor:
     """The module's attention without csd, [1, M, H, Dv]. visible: bool [1, 1, M, T]."""
     name, own = own_function(module, named)
     mask = visible

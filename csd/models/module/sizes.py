@@ -76,10 +76,17 @@ def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
     convs = tuple(call.size for call in found.mixers if isinstance(call.size, ConvSize))
     states = tuple(call.size for call in found.mixers if isinstance(call.size, StateSize))
     return ModuleConfig(
-        named.family, named.vocab, named.hidden, len(shapes), *heads, named.context, uniform,
-        None if uniform else shapes, StateSizes(convs, states) if found.mixers else None,
+        named.family,
+        named.vocab,
+        named.hidden,
+        len(shapes),
+        *heads,
+        named.context,
+        uniform,
+        None if uniform else shapes,
+        StateSizes(convs, states) if found.mixers else None,
         _reach(specs),
-    )  # fmt: skip
+    )
 
 
 def _reach(specs: list[AttentionSpec]) -> int | None:
@@ -96,9 +103,16 @@ def current_sizes(model: Any, before: ModelSizes) -> ModuleConfig:
     refuse_module(model)
     now = NamedSizes.of(base_of(model))
     return ModuleConfig(
-        now.family, now.vocab, now.hidden, before.layers, before.heads, before.kv_heads,
-        before.head_dim, now.context, getattr(before, "uniform", True),
+        now.family,
+        now.vocab,
+        now.hidden,
+        before.layers,
+        before.heads,
+        before.kv_heads,
+        before.head_dim,
+        now.context,
+        getattr(before, "uniform", True),
         getattr(before, "shapes", None),
         getattr(before, "states", None),
         getattr(before, "reach", None),
-    )  # fmt: skip
+    )

@@ -37,9 +37,14 @@ class AttentionSpec:
     @property
     def properties(self) -> Properties:
         return Properties(
-            self.kv_heads, self.head_dim, self.value_dim, self.scale, self.window, self.chunk,
+            self.kv_heads,
+            self.head_dim,
+            self.value_dim,
+            self.scale,
+            self.window,
+            self.chunk,
             self.softcap,
-        )  # fmt: skip
+        )
 
     def __str__(self) -> str:
         parts = [f"{self.heads} heads", f"{self.kv_heads} for keys", f"{self.head_dim} numbers"]

@@ -68,8 +68,9 @@ def refuse_left_out(messages: list[dict], paths: list[Path]) -> None:
         names = ".".join(key for key in path[1:] if isinstance(key, str))
         warn_once(
             "the chat template leaves out %r of a message of role %r, so no model reads it",
-            names, str(role),
-        )  # fmt: skip
+            names,
+            str(role),
+        )
 
 
 @lru_cache(maxsize=1024)

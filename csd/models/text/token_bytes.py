@@ -114,8 +114,15 @@ def _flat(state: dict) -> Iterator[dict]:
 
 # steps that concern a text's ends or neighbours change no token inside a text
 _KNOWN = {
-    "ByteLevel", "ByteFallback", "Replace", "Metaspace", "WordPiece", "BPEDecoder", "Fuse", "Strip",
-}  # fmt: skip
+    "ByteLevel",
+    "ByteFallback",
+    "Replace",
+    "Metaspace",
+    "WordPiece",
+    "BPEDecoder",
+    "Fuse",
+    "Strip",
+}
 
 
 def _apply(step: dict, name: str) -> str:

@@ -144,9 +144,10 @@ async def receive_body(request: Request, limits: Limits, take: Callable[[int], A
             found.extend(chunk)
             if len(found) > limits.body:
                 raise Refused(
-                    f"the body must have at most {limits.body} bytes", status=413,
+                    f"the body must have at most {limits.body} bytes",
+                    status=413,
                     code="body_too_large",
-                )  # fmt: skip
+                )
 
     try:
         await asyncio.wait_for(read(), limits.body_seconds)

@@ -11,10 +11,16 @@ from csd.serve import Closed, QueueFull
 from csd.serve.http.names import as_fields, as_messages, named
 
 KINDS = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-    404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error",
-    413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error",
-}  # fmt: skip
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+}
 
 # what a value of a client may raise in any reader, beside the errors of checks
 _OF_VALUES = (TypeError, ValueError, ImportError, ArithmeticError, RecursionError)
@@ -73,9 +79,12 @@ class Refused(Exception):
         kind = KINDS.get(self.status, "server_error")
         return {
             "error": {
-                "message": self.message, "type": kind, "param": self.param, "code": self.code,
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
             }
-        }  # fmt: skip
+        }
 
     def response(self) -> Response:
         headers = {"Retry-After": "1"} if self.status in (429, 503) else {}

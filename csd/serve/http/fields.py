@@ -16,10 +16,19 @@ from csd.utils.check import shown
 from csd.utils.other_names import similar
 
 IGNORED = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "prompt_cache_options", "prediction", "parallel_tool_calls",
-    "priority", "session_id",
-)  # fmt: skip
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "prediction",
+    "parallel_tool_calls",
+    "priority",
+    "session_id",
+)
 
 # field -> values that ask for nothing, in any request
 NOTHING: dict[str, tuple[Any, ...]] = {
@@ -66,8 +75,10 @@ NOTHING_IN_COMPLETIONS = NOTHING | {"add_special_tokens": (True,)}
 # of a chat template that does not read the field: one that does may have another default
 NOTHING_IF_UNREAD = {"reasoning_effort": ("medium",)}
 NOTHING_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "include_usage": (False,), "include_obfuscation": (False,), "continuous_usage_stats": (False,),
-}  # fmt: skip
+    "include_usage": (False,),
+    "include_obfuscation": (False,),
+    "continuous_usage_stats": (False,),
+}
 
 INSTEAD = {
     "best_of": "n is the number of choices",
@@ -106,9 +117,14 @@ COMMON = ("model", "stream", "stream_options", "return_token_ids")
 # fields that are passed to a chat template, if it reads them
 TEMPLATE = {"tools": list, "reasoning_effort": str}
 CHAT = (
-    "messages", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt",
-    "continue_final_message", *TEMPLATE,
-)  # fmt: skip
+    "messages",
+    "logprobs",
+    "top_logprobs",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    *TEMPLATE,
+)
 COMPLETIONS = ("prompt", "logprobs", "echo")
 
 
@@ -144,8 +160,9 @@ def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
         if option in found and found[option] != value:
             raise Refused(
                 f"{name} must equal max_tokens if both are given, got {shown(value)} and "
-                f"{shown(found[option])}", param=name,
-            )  # fmt: skip
+                f"{shown(found[option])}",
+                param=name,
+            )
         read = _READ.get(name)
         value = value if read is None else read(value)
         if value is not None:
@@ -182,11 +199,14 @@ def _read_format(value: Any) -> Any:
     if not isinstance(schema, dict) or schema.get("schema") is None:
         raise Refused(
             "response_format must have type text, json_object, or json_schema with a schema, got "
-            f"{shown(value)}", param="response_format",
-        )  # fmt: skip
+            f"{shown(value)}",
+            param="response_format",
+        )
     return schema["schema"]
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
-    "top_k": _read_top_k, "logit_bias": _read_bias, "response_format": _read_format,
-}  # fmt: skip
+    "top_k": _read_top_k,
+    "logit_bias": _read_bias,
+    "response_format": _read_format,
+}

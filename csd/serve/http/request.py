@@ -54,11 +54,15 @@ class Asked:
                 key = repr(prompt)
                 start = taken.get(key, first)
                 handle = engine.submit(
-                    prompt, owner=owner, stream=self.stream, first_sample=start,
+                    prompt,
+                    owner=owner,
+                    stream=self.stream,
+                    first_sample=start,
                     top_logprobs=self.top or 0,
-                    score_prompt=self.top if self.echo else None, on_error="return",
+                    score_prompt=self.top if self.echo else None,
+                    on_error="return",
                     **self.options,
-                )  # fmt: skip
+                )
                 # a repeated prompt continues the sample indices
                 taken[key] = start + self.samples
                 self.handles.append(handle)

@@ -236,8 +236,10 @@ class Answer:
         if not self.asked.nothing_new:
             new = sum(len(s.tokens) for h in handles for s in h.request.finished.values())
         return {
-            "prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
-        }  # fmt: skip
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+        }
 
     def extras(self) -> dict[str, Any]:
         """Fields that OpenAI's interface does not have."""

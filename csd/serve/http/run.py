@@ -131,10 +131,19 @@ def process(
             host,
         )
     config = uvicorn.Config(
-        make_app(server), host=host, port=port, http=Connection, ws="none", lifespan="on",
-        log_level=log_level, access_log=False, limit_concurrency=connection_limit(connections),
-        timeout_keep_alive=30, timeout_graceful_shutdown=int(drain) + CLOSING, server_header=False,
-    )  # fmt: skip
+        make_app(server),
+        host=host,
+        port=port,
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        log_level=log_level,
+        access_log=False,
+        limit_concurrency=connection_limit(connections),
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(drain) + CLOSING,
+        server_header=False,
+    )
     return Process(server, config, drain, begun)
 
 

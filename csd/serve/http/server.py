@@ -87,9 +87,12 @@ class Server:
 
     def card(self) -> dict[str, Any]:
         return {
-            "id": self.name, "object": "model", "created": self.created, "owned_by": "csd",
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "csd",
             "max_model_len": self.engine.longest,
-        }  # fmt: skip
+        }
 
     @contextmanager
     def answering(self) -> Iterator[ExitStack]:
@@ -101,9 +104,10 @@ class Server:
             raise Refused("the server is shutting down", status=503, code="shutting_down")
         if self.open >= self.limits.requests:
             raise Refused(
-                f"the server is already answering {self.limits.requests} requests", status=503,
+                f"the server is already answering {self.limits.requests} requests",
+                status=503,
                 code="too_many_requests",
-            )  # fmt: skip
+            )
         self.open += 1
         with ExitStack() as stack:
             stack.callback(self._close)
@@ -175,9 +179,11 @@ class Server:
         given = body.get("model")
         if given not in (None, "", self.name, self.engine.source):
             raise Refused(
-                f"model must be {self.name!r}, the only one served, got {shown(given)}", status=404,
-                param="model", code="model_not_found",
-            )  # fmt: skip
+                f"model must be {self.name!r}, the only one served, got {shown(given)}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
 
     def check_size(self, asked: Asked, body: dict[str, Any]) -> None:
         """Raises Refused if a request has more choices, or longer ones, than the limits."""
@@ -194,5 +200,6 @@ class Server:
             name = as_fields("max_new_tokens", body)
             raise Refused(
                 f"{name} must be at most {context}, the context of the server, got "
-                f"{shown(longest)}", param=name,
-            )  # fmt: skip
+                f"{shown(longest)}",
+                param=name,
+            )

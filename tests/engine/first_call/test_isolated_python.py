@@ -59,9 +59,12 @@ def ran(here):
 
 def run(module, *arguments):
     return subprocess.run(
-        isolated_python.command(module, [*arguments]), env=isolated_python.environment(),
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        isolated_python.command(module, [*arguments]),
+        env=isolated_python.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.mark.parametrize("is_here", [False, True], ids=["csd elsewhere", "csd in it"])

@@ -118,9 +118,11 @@ def machine(monkeypatch, tmp_path):
 def step_of(config, dtype=torch.bfloat16, device="cuda:0"):
     live = SimpleNamespace(device=torch.device(device))
     return SimpleNamespace(
-        slots=SimpleNamespace(live=live), cache=SimpleNamespace(dtype=dtype),
-        decoder=SimpleNamespace(config=config), drafter=None,
-    )  # fmt: skip
+        slots=SimpleNamespace(live=live),
+        cache=SimpleNamespace(dtype=dtype),
+        decoder=SimpleNamespace(config=config),
+        drafter=None,
+    )
 
 
 def test_a_model_is_compiled_once_and_again_where_it_was_not_complete(machine):
@@ -165,9 +167,19 @@ def test_an_engine_on_a_gpu_compiles_what_new_caches_launch(monkeypatch):
 
 def config(**changed):
     return ModelConfig(
-        family="a", vocab=9, hidden=8, intermediate=8, layers=6, heads=1, kv_heads=1, head_dim=8,
-        context=9, norm_eps=1e-6, rope_theta=1e4, **changed,
-    )  # fmt: skip
+        family="a",
+        vocab=9,
+        hidden=8,
+        intermediate=8,
+        layers=6,
+        heads=1,
+        kv_heads=1,
+        head_dim=8,
+        context=9,
+        norm_eps=1e-6,
+        rope_theta=1e4,
+        **changed,
+    )
 
 
 def test_first_layers_have_every_kind_of_layer():

@@ -62,13 +62,32 @@ def test_each_kind_of_step_is_measured_once(measured, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b'{"of": "x", "rows": [1', b"\xff\xfe", b"[1, 2]", None,
-        dict(of="another"), dict(rows=[1, 2]), dict(seconds=[1.0, -1.0, 2.0]),
-        dict(seconds=[1.0, float("nan"), 2.0]), dict(rows=[4, 1, 2]), dict(rows="1, 4, 16"),
+        b"",
+        b'{"of": "x", "rows": [1',
+        b"\xff\xfe",
+        b"[1, 2]",
+        None,
+        dict(of="another"),
+        dict(rows=[1, 2]),
+        dict(seconds=[1.0, -1.0, 2.0]),
+        dict(seconds=[1.0, float("nan"), 2.0]),
+        dict(rows=[4, 1, 2]),
+        dict(rows="1, 4, 16"),
     ],
-    ids=["empty", "torn", "noise", "list", "folder", "other", "short", "negative", "nan", "falling",
-         "text"],
-)  # fmt: skip
+    ids=[
+        "empty",
+        "torn",
+        "noise",
+        "list",
+        "folder",
+        "other",
+        "short",
+        "negative",
+        "nan",
+        "falling",
+        "text",
+    ],
+)
 def test_unusable_files_are_measured_anew(content, measured, tmp_path, caplog):
     want = drawn(engine())
     (path,) = files(tmp_path)

@@ -43,8 +43,12 @@ def test_within_a_stream_it_raises():
 
 
 def test_the_command(toy_folder, capsys):
-    assert main(["warmup", str(toy_folder), "-n", "2", "--max-new-tokens", "8",
-                 "--prompt-tokens", "9"]) == 0  # fmt: skip
+    assert (
+        main(
+            ["warmup", str(toy_folder), "-n", "2", "--max-new-tokens", "8", "--prompt-tokens", "9"]
+        )
+        == 0
+    )
     assert "warmed up in" in capsys.readouterr().out
     assert main(["warmup", str(toy_folder), "--prompt-tokens", "1"]) == 2
     assert "prompt_tokens must be at least 2" in capsys.readouterr().err

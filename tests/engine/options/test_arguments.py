@@ -100,10 +100,14 @@ def test_text_needs_a_tokenizer():
 
 @pytest.mark.parametrize(
     "asked",
-    [dict(num_beams=4), dict(guidance_scale=1.5), dict(typical_p=0.9),
-     dict(begin_suppress_tokens=[3])],
+    [
+        dict(num_beams=4),
+        dict(guidance_scale=1.5),
+        dict(typical_p=0.9),
+        dict(begin_suppress_tokens=[3]),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_generation_config_that_cannot_be_served(asked):
     name = next(iter(asked))
     config = GenerationConfig(**asked)

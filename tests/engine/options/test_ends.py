@@ -66,9 +66,15 @@ def test_the_ends_that_are_asked_for_replace_both_lists(model):
 
 def test_hf_generate_takes_the_generation_config_alone(model):
     ids = model.generate(
-        torch.tensor([[5, 6, 7]]), do_sample=True, top_k=0, num_return_sequences=24, seed=1,
-        max_new_tokens=60, custom_generate=csd.hf_generate, pad_token_id=0,
-    )  # fmt: skip
+        torch.tensor([[5, 6, 7]]),
+        do_sample=True,
+        top_k=0,
+        num_return_sequences=24,
+        seed=1,
+        max_new_tokens=60,
+        custom_generate=csd.hf_generate,
+        pad_token_id=0,
+    )
     assert any(END in row[3:-1] for row in ids.tolist())
 
 
@@ -81,8 +87,14 @@ def test_a_stop_string_that_is_a_special_token(model, speculate):
         assert sample.stop_reason == "<|im_end|>"
         assert sample.tokens.index(END) + 1 == len(sample.tokens)
         assert sample.text == Characters().decode(sample.tokens[:-1])
-    shown = draw(model, stop=["<|im_end|>"], end_token_ids=[], include_stop=True,
-                 skip_special_tokens=False, speculate=speculate)  # fmt: skip
+    shown = draw(
+        model,
+        stop=["<|im_end|>"],
+        end_token_ids=[],
+        include_stop=True,
+        skip_special_tokens=False,
+        speculate=speculate,
+    )
     assert shown.tokens == out.tokens
     assert all(s.text.endswith("<|im_end|>") for s in shown if s.finish_reason == "stop")
 

@@ -17,9 +17,11 @@ from csd.engine.options.show import add_flags
 pytestmark = pytest.mark.quick
 
 SHOWN = {
-    csd.generate: GenerateOptions, csd.stream: GenerateOptions,
-    csd.Engine.generate: Options, csd.Engine.stream: Options,
-}  # fmt: skip
+    csd.generate: GenerateOptions,
+    csd.stream: GenerateOptions,
+    csd.Engine.generate: Options,
+    csd.Engine.stream: Options,
+}
 
 
 @pytest.mark.parametrize("function", SHOWN, ids=lambda f: f.__qualname__)

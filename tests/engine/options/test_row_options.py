@@ -38,26 +38,42 @@ SETTINGS = {
     "function": dict(logits_processor=halved_after_three, **COOL),
     "processors": dict(
         logits_processor=transformers.LogitsProcessorList([NoEven(), halved_after_three]),
-        temperature=0.9, min_p=0.02,
+        temperature=0.9,
+        min_p=0.02,
     ),
     "thought": dict(
         max_thinking_tokens=2, thinking_tags=TAGS, logit_bias={3: 3.0, 17: 1.0}, temperature=1.0
     ),
     "thought-closed": dict(
-        max_thinking_tokens=4, thinking_tags=(*TAGS, (5, 6, 17, 9)), logit_bias={3: 4.0},
-        temperature=0.8, frequency_penalty=0.2, logits_processor=[NoEven()],
+        max_thinking_tokens=4,
+        thinking_tags=(*TAGS, (5, 6, 17, 9)),
+        logit_bias={3: 4.0},
+        temperature=0.8,
+        frequency_penalty=0.2,
+        logits_processor=[NoEven()],
     ),
     "thought-long": dict(
         max_thinking_tokens=1, thinking_tags=(*TAGS, (*range(20, 60), 17, 9)), temperature=0.8
     ),
     "all": dict(
-        logit_bias={3: 1.5}, bad_words=[[5], [17, 3]], suppress_tokens=[96],
-        allowed_token_ids=[*range(2, 97)], no_repeat_ngram_size=3, frequency_penalty=0.3,
-        presence_penalty=0.2, repetition_penalty=1.2, min_new_tokens=6, temperature=0.7,
-        top_k=30, top_p=0.9, min_p=0.02, max_thinking_tokens=3, thinking_tags=TAGS,
+        logit_bias={3: 1.5},
+        bad_words=[[5], [17, 3]],
+        suppress_tokens=[96],
+        allowed_token_ids=[*range(2, 97)],
+        no_repeat_ngram_size=3,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+        repetition_penalty=1.2,
+        min_new_tokens=6,
+        temperature=0.7,
+        top_k=30,
+        top_p=0.9,
+        min_p=0.02,
+        max_thinking_tokens=3,
+        thinking_tags=TAGS,
         logits_processor=halved_after_three,
     ),
-}  # fmt: skip
+}
 ON_HOST = ("function", "processors", "thought-closed", "all")
 
 
@@ -65,11 +81,16 @@ ON_HOST = ("function", "processors", "thought-closed", "all")
 def plain(setting):
     return [
         oracle.generate(
-            model_and_twin()[0], PROMPT, seed=11, sample=i, max_new_tokens=LENGTH, end_ids=(7, 30),
+            model_and_twin()[0],
+            PROMPT,
+            seed=11,
+            sample=i,
+            max_new_tokens=LENGTH,
+            end_ids=(7, 30),
             **SETTINGS[setting],
         )
         for i in range(5)
-    ]  # fmt: skip
+    ]
 
 
 def assert_plain(out, want):
@@ -86,9 +107,14 @@ def test_tokens_equal_a_loops(setting, kind):
     budgets = {"cpu": (0, 6, 64), "few-slots": (16,)}.get(kind, (0, 24))
     for budget in budgets:
         out = engine_of(kind).generate(
-            PROMPT, num_samples=5, seed=11, max_new_tokens=LENGTH, stop_token_ids=[7, 30],
-            budget=budget, **SETTINGS[setting],
-        )  # fmt: skip
+            PROMPT,
+            num_samples=5,
+            seed=11,
+            max_new_tokens=LENGTH,
+            stop_token_ids=[7, 30],
+            budget=budget,
+            **SETTINGS[setting],
+        )
         assert_plain(out, plain(setting))
         assert (out.stats.nodes_proposed > 0) == (budget > 0)
 
@@ -97,9 +123,14 @@ def test_tokens_equal_a_loops(setting, kind):
 def test_what_is_looked_for_may_be_longer_than_the_text(setting):
     for budget in (0, 24):
         out = engine_of("cpu").generate(
-            PROMPT, num_samples=5, seed=11, max_new_tokens=LENGTH, stop_token_ids=[7, 30],
-            budget=budget, **SETTINGS[setting],
-        )  # fmt: skip
+            PROMPT,
+            num_samples=5,
+            seed=11,
+            max_new_tokens=LENGTH,
+            stop_token_ids=[7, 30],
+            budget=budget,
+            **SETTINGS[setting],
+        )
         assert_plain(out, plain(setting))
 
 
@@ -115,10 +146,16 @@ def test_drafts_are_accepted_in_these_tests():
 @pytest.mark.parametrize("verifier", ["recursive", "single"])
 def test_other_verifiers_keep_to_constraints(verifier):
     out = engine_of("cpu").generate(
-        PROMPT, num_samples=6, seed=1, max_new_tokens=18, budget=20, verifier=verifier,
-        temperature=1.5, no_repeat_ngram_size=2,
+        PROMPT,
+        num_samples=6,
+        seed=1,
+        max_new_tokens=18,
+        budget=20,
+        verifier=verifier,
+        temperature=1.5,
+        no_repeat_ngram_size=2,
         allowed_token_ids=[3, 5, 9, 17, 60, *range(70, 80)],
-    )  # fmt: skip
+    )
     assert out.stats.nodes_accepted > 0
     for tokens in out.tokens:
         assert {*tokens} <= {3, 5, 9, 17, 60, *range(70, 80)}
@@ -147,14 +184,24 @@ def test_triton_draws_the_references_tokens(few_splits):
 
 def test_prompts_of_a_call_have_the_rules_of_the_call():
     many = engine_of("few-slots").generate(
-        PROMPTS, num_samples=3, seed=2, max_new_tokens=8, no_repeat_ngram_size=2,
-        bad_words=[[6, 7]], temperature=0.5,
-    )  # fmt: skip
+        PROMPTS,
+        num_samples=3,
+        seed=2,
+        max_new_tokens=8,
+        no_repeat_ngram_size=2,
+        bad_words=[[6, 7]],
+        temperature=0.5,
+    )
     for prompt, out in zip(PROMPTS, many, strict=True):
         one = engine_of("cpu").generate(
-            prompt, num_samples=3, seed=2, max_new_tokens=8, no_repeat_ngram_size=2,
-            bad_words=[[6, 7]], temperature=0.5,
-        )  # fmt: skip
+            prompt,
+            num_samples=3,
+            seed=2,
+            max_new_tokens=8,
+            no_repeat_ngram_size=2,
+            bad_words=[[6, 7]],
+            temperature=0.5,
+        )
         assert out.tokens == one.tokens
     # and the next call has none of them
     free = engine_of("few-slots").generate(PROMPTS[0], num_samples=3, seed=2, max_new_tokens=8)
@@ -195,14 +242,24 @@ def test_a_row_without_a_token_names_the_constraint(names, kind):
 def test_a_draft_without_a_token_is_no_error():
     """A place that no sample comes to may have no token: two are allowed, and two are drawn."""
     out = engine_of("cpu").generate(
-        [5, 40, 41, 40, 41], num_samples=4, max_new_tokens=1, budget=64, seed=0,
-        allowed_token_ids=[40, 41, 42], no_repeat_ngram_size=3,
-    )  # fmt: skip
+        [5, 40, 41, 40, 41],
+        num_samples=4,
+        max_new_tokens=1,
+        budget=64,
+        seed=0,
+        allowed_token_ids=[40, 41, 42],
+        no_repeat_ngram_size=3,
+    )
     assert all({*tokens} <= {40, 41, 42} for tokens in out.tokens)
     out = engine_of("cpu").generate(
-        PROMPT, num_samples=8, max_new_tokens=2, budget=64, seed=0, allowed_token_ids=[40, 41],
+        PROMPT,
+        num_samples=8,
+        max_new_tokens=2,
+        budget=64,
+        seed=0,
+        allowed_token_ids=[40, 41],
         no_repeat_ngram_size=1,
-    )  # fmt: skip
+    )
     assert {tuple(sorted(tokens)) for tokens in out.tokens} == {(40, 41)}
 
 

@@ -76,9 +76,14 @@ def test_a_generation_config_asks_for_bans():
     followed = engine(PrefixSum(), generation_config=config)
     options = dict(num_samples=4, max_new_tokens=30, seed=1)
     want = csd.generate(
-        engine(PrefixSum()), [1, 2], no_repeat_ngram_size=2, suppress_tokens=[3, 4],
-        bad_words=[[5], [6, 7]], stop_token_ids=[9], **options,
-    )  # fmt: skip
+        engine(PrefixSum()),
+        [1, 2],
+        no_repeat_ngram_size=2,
+        suppress_tokens=[3, 4],
+        bad_words=[[5], [6, 7]],
+        stop_token_ids=[9],
+        **options,
+    )
     assert csd.generate(followed, [1, 2], **options).tokens == want.tokens
     freed = csd.generate(
         followed, [1, 2], no_repeat_ngram_size=0, suppress_tokens=[], bad_words=[], **options
@@ -91,7 +96,9 @@ REFUSED = {
     "bias-list": (dict(logit_bias=[1]), TypeError, "logit_bias must be a dict from token ids"),
     "bias-key": (dict(logit_bias={"a": 1}), TypeError, "logit_bias must have token ids as keys"),
     "bias-value": (
-        dict(logit_bias={1: "a"}), TypeError, "logit_bias of token 1 must be a number, got 'a'"
+        dict(logit_bias={1: "a"}),
+        TypeError,
+        "logit_bias of token 1 must be a number, got 'a'",
     ),
     "bias-nan": (dict(logit_bias={1: math.nan}), ValueError, "logit_bias of token 1 must lie in"),
     "bias-inf": (dict(logit_bias={1: math.inf}), ValueError, "logit_bias of token 1 must lie in"),
@@ -111,24 +118,31 @@ REFUSED = {
     "thought-tags": (dict(max_thinking_tokens=3), ValueError, "pass thinking_tags=.'<think>', "),
     "tags-alone": (dict(thinking_tags=TAGS), ValueError, "thinking_tags needs max_thinking_to"),
     "tags-one": (
-        dict(max_thinking_tokens=3, thinking_tags=[[3]]), TypeError, "thinking_tags must be the"
+        dict(max_thinking_tokens=3, thinking_tags=[[3]]),
+        TypeError,
+        "thinking_tags must be the",
     ),
     "tags-equal": (
-        dict(max_thinking_tokens=3, thinking_tags=[[3], [3]]), ValueError,
+        dict(max_thinking_tokens=3, thinking_tags=[[3], [3]]),
+        ValueError,
         "thinking_tags must have dif",
     ),
     "tags-begin": (
-        dict(max_thinking_tokens=3, thinking_tags=[[5, 3], [3]]), ValueError,
+        dict(max_thinking_tokens=3, thinking_tags=[[5, 3], [3]]),
+        ValueError,
         r"the begin must not end with the end, got token ids \[5, 3\] and \[3\]",
     ),
     "tags-end": (
-        dict(max_thinking_tokens=3, thinking_tags=[[3], [4], [4, 5]]), ValueError,
+        dict(max_thinking_tokens=3, thinking_tags=[[3], [4], [4, 5]]),
+        ValueError,
         r"thinking_tags must have a third entry that ends with the second, as token ids \[4\], got",
     ),
     "tags-text": (
-        dict(max_thinking_tokens=3, thinking_tags=["a", "b"]), ValueError, "need a tokenizer"
+        dict(max_thinking_tokens=3, thinking_tags=["a", "b"]),
+        ValueError,
+        "need a tokenizer",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("options", "error", "message"), REFUSED.values(), ids=REFUSED)

@@ -26,9 +26,15 @@ def thinking():
 @pytest.mark.parametrize("most", [0, 1, 5, 40])
 def test_a_thought_ends_when_it_is_spent(most, budget):
     out = csd.generate(
-        thinking(), [3, BEGIN], num_samples=2, max_new_tokens=12, max_thinking_tokens=most,
-        thinking_tags=([BEGIN], [END]), budget=budget, seed=0,
-    )  # fmt: skip
+        thinking(),
+        [3, BEGIN],
+        num_samples=2,
+        max_new_tokens=12,
+        max_thinking_tokens=most,
+        thinking_tags=([BEGIN], [END]),
+        budget=budget,
+        seed=0,
+    )
     free = [(BEGIN + 1 + i) % 8 for i in range(12)]
     want = free[:most] + [END] + [(END + 1 + i) % 8 for i in range(12)]
     for sample in out:
@@ -43,9 +49,13 @@ def test_a_thought_ends_when_it_is_spent(most, budget):
 def test_a_long_end_is_forced_to_its_last_token():
     close = [1, 2, 3, END]
     out = csd.generate(
-        thinking(), [3, BEGIN], max_new_tokens=9, max_thinking_tokens=2,
-        thinking_tags=([BEGIN], [END], close), seed=0,
-    )  # fmt: skip
+        thinking(),
+        [3, BEGIN],
+        max_new_tokens=9,
+        max_thinking_tokens=2,
+        thinking_tags=([BEGIN], [END], close),
+        seed=0,
+    )
     # the thought counts 4, 5, and goes on with the end's first token
     assert out.tokens == [[4, 5, *close, 5, 6, 7]]
     assert out[0].forced == [False] * 2 + [True] * 4 + [False] * 3
@@ -53,18 +63,27 @@ def test_a_long_end_is_forced_to_its_last_token():
 
 def test_an_end_that_has_begun_goes_on():
     out = csd.generate(
-        thinking(), [3, BEGIN], max_new_tokens=6, max_thinking_tokens=3,
-        thinking_tags=([BEGIN], [END], [5, 6, END]), seed=0,
-    )  # fmt: skip
+        thinking(),
+        [3, BEGIN],
+        max_new_tokens=6,
+        max_thinking_tokens=3,
+        thinking_tags=([BEGIN], [END], [5, 6, END]),
+        seed=0,
+    )
     assert out.tokens == [[4, 5, 6, END, 5, 6]]
     assert out[0].forced == [False, False, False, True, False, False]
 
 
 def test_an_end_token_within_the_thought_ends_the_sample():
     out = csd.generate(
-        thinking(), [3, BEGIN], max_new_tokens=9, max_thinking_tokens=7,
-        thinking_tags=([BEGIN], [END]), stop_token_ids=[6], seed=0,
-    )  # fmt: skip
+        thinking(),
+        [3, BEGIN],
+        max_new_tokens=9,
+        max_thinking_tokens=7,
+        thinking_tags=([BEGIN], [END]),
+        stop_token_ids=[6],
+        seed=0,
+    )
     assert out.tokens == [[4, 5, 6]] and out.finish_reasons == ["stop"]
     assert out.stats.thoughts_cut == 0
 
@@ -83,9 +102,15 @@ def test_noise_does_not_shift():
     model = PrefixSum(sharpness=0.5)
     e = engine(model)
     out = csd.generate(
-        e, [1, BEGIN], num_samples=6, max_new_tokens=20, max_thinking_tokens=4, seed=5,
-        thinking_tags=([BEGIN], [END]), suppress_tokens=[END],
-    )  # fmt: skip
+        e,
+        [1, BEGIN],
+        num_samples=6,
+        max_new_tokens=20,
+        max_thinking_tokens=4,
+        seed=5,
+        thinking_tags=([BEGIN], [END]),
+        suppress_tokens=[END],
+    )
     free = csd.generate(
         e, [1, BEGIN], num_samples=6, max_new_tokens=4, seed=5, suppress_tokens=[END]
     )

@@ -115,9 +115,14 @@ def test_cancelled_samples_are_not_kept():
     e = engine(PrefixSum(sharpness=4.0), max_slots=2)
     h = csd.History(samples=99)
     out = e.generate(
-        [1, 2], num_samples=8, max_new_tokens=30, seed=0, stop_token_ids=[0, 1, 2], history=h,
+        [1, 2],
+        num_samples=8,
+        max_new_tokens=30,
+        seed=0,
+        stop_token_ids=[0, 1, 2],
+        history=h,
         until=lambda prefix: len(prefix) >= 3,
-    )  # fmt: skip
+    )
     done = [s.tokens for s in out if s.finish_reason != "cancelled"]
     assert [x.tokens.tolist() for x in h.of([1, 2])][::-1] == done
 
@@ -147,9 +152,14 @@ def test_steps_go_on_while_a_long_history_enters(model):
         order.append(prompt)
 
     out = small.generate(
-        [PROMPTS[0], PROMPTS[0][:-1], PROMPTS[1]], history=[None, None, noise], max_new_tokens=40,
-        callback=tokens, budget=4, seed=0, ignore_eos=True,
-    )  # fmt: skip
+        [PROMPTS[0], PROMPTS[0][:-1], PROMPTS[1]],
+        history=[None, None, noise],
+        max_new_tokens=40,
+        callback=tokens,
+        budget=4,
+        seed=0,
+        ignore_eos=True,
+    )
     plain = small.generate(PROMPTS[1], max_new_tokens=40, seed=0, speculate=False, ignore_eos=True)
     assert_same_samples(out[2:], [plain])
     assert out[2].stats.history_tokens == 60 * 400

@@ -37,18 +37,36 @@ def test_each_slot_gets_its_sample(slots):
     pages = torch.full((5, PAGES), 77, dtype=torch.int32)
     before = deepcopy(slots)
     long = job(
-        list(range(20)), (1 << 63) - 5, 1, temperature=0.7, top_k=5, top_p=0.9, min_p=0.05,
-        repetition_penalty=1.3, max_new_tokens=12, min_new_tokens=2, end_ids=(7, 9),
-    )  # fmt: skip
+        list(range(20)),
+        (1 << 63) - 5,
+        1,
+        temperature=0.7,
+        top_k=5,
+        top_p=0.9,
+        min_p=0.05,
+        repetition_penalty=1.3,
+        max_new_tokens=12,
+        min_new_tokens=2,
+        end_ids=(7, 9),
+    )
     short = job([4], -(1 << 63), 2, temperature=0.0, end_ids=(8,), ignore_eos=True)
     fill_slots(slots, pages, [Refill(3, long, 6, [5, 1]), Refill(0, short, 2, [])])
 
     assert slots.live.tolist() == [True, *before.live[1:3].tolist(), True, bool(before.live[4])]
     want = {
-        "group": (1, 2), "key": ((1 << 63) - 5, -(1 << 63)), "sample": (6, 2), "generated": (0, 0),
-        "step": (0, 0), "temperature": (0.7, 0.0), "top_k": (5, 0), "top_p": (0.9, 1.0),
-        "min_p": (0.05, 0.0), "penalty": (1.3, 1.0), "max_new": (12, 512), "min_new": (2, 0),
-    }  # fmt: skip
+        "group": (1, 2),
+        "key": ((1 << 63) - 5, -(1 << 63)),
+        "sample": (6, 2),
+        "generated": (0, 0),
+        "step": (0, 0),
+        "temperature": (0.7, 0.0),
+        "top_k": (5, 0),
+        "top_p": (0.9, 1.0),
+        "min_p": (0.05, 0.0),
+        "penalty": (1.3, 1.0),
+        "max_new": (12, 512),
+        "min_new": (2, 0),
+    }
     for name, (three, zero) in want.items():
         assert (getattr(slots, name)[3], getattr(slots, name)[0]) == (three, zero), name
     assert slots.context[3].tolist() == [19, 18, 17, 16, 15, 14, 13, 12]

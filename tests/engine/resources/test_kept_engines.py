@@ -135,9 +135,10 @@ def test_a_sweep_over_folders_keeps_as_many_engines_as_memory_holds(folders, mon
     assert [ref() for ref in every] == [None] * 4
     # half of this holds two of them and the files of a third
     monkeypatch.setattr(
-        generate, "free_bytes",
+        generate,
+        "free_bytes",
         lambda device: 5.5 * max(held) - sum(held_bytes(e) for e, _ in generate._by_name.values()),
-    )  # fmt: skip
+    )
     kept = []
     for folder, tokens in zip(folders, want, strict=True):
         # used before each other one, so never the one used longest ago

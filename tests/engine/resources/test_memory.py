@@ -32,9 +32,14 @@ ROOM = int(0.9 * (80e9 - 16.06e9))
 def demand(new_tokens, prompt=1024, groups=1):
     def of(slots):
         return Demand.of(
-            LLAMA, torch.bfloat16, slots=slots, groups=groups, slot_pages=pages_for(new_tokens),
-            prompt_pages=pages_for(prompt), rows=slots + 512,
-        )  # fmt: skip
+            LLAMA,
+            torch.bfloat16,
+            slots=slots,
+            groups=groups,
+            slot_pages=pages_for(new_tokens),
+            prompt_pages=pages_for(prompt),
+            rows=slots + 512,
+        )
 
     return of
 
@@ -79,9 +84,15 @@ def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch, kernels, gathe
     page = KVCache.bytes_per_page(model.config, torch.float64)
     # three pages: the prompt's and two slots'
     two = Demand.of(
-        model.config, torch.float64, slots=2, groups=1, slot_pages=1, prompt_pages=1,
-        rows=short._rows(2), gathers=gathers,
-    )  # fmt: skip
+        model.config,
+        torch.float64,
+        slots=2,
+        groups=1,
+        slot_pages=1,
+        prompt_pages=1,
+        rows=short._rows(2),
+        gathers=gathers,
+    )
     assert two.new + two.prompts == 3 * page
     monkeypatch.setattr(resources, "free_bytes", lambda device: two.total)
     assert csd.generate(short, [1, 2], **options).tokens == expected.tokens
@@ -139,9 +150,16 @@ def test_what_changes_rows_takes_no_more_than_is_counted(monkeypatch, options, d
     monkeypatch.setattr(Changes, "decide", watched)
     made = engine(LastToken(logits_of, vocab), kernels="reference")
     csd.generate(
-        made, [3, 4, 5, 3, 4], num_samples=5, max_new_tokens=12, seed=1, budget=80,
-        history=[[3, 4, 5, 6, 7, 8, 9, 3, 4, 5]] * 3, tokenizer=Pieces(), **options,
-    )  # fmt: skip
+        made,
+        [3, 4, 5, 3, 4],
+        num_samples=5,
+        max_new_tokens=12,
+        seed=1,
+        budget=80,
+        history=[[3, 4, 5, 6, 7, 8, 9, 3, 4, 5]] * 3,
+        tokenizer=Pieces(),
+        **options,
+    )
     assert max(rows for *_, rows in found) > 64
     for peak, counted, rows in found:
         assert rows * vocab * dtype.itemsize <= peak <= counted < 5 * peak
@@ -174,8 +192,9 @@ def test_free_memory_is_read():
 
 def test_memory_of_a_gpu(monkeypatch):
     """Memory of a dropped cache that torch holds is free for the next; the peak is torch's."""
-    told = dict(mem_get_info=(3, 80), memory_reserved=50, memory_allocated=40,
-                max_memory_allocated=47)  # fmt: skip
+    told = dict(
+        mem_get_info=(3, 80), memory_reserved=50, memory_allocated=40, max_memory_allocated=47
+    )
     for name, value in told.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     device = torch.device("cuda", 0)

@@ -14,9 +14,15 @@ def test_traces_hold_the_samples_and_the_targets_top(tmp_path):
     model = PrefixSum(sharpness=2.0)
     path = tmp_path / "traces.jsonl"
     out = csd.generate(
-        engine(model, max_slots=2), [[1, 2], [3]], num_samples=3, max_new_tokens=15, seed=1,
-        temperature=0.7, budget=8, record=path,
-    )  # fmt: skip
+        engine(model, max_slots=2),
+        [[1, 2], [3]],
+        num_samples=3,
+        max_new_tokens=15,
+        seed=1,
+        temperature=0.7,
+        budget=8,
+        record=path,
+    )
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [r["prompt_ids"] for r in rows] == [[1, 2], [3]]
     for row, result in zip(rows, out, strict=True):
@@ -73,9 +79,14 @@ def test_the_bar_counts_what_is_still_to_come(monkeypatch):
         refresh = close = lambda self: None
 
     out = csd.generate(
-        engine(PrefixSum(sharpness=2.0)), [1], num_samples=4, max_new_tokens=40, seed=3,
-        stop_token_ids=[2, 3], progress=True,
-    )  # fmt: skip
+        engine(PrefixSum(sharpness=2.0)),
+        [1],
+        num_samples=4,
+        max_new_tokens=40,
+        seed=3,
+        stop_token_ids=[2, 3],
+        progress=True,
+    )
     assert out.stats.tokens < 160 and len(bars) == 1
     assert bars[0].seen[-1] == (out.stats.tokens, out.stats.tokens)
     assert bars[0].seen[0][1] == 160

@@ -43,10 +43,13 @@ def test_long_texts_and_errors_keep_to_their_lines():
 
 def test_stats_are_one_sentence():
     stats = Stats(
-        tokens=3912, sample_steps=1956, nodes_proposed=4000, nodes_accepted=1956,
+        tokens=3912,
+        sample_steps=1956,
+        nodes_proposed=4000,
+        nodes_accepted=1956,
         accepted={"own": 0, "sibling": 1900, "prompt": 56},
         seconds={"compile": 61.0, "measure": 2.0, "forward": 30.0, "verify": 10.0},
-    )  # fmt: skip
+    )
     assert str(stats) == (
         "3,912 tokens in 40.0 s of sampling, 98 per second and 2.00 per step of a sample; 1,956 of "
         "4,000 drafted tokens were accepted (sibling 1,900, prompt 56) after 61.0 s to compile "

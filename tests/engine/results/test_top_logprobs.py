@@ -40,9 +40,14 @@ def test_measures_are_the_models_own(model, twin, static, rules, budget):
     with csd.Engine(twin, static=static, max_slots=2) as e:
         plain = e.generate(PROMPT, budget=budget, **ASKED, **rules)
         out = e.generate(
-            PROMPT, budget=budget, top_logprobs=4, entropy=True, prompt_logprobs=True, **ASKED,
+            PROMPT,
+            budget=budget,
+            top_logprobs=4,
+            entropy=True,
+            prompt_logprobs=True,
+            **ASKED,
             **rules,
-        )  # fmt: skip
+        )
     assert out.tokens == plain.tokens and out.raw_logprobs == plain.raw_logprobs
     assert plain[0].top_logprobs == plain[0].entropies == []
     assert plain.prompt_logprobs is None
@@ -84,9 +89,16 @@ def test_a_long_prompt_is_measured_chunk_by_chunk(model, twin):
 def test_samples_that_a_stop_string_ends_are_as_long(twin):
     e = engine(PrefixSum(), Letters())
     out = csd.generate(
-        e, "ab", num_samples=8, max_new_tokens=30, stop=["b", "ca"], top_logprobs=2, entropy=True,
-        budget=30, seed=0,
-    )  # fmt: skip
+        e,
+        "ab",
+        num_samples=8,
+        max_new_tokens=30,
+        stop=["b", "ca"],
+        top_logprobs=2,
+        entropy=True,
+        budget=30,
+        seed=0,
+    )
     assert "stop" in out.finish_reasons
     for sample in out:
         assert len(sample.tokens) == len(sample.top_logprobs) == len(sample.entropies)
@@ -110,9 +122,15 @@ def documented_keys():
 def test_a_result_has_the_documented_keys_in_json(twin):
     with csd.Engine(twin) as e:
         results = e.generate(
-            [PROMPT, [3, 4], [1] * 600], top_logprobs=3, entropy=True, prompt_logprobs=True,
-            max_thinking_tokens=2, thinking_tags=[[3], [9]], on_error="return", **ASKED,
-        )  # fmt: skip
+            [PROMPT, [3, 4], [1] * 600],
+            top_logprobs=3,
+            entropy=True,
+            prompt_logprobs=True,
+            max_thinking_tokens=2,
+            thinking_tags=[[3], [9]],
+            on_error="return",
+            **ASKED,
+        )
         results.append(e.generate(PROMPT, max_new_tokens=3))
     scripted = engine(PrefixSum(), Letters())
     results.append(csd.generate(scripted, "ab", num_samples=6, stop="c", stop_token_ids=[7]))
@@ -133,9 +151,18 @@ class Masked(PrefixSum):
 def test_a_token_without_probability_is_null():
     e = engine(Masked(), Letters())
     out = csd.generate(
-        e, "bz", num_samples=2, max_new_tokens=4, max_thinking_tokens=1, thinking_tags=("z", "y"),
-        top_logprobs=20, entropy=True, prompt_logprobs=True, seed=0, logit_bias={0: -torch.inf},
-    )  # fmt: skip
+        e,
+        "bz",
+        num_samples=2,
+        max_new_tokens=4,
+        max_thinking_tokens=1,
+        thinking_tags=("z", "y"),
+        top_logprobs=20,
+        entropy=True,
+        prompt_logprobs=True,
+        seed=0,
+        logit_bias={0: -torch.inf},
+    )
     made = json.loads(json.dumps(out.to_dict(), allow_nan=False))
     assert out.prompt_logprobs == [None, -torch.inf]
     assert made["prompt_logprobs"] == [None, None]

@@ -41,13 +41,24 @@ def made():
 def test_every_text_is_of_the_schema(made, budget):
     e, _ = made
     out = e.generate(
-        "a b", num_samples=8, max_new_tokens=200, seed=0, json_schema=SCHEMA, temperature=1.3,
-        budget=budget, min_new_tokens=0,
-    )  # fmt: skip
+        "a b",
+        num_samples=8,
+        max_new_tokens=200,
+        seed=0,
+        json_schema=SCHEMA,
+        temperature=1.3,
+        budget=budget,
+        min_new_tokens=0,
+    )
     want = e.generate(
-        "a b", num_samples=8, max_new_tokens=200, seed=0, json_schema=SCHEMA, temperature=1.3,
+        "a b",
+        num_samples=8,
+        max_new_tokens=200,
+        seed=0,
+        json_schema=SCHEMA,
+        temperature=1.3,
         speculate=False,
-    )  # fmt: skip
+    )
     assert out.tokens == want.tokens
     assert out.finish_reasons == ["stop"] * 8
     for text in out.texts:
@@ -112,14 +123,24 @@ def test_tokens_are_plain_samplings_under_the_masks():
         options = dict(max_new_tokens=14, temperature=0.9, **rules)
         with csd.Engine(twin) as e:
             out = e.generate(
-                prompt, num_samples=4, seed=3, budget=20, regex=pattern, tokenizer=letters,
+                prompt,
+                num_samples=4,
+                seed=3,
+                budget=20,
+                regex=pattern,
+                tokenizer=letters,
                 **options,
-            )  # fmt: skip
+            )
         for sample in out:
             tokens, logprobs, raw, _ = oracle.generate(
-                model, prompt, seed=3, sample=sample.index, end_ids=ends,
-                logits_processor=[allowed], **options,
-            )  # fmt: skip
+                model,
+                prompt,
+                seed=3,
+                sample=sample.index,
+                end_ids=ends,
+                logits_processor=[allowed],
+                **options,
+            )
             assert sample.tokens == tokens
             assert sample.logprobs == pytest.approx(logprobs, abs=1e-6)
             assert sample.raw_logprobs == pytest.approx(raw, abs=1e-6)
@@ -131,9 +152,15 @@ def test_the_tokenizers_end_is_no_token_where_others_end_a_sample(made, budget):
     (z,) = tokenizer("z", add_special_tokens=False)["input_ids"]
     # endless, so that a whole text may go on
     out = e.generate(
-        "a b", num_samples=8, max_new_tokens=40, seed=0, regex="[ab]+", end_token_ids=[z],
-        budget=budget, temperature=2.0,
-    )  # fmt: skip
+        "a b",
+        num_samples=8,
+        max_new_tokens=40,
+        seed=0,
+        regex="[ab]+",
+        end_token_ids=[z],
+        budget=budget,
+        temperature=2.0,
+    )
     assert tokenizer.eos_token_id not in {token for tokens in out.tokens for token in tokens}
     assert "stop" in out.finish_reasons
     for tokens, reason in zip(out.tokens, out.finish_reasons, strict=True):
@@ -143,9 +170,13 @@ def test_the_tokenizers_end_is_no_token_where_others_end_a_sample(made, budget):
 def test_a_function_allows_nothing_that_the_grammar_does_not(made):
     e, _ = made
     out = e.generate(
-        "x", num_samples=4, max_new_tokens=9, seed=0, regex="[ab]{8}",
+        "x",
+        num_samples=4,
+        max_new_tokens=9,
+        seed=0,
+        regex="[ab]{8}",
         logits_processor=lambda ids, x: torch.zeros_like(x),
-    )  # fmt: skip
+    )
     assert all(re.fullmatch("[ab]{8}", text) for text in out.texts)
 
 
@@ -163,9 +194,13 @@ def test_a_draft_that_its_matcher_cannot_read_changes_nothing():
     twin.generation_config.eos_token_id = None
     f = PIECES.index("f")
     options = dict(
-        num_samples=4, max_new_tokens=6, seed=0, regex="(true|false|null)!",
-        tokenizer=NoSpelling(), logit_bias={f: -30.0},
-    )  # fmt: skip
+        num_samples=4,
+        max_new_tokens=6,
+        seed=0,
+        regex="(true|false|null)!",
+        tokenizer=NoSpelling(),
+        logit_bias={f: -30.0},
+    )
     with csd.Engine(twin) as e:
         want = csd.generate(e, [3, f], budget=0, **options)
         # the prompt drafts the f
@@ -179,9 +214,15 @@ def test_a_grammar_governs_what_follows_the_thought(made, budget, opened):
     """The toy thinks about nothing in particular, for as long as it may; it never ends alone."""
     e, tokenizer = made
     options = dict(
-        num_samples=8, max_new_tokens=60, seed=2, regex="(ab|cd){2,5}!", max_thinking_tokens=6,
-        thinking_tags=("<", ">"), suppress_tokens=tokenizer.encode(">"), temperature=1.2,
-    )  # fmt: skip
+        num_samples=8,
+        max_new_tokens=60,
+        seed=2,
+        regex="(ab|cd){2,5}!",
+        max_thinking_tokens=6,
+        thinking_tags=("<", ">"),
+        suppress_tokens=tokenizer.encode(">"),
+        temperature=1.2,
+    )
     # what begins the text or a thought is all that comes first
     out = e.generate("x<" if opened else "x", budget=budget, **options)
     thoughts = 0
@@ -209,10 +250,12 @@ def test_a_vote_over_json(made):
 REFUSED = {
     "schema": (
         dict(json_schema={"properties": {"a": {"items": {"anyOf": [{}, {"type": "nothing"}]}}}}),
-        ValueError, "json_schema must be accepted .* at /properties/a/items/anyOf/1: .*nothing",
+        ValueError,
+        "json_schema must be accepted .* at /properties/a/items/anyOf/1: .*nothing",
     ),
     "schema-pointer": (
-        dict(json_schema={"properties": {"a/b~c": {"type": "nothing"}}}), ValueError,
+        dict(json_schema={"properties": {"a/b~c": {"type": "nothing"}}}),
+        ValueError,
         "at /properties/a~1b~0c: ",
     ),
     "schema-top": (dict(json_schema={"type": "nothing"}), ValueError, "at its top: .*nothing"),
@@ -221,7 +264,7 @@ REFUSED = {
     "regex": (dict(regex="(a"), ValueError, "(?s)regex must be accepted by llguidance.*unclosed"),
     "lark": (dict(grammar="start: nothing"), ValueError, "grammar must be .*unknown name"),
     "two": (dict(regex="a", grammar="start: /a/"), ValueError, "only one of regex and grammar"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("options", "error", "message"), REFUSED.values(), ids=REFUSED)
@@ -251,30 +294,39 @@ def test_a_place_without_a_token_names_the_grammar(made):
 
 # after its property it allows a comma, but no key: the pattern has no other
 DEAD = {
-    "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
-    "patternProperties": {"^a$": {"type": "integer"}}, "additionalProperties": False,
-}  # fmt: skip
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "patternProperties": {"^a$": {"type": "integer"}},
+    "additionalProperties": False,
+}
 DEAD_ENDS = {
     "schema": dict(json_schema=DEAD, max_new_tokens=80),
     "within": dict(
         json_schema={
-            "type": "object", "properties": {"b": {"type": "boolean"}, "c": DEAD},
-            "required": ["b", "c"], "additionalProperties": False,
-        }, max_new_tokens=120,
+            "type": "object",
+            "properties": {"b": {"type": "boolean"}, "c": DEAD},
+            "required": ["b", "c"],
+            "additionalProperties": False,
+        },
+        max_new_tokens=120,
     ),
     "min": dict(regex="a{1,3}", min_new_tokens=5, max_new_tokens=6),
     "words": dict(
         regex="abe", bad_words=[[PIECES.index(p)] for p in ("b", "ab")], max_new_tokens=12
     ),
     "repeats": dict(regex="[ab]{9,}c", no_repeat_ngram_size=1, max_new_tokens=30),
-    "suppressed": dict(grammar='start: "a" /[bc]/', suppress_tokens=[
-        PIECES.index(p) for p in ("b", "c", "ab", "abc", "bc")
-    ], max_new_tokens=4),
+    "suppressed": dict(
+        grammar='start: "a" /[bc]/',
+        suppress_tokens=[PIECES.index(p) for p in ("b", "c", "ab", "abc", "bc")],
+        max_new_tokens=4,
+    ),
     "function": dict(
-        regex="[a-d]+", max_new_tokens=9,
+        regex="[a-d]+",
+        max_new_tokens=9,
         logits_processor=lambda ids, x: x.masked_fill(ids[:, -1:] == PIECES.index("c"), -math.inf),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("asked", DEAD_ENDS.values(), ids=DEAD_ENDS)
@@ -304,10 +356,13 @@ def test_a_dead_end_ends_its_sample_alone_whatever_is_drafted(asked):
             assert raised.value.samples.tokens == plain.tokens
 
 
-@pytest.mark.parametrize(("name", "part"), [
-    ("schema", "/patternProperties/^a$"),
-    ("within", "/properties/c/patternProperties/^a$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("schema", "/patternProperties/^a$"),
+        ("within", "/properties/c/patternProperties/^a$"),
+    ],
+)
 def test_a_dead_end_of_a_schema_names_its_part_and_the_remedy_works(name, part):
     model = build("llama", dtype=torch.float64)
     model.generation_config.eos_token_id = None

@@ -68,8 +68,12 @@ def test_a_step_has_64_rows_where_they_cost_what_one_does():
 def test_a_step_asks_for_twice_what_the_last_ones_kept():
     budget = AutoBudget(StepTimeTable([1, 256], [1.0, 1.0]))
     for live, kept, asked in (
-        (4, 1, 32), (4, 1, 16), (4, 1, 8), (12, 1, 24), (4, 30, 60),
-    ):  # fmt: skip
+        (4, 1, 32),
+        (4, 1, 16),
+        (4, 1, 8),
+        (12, 1, 24),
+        (4, 30, 60),
+    ):
         budget.keep(kept)
         # every second step of the first is measured
         assert max(budget.ask(live), budget.ask(live)) == asked

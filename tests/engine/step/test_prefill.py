@@ -137,8 +137,16 @@ def test_a_long_prompt_goes_into_the_graph_as_it_is_read(events, monkeypatch):
     whole, rest = ("entered", 512), ("entered", 276)
     assert got == [300, 300, whole, 300, 300, whole, 100, rest]
     assert made[0].tokens == made[1].tokens == made[2].tokens
-    for name in ("entry_group", "entry_tokens", "entry_total", "entry_stamp", "succ_token",
-                 "succ_weight", "succ_source", "step"):  # fmt: skip
+    for name in (
+        "entry_group",
+        "entry_tokens",
+        "entry_total",
+        "entry_stamp",
+        "succ_token",
+        "succ_weight",
+        "succ_source",
+        "step",
+    ):
         want, *others = (getattr(t, name) for t in tables)
         assert all(torch.equal(x, want) for x in others), name
 

@@ -80,15 +80,30 @@ def test_calls_without_static_support_run_eagerly(model):
 def tiny_step(slots=3, device="cpu"):
     """A step on operators over live slots, on whatever mode is current."""
     config = ModelConfig(
-        family="llama", vocab=97, hidden=32, intermediate=48, layers=2, heads=4, kv_heads=2,
-        head_dim=16, context=512, norm_eps=1e-5, rope_theta=10000.0,
-    )  # fmt: skip
+        family="llama",
+        vocab=97,
+        hidden=32,
+        intermediate=48,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        context=512,
+        norm_eps=1e-5,
+        rope_theta=10000.0,
+    )
     decoder = random_model(config, device, torch.float32)
     graph = ConsensusGraph(OPERATORS, torch.device(device), GraphConfig(capacity=256))
     cache = KVCache(
-        config, slots=slots, pages=8, prompt_pages=1, slot_pages=1, rows=64, dtype=torch.float32,
+        config,
+        slots=slots,
+        pages=8,
+        prompt_pages=1,
+        slot_pages=1,
+        rows=64,
+        dtype=torch.float32,
         device=device,
-    )  # fmt: skip
+    )
     state = Slots.empty(slots, 97, 64, graph.context, device=device)
     state.live.fill_(True)
     for name, value in dict(group=0, max_new=60, key=5).items():
@@ -164,9 +179,11 @@ def test_events_time_a_replay(monkeypatch):
     monkeypatch.setattr(torch, "empty_like", Pinned)
     monkeypatch.setattr(Captures, "_capture", capture)
     live = SimpleNamespace(
-        is_cuda=True, clone=lambda: "live", zero_=lambda: told.append("none live"),
+        is_cuda=True,
+        clone=lambda: "live",
+        zero_=lambda: told.append("none live"),
         copy_=lambda x: told.append(x),
-    )  # fmt: skip
+    )
     step.slots = SimpleNamespace(live=live)
     pendings = [step.start(16, 13, [None] * 3, i) for i in (1, 2)]
     replayed = ["event", "replay", "copy", "copy", "event"]
@@ -184,9 +201,12 @@ def test_a_host_read_is_found(what):
     x = torch.arange(3)
     with NoHostReads(), pytest.raises(AssertionError):
         {
-            "item": lambda: x.sum().item(), "nonzero": x.nonzero, "mask": lambda: x[x > 1],
-            "equal": lambda: torch.equal(x, x + 0), "unique": x.unique,
-        }[what]()  # fmt: skip
+            "item": lambda: x.sum().item(),
+            "nonzero": x.nonzero,
+            "mask": lambda: x[x > 1],
+            "equal": lambda: torch.equal(x, x + 0),
+            "unique": x.unique,
+        }[what]()
 
 
 def test_shapes_do_not_depend_on_values(monkeypatch):

@@ -40,9 +40,11 @@ def test_tokens_of_a_prompt(start, rows, named):
     for r in range(rows):
         at = int(pages[(start + r) // 64]), (start + r) % 64
         alone = case | dict(
-            q=q[r : r + 1], prompt_len=torch.tensor([start + r]),
-            node_k=empty + case["k_pages"][at], node_v=empty + case["v_pages"][at],
-        )  # fmt: skip
+            q=q[r : r + 1],
+            prompt_len=torch.tensor([start + r]),
+            node_k=empty + case["k_pages"][at],
+            node_v=empty + case["v_pages"][at],
+        )
         want.append(dense(alone, heads, 0.4, sinks=sinks, value_dim=value_dim, **given))
     p = Properties(2, D, value_dim, 0.4, **given)
     keys = visible_keys(pages, start, rows, p.window, p.chunk)
@@ -62,8 +64,11 @@ def test_a_prompts_tokens_without_properties_have_the_plain_attention():
 
 def test_sixteen_bits_are_summed_in_thirty_two():
     case = attention_case(**CASES["empty-prompt"], heads=(6, 2), D=D, dtype=torch.bfloat16)
-    wide = {k: v.double() if v.dtype == torch.bfloat16 else v for k, v in case.items()
-            if torch.is_tensor(v)}  # fmt: skip
+    wide = {
+        k: v.double() if v.dtype == torch.bfloat16 else v
+        for k, v in case.items()
+        if torch.is_tensor(v)
+    }
     named = dict(scale=0.4, window=30, softcap=2.0)
     got, want = (tree_attention_ref(**c | named) for c in (case, wide | dict(scale=0.4)))
     assert got.dtype == torch.bfloat16

@@ -191,8 +191,10 @@ def test_without_a_host_read():
     """A step's layers, with two windows, a cap and sinks: what a CUDA graph must hold."""
     case, _ = property_case("groups-out-of-order", "none", dtype=torch.float32)
     layout = laid_out(case)["layout"]._asdict()
-    layers = [case[x][None].expand(3, *[-1] * case[x].dim())
-              for x in ("node_k", "node_v", "k_pages", "v_pages")]  # fmt: skip
+    layers = [
+        case[x][None].expand(3, *[-1] * case[x].dim())
+        for x in ("node_k", "node_v", "k_pages", "v_pages")
+    ]
     sinks = torch.zeros(6)
     for ops in (triton(), exact_triton()):
         attend = LayerAttention(
@@ -245,8 +247,11 @@ def test_errors():
         ("chunk", -3, "chunk must be positive or None, got -3"),
         ("softcap", 0.0, r"softcap must be positive or None, got 0\.0"),
         ("sinks", torch.zeros(5), r"sinks must have shape \(6,\), got \(5,\)"),
-        ("work", plan_attention(case["layout"], 6, 2, window=7),
-         "work must be made with the window=None and chunk=None"),
-    ):  # fmt: skip
+        (
+            "work",
+            plan_attention(case["layout"], 6, 2, window=7),
+            "work must be made with the window=None and chunk=None",
+        ),
+    ):
         with pytest.raises(ValueError, match=message):
             tree_attention(**case | {name: value})

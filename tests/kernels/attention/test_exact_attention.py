@@ -79,12 +79,22 @@ def last_row(
     node_k[: depth + 1], node_v[: depth + 1] = keys[committed[0] :], values[committed[0] :]
     q[depth] = query
     out = attend(
-        q, node_k, node_v, k_pages, v_pages, prompt_pages=table[:1],
-        prompt_len=torch.tensor([prompt], dtype=torch.int32), slot_pages=table[1:],
-        slot_len=torch.tensor(committed, dtype=torch.int32), slot=pool.slot,
-        ancestors=pool.ancestors, slot_start=pool.slot_start, slot_nodes=pool.slot_nodes,
-        group_start=pool.group_start, scale=D**-0.5,
-    )  # fmt: skip
+        q,
+        node_k,
+        node_v,
+        k_pages,
+        v_pages,
+        prompt_pages=table[:1],
+        prompt_len=torch.tensor([prompt], dtype=torch.int32),
+        slot_pages=table[1:],
+        slot_len=torch.tensor(committed, dtype=torch.int32),
+        slot=pool.slot,
+        ancestors=pool.ancestors,
+        slot_start=pool.slot_start,
+        slot_nodes=pool.slot_nodes,
+        group_start=pool.group_start,
+        scale=D**-0.5,
+    )
     return out[depth]
 
 

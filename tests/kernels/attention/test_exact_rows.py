@@ -27,15 +27,21 @@ def same_for_every_number_of_rows(function, x):
     whole = function(x)
     return all(
         torch.equal(function(x[at : at + n].clone()), whole[at : at + n])
-        for at in (0, 3) for n in (1, 2, 3, 8, 27)
-    )  # fmt: skip
+        for at in (0, 3)
+        for n in (1, 2, 3, 8, 27)
+    )
 
 
-EACH = pytest.mark.parametrize("ops, dtype", [
-    (ops, dtype) for ops in (reference(), cpu_backend())
-    for dtype in (torch.bfloat16, torch.float16, torch.float32)
-    if ops.name == "reference" or dtype != torch.float16
-], ids=lambda x: getattr(x, "name", str(x)))  # fmt: skip
+EACH = pytest.mark.parametrize(
+    "ops, dtype",
+    [
+        (ops, dtype)
+        for ops in (reference(), cpu_backend())
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
+        if ops.name == "reference" or dtype != torch.float16
+    ],
+    ids=lambda x: getattr(x, "name", str(x)),
+)
 
 
 @EACH

@@ -142,9 +142,16 @@ def last_row(generated, depth, others, dtype, prompt=150, H=3, K=1, D=16, **how)
     lens = (torch.tensor(x, dtype=torch.int32) for x in ([prompt], committed))
     prompt_len, slot_len = lens
     layout = TreeLayout(
-        table[:1].contiguous(), prompt_len, table[1:].contiguous(), slot_len, pool.slot,
-        pool.ancestors, pool.slot_start, pool.slot_nodes, pool.group_start,
-    )  # fmt: skip
+        table[:1].contiguous(),
+        prompt_len,
+        table[1:].contiguous(),
+        slot_len,
+        pool.slot,
+        pool.ancestors,
+        pool.slot_start,
+        pool.slot_nodes,
+        pool.group_start,
+    )
     return exact_attention_triton(q, *node, *pages, layout, D**-0.5, **how)[depth]
 
 

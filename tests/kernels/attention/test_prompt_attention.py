@@ -28,10 +28,12 @@ def pages_of(cases):
 def rows_of(cases):
     tokens = iter(range(1000))
     return PromptRows.of(
-        [PromptChunk(2 * i, [next(tokens) for _ in range(n)], start)
-         for i, (start, n) in enumerate(cases)],
+        [
+            PromptChunk(2 * i, [next(tokens) for _ in range(n)], start)
+            for i, (start, n) in enumerate(cases)
+        ],
         pages_of(cases),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("cases", CASES.values(), ids=CASES)

@@ -33,8 +33,10 @@ CASES = {
 
 
 EACH = pytest.mark.parametrize(
-    "attend", [tree_attention_ref, attention.tree_attention], ids=["reference", "loop"],
-)  # fmt: skip
+    "attend",
+    [tree_attention_ref, attention.tree_attention],
+    ids=["reference", "loop"],
+)
 
 
 @EACH
@@ -93,9 +95,12 @@ def test_any_shares_of_heads_and_rows_on_a_cpu(monkeypatch, dtype, shares):
 
 def test_shares_are_even_and_heads_stay_together_where_slots_are_many(monkeypatch):
     for threads, trees, expected in (
-        (1, [{0: 1}], (3, 1)), (2, [{0: 9}], (3, 2)), (2, [{i: 2 for i in range(4)}], (1, 2)),
-        (2, [{0: 1}, {1: 1}, {2: 1, 3: 1}], (1, 2)), (8, [{0: 1}, {1: 1}], (3, 4)),
-    ):  # fmt: skip
+        (1, [{0: 1}], (3, 1)),
+        (2, [{0: 9}], (3, 2)),
+        (2, [{i: 2 for i in range(4)}], (1, 2)),
+        (2, [{0: 1}, {1: 1}, {2: 1, 3: 1}], (1, 2)),
+        (8, [{0: 1}, {1: 1}], (3, 4)),
+    ):
         monkeypatch.setattr(attention, "threads", lambda threads=threads: threads)
         slots = sum(map(len, trees))
         case = attention_case(trees, [3] * len(trees), [1] * slots, heads=(6, 3))
@@ -104,9 +109,11 @@ def test_shares_are_even_and_heads_stay_together_where_slots_are_many(monkeypatc
 
 def test_by_which_instruction_a_cpu_attends(monkeypatch):
     for taken, D, by in (
-        ("dot", 64, "dot"), ("dot", 80, "fma"), ("fma", 64, "fma"),
+        ("dot", 64, "dot"),
+        ("dot", 80, "fma"),
+        ("fma", 64, "fma"),
         (None, 64, "fma"),
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(attention, "instruction", lambda dtype, taken=taken: taken)
         assert attention.attention_kinds(torch.bfloat16, D)[2] is ISA[by]
 

@@ -75,9 +75,12 @@ def check_invariants(pool, slots):
 def test_equals_the_model(seed, count, extra):
     rng = random.Random(seed)
     config = replace(
-        CONFIG, beta=rng.choice([0.5, 0.6, 1.0]), frontier=rng.choice([1, 3, 8]),
-        max_depth=rng.choice([2, 5, 16]), min_prob=rng.choice([0, 0, 0.01]),
-    )  # fmt: skip
+        CONFIG,
+        beta=rng.choice([0.5, 0.6, 1.0]),
+        frontier=rng.choice([1, 3, 8]),
+        max_depth=rng.choice([2, 5, 16]),
+        min_prob=rng.choice([0, 0, 0.01]),
+    )
     graph = random_graph(rng, config)
     slots = random_slots(rng, count, config)
     slots.live[rng.randrange(count)] = True
@@ -93,13 +96,19 @@ def test_equals_the_model_at_odd_sizes(seed):
     rng = random.Random(1000 + seed)
     orders = rng.choice([(1,), (2, 3), (1, 2, 3, 5, 8), (1, 2, 3, 4, 5, 6, 7)])
     config = GraphConfig(
-        orders=orders, capacity=1 << rng.choice([4, 8, 11]), ways=rng.choice([1, 2, 16]),
-        successors=rng.choice([1, 3, 7, 9, 16]), frontier=rng.choice([1, 2, 5, 8]),
-        decay=rng.choice([1.0, 0.8, 0.3]), settle=rng.choice([0, 1, 8]),
-        uncoupled=rng.choice([0.0, 0.2, 1.0]), own_weight=rng.choice([0.3, 1.0, 4.0]),
+        orders=orders,
+        capacity=1 << rng.choice([4, 8, 11]),
+        ways=rng.choice([1, 2, 16]),
+        successors=rng.choice([1, 3, 7, 9, 16]),
+        frontier=rng.choice([1, 2, 5, 8]),
+        decay=rng.choice([1.0, 0.8, 0.3]),
+        settle=rng.choice([0, 1, 8]),
+        uncoupled=rng.choice([0.0, 0.2, 1.0]),
+        own_weight=rng.choice([0.3, 1.0, 4.0]),
         group_penalty=rng.choice([0, 3000, 8192, 131072]),
-        max_depth=rng.choice([1, 3, 16, 40]), min_prob=rng.choice([0, 0, 0.003]),
-    )  # fmt: skip
+        max_depth=rng.choice([1, 3, 16, 40]),
+        min_prob=rng.choice([0, 0, 0.003]),
+    )
     count, vocab = rng.choice([1, 2, 5, 13]), rng.choice([2, 5, 11, 40])
     groups = tuple(range(11, 11 + rng.choice([1, 2, 5])))
     graph = random_graph(rng, config, vocab, rng.choice([1, 2, 25, 90]), groups)
@@ -119,11 +128,16 @@ def test_a_prior_equals_the_model(seed):
     rng = random.Random(3000 + seed)
     orders = rng.choice([(1, 2, 3), (1, 2, 3, 5, 8), (3,), (1, 2, 3, 4, 5, 6, 7)])
     config = replace(
-        CONFIG, orders=orders, successors=rng.choice([3, 8, 16]), frontier=rng.choice([1, 3, 8]),
+        CONFIG,
+        orders=orders,
+        successors=rng.choice([3, 8, 16]),
+        frontier=rng.choice([1, 3, 8]),
         prior_orders=rng.choice([(1,), (1, 2), (1, 2, 3), (2, 3)]),
-        prior_trust=rng.choice([0.3, 0.7]), prior_smoothing=rng.choice([1, 1000, 1 << 17]),
-        own_weight=rng.choice([1.0, 4.0]), max_depth=rng.choice([2, 16]),
-    )  # fmt: skip
+        prior_trust=rng.choice([0.3, 0.7]),
+        prior_smoothing=rng.choice([1, 1000, 1 << 17]),
+        own_weight=rng.choice([1.0, 4.0]),
+        max_depth=rng.choice([2, 16]),
+    )
     count, vocab = rng.choice([1, 5, 9]), rng.choice([5, 11, 40])
     graph = random_graph(rng, config, vocab, rng.choice([2, 30]))
     of_prior = replace(PRIOR_CONFIG, successors=rng.choice([2, 8, 16]))

@@ -43,13 +43,20 @@ def test_equals_the_reference(seed):
     rng = random.Random(2000 + seed)
     orders = rng.choice([(1,), (2, 3), (1, 2, 3, 5, 8), (1, 2, 3, 4, 5, 6, 7), (1, 4, 16)])
     config = GraphConfig(
-        orders=orders, capacity=1 << rng.choice([4, 8, 11]), ways=rng.choice([1, 2, 16]),
-        successors=rng.choice([1, 3, 7, 9, 16]), frontier=rng.choice([1, 2, 5, 8]),
-        decay=rng.choice([1.0, 0.8, 0.3]), settle=rng.choice([0, 1, 8]),
-        uncoupled=rng.choice([0.0, 0.2, 1.0]), own_weight=rng.choice([0.5, 1.0, 4.0]),
-        group_penalty=rng.choice([0, 3000, 8192, 131072]), beta=rng.choice([0.4, 1.0]),
-        max_depth=rng.choice([1, 3, 16, 40]), min_prob=rng.choice([0, 0, 0.003]),
-    )  # fmt: skip
+        orders=orders,
+        capacity=1 << rng.choice([4, 8, 11]),
+        ways=rng.choice([1, 2, 16]),
+        successors=rng.choice([1, 3, 7, 9, 16]),
+        frontier=rng.choice([1, 2, 5, 8]),
+        decay=rng.choice([1.0, 0.8, 0.3]),
+        settle=rng.choice([0, 1, 8]),
+        uncoupled=rng.choice([0.0, 0.2, 1.0]),
+        own_weight=rng.choice([0.5, 1.0, 4.0]),
+        group_penalty=rng.choice([0, 3000, 8192, 131072]),
+        beta=rng.choice([0.4, 1.0]),
+        max_depth=rng.choice([1, 3, 16, 40]),
+        min_prob=rng.choice([0, 0, 0.003]),
+    )
     count, vocab = rng.choice([1, 2, 5, 13, 40]), rng.choice([2, 5, 11, 40])
     groups = tuple(range(11, 11 + rng.choice([1, 2, 5])))
     graph = random_graph(rng, config, vocab, rng.choice([1, 2, 25, 90]), groups)
@@ -64,11 +71,15 @@ def test_equals_the_reference(seed):
 def test_a_prior_equals_the_reference(seed):
     rng = random.Random(4000 + seed)
     config = replace(
-        CONFIG, orders=rng.choice([(1, 2, 3), (3,), (1, 2, 3, 4, 5, 6, 7)]),
-        successors=rng.choice([3, 16]), frontier=rng.choice([1, 3, 8]),
-        prior_orders=rng.choice([(1,), (1, 2, 3), (2, 3)]), prior_trust=rng.choice([0.3, 0.7]),
-        prior_smoothing=rng.choice([1, 1000, 1 << 17]), own_weight=rng.choice([1.0, 4.0]),
-    )  # fmt: skip
+        CONFIG,
+        orders=rng.choice([(1, 2, 3), (3,), (1, 2, 3, 4, 5, 6, 7)]),
+        successors=rng.choice([3, 16]),
+        frontier=rng.choice([1, 3, 8]),
+        prior_orders=rng.choice([(1,), (1, 2, 3), (2, 3)]),
+        prior_trust=rng.choice([0.3, 0.7]),
+        prior_smoothing=rng.choice([1, 1000, 1 << 17]),
+        own_weight=rng.choice([1.0, 4.0]),
+    )
     count, vocab = rng.choice([1, 5, 9]), rng.choice([5, 11, 40])
     graph = random_graph(rng, config, vocab, rng.choice([2, 30]))
     of_prior = replace(PRIOR, successors=rng.choice([2, 8, 16]))
@@ -136,10 +147,16 @@ def test_other_costs_and_limits_change_the_trees():
     table = graph.table()
     usual = draft_tree(table, slots, 40, CONFIG)
     for change in (
-        dict(decay=0.3), dict(frontier=1), dict(max_depth=1), dict(uncoupled=0.9),
-        dict(own_weight=0.1), dict(trust=0.2), dict(beta=2.0), dict(min_prob=0.2),
+        dict(decay=0.3),
+        dict(frontier=1),
+        dict(max_depth=1),
+        dict(uncoupled=0.9),
+        dict(own_weight=0.1),
+        dict(trust=0.2),
+        dict(beta=2.0),
+        dict(min_prob=0.2),
         dict(smoothing=1 << 20),
-    ):  # fmt: skip
+    ):
         other = draft_tree(table, slots, 40, replace(CONFIG, **change))
         assert not torch.equal(other.cost, usual.cost), change
 

@@ -104,17 +104,23 @@ def test_any_orders_and_successors(poison, orders, successors):
 @pytest.mark.parametrize(
     ("seed", "orders", "prior_orders", "successors"),
     [
-        (0, (1, 2, 3), (1, 2, 3), 8), (1, (3,), (2, 3), 3), (2, (1, 2, 3), (1,), 16),
+        (0, (1, 2, 3), (1, 2, 3), 8),
+        (1, (3,), (2, 3), 3),
+        (2, (1, 2, 3), (1,), 16),
         (3, tuple(range(1, 8)), (1, 2, 3), 16),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_prior_equals_the_reference(poison, seed, orders, prior_orders, successors):
     rng = random.Random(5000 + seed)
     config = replace(
-        CONFIG, orders=orders, prior_orders=prior_orders, successors=successors, max_depth=6,
+        CONFIG,
+        orders=orders,
+        prior_orders=prior_orders,
+        successors=successors,
+        max_depth=6,
         frontier=rng.choice([3, 8]),
-    )  # fmt: skip
+    )
     graph = random_graph(rng, config, tokens=20)
     graph.prior = random_prior(rng, vocab=9)
     slots = random_slots(rng, 5, config, vocab=9, live=True)
@@ -205,18 +211,34 @@ def test_operator():
         ({"rows": 0}, "rows must be at least 1, got 0"),
         ({"config": replace(CONFIG, orders=(1, 9))}, "config.orders must be at most 3"),
         ({"config": replace(CONFIG, successors=4)}, "successors 8, as table has"),
-        ({"table": replace(Table.empty(CONFIG), prior=Table.empty(CONFIG)),
-          "config": replace(CONFIG, prior_orders=(1, 4))},
-         r"config.prior_orders must be at most 3, got \(1, 4\)"),
-        ({"table": replace(Table.empty(CONFIG), prior=Table.empty(replace(CONFIG, successors=32)))},
-         "table.prior must have at most 16 successors, got 32"),
-        ({"slots": random_slots(random.Random(2), 5, replace(CONFIG, orders=(1, 2)))},
-         r"slots.context must have shape \(5, 3\), got \(5, 2\)"),
+        (
+            {
+                "table": replace(Table.empty(CONFIG), prior=Table.empty(CONFIG)),
+                "config": replace(CONFIG, prior_orders=(1, 4)),
+            },
+            r"config.prior_orders must be at most 3, got \(1, 4\)",
+        ),
+        (
+            {
+                "table": replace(
+                    Table.empty(CONFIG), prior=Table.empty(replace(CONFIG, successors=32))
+                )
+            },
+            "table.prior must have at most 16 successors, got 32",
+        ),
+        (
+            {"slots": random_slots(random.Random(2), 5, replace(CONFIG, orders=(1, 2)))},
+            r"slots.context must have shape \(5, 3\), got \(5, 2\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_input(change, message):
-    args = {"table": Table.empty(CONFIG), "slots": random_slots(random.Random(2), 5),
-            "rows": 9, "config": CONFIG}  # fmt: skip
+    args = {
+        "table": Table.empty(CONFIG),
+        "slots": random_slots(random.Random(2), 5),
+        "rows": 9,
+        "config": CONFIG,
+    }
     with pytest.raises(ValueError, match=message):
         draft_tree(**args | change)
 

@@ -36,9 +36,12 @@ def test_a_word_is_that_of_its_slots_key_and_sample():
     for f in range(4):
         s = int(slot[f])
         want = philox_words(
-            key[s].numpy(), token[f].long().numpy(), position[f].long().numpy(),
-            sample[s].long().numpy(), SAMPLE,
-        )  # fmt: skip
+            key[s].numpy(),
+            token[f].long().numpy(),
+            position[f].long().numpy(),
+            sample[s].long().numpy(),
+            SAMPLE,
+        )
         assert got[f].tolist() == want.tolist()
 
 

@@ -136,10 +136,18 @@ def exact_rotary(x, case):
 
 
 @DTYPES
-@pytest.mark.parametrize("M,H,K,D,turned", [
-    (1, 1, 1, 2, 2), (3, 9, 3, 64, 64), (2, 14, 2, 96, 96), (5, 8, 1, 128, 128),
-    (3, 6, 2, 128, 96), (2, 2, 1, 80, 20), (1, 4, 4, 8, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "M,H,K,D,turned",
+    [
+        (1, 1, 1, 2, 2),
+        (3, 9, 3, 64, 64),
+        (2, 14, 2, 96, 96),
+        (5, 8, 1, 128, 128),
+        (3, 6, 2, 128, 96),
+        (2, 2, 1, 80, 20),
+        (1, 4, 4, 8, 2),
+    ],
+)
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
 @each(rotary_triton, loops.rotary)
 def test_rotary(run, M, H, K, D, turned, fused, dtype, poison):

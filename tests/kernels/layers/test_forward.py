@@ -19,9 +19,13 @@ from csd.kernels.numba.lanes import FEATURES
 from csd.kernels.ops import Ops
 
 EVEN = dict(
-    vocab_size=128, hidden_size=64, intermediate_size=96, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=16,
-)  # fmt: skip
+    vocab_size=128,
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+)
 
 
 @pytest.fixture
@@ -108,9 +112,12 @@ def test_it_has_them_in_several_threads(engine, both, threads, plain, monkeypatc
 
 # some projections of a fused product, another rank, and a layer without any
 ADAPTERS = dict(
-    r=4, lora_alpha=6, target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
-    rank_pattern={"v_proj": 40}, layers_to_transform=[0],
-)  # fmt: skip
+    r=4,
+    lora_alpha=6,
+    target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+    rank_pattern={"v_proj": 40},
+    layers_to_transform=[0],
+)
 
 
 def adapted(dtype, kind, **more):
@@ -123,12 +130,16 @@ def adapted(dtype, kind, **more):
     return model
 
 
-@pytest.mark.parametrize(("dtype", "kind", "threads"), [
-    (torch.float32, torch.float32, 1),
-    pytest.param(torch.bfloat16, torch.float32, 1, marks=slow),
-    pytest.param(torch.bfloat16, torch.bfloat16, 1, marks=slow),
-    pytest.param(torch.bfloat16, torch.float32, 2, marks=slow),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "kind", "threads"),
+    [
+        (torch.float32, torch.float32, 1),
+        pytest.param(torch.bfloat16, torch.float32, 1, marks=slow),
+        pytest.param(torch.bfloat16, torch.bfloat16, 1, marks=slow),
+        pytest.param(torch.bfloat16, torch.float32, 2, marks=slow),
+    ],
+    ids=str,
+)
 def test_adapters_have_them_too(engine, both, dtype, kind, threads, monkeypatch):
     monkeypatch.setattr("csd.kernels.numba.threads.LEAST", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)

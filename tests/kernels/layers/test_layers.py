@@ -11,9 +11,12 @@ import csd.kernels
 from csd.kernels import GatedMLP, RMSNorm, Rotary
 
 CONFIG = LlamaConfig(
-    hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2,
+    hidden_size=48,
+    intermediate_size=80,
+    num_attention_heads=6,
+    num_key_value_heads=2,
     rope_theta=5000.0,
-)  # fmt: skip
+)
 KINDS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 
 

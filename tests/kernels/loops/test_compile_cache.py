@@ -78,8 +78,18 @@ def others(data, path):
     pickles = [pickle.dumps(x) for x in (None, (1, 2), "text", (data, {}), [b""])]
     names = [pickle.dumps("0.1"), dumps(("stamp", {}))]
     beside = [x.read_bytes() for x in path.parent.iterdir() if x != path]
-    return [noise, noise[:100], b"\0" * len(data), data * 2, data + b"x", data[32:], *flipped,
-            *pickles, b"".join(names), *beside]  # fmt: skip
+    return [
+        noise,
+        noise[:100],
+        b"\0" * len(data),
+        data * 2,
+        data + b"x",
+        data[32:],
+        *flipped,
+        *pickles,
+        b"".join(names),
+        *beside,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])

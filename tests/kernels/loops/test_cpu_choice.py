@@ -56,12 +56,15 @@ def test_without_numba_the_references_run_and_one_warning_names_it(monkeypatch):
         choose("cpu", CPU, F32)
 
 
-@pytest.mark.parametrize(("kernels", "device", "dtype", "message"), [
-    ("cpu", "cpu", F16, "needs one of bfloat16, float32, float64; got float16"),
-    ("cpu", "cuda", F32, "needs a device 'cpu'; got 'cuda'"),
-    ("numba", "cpu", F32, "must be 'reference', 'cpu' or 'triton', got 'numba'"),
-    (3, "cpu", F32, "must be 'reference', 'cpu' or 'triton', got 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kernels", "device", "dtype", "message"),
+    [
+        ("cpu", "cpu", F16, "needs one of bfloat16, float32, float64; got float16"),
+        ("cpu", "cuda", F32, "needs a device 'cpu'; got 'cuda'"),
+        ("numba", "cpu", F32, "must be 'reference', 'cpu' or 'triton', got 'numba'"),
+        (3, "cpu", F32, "must be 'reference', 'cpu' or 'triton', got 3"),
+    ],
+)
 def test_a_name_that_cannot_run_is_refused(kernels, device, dtype, message):
     with pytest.raises(ValueError, match=message):
         choose(kernels, torch.device(device), dtype)
@@ -93,8 +96,9 @@ def test_products_are_loops_by_the_kind_of_cpu(monkeypatch, machine, amx, featur
         assert isa.instruction(dtype) == taken.get(dtype)
 
 
-@pytest.mark.parametrize(("threads", "together", "loop"), [(2, True, True), (1, False, True),
-                                                           (2, False, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("threads", "together", "loop"), [(2, True, True), (1, False, True), (2, False, False)]
+)
 def test_products_are_loops_only_in_all_of_pytorch_s_threads(monkeypatch, threads, together, loop):
     monkeypatch.setattr(isa, "instruction", lambda dtype: "fma")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)

@@ -70,9 +70,11 @@ def test_draws_are_the_references(dtype):
     rest = torch.rand(R, generator=g, dtype=dtype)
     rest[::4] = 0
     rows = Rows(
-        torch.randint(7, (R,), generator=g), torch.randint(99, (R,), generator=g),
-        torch.rand(R, generator=g) < 0.3, torch.rand(R, generator=g) < 0.8,
-    )  # fmt: skip
+        torch.randint(7, (R,), generator=g),
+        torch.randint(99, (R,), generator=g),
+        torch.rand(R, generator=g) < 0.3,
+        torch.rand(R, generator=g) < 0.8,
+    )
     heads = Heads(token, score, rest)
     got, want = draws.draw(heads, rows, slots, V), draw_ref(heads, rows, slots, V)
     assert torch.equal(got.token, want.token) and (want.token == V).any()

@@ -27,9 +27,13 @@ BF16 = torch.bfloat16
 
 def attend():
     case = attention_case(
-        trees=[{3: 7, 1: 2}, {}, {0: 3, 4: 1}], prompt=[130, 5, 40], committed=[17, 129, 8, 0, 64],
-        padding=3, heads=(6, 2), dtype=BF16,
-    )  # fmt: skip
+        trees=[{3: 7, 1: 2}, {}, {0: 3, 4: 1}],
+        prompt=[130, 5, 40],
+        committed=[17, 129, 8, 0, 64],
+        padding=3,
+        heads=(6, 2),
+        dtype=BF16,
+    )
     return (attention.tree_attention(**case),)
 
 
@@ -138,8 +142,9 @@ def test_a_loop_finds_its_threads_though_another_process_compiled_what_it_calls(
     path = tmp_path / "fill.py"
     path.write_text(FILL)
     given = os.environ | {
-        "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])
-    }  # fmt: skip
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
 
     def printed(threads, *args):
         env = given | {"OMP_NUM_THREADS": str(threads)}

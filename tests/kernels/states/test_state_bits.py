@@ -31,9 +31,13 @@ def numbers(rows, generator):
         return torch.randn(rows, *shape, generator=generator)
 
     return dict(
-        q=normal(HK, D), k=normal(HK, D), v=normal(H, D), log_decay=-0.1 * normal(H).abs(),
-        strength=normal(H).sigmoid(), x=normal(C),
-    )  # fmt: skip
+        q=normal(HK, D),
+        k=normal(HK, D),
+        v=normal(H, D),
+        log_decay=-0.1 * normal(H).abs(),
+        strength=normal(H).sigmoid(),
+        x=normal(C),
+    )
 
 
 def tree_of(kept, drafts, length, others, generator):

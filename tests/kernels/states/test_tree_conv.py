@@ -42,9 +42,12 @@ def along_paths(given, t, texts, silu, dtype):
     for m, path in enumerate(t.paths):
         text = torch.cat((texts[int(t.slot[m])], x[path])).to(dtype).T[None]
         y = F.conv1d(
-            text, weight.to(dtype)[:, None], None if bias is None else bias.to(dtype),
-            padding=weight.shape[1] - 1, groups=x.shape[1],
-        )[0, :, text.shape[2] - 1]  # fmt: skip
+            text,
+            weight.to(dtype)[:, None],
+            None if bias is None else bias.to(dtype),
+            padding=weight.shape[1] - 1,
+            groups=x.shape[1],
+        )[0, :, text.shape[2] - 1]
         want[m] = F.silu(y) if silu else y
     return want
 

@@ -72,8 +72,12 @@ def test_float64_is_the_recurrence():
     case = state_case(*CASES["checkpoints pass"], dtype=torch.float64)
     close(case.delta_rule(tree_delta_rule), case.want, torch.float64)
     with pytest.raises(ValueError, match="state must be float32 or float64 of shape"):
-        tree_delta_rule(*[x.half() if torch.is_tensor(x) and x.is_floating_point() else x
-                          for x in (case.q, case.value, case.strength, *case._rest())])  # fmt: skip
+        tree_delta_rule(
+            *[
+                x.half() if torch.is_tensor(x) and x.is_floating_point() else x
+                for x in (case.q, case.value, case.strength, *case._rest())
+            ]
+        )
 
 
 @pytest.mark.parametrize("run", MODELS)
@@ -151,9 +155,13 @@ def test_advance_state(run):
                 for layer in range(2):
                     of = layer, s, p % TAIL
                     want[layer, s, h] = recurrent(
-                        want[layer, s, h], key[of][h // 2].double(), update[of][h].double(),
-                        decay[of][h].double(), None, key[of][0].double(),
-                    )[0]  # fmt: skip
+                        want[layer, s, h],
+                        key[of][h // 2].double(),
+                        update[of][h].double(),
+                        decay[of][h].double(),
+                        None,
+                        key[of][0].double(),
+                    )[0]
     run(state, key, update, decay, base, base + CHUNK * torch.tensor(chunks, dtype=torch.int32))
     close(state, want, torch.float32)
     assert torch.equal(base, torch.full_like(base, CHUNK))

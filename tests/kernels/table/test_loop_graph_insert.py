@@ -70,10 +70,12 @@ def inserts(draw):
     U, groups = draw(st.integers(1, 4)), st.sampled_from([1, 2, 1 << 62])
     weight = st.sampled_from([0, 1, 2, 3, (1 << 27) - 1, 1 << 27])
     row = st.tuples(
-        st.one_of(st.just(-1), groups), st.lists(st.integers(-1, 2), min_size=N, max_size=N),
+        st.one_of(st.just(-1), groups),
+        st.lists(st.integers(-1, 2), min_size=N, max_size=N),
         st.lists(st.tuples(st.integers(-1, 9), weight), min_size=U, max_size=U),
-        st.integers(0, 1 << 29), st.integers(0, 63),
-    )  # fmt: skip
+        st.integers(0, 1 << 29),
+        st.integers(0, 63),
+    )
     live = st.lists(st.one_of(st.just(-1), groups), min_size=1, max_size=3)
     calls = draw(st.lists(st.tuples(st.lists(row, min_size=1, max_size=9), live), max_size=6))
     # a call adds less than 2^30 to a context

@@ -49,9 +49,15 @@ def test_entries_are_the_references():
         want = find_contexts(table, owner, tokens, code[:, o])
         for r in range(len(context)):
             got = find_entry(
-                table.entry_group, table.entry_hash, table.entry_tokens, table.ways, owner[r],
-                context[r], order, code[r, o],
-            )  # fmt: skip
+                table.entry_group,
+                table.entry_hash,
+                table.entry_tokens,
+                table.ways,
+                owner[r],
+                context[r],
+                order,
+                code[r, o],
+            )
             assert got == want[r]
             found += got >= 0
     assert 0 < found < code.size
@@ -73,7 +79,13 @@ def test_the_first_entry_of_a_hash_decides():
         want = find_contexts(table, owner, context, code)
         for r in range(len(rows)):
             got = find_entry(
-                table.entry_group, table.entry_hash, table.entry_tokens, table.ways, owner[r],
-                context[r], 3, code[r],
-            )  # fmt: skip
+                table.entry_group,
+                table.entry_hash,
+                table.entry_tokens,
+                table.ways,
+                owner[r],
+                context[r],
+                3,
+                code[r],
+            )
             assert got == want[r] == (base + 3 if r == first else -1)

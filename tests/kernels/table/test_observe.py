@@ -74,8 +74,11 @@ def test_nodes_show_the_target_and_kept_ones_what_was_drawn():
     token, weight = got.succ_token[:4], got.succ_weight[:4]
     # a drawn token among the top 8 gains weight there, another one comes ninth
     assert torch.where(weight > 0, token, -1)[:, [0, 1, 8]].tolist() == [
-        [3, 6, -1], [7, -1, 5], [2, -1, -1], [-1, -1, -1],
-    ]  # fmt: skip
+        [3, 6, -1],
+        [7, -1, 5],
+        [2, -1, -1],
+        [-1, -1, -1],
+    ]
     assert weight[:, [0, 1, 8]].tolist() == [
         [ONE // 2, ONE // 4 + HALF, 0],
         [ONE * 3 // 4, 0, HALF],

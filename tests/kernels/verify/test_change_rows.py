@@ -38,12 +38,18 @@ RULES = {
     "thought": dict(max_thinking_tokens=3, thinking_tags=((1,), (2,), (2,))),
     "long-thought": dict(max_thinking_tokens=0, thinking_tags=((1, 2), (3,), (2, 1, 2, 3))),
     "all": dict(
-        logit_bias=((3, 2.5),), bad_words=((1, 3),), suppress_tokens=(30,),
-        no_repeat_ngram_size=3, frequency_penalty=0.3, presence_penalty=0.2,
-        repetition_penalty=1.2, min_new_tokens=4, max_thinking_tokens=5,
+        logit_bias=((3, 2.5),),
+        bad_words=((1, 3),),
+        suppress_tokens=(30,),
+        no_repeat_ngram_size=3,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+        repetition_penalty=1.2,
+        min_new_tokens=4,
+        max_thinking_tokens=5,
         thinking_tags=((1,), (3, 2), (3, 2)),
     ),
-}  # fmt: skip
+}
 
 
 def random_pool(slots, generator):
@@ -111,11 +117,21 @@ def paths_of(pool, m):
 
 def in_a_loop(logits, prompt, sample, params):
     """The oracle's processors, of one row."""
-    given = {name: getattr(params, name) for name in (
-        "allowed_token_ids", "bad_words", "suppress_tokens", "no_repeat_ngram_size",
-        "presence_penalty", "frequency_penalty", "repetition_penalty", "min_new_tokens",
-        "max_thinking_tokens", "thinking_tags",
-    )} | dict(logit_bias=dict(params.logit_bias), temperature=1)  # fmt: skip
+    given = {
+        name: getattr(params, name)
+        for name in (
+            "allowed_token_ids",
+            "bad_words",
+            "suppress_tokens",
+            "no_repeat_ngram_size",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "min_new_tokens",
+            "max_thinking_tokens",
+            "thinking_tags",
+        )
+    } | dict(logit_bias=dict(params.logit_bias), temperature=1)
     process = oracle.processors(len(prompt), VOCAB, given, ENDS)
     return process(torch.tensor([prompt + sample]), logits[None].clone())[0]
 
@@ -169,10 +185,15 @@ def test_tables_of_banned_sequences_take_their_tokens_alone():
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])
-@pytest.mark.parametrize("names", [
-    [name] * SLOTS for name in RULES if name != "nothing"
-] + [["nothing", "bias", "thought", "ngram-2", "all"], ["words", "counts", "early", "nothing",
-     "long-thought"]], ids="-".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "names",
+    [[name] * SLOTS for name in RULES if name != "nothing"]
+    + [
+        ["nothing", "bias", "thought", "ngram-2", "all"],
+        ["words", "counts", "early", "nothing", "long-thought"],
+    ],
+    ids="-".join,
+)
 def test_every_row_is_changed_as_its_own_prefix_asks(names, static):
     generator = torch.Generator().manual_seed(len(names[0]) + 10 * static)
     for _ in range(4):
@@ -235,9 +256,11 @@ def test_forced_places_are_those_of_the_rows():
 
 def test_tensors_are_kept_where_they_fit():
     slots = SimpleNamespace(
-        live=torch.zeros(2), logprobs=torch.zeros(1, dtype=torch.float64), count=2,
+        live=torch.zeros(2),
+        logprobs=torch.zeros(1, dtype=torch.float64),
+        count=2,
         group=torch.zeros(2),
-    )  # fmt: skip
+    )
 
     def of_call(before, *names):
         requests = [

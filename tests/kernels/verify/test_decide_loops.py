@@ -123,9 +123,11 @@ LEFT = {
     "float16": lambda x, pool, slots: (x.half(), pool, slots),
     "logits between others": strided,
     "a type of its own": lambda x, pool, slots: (
-        x, replace(pool, parent=pool.parent.long()), slots,
+        x,
+        replace(pool, parent=pool.parent.long()),
+        slots,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", LEFT.values(), ids=LEFT.keys())
@@ -236,9 +238,10 @@ def test_which_operations_they_stand_for():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.0}, {"top_p": 0.8}, {"min_new_tokens": 9}],
+    "options",
+    [{}, {"temperature": 0.0}, {"top_p": 0.8}, {"min_new_tokens": 9}],
     ids=["plain", "greedy", "top-p", "end tokens later"],
-)  # fmt: skip
+)
 def test_an_engine_samples_the_same_without_them(checkpoint, monkeypatch, options):
     found, calls = [], []
     decided = decide._finish
@@ -252,9 +255,11 @@ def test_an_engine_samples_the_same_without_them(checkpoint, monkeypatch, option
                 passes = lambda *args: verify_on_path(*args, PASSES)  # noqa: E731
                 made.ops = replace(made.ops, verify=passes, fused=fused)
                 calls.clear()
-            found.append(csd.generate(
-                made, [5, 6, 7], num_samples=5, seed=1, max_new_tokens=40, budget=12, **options
-            ))  # fmt: skip
+            found.append(
+                csd.generate(
+                    made, [5, 6, 7], num_samples=5, seed=1, max_new_tokens=40, budget=12, **options
+                )
+            )
         assert bool(calls) != apart
     assert found[0].tokens == found[1].tokens
     assert found[0].logprobs == found[1].logprobs

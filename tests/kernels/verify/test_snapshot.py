@@ -31,9 +31,15 @@ def step(S, M, seed=0, dtype=torch.float32):
     row = torch.where(torch.arange(A) < count[:, None], ints(S, A, low=0, high=M), -1)
     floats = [torch.rand(M, generator=generator, dtype=dtype) for _ in range(2)]
     verdict = Verdict(
-        ints(M), *floats, ints(M, TOP), torch.rand(M, TOP, generator=generator), row.int(), count,
-        ints(S, low=0, high=3), ints(S, low=0, high=2).bool(),
-    )  # fmt: skip
+        ints(M),
+        *floats,
+        ints(M, TOP),
+        torch.rand(M, TOP, generator=generator),
+        row.int(),
+        count,
+        ints(S, low=0, high=3),
+        ints(S, low=0, high=2).bool(),
+    )
     return pool, verdict
 
 

@@ -17,9 +17,22 @@ from csd.models.load import load
 
 # the families of tests/helpers/families.py that differ from Llama, and these of its names
 FUSED = (
-    "smollm3", "granite", "qwen3_moe", "phi3", "phi3 partial", "phi3 longrope", "olmo2", "mistral",
-    "phi3 window", "qwen2 window", "qwen3 window", "olmo3", "olmo3 yarn", "gemma2", "gemma3_text",
-)  # fmt: skip
+    "smollm3",
+    "granite",
+    "qwen3_moe",
+    "phi3",
+    "phi3 partial",
+    "phi3 longrope",
+    "olmo2",
+    "mistral",
+    "phi3 window",
+    "qwen2 window",
+    "qwen3 window",
+    "olmo3",
+    "olmo3 yarn",
+    "gemma2",
+    "gemma3_text",
+)
 WINDOWED = ("mistral", "qwen2 window", "olmo3", "gemma2")
 IN_EACH_RUN = ("olmo3", "reference"), ("gemma2", "triton")
 BACKENDS = [
@@ -42,10 +55,19 @@ def drawn(engine, budget=16, **params):
 
 
 @few(4)
-@pytest.mark.parametrize("name", each(
-    "smollm3", "granite", "qwen3_moe", "phi3 longrope", "mistral", "olmo3 yarn", "gemma2",
-    "gemma3_text",
-))  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    each(
+        "smollm3",
+        "granite",
+        "qwen3_moe",
+        "phi3 longrope",
+        "mistral",
+        "olmo3 yarn",
+        "gemma2",
+        "gemma3_text",
+    ),
+)
 def test_its_tokens_are_plain_samplings(name):
     model = build(name)
     engine = csd.Engine(model, prefill_chunk=8)
@@ -177,16 +199,26 @@ def test_pages_behind_every_window_are_used_again():
     with csd.Engine(model, prefill_chunk=8) as engine:
         assert engine.decoder.config.reach == WINDOW
         out = engine.generate(
-            PROMPT * 4, num_samples=2, seed=4, max_new_tokens=200, budget=16, end_token_ids=[],
+            PROMPT * 4,
+            num_samples=2,
+            seed=4,
+            max_new_tokens=200,
+            budget=16,
+            end_token_ids=[],
             temperature=0.7,
-        )  # fmt: skip
+        )
         # of prompt and samples: a row sees 9 keys, and a chunk of a prompt has 8 more
         assert engine._step.cache.pages == 2 * 1 + 1
     whole = csd.Engine(build("mistral", max_position_embeddings=512), drafter=csd.DraftModel(model))
     kept = whole.generate(
-        PROMPT * 4, num_samples=2, seed=4, max_new_tokens=200, budget=16, end_token_ids=[],
+        PROMPT * 4,
+        num_samples=2,
+        seed=4,
+        max_new_tokens=200,
+        budget=16,
+        end_token_ids=[],
         temperature=0.7,
-    )  # fmt: skip
+    )
     assert whole._step.cache.pages > 3
     assert out.tokens == kept.tokens
 
@@ -223,12 +255,11 @@ def test_experts_of_a_captured_step_are_those_of_the_loop():
     ops, linear = csd.Engine(build("llama", torch.bfloat16)).ops, torch.nn.functional.linear
     chosen = experts.routed(linear(x, experts.router))[1]
     one, grouped = (
-        run(linear, ops.swiglu, x, chosen)
-        for run in (experts._one_by_one, experts._grouped)
-    )  # fmt: skip
-    exact = replace(experts, **{
-        name: getattr(experts, name).double() for name in ("router", "gate_up", "down")
-    })._one_by_one(linear, wide_swiglu, x.double(), chosen)  # fmt: skip
+        run(linear, ops.swiglu, x, chosen) for run in (experts._one_by_one, experts._grouped)
+    )
+    exact = replace(
+        experts, **{name: getattr(experts, name).double() for name in ("router", "gate_up", "down")}
+    )._one_by_one(linear, wide_swiglu, x.double(), chosen)
     assert (grouped - exact).abs().max() <= 2 * (one - exact).abs().max()
     with NoHostReads():
         experts._grouped(linear, ops.swiglu, x, experts.routed(linear(x, experts.router))[1])

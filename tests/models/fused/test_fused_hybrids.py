@@ -22,11 +22,17 @@ FAMILY, BUDGETS, TOKENS = "qwen3_5_text", (0, 4, 16, 48), 24
 # sizes that are not in the table of families: one value head a key head, heads of odd sizes
 OTHER = dict(
     layer_types=["linear_attention"] * 2 + ["full_attention", "linear_attention"],
-    num_hidden_layers=4, linear_num_value_heads=3, linear_num_key_heads=3, linear_key_head_dim=20,
-    linear_value_head_dim=12, linear_conv_kernel_dim=3, head_dim=16, num_key_value_heads=1,
+    num_hidden_layers=4,
+    linear_num_value_heads=3,
+    linear_num_key_heads=3,
+    linear_key_head_dim=20,
+    linear_value_head_dim=12,
+    linear_conv_kernel_dim=3,
+    head_dim=16,
+    num_key_value_heads=1,
     tie_word_embeddings=True,
     rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
-)  # fmt: skip
+)
 
 
 def prompt(length):
@@ -35,9 +41,15 @@ def prompt(length):
 
 def drawn(engine, given, budget, samples=4, tokens=TOKENS, **params):
     return engine.generate(
-        given, num_samples=samples, seed=4, max_new_tokens=tokens, budget=budget,
-        temperature=0.7, end_token_ids=[], **params,
-    )  # fmt: skip
+        given,
+        num_samples=samples,
+        seed=4,
+        max_new_tokens=tokens,
+        budget=budget,
+        temperature=0.7,
+        end_token_ids=[],
+        **params,
+    )
 
 
 @few(1)
@@ -117,9 +129,14 @@ def test_exact_gives_the_same_bits_in_every_run(dtype, runs):
         # chunks of any size are fixed, and these no multiple of 16
         return run(
             csd.Engine(loaded, max_slots=slots, prefill_chunk=40, exact=True),
-            prompts, count, seed=3, max_new_tokens=40, temperature=0.7, ignore_eos=True,
+            prompts,
+            count,
+            seed=3,
+            max_new_tokens=40,
+            temperature=0.7,
+            ignore_eos=True,
             budget=budget,
-        )  # fmt: skip
+        )
 
     plain = drawn(8, 4, 0)
     for budget, count, slots in runs:

@@ -11,40 +11,45 @@ CHANGED = {
     "rope": ("smollm3", lambda m: setattr(m.model.layers[1].self_attn, "use_rope", True)),
     "scaling": ("granite", lambda m: setattr(m.model.layers[0].self_attn, "scaling", 0.5)),
     "residual_multiplier": (
-        "granite", lambda m: setattr(m.model.layers[2], "residual_multiplier", 0.9)
+        "granite",
+        lambda m: setattr(m.model.layers[2], "residual_multiplier", 0.9),
     ),
     "embedding_multiplier": ("granite", lambda m: setattr(m.model, "embedding_multiplier", 2.0)),
     "top_k": ("qwen3_moe", lambda m: setattr(m.model.layers[0].mlp.gate, "top_k", 1)),
     "norm_topk_prob": (
-        "qwen3_moe", lambda m: setattr(m.model.layers[0].mlp.gate, "norm_topk_prob", False)
+        "qwen3_moe",
+        lambda m: setattr(m.model.layers[0].mlp.gate, "norm_topk_prob", False),
     ),
     "post_feedforward_layernorm": (
         "olmo2",
         lambda m: setattr(m.model.layers[0].post_feedforward_layernorm, "variance_epsilon", 1.0),
     ),
     "sliding_window": (
-        "qwen2 window", lambda m: setattr(m.model.layers[2].self_attn, "sliding_window", 5)
+        "qwen2 window",
+        lambda m: setattr(m.model.layers[2].self_attn, "sliding_window", 5),
     ),
     "attn_logit_softcapping": (
-        "gemma2", lambda m: setattr(m.model.layers[0].self_attn, "attn_logit_softcapping", 1.0)
+        "gemma2",
+        lambda m: setattr(m.model.layers[0].self_attn, "attn_logit_softcapping", 1.0),
     ),
     "sliding_attention_attention_scaling": (
-        "olmo3", lambda m: setattr(m.model.rotary_emb, "sliding_attention_attention_scaling", 2.0)
+        "olmo3",
+        lambda m: setattr(m.model.rotary_emb, "sliding_attention_attention_scaling", 2.0),
     ),
     "pre_feedforward_layernorm": (
-        "gemma2", lambda m: setattr(m.model.layers[0].pre_feedforward_layernorm, "eps", 1.0)
+        "gemma2",
+        lambda m: setattr(m.model.layers[0].pre_feedforward_layernorm, "eps", 1.0),
     ),
-    "mlp.act_fn": (
-        "gemma2", lambda m: setattr(m.model.layers[0].mlp, "act_fn", torch.nn.SiLU())
-    ),
+    "mlp.act_fn": ("gemma2", lambda m: setattr(m.model.layers[0].mlp, "act_fn", torch.nn.SiLU())),
     "experts.act_fn": (
         "qwen3_moe",
         lambda m: setattr(m.model.layers[0].mlp.experts, "act_fn", torch.nn.ReLU()),
     ),
     "activation_fn": (
-        "phi3", lambda m: setattr(m.model.layers[0].mlp, "activation_fn", torch.nn.ReLU())
+        "phi3",
+        lambda m: setattr(m.model.layers[0].mlp, "activation_fn", torch.nn.ReLU()),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CHANGED)

@@ -69,9 +69,13 @@ def test_a_module_s_weights_stay_its_own(checkpoint):
 
 
 EVEN = dict(
-    vocab_size=128, hidden_size=64, intermediate_size=96, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=16,
-)  # fmt: skip
+    vocab_size=128,
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -86,11 +90,16 @@ def test_samples_of_loops_are_exact_by_default(monkeypatch, tmp_path, family, dt
         assert in_loops(engine.decoder.head) and in_loops(engine.decoder.layers[0].down)
         drawn = [
             csd.generate(
-                engine, [5, 6, 7], num_samples=n, seed=1, max_new_tokens=40, ignore_eos=True,
+                engine,
+                [5, 6, 7],
+                num_samples=n,
+                seed=1,
+                max_new_tokens=40,
+                ignore_eos=True,
                 budget=budget,
             )
             for n, budget in ((5, 16), (5, 0), (2, 0))
-        ]  # fmt: skip
+        ]
     assert drawn[0].stats.nodes_proposed > 0
     assert drawn[0].tokens == drawn[1].tokens and drawn[0].tokens[:2] == drawn[2].tokens
 
@@ -101,10 +110,15 @@ def test_exact_samples_of_packed_weights_do_not_depend_on_drafts(checkpoint, dty
         assert is_packed(engine.decoder.layers[0].qkv)
         drawn = [
             csd.generate(
-                engine, [5, 6, 7], num_samples=4, seed=1, max_new_tokens=40, ignore_eos=True,
+                engine,
+                [5, 6, 7],
+                num_samples=4,
+                seed=1,
+                max_new_tokens=40,
+                ignore_eos=True,
                 budget=budget,
             )
             for budget in (16, 0)
-        ]  # fmt: skip
+        ]
     assert drawn[0].stats.nodes_proposed > 0
     assert drawn[0].tokens == drawn[1].tokens

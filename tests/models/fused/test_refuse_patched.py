@@ -273,9 +273,15 @@ def backward_hook(model):
 
 
 KEEPS = [
-    require_grads, checkpointing, kernels, accelerate_bf16, accelerate_devices, noted_outputs,
-    subclass_without_a_forward, backward_hook,
-]  # fmt: skip
+    require_grads,
+    checkpointing,
+    kernels,
+    accelerate_bf16,
+    accelerate_devices,
+    noted_outputs,
+    subclass_without_a_forward,
+    backward_hook,
+]
 
 
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)

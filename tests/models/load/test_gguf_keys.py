@@ -129,22 +129,45 @@ def test_name_a_key_that_is_missing(key):
 # name -> rows, of a width that the tensor may have elsewhere
 BEYOND = {
     "llama": [
-        "blk.0.attn_q.bias", "blk.1.attn_output.bias", "blk.0.ffn_up.bias", "blk.0.ffn_down.bias",
-        "blk.0.attn_q_norm.weight", "blk.2.attn_q.weight", "blk.0.attn_q.scale", "output.bias",
-        "rope_factors_long.weight", "rope_factors_short.weight", "blk.0.rope_freqs.weight",
-        "blk.0.attn_rot_embd.weight", "blk.0.attn_sinks.weight", "blk.0.attn_qkv.weight",
-        "blk.0.ffn_gate_inp.weight", "blk.0.ffn_gate_exps.weight", "output_norm.bias",
-        "token_embd_norm.weight", "blk.0.attn_norm_2.weight", "blk.0.post_ffw_norm.weight",
-        "cls.weight", "rope_freqs.bias", "v.patch_embd.weight", "nonesuch",
+        "blk.0.attn_q.bias",
+        "blk.1.attn_output.bias",
+        "blk.0.ffn_up.bias",
+        "blk.0.ffn_down.bias",
+        "blk.0.attn_q_norm.weight",
+        "blk.2.attn_q.weight",
+        "blk.0.attn_q.scale",
+        "output.bias",
+        "rope_factors_long.weight",
+        "rope_factors_short.weight",
+        "blk.0.rope_freqs.weight",
+        "blk.0.attn_rot_embd.weight",
+        "blk.0.attn_sinks.weight",
+        "blk.0.attn_qkv.weight",
+        "blk.0.ffn_gate_inp.weight",
+        "blk.0.ffn_gate_exps.weight",
+        "output_norm.bias",
+        "token_embd_norm.weight",
+        "blk.0.attn_norm_2.weight",
+        "blk.0.post_ffw_norm.weight",
+        "cls.weight",
+        "rope_freqs.bias",
+        "v.patch_embd.weight",
+        "nonesuch",
     ],
     "qwen2": [
-        "rope_freqs.weight", "output.bias", "blk.0.attn_output.bias", "blk.0.attn_k_norm.weight",
+        "rope_freqs.weight",
+        "output.bias",
+        "blk.0.attn_output.bias",
+        "blk.0.attn_k_norm.weight",
         "blk.3.attn_q.bias",
     ],
     "qwen3": [
-        "rope_freqs.weight", "blk.0.attn_q.bias", "cls.output.weight", "blk.1.attn_sub_norm.weight",
+        "rope_freqs.weight",
+        "blk.0.attn_q.bias",
+        "cls.output.weight",
+        "blk.1.attn_sub_norm.weight",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family,name", [(f, n) for f, names in BEYOND.items() for n in names])

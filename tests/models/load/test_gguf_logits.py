@@ -45,45 +45,68 @@ CASES = {
     "llama 3.2": ("llama3", dict(tied=True), dict(tensors=FACTORS)),
     "other factors": ("llama", {}, dict(tensors=OTHER)),
     "factors and linear": (
-        "llama", linear(2.0), dict(tensors=OTHER, keys={"llama.rope.scaling.factor": 2.0}),
+        "llama",
+        linear(2.0),
+        dict(tensors=OTHER, keys={"llama.rope.scaling.factor": 2.0}),
     ),
     "linear": (
-        "llama", linear(4.0),
+        "llama",
+        linear(4.0),
         dict(keys={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}),
     ),
     "linear of qwen": ("qwen3", linear(2.5), dict(keys={"qwen3.rope.scaling.factor": 2.5})),
     "linear by its old name": ("llama", linear(4.0), dict(keys={"llama.rope.scale_linear": 4.0})),
     "not scaled": (
-        "qwen2", {},
+        "qwen2",
+        {},
         dict(keys={"qwen2.rope.scaling.type": "none", "qwen2.rope.scaling.factor": 4.0}),
     ),
     "theta": ("llama", plain(123456.0), {}),
     "no theta": ("qwen2", plain(10000.0), dict(drop=["qwen2.rope.freq_base"])),
     "epsilon": ("qwen3", dict(rms_norm_eps=0.25), {}),
     "no kv heads": (
-        "llama", dict(num_key_value_heads=4), dict(drop=["llama.attention.head_count_kv"]),
+        "llama",
+        dict(num_key_value_heads=4),
+        dict(drop=["llama.attention.head_count_kv"]),
     ),
     "no sizes of heads": (
-        "llama", dict(head_dim=12),
-        dict(drop=[f"llama.{k}" for k in ("attention.key_length", "attention.value_length",
-                                          "rope.dimension_count")]),
+        "llama",
+        dict(head_dim=12),
+        dict(
+            drop=[
+                f"llama.{k}"
+                for k in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+            ]
+        ),
     ),
     "no vocabulary size": ("qwen2", {}, dict(drop=["qwen2.vocab_size"], keys=VOCABULARY)),
     "keys that change nothing": (
-        "llama", {},
-        dict(keys={
-            "general.type": "model", "general.license": "apache-2.0", "general.file_type": 0,
-            "quantize.imatrix.entries_count": 3,
-            "llama.expert_count": 0, "llama.expert_used_count": 0, "llama.logit_scale": 1.0,
-            "llama.attention.sliding_window": 512, "llama.attention.causal": True,
-            "llama.attention.layer_norm_epsilon": 1e-5, "llama.attention.scale": 0.25,
-            "llama.final_logit_softcapping": 0.0, "llama.residual_scale": 0.0,
-            "llama.rope.scaling.attn_factor": 1.0, "llama.rope.scaling.finetuned": True,
-            "llama.rope.scaling.original_context_length": 64, "llama.pooling_type": 0,
-            "llama.tensor_data_layout": "Meta AI original pth",
-        }),
+        "llama",
+        {},
+        dict(
+            keys={
+                "general.type": "model",
+                "general.license": "apache-2.0",
+                "general.file_type": 0,
+                "quantize.imatrix.entries_count": 3,
+                "llama.expert_count": 0,
+                "llama.expert_used_count": 0,
+                "llama.logit_scale": 1.0,
+                "llama.attention.sliding_window": 512,
+                "llama.attention.causal": True,
+                "llama.attention.layer_norm_epsilon": 1e-5,
+                "llama.attention.scale": 0.25,
+                "llama.final_logit_softcapping": 0.0,
+                "llama.residual_scale": 0.0,
+                "llama.rope.scaling.attn_factor": 1.0,
+                "llama.rope.scaling.finetuned": True,
+                "llama.rope.scaling.original_context_length": 64,
+                "llama.pooling_type": 0,
+                "llama.tensor_data_layout": "Meta AI original pth",
+            }
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @cache
@@ -121,10 +144,13 @@ def test_each_case_differs_from_the_same_file_without_it(tmp_path):
         model = module(name)
         arch = gguf_files.architecture(model)
         path = gguf_files.write(
-            model, tmp_path / "plain.gguf",
-            keys={f"{arch}.rope.freq_base": 10000.0,
-                  f"{arch}.attention.layer_norm_rms_epsilon": 1e-6},
-        )  # fmt: skip
+            model,
+            tmp_path / "plain.gguf",
+            keys={
+                f"{arch}.rope.freq_base": 10000.0,
+                f"{arch}.attention.layer_norm_rms_epsilon": 1e-6,
+            },
+        )
         decoder = load(path, dtype=torch.float32).decoder
         want = their_logits(model, TOKENS)
         assert (Dense(decoder).logits(TOKENS) - want).abs().max() > 0.1, name

@@ -32,7 +32,9 @@ PIECES = partial(sentencepiece, "<b>", "<e>")
 TEXTS = {
     "pre that begins": (BYTES(pre="llama-bpe"), "hello the 123", [265, 264, 258, 220, 260]),
     "begins by pre, not by the flag": (
-        BYTES(pre="llama-bpe", add_bos_token=False), "hello the", [264, 258],
+        BYTES(pre="llama-bpe", add_bos_token=False),
+        "hello the",
+        [264, 258],
     ),
     "tekken": (BYTES(pre="tekken"), "hello12", [265, 264, 16, 17]),
     "qwen2": (BYTES(pre="qwen2"), "hello12", [264, 16, 17]),
@@ -40,31 +42,44 @@ TEXTS = {
     "gpt-2": (BYTES(pre="gpt-2"), "hello123", [264, 260]),
     "digits": (BYTES(pre="smollm"), "hello123 12", [264, 16, 17, 18, 220, 16, 17]),
     "both ends": (
-        BYTES(pre="qwen2", add_bos_token=True, add_eos_token=True), "hello", [265, 264, 266],
+        BYTES(pre="qwen2", add_bos_token=True, add_eos_token=True),
+        "hello",
+        [265, 264, 266],
     ),
     "the end alone": (
-        BYTES(pre="llama-bpe", add_bos_token=False, add_eos_token=True), "hello", [264, 266],
+        BYTES(pre="llama-bpe", add_bos_token=False, add_eos_token=True),
+        "hello",
+        [264, 266],
     ),
     # no merges lead to "hold"
     "whole words": (
-        BYTES(pre="llama-bpe", normal=("hold",)), "hold", [265, 267],
+        BYTES(pre="llama-bpe", normal=("hold",)),
+        "hold",
+        [265, 267],
     ),
     "merged words": (BYTES(pre="qwen2", normal=("hold",)), "hold", [71, 78, 75, 67]),
     "special tokens beyond bytes": (
-        byte_level("<｜User｜>", "<｜end▁of▁sentence｜>", pre="deepseek-r1-qwen",
-                   eos_token_id="<｜end▁of▁sentence｜>"),
-        "<｜User｜>hello<｜end▁of▁sentence｜>the", [265, 264, 266, 257],
+        byte_level(
+            "<｜User｜>",
+            "<｜end▁of▁sentence｜>",
+            pre="deepseek-r1-qwen",
+            eos_token_id="<｜end▁of▁sentence｜>",
+        ),
+        "<｜User｜>hello<｜end▁of▁sentence｜>the",
+        [265, 264, 266, 257],
     ),
     "pieces": (PIECES(bos_token_id="<s>"), "hello the", [1, 259, 263, 273, 268, 260]),
     "pieces without ids": (PIECES(), "hello", [1, 259, 263, 273, 268]),
     "pieces without the flag": (PIECES(add_bos_token=False), "hello", [259, 263, 273, 268]),
     "pieces with both ends": (
-        PIECES(add_eos_token=True, eos_token_id="<e>"), "hello", [1, 259, 263, 273, 268, 277],
+        PIECES(add_eos_token=True, eos_token_id="<e>"),
+        "hello",
+        [1, 259, 263, 273, 268, 277],
     ),
     "pieces after spaces": (PIECES(), "  hello", [1, 259, 259, 259, 263, 273, 268]),
     "pieces after a special token": (PIECES(), "<e>hello", [1, 277, 259, 263, 273, 268]),
     "pieces without a space": (PIECES(add_space_prefix=False), "hello", [1, 263, 273, 268]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("keys,text,want", TEXTS.values(), ids=TEXTS)
@@ -106,13 +121,27 @@ def test_named_templates(tmp_path):
 ENDS = {
     "end of text": (byte_level("<e>", eos_token_id="<e>", pre="qwen2"), [265]),
     "of a turn": (
-        byte_level("<e>", "<t>", "<m>", eos_token_id="<e>", eot_token_id="<t>", eom_token_id="<m>",
-                   pre="qwen2"),
+        byte_level(
+            "<e>",
+            "<t>",
+            "<m>",
+            eos_token_id="<e>",
+            eot_token_id="<t>",
+            eom_token_id="<m>",
+            pre="qwen2",
+        ),
         [265, 266, 267],
     ),
     "by their texts": (
-        byte_level("<e>", "<|im_end|>", "<|eom_id|>", "<|x|>", "<|end|>", eos_token_id="<e>",
-                   pre="llama-bpe"),
+        byte_level(
+            "<e>",
+            "<|im_end|>",
+            "<|eom_id|>",
+            "<|x|>",
+            "<|end|>",
+            eos_token_id="<e>",
+            pre="llama-bpe",
+        ),
         [265, 266, 267, 269],
     ),
     "of another kind": (
@@ -124,21 +153,30 @@ ENDS = {
         [266, 267],
     ),
     "filling in": (
-        byte_level("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_prefix|>", "<e>",
-                   eos_token_id="<e>", pre="qwen2"),
+        byte_level(
+            "<|fim_pad|>",
+            "<|repo_name|>",
+            "<|file_sep|>",
+            "<|fim_prefix|>",
+            "<e>",
+            eos_token_id="<e>",
+            pre="qwen2",
+        ),
         [265, 266, 267, 269],
     ),
     "filling in by id": (
-        byte_level("<|fim_pad|>", "<p>", "<e>", eos_token_id="<e>", fim_pad_token_id="<p>",
-                   pre="qwen2"),
+        byte_level(
+            "<|fim_pad|>", "<p>", "<e>", eos_token_id="<e>", fim_pad_token_id="<p>", pre="qwen2"
+        ),
         [266, 267],
     ),
     "out of the vocabulary": (
-        byte_level("<e>", eos_token_id="<e>", eot_token_id=4294967295, pre="qwen2"), [265],
+        byte_level("<e>", eos_token_id="<e>", eot_token_id=4294967295, pre="qwen2"),
+        [265],
     ),
     "pieces": (sentencepiece("<e>", eos_token_id="<e>"), [2, 276]),
     "pieces without ids": (sentencepiece(), [2]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("keys,want", ENDS.values(), ids=ENDS)
@@ -170,9 +208,17 @@ def sampling(**more):
 
 def test_the_way_to_draw_that_a_file_recommends():
     found = sampling(
-        temp=0.5, top_k=-1, top_p=0.9, min_p=0.05, penalty_repeat=1.25, penalty_last_n=-1,
-        mirostat=0, mirostat_tau=5.0, xtc_probability=0.0, xtc_threshold=0.1,
-    )  # fmt: skip
+        temp=0.5,
+        top_k=-1,
+        top_p=0.9,
+        min_p=0.05,
+        penalty_repeat=1.25,
+        penalty_last_n=-1,
+        mirostat=0,
+        mirostat_tau=5.0,
+        xtc_probability=0.0,
+        xtc_threshold=0.1,
+    )
     assert (found.temperature, found.top_k, found.top_p) == (0.5, 0, 0.9)
     assert (found.min_p, found.repetition_penalty, found.do_sample) == (0.05, 1.25, True)
     assert sampling(penalty_repeat=1.0, penalty_last_n=64).repetition_penalty == 1.0

@@ -21,9 +21,10 @@ NARROW = [
     for name in PUBLISHED
 ]
 WIDE = [
-    pytest.param(name, 1, id=name, marks=slow) for name in PUBLISHED
+    pytest.param(name, 1, id=name, marks=slow)
+    for name in PUBLISHED
     if PUBLISHED[name]["hidden_size"] <= 2048
-]  # fmt: skip
+]
 
 
 def drawn(engine, budget, **params):

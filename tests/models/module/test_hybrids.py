@@ -35,9 +35,15 @@ def prompt(length):
 
 def drawn(engine, given, budget, samples=4, tokens=TOKENS, **params):
     return engine.generate(
-        given, num_samples=samples, seed=4, max_new_tokens=tokens, budget=budget,
-        temperature=0.7, end_token_ids=[], **params,
-    )  # fmt: skip
+        given,
+        num_samples=samples,
+        seed=4,
+        max_new_tokens=tokens,
+        budget=budget,
+        temperature=0.7,
+        end_token_ids=[],
+        **params,
+    )
 
 
 @few(2)
@@ -111,8 +117,14 @@ def test_float32_draws_the_same_in_loops_and_references():
         out = drawn(loops, given, budget)
         for sample, other in zip(out, want, strict=True):
             # a first other token is a tie
-            same = next((i for i, (a, b) in enumerate(zip(sample.tokens, other.tokens, strict=True))
-                         if a != b), TOKENS)  # fmt: skip
+            same = next(
+                (
+                    i
+                    for i, (a, b) in enumerate(zip(sample.tokens, other.tokens, strict=True))
+                    if a != b
+                ),
+                TOKENS,
+            )
             assert sample.logprobs[:same] == pytest.approx(other.logprobs[:same], abs=1e-3)
         assert sum(a == b for a, b in zip(out.tokens, want.tokens, strict=True)) >= 3
 

@@ -66,9 +66,14 @@ def long_texts(model, reach):
     engine = csd.Engine(model, decoder="module", prefill_chunk=64)
     engine.decoder.config = replace(engine.decoder.config, reach=reach)
     out = engine.generate(
-        PROMPT * 13, num_samples=2, seed=4, max_new_tokens=150, temperature=0.7, budget=8,
+        PROMPT * 13,
+        num_samples=2,
+        seed=4,
+        max_new_tokens=150,
+        temperature=0.7,
+        budget=8,
         end_token_ids=[],
-    )  # fmt: skip
+    )
     cache = engine._step.cache
     assert len(cache.allocator) == cache.pages
     return [x for sample in out for x in sample.logprobs], cache.pages

@@ -21,9 +21,21 @@ from csd.state.kv_cache import KVCache
 
 # in each run; `make test-long` draws with all of them
 FEW = (
-    "llama", "llama yarn", "gemma2", "gemma3n_text", "cohere2", "gpt2", "opt", "granite",
-    "diffllama", "deepseek_v3", "gpt_oss", "llama4_text", "qwen3_moe", "phi3 window",
-)  # fmt: skip
+    "llama",
+    "llama yarn",
+    "gemma2",
+    "gemma3n_text",
+    "cohere2",
+    "gpt2",
+    "opt",
+    "granite",
+    "diffllama",
+    "deepseek_v3",
+    "gpt_oss",
+    "llama4_text",
+    "qwen3_moe",
+    "phi3 window",
+)
 EACH = list(MODULES) if os.environ.get("CSD_EXAMPLES") else FEW
 
 
@@ -70,7 +82,7 @@ ALTERED = {
     "another cap": ("gemma2", 1, dict(softcap=2.05)),
     "no sinks": ("gpt_oss", 1, dict(sinks=False)),
     "another scale": ("granite", 0, dict(scale=0.31)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ALTERED)
@@ -171,9 +183,15 @@ def test_a_pass_reads_the_host_or_its_steps_are_not_static(name):
 def rows(decoder, count=7):
     """A pass whose attention gives zeros, of the values' size."""
     cache = KVCache(
-        decoder.config, slots=1, pages=2, prompt_pages=1, slot_pages=1, rows=count,
-        dtype=decoder.dtype, device="cpu",
-    )  # fmt: skip
+        decoder.config,
+        slots=1,
+        pages=2,
+        prompt_pages=1,
+        slot_pages=1,
+        rows=count,
+        dtype=decoder.dtype,
+        device="cpu",
+    )
     sizes = {call.layer: call.spec.value_dim for call in decoder.calls}
 
     def attend(layer, q, *_, **named):

@@ -322,9 +322,11 @@ SPECIAL = {
     "begin and end": (["<s>"], ["</s>"], {"bos_token": "<s>", "eos_token": "</s>"}),
     "word pieces": (["[CLS]"], ["[SEP]"], {"cls_token": "[CLS]", "sep_token": "[SEP]"}),
     "two that begin": (
-        ["[gMASK]", "<sop>"], [], {"additional_special_tokens": ["[gMASK]", "<sop>"]},
+        ["[gMASK]", "<sop>"],
+        [],
+        {"additional_special_tokens": ["[gMASK]", "<sop>"]},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", SPECIAL)

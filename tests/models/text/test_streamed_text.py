@@ -24,10 +24,14 @@ def byte_level() -> PreTrainedTokenizerFast:
 def spaced() -> PreTrainedTokenizerFast:
     """Words that begin with a space which is stripped in front of a text, as Llama 2 has them."""
     words = ["▁a", "▁end", "b", "c", "en", "d", "▁", "\n", "<0xC3>", "<0xA9>", "é"]
-    decoder = decoders.Sequence([
-        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ])  # fmt: skip
+    decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     model = models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True)
     return finished(Tokenizer(model), decoder)
 
@@ -42,8 +46,14 @@ def finished(tokenizer: Tokenizer, decoder) -> PreTrainedTokenizerFast:
 
 TOKENIZERS = {"byte level": byte_level(), "spaced": spaced()}
 STOPS = [
-    (), ("end",), ("<|im_start|>",), ("abc", "c"), ("b<|im_end|>a", "\n"), ("é",), ("en d", "d"),
-]  # fmt: skip
+    (),
+    ("end",),
+    ("<|im_start|>",),
+    ("abc", "c"),
+    ("b<|im_end|>a", "\n"),
+    ("é",),
+    ("en d", "d"),
+]
 
 
 def plain(tokenizer, tokens: list[int], stop: tuple[str, ...]) -> tuple[int, str | None, int]:

@@ -27,6 +27,13 @@ from csd.engine.step.budget.estimator import StepTimesFile, StepTimeTable
 from csd.engine.step.budget.fixed import Budget, FixedBudget, FixedPool, most_nodes, nodes_of
 
 __all__ = [
-    "AutoBudget", "AutoPool", "Budget", "FixedBudget", "FixedPool", "StepTimeTable",
-    "StepTimesFile", "most_nodes", "nodes_of",
-]  # fmt: skip
+    "AutoBudget",
+    "AutoPool",
+    "Budget",
+    "FixedBudget",
+    "FixedPool",
+    "StepTimeTable",
+    "StepTimesFile",
+    "most_nodes",
+    "nodes_of",
+]

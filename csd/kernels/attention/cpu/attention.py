@@ -57,9 +57,12 @@ class Properties(NamedTuple):
 
 
 def properties_of(
-    kind: type, window: int | None, chunk: int | None, softcap: float | None,
+    kind: type,
+    window: int | None,
+    chunk: int | None,
+    softcap: float | None,
     sinks: torch.Tensor | None,
-) -> Properties | None:  # fmt: skip
+) -> Properties | None:
     """A call's properties, None for a plain call; kind: numpy's type of the scores."""
     if window is chunk is softcap is sinks is None:
         return None
@@ -271,9 +274,16 @@ def _attend(
 
 
 LAYOUT = (
-    "prompt_pages", "prompt_len", "slot_pages", "slot_len", "slot", "ancestors", "slot_start",
-    "slot_nodes", "group_start",
-)  # fmt: skip
+    "prompt_pages",
+    "prompt_len",
+    "slot_pages",
+    "slot_len",
+    "slot",
+    "ancestors",
+    "slot_start",
+    "slot_nodes",
+    "group_start",
+)
 
 
 def attention_kinds(
@@ -342,8 +352,13 @@ def tree_attention(
     dense = out if out.is_contiguous() else torch.empty_like(out)
     kind = np.float64 if q.dtype == torch.float64 else np.float32
     _attend(
-        M * H * D * PAGE, (M, H, K, D, Dv, pages), *(x.data_ptr() for x in (*tensors, dense)),
-        attention_kinds(q.dtype, math.gcd(D, 2 * Dv)), kind(scale),
-        properties_of(kind, window, chunk, softcap, sinks), shares(rows, K), *rows,
-    )  # fmt: skip
+        M * H * D * PAGE,
+        (M, H, K, D, Dv, pages),
+        *(x.data_ptr() for x in (*tensors, dense)),
+        attention_kinds(q.dtype, math.gcd(D, 2 * Dv)),
+        kind(scale),
+        properties_of(kind, window, chunk, softcap, sinks),
+        shares(rows, K),
+        *rows,
+    )
     return out if out is dense else out.copy_(dense)

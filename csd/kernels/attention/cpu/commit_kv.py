@@ -67,11 +67,15 @@ def commit_kv(
     require(reads_commit(*nodes, *pages), "commit_kv", *nodes, *pages)
     width = node_k.element_size()
     _commit_kv(
-        node_k.shape[0], tuple(x.shape[2] * x.shape[3] * width for x in nodes),
-        tuple(x.data_ptr() for x in nodes), tuple(x.data_ptr() for x in pages),
-        tuple(x.stride(0) * width for x in nodes), tuple(x.stride(0) * width for x in pages),
-        *(x.numpy() for x in (slot_pages, slot_len, accept_row, accept_count)), moved,
-    )  # fmt: skip
+        node_k.shape[0],
+        tuple(x.shape[2] * x.shape[3] * width for x in nodes),
+        tuple(x.data_ptr() for x in nodes),
+        tuple(x.data_ptr() for x in pages),
+        tuple(x.stride(0) * width for x in nodes),
+        tuple(x.stride(0) * width for x in pages),
+        *(x.numpy() for x in (slot_pages, slot_len, accept_row, accept_count)),
+        moved,
+    )
 
 
 def _side_by_side(x: torch.Tensor) -> bool:

@@ -82,10 +82,12 @@ def _add_rows(
     starts = [builder.add(builder.mul(r, width(y, y_)), y_offset) for r in each]
     to = [[builder.add(start, column) for column in columns] for start in starts]
     sums = [
-        [cgutils.alloca_once_value(builder, load(context, builder, y, y_, place, vector))
-         for place in row]
+        [
+            cgutils.alloca_once_value(builder, load(context, builder, y, y_, place, vector))
+            for place in row
+        ]
         for row in to
-    ]  # fmt: skip
+    ]
     with cgutils.for_range(builder, terms) as loop:
         start = builder.add(builder.mul(loop.index, wide), offset)
         parts = [

@@ -212,16 +212,56 @@ def _pages_kernel(
         if BLOCK_M < PAGE:
             for packed in range(0, rows * EACH, BLOCK_M):
                 _attend_segment(
-                    pointers, first_ptr, results, segment, table_ptr, limit, packed, kv, q_stride,
-                    scale, cap,
-                    H, K, D, DV, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DTYPE, PRECISION, CAP,
-                )  # fmt: skip
+                    pointers,
+                    first_ptr,
+                    results,
+                    segment,
+                    table_ptr,
+                    limit,
+                    packed,
+                    kv,
+                    q_stride,
+                    scale,
+                    cap,
+                    H,
+                    K,
+                    D,
+                    DV,
+                    PAGE,
+                    BLOCK_M,
+                    BLOCK_N,
+                    BLOCK_D,
+                    BLOCK_V,
+                    DTYPE,
+                    PRECISION,
+                    CAP,
+                )
         else:
             _attend_segment(
-                pointers, first_ptr, results, segment, table_ptr, limit, 0, kv, q_stride, scale,
+                pointers,
+                first_ptr,
+                results,
+                segment,
+                table_ptr,
+                limit,
+                0,
+                kv,
+                q_stride,
+                scale,
                 cap,
-                H, K, D, DV, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DTYPE, PRECISION, CAP,
-            )  # fmt: skip
+                H,
+                K,
+                D,
+                DV,
+                PAGE,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_D,
+                BLOCK_V,
+                DTYPE,
+                PRECISION,
+                CAP,
+            )
 
 
 @triton.jit(do_not_specialize=["M", "partial_rows", "prompt_cuts"])
@@ -446,9 +486,15 @@ def exact_attention_triton(
 def _on_cpu(*args: Any) -> None:
     *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
     tree_attention_ref(
-        *keys, **layout._asdict(), scale=scale, out=out, window=window, chunk=chunk,
-        softcap=softcap, sinks=sinks,
-    )  # fmt: skip
+        *keys,
+        **layout._asdict(),
+        scale=scale,
+        out=out,
+        window=window,
+        chunk=chunk,
+        softcap=softcap,
+        sinks=sinks,
+    )
 
 
 @wraps(exact_attention_triton)
@@ -456,9 +502,14 @@ def _on_gpu(*args: Any) -> None:
     *operands, work, out, window, chunk, softcap, sinks = args
     attend: Any = exact_attention_triton
     attend(
-        *operands, work=ExactWork(*work) if work else None, out=out, window=window, chunk=chunk,
-        softcap=softcap, sinks=sinks,
-    )  # fmt: skip
+        *operands,
+        work=ExactWork(*work) if work else None,
+        out=out,
+        window=window,
+        chunk=chunk,
+        softcap=softcap,
+        sinks=sinks,
+    )
 
 
 _exact_attention = RecordOperator(

@@ -57,9 +57,22 @@ def _first_cut(skipped, pages, step):
 
 @triton.jit
 def _put_segments(
-    segment_ptr, at, first, last, tile, source, skipped, pages, step, cut, row, M,
-    EACH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    segment_ptr,
+    at,
+    first,
+    last,
+    tile,
+    source,
+    skipped,
+    pages,
+    step,
+    cut,
+    row,
+    M,
+    EACH: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Writes the segments of the tile that begins at `row`, if one does, from index `at` on."""
     begin = _first_cut(skipped, pages, step)
     count = tl.where(row == tile, tl.cdiv(pages, step), 0)
@@ -184,16 +197,42 @@ def _plan_exact_kernel(
     at = group_before + (tile - group_first) // ROWS * (group_cuts - group_first_cut)
     if live:
         _put_segments(
-            segment_ptr, at, group_first, group_last, tile, group, group_skipped, group_pages, step,
-            0, row, M, EACH, ROWS, BLOCK,
-        )  # fmt: skip
+            segment_ptr,
+            at,
+            group_first,
+            group_last,
+            tile,
+            group,
+            group_skipped,
+            group_pages,
+            step,
+            0,
+            row,
+            M,
+            EACH,
+            ROWS,
+            BLOCK,
+        )
         tile = start + (row - start) // ROWS * ROWS
         cuts = tl.cdiv(pages, SLOT_PAGES) - slot_first_cut
         at = slot_before + (tile - start) // ROWS * cuts
         _put_segments(
-            segment_ptr, at, start, start + nodes, tile, G + slot, slot_skipped, pages, SLOT_PAGES,
-            prompt_cuts, row, M, EACH, ROWS, BLOCK,
-        )  # fmt: skip
+            segment_ptr,
+            at,
+            start,
+            start + nodes,
+            tile,
+            G + slot,
+            slot_skipped,
+            pages,
+            SLOT_PAGES,
+            prompt_cuts,
+            row,
+            M,
+            EACH,
+            ROWS,
+            BLOCK,
+        )
 
 
 BLOCK = 64
@@ -244,13 +283,19 @@ def plan_exact_ref(
         for s, n in enumerate(lens)
     )
     segment = [
-        [tile, min(rows, last - tile), source, max(low, skipped[source]), min(low + step, pages),
-         ((at + low // step) * M + tile) * each]
+        [
+            tile,
+            min(rows, last - tile),
+            source,
+            max(low, skipped[source]),
+            min(low + step, pages),
+            ((at + low // step) * M + tile) * each,
+        ]
         for first, last, source, pages, step, at in sources
         for tile in range(first, last, rows)
         for low in range(0, pages, step)
         if skipped[source] < min(low + step, pages)
-    ]  # fmt: skip
+    ]
     for x in work[:4]:
         x.fill_(-1)
     if segment:
@@ -269,10 +314,13 @@ def plan_exact_ref(
         g = next(g for g in range(G) if bounds[g] <= m < bounds[g + 1])
         pages, step = prompts[g], max(PROMPT_PAGES, -(-prompts[g] // PROMPT_CUTS))
         row = (
-            -(-pages // step), -(-below // (PAGE * SLOT_PAGES)), below, len(old + path),
+            -(-pages // step),
+            -(-below // (PAGE * SLOT_PAGES)),
+            below,
+            len(old + path),
             _first_cut_on_host(skipped[g], pages, step),
             _first_cut_on_host(skipped[G + s], lens[s] // PAGE, SLOT_PAGES),
-        )  # fmt: skip
+        )
         work.row[m] = torch.tensor(row, dtype=torch.int32)
         work.tail[m, : row[3]] = torch.tensor(old + path, dtype=torch.int32)
     return work
@@ -283,9 +331,12 @@ def _first_cut_on_host(page: int, pages: int, step: int) -> int:
 
 
 def plan_exact_triton(
-    layout: TreeLayout, heads: int, kv_heads: int, window: int | None = None,
+    layout: TreeLayout,
+    heads: int,
+    kv_heads: int,
+    window: int | None = None,
     chunk: int | None = None,
-) -> ExactWork:  # fmt: skip
+) -> ExactWork:
     """One launch, or two with a window or a chunk. Entries that are never read are not written."""
     if window is chunk is None:
         return _planned(layout, heads, kv_heads, None)
@@ -355,9 +406,12 @@ _plan_exact = RecordOperator(
 
 
 def plan_exact(
-    layout: TreeLayout, heads: int, kv_heads: int, window: int | None = None,
+    layout: TreeLayout,
+    heads: int,
+    kv_heads: int,
+    window: int | None = None,
     chunk: int | None = None,
-) -> ExactWork:  # fmt: skip
+) -> ExactWork:
     """Returns the work list of `exact_attention` for a model of H = heads and K = kv_heads.
 
     window, chunk: as in `exact_attention`.

@@ -11,9 +11,16 @@ import triton.language as tl
 
 @triton.jit
 def _tokens(
-    pages_ptr, start, kv, offs_n, mask_n,
-    K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
+    pages_ptr,
+    start,
+    kv,
+    offs_n,
+    mask_n,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
     """[BLOCK_N, BLOCK_D]: a head's keys or values from place `start` on, 0 where masked.
 
     Memory after the last valid token may be NaN, and 0 * NaN is not 0. mask_n: None for no mask.
@@ -273,16 +280,76 @@ def _tree_attention_kernel(
         if BLOCK_M < PAGE:
             for packed in range(0, rows * EACH, BLOCK_M):
                 _attend_tile(
-                    pointers, first_ptr, results, strides, segment, keys, packed, kv, scale, cap,
-                    H, K, D, DV, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DTYPE, PRECISION, CAP,
-                )  # fmt: skip
+                    pointers,
+                    first_ptr,
+                    results,
+                    strides,
+                    segment,
+                    keys,
+                    packed,
+                    kv,
+                    scale,
+                    cap,
+                    H,
+                    K,
+                    D,
+                    DV,
+                    PAGE,
+                    BLOCK_M,
+                    BLOCK_N,
+                    BLOCK_D,
+                    BLOCK_V,
+                    DTYPE,
+                    PRECISION,
+                    CAP,
+                )
         elif rows * EACH <= BLOCK_SMALL:
             _attend_tile(
-                pointers, first_ptr, results, strides, segment, keys, 0, kv, scale, cap,
-                H, K, D, DV, PAGE, BLOCK_SMALL, BLOCK_N, BLOCK_D, BLOCK_V, DTYPE, PRECISION, CAP,
-            )  # fmt: skip
+                pointers,
+                first_ptr,
+                results,
+                strides,
+                segment,
+                keys,
+                0,
+                kv,
+                scale,
+                cap,
+                H,
+                K,
+                D,
+                DV,
+                PAGE,
+                BLOCK_SMALL,
+                BLOCK_N,
+                BLOCK_D,
+                BLOCK_V,
+                DTYPE,
+                PRECISION,
+                CAP,
+            )
         else:
             _attend_tile(
-                pointers, first_ptr, results, strides, segment, keys, 0, kv, scale, cap,
-                H, K, D, DV, PAGE, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, DTYPE, PRECISION, CAP,
-            )  # fmt: skip
+                pointers,
+                first_ptr,
+                results,
+                strides,
+                segment,
+                keys,
+                0,
+                kv,
+                scale,
+                cap,
+                H,
+                K,
+                D,
+                DV,
+                PAGE,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_D,
+                BLOCK_V,
+                DTYPE,
+                PRECISION,
+                CAP,
+            )

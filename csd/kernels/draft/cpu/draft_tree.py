@@ -16,16 +16,42 @@ from csd.state.slots import Slots
 
 @loop
 def _draft(
-    live, most, rows, penalty, path, level, max_depth, frontier, tables, ways, orders, betas,
-    config, slots, group, position, pool,
-):  # fmt: skip
+    live,
+    most,
+    rows,
+    penalty,
+    path,
+    level,
+    max_depth,
+    frontier,
+    tables,
+    ways,
+    orders,
+    betas,
+    config,
+    slots,
+    group,
+    position,
+    pool,
+):
     """Grows the trees of the slots `live` and writes at most `most` of their nodes to a pool."""
     depth = max_depth if live.shape[0] and most > 0 else 0
     budget = min(most, (MAX_NODES - 1) * live.shape[0])
     node, context, count = grow(
-        live, budget, penalty, path, level, depth, frontier, tables, ways, orders, betas, config,
+        live,
+        budget,
+        penalty,
+        path,
+        level,
+        depth,
+        frontier,
+        tables,
+        ways,
+        orders,
+        betas,
+        config,
         slots,
-    )  # fmt: skip
+    )
     L = live.shape[0]
     chosen = cheapest(node, L, count, penalty.shape[0])[: max(budget, 0)]
     fill(live, chosen, node, context, penalty, group, position, pool)
@@ -59,13 +85,24 @@ def draft_tree(
     penalty = np.zeros(S, np.int64)
     if live.size:
         penalty = slot_penalties(
-            live, group, generated, step, slots.progress_penalty.numpy(), sampled,
+            live,
+            group,
+            generated,
+            step,
+            slots.progress_penalty.numpy(),
+            sampled,
             config.group_penalty,
-        )  # fmt: skip
+        )
     of_slots = (
-        sampled, slots.key.numpy(), slots.sample.numpy(), generated, slots.max_new.numpy(),
-        slots.context.numpy(), slots.stop_ids.numpy(), owner,
-    )  # fmt: skip
+        sampled,
+        slots.key.numpy(),
+        slots.sample.numpy(),
+        generated,
+        slots.max_new.numpy(),
+        slots.context.numpy(),
+        slots.stop_ids.numpy(),
+        owner,
+    )
     arrays_of = table.arrays()
     # without a prior, an order of none is looked up in the groups' table
     prior, prior_orders = arrays_of.prior or arrays_of, ()
@@ -76,13 +113,29 @@ def draft_tree(
     )
     betas = *config.betas[:-1], *config.prior_betas[: len(prior_orders)], config.betas[-1]
     _draft(
-        live, most, rows, penalty, max_path_cost(config), level_cost(config, generated, step),
-        min(config.max_depth, MAX_DEPTH), config.frontier, tables, (config.ways, prior.ways),
-        (order_sizes(config.orders), order_sizes(prior_orders)), np.array(betas),
+        live,
+        most,
+        rows,
+        penalty,
+        max_path_cost(config),
+        level_cost(config, generated, step),
+        min(config.max_depth, MAX_DEPTH),
+        config.frontier,
+        tables,
+        (config.ways, prior.ways),
+        (order_sizes(config.orders), order_sizes(prior_orders)),
+        np.array(betas),
         (
-            float(config.smoothing), config.trust, config.own_weight, config.uncoupled,
-            float(config.prior_smoothing), config.prior_trust,
-        ), of_slots,
-        group, root_positions(slots), arrays(pool),
-    )  # fmt: skip
+            float(config.smoothing),
+            config.trust,
+            config.own_weight,
+            config.uncoupled,
+            float(config.prior_smoothing),
+            config.prior_trust,
+        ),
+        of_slots,
+        group,
+        root_positions(slots),
+        arrays(pool),
+    )
     return pool

@@ -68,15 +68,27 @@ def estimate(
         if o < O:
             n = O - 1 - o
             entry = find_entry(
-                group.entry_group, group.entry_hash, group.entry_tokens, ways[0], owner, context,
-                orders[0][n], codes[n],
-            )  # fmt: skip
+                group.entry_group,
+                group.entry_hash,
+                group.entry_tokens,
+                ways[0],
+                owner,
+                context,
+                orders[0][n],
+                codes[n],
+            )
         elif o < O + P:
             n, of_prior = O + P - 1 - o, True
             entry = find_entry(
-                prior.entry_group, prior.entry_hash, prior.entry_tokens, ways[1], PRIOR_KEY,
-                context, orders[1][n], prior_codes[n],
-            )  # fmt: skip
+                prior.entry_group,
+                prior.entry_hash,
+                prior.entry_tokens,
+                ways[1],
+                PRIOR_KEY,
+                context,
+                orders[1][n],
+                prior_codes[n],
+            )
         if entry < 0:
             continue
         table = prior if of_prior else group
@@ -240,15 +252,23 @@ def grow(
             context[count, n] = contexts[s, n]
         hash_prefix(owner[s], any_token, one, code)
         whole[s] = find_entry(
-            tables[0].entry_group, tables[0].entry_hash, tables[0].entry_tokens, ways[0], owner[s],
-            any_token, 1, code[0],
-        )  # fmt: skip
+            tables[0].entry_group,
+            tables[0].entry_hash,
+            tables[0].entry_tokens,
+            ways[0],
+            owner[s],
+            any_token,
+            1,
+            code[0],
+        )
         count += 1
     noise = np.empty(OF_SLOT, np.int64), np.empty(OF_SLOT), np.zeros(OF_SLOT, np.int32)
     found = (
-        np.empty(OF_NODE, np.int64), np.empty(OF_NODE, np.int64), np.empty(OF_NODE, np.int64),
+        np.empty(OF_NODE, np.int64),
+        np.empty(OF_NODE, np.int64),
+        np.empty(OF_NODE, np.int64),
         np.zeros(OF_NODE, np.int32),
-    )  # fmt: skip
+    )
     order, chosen = np.empty(OF_NODE, np.int64), np.empty((2, MAX_CHILDREN), np.int64)
     codes = np.empty(orders[0].shape[0], np.int64), np.empty(orders[1].shape[0], np.int64)
     work = np.empty((2, E)), codes[0], codes[1]
@@ -270,9 +290,22 @@ def grow(
             bit = sample[s] % SAMPLE_BITS
             slot = sampled[s], key[s], sample[s], np.int64(generated[s] + depth - 1), bit
             several = estimate(
-                context[f], owner[s], whole[s], tables, ways, orders, betas, config, slot, noise,
-                stamp, found, mark, order, work,
-            )  # fmt: skip
+                context[f],
+                owner[s],
+                whole[s],
+                tables,
+                ways,
+                orders,
+                betas,
+                config,
+                slot,
+                noise,
+                stamp,
+                found,
+                mark,
+                order,
+                work,
+            )
             highest = min(path + penalty[s], ceiling) - node[f, COST]
             kept = likeliest(several, order, found, level[s], highest, stop_ids[s], chosen)
             node, context = _with_room(node, context, count + kept)

@@ -96,9 +96,15 @@ def roots(slots: Slots, rows: int) -> Pool:
     )
     none, no_start = np.empty(0, np.int64), np.zeros(slots.count, np.int64)
     fill(
-        live, none, node, context, no_start, slots.group.numpy(), root_positions(slots),
+        live,
+        none,
+        node,
+        context,
+        no_start,
+        slots.group.numpy(),
+        root_positions(slots),
         arrays(pool),
-    )  # fmt: skip
+    )
     return pool
 
 

@@ -99,9 +99,19 @@ FAR = tl.constexpr(1 << 20)
 
 @triton.jit
 def _searched(
-    slot, row, live_ptr, group_ptr, slot_sample_ptr, context_ptr, group_key_ptr, text_key_ptr,
-    text_sample_ptr, length_ptr, N: tl.constexpr, K: tl.constexpr,
-):  # fmt: skip
+    slot,
+    row,
+    live_ptr,
+    group_ptr,
+    slot_sample_ptr,
+    context_ptr,
+    group_key_ptr,
+    text_key_ptr,
+    text_sample_ptr,
+    length_ptr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
     """End of the row's places where a window for the slot may end; 0 if there are none."""
     live = tl.load(live_ptr + slot) != 0
     group = tl.load(group_ptr + slot, mask=live, other=0)
@@ -114,8 +124,17 @@ def _searched(
 
 
 @triton.jit
-def _cell(above, row, window, last, far, I: tl.constexpr, B: tl.constexpr, K: tl.constexpr,
-          EDITS: tl.constexpr):  # fmt: skip
+def _cell(
+    above,
+    row,
+    window,
+    last,
+    far,
+    I: tl.constexpr,
+    B: tl.constexpr,
+    K: tl.constexpr,
+    EDITS: tl.constexpr,
+):
     """Cell (I, J) of the table; above: the band of row I - 1; row: the band of row I so far."""
     J: tl.constexpr = I + B - EDITS
     if J < 0 or J > K:
@@ -196,9 +215,19 @@ def _count_kernel(
 ):
     slot, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     end = _searched(
-        slot, row, live_ptr, group_ptr, slot_sample_ptr, context_ptr, group_key_ptr, text_key_ptr,
-        text_sample_ptr, length_ptr, N, K,
-    )  # fmt: skip
+        slot,
+        row,
+        live_ptr,
+        group_ptr,
+        slot_sample_ptr,
+        context_ptr,
+        group_key_ptr,
+        text_key_ptr,
+        text_sample_ptr,
+        length_ptr,
+        N,
+        K,
+    )
     level = tl.arange(0, LEVELS)
     count = tl.zeros([LEVELS], tl.int32)
     for start in range(K - 1, end, BLOCK_T):
@@ -357,14 +386,18 @@ def _fake(texts: Any, slots: Any, k: int, edits: int, most: int, tokens: int) ->
 _suffix_match = RecordOperator(
     "suffix_match",
     (
-        Fields("texts"), Fields("slots", _SLOTS),
-        "SymInt k", "SymInt edits", "SymInt most", "SymInt tokens",
+        Fields("texts"),
+        Fields("slots", _SLOTS),
+        "SymInt k",
+        "SymInt edits",
+        "SymInt most",
+        "SymInt tokens",
     ),
     suffix_match_ref,
     suffix_match_triton,
     returns=Candidates,
     fake=_fake,
-)  # fmt: skip
+)
 
 
 def suffix_match(

@@ -211,9 +211,15 @@ def _fill_kernel(
     tl.store(slot_start_ptr + me, first, mask=mine)
     tl.store(slot_nodes_ptr + me, my_rows, mask=mine)
     columns = (
-        token_ptr, parent_ptr, slot_ptr, depth_ptr, position_ptr, ancestors_ptr, cost_ptr,
+        token_ptr,
+        parent_ptr,
+        slot_ptr,
+        depth_ptr,
+        position_ptr,
+        ancestors_ptr,
+        cost_ptr,
         source_ptr,
-    )  # fmt: skip
+    )
     _store_padding(columns, context_ptr, total + me * MAX_NODES, rows, N, BLOCK_N)
     if live == 0:
         return

@@ -85,9 +85,15 @@ def _as_nodes(
 
 @triton.jit(
     do_not_specialize=[
-        "slots", "rows", "most", "buckets", "prior_buckets", "max_depth", "max_cost",
+        "slots",
+        "rows",
+        "most",
+        "buckets",
+        "prior_buckets",
+        "max_depth",
+        "max_cost",
     ]
-)  # fmt: skip
+)
 def _grow_kernel(
     live_ptr,  # [S] bool
     group_ptr,  # [S] int32
@@ -179,13 +185,23 @@ def _grow_kernel(
     offs_k = offs_f[:, None] * MAX_CHILDREN + tl.arange(0, MAX_CHILDREN)[None, :]
     scratch_ptr = children_ptr + slot * CHILDREN
     entries = (
-        entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, entry_total_ptr, succ_token_ptr,
-        succ_weight_ptr, succ_source_ptr,
-    )  # fmt: skip
+        entry_group_ptr,
+        entry_hash_ptr,
+        entry_tokens_ptr,
+        entry_total_ptr,
+        succ_token_ptr,
+        succ_weight_ptr,
+        succ_source_ptr,
+    )
     prior = (
-        prior_group_ptr, prior_hash_ptr, prior_tokens_ptr, prior_total_ptr, prior_token_ptr,
-        prior_weight_ptr, prior_source_ptr,
-    )  # fmt: skip
+        prior_group_ptr,
+        prior_hash_ptr,
+        prior_tokens_ptr,
+        prior_total_ptr,
+        prior_token_ptr,
+        prior_weight_ptr,
+        prior_source_ptr,
+    )
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
     group_penalty = slot_group_penalty(
         live_ptr,
@@ -229,25 +245,55 @@ def _grow_kernel(
         )
         if PRIOR_FIRST < PRIOR_END:
             other_total, other_token, other_weight, _by_self, _source = look_up(
-                context, 0 * group + PRIOR_KEY, front,
-                order_sizes(PRIOR_ORDERS, BLOCK_O, PRIOR_FIRST), offs_o < 0, sample, prior,
-                prior_buckets, HASH, PRIOR_WAYS, PRIOR_N, PRIOR_E, BLOCK_E,
-            )  # fmt: skip
+                context,
+                0 * group + PRIOR_KEY,
+                front,
+                order_sizes(PRIOR_ORDERS, BLOCK_O, PRIOR_FIRST),
+                offs_o < 0,
+                sample,
+                prior,
+                prior_buckets,
+                HASH,
+                PRIOR_WAYS,
+                PRIOR_N,
+                PRIOR_E,
+                BLOCK_E,
+            )
             # an order is in one of the tables, and absent in the other
             total, token = total + other_total, tl.maximum(token, other_token)
             weight += other_weight
         mass = masses(
-            total, token, weight, by_self, key, sample, generated + depth, sampled, CONTEXTS,
-            PRIOR_FIRST, PRIOR_END, SMOOTHING, TRUST, OWN_WEIGHT, BETAS, UNCOUPLED,
-        )  # fmt: skip
+            total,
+            token,
+            weight,
+            by_self,
+            key,
+            sample,
+            generated + depth,
+            sampled,
+            CONTEXTS,
+            PRIOR_FIRST,
+            PRIOR_END,
+            SMOOTHING,
+            TRUST,
+            OWN_WEIGHT,
+            BETAS,
+            UNCOUPLED,
+        )
         # [BLOCK_F, MAX_CHILDREN]
         token, q, source = likeliest(token, mass, source, PRIOR_FIRST, PRIOR_END)
         child = (q.to(tl.int64) << 34) | (token.to(tl.int64) & LAST_TOKEN) << 3 | source
         # [CHILDREN]
         child = _one_a_thread(scratch_ptr, offs_k, child, offs_c)
         child = _as_nodes(
-            child, cost, depth, highest, stop_ids_ptr + slot * STOPS, level, STOPS,
-        )  # fmt: skip
+            child,
+            cost,
+            depth,
+            highest,
+            stop_ids_ptr + slot * STOPS,
+            level,
+            STOPS,
+        )
         child = _one_a_thread(scratch_ptr, offs_c, child, offs_c)
         # [MAX_NODES]: the cheapest of the list and the children
         rank, place, node_place = ranks(nodes, child)

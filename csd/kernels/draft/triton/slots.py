@@ -62,9 +62,16 @@ def slot_progress_penalty(
 
 @triton.jit
 def slot_group_penalty(
-    live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr, slot, slots,
-    GROUP_PENALTY: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
+    live_ptr,
+    group_ptr,
+    generated_ptr,
+    step_ptr,
+    temperature_ptr,
+    slot,
+    slots,
+    GROUP_PENALTY: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
     """Group penalty of a live slot, for its lead over the shortest one with as many steps.
 
     0 if live slots belong to several groups.

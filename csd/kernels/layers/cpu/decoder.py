@@ -27,8 +27,16 @@ from csd.kernels.numba.tiles import ISA
 
 # weights of a layer, in the order in which the loop reads them
 WEIGHTS = (
-    "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "post_norm", "gate_up", "down",
-)  # fmt: skip
+    "input_norm",
+    "qkv",
+    "qkv_bias",
+    "q_norm",
+    "k_norm",
+    "out",
+    "post_norm",
+    "gate_up",
+    "down",
+)
 INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, POST_NORM, GATE_UP, DOWN = range(len(WEIGHTS))
 # addresses of the first layer's tensors, or bytes from one layer's to the next one's
 Caches = namedtuple("Caches", "node_k node_v k v")
@@ -84,13 +92,35 @@ def _layers(
                 norm_alone(H, D, qkv + offset, 0, w[Q_NORM], eps, qkv + offset, 0, like, False)
                 norm_alone(K, D, k_at + offset, 0, w[K_NORM], eps, k_at + offset, 0, like, False)
         rotary(
-            rotates, (M, H, K, D, D), qkv, k_at, v_at, (width, width, width), position, cos,
-            sin, q, node_k, node_v, like,
-        )  # fmt: skip
+            rotates,
+            (M, H, K, D, D),
+            qkv,
+            k_at,
+            v_at,
+            (width, width, width),
+            position,
+            cos,
+            sin,
+            q,
+            node_k,
+            node_v,
+            like,
+        )
         attention(
-            attends, (M, H, K, D, D, pages), q, node_k, node_v, k, v, attended, kinds, scale, None,
-            shares, *rows,
-        )  # fmt: skip
+            attends,
+            (M, H, K, D, D, pages),
+            q,
+            node_k,
+            node_v,
+            k,
+            v,
+            attended,
+            kinds,
+            scale,
+            None,
+            shares,
+            *rows,
+        )
         shape = M, hidden, H * D
         product(plain, isa_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
         add_lora(lora, i, 1, shape, attended, x, transposed, like)
@@ -145,8 +175,9 @@ def forward(
         # a module's own biases may have changed since the last step
         torch._foreach_copy_(*weights.biases)
     residual = F.embedding(token.clamp(min=0), decoder.embedding)
-    x, *buffers = _buffers(M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide),
-                           residual.dtype)  # fmt: skip
+    x, *buffers = _buffers(
+        M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide), residual.dtype
+    )
     widest = max(c.hidden, H * D, wide)
     transposed = torch.empty(scratch_size(M, widest, weights.plain), dtype=torch.float32)
     layer = decoder.layers[0]
@@ -156,15 +187,28 @@ def forward(
     each = (None,) * len(counts) if threads() == 1 else tuple(map(many, counts))
     caches = node_k, node_v, attend.k, attend.v
     _layers(
-        (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]), each,
-        weights.addresses, np.float32(c.norm_eps), residual.data_ptr(), x.data_ptr(),
-        tuple(y.data_ptr() for y in buffers), transposed.data_ptr(), position.numpy(),
-        decoder.cos.data_ptr(), decoder.sin.data_ptr(), Caches(*[y.data_ptr() for y in caches]),
-        Caches(*[y.stride(0) * y.element_size() for y in caches]), np.float32(attend.scale),
-        shares(attend.work, K), attend.work, LIKE[residual.dtype],
-        attention_kinds(residual.dtype, D), weights.plain or None, ISA[instruction(residual.dtype)],
+        (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]),
+        each,
+        weights.addresses,
+        np.float32(c.norm_eps),
+        residual.data_ptr(),
+        x.data_ptr(),
+        tuple(y.data_ptr() for y in buffers),
+        transposed.data_ptr(),
+        position.numpy(),
+        decoder.cos.data_ptr(),
+        decoder.sin.data_ptr(),
+        Caches(*[y.data_ptr() for y in caches]),
+        Caches(*[y.stride(0) * y.element_size() for y in caches]),
+        np.float32(attend.scale),
+        shares(attend.work, K),
+        attend.work,
+        LIKE[residual.dtype],
+        attention_kinds(residual.dtype, D),
+        weights.plain or None,
+        ISA[instruction(residual.dtype)],
         lora,
-    )  # fmt: skip
+    )
     return rms_norm(x.view(M, c.hidden), decoder.norm, c.norm_eps, residual)[0]
 
 

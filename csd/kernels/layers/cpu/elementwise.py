@@ -96,9 +96,18 @@ def rms_norm(
         total, residual = torch.empty_like(x), residual.contiguous()
         other = residual.data_ptr()
     _rms_norm(
-        x.numel(), x.numel() // F, F, x.data_ptr(), other, weight.data_ptr(), np.float32(eps),
-        y.data_ptr(), total.data_ptr(), LIKE[x.dtype], plus_one,
-    )  # fmt: skip
+        x.numel(),
+        x.numel() // F,
+        F,
+        x.data_ptr(),
+        other,
+        weight.data_ptr(),
+        np.float32(eps),
+        y.data_ptr(),
+        total.data_ptr(),
+        LIKE[x.dtype],
+        plus_one,
+    )
     return y, total
 
 
@@ -186,10 +195,20 @@ def rotary(
     out = torch.empty(q.shape, dtype=q.dtype)
     shape = *q.shape[:2], *k.shape[1:], cos.shape[1]
     _rotary(
-        q.numel(), shape, q.data_ptr(), k.data_ptr(), v.data_ptr(),
-        (q.stride(0), k.stride(0), v.stride(0)), position.numpy(), cos.data_ptr(), sin.data_ptr(),
-        out.data_ptr(), node_k.data_ptr(), node_v.data_ptr(), LIKE[q.dtype],
-    )  # fmt: skip
+        q.numel(),
+        shape,
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        (q.stride(0), k.stride(0), v.stride(0)),
+        position.numpy(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        out.data_ptr(),
+        node_k.data_ptr(),
+        node_v.data_ptr(),
+        LIKE[q.dtype],
+    )
     return out
 
 
@@ -222,6 +241,12 @@ def swiglu(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
     F, gate_up = gate_up.shape[-1] // 2, gate_up.contiguous()
     y = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype)
     _swiglu(
-        EXP * y.numel(), y.numel() // F, F, gate_up.data_ptr(), y.data_ptr(), LIKE[y.dtype], gelu,
-    )  # fmt: skip
+        EXP * y.numel(),
+        y.numel() // F,
+        F,
+        gate_up.data_ptr(),
+        y.data_ptr(),
+        LIKE[y.dtype],
+        gelu,
+    )
     return y

@@ -137,10 +137,16 @@ def product(
     is_plain = weight.dim() == 2
     transposed = torch.empty(scratch_size(M, K, is_plain), dtype=torch.float32)
     (plain if is_plain else _product)(
-        numbers(weight, M), (M, N, K), x.data_ptr(), transposed.data_ptr(), weight.data_ptr(),
-        0 if wide is None else wide.data_ptr(), y.data_ptr(), LIKE[x.dtype],
+        numbers(weight, M),
+        (M, N, K),
+        x.data_ptr(),
+        transposed.data_ptr(),
+        weight.data_ptr(),
+        0 if wide is None else wide.data_ptr(),
+        y.data_ptr(),
+        LIKE[x.dtype],
         ISA[isa or instruction(x.dtype)],
-    )  # fmt: skip
+    )
     return y
 
 

@@ -61,9 +61,16 @@ def _alone(lora, i, index, which, shape, x, transposed, y):
 @loop
 def _in_threads(lora, i, index, which, shape, x, transposed, y):
     laid_out(
-        lora.many[index, which], shape, x, transposed, lora.addresses[i, index, which], 0, y,
-        lora.like, lora.isa,
-    )  # fmt: skip
+        lora.many[index, which],
+        shape,
+        x,
+        transposed,
+        lora.addresses[i, index, which],
+        0,
+        y,
+        lora.like,
+        lora.isa,
+    )
 
 
 @loop
@@ -116,16 +123,21 @@ class Stacks(NamedTuple):
             return None
         addresses = [[x.data_ptr() for x in s[0]] if s else [0, 0] for s in found]
         rows = [s[0].ranks if s else 0 for s in found]
-        each = [next((s[0] for s in found[i :: len(products)] if s), None)
-                for i in range(len(products))]  # fmt: skip
+        each = [
+            next((s[0] for s in found[i :: len(products)] if s), None) for i in range(len(products))
+        ]
         # shapes are those of `linear.by_columns`
         wide = max(stack.a.shape[1] for stack in given)
         most = max(stack.b.shape[0] * stack.b.shape[2] for stack in given)
         shape = -1, len(products)
         return cls(
-            np.array(addresses).reshape(*shape, 2), np.array(rows).reshape(shape), each, wide, most,
+            np.array(addresses).reshape(*shape, 2),
+            np.array(rows).reshape(shape),
+            each,
+            wide,
+            most,
             dtype,
-        )  # fmt: skip
+        )
 
     def for_rows(self, M: int) -> tuple[Lora | None, list[torch.Tensor]]:
         """The loop's argument for M rows, None without adapters, and the buffers it points to."""
@@ -135,12 +147,18 @@ class Stacks(NamedTuple):
         buffers = [torch.empty(M * wide, dtype=self.dtype) for wide in widths]
         flags = None
         if threads() > 1:
-            flags = np.array([
-                [stack is not None and many(numbers(x, M)) for x in stack or (0, 0)]
-                for stack in self.each
-            ])  # fmt: skip
+            flags = np.array(
+                [
+                    [stack is not None and many(numbers(x, M)) for x in stack or (0, 0)]
+                    for stack in self.each
+                ]
+            )
         made = Lora(
-            self.addresses, self.rows, flags, *(x.data_ptr() for x in buffers), LIKE[self.dtype],
+            self.addresses,
+            self.rows,
+            flags,
+            *(x.data_ptr() for x in buffers),
+            LIKE[self.dtype],
             ISA[instruction(self.dtype)],
-        )  # fmt: skip
+        )
         return made, buffers

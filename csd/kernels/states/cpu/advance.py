@@ -100,6 +100,10 @@ def advance_state(
     moved = int((base < target).sum())
     if moved:
         _advance(
-            L * moved * H * Dk * Dv * CHUNK, (L, S, H, key.shape[3], Dk, Dv),
-            *(x.data_ptr() for x in given), base.numpy(), target.numpy(), LIKE[state.dtype],
-        )  # fmt: skip
+            L * moved * H * Dk * Dv * CHUNK,
+            (L, S, H, key.shape[3], Dk, Dv),
+            *(x.data_ptr() for x in given),
+            base.numpy(),
+            target.numpy(),
+            LIKE[state.dtype],
+        )

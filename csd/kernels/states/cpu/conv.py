@@ -91,10 +91,19 @@ def tree_conv(
     (M, C), W = x.shape, weight.shape[1]
     y = torch.empty_like(x)
     _tree_conv(
-        M * C * (W + EXP), (M, C, W), x.data_ptr(), weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(), tail.data_ptr(), slot.numpy(), position.numpy(),
-        path.numpy(), silu, y.data_ptr(), LIKE[x.dtype],
-    )  # fmt: skip
+        M * C * (W + EXP),
+        (M, C, W),
+        x.data_ptr(),
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        tail.data_ptr(),
+        slot.numpy(),
+        position.numpy(),
+        path.numpy(),
+        silu,
+        y.data_ptr(),
+        LIKE[x.dtype],
+    )
     return y
 
 
@@ -138,6 +147,12 @@ def commit_tail(
     L, S, R, F = tail.shape
     width = node.element_size()
     _commit_tail(
-        (L, S, R), F * width, node.data_ptr(), node.stride(0) * width, tail.data_ptr(),
-        slot_len.numpy(), accept_row.numpy(), accept_count.numpy(),
-    )  # fmt: skip
+        (L, S, R),
+        F * width,
+        node.data_ptr(),
+        node.stride(0) * width,
+        tail.data_ptr(),
+        slot_len.numpy(),
+        accept_row.numpy(),
+        accept_count.numpy(),
+    )

@@ -74,9 +74,29 @@ def _add_node(y, to, c, u, offset, wide):
 
 @loop
 def slot_head(
-    shape, s, g, nodes, start, base, q, value, strength, node_key, node_decay,
-    node_update, state, key, update, decay, position, path, out, solve, like, isa,
-):  # fmt: skip
+    shape,
+    s,
+    g,
+    nodes,
+    start,
+    base,
+    q,
+    value,
+    strength,
+    node_key,
+    node_decay,
+    node_update,
+    state,
+    key,
+    update,
+    decay,
+    position,
+    path,
+    out,
+    solve,
+    like,
+    isa,
+):
     """Write the outputs of slot s's rows for key head g, and with `solve` their updates.
 
     shape: H, Hk, Dk, Dv; nodes, start: number and first of the slot's rows; base: position of its
@@ -199,9 +219,28 @@ def slot_head(
 
 @by_threads
 def _tree_states(
-    shape, q, value, strength, node_key, node_decay, node_update, state, key, update, decay, base,
-    slot, position, path, slot_start, slot_nodes, out, solve, like, isa,
-):  # fmt: skip
+    shape,
+    q,
+    value,
+    strength,
+    node_key,
+    node_decay,
+    node_update,
+    state,
+    key,
+    update,
+    decay,
+    base,
+    slot,
+    position,
+    path,
+    slot_start,
+    slot_nodes,
+    out,
+    solve,
+    like,
+    isa,
+):
     """Write `out` and, with `solve` (the delta rule), node_update.
 
     Slots and key heads run in parallel. Tensors up to `decay` and `out` are addresses.
@@ -246,9 +285,11 @@ def _tree_states(
 
 
 def _run(
-    q: torch.Tensor, value: torch.Tensor | None, strength: torch.Tensor | None,
+    q: torch.Tensor,
+    value: torch.Tensor | None,
+    strength: torch.Tensor | None,
     tensors: tuple[torch.Tensor, ...],
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Outputs [M, H, Dv]; with `value` and `strength` it solves for and writes node_update."""
     floats, (base, slot, position, path, slot_start, slot_nodes) = tensors[:7], tensors[7:]
     node_update, state = floats[2:4]
@@ -257,11 +298,15 @@ def _run(
     given = q, value, strength, *floats
     M = slot.shape[0]
     _tree_states(
-        H * (S * Dk * Dv + 4 * M * Dk * Dv), (S, H, q.shape[1], Dk, Dv),
+        H * (S * Dk * Dv + 4 * M * Dk * Dv),
+        (S, H, q.shape[1], Dk, Dv),
         *(0 if x is None else x.data_ptr() for x in given),
         *(x.numpy() for x in (base, slot, position, path, slot_start, slot_nodes)),
-        out.data_ptr(), value is not None, LIKE[state.dtype], ISA["fma"],
-    )  # fmt: skip
+        out.data_ptr(),
+        value is not None,
+        LIKE[state.dtype],
+        ISA["fma"],
+    )
     return out
 
 

@@ -100,9 +100,15 @@ def find(
                     fetch(entry_tokens, entry * N)
         r, o = first[c] // O, first[c] % O
         place[c] = find_entry(
-            entry_group, entry_hash, entry_tokens, ways, group_key[r], context[r], orders[o],
+            entry_group,
+            entry_hash,
+            entry_tokens,
+            ways,
+            group_key[r],
+            context[r],
+            orders[o],
             code[c],
-        )  # fmt: skip
+        )
 
 
 @loop
@@ -149,9 +155,16 @@ def merge(
         if succ_token[entry, e] < 0:
             break
         n = _add(
-            succ_token[entry, e], succ_weight[entry, e], succ_source[entry, e],
-            found, mass, source, index, size, n,
-        )  # fmt: skip
+            succ_token[entry, e],
+            succ_weight[entry, e],
+            succ_source[entry, e],
+            found,
+            mass,
+            source,
+            index,
+            size,
+            n,
+        )
     total, key = np.int64(entry_total[entry]), last
     while key >= 0:
         row = key // orders
@@ -234,13 +247,33 @@ def insert_rows(
     code, before, place = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
     first, last, count = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
     contexts = gather(
-        group_key, context, orders, ways, entry_group, entry_hash, entry_total, entry_stamp,
-        code, before, first, last, count,
-    )  # fmt: skip
+        group_key,
+        context,
+        orders,
+        ways,
+        entry_group,
+        entry_hash,
+        entry_total,
+        entry_stamp,
+        code,
+        before,
+        first,
+        last,
+        count,
+    )
     find(
-        contexts, code, first, group_key, context, orders, ways, entry_group, entry_hash,
-        entry_tokens, place,
-    )  # fmt: skip
+        contexts,
+        code,
+        first,
+        group_key,
+        context,
+        orders,
+        ways,
+        entry_group,
+        entry_hash,
+        entry_tokens,
+        place,
+    )
     most, new = 0, np.zeros(contexts, np.bool_)
     for c in range(contexts):
         most = max(most, count[c])
@@ -283,9 +316,26 @@ def insert_rows(
                 entry_tokens[entry, i] = context[r, i] if i < order else -1
             succ_token[entry] = -1
         merge(
-            entry, last[c], count[c], before, O, token, weight, row_total, bit, entry_total,
-            succ_token, succ_weight, succ_source, found, mass, source, index, best, who,
-        )  # fmt: skip
+            entry,
+            last[c],
+            count[c],
+            before,
+            O,
+            token,
+            weight,
+            row_total,
+            bit,
+            entry_total,
+            succ_token,
+            succ_weight,
+            succ_source,
+            found,
+            mass,
+            source,
+            index,
+            best,
+            who,
+        )
     return True
 
 

@@ -99,9 +99,18 @@ ObservedTensors = namedtuple(
 def observed_tensors(pool: Pool, slots: Slots, verdict: Verdict) -> ObservedTensors:
     """The tensors of a step that the loop reads."""
     return ObservedTensors(
-        pool.slot, pool.depth, pool.context, slots.group, slots.sample, slots.group_key,
-        slots.step, verdict.sample, verdict.top_token, verdict.top_prob, verdict.accept_row,
-    )  # fmt: skip
+        pool.slot,
+        pool.depth,
+        pool.context,
+        slots.group,
+        slots.sample,
+        slots.group_key,
+        slots.step,
+        verdict.sample,
+        verdict.top_token,
+        verdict.top_prob,
+        verdict.accept_row,
+    )
 
 
 def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
@@ -135,22 +144,48 @@ def _insert_observed(
     token, weight = np.empty((R, U), np.int32), np.empty((R, U), np.int32)
     total, bit = np.empty(R, np.int32), np.empty(R, np.int32)
     observe_rows(
-        memory(seen.slot, M, INTS), memory(seen.depth, M, INTS),
-        memory(seen.row_context, (M, N), INTS), memory(seen.group, S, INTS),
-        memory(seen.sample, S, INTS), group_key, memory(seen.step, S, INTS),
-        memory(seen.drawn, M, INTS), memory(seen.top_token, (M, TOP), INTS),
-        memory(seen.top_prob, (M, TOP), FLOATS), memory(seen.accept_row, (S, A), INTS), soft, hard,
-        key, context, token, weight, total, bit,
-    )  # fmt: skip
+        memory(seen.slot, M, INTS),
+        memory(seen.depth, M, INTS),
+        memory(seen.row_context, (M, N), INTS),
+        memory(seen.group, S, INTS),
+        memory(seen.sample, S, INTS),
+        group_key,
+        memory(seen.step, S, INTS),
+        memory(seen.drawn, M, INTS),
+        memory(seen.top_token, (M, TOP), INTS),
+        memory(seen.top_prob, (M, TOP), FLOATS),
+        memory(seen.accept_row, (S, A), INTS),
+        soft,
+        hard,
+        key,
+        context,
+        token,
+        weight,
+        total,
+        bit,
+    )
     # never refused: the groups of all rows are in flight
     insert_rows(
-        key, context, token, weight, total, bit, group_key, orders, ways,
-        memory(table.entry_group, C, LONGS), memory(table.entry_hash, C, LONGS),
-        memory(table.entry_tokens, (C, N), INTS), memory(table.entry_total, C, INTS),
-        memory(table.entry_stamp, C, INTS), memory(table.succ_token, (C, E), INTS),
-        memory(table.succ_weight, (C, E), INTS), memory(table.succ_source, (C, E), LONGS),
-        memory(table.step, 1, INTS), memory(table.dropped, 1, LONGS),
-    )  # fmt: skip
+        key,
+        context,
+        token,
+        weight,
+        total,
+        bit,
+        group_key,
+        orders,
+        ways,
+        memory(table.entry_group, C, LONGS),
+        memory(table.entry_hash, C, LONGS),
+        memory(table.entry_tokens, (C, N), INTS),
+        memory(table.entry_total, C, INTS),
+        memory(table.entry_stamp, C, INTS),
+        memory(table.succ_token, (C, E), INTS),
+        memory(table.succ_weight, (C, E), INTS),
+        memory(table.succ_source, (C, E), LONGS),
+        memory(table.step, 1, INTS),
+        memory(table.dropped, 1, LONGS),
+    )
 
 
 def insert_observed(
@@ -177,6 +212,8 @@ def insert_observed(
     _insert_observed(
         ObservedTensors(*[x.data_ptr() for x in given]),
         TableTensors(*[x.data_ptr() for x in held]),
-        (M, N, S, slots.group_key.shape[0], A, C, E, table.ways), config.soft_weight,
-        config.hard_weight, order_sizes(config.orders),
-    )  # fmt: skip
+        (M, N, S, slots.group_key.shape[0], A, C, E, table.ways),
+        config.soft_weight,
+        config.hard_weight,
+        order_sizes(config.orders),
+    )

@@ -55,9 +55,17 @@ def claim_rows(
     oldest = tl.max(tl.where(offs_n == size[None, :, None] - 1, tokens, -1), 2)
     exists = (oldest >= 0) & (group >= 0)[:, None]
     entry = find_entries(
-        code, group, tokens, exists, entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, buckets,
-        N, WAYS,
-    )  # fmt: skip
+        code,
+        group,
+        tokens,
+        exists,
+        entry_group_ptr,
+        entry_hash_ptr,
+        entry_tokens_ptr,
+        buckets,
+        N,
+        WAYS,
+    )
     order = tl.arange(0, BLOCK_O)[None, :]
     key = row[:, None] * O + order
     mask = (row < rows)[:, None] & (order < O)
@@ -88,9 +96,22 @@ def _claim_kernel(
     group = tl.load(group_key_ptr + row, mask=row < rows, other=-1)
     context = load_context(context_ptr, row, row < rows, N, BLOCK_N)
     claim_rows(
-        row, group, context, entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, code_ptr,
-        entry_ptr, rows, buckets, N, ORDERS, BLOCK_O, HASH, WAYS,
-    )  # fmt: skip
+        row,
+        group,
+        context,
+        entry_group_ptr,
+        entry_hash_ptr,
+        entry_tokens_ptr,
+        code_ptr,
+        entry_ptr,
+        rows,
+        buckets,
+        N,
+        ORDERS,
+        BLOCK_O,
+        HASH,
+        WAYS,
+    )
 
 
 @triton.jit(do_not_specialize=["rows", "slots", "buckets"])
@@ -142,15 +163,56 @@ def _observe_claim_kernel(
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     group, context = observe_rows(
         r,
-        slot_ptr, depth_ptr, context_ptr, group_ptr, sample_index_ptr, group_key_ptr, step_ptr,
-        sample_ptr, top_token_ptr, top_prob_ptr, accept_row_ptr, out_key_ptr, out_context_ptr,
-        out_token_ptr, out_weight_ptr, out_total_ptr, out_bit_ptr, rows, slots, SOFT, HARD, ONE,
-        ANY, SAMPLE_BITS, GROUP_SLOTS, A, N, BLOCK_N, TOP, BLOCK_U, BLOCK_R, BLOCK_S,
-    )  # fmt: skip
+        slot_ptr,
+        depth_ptr,
+        context_ptr,
+        group_ptr,
+        sample_index_ptr,
+        group_key_ptr,
+        step_ptr,
+        sample_ptr,
+        top_token_ptr,
+        top_prob_ptr,
+        accept_row_ptr,
+        out_key_ptr,
+        out_context_ptr,
+        out_token_ptr,
+        out_weight_ptr,
+        out_total_ptr,
+        out_bit_ptr,
+        rows,
+        slots,
+        SOFT,
+        HARD,
+        ONE,
+        ANY,
+        SAMPLE_BITS,
+        GROUP_SLOTS,
+        A,
+        N,
+        BLOCK_N,
+        TOP,
+        BLOCK_U,
+        BLOCK_R,
+        BLOCK_S,
+    )
     claim_rows(
-        r, group, context, entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, code_ptr, entry_ptr,
-        rows + slots, buckets, N, ORDERS, BLOCK_O, HASH, WAYS,
-    )  # fmt: skip
+        r,
+        group,
+        context,
+        entry_group_ptr,
+        entry_hash_ptr,
+        entry_tokens_ptr,
+        code_ptr,
+        entry_ptr,
+        rows + slots,
+        buckets,
+        N,
+        ORDERS,
+        BLOCK_O,
+        HASH,
+        WAYS,
+    )
 
 
 @triton.jit(do_not_specialize=["keys", "buckets"])

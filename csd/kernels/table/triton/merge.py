@@ -89,9 +89,17 @@ def _allocate_kernel(
         other_want = tl.load(want_ptr + other, mask=other < keys, other=-1)
         rank += ((other_want == want[None, :]) & (other < key[None, :])).to(tl.int32)
     room = _free_entries(
-        want, tl.sum(rank, 0), tl.load(now_ptr), entry_group_ptr, entry_total_ptr,
-        entry_stamp_ptr, live_groups_ptr, groups, WAYS, BLOCK_G,
-    )  # fmt: skip
+        want,
+        tl.sum(rank, 0),
+        tl.load(now_ptr),
+        entry_group_ptr,
+        entry_total_ptr,
+        entry_stamp_ptr,
+        live_groups_ptr,
+        groups,
+        WAYS,
+        BLOCK_G,
+    )
     tl.store(place_ptr + key, room, mask=want >= 0)
     lost = tl.sum(((want >= 0) & (room < 0)).to(tl.int64), 0)
     if lost > 0:

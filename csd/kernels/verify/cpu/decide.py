@@ -25,9 +25,14 @@ SLOTS = dict(
     live=torch.bool, generated=I32, step=I32, context=I32, tokens=I32, seen=I32, penalty=F64
 )
 VERDICT = dict(
-    sample=I32, top_token=I32, top_prob=F32, accept_row=I32, accept_count=I32, finish=I32,
+    sample=I32,
+    top_token=I32,
+    top_prob=F32,
+    accept_row=I32,
+    accept_count=I32,
+    finish=I32,
     bad=torch.bool,
-)  # fmt: skip
+)
 PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
 VerdictAddresses = namedtuple("VerdictAddresses", VERDICT)
 # log-probabilities, in the dtype of the slots and in that of the verdict
@@ -160,10 +165,12 @@ def finish(
     """
     wide, kept = verdict.logprob.dtype, slots.logprobs.dtype
     given = (
-        addresses(PoolAddresses, pool, POOL), addresses(SlotAddresses, slots, SLOTS),
-        addresses(SlotLogprobs, slots, kept), addresses(VerdictAddresses, verdict, VERDICT),
+        addresses(PoolAddresses, pool, POOL),
+        addresses(SlotAddresses, slots, SLOTS),
+        addresses(SlotLogprobs, slots, kept),
+        addresses(VerdictAddresses, verdict, VERDICT),
         addresses(RowLogprobs, verdict, wide),
-    )  # fmt: skip
+    )
     if None in given or not {wide, kept} <= {F32, F64}:
         # the references, one after the other
         advance_slots_ref(slots, verdict)
@@ -171,7 +178,13 @@ def finish(
     ints, floats = empty_snapshot(pool, verdict, top, trees)
     widths = slots.context.shape[1], slots.tokens.shape[1], slots.seen.shape[1]
     _finish(
-        (pool.rows, slots.count, *widths), top, trees, *given, ints.data_ptr(),
-        floats.data_ptr(), LIKE[kept], LIKE[wide],
-    )  # fmt: skip
+        (pool.rows, slots.count, *widths),
+        top,
+        trees,
+        *given,
+        ints.data_ptr(),
+        floats.data_ptr(),
+        LIKE[kept],
+        LIKE[wide],
+    )
     return ints, floats

@@ -33,9 +33,19 @@ def _draw(
     for m in range(token.shape[0]):
         s = slot[m]
         drawn[m], logprob[m], log_total[m] = draw_row(
-            token[m], score[m], rest_mass[m], key[s], sample[s], position[m], greedy[m], live[m],
-            vocab, top, top_token[m], top_prob[m],
-        )  # fmt: skip
+            token[m],
+            score[m],
+            rest_mass[m],
+            key[s],
+            sample[s],
+            position[m],
+            greedy[m],
+            live[m],
+            vocab,
+            top,
+            top_token[m],
+            top_prob[m],
+        )
 
 
 @loop

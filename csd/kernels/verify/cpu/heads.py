@@ -138,9 +138,16 @@ def heads(
     rest = torch.empty_like(temperature)
     x = x.contiguous()
     _heads(
-        x.numel(), (R, V, token.shape[1]), x.data_ptr(), temperature.numpy(), token.numpy(),
-        score.numpy(), count.numpy(), rest.numpy(), LIKE[x.dtype],
-    )  # fmt: skip
+        x.numel(),
+        (R, V, token.shape[1]),
+        x.data_ptr(),
+        temperature.numpy(),
+        token.numpy(),
+        score.numpy(),
+        count.numpy(),
+        rest.numpy(),
+        LIKE[x.dtype],
+    )
     other = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
     other = (other & ~greedy) | (count > token.shape[1])
     width = max(int(torch.where(other, 0, count).max()), 1) if R else 1

@@ -80,9 +80,15 @@ def descend(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
     shapes = (S, ACCEPT), (S,), (S,)
     out = tuple(torch.empty(shape, dtype=torch.int32) for shape in shapes)
     given = (
-        sample, pool.token, pool.parent, pool.slot_start, pool.slot_nodes, slots.stop_ids,
-        slots.max_new, slots.generated,
-    )  # fmt: skip
+        sample,
+        pool.token,
+        pool.parent,
+        pool.slot_start,
+        pool.slot_nodes,
+        slots.stop_ids,
+        slots.max_new,
+        slots.generated,
+    )
     _descend(*(x.contiguous().numpy() for x in (*given, *out)))
     return out
 

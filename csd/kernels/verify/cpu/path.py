@@ -29,9 +29,18 @@ I32, I64, F32, F64 = torch.int32, torch.int64, torch.float32, torch.float64
 # fields that the loop reads, with their dtypes, and fields of the verdict that it writes
 POOL = dict(token=I32, parent=I32, depth=I32, slot_start=I32, slot_nodes=I32)
 SLOTS = dict(
-    key=I64, sample=I32, generated=I32, max_new=I32, min_new=I32, temperature=F64, top_k=I32,
-    top_p=F64, min_p=F64, penalty=F64, stop_ids=I32,
-)  # fmt: skip
+    key=I64,
+    sample=I32,
+    generated=I32,
+    max_new=I32,
+    min_new=I32,
+    temperature=F64,
+    top_k=I32,
+    top_p=F64,
+    min_p=F64,
+    penalty=F64,
+    stop_ids=I32,
+)
 PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
 RowAddresses = namedtuple("RowAddresses", "sample logprob raw_logprob top_token top_prob")
 PathAddresses = namedtuple("PathAddresses", "accept_row accept_count finish bad")
@@ -61,9 +70,19 @@ def _follow(
     """Follow each live slot's path, slots in parallel; x is an address."""
     for i in prange(live.shape[0]):
         resume[i] = _path(
-            live[i], resume[i], drawn[i], chance[i], sizes, x, pool, slots, rows, paths, like,
+            live[i],
+            resume[i],
+            drawn[i],
+            chance[i],
+            sizes,
+            x,
+            pool,
+            slots,
+            rows,
+            paths,
+            like,
             chance,
-        )  # fmt: skip
+        )
 
 
 @loop
@@ -138,9 +157,19 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
             if found > head.shape[0]:
                 return row
             drawn, chance, total = draw_row(
-                head[:found], score[:found], rest, key, index, generated + depth[row], greedy, True,
-                V, top, top_token[row], top_prob[row],
-            )  # fmt: skip
+                head[:found],
+                score[:found],
+                rest,
+                key,
+                index,
+                generated + depth[row],
+                greedy,
+                True,
+                V,
+                top,
+                top_token[row],
+                top_prob[row],
+            )
             if not np.isfinite(total):
                 return LEFT
             if drawn == V:
@@ -185,9 +214,19 @@ def _followed(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict | None:
     drawn, chance = np.full(live.size, -1), np.zeros(live.size, LIKE[wide].dtype)
     while live.size:
         _follow(
-            live.size * V, sizes, live, resume, drawn, chance, logits.data_ptr(), of_pool, of_slots,
-            rows, paths, LIKE[logits.dtype],
-        )  # fmt: skip
+            live.size * V,
+            sizes,
+            live,
+            resume,
+            drawn,
+            chance,
+            logits.data_ptr(),
+            of_pool,
+            of_slots,
+            rows,
+            paths,
+            LIKE[logits.dtype],
+        )
         if (resume == LEFT).any():
             return None
         waits = np.flatnonzero(resume >= 0)

@@ -24,6 +24,14 @@ from csd.kernels.verify.rules.rows import blocks, change_rows, penalise
 from csd.kernels.verify.rules.thought import forced_tokens, only
 
 __all__ = [
-    "Prefixes", "blocks", "change_rows", "finish_rows", "forced_tokens", "keep_full", "only",
-    "own_chance", "path_tokens", "penalise",
-]  # fmt: skip
+    "Prefixes",
+    "blocks",
+    "change_rows",
+    "finish_rows",
+    "forced_tokens",
+    "keep_full",
+    "only",
+    "own_chance",
+    "path_tokens",
+    "penalise",
+]

@@ -148,9 +148,16 @@ def likeliest(leaders, log_total, greedy):
 def _pack(
     listed,
     m,
-    head_token_ptr, head_distance_ptr, head_count_ptr, list_token_ptr, list_distance_ptr,
-    SPLITS: tl.constexpr, CAP: tl.constexpr, LIST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    head_token_ptr,
+    head_distance_ptr,
+    head_count_ptr,
+    list_token_ptr,
+    list_distance_ptr,
+    SPLITS: tl.constexpr,
+    CAP: tl.constexpr,
+    LIST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Concatenates the lists of a row's chunks into list_token and list_distance."""
     for start in range(0, listed, BLOCK):
         # the chunk whose list a place is in, and the number of places before that list
@@ -249,9 +256,18 @@ def _sample_kernel(
     width = tl.where((k > 0) & (k <= MAX_HEAD), float("inf"), HEAD_WIDTH)
 
     row = (
-        logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
+        logits_ptr,
+        token_ptr,
+        parent_ptr,
+        seen_ptr,
+        ban_ids_ptr,
+        m,
+        slot,
+        vocab,
+        words,
+        penalty,
         early,
-    )  # fmt: skip
+    )
     list_at = m * LIST
     source = (row, list_token_ptr + list_at, list_distance_ptr + list_at, temperature, top)
 
@@ -261,9 +277,18 @@ def _sample_kernel(
     over = (tl.max(counts, 0) > CAP) | (listed > LIST)
     listed = tl.where(over | (listed < k), -1, listed)
     _pack(
-        listed, m, head_token_ptr, head_distance_ptr, head_count_ptr, list_token_ptr,
-        list_distance_ptr, SPLITS, CAP, LIST, BLOCK,
-    )  # fmt: skip
+        listed,
+        m,
+        head_token_ptr,
+        head_distance_ptr,
+        head_count_ptr,
+        list_token_ptr,
+        list_distance_ptr,
+        SPLITS,
+        CAP,
+        LIST,
+        BLOCK,
+    )
     if (listed >= 0) & (top_p < 1) & (k == 0):
         head = head_mass(listed, source, STOPS, BLOCK)
         listed = tl.where(tl.div_rn(rest, head + rest) > tail, -1, listed)
@@ -288,9 +313,19 @@ def _sample_kernel(
         word = philox_word(key, vocab, position, index, SAMPLE)
         if tl.log(rest) + gumbel32(word) > best:
             sample, chosen = draw_rest(
-                rest, rest_ptr + m * SPLITS, width, cuts, place, listed, source, vocab, chunk,
-                STOPS, SPLITS, BLOCK,
-            )  # fmt: skip
+                rest,
+                rest_ptr + m * SPLITS,
+                width,
+                cuts,
+                place,
+                listed,
+                source,
+                vocab,
+                chunk,
+                STOPS,
+                SPLITS,
+                BLOCK,
+            )
 
     raw = tl.load(logits_ptr + m.to(tl.int64) * vocab + sample).to(tl.float32)
     raw = raw - (raw_top + tl.log(raw_sum))

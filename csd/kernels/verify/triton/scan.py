@@ -102,9 +102,18 @@ def _scan_kernel(
     if slot < 0:
         return
     row = (
-        logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
+        logits_ptr,
+        token_ptr,
+        parent_ptr,
+        seen_ptr,
+        ban_ids_ptr,
+        m,
+        slot,
+        vocab,
+        words,
+        penalty,
         early,
-    )  # fmt: skip
+    )
     at = m.to(tl.int64) * groups
     of_groups = (group_top_ptr + at, group_sum_ptr + at, groups, LOG2E / temperature)
     begin, end = c * chunk, tl.minimum((c + 1) * chunk, vocab)
@@ -186,9 +195,18 @@ def _compact_kernel(
     min_p = tl.where(cut | greedy, 0.0, min_p)
 
     row = (
-        logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot, vocab, words, penalty,
+        logits_ptr,
+        token_ptr,
+        parent_ptr,
+        seen_ptr,
+        ban_ids_ptr,
+        m,
+        slot,
+        vocab,
+        words,
+        penalty,
         early,
-    )  # fmt: skip
+    )
     count = tl.zeros((), tl.int32)
     rest = tl.zeros((), tl.float32)
     base = (m * SPLITS + c).to(tl.int64) * CAP

@@ -51,10 +51,12 @@ NEUTRAL: dict[str, Neutral] = {
     "attention.value_length": _same_as("head_dim"),
     "rope.dimension_count": _same_as("head_dim"),
     "embedding_length_out": _same_as("hidden_size", 0),
-    "attention.scale": lambda value, sizes: value == 0
-    or math.isclose(value, sizes["head_dim"] ** -0.5, rel_tol=1e-6),
-    "attention.sliding_window": lambda value, sizes: value == 0
-    or value >= sizes["max_position_embeddings"],
+    "attention.scale": lambda value, sizes: (
+        value == 0 or math.isclose(value, sizes["head_dim"] ** -0.5, rel_tol=1e-6)
+    ),
+    "attention.sliding_window": lambda value, sizes: (
+        value == 0 or value >= sizes["max_position_embeddings"]
+    ),
     "attention.causal": _one_of(True),
     "hidden_activation": _one_of("silu"),
     "rope.scaling.type": _one_of("none", "linear"),
@@ -69,25 +71,44 @@ NEUTRAL: dict[str, Neutral] = {
     "tensor_data_layout": _one_of("Meta AI original pth"),
     **dict.fromkeys(
         (
-            "attention.output_scale", "attention.value_scale", "embedding_scale",
-            "expert_weights_scale", "logit_scale", "residual_scale",
+            "attention.output_scale",
+            "attention.value_scale",
+            "embedding_scale",
+            "expert_weights_scale",
+            "logit_scale",
+            "residual_scale",
         ),
         _one_of(0, 1),
     ),
     **dict.fromkeys(
         (
-            "attention.clamp_kqv", "attention.max_alibi_bias", "attention.shared_kv_layers",
-            "attn_logit_softcapping", "classifier.pooling_type", "expert_count",
-            "expert_feed_forward_length", "expert_gating_func", "expert_group_count",
-            "expert_group_used_count", "expert_shared_count", "expert_shared_feed_forward_length",
-            "expert_used_count", "expert_weights_norm", "final_logit_softcapping",
-            "interleave_moe_layer_step", "leading_dense_block_count", "moe_every_n_layers",
-            "n_deepstack_layers", "nextn_predict_layers", "pooling_type",
-            "router_logit_softcapping", "use_parallel_residual",
+            "attention.clamp_kqv",
+            "attention.max_alibi_bias",
+            "attention.shared_kv_layers",
+            "attn_logit_softcapping",
+            "classifier.pooling_type",
+            "expert_count",
+            "expert_feed_forward_length",
+            "expert_gating_func",
+            "expert_group_count",
+            "expert_group_used_count",
+            "expert_shared_count",
+            "expert_shared_feed_forward_length",
+            "expert_used_count",
+            "expert_weights_norm",
+            "final_logit_softcapping",
+            "interleave_moe_layer_step",
+            "leading_dense_block_count",
+            "moe_every_n_layers",
+            "n_deepstack_layers",
+            "nextn_predict_layers",
+            "pooling_type",
+            "router_logit_softcapping",
+            "use_parallel_residual",
         ),
         _one_of(0),
     ),
-}  # fmt: skip
+}
 
 # keys outside the architecture -> the values that change nothing
 _OF_THE_FILE = {

@@ -18,17 +18,43 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 # pre-tokenizers (`tokenizer.ggml.pre`) that take whole words of the vocabulary without merges, and
 # that prepend the beginning token if the file has no flag for it
 _WHOLE_WORDS = {
-    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
-    "jina-v5-nano", "tekken",
-}  # fmt: skip
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+    "tekken",
+}
 # pre-tokenizers that split as GPT-2 does, and those that first split off each digit
 _AS_GPT2 = {
-    "default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4",
-    "trillion", "roberta-bpe", "modern-bert", "granite-docling",
-}  # fmt: skip
+    "default",
+    "gpt-2",
+    "phi-2",
+    "mpt",
+    "olmo",
+    "jais",
+    "gigachat",
+    "a.x-4.0",
+    "mellum",
+    "exaone4",
+    "trillion",
+    "roberta-bpe",
+    "modern-bert",
+    "granite-docling",
+}
 _DIGITS = {
-    "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b",
-}  # fmt: skip
+    "smollm",
+    "starcoder",
+    "refact",
+    "command-r",
+    "codeshell",
+    "exaone",
+    "minerva-7b",
+}
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -115,11 +141,29 @@ def _name_templates(tokenizer: Any, short: dict[str, Any]) -> None:
 
 
 _ENDS = {
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
-    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
-    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
-    "<｜end▁of▁sentence｜>", "[e~[",
-}  # fmt: skip
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+}
 _IDS = tuple(f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "padding"))
 # key of a token -> texts that are searched for if the key is missing
 _FILL_IN = {

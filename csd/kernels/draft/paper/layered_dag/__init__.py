@@ -85,9 +85,18 @@ def layered_dag_triton(
 
 
 _SLOTS = (
-    "live", "group", "generated", "step", "progress_penalty", "max_new", "temperature", "context",
-    "stop_ids", "prompt_len", "group_key",
-)  # fmt: skip
+    "live",
+    "group",
+    "generated",
+    "step",
+    "progress_penalty",
+    "max_new",
+    "temperature",
+    "context",
+    "stop_ids",
+    "prompt_len",
+    "group_key",
+)
 
 
 # fields of a DagConfig that extraction reads
