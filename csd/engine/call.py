@@ -194,7 +194,7 @@ class Call:
                     f"verifier={options['verifier']!r}"
                 )
         set_history(requests, history, many, tokenizer, config.vocab)
-        prior = options["prior"]
+        prior = options["prior"] or None
         if prior is not None:
             prior.check_use(tokenizer, config.vocab)
             for request in requests:

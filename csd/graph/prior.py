@@ -194,7 +194,7 @@ class Prior:
             about, tensors = _read(Path(path))
         except ValueError as error:
             raise ValueError(
-                f"{os.fspath(path)} must be a file of csd.Prior.save: {error}"
+                f"{os.fspath(path)!r} must be a file of csd.Prior.save: {error}"
             ) from None
         made = cls(learn=learn, contexts=about["contexts"])
         made._enter(tensors, about["tokens"], about["vocab"])

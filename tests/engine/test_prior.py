@@ -279,7 +279,7 @@ def test_damaged_files_are_refused(plain, tmp_path):
     for i, (bad, metadata, reason) in enumerate(damaged(tensors, about)):
         file = tmp_path / f"{i}.csdprior"
         save_file(bad, file, metadata)
-        with pytest.raises(ValueError, match=rf"{i}.csdprior must be a file of .*{reason}"):
+        with pytest.raises(ValueError, match=rf"{i}.csdprior' must be a file of .*{reason}"):
             csd.Prior.load(file)
     whole = path.read_bytes()
     for cut in (0, 5, 100, len(whole) - 1):

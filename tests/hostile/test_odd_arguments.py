@@ -34,7 +34,7 @@ def check(name, run, values=ODD, also=()):
                 wrong.append(f"{shown(value)}: without a name: {error}")
         except OSError as error:
             # of paths
-            if name not in ("record", "path"):
+            if name not in ("record", "path", "prior"):
                 wrong.append(f"{shown(value)}: {error!r}")
         except Exception as error:
             wrong.append(f"{shown(value)}: {error!r:.200}")

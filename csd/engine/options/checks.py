@@ -56,7 +56,10 @@ def check_prior(value: Any) -> Prior | None:
     if value is None or isinstance(value, bool):
         return Prior(learn=True) if value else None
     if isinstance(value, str | os.PathLike):
-        return Prior.load(value)
+        try:
+            return Prior.load(value)
+        except ValueError as error:
+            raise ValueError(f"prior: {error}") from None
     raise TypeError(
         f"prior must be a csd.Prior, the path of its file, True or None, got {shown(value)}"
     )
