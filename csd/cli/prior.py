@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace, _SubParsersAction
 
 from csd.cli.common import add_command
-from csd.engine.options.show import add_flags
+from csd.engine.options.show import add_flags, check_flags
 from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, MIN_CONTEXTS, Prior, is_prior
 from csd.models.load import tokenizer_of
 from csd.models.load.checkpoint import quiet_libraries
@@ -39,6 +39,7 @@ def add(commands: _SubParsersAction) -> None:
 
 
 def _prior(args: Namespace) -> int:
+    check_flags(args, ("revision",))
     tokenizer = None
     if args.model is not None:
         with quiet_libraries():

@@ -19,5 +19,9 @@ from csd.serve.async_engine import AsyncEngine
 from csd.serve.handle import Piece
 from csd.serve.inbox import Closed, QueueFull
 from csd.serve.reader import Reader, news
+from csd.utils.lazy import submodules
 
 __all__ = ["AsyncEngine", "Closed", "Piece", "QueueFull", "Reader", "news"]
+
+# `http` needs packages that csd alone does not
+__getattr__ = submodules(__name__)

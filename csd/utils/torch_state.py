@@ -7,8 +7,8 @@ function that is called meanwhile has the caller's state (`callers_state`).
 
 import sys
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -68,20 +68,32 @@ def _backends() -> tuple[Any, Any]:
     return mkldnn.matmul, torch.backends.cuda.matmul
 
 
-@contextmanager
-def plain_torch() -> Iterator[None]:
+class plain_torch(ContextDecorator):
     """Context without autocast, gradients, inference mode, and defaults other than torch's own.
 
     Also a decorator. Products of float32 are in float32.
     """
-    before = _State.now()
-    outer = getattr(_thread, "caller", None)
-    _thread.caller = before
-    try:
-        with _eager(), _switched(before, _PLAIN):
-            yield
-    finally:
-        _thread.caller = outer
+
+    def __enter__(self) -> None:
+        before = _State.now()
+        self._outer = getattr(_thread, "caller", None)
+        self._stack = ExitStack()
+        try:
+            self._stack.enter_context(_eager())
+            self._stack.enter_context(_switched(before, _PLAIN))
+        except BaseException:
+            self._stack.close()
+            raise
+        _thread.caller = before
+
+    def __exit__(self, *exc: Any) -> None:
+        _thread.caller = self._outer
+        # an exception that passes is not handed on: it may refuse that anything is set in it
+        self._stack.close()
+
+    def _recreate_cm(self) -> "plain_torch":
+        # one of its own for each call of a decorated function
+        return plain_torch()
 
 
 def _eager() -> AbstractContextManager[Any]:
@@ -94,19 +106,24 @@ def _eager() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager")
 
 
-@contextmanager
-def callers_state() -> Iterator[None]:
+def callers_state() -> AbstractContextManager[Any]:
     """Context with the state that was around the innermost `plain_torch`."""
     caller = getattr(_thread, "caller", None)
-    if caller is None:
-        yield
-        return
-    with _switched(_State.now(), caller):
-        yield
+    return nullcontext() if caller is None else _switched(_State.now(), caller)
 
 
-@contextmanager
-def _switched(now: _State, to: _State) -> Iterator[None]:
+class _Closing(AbstractContextManager[None]):
+    """Context that closes a stack at its end, without the exception that passes."""
+
+    def __init__(self, stack: ExitStack):
+        self._stack = stack
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.close()
+
+
+def _switched(now: _State, to: _State) -> AbstractContextManager[Any]:
+    """Switches to a state; the context restores the one before."""
     with ExitStack() as stack:
         if now.inference != to.inference:
             # sets gradients as well, so it comes first
@@ -130,7 +147,7 @@ def _switched(now: _State, to: _State) -> Iterator[None]:
                 enable = getattr(torch.backends.cuda, f"enable_{name}_sdp")
                 enable(wanted)
                 stack.callback(enable, was)
-        yield
+        return _Closing(stack.pop_all())
 
 
 def in_plain_torch(items: Generator[T, None, None]) -> Generator[T, None, None]:

@@ -74,6 +74,12 @@ def places(tmp_path_factory):
         "report": [str(folder / "none.json")],
         "serve": [model, "--port=0"],
         "warmup": [model, "--max-new-tokens=2", "--prompt-tokens=2"],
+        "prior": [
+            str(folder / "traces.jsonl"),
+            "-o",
+            str(folder / "new.csdprior"),
+            "--contexts=1024",
+        ],
     }
 
 

@@ -233,7 +233,7 @@ def test_nan_logits_error_names_prompt_and_sample():
         return logits.masked_fill(position[:, None] >= 4, torch.nan)
 
     e = engine(LastToken(logits_of))
-    with pytest.raises(FloatingPointError, match="step 4, slot 0"):
+    with pytest.raises(FloatingPointError, match="after 3 tokens of sample 0 of prompt 0"):
         csd.generate(e, [0, 0], max_new_tokens=9, budget=0)
     out = csd.generate(e, [0, 0], max_new_tokens=2, budget=0)
     assert out.finish_reasons == ["length"]

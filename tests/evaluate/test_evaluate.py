@@ -140,12 +140,14 @@ def test_a_history_changes_nothing_of_what_is_drawn(place, whole):
     assert steps[1] < steps[0]
 
 
-def test_problems_of_a_call_may_draft_for_each_other(place, whole, capsys):
-    asked = ("--quiet", "--batch", "6", "--share")
-    assert main(command(place, "shared.jsonl", *asked, "call")) == 0
-    assert drawn(lines(place / "shared.jsonl")) == drawn(whole)
-    assert main(command(place, "refused.jsonl", *asked, "engine")) == 2
-    assert "share must be None or 'call', got 'engine'" in capsys.readouterr().err
+def test_a_prior_changes_nothing_of_what_is_drawn(place, whole, capsys):
+    prior = csd.Prior()
+    prior.add([1], [[2, 3, 4, 5]])
+    prior.save(place / "p.csdprior")
+    assert main(command(place, "prior.jsonl", "--quiet", "--prior", str(place / "p.csdprior"))) == 0
+    assert drawn(lines(place / "prior.jsonl")) == drawn(whole)
+    assert main(command(place, "refused.jsonl", "--quiet", "--prior", "missing")) == 2
+    assert "missing" in capsys.readouterr().err
 
 
 def test_stopping_at_a_decided_vote_keeps_every_vote(place, whole):

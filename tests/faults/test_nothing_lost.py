@@ -100,7 +100,13 @@ def test_callback_errors_carry_the_samples(e, expected, tmp_path, monkeypatch, w
     if what == "decode":
         tokenizer = Letters()
         decode = tokenizer.decode
-        tokenizer.decode = lambda *args, **kwargs: fail() or decode(*args, **kwargs)
+        longest = max(map(len, PROMPTS))
+
+        def failing(ids, **kwargs):
+            # prompts are decoded too, before the first token
+            return (len(ids) > longest and fail()) or decode(ids, **kwargs)
+
+        tokenizer.decode = failing
         more = dict(tokenizer=tokenizer)
     with pytest.raises(error) as caught:
         csd.generate(e, PROMPTS, record=record, **more, **OPTIONS)

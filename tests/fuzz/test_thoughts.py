@@ -12,6 +12,7 @@ from csd.engine.options.thinking import Budget, forced_places, spell_tags
 from csd.engine.options.thought_tags import vocabulary
 from csd.engine.requests.request import Request
 from csd.engine.rules.tables import asked_of, sizes_of, write_sets
+from csd.engine.rules.word_tree import WordTree
 from csd.kernels.verify.rules.prefix import Prefixes
 from csd.kernels.verify.rules.thought import forced_tokens
 from csd.state.logit_rules import Rules
@@ -65,19 +66,20 @@ def rows_of(tokens: list[list[int]], prompt: int, params: SamplingParams, vocab:
     """Forced tokens of rows by the rule of the step."""
     request = Request(0, [0] * prompt, params, range(1), 0, 0)
     asked = asked_of([request])
-    sizes = sizes_of([request], asked)
+    tree = WordTree.of([])
+    sizes = sizes_of([request], asked, [tree])
     rules = Rules.empty_of(
         1,
         vocab,
         sets=1,
         prompt=prompt,
-        words=(1, 1),
+        words=(sizes.edges, sizes.ends, sizes.word, sizes.hits),
         marks=sizes.marks,
         tags=(sizes.symbols, sizes.steps),
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    write_sets(rules, [params])
+    write_sets(rules, {0: (params, tree)})
     longest = max(map(len, tokens))
     padded = torch.tensor([row + [-1] * (longest - len(row)) for row in tokens])
     prefix = Prefixes(padded, torch.tensor([len(row) for row in tokens]), prompt)

@@ -16,7 +16,7 @@ the longest slot. Sums of a row are added in an order that depends on the step's
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ import torch
 from csd.state.kv_cache import PAGE
 
 
-@dataclass(slots=True)
+@dataclass
 class PlacedGroup:
     """Rows and keys of one group; n = P + C + r keys, the prompt's first, then the slot's."""
 
@@ -38,7 +38,10 @@ class PlacedGroup:
     position: torch.Tensor  # [T, r] positions of rows
     key_position: torch.Tensor  # [T, n]
     on_path: torch.Tensor  # [T, r, n] bool: the key is the row's or before it
-    _visible: dict[tuple, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # no field: those who compare an operation's arguments before and after it compare fields
+        self._visible: dict[tuple, torch.Tensor] = {}
 
     def visible(self, window: int | None, chunk: int | None) -> torch.Tensor:
         """[T, r, n] bool: the row attends to the key."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from equal_fields import assert_equal_fields
-from test_observe import HALF, ONE, no_path, random_step, verdict_of
+from observed_steps import HALF, ONE, no_path, random_step, verdict_of
 
 from csd.graph.deferred_inserts import DeferredInserts
 from csd.kernels.backends import loops as cpu_backend

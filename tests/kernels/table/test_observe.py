@@ -5,42 +5,18 @@ from importlib import import_module
 import pytest
 import torch
 from equal_fields import assert_equal_fields
+from observed_steps import HALF, ONE, no_path, random_step, verdict_of
 from torch.library import opcheck
 
 from csd.kernels.table.observe import observe, observe_ref, observe_triton
 from csd.kernels.table.rows import GROUP_SLOTS, SUCCESSORS
 from csd.state.context_table import ANY, GraphConfig
-from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.pool_builder import roots
 from csd.state.slots import Slots
-from csd.state.verdict import TOP, Verdict
 
 pytestmark = pytest.mark.compiled
 
 module = import_module("csd.kernels.table.observe")
-
-ONE, HALF = 1 << 16, 1 << 15
-
-
-def verdict_of(sample, top_token, top_prob, accept_row):
-    """A verdict of which only this is read."""
-    M, S = len(sample), len(accept_row)
-    pad = TOP - top_token.shape[1]
-    return Verdict(
-        sample=sample.int(),
-        logprob=torch.full((M,), torch.nan),
-        raw_logprob=torch.full((M,), torch.nan),
-        top_token=torch.nn.functional.pad(top_token.int(), (0, pad), value=-1),
-        top_prob=torch.nn.functional.pad(top_prob.float(), (0, pad)),
-        accept_row=accept_row.int(),
-        accept_count=(accept_row >= 0).sum(1).int(),
-        finish=torch.zeros(S, dtype=torch.int32),
-        bad=torch.zeros(S, dtype=torch.bool),
-    )
-
-
-def no_path(slots):
-    return torch.full((slots, MAX_DEPTH + 1), -1)
 
 
 def test_nodes_show_the_target_and_kept_ones_what_was_drawn():
@@ -142,35 +118,6 @@ def test_many_slots_of_a_group_take_turns_to_tell_it():
         assert torch.equal(got.row_total[S + few : 2 * S + few] > 0, rows)
         told += rows
     assert told.tolist() == [1] * S
-
-
-def random_step(M, S, N, seed):
-    """Slots in three groups, nodes anywhere, paths that may hold them, ties of rounding."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def ints(low, high, *shape):
-        return torch.randint(low, high, shape, generator=generator).int()
-
-    slots = Slots.empty(S, 100, 20, N)
-    slots.group.copy_(ints(-1, min(S, 3), S))
-    slots.sample.copy_(ints(0, 1000, S))
-    slots.step.copy_(ints(0, 50, S))
-    slots.group_key.copy_(torch.randint(-1, 1 << 62, (S,), generator=generator))
-    pool = Pool.empty(M, S, S, N)
-    pool.slot.copy_(ints(-1, S, M))
-    pool.depth.copy_(torch.where(pool.slot >= 0, ints(0, MAX_DEPTH + 1, M), 0))
-    pool.context.copy_(ints(-1, 100, M, N))
-    path = no_path(S)
-    for s in range(S):
-        own = (pool.slot == s).nonzero()[:, 0].tolist()
-        for depth in range(MAX_DEPTH + 1):
-            here = [r for r in own if pool.depth[r] == depth]
-            path[s, depth] = here[0] if here else -1
-    # halves of the last bit too
-    prob = ints(0, 1 << 18, M, TOP).double() / (1 << 18) * (ints(0, 3, M, 1) > 0)
-    sample = ints(0, 6, M)
-    token = torch.stack([torch.randperm(12, generator=generator)[:TOP] for _ in range(M)])
-    return pool, slots, verdict_of(sample, token, prob, path)
 
 
 @pytest.mark.parametrize("soft", [ONE, 54321], ids=["one", "odd"])
