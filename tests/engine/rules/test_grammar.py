@@ -343,7 +343,7 @@ def test_the_search_for_a_dead_end_is_short(monkeypatch):
     with csd.Engine(model) as e:
         for more in (0, 20, 400):
             schema = DEAD | {"$defs": {f"n{i}": {"type": "integer"} for i in range(more)}}
-            with pytest.raises(ValueError, match="^json_schema .*banned all tokens after"):
+            with pytest.raises(ValueError, match=r"^json_schema .*banned all tokens after"):
                 e.generate([5, 17, 3], **asked | dict(json_schema=schema))
             searched = bool(compiled)
             assert searched == (more < 400) and sum(compiled) <= 5 * dead_schema.SEARCHED
