@@ -65,6 +65,8 @@ class Handle:
         self.withdraw: Callable[[Handle], None] = lambda _: None
         self.leave: Callable[[Handle], None] = lambda _: None
         self.left = False
+        # this request until its end, for a finalizer, which keeps what it holds
+        self.in_flight = [self]
         self._changed = threading.Condition()
         self._pieces: dict[int, Piece] = {}
         self._given: set[int] = set()  # indices of samples whose end is in a piece
@@ -141,6 +143,9 @@ class Handle:
             if self.error is not None:
                 _carry(self.error, result)
             self._result = result
+        self.in_flight.clear()
+        # it has megabytes, and a caller may keep the error, whose frames refer to the request
+        self.request.matcher = None
         self.wake()
 
     def wake(self) -> None:

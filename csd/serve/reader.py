@@ -30,7 +30,7 @@ class Reader:
         self._readers: set[object] = set()  # one mark per loop or wait in progress
         if not detached:
             # the process ends without waiting for requests
-            weakref.finalize(self, handle.leave, handle).atexit = False
+            weakref.finalize(self, _leave, handle.in_flight).atexit = False
 
     @property
     def request(self) -> Request:
@@ -144,6 +144,11 @@ class Reader:
             self._readers.discard(mark)
             if not self._readers and not self._detached:
                 self.cancel()
+
+
+def _leave(in_flight: list[Handle]) -> None:
+    for handle in [*in_flight]:
+        handle.leave(handle)
 
 
 async def news(readers: Sequence[Reader]) -> AsyncGenerator[tuple[Reader, list[Piece]], None]:

@@ -270,7 +270,9 @@ class ServiceScheduler(Scheduler):
     def join(self, handle: Handle) -> None:
         """Let a request wait for, or receive, samples that another request of its owner draws."""
         request = handle.request
-        for sample in self.twins.join(handle, [*self.handles.values()]):
+        # one that waits in the queue may itself wait for another's samples once it is admitted
+        others = [self.handles[other.index] for other in self.active]
+        for sample in self.twins.join(handle, others):
             handle.give(sample)
         self.counters.shared_samples += len(request.awaited) + len(request.finished)
         self.touched[request.index] = handle

@@ -20,7 +20,10 @@ class Twins:
         self._texts: dict[tuple[int, int], str] = {}  # texts so far of samples in flight
 
     def join(self, handle: Handle, others: list[Handle]) -> list[Sample]:
-        """Let `handle` wait for samples that `others` draw; returns samples that have ended."""
+        """Let `handle` wait for samples that `others` draw; returns samples that have ended.
+
+        others: requests that have joined already, so that none waits for a request that waits.
+        """
         request, ended = handle.request, []
         for other in (h.request for h in others if alike(h, handle)):
             for i in [i for i in request.waiting if i in other.samples]:
@@ -73,7 +76,9 @@ class Twins:
             heir, live = others.pop(0), request.live.pop(i, None)
             heir.awaited.discard(i)
             if live is None:
-                request.waiting.remove(i)
+                # a sample whose assignment to a slot has failed does not wait any more
+                if i in request.waiting:
+                    request.waiting.remove(i)
                 heir.waiting.append(i)
             else:
                 # both requests keep the tokens drawn so far

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 from scripted import PrefixSum, engine
@@ -132,3 +133,17 @@ def test_a_stream_that_is_left_frees_its_engine():
     for _ in csd.stream(e, [1, 2], num_samples=9, max_new_tokens=30, seed=1):
         break
     assert len(csd.generate(e, [3], max_new_tokens=5)[0].tokens) == 5
+
+
+def test_a_request_that_has_ended_with_an_error_is_freed():
+    """Its error's frames refer to the reader, and the reader to the error."""
+    service = csd.AsyncEngine(engine(PrefixSum(), max_slots=2), max_tokens=300)
+    handle = service.submit([1, 2], max_new_tokens=5, seed=1, until=lambda prefix: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        handle.result(60)
+    ended = weakref.ref(handle._handle)
+    assert raised.value.samples is not None
+    del handle, raised
+    service.close()
+    gc.collect()
+    assert ended() is None

@@ -1,5 +1,6 @@
 """Requests of one owner: a prompt is read once, and equal samples are drawn once."""
 
+import random
 import time
 
 import pytest
@@ -123,6 +124,39 @@ def test_a_sample_outlives_the_request_that_drew_it(kept):
         assert all(a == b[: len(a)] for a, b in zip(gone.tokens, want.tokens, strict=True))
     assert service.counters.tokens <= 4 * 200
     assert free(service)
+
+
+@few(2)
+@pytest.mark.parametrize("draw", range(8))
+def test_requests_that_arrive_together_get_their_samples(draw):
+    """Whichever of them begins first, whose samples others wait for, and whichever leaves."""
+    own = random.Random(draw)
+    model = PrefixSum(sharpness=4.0)
+    e = engine(model, tokenizer=Letters(), max_slots=3)
+    asked = [
+        dict(
+            num_samples=own.randint(1, 4), first_sample=own.randint(0, 2), seed=own.randint(0, 1),
+            max_new_tokens=20,
+        )
+        for _ in range(24)
+    ]  # fmt: skip
+    with csd.AsyncEngine(e, max_tokens=600, budget=own.choice([0, 4])) as service:
+        with service._inbox._changed:
+            handles = [
+                service.submit([1, 2], owner="a", stream=own.random() < 0.7, **options)
+                for options in asked
+            ]
+        leaving = {i for i in range(24) if own.random() < 0.2}
+        for i in leaving:
+            handles[i].cancel()
+        for i, (handle, options) in enumerate(zip(handles, asked, strict=True)):
+            result = handle.result(60)
+            for sample in result:
+                want = plain(model, [1, 2], options["seed"], sample.index, 20)
+                if i in leaving:
+                    want = want[: len(sample.tokens)]
+                assert sample.tokens == want
+        assert free(service)
 
 
 def test_an_error_of_a_sample_is_that_of_all_who_asked_for_it():

@@ -67,7 +67,7 @@ def test_a_request_of_many_samples_leaves_others_their_share(monkeypatch, begun,
     e = engine(model, max_slots=slots, memory=1.0)
     service = csd.AsyncEngine(e, max_tokens=200, speculate=False)
     options = dict(max_new_tokens=LENGTH, seed=1)
-    many = service.submit([1, 2], owner="many", num_samples=16 * slots, **options)
+    many = service.submit([1, 2], owner="many", num_samples=16 * slots, detached=True, **options)
     next(iter(many))
     first = len(begun)
     late = [service.submit([3 + i, 4], owner=f"{i}", num_samples=2, **options) for i in range(3)]

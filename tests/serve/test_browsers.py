@@ -4,10 +4,11 @@ import asyncio
 import logging
 
 import pytest
-from served import NAME, call, chat, opened, served
+from served import NAME, call, chat, events, opened, served
 
 import csd
 from csd.cli.main import main
+from csd.engine.requests.request import LiveSample
 from csd.models.demo import toy
 
 pytest.importorskip("starlette")
@@ -175,3 +176,23 @@ def test_an_answer_names_no_folder_of_the_server(tmp_path):
         for path, body in (("/update_weights", {"path": "b"}), (CHATS, chat(model="x"))):
             status, answer = call(port, path, body)
             assert status >= 400 and str(tmp_path) not in str(answer), answer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_while_drawing_names_no_folder_of_the_server(tmp_path, monkeypatch, stream):
+    model, tokenizer = toy()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    service = csd.AsyncEngine(str(tmp_path), max_tokens=99, budget=4)
+
+    def unreadable(*_):
+        raise OSError(f"{tmp_path}/tokenizer.json cannot be read")
+
+    monkeypatch.setattr(LiveSample, "append", unreadable)
+    with served(service) as (port, _):
+        if stream:
+            *_, answer = events(port, CHATS, chat())
+        else:
+            _, answer = call(port, CHATS, chat())
+    message = answer["error"]["message"]
+    assert "[folder]/tokenizer.json cannot be read" in message and str(tmp_path) not in message

@@ -80,7 +80,7 @@ def test_the_engine_in_python(place, monkeypatch):
     names = {"csd": csd}
     exec(PYTHON[1], names)
     assert [len(result) for result in names["results"]] == [4] * 3
-    assert len(PYTHON) == 2 and len(SHELL) == 2
+    assert len(PYTHON) == 2 and len(SHELL) == 3
 
 
 def test_the_table_names_every_field():

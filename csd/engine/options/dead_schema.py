@@ -9,12 +9,14 @@ import json
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from csd.engine.options.grammar import matcher_of, parts_of
 
-# larger schemas are searched up to this number of parts: each is one more grammar to compile
-SEARCHED = 200
+# characters to compile, some hundredths of a second: the search compiles the schema once for each
+# part, and all samples in flight wait for it
+SEARCHED = 1 << 15
 PATTERNS = "patternProperties"
 
 
@@ -23,15 +25,17 @@ def dead_parts(params: Any, tokenizer: Any, vocab: int, tokens: list[int]) -> li
 
     tokens: those of the sample. The schema without such a part allows a next token, or it refuses
     the text as late as possible: a part that an earlier piece of the text needs is not returned.
-    Empty if there is no such part, or the grammar applies only after a thought.
+    Empty if there is no such part, the schema is long, or the grammar applies only after a thought.
     """
     if params.json_schema is None or params.max_thinking_tokens is not None:
         return []
     schema = json.loads(params.json_schema)
+    most = SEARCHED // len(params.json_schema)
+    parts = [*islice(_pointers(schema), most + 1)]
+    if len(parts) > most:
+        return []
     read: dict[str, int] = {}
-    for pointer, keys in _pointers(schema):
-        if len(read) == SEARCHED:
-            break
+    for pointer, keys in parts:
         other = replace(params, json_schema=_without(schema, keys))
         read[pointer] = _read(other, tokenizer, vocab, tokens)
     patterns = {p: count for p, count in read.items() if p.split("/")[-2] == PATTERNS and count}

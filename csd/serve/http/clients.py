@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from csd.serve.http.errors import Refused
 from csd.serve.http.events import error_event
 from csd.serve.http.request import Asked
+from csd.serve.http.response import Answer
 
 T = TypeVar("T")
 
@@ -212,11 +213,11 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterator[bytes], asked: Asked, seconds: float, end: Callable[[], Any]
+        self, events: AsyncIterator[bytes], answer: Answer, seconds: float, end: Callable[[], Any]
     ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.events, self.asked, self.seconds, self.end = events, asked, seconds, end
+        self.events, self.answer, self.seconds, self.end = events, answer, seconds, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
@@ -224,7 +225,7 @@ class EventStream(Response):
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.asked.cancel()
+            self.answer.asked.cancel()
             for task in (sending, leaving):
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
@@ -249,7 +250,7 @@ class EventStream(Response):
         except TimeoutError:
             raise
         except Exception as error:
-            await body(error_event(error))
+            await body(error_event(self.answer.refused(error)))
         await body(b"", more=False)
 
 

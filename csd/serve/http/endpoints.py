@@ -43,10 +43,10 @@ def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
             # no client is left to read it
             response = Response(status_code=499)
         except Exception as error:
-            refused = Refused.of(error)
+            refused = server.refused(error)
             if refused.status == 500:
-                LOG.error("%s %s: %s", request.method, request.url.path, refused.message)
-            response = server.without_paths(refused).response()
+                LOG.error("%s %s: %s", request.method, request.url.path, error)
+            response = refused.response()
         server.count(response.status_code)
         return response
 
@@ -77,11 +77,11 @@ async def _complete(
     with server.answering() as slot:
         asked = await server.read(request, client, submitted, Asked.cancel)
         slot.callback(asked.cancel)
-        answer = Answer(asked, server.name, server.texts)
+        answer = Answer(asked, server.name, server.texts, server.refused)
         if asked.stream:
             # the request counts as open until its last event
             end = slot.pop_all().close
-            return EventStream(events(answer), asked, server.limits.send_seconds, end)
+            return EventStream(events(answer), answer, server.limits.send_seconds, end)
         results = await unless_gone(request.receive, results_of(asked))
         return as_json(await run_in_threadpool(answer.whole, results))
 

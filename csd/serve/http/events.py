@@ -52,9 +52,9 @@ def data(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def error_event(error: BaseException) -> bytes:
+def error_event(error: Refused) -> bytes:
     """The last event of a stream that ends with an error."""
-    return data(Refused.of(error).body())
+    return data(error.body())
 
 
 def _choices(
@@ -93,6 +93,8 @@ def _choices(
         found.append(choice)
     if piece.sample is not None:
         if piece.sample.finish_reason == "cancelled":
+            # an error ends the request's other samples too
+            handle.raise_error()
             raise Refused("the server is shutting down", status=503, code="shutting_down")
         end = _choice(asked.chat, index, "", False)
         found.append(end | answer.end(handle, piece.sample))

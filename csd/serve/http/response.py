@@ -3,7 +3,7 @@
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from csd.engine.results.result import Sample, Samples
@@ -89,10 +89,19 @@ class Offsets:
 
 
 class Answer:
-    """Parts common to the whole and the streamed answer to one request."""
+    """Parts common to the whole and the streamed answer to one request.
 
-    def __init__(self, asked: Asked, name: str, texts: Texts):
-        self.asked, self.texts = asked, texts
+    refused: returns the answer to an error.
+    """
+
+    def __init__(
+        self,
+        asked: Asked,
+        name: str,
+        texts: Texts,
+        refused: Callable[[BaseException], Refused] = Refused.of,
+    ):
+        self.asked, self.texts, self.refused = asked, texts, refused
         kind = "chatcmpl" if asked.chat else "cmpl"
         self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
 
@@ -165,7 +174,7 @@ class Answer:
         found = {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
         if sample.error is None:
             return found
-        return found | Refused.of(handle.request.errors[sample.index]).body()
+        return found | self.refused(handle.request.errors[sample.index]).body()
 
     def chat_logprobs(
         self, tokens: list[int], logprobs: list[float], top: list[Top]

@@ -165,14 +165,15 @@ class Server:
         """Raises Refused, naming the field, for a value that takes long to read."""
         check_sizes(body, self.limits, self.engine.longest, self.engine.limits().vocab)
 
-    def without_paths(self, error: Refused) -> Refused:
-        """An error without the folders of the model and of its weights."""
+    def refused(self, error: BaseException) -> Refused:
+        """The answer to an error, without the folders of the model and of its weights."""
+        refused = Refused.of(error)
         for path in filter(None, (self.engine.source, self.weights_folder)):
             if os.path.exists(path):
                 for place in sorted({path, os.path.abspath(path), os.path.realpath(path)}, key=len):
                     if os.sep in place.strip(os.sep):
-                        error.message = error.message.replace(place, "[folder]")
-        return error
+                        refused.message = refused.message.replace(place, "[folder]")
+        return refused
 
     def check_model(self, body: dict[str, Any]) -> None:
         """Raises Refused if a body names another model."""

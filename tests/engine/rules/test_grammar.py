@@ -15,7 +15,8 @@ import csd
 from csd.models.demo import toy
 
 pytest.importorskip("llguidance")
-from csd.engine.options.grammar import reader_of
+from csd.engine.options import dead_schema
+from csd.engine.options.grammar import matcher_of, reader_of
 
 SCHEMA = {
     "type": "object",
@@ -380,6 +381,28 @@ def test_a_dead_end_of_a_schema_names_its_part_and_the_remedy_works(name, part):
         del inside[last]
         out = e.generate([5, 17, 3], **asked | dict(json_schema=schema), on_error="return")
         assert out.error is None, out.error
+
+
+def test_the_search_for_a_dead_end_is_short(monkeypatch):
+    """Samples in flight wait for it, so a long schema is not named in parts."""
+    model = build("llama", dtype=torch.float64)
+    model.generation_config.eos_token_id = None
+    compiled = []
+
+    def watched(params, *rest):
+        compiled.append(len(params.json_schema))
+        return matcher_of(params, *rest)
+
+    monkeypatch.setattr(dead_schema, "matcher_of", watched)
+    asked = DEAD_ENDS["schema"] | dict(num_samples=5, seed=1, tokenizer=Pieces())
+    with csd.Engine(model) as e:
+        for more in (0, 20, 400):
+            schema = DEAD | {"$defs": {f"n{i}": {"type": "integer"} for i in range(more)}}
+            with pytest.raises(ValueError, match=r"^json_schema .*banned all tokens after"):
+                e.generate([5, 17, 3], **asked | dict(json_schema=schema))
+            searched = bool(compiled)
+            assert searched == (more < 400) and sum(compiled) <= 5 * dead_schema.SEARCHED
+            compiled.clear()
 
 
 def test_requests_with_dead_ends_leave_others_alone():
