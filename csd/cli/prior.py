@@ -40,6 +40,8 @@ def add(commands: _SubParsersAction) -> None:
 
 def _prior(args: Namespace) -> int:
     check_flags(args, ("revision",))
+    if args.revision is not None and args.model is None:
+        raise ValueError(f"revision needs --model, whose tokenizer it is of, got {args.revision!r}")
     tokenizer = None
     if args.model is not None:
         with quiet_libraries():

@@ -190,6 +190,9 @@ class Prior:
 
         Raises OSError, and ValueError for a file that is none, with the file and the reason.
         """
+        # the library's own errors of files have neither number nor name
+        with open(path, "rb"):
+            pass
         try:
             about, tensors = _read(Path(path))
         except ValueError as error:

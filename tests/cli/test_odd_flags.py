@@ -37,7 +37,7 @@ TEXTS = [
 ]
 # values of other flags, without which a flag is refused
 BESIDE = {("train-head", flag): ["--eagle=3"] for flag in ("--depth", "--decay", "--draft-vocab")}
-FILES = {"-o", "--out", "--record", "--history", "--cost"}
+FILES = {"-o", "--out", "--record", "--history", "--cost", "--prior"}
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,7 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("csd.evaluate.replay.gain", stop)
     monkeypatch.setattr("csd.training.train_head.Run", stop)
     monkeypatch.setattr("csd.cli.import_logs.write_traces", stop)
+    monkeypatch.setattr("csd.graph.prior.Prior.save", stop)
     served = 0
     for value in TEXTS + (NUMBERS if flag not in FILES else []):
         given = [x for x in places[name] if not x.startswith(flag + "=")]
