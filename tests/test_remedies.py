@@ -20,7 +20,7 @@ VERBS = (
 )
 # an imperative behind a statement
 REMEDY = re.compile(
-    rf"([;:,]|[.] ) ?`?(or )?({VERBS.replace(' ', '|')}) |pip install|chmod ", re.IGNORECASE
+    rf"(^(pass|use) )|([;:,]|[.] ) ?`?(or )?({VERBS.replace(' ', '|')}) |pip install|chmod ", re.IGNORECASE
 )
 
 EXECUTED = (
@@ -67,6 +67,22 @@ ELSEWHERE = {
     "set TRITON_CACHE_DIR to a writable folder": (
         "tests/engine/first_call/test_first_use.py",
         "test_a_folder_that_cannot_be_written_is_named",
+    ),
+    "text_model.py: pass the folder or hub name of its checkpoint": (
+        "tests/models/test_text_model.py",
+        "test_a_whole_model_in_memory_is_refused_and_its_checkpoint_is_not",
+    ),
+    "pass --model MODEL to measure its step times": (
+        "tests/cli/test_commands.py",
+        "test_replay_with_a_model_answers_in_one_sentence",
+    ),
+    "fields.py: use re": (
+        "tests/serve/test_http_fields.py",
+        "test_the_field_that_an_error_names_instead_is_served",
+    ),
+    "fields.py: use grammar": (
+        "tests/serve/test_http_fields.py",
+        "test_the_field_that_an_error_names_instead_is_served",
     ),
     "can be written by other users: chmod go-w": (
         "tests/hostile/test_shared_folders.py",
@@ -119,6 +135,8 @@ NOT_HERE = {
     "a model with adapters cannot be split over ranks": "it needs several processes",
     ": raise --max-new-tokens": "no model of the tests writes an answer, at any length",
     "nucleus sampling: keep ": "it describes an option",
+    "use speculative decoding": "it describes an option",
+    "fields.py: use tools": "the chat template of the served model has no tools",
 }
 
 

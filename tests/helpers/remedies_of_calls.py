@@ -290,6 +290,9 @@ EXECUTED = {
     "the model's generation config applies: set model.generation_config, or": (
         lambda folder: other_config()
     ),
+    "pass its fields as arguments, such as temperature and top_p": lambda folder: options(
+        dict(sampling_params=dict(temperature=0.5)), dict(temperature=0.5, top_p=0.9)
+    ),
     ": shorten it, or pass truncate_prompt": lambda folder: options(
         dict(prompt=[1] * 64, max_new_tokens=None),
         dict(prompt=[1] * 60, max_new_tokens=None),
