@@ -20,7 +20,8 @@ VERBS = (
 )
 # an imperative behind a statement
 REMEDY = re.compile(
-    rf"(^(pass|use) )|([;:,]|[.] ) ?`?(or )?({VERBS.replace(' ', '|')}) |pip install|chmod ", re.IGNORECASE
+    rf"(^(pass|use) )|([;:,]|[.] ) ?`?(or )?({VERBS.replace(' ', '|')}) |pip install|chmod ",
+    re.IGNORECASE,
 )
 
 EXECUTED = (

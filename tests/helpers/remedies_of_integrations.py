@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import pickle
-import re
 import threading
 from functools import partial
 from pathlib import PurePosixPath
@@ -193,20 +192,22 @@ def learning_prior(folder):
 
 
 def too_many_slots():
-    def call(memory=1.0, **options):
-        with patch("csd.serve.caches.free_bytes", lambda device: free):
-            csd.AsyncEngine(engine(PrefixSum(), memory=memory, max_slots=512)).close()
+    large, small = dict(max_slots=256), dict(max_slots=4)
 
-    free = 1
-    with pytest.raises(MemoryError) as raised:
-        call()
-    free = 2 * int(re.search(r"need (\d+) bytes", str(raised.value))[1])
+    def call(max_slots=4, max_tokens=4096, prefill_chunk=64, memory=1.0):
+        model = engine(PrefixSum(), memory=memory, max_slots=max_slots, prefill_chunk=prefill_chunk)
+        with patch("csd.serve.caches.free_bytes", lambda device: 30_000_000):
+            csd.AsyncEngine(model, max_tokens=max_tokens).close()
 
-    def fewer():
-        with patch("csd.serve.caches.free_bytes", lambda device: free // 4):
-            csd.AsyncEngine(engine(PrefixSum(), memory=1.0, max_slots=4)).close()
+    def remedy():
+        call(**small)
+        call(**large, max_tokens=512)
+        for one in dict(prefill_chunk=4096), dict(memory=0.2):
+            with pytest.raises(MemoryError):
+                call(**one)
+        call(prefill_chunk=64, memory=1.0)
 
-    return lambda: call(memory=0.25), lambda: [call(), fewer()]
+    return lambda: call(**large), remedy
 
 
 def full_queue():
