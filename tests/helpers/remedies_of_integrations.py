@@ -215,7 +215,7 @@ def full_queue():
     waiting = []
 
     def ask():
-        waiting.append(service.submit([1, 2], max_new_tokens=200, ignore_eos=True))
+        waiting.append(service.submit([1, 2], max_new_tokens=60, ignore_eos=True))
 
     def remedy():
         for handle in waiting:
@@ -225,7 +225,7 @@ def full_queue():
         service.close()
 
     # more than the engine draws meanwhile
-    return lambda: [ask() for _ in range(20)], remedy
+    return lambda: [ask() for _ in range(9)], remedy
 
 
 def keys():
@@ -263,16 +263,16 @@ def open_server():
     service = csd.AsyncEngine(engine(PrefixSum(), Letters(), max_slots=2))
 
     def lines(**options):
-        found = []
+        written = []
         handler = logging.Handler()
-        handler.emit = lambda record: found.append(record.getMessage())
+        handler.emit = lambda record: written.append(record.getMessage())
         log = logging.getLogger("csd")
         log.addHandler(handler)
         try:
             process(Server(service, "toy", **options), host="0.0.0.0")
         finally:
             log.removeHandler(handler)
-        return "\n".join(found)
+        return "\n".join(written)
 
     def remedy():
         assert not lines(keys=("secret",))
