@@ -135,7 +135,7 @@ class AsyncEngine:
         if prior is not None and prior.learn:
             raise ValueError(
                 "prior must have learn=False for an AsyncEngine, whose requests may be of several "
-                "users, got learn=True: csd.Prior.load(path) makes one that only reads"
+                "users, got learn=True: load it with csd.Prior.load(path), which only reads"
             )
         self._settings = RunSettings(
             budget=check_budget(budget),

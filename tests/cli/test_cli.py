@@ -8,6 +8,7 @@ import torch
 import csd
 from csd.cli.main import main
 from csd.engine.generate import engine_for
+from csd.evaluate.resumable_results import ResumedFile
 from csd.utils.json_files import WholeFile
 
 pytestmark = pytest.mark.quick
@@ -74,6 +75,31 @@ def test_a_file_in_no_folder_is_named_as_given(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         WholeFile(path)
     assert caught.value.filename == str(path)
+
+
+def test_an_interrupted_recording_goes_on(toy_folder, tmp_path, capsys, monkeypatch):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in "abc"))
+    add = ResumedFile.add
+
+    def interrupted(results, rows):
+        add(results, rows)
+        raise KeyboardInterrupt
+
+    def record(name):
+        words = ["record", toy_folder, str(prompts), "-o", str(tmp_path / name)]
+        code = main([*words, "-n", "2", "--max-new-tokens", "6"])
+        csd.release()
+        return code
+
+    assert record("whole.jsonl") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumedFile, "add", interrupted)
+        assert record("part.jsonl") == 130
+    assert "run the same command again to continue" in capsys.readouterr().err
+    assert not (tmp_path / "part.jsonl").exists()
+    assert record("part.jsonl") == 0
+    assert (tmp_path / "part.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
 def test_ctrl_c_prints_what_was_drawn(toy_folder, capsys, monkeypatch):

@@ -174,6 +174,9 @@ def test_ctrl_c_leaves_whole_problems(place, whole, monkeypatch, capsys):
     assert main(command(place, "stopped.jsonl", "--quiet")) == 130
     assert "to continue from" in capsys.readouterr().err
     assert drawn(lines(place / "stopped.jsonl")) == drawn(whole[:3])
+    monkeypatch.undo()
+    assert main(command(place, "stopped.jsonl", "--quiet")) == 0
+    assert drawn(lines(place / "stopped.jsonl")) == drawn(whole)
 
 
 def test_other_settings_and_a_held_file_are_refused(place, whole, capsys):

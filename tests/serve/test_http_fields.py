@@ -143,6 +143,22 @@ def test_an_error_has_the_names_of_fields(port, path, given, text):
     assert "empty prompt" not in message and "csd." not in message
 
 
+@pytest.mark.parametrize("path", NOTHING)
+def test_the_field_that_an_error_names_instead_is_served(port, path):
+    pytest.importorskip("llguidance")
+    schema = {"name": "one", "schema": {"const": 7}}
+    for given, want in (
+        ({"response_format": {"type": "json_schema", "json_schema": schema}}, {"7"}),
+        ({"regex": "yes|no"}, {"yes", "no"}),
+        ({"grammar": 'start: "yes" | "no"'}, {"yes", "no"}),
+    ):
+        status, answer = call(port, path, body(path, **given))
+        assert status == 200, answer
+        (choice,) = answer["choices"]
+        text = choice["text"] if path == TEXTS else choice["message"]["content"]
+        assert text in want and choice["finish_reason"] == "stop"
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
 BAD_MESSAGES = [
     ([{"role": "user", "content": [IMAGE]}], "messages[0].content[0]"),

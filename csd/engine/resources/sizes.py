@@ -190,7 +190,7 @@ class Demand:
                 f"the samples in flight ({self.slots}) need {total} in addition to the weights "
                 f"({new} for keys and values of new tokens, {prompts} for those of prompts, "
                 f"{step}), but only {most} may be used: lower max_new_tokens, shorten the prompt, "
-                "lower budget or the engine's prefill_chunk, or raise its memory"
+                "lower the engine's prefill_chunk to 512, or raise its memory"
             )
 
 

@@ -78,7 +78,7 @@ def test_their_rows_are_counted_in_memory(monkeypatch, expected):
     assert csd.generate(made, [1, 2], budget=2**31, **OPTIONS).tokens == expected
     assert made._step.slots.count < 12
     monkeypatch.setattr(resources, "free_bytes", lambda device: 10_000)
-    with pytest.raises(MemoryError, match="lower budget"):
+    with pytest.raises(MemoryError, match="lower max_new_tokens"):
         csd.generate(engine(sure()), [1, 2], budget=2**31, **OPTIONS)
 
 
