@@ -105,22 +105,19 @@ def ablations() -> str:
 
 
 def prior() -> str:
-    rows = load("prior")["rows"]
-    lines = []
+    rows, lines = load("prior")["rows"], []
     for r in (r for r in rows if "ratio" in r):
-        kind = r["drafter"].removeprefix("prior of ")
-        plain = only(rows, trace=r["trace"], drafter=f"consensus, {kind}", samples=r["samples"])
+        plain = only(rows, trace=r["trace"], drafter="consensus, halves", samples=r["samples"])
         lines.append(
             [
-                TRACES[r["trace"]],
-                kind,
+                f"{TRACES[r['trace']]}, {r['problems']} problems",
                 str(r["samples"]),
                 f"{plain['tau']:.2f}",
                 f"{r['tau']:.2f}",
                 between(r["ratio"], r["ratio_interval"]),
             ]
         )
-    return markdown(["", "learnt", "N", "without", "with", "ratio"], fold(lines))
+    return markdown(["", "N", "without", "with", "ratio"], fold(lines))
 
 
 def _rate(x: float) -> str:
