@@ -148,13 +148,13 @@ def _serve(args: Namespace) -> int:
     from csd.serve.http.clients import check_keys
 
     keys = args.api_key
-    check_keys("api-key", keys)
+    check_keys("--api-key", keys)
     if not keys and "CSD_API_KEYS" in os.environ:
         keys = os.environ["CSD_API_KEYS"].split()
         # an unset secret of a deployment must not open the server
         check_keys("CSD_API_KEYS", keys or [""])
-    hosts = [check_host("allowed-host", name) for name in args.allowed_host]
-    origins = [check_origin("allow-origin", origin) for origin in args.allow_origin]
+    hosts = [check_host("--allowed-host", name) for name in args.allowed_host]
+    origins = [check_origin("--allow-origin", origin) for origin in args.allow_origin]
     engine = AsyncEngine(
         args.model,
         max_slots=args.max_slots,

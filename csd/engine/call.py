@@ -197,8 +197,6 @@ class Call:
         prior = options["prior"] or None
         if prior is not None:
             prior.check_use(tokenizer, config.vocab)
-            for request in requests:
-                request.stats.prior_tokens = prior.tokens
         bar = Progress(requests) if wants_progress(options["progress"]) else None
         settings = RunSettings(
             budget=options["budget"],

@@ -278,6 +278,10 @@ class Engine(ModelResources):
                 nodes = settings.budget if settings.speculate else 0
                 given = nodes if isinstance(nodes, int) else 0
                 prior = settings.prior if settings.speculate else None
+                if prior is not None:
+                    prior.check(None, self.decoder.config.vocab)
+                    for request in requests:
+                        request.stats.prior_tokens = prior.tokens
                 if feed is None:
                     step = self._prepare(requests, drafter, prior, given)
                 else:

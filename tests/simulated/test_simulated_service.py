@@ -40,7 +40,7 @@ def test_requests_that_arrive_and_leave_between_replays(in_this_thread):
         for _ in range(2):
             first = service.submit(PROMPTS[0], owner="a", seed=1, **ASKED)
             left = service.submit(PROMPTS[1], seed=5, **ASKED | dict(max_new_tokens=90))
-            later, before = [], first.push
+            later, before = [], first._handle.push
 
             def push(*news, later=later, before=before, left=left):
                 before(*news)
@@ -49,7 +49,7 @@ def test_requests_that_arrive_and_leave_between_replays(in_this_thread):
                     later.append(service.submit(PROMPTS[0], owner="a", seed=3, **ASKED))
                     left.cancel()
 
-            first.push = push
+            first._handle.push = push
             replays = gpu.replays
             gpu.waits.clear()
             service._draw()

@@ -53,7 +53,6 @@ CHANGES = [
     {"uncoupled": 0.1},
     {"uncoupled": 0.3},
     {"frontier": 4},
-    {"frontier": 16},
 ]
 
 
