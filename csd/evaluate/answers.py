@@ -100,7 +100,7 @@ def stated(text: str) -> str | None:
     For an equation, its right side: 15 for "5 * 3 = 15". None if there is no such phrase. A
     sentence that continues in words counts only where none has a value.
     """
-    statements = [*_said(text)]
+    statements = [*_statements_in(text)]
     values = [statement for statement in statements if not statement.words] or statements
     return values[-1].value if values else None
 
@@ -120,7 +120,7 @@ def letter(text: str) -> str | None:
 
 @cut_thoughts
 def answer_of(text: str) -> str | None:
-    """Value of the last statement, boxed or said, else the last number.
+    """Value of the last statement, boxed or in a sentence, else the last number.
 
     If all statements continue in words ("the answer is that ..."), a name, yes or no is the answer,
     else the last number, else the words.
@@ -131,16 +131,18 @@ def answer_of(text: str) -> str | None:
         if (value := _content(content))
     ]
     spans = [(start, end) for start, end, _ in _boxes(text)]
-    said = [s for s in _said(text) if not any(start < s.start < end for start, end in spans)]
-    values = [s for s in [*statements, *said] if not s.words]
+    in_sentences = [
+        s for s in _statements_in(text) if not any(start < s.start < end for start, end in spans)
+    ]
+    values = [s for s in [*statements, *in_sentences] if not s.words]
     if values:
         return max(values, key=lambda s: s.start).value
-    words = said[-1].value if said else None
+    words = in_sentences[-1].value if in_sentences else None
     if words is not None and _NAME.match(words) and not re.search(r"\d", words):
         return words
     for _, sentence in _sentences(text, denied=True):
         text = text.replace(sentence, "")
-    return (None if said else option(text)) or last_numeral(plain_text(text)) or words
+    return (None if in_sentences else option(text)) or last_numeral(plain_text(text)) or words
 
 
 def _explicit(text: str) -> Iterator[tuple[int, str]]:
@@ -180,7 +182,7 @@ def _sentences(text: str, denied: bool = False) -> Iterator[tuple[int, str]]:
             yield match.start(), rest
 
 
-def _said(text: str) -> Iterator[Statement]:
+def _statements_in(text: str) -> Iterator[Statement]:
     for start, rest in _sentences(text):
         inside = [content for _, _, content in _boxes(rest)]
         if inside:
@@ -227,8 +229,8 @@ def _number_in(text: str) -> tuple[str, str] | None:
 def _content(content: str) -> str:
     """Value of what a box holds: words without LaTeX's markup, and the letter of an option."""
     words = re.fullmatch(rf"\s*{_WORDS}[\s.]*", content)
-    if words and (said := [s for s in _said(words[1])]):
-        return said[-1].value
+    if words and (in_sentences := list(_statements_in(words[1]))):
+        return in_sentences[-1].value
     bare = plain_text(content).strip("$ ")
     if number_of(bare) is not None:
         return plain_number(bare) if "frac" not in bare and "/" not in bare else content.strip()

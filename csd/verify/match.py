@@ -16,10 +16,8 @@ from csd.verify.scheme import (
     Noise,
     Plan,
     Scheme,
-    check_drafts,
     inverse_cdf,
     normalised,
-    prepare_distributions,
 )
 
 
@@ -39,14 +37,6 @@ class Match(Scheme):
 
     def _decide(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise) -> Decision:
         return _match(inverse_cdf(q, noise.residual), x)
-
-    def decide_coupled(
-        self, drafts: torch.Tensor, target: torch.Tensor, gumbel: torch.Tensor
-    ) -> Decision:
-        """`decide` with the token argmax(log q + gumbel), gumbel [B, V]."""
-        x = check_drafts(drafts, target)
-        q, _ = prepare_distributions(target, target, 1)
-        return _match((q[:, :-1].log() + gumbel.double()).argmax(-1), x)
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return (q * (1 - (1 - p).prod(1))).sum(-1)

@@ -141,20 +141,17 @@ def test_draws_reproduce_the_enumerated_distribution(name):
 
 
 def test_match_with_the_targets_own_noise():
-    """Coupled drafts do not change the token, and hit more often than independent ones."""
+    """Drafts that share the target's noise hit more often than independent ones."""
     generator = torch.Generator().manual_seed(0)
     q, p = distributions(1, 1, 6, zeros=0)[0], distributions(2, 1, 6, zeros=0)[0]
     p = 0.5 * (p + q)
     many = 20_000
     gumbel = -(-torch.rand(many, 6, generator=generator, dtype=torch.float64).log()).log()
     token = (q.log() + gumbel).argmax(-1)
-    target, proposal = q.expand(many, -1), p.expand(many, -1)
+    proposal = p.expand(many, -1)
     for k in (1, 2, 4):
         drafts = coupled_drafts(proposal, gumbel, k)
-        decision = Match().decide_coupled(drafts, target, gumbel)
-        assert torch.equal(decision.token, token)
-        assert torch.equal(decision.draft >= 0, (drafts == token[:, None]).any(-1))
-        hits = float((decision.draft >= 0).double().mean())
+        hits = float((drafts == token[:, None]).any(-1).double().mean())
         assert hits > float(Match().acceptance(q[None], p[None], k)) + 0.02
     # one coupled draft: sum over t of 1 / sum over s of max(q_s / q_t, p_s / p_t)
     each = torch.maximum(q[None] / q[:, None], p[None] / p[:, None]).sum(-1)

@@ -51,44 +51,13 @@ __all__ = [
 PROPERTIES = "SymInt? window", "SymInt? chunk", "float? softcap", "Tensor? sinks"
 
 
-@wraps(tree_attention_ref)
-def _on_cpu(*args: Any) -> None:
-    *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
-    tree_attention_ref(
-        *keys,
-        **layout._asdict(),
-        scale=scale,
-        out=out,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-        sinks=sinks,
-    )
+def _by_name(attend: Callable) -> Callable:
+    """`attend` with the layout's fields and the properties as keywords, without a work list."""
 
-
-@wraps(tree_attention_triton)
-def _on_gpu(*args: Any) -> None:
-    *operands, work, out, window, chunk, softcap, sinks = args
-    attend: Any = tree_attention_triton
-    attend(
-        *operands,
-        work=Work(*work) if work else None,
-        out=out,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-        sinks=sinks,
-    )
-
-
-def _loop() -> tuple[Callable[..., bool], Callable]:
-    from csd.kernels.attention.cpu import attention
-    from csd.kernels.numba.tensors import readable
-
-    @wraps(attention.tree_attention)
-    def attend(*args: Any) -> None:
+    @wraps(attend)
+    def call(*args: Any) -> None:
         *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
-        attention.tree_attention(
+        attend(
             *keys,
             **layout._asdict(),
             scale=scale,
@@ -99,23 +68,54 @@ def _loop() -> tuple[Callable[..., bool], Callable]:
             sinks=sinks,
         )
 
-    return (lambda *args: readable(*args[:5])), attend
+    return call
 
 
-_tree_attention = RecordOperator(
-    "tree_attention",
-    (
-        *(f"Tensor {name}" for name in ("q", "node_k", "node_v", "k_pages", "v_pages")),
-        Fields("layout", spread=True, make=TreeLayout),
-        "float scale",
-        "Tensor[] work",
-        "Tensor! out",
-        *PROPERTIES,
-    ),
-    _on_cpu,
-    _on_gpu,
-    loop=_loop,
-)
+def attention_operator(
+    name: str, launch: Callable, work_list: type, loop: Callable | None = None
+) -> RecordOperator:
+    """Operator of an attention kernel: `launch` on a GPU, `loop` or the reference on a CPU.
+
+    work_list is the named tuple that `launch` takes as `work`.
+    """
+
+    @wraps(launch)
+    def on_gpu(*args: Any) -> None:
+        *operands, work, out, window, chunk, softcap, sinks = args
+        launch(
+            *operands,
+            work=work_list(*work) if work else None,
+            out=out,
+            window=window,
+            chunk=chunk,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+    return RecordOperator(
+        name,
+        (
+            *(f"Tensor {name}" for name in ("q", "node_k", "node_v", "k_pages", "v_pages")),
+            Fields("layout", spread=True, make=TreeLayout),
+            "float scale",
+            "Tensor[] work",
+            "Tensor! out",
+            *PROPERTIES,
+        ),
+        _by_name(tree_attention_ref),
+        on_gpu,
+        loop=loop,
+    )
+
+
+def _loop() -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.attention.cpu import attention
+    from csd.kernels.numba.tensors import readable
+
+    return (lambda *args: readable(*args[:5])), _by_name(attention.tree_attention)
+
+
+_tree_attention = attention_operator("tree_attention", tree_attention_triton, Work, _loop)
 
 
 def tree_attention(

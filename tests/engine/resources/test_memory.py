@@ -192,10 +192,10 @@ def test_free_memory_is_read():
 
 def test_memory_of_a_gpu(monkeypatch):
     """Memory of a dropped cache that torch holds is free for the next; the peak is torch's."""
-    told = dict(
+    readings = dict(
         mem_get_info=(3, 80), memory_reserved=50, memory_allocated=40, max_memory_allocated=47
     )
-    for name, value in told.items():
+    for name, value in readings.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     device = torch.device("cuda", 0)
     assert free_bytes(device) == 13

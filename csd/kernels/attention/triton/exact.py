@@ -20,16 +20,18 @@ up to rounding.
 """
 
 import math
-from functools import wraps
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention import PROPERTIES, check_operands, check_properties, check_reach_of
+from csd.kernels.attention import (
+    attention_operator,
+    check_operands,
+    check_properties,
+    check_reach_of,
+)
 from csd.kernels.attention.layout import TreeLayout
-from csd.kernels.attention.reference import tree_attention_ref
 from csd.kernels.attention.triton.exact_plan import (
     TAIL,
     ExactWork,
@@ -44,7 +46,6 @@ from csd.kernels.attention.triton.merge import _sinks
 from csd.kernels.attention.triton.plan import programs_for
 from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.gpu import chip_of
-from csd.kernels.common.operator import Fields, RecordOperator
 from csd.state.kv_cache import PAGE
 
 __all__ = [
@@ -482,49 +483,7 @@ def exact_attention_triton(
     return out
 
 
-@wraps(tree_attention_ref)
-def _on_cpu(*args: Any) -> None:
-    *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
-    tree_attention_ref(
-        *keys,
-        **layout._asdict(),
-        scale=scale,
-        out=out,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-        sinks=sinks,
-    )
-
-
-@wraps(exact_attention_triton)
-def _on_gpu(*args: Any) -> None:
-    *operands, work, out, window, chunk, softcap, sinks = args
-    attend: Any = exact_attention_triton
-    attend(
-        *operands,
-        work=ExactWork(*work) if work else None,
-        out=out,
-        window=window,
-        chunk=chunk,
-        softcap=softcap,
-        sinks=sinks,
-    )
-
-
-_exact_attention = RecordOperator(
-    "exact_attention",
-    (
-        *(f"Tensor {name}" for name in ("q", "node_k", "node_v", "k_pages", "v_pages")),
-        Fields("layout", spread=True, make=TreeLayout),
-        "float scale",
-        "Tensor[] work",
-        "Tensor! out",
-        *PROPERTIES,
-    ),
-    _on_cpu,
-    _on_gpu,
-)
+_exact_attention = attention_operator("exact_attention", exact_attention_triton, ExactWork)
 
 
 def exact_attention(
