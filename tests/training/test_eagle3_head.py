@@ -1,11 +1,12 @@
 """EAGLE-3's chains while a head learns: their formula, the engine's logits, and their loss."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from checkpoints import VOCAB, build
-from eagle_heads import EPS, PlainHead
+from eagle_heads import EPS, PlainHead, assert_rounds_as
 from eagle_heads import D as HEAD_DIM
 from precision import within_eager
 
@@ -68,11 +69,11 @@ def test_chains_have_the_papers_formula(rows, monkeypatch):
     head = head_of(target, TOKENS, torch.float64)
     guesses, _, pairs = unrolled(head, target, TEXTS)
     weights = dict(head.named_parameters()) | maps(TOKENS, VOCAB)
-    plain = [[] for _ in range(DEPTH)]
-    for text in TEXTS:
+    plain = {torch.float32: [[] for _ in range(DEPTH)], torch.float64: [[] for _ in range(DEPTH)]}
+    for text, (rounded, steps) in itertools.product(TEXTS, plain.items()):
         out = model.model(torch.tensor([text.tokens]), output_hidden_states=True)
         joined = torch.cat([out.hidden_states[i][0] for i in read_layers(LAYERS)], -1)
-        read = PlainHead(weights, target.embedding, None)
+        read = PlainHead(weights, target.embedding, None, rounded)
         for i in range(1, len(text.tokens) - 1):
             guess = read.read(text.tokens[i], joined[i - 1])
             chain = read.copy()
@@ -80,11 +81,12 @@ def test_chains_have_the_papers_formula(rows, monkeypatch):
                 if step:
                     guess = chain.read(text.tokens[i + step], guess)
                 if i in text.learnt:
-                    plain[step].append(guess)
-    assert [len(x) for x in plain] == [5 + 1 + 4 + 2, 4 + 3 + 1, 3 + 2]
-    assert [len(x) for x in plain] == [len(pairs.chains(step)[0]) for step in range(DEPTH)]
-    for found, expected in zip(guesses, plain, strict=True):
-        torch.testing.assert_close(found, torch.stack(expected), rtol=1e-5, atol=1e-5)
+                    steps[step].append(guess)
+    lengths = [len(x) for x in plain[torch.float32]]
+    assert lengths == [5 + 1 + 4 + 2, 4 + 3 + 1, 3 + 2]
+    assert lengths == [len(pairs.chains(step)[0]) for step in range(DEPTH)]
+    for got, *expected in zip(guesses, *plain.values(), strict=True):
+        assert_rounds_as(got, *map(torch.stack, expected))
 
 
 @pytest.fixture(scope="module")

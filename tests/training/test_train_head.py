@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checkpoints import VOCAB, build
-from eagle_heads import EPS, HEADS, INTER, KV_HEADS, THETA, D, PlainHead
+from eagle_heads import EPS, HEADS, INTER, KV_HEADS, THETA, D, PlainHead, assert_rounds_as
 from targets import slow
 from trace_file import trace_file
 from training_runs import files, recorded, tau_of
@@ -59,11 +59,12 @@ def test_the_head_has_the_papers_formula():
     tokens, states = torch.randint(VOCAB, (9,)), normal(9, hidden, seed=1)
     guess = head(embedding[tokens], states, lengths)
     weights = {k: x.detach() for k, x in head.named_parameters()} | {"fc.bias": torch.zeros(hidden)}
-    plain = []
+    plain = {torch.float32: [], torch.float64: []}
     for n, part, before in zip(lengths, tokens.split(lengths), states.split(lengths), strict=True):
-        alone = PlainHead(weights, embedding, embedding)
-        plain += [alone.read(part[i], before[i]) for i in range(n)]
-    torch.testing.assert_close(guess, torch.stack(plain), rtol=1e-6, atol=1e-6)
+        for rounded, guesses in plain.items():
+            alone = PlainHead(weights, embedding, embedding, rounded)
+            guesses += [alone.read(part[i], before[i]) for i in range(n)]
+    assert_rounds_as(guess, *(torch.stack(guesses) for guesses in plain.values()))
 
 
 @pytest.mark.parametrize("family", ["llama", "llama3", "qwen2", "qwen3"])
