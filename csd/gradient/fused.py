@@ -14,7 +14,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from csd.gradient.attention import RowsAttention
-from csd.gradient.operations import GradientOps, Kept, Laid, Stacked, Whole, joined, linear
+from csd.gradient.operations import (
+    GradientOps,
+    Kept,
+    Laid,
+    Stacked,
+    Whole,
+    WithoutRow,
+    joined,
+    linear,
+)
 from csd.gradient.rows import Rows
 from csd.kernels.attention.reference import Properties
 from csd.kernels.ops import Ops
@@ -35,7 +44,10 @@ class FusedPass:
         self.decoder, self.ops, self.chunk = decoder, ops, chunk
         base: Any = base_of(module)
         self._made = made = copy.copy(decoder)
-        made.embedding, made.norm = base.model.embed_tokens.weight, base.model.norm.weight
+        embedding = base.model.embed_tokens
+        made.embedding, made.norm = embedding.weight, base.model.norm.weight
+        if embedding.padding_idx is not None:
+            made.embedding = WithoutRow.apply(embedding.weight, embedding.padding_idx)
         made.linear, made.parts, made.gated = linear(decoder.linear), None, None
         made.add_lora = _add_lora
         stacks = _stacks(decoder.adapters)

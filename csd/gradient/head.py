@@ -248,7 +248,7 @@ class _Score(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How logits follow from the last hidden states: z = h W^T / divisor, capped.
+    """Function from the last hidden states to logits: z = h W^T / divisor, capped.
 
     plain: True if the hidden states are the logits themselves, as a module returns them.
     """

@@ -91,9 +91,9 @@ def logprobs(
     for a model in training mode with dropout; NotImplementedError for layers with a state.
     """
     asked = _read(options)
-    module, policy, chunk = policy_of(model)
+    module, policy, chunk, tokenizer = policy_of(model)
     config = policy.loaded.current_config()
-    tokenizer = asked["tokenizer"] or policy.loaded.own_tokenizer()
+    tokenizer = asked["tokenizer"] or tokenizer
     prompts, many = parse(
         prompt,
         tokenizer,

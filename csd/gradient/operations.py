@@ -50,6 +50,21 @@ def joined(whole: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
     return found
 
 
+class WithoutRow(Function):
+    """A weight whose row `index` has no gradient, as that of a padding token in an embedding."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, index: int) -> torch.Tensor:
+        ctx.index = index
+        return weight.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        grad = grads[0].clone()
+        grad[ctx.index] = 0
+        return grad, None
+
+
 class Stacked(Function):
     """The matrices of stacked adapters, whose parts are those of the parameters.
 

@@ -2,7 +2,7 @@
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -94,16 +94,25 @@ class Policy:
         return scores(Scoring(rows, prompts, completions, *given), head, hidden, weights)
 
 
-def policy_of(model: Any) -> tuple[nn.Module, Policy, int]:
-    """The module of `model`, its policy, up to date, and the prompt tokens of an engine's pass.
+class Source(NamedTuple):
+    """Module of a model, and its policy."""
+
+    module: nn.Module
+    policy: Policy  # up to date with the module
+    chunk: int  # prompt tokens per pass of the engine
+    tokenizer: Any  # of the engine, else of the module's folder; None without one
+
+
+def policy_of(model: Any) -> Source:
+    """Module and policy of a model.
 
     model: a `transformers` model, one in wrappers, or an `Engine` of one.
 
     Raises TypeError for anything whose parameters csd cannot reach, and as `csd.models.load.load`.
     """
-    kernels, chunk = None, CHUNK
+    kernels, chunk, tokenizer = None, CHUNK, None
     if isinstance(model, Engine):
-        kernels, chunk = model._kernels, model.prefill_chunk
+        kernels, chunk, tokenizer = model._kernels, model.prefill_chunk, model.tokenizer
         held = model._loaded.module
         model = None if held is None else held()
     module = unwrapped(model)
@@ -120,4 +129,4 @@ def policy_of(model: Any) -> tuple[nn.Module, Policy, int]:
         ops = choose(kernels, loaded.device, loaded.dtype)
         made[key] = Policy(loaded, exact_triton() if ops.name == "triton" else ops)
     made[key].refresh()
-    return module, made[key], chunk
+    return Source(module, made[key], chunk, tokenizer or made[key].loaded.own_tokenizer())
