@@ -4,8 +4,7 @@ import json
 import sys
 from argparse import Namespace, _SubParsersAction
 
-from csd.cli.common import add_command, check_output, show
-from csd.cli.formats import stamped
+from csd.cli.common import add_command, check_output, show, stamped
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 import csd.kernels
-from csd.cli.common import add_command
-from csd.cli.formats import stamped
+from csd.cli.common import add_command, stamped
 from csd.doctor import SMALL, check
 from csd.doctor.sizes import LARGE_VOCAB
 from csd.kernels.backends import NAMES, loops

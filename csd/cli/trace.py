@@ -5,8 +5,7 @@ import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
-from csd.cli.common import add_command, check_counts
-from csd.cli.formats import stamped
+from csd.cli.common import add_command, check_counts, stamped
 from csd.engine.generate import engine_for
 from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading

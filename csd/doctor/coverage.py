@@ -8,8 +8,8 @@ import torch
 
 from csd.doctor.report import Check
 from csd.doctor.sizes import Sizes
+from csd.kernels.attention.layout import Work
 from csd.kernels.attention.prompt import Chunks
-from csd.kernels.attention.triton.plan import Work
 from csd.kernels.verify.passes import HEAD_WIDTH
 from csd.kernels.verify.triton.launch import LIST, SCAN, SPLITS
 from csd.state.kv_cache import PAGE

@@ -10,12 +10,9 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
-from triton.backends.driver import DriverBase
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
 from csd.kernels.common.cpu import DTYPES, compiles, fused_arithmetic
-from csd.kernels.common.noise import philox_word
+from csd.kernels.common.operator import check_triton
 from csd.kernels.ops import Ops, reference, triton
 from csd.utils.check import shown
 
@@ -30,10 +27,12 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
     None takes "triton" on a GPU. On a CPU it takes "cpu" where numba is installed, the loops have
     the dtype, and PyTorch has at most four threads to one of theirs; else "reference".
 
-    Raises ValueError for a name that is none, or that cannot run here.
+    Raises ValueError for a name that is none, or that cannot run here, and ImportError for "triton"
+    where Triton is not installed.
     """
     if kernels is None:
         if device.type == "cuda":
+            check_triton("a GPU without kernels=")
             return triton()
         return loops(dtype) if device.type == "cpu" and _loops_pay(dtype) else reference()
     if not isinstance(kernels, str) or kernels not in NAMES:
@@ -43,6 +42,7 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
     if kernels == "cpu":
         _check_loops(device, dtype)
         return loops(dtype)
+    check_triton("kernels='triton'")
     if device.type == "cpu" and not _interpreted():
         raise ValueError(
             "kernels must be 'reference' or 'cpu' on a CPU, got 'triton', which needs a GPU, or "
@@ -91,6 +91,12 @@ def for_dtype(ops: Ops, dtype: torch.dtype) -> Ops:
 
 def _interpreted() -> bool:
     """True if Triton's kernels run on tensors of the CPU: interpreted, or emulated by a test."""
+    from triton.backends.driver import DriverBase
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    from csd.kernels.common.triton import philox_word
+
     if not isinstance(philox_word, JITFunction):
         return True
     try:

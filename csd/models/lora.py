@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from csd.models.wrappers import unwrapped
+from csd.models.text_model import unwrapped
 
 # base classes of layers with adapters, and of wrappers with copies of a layer trained in full
 LAYERS = ("BaseTunerLayer", "AuxiliaryTrainingWrapper", "ModulesToSaveWrapper")

@@ -13,7 +13,7 @@ import torch
 
 from csd.training.recipe import Method, Recipe
 from csd.training.texts import Text, batches
-from csd.utils.json_files import WholeFile, naming_file
+from csd.utils.files import WholeFile, naming_file
 
 STATE = "training.pt"
 

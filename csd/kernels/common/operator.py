@@ -9,6 +9,8 @@ fields that the operation takes, and unpacked inside it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache, wraps
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +55,35 @@ class Implementations:
         return self.reference(*args)
 
 
+@cache
+def has_triton() -> bool:
+    """True if Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def launcher(load: Callable[[], Callable]) -> Callable:
+    """A launcher of Triton kernels that `load` imports at the first call.
+
+    Raises ImportError at a call if Triton is not installed.
+    """
+    imported = cache(load)
+
+    @wraps(load)
+    def launch(*args: Any, **options: Any) -> Any:
+        check_triton(load.__name__)
+        return imported()(*args, **options)
+
+    return launch
+
+
+def check_triton(user: str) -> None:
+    """Raises ImportError if Triton, which `user` needs, is not installed."""
+    if not has_triton():
+        raise ImportError(
+            f"{user} needs Triton: pip install triton, or run kernels='reference' or 'cpu'"
+        )
+
+
 # implementations by operation name
 OPERATIONS: dict[str, Implementations] = {}
 
@@ -95,6 +126,7 @@ def operator(
         return None if fake is None else result
 
     def on_gpu(*args: Any) -> Any:
+        check_triton(f"csd.kernels.{name} on a GPU")
         first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
         with torch.cuda.device_of(first):
             result = launch(*args)

@@ -14,7 +14,7 @@ from typing import Any
 
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-from csd.utils.own_files import open_own
+from csd.utils.files import open_own
 
 # part of the names of the files that this process writes
 PROCESS = uuid.uuid4().hex[:12]

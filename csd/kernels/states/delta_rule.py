@@ -26,7 +26,7 @@ is a function of that text: its bits depend on nothing else.
 
 A row's checkpoint may be one chunk after the slot's stored one (`base`); the state is then advanced
 by `add_chunk`, as in `csd.kernels.advance_state`. The references have fixed shapes and read nothing
-on the host; the kernel is in `triton.py`.
+on the host; the kernel is in `triton/delta_rule.py`.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,9 @@ from collections.abc import Callable
 import torch
 
 from csd.kernels.common.checks import check_tensor
-from csd.kernels.common.operator import operator
+from csd.kernels.common.operator import launcher, operator
 from csd.kernels.states.advance import check_states, next_state
 from csd.kernels.states.paths import DEPTHS
-from csd.kernels.states.triton import tree_delta_rule_triton, tree_ssm_triton
 from csd.state.recurrent import TAIL, checkpoint
 
 __all__ = [
@@ -48,6 +47,20 @@ __all__ = [
     "tree_ssm_ref",
     "tree_ssm_triton",
 ]
+
+
+@launcher
+def tree_delta_rule_triton() -> Callable:
+    from csd.kernels.states.triton.delta_rule import tree_delta_rule_triton
+
+    return tree_delta_rule_triton
+
+
+@launcher
+def tree_ssm_triton() -> Callable:
+    from csd.kernels.states.triton.delta_rule import tree_ssm_triton
+
+    return tree_ssm_triton
 
 
 def tree_delta_rule_ref(

@@ -9,8 +9,6 @@ slot_len counts a slot's tokens including the accepted ones, as after `csd.kerne
 from collections.abc import Callable
 
 import torch
-import triton
-import triton.language as tl
 
 from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
@@ -36,33 +34,6 @@ def commit_tail_ref(
     tail.copy_(torch.where(kept[..., None], tail, node[:, row]))
 
 
-@triton.jit(do_not_specialize=["A", "S"])
-def _commit_tail_kernel(
-    node_ptr,  # [L, M, F]
-    tail_ptr,  # [L, S, R, F]
-    slot_len_ptr,  # [S] int32
-    accept_row_ptr,  # [S, A] int32
-    accept_count_ptr,  # [S] int32
-    node_stride,
-    S,
-    A,
-    R: tl.constexpr,
-    F: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    layer, s = tl.program_id(0) // S, tl.program_id(0) % S
-    count = tl.load(accept_count_ptr + s)
-    first = tl.load(slot_len_ptr + s) - count
-    # [BLOCK]
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < F
-    for i in range(tl.maximum(count - R, 0), count):
-        row = tl.load(accept_row_ptr + s * A + i).to(tl.int64)
-        x = tl.load(node_ptr + layer.to(tl.int64) * node_stride + row * F + offs, mask=mask)
-        at = tl.program_id(0).to(tl.int64) * R + (first + i) % R
-        tl.store(tail_ptr + at * F + offs, x, mask=mask)
-
-
 def commit_tail_triton(
     node: torch.Tensor,
     tail: torch.Tensor,
@@ -71,6 +42,11 @@ def commit_tail_triton(
     accept_count: torch.Tensor,
 ) -> None:
     """One launch."""
+
+    import triton
+
+    from csd.kernels.states.triton.conv import _commit_tail_kernel
+
     L, S, R, F = tail.shape
     block = min(BLOCK, triton.next_power_of_2(F))
     _commit_tail_kernel[(L * S, triton.cdiv(F, block))](

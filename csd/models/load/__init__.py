@@ -15,9 +15,10 @@ from csd.models.fused.decoder import Decoder, DecoderLike
 from csd.models.fused.fusable import DTYPES, checked_config
 from csd.models.fused.fuse import is_fused, pack
 from csd.models.fused.linear import multiplies_bfloat16
+from csd.models.load import gguf as gguf_model
+from csd.models.load.adapter import adapter_of, with_adapter
 from csd.models.load.checkpoint import (
     OnConfig,
-    adapter_of,
     check_folder,
     gguf_config,
     quiet_libraries,
@@ -25,13 +26,11 @@ from csd.models.load.checkpoint import (
     read_gguf,
     read_model,
     read_tokenizer,
-    with_adapter,
 )
 from csd.models.load.choose_decoder import check_decoder, decoder_of, rules_out_fused
-from csd.models.load.gguf import file as gguf_file
 from csd.models.module.decoder import ModuleDecoder
 from csd.models.module.sizes import current_sizes
-from csd.models.wrappers import unwrapped
+from csd.models.text_model import unwrapped
 from csd.utils.device import BUSY, warn_of_unseen_gpu
 from csd.utils.torch_state import plain_torch
 
@@ -205,7 +204,7 @@ def _from_path(
     if dtype is None:
         dtype = _default_dtype(device, base.endswith(".gguf"))
     place, options = _place(base, revision)
-    read_once = gguf_file.read_once() if "gguf_file" in options else nullcontext()
+    read_once = gguf_model.read_once() if "gguf_file" in options else nullcontext()
     with read_once, quiet_libraries():
         on_config = _noted(before, device)
         if "gguf_file" in options:
@@ -257,7 +256,7 @@ def tokenizer_of(name: str, revision: str | None = None) -> Any:
 def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
     """Folder or hub name of a model for transformers, and the options to load it with."""
     if name.endswith(".gguf"):
-        folder, file = gguf_file.folder_and_file(name)
+        folder, file = gguf_model.folder_and_file(name)
         place, options = folder, {"gguf_file": file}
     elif os.path.isdir(name):
         check_folder(name)

@@ -11,7 +11,7 @@
     fields.py          the engine's option for each field; fields that are ignored or refused, and
                        values that ask for nothing
     names.py           names of the engine's options in requests and errors
-    template_names.py  the names that clients may set for a chat template
+    checks.py  the names that clients may set for a chat template
     response.py        choices, log-probabilities and usage
     events.py          the same as events, while tokens are drawn
     errors.py          errors as OpenAI's clients expect them

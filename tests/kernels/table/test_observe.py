@@ -17,6 +17,7 @@ from csd.state.slots import Slots
 pytestmark = pytest.mark.compiled
 
 module = import_module("csd.kernels.table.observe")
+kernels = import_module("csd.kernels.table.triton.observe")
 
 
 def test_nodes_show_the_target_and_kept_ones_what_was_drawn():
@@ -126,7 +127,8 @@ def test_the_kernel_writes_what_the_reference_does(poison, monkeypatch, M, S, N,
     config = GraphConfig(orders=(N,), soft_weight=soft, hard_weight=HALF - 1)
     for seed in range(3):
         step = random_step(M, S, N, seed)
-        monkeypatch.setattr(module, "GROUP_SLOTS", (16, 1, 2)[seed])
+        for file in (module, kernels):
+            monkeypatch.setattr(file, "GROUP_SLOTS", (16, 1, 2)[seed])
         want = observe_ref(*step, config)
         assert_equal_fields(observe_triton(*step, config), want)
         assert (want.row_total[:M] > 0).any() or M == 1

@@ -38,7 +38,7 @@ from csd.kernels.draft.triton.slots import (
     slot_group_penalty,
     slot_progress_penalty,
 )
-from csd.kernels.table.lookup import load_context, order_sizes
+from csd.kernels.table.triton.lookup import load_context, order_sizes
 from csd.state import context_table, pool
 
 PRIOR_KEY = tl.constexpr(context_table.PRIOR_KEY)

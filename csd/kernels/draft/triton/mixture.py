@@ -9,7 +9,12 @@ import triton.language as tl
 from csd.kernels.common import noise
 from csd.kernels.draft import constants
 from csd.kernels.draft.triton.slots import by_place
-from csd.kernels.table.lookup import cut_context, hash_tokens, holds_context, probe_entries
+from csd.kernels.table.triton.lookup import (
+    cut_context,
+    hash_tokens,
+    holds_context,
+    probe_entries,
+)
 from csd.state import context_table as table
 from csd.state import pool
 

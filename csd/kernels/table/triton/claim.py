@@ -16,14 +16,14 @@ A launch reads what the one before it wrote; within a launch no program reads wh
 import triton
 import triton.language as tl
 
-from csd.kernels.table.lookup import (
+from csd.kernels.table.triton.lookup import (
     cut_context,
     find_entries,
     hash_tokens,
     load_context,
     order_sizes,
 )
-from csd.kernels.table.observe import observe_rows
+from csd.kernels.table.triton.observe import observe_rows
 
 
 @triton.jit

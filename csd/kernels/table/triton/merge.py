@@ -8,9 +8,9 @@ matter. `claim.py` describes all four launches.
 import triton
 import triton.language as tl
 
-from csd.kernels.common.keep_largest import keep_largest_sorted
+from csd.kernels.common.triton import keep_largest_sorted
 from csd.kernels.table import lookup as constants
-from csd.kernels.table.lookup import order_sizes
+from csd.kernels.table.triton.lookup import order_sizes
 from csd.state import context_table as table
 
 MAX_AGE = tl.constexpr(constants.MAX_AGE)

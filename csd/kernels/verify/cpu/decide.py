@@ -12,7 +12,8 @@ from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, addresses, memory
 from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.kernels.verify.cpu.path import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, verify
-from csd.kernels.verify.snapshot import empty_snapshot, snapshot_ref
+from csd.kernels.verify.layout import empty_snapshot
+from csd.kernels.verify.snapshot import snapshot_ref
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict

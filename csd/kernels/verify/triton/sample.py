@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.common import noise
-from csd.kernels.common.keep_largest import keep_largest
-from csd.kernels.common.noise import gumbel32, philox_word, uniform32
+from csd.kernels.common.triton import gumbel32, keep_largest, philox_word, uniform32
 from csd.kernels.verify import passes as constants
 from csd.kernels.verify.triton.filters import (
     INF_BITS,

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.states.advance import add_chunk, state_tiles
 from csd.kernels.states.paths import DEPTHS
+from csd.kernels.states.triton.advance import add_chunk, state_tiles
 from csd.state.recurrent import CHUNK, TAIL
 
 
