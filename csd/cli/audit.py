@@ -99,7 +99,7 @@ def _audit(args: Namespace) -> int:
 
 def _drawn(engine: Engine, traces: list[Trace], sampling: dict) -> list[Trace]:
     """Draw samples of the same prompts with this engine, under each of BUDGETS; returns traces."""
-    found: list[Trace] = []
+    recorded: list[Trace] = []
     for budget in BUDGETS:
         for trace in traces:
             call = engine.prepare(
@@ -113,6 +113,6 @@ def _drawn(engine: Engine, traces: list[Trace], sampling: dict) -> list[Trace]:
             )
             for _ in engine.draw(call):
                 print(".", end="", file=sys.stderr, flush=True)
-            found += map(trace_of, call.requests)
+            recorded += map(trace_of, call.requests)
     print(file=sys.stderr)
-    return found
+    return recorded

@@ -147,11 +147,11 @@ def _eval(args: Namespace) -> int:
     else:
         figures = evaluate.summary(results.rows[: len(problems)], n, until)
         try:
-            found = stamped("summary", named(figures))
-            summary.write([f"{json.dumps(found, indent=1)}\n".encode()])
+            output = stamped("summary", named(figures))
+            summary.write([f"{json.dumps(output, indent=1)}\n".encode()])
         finally:
             print(shown(figures, args), file=sys.stderr)
-            print(json.dumps(found))
+            print(json.dumps(output))
         return 0
     finally:
         results.close()

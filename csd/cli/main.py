@@ -119,10 +119,10 @@ def _meant(unknown: list[str], flags: Iterable[str]) -> str:
     """Suggest the known flag that the first unknown one resembles; "" if there is none."""
     known = {flag[2:].replace("-", "_") for flag in flags if flag.startswith("--")}
     names = [a[2:].partition("=")[0].replace("-", "_") for a in unknown if a.startswith("--")]
-    found = hint(names[0], known) if names else ""
-    before, asked, name = found.partition("did you mean ")
+    suggestion = hint(names[0], known) if names else ""
+    before, asked, name = suggestion.partition("did you mean ")
     is_flag = name.removesuffix("?") in known
-    return before + asked + "--" + name.replace("_", "-") if is_flag else found
+    return before + asked + "--" + name.replace("_", "-") if is_flag else suggestion
 
 
 SAMPLE_FLAGS = (

@@ -127,9 +127,9 @@ class Coverage:
 def _full_pages(work: Work, prompts: list[int], samples: list[int]) -> tuple[list[int], list[int]]:
     """Numbers of full pages of each segment of a prompt, and of each segment of a sample."""
     segments, groups = work.segment.tolist(), len(prompts)
-    found: tuple[list[int], list[int]] = [], []
+    full: tuple[list[int], list[int]] = [], []
     for first, last in work.program.tolist():
         for _, _, source, low, high, _ in segments[first:last]:
             tokens = prompts[source] if source < groups else samples[source - groups]
-            found[source >= groups].append(max(0, min(tokens // PAGE, high) - low))
-    return found
+            full[source >= groups].append(max(0, min(tokens // PAGE, high) - low))
+    return full

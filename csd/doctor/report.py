@@ -95,15 +95,15 @@ def device_name(device: torch.device) -> str:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    found = {"csd": __version__, "torch": torch.__version__, "triton": "none"}
+    numbers = {"csd": __version__, "torch": torch.__version__, "triton": "none"}
     if has_triton():
         import triton
 
-        found["triton"] = triton.__version__
+        numbers["triton"] = triton.__version__
     if device.type == "cuda":
-        found["CUDA"] = torch.version.cuda or "none"
-        found["driver"] = str(getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")())
-    return found
+        numbers["CUDA"] = torch.version.cuda or "none"
+        numbers["driver"] = str(getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")())
+    return numbers
 
 
 # command that installs both on most machines

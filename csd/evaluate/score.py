@@ -85,7 +85,7 @@ def score(
     )
     rows = _completions(completions, prompts, many, tokenizer, config.vocab)
     requests: list[Request] = []
-    given: dict[tuple[int, int], list[int]] = {}
+    completions_of: dict[tuple[int, int], list[int]] = {}
     for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
         params = resolve(
             None,
@@ -103,12 +103,12 @@ def score(
         request = Request.of(i, ids, params, range(len(tokens)), i)
         request.scores = PromptScores() if asked["prompt_logprobs"] else None
         requests.append(request)
-        given |= {(request.key, j): row for j, row in enumerate(tokens)}
+        completions_of |= {(request.key, j): row for j, row in enumerate(tokens)}
     settings = RunSettings(
         budget=0,
         speculate=False,
         tokenizer=tokenizer,
-        forcing=lambda ops, rows: TeacherForcing(given, ops, rows),
+        forcing=lambda ops, rows: TeacherForcing(completions_of, ops, rows),
         measures=Measures(asked["top_logprobs"], asked["entropy"]),
     )
     for _ in engine.run(requests, settings):
@@ -137,12 +137,12 @@ def _completions(
         raise ValueError(
             f"completions must be {expected}, {len(prompts)} in all, got {shown(listed)}"
         )
-    found = []
+    pairs = []
     for prompt, own in zip(prompts, map(_plain, listed), strict=True):
         if isinstance(own, str) or not isinstance(own, Sequence) or not len(own):
             raise ValueError(f"completions must be {expected}, got {shown(own)}")
-        found.append([_ids(one, prompt, tokenizer, vocab) for one in own])
-    return found
+        pairs.append([_ids(one, prompt, tokenizer, vocab) for one in own])
+    return pairs
 
 
 def _ids(completion: Any, prompt: list[int], tokenizer: Any, vocab: int) -> list[int]:

@@ -74,7 +74,7 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
         sizes = FEW_SIZES
     x, weight, order = _trial(sizes[-1], weight)
     interpreted = product in TRITON and weight.device.type == "cpu"
-    found = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
+    results = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
     for most in reversed(sizes):
         for least in LEAST:
             tried = [n for n in sizes if least <= n <= most]
@@ -82,7 +82,7 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
             if not tried or most < 16 or tried[-1] != most:
                 continue
             blocks = RowBlocks(least, most)
-            same = all(_same(found[n], found[most]) for n in tried)
+            same = all(_same(results[n], results[most]) for n in tried)
             if same and _any_place(product, blocks, x, weight, order):
                 return blocks
     raise _nothing_agrees(weight)

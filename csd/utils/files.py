@@ -95,14 +95,14 @@ class WholeFile:
     """
 
     def __init__(self, path: str | Path):
-        given = Path(path)
-        if given.is_dir():
+        named = Path(path)
+        if named.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         # a pipe or a device is not replaced
-        self._replaces = not given.exists() or given.is_file()
-        self.path = Path(os.path.realpath(given)) if self._replaces else given
+        self._replaces = not named.exists() or named.is_file()
+        self.path = Path(os.path.realpath(named)) if self._replaces else named
         # in the same folder, where a rename is atomic. A file left by a killed run is overwritten
-        self._part = Path(f"{self.path}.new") if self._replaces else given
+        self._part = Path(f"{self.path}.new") if self._replaces else named
         self._open()
 
     @property
@@ -178,7 +178,7 @@ def try_writing(file: int) -> None:
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         poll = select.poll()
         poll.register(file, select.POLLOUT)
-        if any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0)):
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
     elif stat.S_ISCHR(mode) and not os.isatty(file):
         os.write(file, b"\n")

@@ -52,12 +52,12 @@ def read_lines(path: str | Path, kind: type[T]) -> Iterator[tuple[int, T]]:
 
 
 @contextmanager
-def naming(place: str) -> Iterator[None]:
-    """Prefix ValueErrors of the block with `place`."""
+def naming(source: str) -> Iterator[None]:
+    """Prefix ValueErrors of the block with `source`."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{place} {error}") from error
+        raise ValueError(f"{source} {error}") from error
 
 
 def parse(data: bytes, kind: type[T]) -> T:

@@ -73,22 +73,22 @@ class TeacherForcing:
     def _measure(
         self, rows: slice, logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict
     ) -> None:
-        at = torch.arange(pool.rows, device=logits.device)[rows]
+        row = torch.arange(pool.rows, device=logits.device)[rows]
         part, token, s = logits[rows], out.sample[rows].long()[:, None], pool.slot[rows].long()
         passes = self._ops.passes
         out.raw_logprob[rows] = own_chance(part, token[:, 0], passes.log_sum)
         none = no_token(part)
         part = part.masked_fill(none[:, None], 0)
-        total = sample_rows(part, at, pool, slots, passes).log_total
+        total = sample_rows(part, row, pool, slots, passes).log_total
         out.bad[s[~total.isfinite()]] = True
         greedy = slots.temperature[s] == 0
-        x = row_logits(part, at, pool, slots)
+        x = row_logits(part, row, pool, slots)
         heat = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
         score = x.gather(1, token)[:, 0].to(heat.dtype) / heat - x.amax(-1).to(heat.dtype) / heat
         chance = score - total
         filtered = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
         if bool((filtered & ~greedy).any()):
-            allowed = processed(logits, at, pool, slots).gather(1, token)[:, 0] > 0
+            allowed = processed(logits, row, pool, slots).gather(1, token)[:, 0] > 0
             chance = torch.where(allowed, chance, -torch.inf)
         chance = torch.where(none, -torch.inf, chance)
         out.logprob[rows] = torch.where(greedy, out.raw_logprob[rows], chance)

@@ -80,7 +80,7 @@ def check_triton(user: str) -> None:
     """Raises ImportError if Triton, which `user` needs, is not installed."""
     if not has_triton():
         raise ImportError(
-            f"{user} needs Triton: pip install triton, or run kernels='reference' or 'cpu'"
+            f"{user} needs Triton, else kernels='reference' or 'cpu': pip install triton"
         )
 
 

@@ -161,25 +161,25 @@ def _check_config(adapter: Adapter) -> None:
     """Raises ValueError for a field that neither csd nor the installed peft reads."""
     import peft
 
-    path, given = os.path.join(adapter.folder, FILE), adapter.config
-    kind = given.get("peft_type")
+    path, config = os.path.join(adapter.folder, FILE), adapter.config
+    kind = config.get("peft_type")
     kinds = {kind.value: cls for kind, cls in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     if kind not in kinds:
         raise ValueError(
             f"peft_type in {path} must be a kind of adapter of peft {peft.__version__}, got "
             f"{kind!r}; update peft (pip install -U peft) if it was written by a later version"
         )
-    if given.get("task_type") not in _TASKS:
+    if config.get("task_type") not in _TASKS:
         raise ValueError(
-            f"task_type in {path} must be 'CAUSAL_LM' or null, got {given['task_type']!r}: the "
+            f"task_type in {path} must be 'CAUSAL_LM' or null, got {config['task_type']!r}: the "
             "adapter belongs to another head than a language model's"
         )
     # peft takes this from its caller alone
     known = {field.name for field in dataclasses.fields(kinds[kind])} - {"runtime_config"}
-    for name in sorted(given.keys() - known):
-        if given[name]:
+    for name in sorted(config.keys() - known):
+        if config[name]:
             raise ValueError(
-                f"{path} has {name}={given[name]!r}, which peft {peft.__version__} does not "
+                f"{path} has {name}={config[name]!r}, which peft {peft.__version__} does not "
                 f"compute with; update peft (pip install -U peft), or remove {name} from the file "
                 "if the adapter does not depend on it"
             )
@@ -244,9 +244,9 @@ def resize(model: Any, config: Any, weights: dict[str, Any], tokenizer: Any, nam
         return
     added = range(before, after)
     shared = len({id(module.weight) for module in matrices.values()}) == 1
-    given = {*stored, *_with_tokens(config, embedding, added)}
-    for matrix in [embedding] if shared and not given else matrices:
-        if matrix not in given and not (shared and given):
+    trained = {*stored, *_with_tokens(config, embedding, added)}
+    for matrix in [embedding] if shared and not trained else matrices:
+        if matrix not in trained and not (shared and trained):
             raise ValueError(
                 f"the adapter in {name} has a tokenizer of {after} tokens, the base model "
                 f"{before} rows in {matrix}, and the adapter no weights for the rows {before} to "

@@ -80,7 +80,7 @@ OnConfig = Callable[[ModelConfig, torch.dtype | None], None]
 
 
 def read_config(
-    name: str, place: str, options: dict, wanted: str = "fused"
+    name: str, path: str, options: dict, wanted: str = "fused"
 ) -> tuple[Any, ModelConfig | None, bool]:
     """Config of a checkpoint: transformers', and csd's for the fused decoder; of its text model.
 
@@ -92,7 +92,7 @@ def read_config(
 
     try:
         with quiet_libraries():
-            config = AutoConfig.from_pretrained(place, **options)
+            config = AutoConfig.from_pretrained(path, **options)
     except ValueError as error:
         raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {error}") from error
     except OSError as error:
@@ -113,9 +113,9 @@ class _Index(TypedDict):
     weight_map: dict[str, str]
 
 
-def check_index(name: str, place: str) -> None:
+def check_index(name: str, source: str) -> None:
     """Raises ValueError for an index of weights that names files outside of its folder."""
-    for path in sorted(Path(place).glob("*.index.json")) if os.path.isdir(place) else []:
+    for path in sorted(Path(source).glob("*.index.json")) if os.path.isdir(source) else []:
         for file in {*read_file(path, _Index)["weight_map"].values()}:
             if os.path.basename(file) != file or file in ("", ".", ".."):
                 raise ValueError(
@@ -159,7 +159,7 @@ def _of_text(config: Any) -> Any:
 
 def read_model(
     name: str,
-    place: str,
+    path: str,
     dtype: torch.dtype | str,
     options: dict,
     before: OnConfig,
@@ -168,8 +168,8 @@ def read_model(
     """The transformers model. One that csd cannot run is refused before gigabytes are read."""
     from transformers import AutoModelForCausalLM
 
-    config, sizes, has_parts = read_config(name, place, options, wanted)
-    check_index(name, place)
+    config, sizes, has_parts = read_config(name, path, options, wanted)
+    check_index(name, path)
     if has_parts:
         options = options | {"key_mapping": TEXT_KEYS}
     if sizes is not None:
@@ -178,7 +178,7 @@ def read_model(
         # errors below name the keys; a whole model has hundreds that its text model lacks
         with without_report() if has_parts else nullcontext():
             model, seen = AutoModelForCausalLM.from_pretrained(
-                place, config=config, dtype=dtype, output_loading_info=True, **options
+                path, config=config, dtype=dtype, output_loading_info=True, **options
             )
     except ImportError:
         raise
@@ -274,26 +274,26 @@ _TOKENIZER_FILES = {
 }
 
 
-def read_tokenizer(place: str, options: dict[str, Any]) -> Any:
+def read_tokenizer(folder: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
     # for some families transformers makes an empty tokenizer if the folder has none
-    local = os.path.isdir(place) and "gguf_file" not in options
-    if local and not _TOKENIZER_FILES.intersection(os.listdir(place)):
+    local = os.path.isdir(folder) and "gguf_file" not in options
+    if local and not _TOKENIZER_FILES.intersection(os.listdir(folder)):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError, KeyError):
         # without a tokenizer, a checkpoint still serves prompts of token ids
         return None
     except ImportError:
         raise
     except Exception as error:
-        raise ValueError(f"the tokenizer of {place!r} cannot be read: {_brief(error)}") from error
+        raise ValueError(f"the tokenizer of {folder!r} cannot be read: {_brief(error)}") from error
     if "gguf_file" in options:
         from csd.models.load.gguf import tokenizer as gguf_tokenizer
 
-        path = os.path.join(place, options["gguf_file"])
+        path = os.path.join(folder, options["gguf_file"])
         try:
             gguf_tokenizer.complete(tokenizer, path)
         except Exception as error:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.common import noise
+from csd.kernels.common.triton import gumbel64, philox_word
 from csd.kernels.draft import constants
 from csd.kernels.draft.triton.slots import by_place
 from csd.kernels.table.triton.lookup import (
@@ -89,7 +90,7 @@ def masses(
         scale = seen / (tl.maximum(tl.sum(mine, 2), one) * total)
         rest = tl.maximum(one - seen / total, tl.full((), TAIL, tl.float64))
         rest = tl.log(rest) + tl.full((), EULER_GAMMA, tl.float64)
-        g = noise.gumbel64(noise.philox_word(key, tl.maximum(token, 0), position, sample, SAMPLE))
+        g = gumbel64(philox_word(key, tl.maximum(token, 0), position, sample, SAMPLE))
         some = mine > 0.0
         mine = mine * scale[:, :, None]
         score = tl.log(tl.where(some, mine, 1.0))
