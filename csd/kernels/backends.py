@@ -72,14 +72,14 @@ def _warn_without_numba() -> None:
 
 def _check_loops(device: torch.device, dtype: torch.dtype) -> None:
     names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
-    for served, wanted, given in (
+    for served, wanted, actual in (
         (device.type == "cpu", "a device 'cpu'", f"'{device.type}'"),
         (find_spec("numba") is not None, "numba: pip install numba", "none"),
         (fused_arithmetic(), "a CPU with fused multiply-add", "one without"),
         (dtype in DTYPES, f"one of {names}", str(dtype).removeprefix("torch.")),
     ):
         if not served:
-            raise ValueError(f"kernels='cpu' needs {wanted}; got {given}")
+            raise ValueError(f"kernels='cpu' needs {wanted}; got {actual}")
 
 
 def for_dtype(ops: Ops, dtype: torch.dtype) -> Ops:

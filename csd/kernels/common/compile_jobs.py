@@ -76,9 +76,9 @@ class CompileJob:
     @property
     def options(self) -> dict:
         names = "num_warps", "num_stages", "enable_fp_fusion"
-        found = {name: getattr(self, name) for name in names}
+        options = {name: getattr(self, name) for name in names}
         # not every backend has it
-        return found | ({"launch_pdl": True} if self.launch_pdl else {})
+        return options | ({"launch_pdl": True} if self.launch_pdl else {})
 
     @property
     def key(self) -> tuple:

@@ -113,13 +113,13 @@ def operator(
     returns results of the right shape without values; without it the operator returns nothing.
     unpacked: wraps an implementation into a function of the operator's own arguments.
     """
-    found = OPERATIONS[name] = Implementations(reference, triton, loop)
+    implementations = OPERATIONS[name] = Implementations(reference, triton, loop)
     if schema is None:
         schema = torch.library.infer_schema(reference, mutates_args=written)
     if fake is None:
         schema = schema.partition(" -> ")[0] + " -> ()"
 
-    run_on_cpu, launch = unpacked(found.on_cpu), unpacked(triton)
+    run_on_cpu, launch = unpacked(implementations.on_cpu), unpacked(triton)
 
     def on_cpu(*args: Any) -> Any:
         result = run_on_cpu(*args)
@@ -174,12 +174,12 @@ class Fields:
         count = len(self.names) if self.spread else 1
         taken, args[:] = args[:count], args[count:]
         tensors = taken if self.spread else taken[0]
-        found: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
+        values: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
         if self.make is SimpleNamespace:
             # attributes that the record's own class derives from its fields
-            sizes = {FIELDS[self.record][name][0][0]: x.shape[0] for name, x in found.items()}
-            found |= {"rows": sizes.get("M"), "count": sizes.get("S")}
-        return self.make(**found)
+            sizes = {FIELDS[self.record][name][0][0]: x.shape[0] for name, x in values.items()}
+            values |= {"rows": sizes.get("M"), "count": sizes.get("S")}
+        return self.make(**values)
 
 
 def numbers(record: type, names: Sequence[str]) -> list[str]:

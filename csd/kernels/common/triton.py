@@ -25,11 +25,11 @@ def prefetch(row_ptr, K, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr):
     """
     EACH: tl.constexpr = LINE * 8 // row_ptr.dtype.element_ty.primitive_bitwidth
     for i in tl.static_range(AHEAD * BLOCK_K // EACH):
-        at = row_ptr + tl.minimum(i * EACH, K - 1)
+        ptr = row_ptr + tl.minimum(i * EACH, K - 1)
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; // dummy $0",
             "=r,l",
-            [at.to(tl.int64)],
+            [ptr.to(tl.int64)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,

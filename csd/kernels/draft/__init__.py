@@ -193,10 +193,10 @@ def draft_tree(
             f"{config.ways} and {config.successors}"
         )
     values = (getattr(config, name) for name in _CONFIG)
-    most = rows if nodes is None else nodes
+    max_drafted = rows if nodes is None else nodes
     ways = config.ways, table.prior.ways if table.prior is not None else 1
     orders = list(config.orders), list(config.prior_orders)
-    return _draft_tree(table, slots, prior, rows, *ways, *orders, *values, most)
+    return _draft_tree(table, slots, prior, rows, *ways, *orders, *values, max_drafted)
 
 
 def check_prior(

@@ -24,8 +24,10 @@ def sample_words_ref(
 ) -> torch.Tensor:
     """Returns the words [F, W] int64, in [0, 2^32)."""
     s = slot.long()
-    place = position[:, None].long()
-    return philox_words_ref(key[s][:, None], token.long(), place, sample[s][:, None].long(), SAMPLE)
+    column = position[:, None].long()
+    return philox_words_ref(
+        key[s][:, None], token.long(), column, sample[s][:, None].long(), SAMPLE
+    )
 
 
 def sample_words_triton(

@@ -75,28 +75,28 @@ def rms_norm_triton(
     F, parts = x.shape[-1], 1
     if _in_parts(x, residual):
         assert residual is not None
-        parts, given, x = x.shape[0], x.contiguous(), residual
-        given = given.view(-1, 1, F)[: residual.numel() // F]
+        parts, source, x = x.shape[0], x.contiguous(), residual
+        source = source.view(-1, 1, F)[: residual.numel() // F]
     else:
-        given = x if x.dim() == 3 else x.reshape(-1, 1, F)
-    if given.stride(-1) != 1:
-        given = given.contiguous()
+        source = x if x.dim() == 3 else x.reshape(-1, 1, F)
+    if source.stride(-1) != 1:
+        source = source.contiguous()
     shape = x.shape if rows is None else (rows.shape[0], F)
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
     r = None if residual is None and rows is None else torch.empty_like(y)
     tiles = _tiles(F)
-    R = given.shape[0] * given.shape[1] if rows is None else rows.shape[0]
+    R = source.shape[0] * source.shape[1] if rows is None else rows.shape[0]
     _rms_norm_kernel[(triton.cdiv(R, tiles["BLOCK_R"]),)](
-        x_ptr=given,
+        x_ptr=source,
         residual_ptr=None if residual is None else residual.contiguous(),
         rows_ptr=rows,
         weight_ptr=weight,
         y_ptr=y,
         sum_ptr=r,
         R=R,
-        B=given.shape[1],
-        x_stride=given.stride(0),
-        x_stride_b=given.stride(1),
+        B=source.shape[1],
+        x_stride=source.stride(0),
+        x_stride_b=source.stride(1),
         eps=eps,
         F=F,
         BLOCK_R=tiles["BLOCK_R"],

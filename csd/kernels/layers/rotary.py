@@ -58,17 +58,17 @@ def rotary_ref(
 def _added_up(
     parts: tuple[torch.Tensor, ...], bias: torch.Tensor | None, dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    found, at = [], 0
+    summed, start = [], 0
     for part in parts:
         x = part[0]
         for other in part[1:]:
             x = x + other
         if bias is not None:
             width = x[0].numel()
-            x = x + bias[at : at + width].view(x.shape[1:]).to(x.dtype)
-            at += width
-        found.append(x.to(dtype))
-    return found
+            x = x + bias[start : start + width].view(x.shape[1:]).to(x.dtype)
+            start += width
+        summed.append(x.to(dtype))
+    return summed
 
 
 def _rotate_half(x: torch.Tensor) -> torch.Tensor:

@@ -30,9 +30,9 @@ def next_state(
     """Returns the states [L, S, H, Dk, Dv] after the CHUNK tokens that follow `base`."""
     each, s = state.shape[2] // key.shape[3], torch.arange(base.shape[0], device=base.device)
     for t in range(CHUNK):
-        place = (base.long() + t) % TAIL
-        k = key[:, s, place].repeat_interleave(each, 2)[..., None]
-        u, d = update[:, s, place][..., None, :], decay[:, s, place][..., None, None]
+        index = (base.long() + t) % TAIL
+        k = key[:, s, index].repeat_interleave(each, 2)[..., None]
+        u, d = update[:, s, index][..., None, :], decay[:, s, index][..., None, None]
         state = d * state + k * u
     return state
 
@@ -47,10 +47,10 @@ def advance_state_ref(
 ) -> None:
     """Plain PyTorch. `base` is not changed: the caller advances it."""
     for i in range(MOST):
-        at = base + CHUNK * i
-        moved = next_state(state, key, update, decay, at)
+        begin = base + CHUNK * i
+        moved = next_state(state, key, update, decay, begin)
         # unwritten tokens of a tail may hold any value: select, since 0 * NaN is not 0
-        state.copy_(torch.where((at < target)[:, None, None, None], moved, state))
+        state.copy_(torch.where((begin < target)[:, None, None, None], moved, state))
 
 
 def advance_state_triton(

@@ -39,12 +39,12 @@ def tree_conv_ref(
         y = y + bias.to(kind)
     for back in range(W - 1, -1, -1):
         row = path.gather(1, (depth - back).clamp(min=0)[:, None])[:, 0].clamp(min=0).long()
-        found = x[row]
+        column = x[row]
         if back:
             p = position - back
             before = torch.where((p >= 0)[:, None], tail[s, (p % (W - 1)).long()], 0)
-            found = torch.where((depth >= back)[:, None], found, before)
-        y = y + weight[:, W - 1 - back].to(kind) * found.to(kind)
+            column = torch.where((depth >= back)[:, None], column, before)
+        y = y + weight[:, W - 1 - back].to(kind) * column.to(kind)
     y = y.to(x.dtype)
     if silu:
         # on a CPU, the rounding of PyTorch's `silu` depends on the element's index

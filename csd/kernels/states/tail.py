@@ -30,8 +30,8 @@ def commit_tail_ref(
     p = last - (last - torch.arange(R, device=tail.device)) % R
     i = p - (slot_len - accept_count)[:, None]
     row = accept_row.gather(1, i.clamp(0, accept_row.shape[1] - 1).long()).clamp(min=0).long()
-    kept = (i < 0) | (accept_count[:, None] < 1)
-    tail.copy_(torch.where(kept[..., None], tail, node[:, row]))
+    unchanged = (i < 0) | (accept_count[:, None] < 1)
+    tail.copy_(torch.where(unchanged[..., None], tail, node[:, row]))
 
 
 def commit_tail_triton(

@@ -69,10 +69,10 @@ def find_contexts(
     # [K, ways]
     same = table.entry_hash.reshape(-1, table.ways).take(bucket, 0) == code[:, None]
     entry = bucket * table.ways + same.argmax(1)
-    found = table.entry_hash.take(entry) == code
-    found &= table.entry_group.take(entry) == group_key
-    found &= (table.entry_tokens.take(entry, 0) == tokens).all(1)
-    return np.where(found, entry, -1)
+    equal = table.entry_hash.take(entry) == code
+    equal &= table.entry_group.take(entry) == group_key
+    equal &= (table.entry_tokens.take(entry, 0) == tokens).all(1)
+    return np.where(equal, entry, -1)
 
 
 def hash_factors(N: int) -> tuple[int, ...]:

@@ -68,8 +68,8 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
     top = np.rint(verdict.top_prob.double().numpy(force=True) * config.soft_weight)
     has_top = top.any(1)
     # a row is accepted when its slot's path has it at its depth
-    kept = accept_row[s, depth] == np.arange(M)
-    hard = np.where(has_top, config.hard_weight, config.soft_weight) * kept
+    accepted_rows = accept_row[s, depth] == np.arange(M)
+    hard = np.where(has_top, config.hard_weight, config.soft_weight) * accepted_rows
     drawn = (top_token == sample[:, None]) * hard[:, None]
     token[:M, :TOP], token[:M, TOP] = top_token, sample
     weight[:M, :TOP], weight[:M, TOP] = top + drawn, hard - drawn.sum(1)
@@ -86,7 +86,7 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
     total[M:] = weight[M:].sum(1)
 
     whole = any_context(S, N, "cpu").numpy()
-    found = (
+    columns = (
         np.where(total > 0, group_key[np.maximum(group, 0)[owner]], -1),
         np.concatenate([context, whole]),
         token,
@@ -94,7 +94,7 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
         total,
         (sample_index % SAMPLE_BITS)[owner],
     )
-    return Observed(*(torch.from_numpy(x).to(pool.slot.device) for x in found))
+    return Observed(*(torch.from_numpy(x).to(pool.slot.device) for x in columns))
 
 
 def _fake(pool: Any, slots: Any, verdict: Any, weights: Any) -> Observed:

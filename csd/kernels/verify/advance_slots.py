@@ -31,13 +31,13 @@ def advance_slots_ref(slots: Slots, verdict: Verdict) -> None:
     """Apply `verdict` to `slots` in place."""
     row = verdict.accept_row.clamp(min=0).long()
     count = verdict.accept_count.long()[:, None]
-    place = torch.arange(row.shape[1], device=row.device)[None, :]
-    accepted = place < count
+    index = torch.arange(row.shape[1], device=row.device)[None, :]
+    accepted = index < count
     # [S, A]
     token = torch.where(accepted, verdict.sample[row], -1)
 
     generated = slots.generated.long()[:, None]
-    target = (generated + place).clamp(max=slots.tokens.shape[1] - 1)
+    target = (generated + index).clamp(max=slots.tokens.shape[1] - 1)
     s, a = accepted.nonzero(as_tuple=True)
     slots.tokens[s, target[s, a]] = token[s, a]
     slots.logprobs[s, target[s, a]] = verdict.logprob[row][s, a].to(slots.logprobs.dtype)

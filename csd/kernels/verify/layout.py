@@ -26,10 +26,10 @@ def layout(S: int, M: int, A: int, top: bool, trees: bool) -> tuple[Places, Plac
 
 
 def _places(shapes: dict[str, tuple[int, ...]]) -> Places:
-    at, places = 0, []
+    offset, places = 0, []
     for name, shape in shapes.items():
-        places.append((name, shape, at))
-        at += prod(shape)
+        places.append((name, shape, offset))
+        offset += prod(shape)
     return tuple(places)
 
 
@@ -39,6 +39,6 @@ def empty_snapshot(
     """Allocates the int32 and the float tensor, uninitialized."""
     S, A = verdict.accept_row.shape
     ends = (places[-1] for places in layout(S, pool.token.shape[0], A, top, trees))
-    ints, floats = (at + prod(shape) for _, shape, at in ends)
+    ints, floats = (offset + prod(shape) for _, shape, offset in ends)
     logprob = verdict.logprob
     return logprob.new_empty(ints, dtype=torch.int32), logprob.new_empty(floats)

@@ -35,25 +35,25 @@ def snapshot_ref(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the int32 tensor, and the float tensor in the dtype of the log-probabilities."""
     row = verdict.accept_row.clamp(min=0).long()
-    kept = verdict.accept_row >= 0
+    valid = verdict.accept_row >= 0
     # token i of the path was drafted as row i + 1; the last one was sampled off the tree
     following = torch.nn.functional.pad(row[:, 1:], (0, 1))
-    place = torch.arange(row.shape[1], device=row.device)
-    drafted = place + 1 < verdict.accept_count[:, None]
+    index = torch.arange(row.shape[1], device=row.device)
+    drafted = index + 1 < verdict.accept_count[:, None]
     ints = [
         verdict.accept_count,
         pool.slot_nodes,
         verdict.finish,
         verdict.bad,
-        torch.where(kept, verdict.sample[row], -1),
+        torch.where(valid, verdict.sample[row], -1),
         torch.where(drafted, pool.source[following], 0),
         torch.where(pool.depth > 0, pool.cost, -1),
     ]
-    floats = [torch.where(kept, x[row], 0) for x in (verdict.logprob, verdict.raw_logprob)]
+    floats = [torch.where(valid, x[row], 0) for x in (verdict.logprob, verdict.raw_logprob)]
     if top:
-        ints.append(torch.where(kept[..., None], verdict.top_token[row], -1))
+        ints.append(torch.where(valid[..., None], verdict.top_token[row], -1))
         top_prob = verdict.top_prob[row].to(verdict.logprob.dtype)
-        floats.append(torch.where(kept[..., None], top_prob, 0))
+        floats.append(torch.where(valid[..., None], top_prob, 0))
     if trees:
         ints += [
             pool.slot_start,

@@ -60,17 +60,19 @@ def layered_dag_ref(
 ) -> Pool:
     """Returns the step's pool of `rows` rows, at least the number of live slots."""
     live, ahead = live_by_group(slots).tolist(), progress_penalties(slots).tolist()
-    most = rows - len(live) if nodes is None else min(nodes, rows - len(live))
+    max_drafted = rows - len(live) if nodes is None else min(nodes, rows - len(live))
     trees = {s: _grow(candidates, slots, s, config, ahead[s]) for s in live}
     # ties go by slot, then as within a slot
     every = sorted((n.cost, s, i) for s, tree in trees.items() for i, n in enumerate(tree))
     drafted: list[tuple[int, ...]] = []
     # by identity: equal nodes of different parents are different
-    place: dict[int, int] = {}
-    for cost, s, i in every[:most]:
+    position: dict[int, int] = {}
+    for cost, s, i in every[:max_drafted]:
         n = trees[s][i]
-        place[id(n)] = len(place)
-        drafted.append((cost - ahead[s], n.token, s, n.depth, place.get(id(n.above), -1), SIBLING))
+        position[id(n)] = len(position)
+        drafted.append(
+            (cost - ahead[s], n.token, s, n.depth, position.get(id(n.above), -1), SIBLING)
+        )
     columns = np.array(drafted, np.int64).reshape(-1, len(Nodes._fields)).T
     return pool_of(slots, rows, Nodes(*columns))
 
@@ -80,13 +82,13 @@ def weigh(token: np.ndarray, chance: np.ndarray, share: int) -> tuple[np.ndarray
 
     token, chance: [n], of the candidates that pass through the node and do not end there.
     """
-    found, place = np.unique(token, return_inverse=True)
-    count = np.bincount(place, minlength=found.size)
-    mass = np.zeros(found.size, np.int64)
-    np.add.at(mass, place, chance.astype(np.int64))
+    tokens, inverse = np.unique(token, return_inverse=True)
+    count = np.bincount(inverse, minlength=tokens.size)
+    mass = np.zeros(tokens.size, np.int64)
+    np.add.at(mass, inverse, chance.astype(np.int64))
     total = token.size
     both = share * mass * total + (CHANCE_ONE - share) * count * count * CHANCE_ONE
-    return found, np.minimum(both // np.maximum(count * total, 1) >> LAYER_SHIFT, ONE)
+    return tokens, np.minimum(both // np.maximum(count * total, 1) >> LAYER_SHIFT, ONE)
 
 
 def _grow(candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: int) -> list[_Node]:
@@ -104,17 +106,17 @@ def _grow(candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: 
                 through &= token[:, depth - 2] == above.token
             if not through.any():
                 continue
-            found, weight = weigh(
+            following, weight = weigh(
                 token[through, depth - 1], chance[through, depth - 1], config.share
             )
             # the heaviest, ties to smaller tokens
-            for i in np.lexsort((found, -weight))[: config.children]:
-                if weight[i] == 0 or int(found[i]) in stops:
+            for i in np.lexsort((following, -weight))[: config.children]:
+                if weight[i] == 0 or int(following[i]) in stops:
                     continue
                 edge = math.floor(-math.log(int(weight[i]) * (1 / ONE)) * UNIT + 0.5)
                 cost = (above.cost if above else ahead) + edge
                 if cost <= min(max_path_cost(config.limits) + ahead, MAX_COST):
-                    level.append(_Node(cost, depth, int(found[i]), rank, above))
+                    level.append(_Node(cost, depth, int(following[i]), rank, above))
         level.sort(key=lambda n: n[:4])
         nodes = sorted([*nodes, *level], key=lambda n: n[:4])[: MAX_NODES - 1]
         frontier = [n for n in level[: config.width] if n in nodes]
@@ -136,7 +138,7 @@ def layered_dag_triton(
     _, P, L = candidates.token.shape
     device = slots.live.device
     pool = empty_pool(rows, S, G, N, device)
-    most = rows if nodes is None else nodes
+    max_drafted = rows if nodes is None else nodes
     block_f = triton.next_power_of_2(config.width)
     lists = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
     children = torch.empty((S, block_f * MAX_CHILDREN), dtype=torch.int64, device=device)
@@ -152,7 +154,7 @@ def layered_dag_triton(
         children_ptr=children,
         slots=S,
         rows=rows,
-        most=most,
+        most=max_drafted,
         max_cost=max_path_cost(config.limits),
         P=P,
         BLOCK_P=triton.next_power_of_2(P),
@@ -166,7 +168,7 @@ def layered_dag_triton(
         BLOCK_S=BLOCK_S,
         num_warps=LAYER_WARPS,
     )
-    fill_pool(lists, slots, pool, most)
+    fill_pool(lists, slots, pool, max_drafted)
     return pool
 
 
@@ -236,6 +238,6 @@ def layered_dag(
         raise ValueError(f"rows must be at least 1, got {rows}")
     if nodes is not None and nodes < 0:
         raise ValueError(f"nodes must be at least 0, got {nodes}")
-    most = rows if nodes is None else nodes
+    max_drafted = rows if nodes is None else nodes
     chosen = (getattr(config, name) for name in _CONFIG)
-    return _layered_dag(candidates, slots, rows, *chosen, most)
+    return _layered_dag(candidates, slots, rows, *chosen, max_drafted)

@@ -78,13 +78,13 @@ def suffix_match_ref(
         if min(query) < 0:
             continue
         group = int(slots.group_key[slots.group[s]])
-        found = []
+        candidates = []
         for row in ((key == group) & (sample != int(slots.sample[s]))).nonzero()[0].tolist():
             tokens_of = text[row, : length[row]]
             # at least one token must follow
             distance = window_distance(tokens_of[:-1], query, edits)
-            found += [(distance[e], row, e) for e in (distance <= edits).nonzero()[0].tolist()]
-        for i, (_, row, end) in enumerate(sorted(found)[:most]):
+            candidates += [(distance[e], row, e) for e in (distance <= edits).nonzero()[0].tolist()]
+        for i, (_, row, end) in enumerate(sorted(candidates)[:most]):
             stop = min(end + 1 + tokens, length[row])
             out_token[s, i, : stop - end - 1] = text[row, end + 1 : stop]
             out_chance[s, i, : stop - end - 1] = chance[row, end + 1 : stop]

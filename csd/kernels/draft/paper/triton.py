@@ -90,8 +90,8 @@ def _distance(
     window = ()
     whole = inside
     for j in tl.static_range(K):
-        at = ends - (K - 1 - j)
-        token = tl.load(text_ptr + at, mask=inside & (at >= 0), other=-1)
+        index = ends - (K - 1 - j)
+        token = tl.load(text_ptr + index, mask=inside & (index >= 0), other=-1)
         whole = whole & (token >= 0)
         # Triton does not support unpacking a tuple into another
         window = window + (token,)  # noqa: RUF005
@@ -198,21 +198,21 @@ def _take_kernel(
     total, before = tl.zeros([LEVELS], tl.int32), tl.zeros([LEVELS], tl.int32)
     for start in range(0, text_rows, BLOCK_R):
         r = start + tl.arange(0, BLOCK_R)
-        at = counts_ptr + (slot * LEVELS + level)[:, None] * text_rows + r[None, :]
-        count = tl.load(at, mask=(r < text_rows)[None, :], other=0)
+        counts = counts_ptr + (slot * LEVELS + level)[:, None] * text_rows + r[None, :]
+        count = tl.load(counts, mask=(r < text_rows)[None, :], other=0)
         total += tl.sum(count, 1)
         before += tl.sum(tl.where((r < row)[None, :], count, 0), 1)
     # smaller distances first
-    place = tl.cumsum(total, 0) - total + before
+    rank = tl.cumsum(total, 0) - total + before
     out = slot * P
     if row == 0:
         offs_p = tl.arange(0, BLOCK_P)
         none = (offs_p >= tl.sum(total, 0)) & (offs_p < P)
-        at = (out + offs_p)[:, None] * L + offs_l[None, :]
+        counts = (out + offs_p)[:, None] * L + offs_l[None, :]
         mask = none[:, None] & (offs_l < L)[None, :]
         absent = tl.zeros([BLOCK_P, BLOCK_L], tl.int32)
-        tl.store(out_token_ptr + at, absent - 1, mask=mask)
-        tl.store(out_chance_ptr + at, absent, mask=mask)
+        tl.store(out_token_ptr + counts, absent - 1, mask=mask)
+        tl.store(out_chance_ptr + counts, absent, mask=mask)
     length = tl.load(length_ptr + row)
     end = tl.where(tl.sum(own, 0) > 0, length - 1, 0)
     for start in range(K - 1, end, BLOCK_T):
@@ -224,9 +224,9 @@ def _take_kernel(
         to = tl.zeros([BLOCK_T], tl.int32)
         for near in tl.static_range(EDITS + 1):
             hit = (distance == near).to(tl.int32)
-            first = tl.sum(tl.where(level == near, place, 0), 0)
+            first = tl.sum(tl.where(level == near, rank, 0), 0)
             to += hit * (first + tl.cumsum(hit, 0) - 1)
-            place += tl.where(level == near, tl.sum(hit, 0), 0)
+            rank += tl.where(level == near, tl.sum(hit, 0), 0)
         taken = (distance <= EDITS) & (to < P)
         # [BLOCK_T, BLOCK_L]
         source = ends[:, None] + 1 + offs_l[None, :]
@@ -234,9 +234,9 @@ def _take_kernel(
         read = written & (source < length)
         token = tl.load(text_ptr + row * width + source, mask=read, other=-1)
         chance = tl.load(chance_ptr + row * width + source, mask=read, other=0)
-        at = (out + to)[:, None] * L + offs_l[None, :]
-        tl.store(out_token_ptr + at, token, mask=written)
-        tl.store(out_chance_ptr + at, chance, mask=written)
+        counts = (out + to)[:, None] * L + offs_l[None, :]
+        tl.store(out_token_ptr + counts, token, mask=written)
+        tl.store(out_chance_ptr + counts, chance, mask=written)
 
 
 @triton.jit
@@ -267,10 +267,10 @@ def _edges(
     offs_k = tl.arange(0, MAX_CHILDREN)
     edge = tl.zeros([MAX_CHILDREN], tl.int64)
     for k in tl.static_range(KEPT):
-        most = tl.max(weight, 0)
-        who = tl.min(tl.where(stands & (weight == most), token, LAST_TOKEN), 0)
-        found = (most.to(tl.int64) << 34) | (who.to(tl.int64) << 3) | SIBLING
-        edge = tl.where(offs_k == k, tl.where(most > 0, found, 0), edge)
+        heaviest = tl.max(weight, 0)
+        who = tl.min(tl.where(stands & (weight == heaviest), token, LAST_TOKEN), 0)
+        packed = (heaviest.to(tl.int64) << 34) | (who.to(tl.int64) << 3) | SIBLING
+        edge = tl.where(offs_k == k, tl.where(heaviest > 0, packed, 0), edge)
         weight = tl.where(token == who, 0, weight)
     return edge
 
@@ -324,10 +324,10 @@ def _layered_dag_kernel(
     depth = tl.zeros((), tl.int32)
     while (depth < max_depth) & (front > 0):
         # [BLOCK_P]
-        at = (slot.to(tl.int64) * P + offs_p) * L + depth
-        token = tl.load(token_ptr + at, mask=offs_p < P, other=-1)
-        chance = tl.load(chance_ptr + at, mask=offs_p < P, other=0)
-        before = tl.load(token_ptr + at - 1, mask=(offs_p < P) & (depth > 0), other=-1)
+        index = (slot.to(tl.int64) * P + offs_p) * L + depth
+        token = tl.load(token_ptr + index, mask=offs_p < P, other=-1)
+        chance = tl.load(chance_ptr + index, mask=offs_p < P, other=0)
+        before = tl.load(token_ptr + index - 1, mask=(offs_p < P) & (depth > 0), other=-1)
         same = token[:, None] == token[None, :]
         tl.debug_barrier()
         for f in range(0, front):
@@ -350,8 +350,8 @@ def _layered_dag_kernel(
         child = tl.where(some, node, NONE)
 
         # [MAX_NODES]: the cheapest of the list and the children
-        rank, place, node_place = ranks(nodes, child)
-        nodes = by_place(place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
+        rank, child_place, node_place = ranks(nodes, child)
+        nodes = by_place(child_place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
         nodes = tl.where(offs_n < width, nodes, NONE)
 
         # the next frontier: this level's cheapest nodes that are in the list

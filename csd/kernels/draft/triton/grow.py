@@ -48,13 +48,13 @@ FIRST_LEVELS = tl.constexpr(constants.FIRST_LEVELS)
 
 
 @triton.jit
-def _one_a_thread(scratch_ptr, at, value, flat):
+def _one_a_thread(scratch_ptr, offsets, value, flat):
     """Returns the values as [C], one per thread, where before several threads hold the same.
 
-    They are stored at `at` and loaded at `flat`.
+    They are stored at `offsets` and loaded at `flat`.
     """
     tl.debug_barrier()
-    tl.store(scratch_ptr + at, value)
+    tl.store(scratch_ptr + offsets, value)
     tl.debug_barrier()
     return tl.load(scratch_ptr + flat)
 
@@ -296,8 +296,8 @@ def _grow_kernel(
         )
         child = _one_a_thread(scratch_ptr, offs_c, child, offs_c)
         # [MAX_NODES]: the cheapest of the list and the children
-        rank, place, node_place = ranks(nodes, child)
-        nodes = by_place(place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
+        rank, child_place, node_place = ranks(nodes, child)
+        nodes = by_place(child_place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
         nodes = tl.where(offs_p < width, nodes, NONE)
         front, cost, context = next_frontier(
             nodes, child, rank, context, width, level, highest, FRONTIER

@@ -12,9 +12,9 @@ USUAL_HALVES = tl.constexpr(context_table.USUAL_HALVES)
 
 
 @triton.jit
-def by_place(place, value, W: tl.constexpr):
+def by_place(position, value, W: tl.constexpr):
     """Scatters value [C] to index place [C] of a vector [W] of zeros; places in it are distinct."""
-    hit = place[:, None] == tl.arange(0, W)[None, :]
+    hit = position[:, None] == tl.arange(0, W)[None, :]
     return tl.sum(tl.where(hit, value[:, None], 0), 0)
 
 
@@ -31,9 +31,9 @@ def ranks(nodes, child):
         (other == child[None, :]) & (offs_c[:, None] < offs_c[None, :])
     )
     rank = tl.sum(before.to(tl.int32), 0)
-    place = rank + tl.sum((nodes[:, None] <= child[None, :]).to(tl.int32), 0)
+    position = rank + tl.sum((nodes[:, None] <= child[None, :]).to(tl.int32), 0)
     cheaper = tl.sum((other < nodes[None, :]).to(tl.int32), 0)
-    return rank, place, tl.arange(0, nodes.shape[0]) + cheaper
+    return rank, position, tl.arange(0, nodes.shape[0]) + cheaper
 
 
 @triton.jit

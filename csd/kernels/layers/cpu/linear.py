@@ -45,11 +45,11 @@ def _product(
     # float32 words of a row; pairs of bfloat16 are moved as float32
     words = K // 2 if pairs else K
     passes = -(-M // MOST)
-    most = -(-M // passes)
+    rows_per_pass = -(-M // passes)
     zeros = np.zeros(COLUMNS, np.float32)
     size = COLUMNS * K * like.itemsize
-    for top in range(0, M, most):
-        left = min(most, M - top)
+    for top in range(0, M, rows_per_pass):
+        left = min(rows_per_pass, M - top)
         tiles = -(-left // ROWS)
         each = -(-left // tiles)
         source = x + top * K * like.itemsize
@@ -74,12 +74,12 @@ def _product(
 @loop
 def _transpose_rows(rows, each, K, x, transposed, like):
     """Transpose rows in blocks of `each`, to [K, each] float32; x and transposed are addresses."""
-    given = memory(x, rows * K, like)
+    source = memory(x, rows * K, like)
     to = memory(transposed, rows * K + BLOCK, np.empty(0, np.float32))
     for first in range(0, rows, each):
         count = min(each, rows - first)
         for k in range(0, K, BLOCK):
-            transpose(given, first * K + k, K, count - 1, to, first * K + k * count, count)
+            transpose(source, first * K + k, K, count - 1, to, first * K + k * count, count)
 
 
 def scratch_size(rows: int, K: int, is_plain: bool) -> int:

@@ -36,7 +36,7 @@ def _rms_norm_kernel(
     if rows_ptr is not None:
         of = tl.load(rows_ptr + row, mask=row < R, other=0)
         at_x = tl.maximum(of, 0).to(tl.int64) * x_stride
-    at = row.to(tl.int64) * F
+    offset = row.to(tl.int64) * F
     # [1, BLOCK_F]
     offs = tl.arange(0, BLOCK_F)[None, :]
     # [BLOCK_R, BLOCK_F]
@@ -44,13 +44,13 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + at_x + offs, mask=mask, other=0.0)
     if PARTS > 1:
         for part in tl.static_range(1, PARTS):
-            x += tl.load(x_ptr + part * R.to(tl.int64) * F + at + offs, mask=mask, other=0.0)
+            x += tl.load(x_ptr + part * R.to(tl.int64) * F + offset + offs, mask=mask, other=0.0)
         x = x.to(y_ptr.dtype.element_ty)
     if residual_ptr is not None:
-        residual = tl.load(residual_ptr + at + offs, mask=mask, other=0.0)
+        residual = tl.load(residual_ptr + offset + offs, mask=mask, other=0.0)
         x = (x.to(WIDE) + residual.to(WIDE)).to(x.dtype)
     if sum_ptr is not None:
-        tl.store(sum_ptr + at + offs, x, mask=mask)
+        tl.store(sum_ptr + offset + offs, x, mask=mask)
     wide = x.to(tl.float32)
     # [BLOCK_R, 1]
     scale = tl.rsqrt(tl.sum(wide * wide, 1, keep_dims=True) / F + eps)
@@ -59,18 +59,18 @@ def _rms_norm_kernel(
         y = wide * scale * (1.0 + weight.to(tl.float32))
     else:
         y = weight.to(WIDE) * (wide * scale).to(x.dtype).to(WIDE)
-    tl.store(y_ptr + at + offs, y.to(x.dtype), mask=mask)
+    tl.store(y_ptr + offset + offs, y.to(x.dtype), mask=mask)
 
 
 @triton.jit
 def _added(
-    x_ptr, at, mask, part_stride, bias_ptr, at_bias, kind: tl.constexpr, PARTS: tl.constexpr
+    x_ptr, offsets, mask, part_stride, bias_ptr, at_bias, kind: tl.constexpr, PARTS: tl.constexpr
 ):
-    """Loads the values at `at`; if PARTS > 1, returns the parts' sum in order with the bias."""
-    x = tl.load(x_ptr + at, mask=mask)
+    """Loads the values at `offsets`; if PARTS > 1, returns the sum of the parts with the bias."""
+    x = tl.load(x_ptr + offsets, mask=mask)
     if PARTS > 1:
         for part in tl.static_range(1, PARTS):
-            x += tl.load(x_ptr + part * part_stride + at, mask=mask)
+            x += tl.load(x_ptr + part * part_stride + offsets, mask=mask)
         if bias_ptr is not None:
             x += tl.load(bias_ptr + at_bias, mask=mask).to(tl.float32)
         x = x.to(kind)
@@ -141,13 +141,13 @@ def _rotary_kernel(
     # [1, BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)[None, :]
     half = offs_d < R // 2
-    at = row * R + offs_d
+    offsets = row * R + offs_d
     if position_ptr is not None:
-        at = tl.load(position_ptr + row).to(tl.int64) * R + offs_d
-    cos_l = tl.load(cos_ptr + at, mask=half).to(WIDE)
-    cos_h = tl.load(cos_ptr + at + R // 2, mask=half).to(WIDE)
-    sin_l = tl.load(sin_ptr + at, mask=half).to(WIDE)
-    sin_h = tl.load(sin_ptr + at + R // 2, mask=half).to(WIDE)
+        offsets = tl.load(position_ptr + row).to(tl.int64) * R + offs_d
+    cos_l = tl.load(cos_ptr + offsets, mask=half).to(WIDE)
+    cos_h = tl.load(cos_ptr + offsets + R // 2, mask=half).to(WIDE)
+    sin_l = tl.load(sin_ptr + offsets, mask=half).to(WIDE)
+    sin_h = tl.load(sin_ptr + offsets + R // 2, mask=half).to(WIDE)
 
     # [BLOCK_E, BLOCK_D]
     e = tl.arange(0, BLOCK_E)[:, None]
@@ -260,11 +260,11 @@ def _swiglu_kernel(
     # [BLOCK]
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < WIDTH
-    at = row * ROW + offs
-    gate = tl.load(gate_ptr + at, mask=mask, other=0.0).to(WIDE)
+    offsets = row * ROW + offs
+    gate = tl.load(gate_ptr + offsets, mask=mask, other=0.0).to(WIDE)
     if up_ptr is None:
-        up = tl.load(gate_ptr + at + WIDTH, mask=mask, other=0.0).to(WIDE)
+        up = tl.load(gate_ptr + offsets + WIDTH, mask=mask, other=0.0).to(WIDE)
     else:
-        up = tl.load(up_ptr + at, mask=mask, other=0.0).to(WIDE)
+        up = tl.load(up_ptr + offsets, mask=mask, other=0.0).to(WIDE)
     y = gelu_times(gate, up, A, B) if GELU else silu_times(gate, up)
     tl.store(y_ptr + row * WIDTH + offs, y.to(y_ptr.dtype.element_ty), mask=mask)

@@ -30,13 +30,13 @@ def add_chunk(
 ):
     """Returns the state S after one more chunk. The fma is explicit: all callers get equal bits."""
     for t in range(CHUNK):
-        place = (base + t) % TAIL
+        index = (base + t) % TAIL
         # [BLOCK_K]
-        k = tl.load(key_ptr + place * (Hk * Dk) + offs_k, mask=offs_k < Dk, other=0.0)
+        k = tl.load(key_ptr + index * (Hk * Dk) + offs_k, mask=offs_k < Dk, other=0.0)
         # [BLOCK_V]
-        u = tl.load(update_ptr + place * (H * Dv) + offs_v, mask=offs_v < Dv, other=0.0)
+        u = tl.load(update_ptr + index * (H * Dv) + offs_v, mask=offs_v < Dv, other=0.0)
         k, u = tl.broadcast_to(k[:, None], S.shape), tl.broadcast_to(u[None, :], S.shape)
-        S = tl.fma(k, u, tl.load(decay_ptr + place * H) * S)
+        S = tl.fma(k, u, tl.load(decay_ptr + index * H) * S)
     return S
 
 
@@ -59,8 +59,8 @@ def _advance_state_kernel(
     BLOCK_V: tl.constexpr,
 ):
     slot, head = tl.program_id(0), tl.program_id(1)
-    at = (slot % S).to(tl.int32)
-    base, target = tl.load(base_ptr + at), tl.load(target_ptr + at)
+    index = (slot % S).to(tl.int32)
+    base, target = tl.load(base_ptr + index), tl.load(target_ptr + index)
     if base < target:
         # index of (layer, slot)
         row = slot.to(tl.int64)

@@ -38,17 +38,17 @@ def _tree_conv_kernel(
             y += tl.load(bias_ptr + offs, mask=mask, other=0.0).to(WIDE)
         for step in tl.static_range(W):
             back = W - 1 - step
-            at = tl.sum(tl.where(offs_d == depth - back, path, 0), 0)
+            row_above = tl.sum(tl.where(offs_d == depth - back, path, 0), 0)
             node = depth >= back
-            found = tl.load(x_ptr + at.to(tl.int64) * C + offs, mask=mask & node, other=0.0)
-            found = found.to(WIDE)
+            values = tl.load(x_ptr + row_above.to(tl.int64) * C + offs, mask=mask & node, other=0.0)
+            values = values.to(WIDE)
             if back > 0:
                 p = position - back
-                place = slot * (W - 1) + tl.maximum(p, 0) % (W - 1)
+                index = slot * (W - 1) + tl.maximum(p, 0) % (W - 1)
                 there = mask & (depth < back) & (p >= 0)
-                found += tl.load(tail_ptr + place * C + offs, mask=there, other=0.0).to(WIDE)
+                values += tl.load(tail_ptr + index * C + offs, mask=there, other=0.0).to(WIDE)
             weight = tl.load(weight_ptr + offs * W + step, mask=mask, other=0.0)
-            y += weight.to(WIDE) * found
+            y += weight.to(WIDE) * values
         if SILU:
             y = y.to(y_ptr.dtype.element_ty).to(WIDE)
             y = y / (1.0 + tl.exp(-y))
@@ -78,5 +78,5 @@ def _commit_tail_kernel(
     for i in range(tl.maximum(count - R, 0), count):
         row = tl.load(accept_row_ptr + s * A + i).to(tl.int64)
         x = tl.load(node_ptr + layer.to(tl.int64) * node_stride + row * F + offs, mask=mask)
-        at = tl.program_id(0).to(tl.int64) * R + (first + i) % R
-        tl.store(tail_ptr + at * F + offs, x, mask=mask)
+        offset = tl.program_id(0).to(tl.int64) * R + (first + i) % R
+        tl.store(tail_ptr + offset * F + offs, x, mask=mask)

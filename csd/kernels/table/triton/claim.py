@@ -308,9 +308,9 @@ def _lead_kernel(
     # [BLOCK_K, BLOCK_U]
     offs_u = tl.arange(0, BLOCK_U)[None, :]
     in_row = offs_u < U
-    at = row[:, None] * U + offs_u
-    token = tl.load(succ_token_ptr + at, mask=valid[:, None] & in_row, other=-1)
-    weight = tl.load(succ_weight_ptr + at, mask=valid[:, None] & in_row, other=0)
+    offsets = row[:, None] * U + offs_u
+    token = tl.load(succ_token_ptr + offsets, mask=valid[:, None] & in_row, other=-1)
+    weight = tl.load(succ_weight_ptr + offsets, mask=valid[:, None] & in_row, other=0)
     to = to[:, None] * U + offs_u
     tl.store(update_token_ptr + to, token, mask=exists[:, None] & in_row)
     tl.store(update_weight_ptr + to, weight, mask=exists[:, None] & in_row)

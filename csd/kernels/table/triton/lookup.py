@@ -18,8 +18,8 @@ def order_sizes(ORDERS: tl.constexpr, O: tl.constexpr, FIRST: tl.constexpr = 0):
 def load_context(context_ptr, row, mask, N: tl.constexpr, BLOCK_N: tl.constexpr):
     """[B, BLOCK_N] int32: tokens of rows [B], latest first, -1 beyond N."""
     offs_n = tl.arange(0, BLOCK_N)[None, :]
-    at = context_ptr + row[:, None] * N + offs_n
-    return tl.load(at, mask=mask[:, None] & (offs_n < N), other=-1)
+    ptrs = context_ptr + row[:, None] * N + offs_n
+    return tl.load(ptrs, mask=mask[:, None] & (offs_n < N), other=-1)
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def probe_entries(
 @triton.jit
 def holds_context(
     entry,  # [B, O] int32
-    found,  # [B, O]: whether there is an entry
+    present,  # [B, O]: whether there is an entry
     group,  # [B] int64
     tokens,  # [B, O, BLOCK_N] int32
     entry_group_ptr,  # [C] int64
@@ -74,12 +74,12 @@ def holds_context(
 ):
     """[B, O] bool: True if the entry holds this context, not another with the same hash."""
     offs_n = tl.arange(0, tokens.shape[2])[None, None, :]
-    at = entry_tokens_ptr + entry[:, :, None].to(tl.int64) * N + offs_n
+    ptrs = entry_tokens_ptr + entry[:, :, None].to(tl.int64) * N + offs_n
     # [B, O], [B, O, BLOCK_N]: neither load waits for the other
-    held_group = tl.load(entry_group_ptr + entry, mask=found, other=-1)
-    held_tokens = tl.load(at, mask=found[:, :, None] & (offs_n < N), other=-1)
+    held_group = tl.load(entry_group_ptr + entry, mask=present, other=-1)
+    held_tokens = tl.load(ptrs, mask=present[:, :, None] & (offs_n < N), other=-1)
     equal = tl.min((held_tokens == tokens).to(tl.int32), 2) > 0
-    return found & (held_group == group[:, None]) & equal
+    return present & (held_group == group[:, None]) & equal
 
 
 @triton.jit
@@ -96,6 +96,6 @@ def find_entries(
     WAYS: tl.constexpr,
 ):
     """[B, O] int32: entry of each context, -1 if it is absent."""
-    entry, found = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
-    held = holds_context(entry, found, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
+    entry, present = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
+    held = holds_context(entry, present, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
     return tl.where(held, entry, -1)

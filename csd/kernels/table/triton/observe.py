@@ -66,8 +66,8 @@ def observe_rows(
     # [BLOCK_R, BLOCK_U]
     u = tl.arange(0, BLOCK_U)[None, :]
     likely = node[:, None] & (u < TOP)
-    at = r[:, None] * TOP + u
-    scaled = tl.load(top_prob_ptr + at, mask=likely, other=0.0).to(tl.float64) * SOFT
+    offsets = r[:, None] * TOP + u
+    scaled = tl.load(top_prob_ptr + offsets, mask=likely, other=0.0).to(tl.float64) * SOFT
     whole = tl.floor(scaled)
     left = scaled - whole
     top = whole.to(tl.int32)
@@ -75,7 +75,7 @@ def observe_rows(
     top += up.to(tl.int32)
     has_top = tl.max(top, 1) > 0
     hard = tl.where(accepted, tl.where(has_top, HARD, SOFT), 0)
-    token = tl.load(top_token_ptr + at, mask=likely, other=-1)
+    token = tl.load(top_token_ptr + offsets, mask=likely, other=-1)
     equal = likely & (token == drawn[:, None])
     weight = top + tl.where(equal, hard[:, None], 0)
     ninth = hard - tl.sum(tl.where(equal, hard[:, None], 0), 1)
@@ -116,11 +116,11 @@ def observe_rows(
     tl.store(out_weight_ptr + out, weight, mask=written)
     # [BLOCK_R, BLOCK_N]
     n = tl.arange(0, BLOCK_N)[None, :]
-    at = r[:, None] * N + n
-    before = tl.load(context_ptr + at, mask=node[:, None] & (n < N), other=-1)
+    offsets = r[:, None] * N + n
+    before = tl.load(context_ptr + offsets, mask=node[:, None] & (n < N), other=-1)
     anything = (r >= rows)[:, None] & (n == 0)
     context = tl.where(anything, ANY, before)
-    tl.store(out_context_ptr + at, context, mask=inside[:, None] & (n < N))
+    tl.store(out_context_ptr + offsets, context, mask=inside[:, None] & (n < N))
     return key, context
 
 

@@ -44,11 +44,11 @@ def advance_slot(
     # [BLOCK_A]
     offs_a = tl.arange(0, row.shape[0])
     mask = offs_a < count
-    at = s.to(tl.int64) * tokens + generated + offs_a
-    tl.store(tokens_ptr + at, token, mask=mask)
-    tl.store(logprobs_ptr + at, tl.load(logprob_ptr + row, mask=mask, other=0), mask=mask)
+    offsets = s.to(tl.int64) * tokens + generated + offs_a
+    tl.store(tokens_ptr + offsets, token, mask=mask)
+    tl.store(logprobs_ptr + offsets, tl.load(logprob_ptr + row, mask=mask, other=0), mask=mask)
     raw = tl.load(raw_logprob_ptr + row, mask=mask, other=0)
-    tl.store(raw_logprobs_ptr + at, raw, mask=mask)
+    tl.store(raw_logprobs_ptr + offsets, raw, mask=mask)
 
     # [BLOCK_N]: the last N of old and new tokens, latest first
     offs_n = tl.arange(0, BLOCK_N)
@@ -151,11 +151,11 @@ def snapshot_rows(
     drafted = tl.load(depth_ptr + r, mask=in_pool, other=0) > 0
     tl.store(ints_ptr + more - M + r, tl.where(drafted, cost, -1), mask=in_pool)
     if HAS_TREES:
-        at = ints_ptr + more + (S * A * TOP if HAS_TOP else 0) + S + r
-        tl.store(at, tl.load(token_ptr + r, mask=in_pool, other=0), mask=in_pool)
-        tl.store(at + M, tl.load(parent_ptr + r, mask=in_pool, other=0), mask=in_pool)
-        tl.store(at + 2 * M, cost, mask=in_pool)
-        tl.store(at + 3 * M, tl.load(source_ptr + r, mask=in_pool, other=0), mask=in_pool)
+        ptr = ints_ptr + more + (S * A * TOP if HAS_TOP else 0) + S + r
+        tl.store(ptr, tl.load(token_ptr + r, mask=in_pool, other=0), mask=in_pool)
+        tl.store(ptr + M, tl.load(parent_ptr + r, mask=in_pool, other=0), mask=in_pool)
+        tl.store(ptr + 2 * M, cost, mask=in_pool)
+        tl.store(ptr + 3 * M, tl.load(source_ptr + r, mask=in_pool, other=0), mask=in_pool)
 
 
 @triton.jit
@@ -190,22 +190,22 @@ def snapshot_slot(
     tl.store(ints_ptr + 3 * S + s, bad.to(tl.int32))
     # [BLOCK_A]
     a = tl.arange(0, row.shape[0])
-    mask, kept = a < A, a < count
+    mask, valid = a < A, a < count
     to = s * A + a
     # the next row on the path
     following = tl.sum(tl.where(a[None, :] == a[:, None] + 1, row[None, :], 0), 1)
     source = tl.load(source_ptr + following, mask=a + 1 < count, other=0)
-    tl.store(ints_ptr + 4 * S + to, tl.where(kept, token, -1), mask=mask)
+    tl.store(ints_ptr + 4 * S + to, tl.where(valid, token, -1), mask=mask)
     tl.store(ints_ptr + 4 * S + S * A + to, source, mask=mask)
-    logprob = tl.load(logprob_ptr + row, mask=kept, other=0)
-    raw_logprob = tl.load(raw_logprob_ptr + row, mask=kept, other=0)
+    logprob = tl.load(logprob_ptr + row, mask=valid, other=0)
+    raw_logprob = tl.load(raw_logprob_ptr + row, mask=valid, other=0)
     tl.store(floats_ptr + to, logprob, mask=mask)
     tl.store(floats_ptr + S * A + to, raw_logprob, mask=mask)
     if HAS_TOP:
         # [BLOCK_A, TOP]
         t = tl.arange(0, TOP)[None, :]
         of, put = row[:, None] * TOP + t, to[:, None] * TOP + t
-        here = kept[:, None] & (t < TOP)
+        here = valid[:, None] & (t < TOP)
         top_token = tl.load(top_token_ptr + of, mask=here, other=-1)
         top_prob = tl.load(top_prob_ptr + of, mask=here, other=0)
         tl.store(ints_ptr + more + put, top_token, mask=mask[:, None])
