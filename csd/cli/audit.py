@@ -71,13 +71,13 @@ def _audit(args: Namespace) -> int:
     sampling = {name: getattr(args, name) for name in FLAGS}
     engine = engine_for(args.model, **loading(args))
     tie = TIES[engine.dtype] if args.tie is None else check_number("tie", args.tie, 0)
-    samples = [s for found in audit(engine, traces, **sampling) for s in found]
+    samples = [s for of_prompt in audit(engine, traces, **sampling) for s in of_prompt]
     figures = summary(samples, tie)
     if args.calibrate:
         own = [
             s
-            for found in audit(engine, _drawn(engine, traces, sampling), **sampling)
-            for s in found
+            for of_prompt in audit(engine, _drawn(engine, traces, sampling), **sampling)
+            for s in of_prompt
         ]
         figures["own_different_share"] = summary(own, tie)["different_share"]
     if args.json:

@@ -170,7 +170,7 @@ def run_properties(
         tables.append(upload(table, device))
     # rows are ordered by group
     ends = [
-        sum(len(p) for p, at in zip(TREE_PARENTS, GROUPS, strict=True) if at < g)
+        sum(len(p) for p, group in zip(TREE_PARENTS, GROUPS, strict=True) if group < g)
         for g in range(len(PROMPTS) + 1)
     ]
     where = dict(

@@ -73,7 +73,7 @@ def gain(
 # value for a recorded probability of 0: recordings have three digits
 TINY = 2.5e-4
 # limits of a recording: a step takes milliseconds, and a position a few hundred bytes
-LONGEST, MOST_POSITIONS = 1 << 17, 1 << 22
+LONGEST, MAX_POSITIONS = 1 << 17, 1 << 22
 # noise streams of the posterior's random words
 _WINNER, _OTHERS = 1, 0
 
@@ -115,10 +115,10 @@ class Recording:
         self.temperature, self.prompt = trace.temperature, trace.prompt
         self.length = torch.tensor([len(x) for x in lists])
         S, T = len(lists), int(self.length.max())
-        if T > LONGEST or S * T > MOST_POSITIONS:
+        if T > LONGEST or S * T > MAX_POSITIONS:
             raise ValueError(
                 f"problem {trace.problem!r} must have samples of at most {LONGEST} tokens and at "
-                f"most {MOST_POSITIONS} tokens in all, got {S} samples of up to {T} tokens"
+                f"most {MAX_POSITIONS} tokens in all, got {S} samples of up to {T} tokens"
             )
         self.token = torch.full((S, T + MAX_DEPTH + 1), -1, dtype=torch.int32)
         for s, tokens in enumerate(lists):

@@ -18,7 +18,7 @@ from csd.utils.check import shown
 
 NAMES = ("reference", "cpu", "triton")
 # PyTorch's threads to a loop's one beyond which its own operations are faster than loops
-MOST_THREADS = 4
+MAX_THREADS = 4
 
 
 def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops:
@@ -57,7 +57,7 @@ def _loops_pay(dtype: torch.dtype) -> bool:
         return False
     from csd.kernels.cpu_ops import threads
 
-    return dtype in DTYPES and torch.get_num_threads() <= MOST_THREADS * threads()
+    return dtype in DTYPES and torch.get_num_threads() <= MAX_THREADS * threads()
 
 
 @cache

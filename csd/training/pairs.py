@@ -57,7 +57,7 @@ class Pairs:
 
 
 # largest default size of a draft vocabulary, as in published heads
-MOST = 32_000
+MAX_VOCAB = 32_000
 
 
 def draft_tokens(
@@ -65,14 +65,14 @@ def draft_tokens(
 ) -> torch.Tensor | None:
     """The `size` most frequent tokens of the texts' samples, ascending; None for all tokens.
 
-    size: None means the whole vocabulary, or `MOST` tokens of a larger one. Equally frequent tokens
+    size: None means the whole vocabulary, or `MAX_VOCAB` tokens of a larger one. Equally frequent tokens
     rank by id, the lower first. Raises ValueError if size exceeds the vocabulary.
     """
     if size is not None and size > vocab:
         raise ValueError(
             f"draft_vocab must be at most the model's vocabulary of {vocab}, got {size}"
         )
-    size = min(vocab, MOST) if size is None else size
+    size = min(vocab, MAX_VOCAB) if size is None else size
     if size == vocab:
         return None
     counts = Counter(t for text in texts for t in text.tokens[text.start :])

@@ -35,7 +35,7 @@ class Method(Protocol):
 
 
 # limited, because the order of all epochs is computed before the first step
-MOST_EPOCHS = 10_000
+MAX_EPOCHS = 10_000
 # limited, because each token of a chain adds its own keys to attention
 DEEPEST = 64
 # kind of head -> its own arguments and their defaults
@@ -63,7 +63,7 @@ class Recipe:
     draft_vocab: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("epochs", self.epochs, 1, MOST_EPOCHS)
+        check_whole("epochs", self.epochs, 1, MAX_EPOCHS)
         for name in ("batch", "every"):
             check_whole(name, getattr(self, name), 1)
         check_number("learning_rate", self.learning_rate, 0, above=True)

@@ -18,7 +18,7 @@ from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
 
 # rows per slot in one forward pass: bits of an ancestor word without the sign bit
-MOST_ROWS = 63
+MAX_ROWS = 63
 
 
 class DraftNetwork(Protocol):
@@ -151,13 +151,13 @@ class DraftCache:
         """
         last: dict[int, torch.Tensor] = {}
         while recent:
-            piece = {s: tokens[:MOST_ROWS] for s, tokens in recent.items()}
+            piece = {s: tokens[:MAX_ROWS] for s, tokens in recent.items()}
             rows = SlotRows.of(recent, {s: len(x) for s, x in piece.items()})
             words = [(2 << i) - 1 for s in rows.slots for i in range(rows.count[s])]
             states = None
             if hidden is not None:
-                states = torch.cat([hidden[s][:MOST_ROWS] for s in rows.slots])
-                hidden = {s: x[MOST_ROWS:] for s, x in hidden.items()}
+                states = torch.cat([hidden[s][:MAX_ROWS] for s in rows.slots])
+                hidden = {s: x[MAX_ROWS:] for s, x in hidden.items()}
             node_k, node_v = self._scratch(rows.total)
             out = self._forward(
                 rows,
@@ -175,7 +175,7 @@ class DraftCache:
             }
             self.commit(node_k, node_v, taken)
             last |= {s: out[taken[s][-1]] for s in rows.slots}
-            recent = {s: x[MOST_ROWS:] for s, x in recent.items() if len(x) > MOST_ROWS}
+            recent = {s: x[MAX_ROWS:] for s, x in recent.items() if len(x) > MAX_ROWS}
         return torch.stack([last[s] for s in host.live if s in last])
 
     def commit(
@@ -287,7 +287,7 @@ class Scratch:
         self.k, self.v = cache._scratch(0)
 
     def room(self, s: int) -> int:
-        return MOST_ROWS - len(self.words[s])
+        return MAX_ROWS - len(self.words[s])
 
     def level(
         self,

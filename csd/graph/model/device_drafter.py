@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from csd.graph.drafter import StaticDrafter
-from csd.graph.model.cache import MOST_ROWS, DraftNetwork
+from csd.graph.model.cache import MAX_ROWS, DraftNetwork
 from csd.graph.model.device_cache import DeviceCache
 from csd.graph.model.distributions import DeviceReliability, distribution_tensors, expected_tensors
 from csd.graph.model.drafter import NetworkDrafter
@@ -27,7 +27,7 @@ from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
 # largest cost of a path, as on the host
-MOST = 16 * COST_ONE
+MAX_NODE_COST = 16 * COST_ONE
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def pool_of_drafted(
     below += torch.arange(S, device=device)[:, None] * width
     levels = [torch.full((n,), i, device=device) for i, n in enumerate(drafted.levels, 1)]
     nodes_of_pool = Nodes(
-        cost=cost.gather(1, chosen).clamp(max=MOST).round(),
+        cost=cost.gather(1, chosen).clamp(max=MAX_NODE_COST).round(),
         token=drafted.token.gather(1, chosen),
         slot=torch.where(keep.view(S, width), order.slot[:, None], -1),
         depth=torch.cat(levels)[chosen],
@@ -172,7 +172,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         room = (slots.max_new - 1 - slots.generated)[order.slot]
         position = cache.base(slots)[order.group] + generated
         # number of nodes that each level reads: `k`, until there is no more room
-        reads = [min(self.k, MOST_ROWS - d * self.k) for d in range(self.depth - 1)]
+        reads = [min(self.k, MAX_ROWS - d * self.k) for d in range(self.depth - 1)]
         reads = [n for n in reads if n > 0]
         nodes = cache.nodes(max(sum(reads), 1))
         # the front: numbers, ancestor words and path probabilities of the nodes to expand

@@ -134,7 +134,7 @@ class Sequences:
             for n in dict.fromkeys(step.at[s]):
                 node = tree[n]
                 node.kept = proposal = proposals[s, n]
-                through = [k for k, at in enumerate(step.at[s]) if at == n]
+                through = [k for k, node_of in enumerate(step.at[s]) if node_of == n]
                 for i, k in enumerate(through):
                     probs = proposal.probs if proposal.probs.ndim == 1 else proposal.probs[i]
                     index = draw(probs, words[k : k + 1])[0]
@@ -176,7 +176,7 @@ class Sequences:
         each = [dist.renormalised() for dist in by_heat]
         out = {}
         for i, (s, n) in enumerate(stands):
-            through = [k for k, at in enumerate(step.at[s]) if at == n]
+            through = [k for k, node_of in enumerate(step.at[s]) if node_of == n]
             probs = np.stack([each[k][i] for k in through])
             out[s, n] = Proposal(by_heat[0].token[i].tolist(), probs)
         return out

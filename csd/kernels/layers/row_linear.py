@@ -21,7 +21,7 @@ from csd.kernels.common.operator import operator
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # K is split until there are this many programs, in splits of LEAST_K numbers or more
-PROGRAMS, LEAST_K, MOST_SPLITS = 128, 512, 8
+PROGRAMS, LEAST_K, MAX_SPLITS = 128, 512, 8
 # outputs and numbers of K in a tile; fewer for float32, which is multiplied without tensor cores
 TILE, NARROW_TILE = (128, 64), (64, 32)
 ROW_TILES = (16, 32, 64, 128)
@@ -35,7 +35,7 @@ def splits_of(N: int, K: int, dtype: torch.dtype) -> tuple[int, int]:
     """
     block_n, block_k = NARROW_TILE if dtype == torch.float32 else TILE
     tiles, blocks, splits = -(-N // block_n), -(-K // block_k), 1
-    while splits < MOST_SPLITS and tiles * splits < PROGRAMS and 2 * splits * LEAST_K <= K:
+    while splits < MAX_SPLITS and tiles * splits < PROGRAMS and 2 * splits * LEAST_K <= K:
         splits *= 2
     each = -(-blocks // splits)
     return -(-blocks // each), each

@@ -2,7 +2,7 @@
 
 `exponential` is e^x in float32, with the same bits for a number and for an element of a vector:
 e^x = 2^n e^r with x = n ln 2 + r; e^r is Taylor's polynomial of degree 7, whose error is 5e-9 at
-|r| = ln 2 / 2. The result is within one or two ulp; it is 0 below `LEAST` and NaN for NaN.
+|r| = ln 2 / 2. The result is within one or two ulp; it is 0 below `MIN_ARGUMENT` and NaN for NaN.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ FACTORS = [2 / n for n in (5040, 720, 120, 24, 6, 2, 1, 1)]
 # adding it rounds a float32 to an integer, which the lowest bits of the sum hold
 ROUND = 1.5 * 2**23
 # least x for which 2^(n - 1) is a normal float32, and an x for which e^x is infinite
-LEAST, MOST = -86.98, 89.0
+MIN_ARGUMENT, MAX_ARGUMENT = -86.98, 89.0
 
 
 def ints(count: int, value: int) -> ir.Constant:
@@ -123,7 +123,7 @@ def exponential(builder: Any, argument: Any) -> Any:
     """Code of e^given; argument: a float32 or a vector of float32."""
     kind = argument.type
     ints = ir.VectorType(INT, kind.count) if isinstance(kind, ir.VectorType) else INT
-    high = _all(kind, MOST)
+    high = _all(kind, MAX_ARGUMENT)
     x = builder.select(builder.fcmp_ordered("<", high, argument), high, argument)
     shifted = _fma(builder, x, _all(kind, LOG2_E), _all(kind, ROUND))
     n = builder.fsub(shifted, _all(kind, ROUND))
@@ -135,8 +135,8 @@ def exponential(builder: Any, argument: Any) -> Any:
     power = builder.shl(builder.bitcast(shifted, ints), _all(ints, 23))
     power = builder.add(power, _all(ints, 126 << 23))
     p = builder.fmul(p, builder.bitcast(power, kind))
-    # below LEAST p is meaningless; the comparison is unordered, so NaN passes
-    is_seen = builder.fcmp_unordered(">=", argument, _all(kind, LEAST))
+    # below MIN_ARGUMENT p is meaningless; the comparison is unordered, so NaN passes
+    is_seen = builder.fcmp_unordered(">=", argument, _all(kind, MIN_ARGUMENT))
     return builder.select(is_seen, p, _all(kind, 0.0))
 
 

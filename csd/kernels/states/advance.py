@@ -17,7 +17,7 @@ from csd.kernels.common.operator import operator
 from csd.state.recurrent import CHUNK, TAIL
 
 # most chunks that one call can add: a step commits 17 tokens at most
-MOST = TAIL // CHUNK
+MAX_CHUNKS = TAIL // CHUNK
 
 
 def next_state(
@@ -46,7 +46,7 @@ def advance_state_ref(
     target: torch.Tensor,  # [S] int32, multiples of 16, at most base + 32
 ) -> None:
     """Plain PyTorch. `base` is not changed: the caller advances it."""
-    for i in range(MOST):
+    for i in range(MAX_CHUNKS):
         begin = base + CHUNK * i
         moved = next_state(state, key, update, decay, begin)
         # unwritten tokens of a tail may hold any value: select, since 0 * NaN is not 0

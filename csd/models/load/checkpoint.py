@@ -206,10 +206,10 @@ def read_model(
 
 
 def read_gguf(
-    name: str, place: str, dtype: torch.dtype | str, options: dict, before: OnConfig
+    name: str, folder: str, dtype: torch.dtype | str, options: dict, before: OnConfig
 ) -> Any:
     """The transformers model of a GGUF file; dtype "auto" is float32, as the file has none."""
-    path = os.path.join(place, options["gguf_file"])
+    path = os.path.join(folder, options["gguf_file"])
     made_in = torch.float32 if isinstance(dtype, str) else dtype
     before(gguf_config(name, path), made_in)
     with _reading_gguf(name):

@@ -17,7 +17,7 @@ from csd.kernels.states.prompt import PromptStates
 from csd.models.redirect import CONVOLUTION
 from csd.state.recurrent import ConvSize, StateSize
 
-MOST_WEIGHTS = 17
+MAX_WEIGHTS = 17
 # arguments that do not change one sequence's rows, or that are handled below
 KNOWN = {
     "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
@@ -85,8 +85,8 @@ def size_of(function: str, arguments: dict[str, Any]) -> ConvSize | StateSize:
         weight = arguments["weight"]
         if arguments.get("activation") not in (None, "silu", "swish"):
             raise OtherCall(f"{function} with activation {arguments['activation']!r}, not silu")
-        if not 2 <= weight.shape[1] <= MOST_WEIGHTS:
-            raise OtherCall(f"{function} of {weight.shape[1]} weights, not 2 to {MOST_WEIGHTS}")
+        if not 2 <= weight.shape[1] <= MAX_WEIGHTS:
+            raise OtherCall(f"{function} of {weight.shape[1]} weights, not 2 to {MAX_WEIGHTS}")
         return ConvSize(*weight.shape)
     state = arguments.get("initial_state", arguments.get("initial_states"))
     if state is not None:

@@ -154,7 +154,7 @@ def layered_dag_triton(
         children_ptr=children,
         slots=S,
         rows=rows,
-        most=max_drafted,
+        max_drafted=max_drafted,
         max_cost=max_path_cost(config.limits),
         P=P,
         BLOCK_P=triton.next_power_of_2(P),

@@ -275,7 +275,7 @@ def _edges(
     return edge
 
 
-@triton.jit(do_not_specialize=["slots", "rows", "most", "max_cost"])
+@triton.jit(do_not_specialize=["slots", "rows", "max_drafted", "max_cost"])
 def _layered_dag_kernel(
     live_ptr,  # [S] bool
     generated_ptr,  # [S] int32
@@ -288,7 +288,7 @@ def _layered_dag_kernel(
     children_ptr,  # [S, CHILDREN] int64, scratch for a level's children
     slots,
     rows,
-    most,  # most drafted nodes of all slots
+    max_drafted,  # most drafted nodes of all slots
     max_cost,  # largest cost of a path
     P: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -305,7 +305,7 @@ def _layered_dag_kernel(
     if tl.load(live_ptr + slot) == 0:
         return
     # nodes beyond this place of the list cannot enter the pool
-    room = tl.minimum(most, rows - live_slots(live_ptr, slots, BLOCK_S))
+    room = tl.minimum(max_drafted, rows - live_slots(live_ptr, slots, BLOCK_S))
     width = tl.minimum(MAX_NODES - 1, room)
     max_depth = tl.minimum(L, tl.load(max_new_ptr + slot) - 1 - tl.load(generated_ptr + slot))
     offs_f, offs_p, offs_n = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_P), tl.arange(0, MAX_NODES)

@@ -165,7 +165,7 @@ def _ancestor_words(parent):
     return word
 
 
-@triton.jit(do_not_specialize=["slots", "groups", "rows", "most"])
+@triton.jit(do_not_specialize=["slots", "groups", "rows", "max_drafted"])
 def _fill_kernel(
     nodes_ptr,  # [S, MAX_NODES] int64
     live_ptr,  # [S] bool
@@ -191,7 +191,7 @@ def _fill_kernel(
     slots,
     groups,
     rows,
-    most,
+    max_drafted,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_PENALTY: tl.constexpr,
@@ -201,7 +201,7 @@ def _fill_kernel(
     mine = me < slots
     live = tl.load(live_ptr + me, mask=mine, other=0) != 0
     group = tl.load(group_ptr + me, mask=live, other=-1)
-    budget = tl.minimum(most, rows - live_slots(live_ptr, slots, BLOCK_S))
+    budget = tl.minimum(max_drafted, rows - live_slots(live_ptr, slots, BLOCK_S))
     cut, below = find_cut(nodes_ptr, live_ptr, slots, budget, BLOCK_S)
     first, my_rows, group_start, total = share_rows(
         nodes_ptr, live_ptr, group_ptr, me, group, cut, budget - below, slots, BLOCK_S

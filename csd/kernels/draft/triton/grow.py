@@ -87,7 +87,7 @@ def _as_nodes(
     do_not_specialize=[
         "slots",
         "rows",
-        "most",
+        "max_drafted",
         "buckets",
         "prior_buckets",
         "max_depth",
@@ -127,7 +127,7 @@ def _grow_kernel(
     children_ptr,  # [S, CHILDREN] int64, scratch for a level's children
     slots,
     rows,
-    most,  # most drafted nodes of all slots
+    max_drafted,  # most drafted nodes of all slots
     buckets,
     prior_buckets,
     max_depth,
@@ -162,7 +162,7 @@ def _grow_kernel(
     if tl.load(live_ptr + slot) == 0:
         return
     # nodes beyond this place of the list cannot enter the pool
-    room = tl.minimum(most, rows - live_slots(live_ptr, slots, BLOCK_S))
+    room = tl.minimum(max_drafted, rows - live_slots(live_ptr, slots, BLOCK_S))
     width = tl.minimum(MAX_NODES - 1, room)
     generated = tl.load(generated_ptr + slot)
     max_depth = tl.minimum(max_depth, tl.load(max_new_ptr + slot) - 1 - generated)

@@ -35,7 +35,7 @@ from csd.kernels.numba.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE, in_pairs
 ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
 DTYPES = (torch.bfloat16, torch.float32)
 # most rows that are multiplied with a block of columns before the next block is read
-MOST = 12 * ROWS
+MAX_ROWS = 12 * ROWS
 
 
 @intrinsic
@@ -164,7 +164,7 @@ def _product(
     if not in_pairs(isa) and like.itemsize == 2:
         _lay_apart(M * K, x, apart)
         source, width = apart, 4 * K
-    passes = -(-M // MOST)
+    passes = -(-M // MAX_ROWS)
     rows_per_pass = -(-M // passes)
     for top in range(0, M, rows_per_pass):
         left = min(rows_per_pass, M - top)

@@ -20,7 +20,7 @@ from csd.state.context_table import MAX_TOTAL, Table
 # int64 numbers in a cache line; number of contexts by which prefetching is ahead of reading
 LONGS, AHEAD = 8, 8
 TOKEN_BITS = np.int64(31)
-MOST_TOKEN = np.int64((1 << 31) - 1)
+MAX_TOKEN = np.int64((1 << 31) - 1)
 NONE = np.iinfo(np.int64).max
 
 
@@ -180,7 +180,7 @@ def merge(
     count_kept = 0
     for i in range(n):
         # larger for heavier tokens, and of equal weights for smaller ones
-        rank = mass[i] << TOKEN_BITS | (MOST_TOKEN - workspace[i])
+        rank = mass[i] << TOKEN_BITS | (MAX_TOKEN - workspace[i])
         if count_kept == E and rank < best[E - 1]:
             continue
         j = min(count_kept, E - 1)

@@ -16,7 +16,7 @@ from csd.state.slots import Slots
 # numbers of a row that are processed at a time
 PIECE = 256
 # most tokens of a head for which the first pass has room
-MOST = 1024
+MAX_HEAD = 1024
 
 
 @by_threads
@@ -129,11 +129,11 @@ def heads(
 ) -> Heads:
     """Heads of rows x [R, V], as `heads_ref`, which computes rows with filters or long heads.
 
-    s: [R], slots of the rows. Heads of more than MOST tokens are long.
+    s: [R], slots of the rows. Heads of more than MAX_HEAD tokens are long.
     """
     x = _wide(x)
     R, V = x.shape
-    token = torch.empty(R, min(MOST, V), dtype=torch.long)
+    token = torch.empty(R, min(MAX_HEAD, V), dtype=torch.long)
     score, count = torch.empty(token.shape, dtype=temperature.dtype), torch.empty_like(s)
     rest = torch.empty_like(temperature)
     x = x.contiguous()

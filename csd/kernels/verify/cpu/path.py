@@ -17,7 +17,7 @@ from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, addresses, memory, read, readable
 from csd.kernels.numba.threads import by_threads
 from csd.kernels.verify.cpu.draws import draw_row
-from csd.kernels.verify.cpu.heads import MOST, PIECE, row_head, row_log_sum, row_peak
+from csd.kernels.verify.cpu.heads import MAX_HEAD, PIECE, row_head, row_log_sum, row_peak
 from csd.kernels.verify.cpu.passes import PASSES, child, ends, finished
 from csd.kernels.verify.reference import verify_on_path
 from csd.kernels.verify.reference_rows import sample_rows
@@ -146,7 +146,7 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
     kind, greedy = wide.dtype.type, temperature == 0
     divisor = kind(1) if greedy else kind(temperature)
     z, top = np.empty(PIECE, wide.dtype), np.empty(TOP, wide.dtype)
-    head, score = np.empty(min(MOST, V), np.int64), np.empty(min(MOST, V), wide.dtype)
+    head, score = np.empty(min(MAX_HEAD, V), np.int64), np.empty(min(MAX_HEAD, V), wide.dtype)
     accept_count = memory(paths.accept_count, S, INT)
     end, left = False, max_new - generated
     while row >= 0 and accept_count[s] < left and not end:
