@@ -65,8 +65,8 @@ def draft_tokens(
 ) -> torch.Tensor | None:
     """The `size` most frequent tokens of the texts' samples, ascending; None for all tokens.
 
-    size: None means the whole vocabulary, or `MAX_VOCAB` tokens of a larger one. Equally frequent tokens
-    rank by id, the lower first. Raises ValueError if size exceeds the vocabulary.
+    size: None means the whole vocabulary, or MAX_VOCAB tokens of a larger one. Equally frequent
+    tokens rank by id, the lower first. Raises ValueError if size exceeds the vocabulary.
     """
     if size is not None and size > vocab:
         raise ValueError(
