@@ -27,6 +27,7 @@ from csd.utils.lazy import warn_of_namesake
 from csd.utils.version import __version__
 
 if TYPE_CHECKING:
+    from csd.gradient.logprobs import Logprobs, logprobs
     from csd.graph import baselines
     from csd.training.train_head import train_head
 
@@ -36,6 +37,7 @@ __all__ = [
     "Eagle",
     "Engine",
     "History",
+    "Logprobs",
     "Prior",
     "QueueFull",
     "Sample",
@@ -52,6 +54,7 @@ __all__ = [
     "hf_generate",
     "integrations",
     "kernels",
+    "logprobs",
     "pass_at_k",
     "register_attention",
     "release",
@@ -70,6 +73,10 @@ def __getattr__(name: str) -> Any:
         from csd.graph import baselines
 
         return baselines
+    if name in ("Logprobs", "logprobs"):
+        from csd.gradient import logprobs as gradient
+
+        return getattr(gradient, name)
     if name == "train_head":
         from csd.training.train_head import train_head
 
