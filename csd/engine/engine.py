@@ -5,7 +5,7 @@ A call draws the samples of its own requests, or of those that arrive while it r
 """
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from itertools import chain, count
 from typing import Any, Literal, Protocol, Unpack, overload
@@ -13,14 +13,7 @@ from typing import Any, Literal, Protocol, Unpack, overload
 import torch
 
 from csd.engine.call import Call, RunSettings
-from csd.engine.options import Options
-from csd.engine.options.checks import (
-    check_device,
-    check_drafter,
-    check_dtype,
-    check_revision,
-    check_tokenizer,
-)
+from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.show import shows
 from csd.engine.requests.errors import Carrying, every
 from csd.engine.requests.request import Request, check_served
@@ -32,6 +25,7 @@ from csd.engine.step.step import Step
 from csd.utils.arguments import check_flag, check_number, check_whole
 from csd.utils.cache_folder import watch_forks
 from csd.utils.device import current, on_device, stream_of
+from csd.utils.option import checked
 from csd.utils.other_names import names_arguments
 from csd.utils.phases import preparation, showing
 from csd.utils.torch_state import in_plain_torch
@@ -127,25 +121,17 @@ class Engine(ModelResources):
         self_check = check_flag("self_check", self_check)
         if not isinstance(exact, str) and exact is not None:
             exact = check_flag("exact", exact)
-        drafter = "consensus" if drafter is None else drafter
-        for check, value in (
-            (check_drafter, drafter),
-            (check_tokenizer, tokenizer),
-            (check_device, device),
-            (check_revision, revision),
-        ):
-            check(value)
+        given: dict[str, Any] = dict(
+            dtype=dtype, device=device, revision=revision, tokenizer=tokenizer, decoder=decoder
+        )
+        drafter = checked(Options, "drafter", drafter) or "consensus"
         self._load(
             model,
             kernels,
             exact,
             static,
             self_check,
-            dtype=check_dtype(dtype),
-            device=device,
-            revision=revision,
-            tokenizer=tokenizer,
-            decoder=decoder,
+            **{name: checked(GenerateOptions, name, value) for name, value in given.items()},
         )
         self.max_slots = max_slots
         self.memory = memory
@@ -180,8 +166,13 @@ class Engine(ModelResources):
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
         """Check the arguments of a call and return it for `draw`. Raises as `generate` does."""
+        return self.call_of(prompt, options)
+
+    def call_of(self, prompt: Any, given: Mapping[str, Any]) -> Call:
+        """Returns the call of arguments as a mapping, which may have been read before."""
         try:
-            own = None if options.get("tokenizer") is not None else self.tokenizer
+            options = read_options(given)
+            own = None if options["tokenizer"] is not None else self.tokenizer
             return Call.read(prompt, options, self.config, self.generation_config, own)
         except Exception as error:
             self.refuse(error)
@@ -220,7 +211,10 @@ class Engine(ModelResources):
 
         {options}
         """
-        call = self.prepare(prompt, **options)
+        return self.results(self.prepare(prompt, **options))
+
+    def results(self, call: Call) -> Samples | list[Samples]:
+        """Run a call to its end; returns what `generate` returns."""
         with Carrying(call.requests, call.many):
             for _ in self.draw(call):
                 pass
@@ -235,10 +229,10 @@ class Engine(ModelResources):
 
         {options}
         """
-        return self._indexed(self.prepare(prompt, **options))
+        return self.samples(self.prepare(prompt, **options))
 
-    def _indexed(self, call: Call) -> Generator[tuple[int, Sample], None, None]:
-        # a separate generator, so that `stream` itself checks arguments; closing it ends the run
+    def samples(self, call: Call) -> Generator[tuple[int, Sample], None, None]:
+        """Run a call; yields what `stream` yields. Closing the generator ends the run."""
         with Carrying(call.requests, call.many), closing(self.draw(call)) as drawn:
             for request, sample in chain(call.refused(), drawn):
                 yield request.index, sample

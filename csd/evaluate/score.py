@@ -9,23 +9,20 @@ import torch
 from csd.engine.call import RunSettings
 from csd.engine.generate import engine_for
 from csd.engine.options import read_options
-from csd.engine.options.params import SAMPLING, resolve
+from csd.engine.options.params import limited, resolve
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.result import Samples
 from csd.models.text.context import encode_behind
 from csd.models.text.prompts import parse
+from csd.state.filters import FILTERS
 from csd.utils.check import shown
 from csd.utils.other_names import unknown_argument
 from csd.verify.teacher_forcing import TeacherForcing
 
 # arguments of `generate` that apply to scoring
 TAKEN = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
+    *FILTERS,
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
@@ -41,7 +38,6 @@ TAKEN = (
     "entropy",
     "prompt_logprobs",
 )
-OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def score(
@@ -84,21 +80,13 @@ def score(
         config.context,
     )
     rows = _completions(completions, prompts, many, tokenizer, config.vocab)
+    given_params = resolve(None, asked, vocab=config.vocab, tokenizer=tokenizer)
     requests: list[Request] = []
     given: dict[tuple[int, int], list[int]] = {}
     for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
-        params = resolve(
-            None,
-            context=config.context,
-            prompt_tokens=len(ids),
-            vocab=config.vocab,
-            tokenizer=tokenizer,
-            name=f"prompt {i}" if many else "the prompt",
-            ignore_eos=True,
-            stop=[],
-            max_new_tokens=max(map(len, tokens)),
-            **{name: asked[name] for name in TAKEN if name in SAMPLING},
-        )
+        name = f"prompt {i}" if many else "the prompt"
+        params = given_params.replace(max_new_tokens=max(map(len, tokens)))
+        params = limited(params, config.context, len(ids), name)
         # the index is the seed, so equal prompts get different keys
         request = Request.of(i, ids, params, range(len(tokens)), i)
         request.scores = PromptScores() if asked["prompt_logprobs"] else None
@@ -121,9 +109,8 @@ def _read(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in TAKEN:
             raise unknown_argument(name, TAKEN)
-    asked = read_options(options)
-    off = {name: value for name, value in OFF.items() if asked[name] is None}
-    return {name: asked[name] for name in TAKEN} | off
+    given = {name: value for name, value in options.items() if value is not None}
+    return read_options(FILTERS | given | dict(ignore_eos=True))
 
 
 def _completions(

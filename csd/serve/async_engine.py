@@ -16,10 +16,8 @@ from typing import Any, TypeVar, Unpack
 
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine, OnePrompt
-from csd.engine.options import Options, read_options
-from csd.engine.options.checks import check_drafter, check_prior
+from csd.engine.options import SAMPLING, Options, read_options
 from csd.engine.options.grammar import has_grammar, matcher_of
-from csd.engine.options.params import SAMPLING
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import MOST_TOP, PromptScores
 from csd.engine.step.step import Step
@@ -31,7 +29,8 @@ from csd.serve.reader import Reader
 from csd.serve.scheduler import ServiceScheduler
 from csd.serve.weights import Weights
 from csd.traces.history import History
-from csd.utils.arguments import check_budget, check_flag, check_whole
+from csd.utils.arguments import check_flag, check_whole
+from csd.utils.option import checked
 
 # options that apply to all requests, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "prior", "budget", "tokenizer")
@@ -72,17 +71,16 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
             )
     if isinstance(options.get("history"), History):
         raise ValueError("history must be a list of past samples, got a csd.History")
-    # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
-    asked = {name: options[name] for name in ("on_error",) if name in options}
+    asked = read_options(options)
     call = Call.read(
         prompt,
-        {**options, "on_error": "raise"},
+        # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
+        asked | {"on_error": "raise"},
         limits,  # type: ignore[arg-type]
         engine.generation_config,
         engine.tokenizer,
     )
-    returns = read_options(asked)["on_error"] == "return"
-    call.settings = replace(call.settings, returns_errors=returns)
+    call.settings = replace(call.settings, returns_errors=asked["on_error"] == "return")
     if call.many:
         raise ValueError(f"prompt must be one prompt, got {len(call.requests)}")
     return call
@@ -130,19 +128,18 @@ class AsyncEngine:
         if max_tokens is not None:
             max_tokens = check_whole("max_tokens", max_tokens, 2)
         max_queue = check_whole("max_queue", max_queue, 1)
-        check_drafter(drafter)
-        prior = check_prior(prior)
+        given: dict[str, Any] = dict(
+            budget=budget, speculate=speculate, drafter=drafter, prior=prior
+        )
+        self._settings = RunSettings(
+            **{name: checked(Options, name, value) for name, value in given.items()}
+        )
+        prior = self._settings.prior
         if prior is not None and prior.learn:
             raise ValueError(
                 "prior must have learn=False for an AsyncEngine, whose requests may be of several "
                 "users, got learn=True: load it with csd.Prior.load(path), which only reads"
             )
-        self._settings = RunSettings(
-            budget=check_budget(budget),
-            speculate=check_flag("speculate", speculate),
-            drafter=drafter,
-            prior=prior,
-        )
         if isinstance(model, Engine) and engine:
             raise ValueError(
                 f"{sorted(engine)[0]} must be set when the Engine is made; it cannot be given "

@@ -27,16 +27,16 @@ def check_whole(name: str, value: Any, low: int, high: int | None = None) -> int
     return _bounded(name, _integer(name, value, "a whole number"), low, high)
 
 
-def check_seed(value: Any) -> int:
+def check_seed(name: str, value: Any) -> int:
     """Raises TypeError or ValueError unless `value` is a whole number of 64 bits, as in torch."""
-    return _bounded("seed", _integer("seed", value, "a whole number or None"), -(2**63), 2**64 - 1)
+    return _bounded(name, _integer(name, value, "a whole number or None"), -(2**63), 2**64 - 1)
 
 
-def check_budget(value: Any) -> str | int:
+def check_budget(name: str, value: Any) -> str | int:
     """Raises TypeError or ValueError unless `value` is "auto" or a whole number from 0."""
     if isinstance(value, str) and value == "auto":
         return "auto"
-    return _bounded("budget", _integer("budget", value, "'auto' or a whole number"), 0, None)
+    return _bounded(name, _integer(name, value, "'auto' or a whole number"), 0, None)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -75,7 +75,7 @@ def check_number(
     return value
 
 
-def check_temperature(value: Any, name: str = "temperature") -> float:
+def check_temperature(name: str, value: Any) -> float:
     """Raises TypeError or ValueError unless `value` is above 0 and can divide logits."""
     value = check_number(name, value, 0, STEEPEST, above=True)
     if value < 1 / STEEPEST:

@@ -20,7 +20,7 @@ def processed(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
     s = pool.slot[rows].long()
     x = logits[rows].to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     for i, row in enumerate(rows.tolist()):
-        if slots.penalty[s[i]] != 1:
+        if slots.repetition_penalty[s[i]] != 1:
             _penalise(x[i], row, pool, slots)
         if slots.generated[s[i]] + pool.depth[row] < slots.min_new[s[i]]:
             ban = slots.ban_ids[s[i]]
@@ -46,7 +46,7 @@ def _penalise(x: torch.Tensor, row: int, pool: Pool, slots: Slots) -> None:
     while row >= 0:
         seen[pool.token[row].long()] = True
         row = int(pool.parent[row])
-    penalty = slots.penalty[s].to(x.dtype)
+    penalty = slots.repetition_penalty[s].to(x.dtype)
     x.copy_(torch.where(seen, torch.where(x < 0, x * penalty, x / penalty), x))
 
 

@@ -176,10 +176,10 @@ def test_flags_of_samples_are_flags_of_their_audit():
     from csd.cli import audit as command
     from csd.cli.main import SAMPLE_FLAGS
     from csd.cli.trace import RECORD_FLAGS
-    from csd.engine.options.logit_params import OFF
-    from csd.engine.options.params import FILTERS
+    from csd.engine.options.params import RULES
+    from csd.state.filters import FILTERS
 
-    changing = {*FILTERS[1:], *OFF, "min_new_tokens"}
+    changing = {*FILTERS, *RULES, "min_new_tokens"} - {"temperature"}
     assert changing & {*SAMPLE_FLAGS, *RECORD_FLAGS} <= {*command.FLAGS}
 
 

@@ -168,7 +168,8 @@ class Changes:
             only(x, forced)
         short = keep_full(x, logits, self.static, self.given)
         # x already includes the repetition penalty and the bans of end tokens
-        plain = replace(slots, penalty=self.ones, min_new=self.zeros)
+        off: dict[str, Any] = dict(repetition_penalty=self.ones, min_new=self.zeros)
+        plain = replace(slots, **off)
         verdict = ops.verify(x, pool, plain)
         finish_rows(
             verdict, logits, short, pool, slots, self.rules, ops.passes.log_sum, self.static

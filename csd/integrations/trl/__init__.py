@@ -7,17 +7,19 @@ from typing import Any
 import torch
 
 from csd.engine.generate import engine_for
-from csd.engine.options.checks import check_prior
-from csd.engine.options.params import check_option, config_ends, resolve
+from csd.engine.options import Options, SamplingOptions, read_options
+from csd.engine.options.params import config_ends, limited, resolve
 from csd.engine.results.result import Sample
 from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows, earlier_copies
 from csd.integrations.trl.early import EarlyEnds
 from csd.kernels.common.noise import prompt_key
+from csd.state.filters import GREEDY
 from csd.traces.history import History
-from csd.utils.arguments import check_budget, check_whole
+from csd.utils.arguments import check_whole
 from csd.utils.check import shown
 from csd.utils.lazy import check_installed
+from csd.utils.option import checked
 
 
 class Rollout:
@@ -47,8 +49,8 @@ class Rollout:
     csd/tokens_per_second of its first process. `ends.sizes`, with `until`: the number of samples
     drawn of each group in the last call.
 
-    Sampling follows `GRPOConfig`: temperature, top_k, top_p, min_p, repetition_penalty,
-    max_completion_length and `generation_kwargs` as far as csd implements them.
+    Sampling follows `GRPOConfig`: its filters, `max_completion_length` and `generation_kwargs`, as
+    far as csd implements them.
     """
 
     def __init__(
@@ -65,12 +67,10 @@ class Rollout:
         full_reward: float = 1.0,
         audit: float = 0.05,
     ):
-        self.budget, self.speculate = check_budget(budget), speculate
-        self.prior = check_prior(prior)
-        self.thought = {
-            "max_thinking_tokens": check_option("max_thinking_tokens", max_thinking_tokens),
-            "thinking_tags": check_option("thinking_tags", thinking_tags),
-        }
+        running: dict[str, Any] = dict(budget=budget, speculate=speculate, prior=prior)
+        self.running = {name: checked(Options, name, value) for name, value in running.items()}
+        thought = dict(max_thinking_tokens=max_thinking_tokens, thinking_tags=thinking_tags)
+        self.thought = {name: checked(Options, name, value) for name, value in thought.items()}
         self.history: History | None = None
         if check_whole("history", history, 0):
             # no limit on an epoch's samples
@@ -106,19 +106,15 @@ class Rollout:
         history = self.history if trainer.model.training else None
         # lengths are the same for all rows
         longest = max(range(len(rows)), key=lambda i: len(rows[i]))
-        params = resolve(
-            config,
-            context=engine.config.context,
-            prompt_tokens=len(rows[longest]),
-            name=f"prompt {longest}",
-            vocab=engine.config.vocab,
-            temperature=None if config.do_sample else 0,
+        context, vocab = engine.config.context, engine.config.vocab
+        given = self.thought | dict(
             max_new_tokens=config.max_new_tokens,
-            min_new_tokens=config.min_new_tokens,
-            tokenizer=tokenizer,
-            end_token_ids=config_ends(config, engine.config.vocab),
-            **self.thought,
+            min_new_tokens=config.min_new_tokens or 0,
+            end_token_ids=config_ends(config, vocab),
         )
+        options = read_options(given | ({} if config.do_sample else GREEDY), SamplingOptions)
+        params = resolve(config, options, vocab=vocab, tokenizer=tokenizer)
+        params = limited(params, context, len(rows[longest]), f"prompt {longest}")
         seed, indices = self._seed(trainer), _indices(rows, trainer.accelerator)
 
         def draw(places: list[int], known: list[list[Sample]] | None = None) -> list[Sample]:
@@ -128,10 +124,8 @@ class Rollout:
                 params,
                 seed=seed,
                 first_sample=[indices[i] for i in places],
-                budget=self.budget,
-                speculate=self.speculate,
+                **self.running,
                 history=history,
-                prior=self.prior,
                 keep=False,
                 known=known,
             )

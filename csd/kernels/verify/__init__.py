@@ -32,6 +32,7 @@ import torch
 from csd.kernels.common.operator import Fields, RecordOperator
 from csd.kernels.verify.reference import verify_ref
 from csd.kernels.verify.triton.launch import decide_triton, verify_triton
+from csd.state.filters import FILTERS
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict, empty_verdict
@@ -44,11 +45,7 @@ _SLOTS = (
     "key",
     "sample",
     "generated",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "penalty",
+    *FILTERS,
     "seen",
     "max_new",
     "min_new",

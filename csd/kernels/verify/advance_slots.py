@@ -45,7 +45,7 @@ def advance_slots_ref(slots: Slots, verdict: Verdict) -> None:
     old = slots.context.gather(1, (offset - count).clamp(min=0))
     slots.context.copy_(torch.where(offset < count, fresh, old))
 
-    penalised = slots.penalty != 1
+    penalised = slots.repetition_penalty != 1
     if bool(penalised.any()):
         mark_seen(slots.seen, torch.where(penalised[:, None], token, -1))
     slots.step += (count[:, 0] > 0).int()
@@ -193,7 +193,7 @@ def slot_arguments(slots: Slots) -> dict[str, Any]:
     """Keyword arguments of `advance_slot` that are fields and sizes of the slots."""
     N = slots.context.shape[1]
     return dict(
-        penalty_ptr=slots.penalty,
+        penalty_ptr=slots.repetition_penalty,
         generated_ptr=slots.generated,
         step_ptr=slots.step,
         live_ptr=slots.live,
@@ -213,7 +213,10 @@ _WRITTEN = ("live", "generated", "context", "step", "tokens", "logprobs", "raw_l
 _READ = ("sample", "logprob", "raw_logprob", "accept_row", "accept_count", "finish")
 _advance_slots = RecordOperator(
     "advance_slots",
-    (Fields("slots", (*_WRITTEN, "penalty"), written=_WRITTEN), Fields("verdict", _READ)),
+    (
+        Fields("slots", (*_WRITTEN, "repetition_penalty"), written=_WRITTEN),
+        Fields("verdict", _READ),
+    ),
     advance_slots_ref,
     advance_slots_triton,
 )

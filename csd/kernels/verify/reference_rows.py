@@ -150,7 +150,7 @@ def _penalise(
     logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor
 ) -> torch.Tensor:
     """Applies the repetition penalty to tokens of the prompt, the sample and the row's own path."""
-    if bool((slots.penalty == 1).all()):
+    if bool((slots.repetition_penalty == 1).all()):
         return logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     vocab = logits.shape[1]
@@ -163,7 +163,7 @@ def _penalise(
     on_path = same & (((pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1) == 1)
     m, j = on_path.nonzero(as_tuple=True)
     seen[m, pool.token[j].long()] = True
-    penalty = slots.penalty[s].to(logits.dtype)[:, None]
+    penalty = slots.repetition_penalty[s].to(logits.dtype)[:, None]
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 

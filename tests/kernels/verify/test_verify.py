@@ -53,8 +53,8 @@ FILTERS = {
     "small-top-p": {"top_p": 1e-6},
     "min-p": {"min_p": 0.05},
     "small-min-p": {"min_p": 1e-6},
-    "penalty": {"penalty": 1.3},
-    "all": {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "penalty": 1.1},
+    "penalty": {"repetition_penalty": 1.3},
+    "all": {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1},
 }
 
 

@@ -38,7 +38,7 @@ SLOTS = dict(
     top_k=I32,
     top_p=F64,
     min_p=F64,
-    penalty=F64,
+    repetition_penalty=F64,
     stop_ids=I32,
 )
 PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
@@ -116,7 +116,7 @@ def _is_plain(s, sizes, slots):
     """True if slot s samples unchanged logits: no filter, penalty or banned end token applies."""
     S = sizes[1]
     early = memory(slots.generated, S, INT)[s] < memory(slots.min_new, S, INT)[s]
-    if early or memory(slots.penalty, S, DOUBLE)[s] != 1:
+    if early or memory(slots.repetition_penalty, S, DOUBLE)[s] != 1:
         return False
     top_k, top_p, min_p = memory(slots.top_k, S, INT), slots.top_p, memory(slots.min_p, S, DOUBLE)
     filtered = top_k[s] > 0 or memory(top_p, S, DOUBLE)[s] < 1 or min_p[s] > 0

@@ -73,7 +73,7 @@ def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict)
         generated_ptr=slots.generated,
         min_new_ptr=slots.min_new,
         temperature_ptr=slots.temperature,
-        penalty_ptr=slots.penalty,
+        penalty_ptr=slots.repetition_penalty,
         seen_ptr=slots.seen,
         ban_ids_ptr=slots.ban_ids,
         top_ptr=tops,
