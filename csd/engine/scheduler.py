@@ -294,7 +294,7 @@ class Scheduler(SlotFiller):
             # if no slot is live on the device, only records remain to be read
             while records and (len(records) > self.lag or not live_count):
                 record = self.step.read(records.popleft())
-                self.budget.learn(sum(n > 0 for n in record.nodes), record)
+                self.budget.update(sum(n > 0 for n in record.nodes), record)
                 yield from self.postprocess(record)
         if self.failed and not self.settings.returns_errors:
             # a rule that ended a prompt may have left out the samples with errors

@@ -83,6 +83,21 @@ class FilterOptions(TypedDict, total=False):
             fields="min_p",
         ),
     ]
+    typical_p: Annotated[
+        float | None,
+        Option(
+            None,
+            "locally typical sampling: of the tokens that the other filters keep, those whose "
+            "surprise -log p is nearest to its mean, the entropy, up to this sum of probabilities, "
+            "and all tokens tied with the last of them; 1 is off",
+            partial(check_number, low=0, high=1, above=True),
+            float,
+            off=1.0,
+            config="typical_p",
+            processor="TypicalLogitsWarper.mass",
+            fields="typical_p",
+        ),
+    ]
     repetition_penalty: Annotated[
         float | None,
         Option(
@@ -100,6 +115,10 @@ class FilterOptions(TypedDict, total=False):
 
 # the value of each filter that turns it off; temperature 1 changes nothing
 FILTERS: dict[str, Any] = {name: o.off for name, (_, o) in options_of(FilterOptions).items()}
+# the filters that drop tokens
+CUTS = {
+    name: off for name, off in FILTERS.items() if name not in ("temperature", "repetition_penalty")
+}
 # options of greedy decoding
 GREEDY: dict[str, Any] = {"temperature": 0}
 
@@ -107,3 +126,11 @@ GREEDY: dict[str, Any] = {"temperature": 0}
 def dtype_of(name: str) -> torch.dtype:
     """Dtype of a filter's tensor; float64 holds the user's value."""
     return torch.int32 if int in get_args(options_of(FilterOptions)[name][0]) else torch.float64
+
+
+def drops_tokens(slots: Any, s: torch.Tensor, but: str = "") -> torch.Tensor:
+    """[R] bool: rows of the slots s [R] from which a filter, other than `but`, drops tokens.
+
+    Greedy rows, where filters could only choose among equal tokens, are not left out.
+    """
+    return torch.stack([getattr(slots, n)[s] != off for n, off in CUTS.items() if n != but]).any(0)

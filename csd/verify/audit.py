@@ -19,12 +19,10 @@ import torch
 
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.ops import Ops
-from csd.kernels.verify.passes import HEAD_WIDTH, MAX_HEAD
-from csd.kernels.verify.reference_rows import row_logits
+from csd.kernels.verify.reference_rows import row_logits, split_rows
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
-from csd.verify.target import processed
 from csd.verify.teacher_forcing import TeacherForcing, no_token
 
 
@@ -55,32 +53,32 @@ class Auditor(TeacherForcing):
 def _gap(
     row: int, drawn: int, recorded: int, logits: torch.Tensor, pool: Pool, slots: Slots
 ) -> float:
-    s = int(pool.slot[row])
+    s, rows = int(pool.slot[row]), torch.tensor([row], device=logits.device)
+    x = row_logits(logits[rows], rows, pool, slots)
     if slots.temperature[s] == 0:
-        rows = torch.tensor([row], device=logits.device)
-        greedy = row_logits(logits[rows], rows, pool, slots)[0].double()
+        greedy = x[0].double()
         return float(greedy[drawn] - greedy[recorded])
-    probs = processed(logits, torch.tensor([row], device=logits.device), pool, slots)[0].double()
-    if probs[recorded] == 0:
+    slot = torch.tensor([s], device=logits.device)
+    temperature = slots.temperature[slot].to(torch.promote_types(x.dtype, torch.float32))
+    _, heads, rests = split_rows(x, temperature, slots, slot, torch.zeros_like(slot).bool())
+    listed = zip(heads.token[0].tolist(), heads.score[0].double().tolist(), strict=True)
+    head = {token: score for token, score in listed if score > -math.inf}
+    rest, vocab = rests[0].double(), logits.shape[1]
+    if recorded not in head and rest[recorded] == 0:
         return math.inf
-    vocab, top_k = probs.shape[0], int(slots.top_k[s])
-    whole = 0 < top_k <= min(MAX_HEAD, vocab - 1)
-    in_nucleus = probs > 0 if whole else probs >= probs.max() * math.exp(-HEAD_WIDTH)
-    tail = torch.where(in_nucleus, 0, probs)
     place = slots.generated[s] + pool.depth[row]
 
     def word(token: int, stream: int) -> torch.Tensor:
-        at = torch.tensor(token, device=probs.device)
+        at = torch.tensor(token, device=rest.device)
         return philox_words_ref(slots.key[s], at, place, slots.sample[s], stream)
 
     def score(token: int) -> float:
-        mass = probs[token] if in_nucleus[token] else tail.sum()
-        atom = token if in_nucleus[token] else vocab
-        return float(mass.log() + gumbel(word(atom, SAMPLE), torch.float64))
+        mass = head.get(token, float(rest.sum().log()))
+        return mass + float(gumbel(word(token if token in head else vocab, SAMPLE), torch.float64))
 
-    if in_nucleus[drawn] or in_nucleus[recorded]:
+    if drawn in head or recorded in head:
         return max(score(drawn) - score(recorded), 0.0)
-    share = tail.cumsum(0) / tail.sum()
+    share = rest.cumsum(0) / rest.sum()
     at = float(uniform(word(0, REST), torch.float64))
-    begin, end = float(share[recorded] - tail[recorded] / tail.sum()), float(share[recorded])
+    begin, end = float(share[recorded] - rest[recorded] / rest.sum()), float(share[recorded])
     return max(begin - at, at - end, 0.0)

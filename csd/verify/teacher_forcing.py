@@ -13,6 +13,7 @@ from csd.graph.host_tree import Tree, pool_of_trees
 from csd.kernels.ops import Ops
 from csd.kernels.verify.reference_rows import row_logits, sample_rows
 from csd.kernels.verify.rules import blocks, own_chance
+from csd.state.filters import drops_tokens
 from csd.state.pool import MAX_DEPTH, ROOT, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
@@ -86,8 +87,7 @@ class TeacherForcing:
         heat = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
         score = x.gather(1, token)[:, 0].to(heat.dtype) / heat - x.amax(-1).to(heat.dtype) / heat
         chance = score - total
-        filtered = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
-        if bool((filtered & ~greedy).any()):
+        if bool((drops_tokens(slots, s) & ~greedy).any()):
             allowed = processed(logits, at, pool, slots).gather(1, token)[:, 0] > 0
             chance = torch.where(allowed, chance, -torch.inf)
         chance = torch.where(none, -torch.inf, chance)

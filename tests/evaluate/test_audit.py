@@ -19,6 +19,7 @@ SETTINGS = {
     "plain": dict(),
     "hot": dict(temperature=2.5),
     "filters": dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.1),
+    "typical": dict(temperature=1.3, top_k=30, typical_p=0.6),
     "greedy": dict(temperature=0),
     "constraints": dict(no_repeat_ngram_size=2, presence_penalty=0.4, suppress_tokens=[3]),
 }

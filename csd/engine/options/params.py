@@ -37,7 +37,6 @@ _UNSUPPORTED: dict[str, tuple] = {
     "exponential_decay_length_penalty": (None,),
     "begin_suppress_tokens": (None, []),
     "top_h": (None,),
-    "typical_p": (None, 1),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
     "renormalize_logits": (None, False),
@@ -56,7 +55,7 @@ def _values() -> dict[str, Any]:
 
 
 class SamplingParams(SimpleNamespace):
-    """How the samples of a prompt are drawn and when they end: checked values of the options.
+    """Checked values of the options that decide how samples are drawn and when they end.
 
     Attributes are the arguments in `SamplingOptions`, each by default with the value that turns it
     off, and `end_ids`: the model's end tokens and `stop_token_ids`. `bad_words` and `thinking_tags`

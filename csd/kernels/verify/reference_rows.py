@@ -99,7 +99,7 @@ def sample_rows(
     drawn = passes.draw(heads, row, slots, logits.shape[1])
     of = (drawn.token == logits.shape[1]).nonzero()[:, 0]
     if of.shape[0]:
-        z, _, rest = _heads(x[of], temperature[of], slots, s[of], greedy[of])
+        z, _, rest = split_rows(x[of], temperature[of], slots, s[of], greedy[of])
         drawn.token[of] = draw_rest(rest, slots, s[of], position[of])
         z_sample = z.gather(1, drawn.token[of, None])[:, 0]
         drawn.logprob[of] = z_sample - drawn.log_total[of]
@@ -116,10 +116,10 @@ def row_logits(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slot
 def heads_ref(
     x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> Heads:
-    return _heads(x, temperature, slots, s, greedy)[1]
+    return split_rows(x, temperature, slots, s, greedy)[1]
 
 
-def _heads(
+def split_rows(
     x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> tuple[torch.Tensor, Heads, torch.Tensor]:
     """z [R, V], the heads, and exp(z) of the rest [R, V], 0 elsewhere."""
@@ -185,7 +185,7 @@ def _ban_end_tokens(
 def _compact(
     z: torch.Tensor, pieces: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> tuple[torch.Tensor, Heads, torch.Tensor]:
-    """Returns the results of `_heads`, from z [R, V] and the maxima of its pieces."""
+    """Returns the results of `split_rows`, from z [R, V] and the maxima of its pieces."""
     vocab = z.shape[1]
     top_k = slots.top_k[s]
     # in a greedy row filters could only choose among equal tokens
@@ -213,6 +213,10 @@ def _compact(
     if bool((min_p > 0).any()):
         score = torch.where(score.exp() >= min_p, score, -torch.inf)
         rest = rest.masked_fill_(rest < min_p, 0)
+        rest_mass = row_sum(rest)
+    typical_p = torch.where(greedy, 1, slots.typical_p[s]).to(z.dtype)
+    if bool((typical_p < 1).any()):
+        score, rest = _typical(token, score, z, rest, typical_p)
         rest_mass = row_sum(rest)
     return z, Heads(token, score, rest_mass), rest
 
@@ -275,3 +279,49 @@ def _top_p(
         kept.scatter_(1, order, below > tail[row, None])
         rest = rest.index_put((row,), rest[row] * kept)
     return score, rest, row_sum(rest)
+
+
+def _typical(
+    token: torch.Tensor,
+    score: torch.Tensor,
+    z: torch.Tensor,
+    rest: torch.Tensor,
+    typical_p: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drops the tokens whose surprise is far from the row's entropy; returns score and rest.
+
+    With d = -z >= 0 a token's surprise is d + log(sum exp(-d)), and the entropy is the mean of it,
+    so their difference is |d - mean d|. The tokens with the smallest differences are kept, up to
+    the first at which their mass reaches typical_p, and those tied with it. They usually lie in
+    the head; if the head has too little mass nearer than the rest, the whole row is sorted.
+    """
+    head = score.exp()
+    total = head_sum(head) + row_sum(rest)
+    distance = torch.where(rest > 0, -z, 0)
+    mean = head_sum(torch.where(head > 0, head * -score, 0)) + row_sum(rest * distance)
+    mean = (mean / total)[:, None]
+    target = (typical_p * total)[:, None]
+    shift = torch.where(head > 0, (score + mean).abs(), torch.inf)
+    reach = _reach(shift, head, target)
+
+    filtered = typical_p < 1
+    near = head_sum(torch.where(shift <= HEAD_WIDTH - mean, head, 0))[:, None]
+    deep = filtered & ((near < target)[:, 0] & (rest > 0).any(-1))
+    rest = rest.masked_fill((filtered & ~deep)[:, None], 0)
+    if bool(deep.any()):
+        row = deep.nonzero()[:, 0]
+        # the last column takes the padding of heads
+        mass = torch.cat([rest[row], torch.zeros_like(rest[row, :1])], dim=1)
+        mass = mass.scatter_(1, token[row], head[row])[:, :-1]
+        shifts = torch.where(mass > 0, (z[row] + mean[row]).abs(), torch.inf)
+        reach[row] = _reach(shifts, mass, target[row])
+        rest = rest.index_put((row,), rest[row] * (shifts <= reach[row]))
+    kept = (shift <= reach) | ~filtered[:, None]
+    return torch.where(kept, score, -torch.inf), rest
+
+
+def _reach(shift: torch.Tensor, mass: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """[R, 1] smallest shift up to which tokens [R, W] have a mass of at least target [R, 1]."""
+    ascending, order = shift.sort(dim=-1, stable=True)
+    short = (mass.gather(1, order).cumsum(-1) < target).sum(-1, keepdim=True)
+    return ascending.gather(1, short.clamp(max=shift.shape[1] - 1))

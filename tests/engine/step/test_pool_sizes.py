@@ -11,7 +11,7 @@ def test_pools_have_one_of_a_few_sizes():
     assert sizes_for(3) == [16, 32, 64, 96, 128, 160, 192, 256, 384, 512]
     assert sizes_for(700)[-2:] == [640, 768]
     fixed = FixedPool(20, sizes_for(8))
-    assert fixed.pool(8) == (32, 20) and fixed.pool(13) == (64, 20)
+    assert fixed.pool_shape(8) == (32, 20) and fixed.pool_shape(13) == (64, 20)
 
 
 @pytest.mark.parametrize(

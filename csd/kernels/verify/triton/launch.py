@@ -8,9 +8,10 @@ import triton
 from csd.kernels.verify.advance_slots import slot_arguments
 from csd.kernels.verify.snapshot import empty_snapshot, snapshot_arguments, snapshot_grid
 from csd.kernels.verify.triton.descend import _descend_kernel, _finish_kernel
-from csd.kernels.verify.triton.filters import GROUP
+from csd.kernels.verify.triton.rows import GROUP
 from csd.kernels.verify.triton.sample import _sample_kernel
 from csd.kernels.verify.triton.scan import _compact_kernel, _scan_kernel
+from csd.state.filters import CUTS
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, Verdict, empty_verdict
@@ -109,7 +110,7 @@ def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict)
     _sample_kernel[(M,)](
         **row | {"num_warps": SAMPLE_WARPS},
         **raw,
-        **head,
+        **head | {f"{name}_ptr": getattr(slots, name) for name in CUTS},
         key_ptr=slots.key,
         index_ptr=slots.sample,
         list_token_ptr=scratch(M, LIST, dtype=torch.int32),
