@@ -114,7 +114,7 @@ class Sampler:
     on_error: "raise", or "return": a row with an invalid prompt gets no samples, and the reason in
         a column `error`, which is None for the others.
     engine: options of `csd.Engine`.
-    options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, prior, as
+    options: filters, max_new_tokens, stop and the like, budget, speculate, drafter, prior, as
         in `csd.generate`. With prior=True the rows of a batch draft for each other, so use it for
         datasets of one user; the tokens do not depend on the batch.
 

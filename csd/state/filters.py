@@ -128,6 +128,11 @@ def dtype_of(name: str) -> torch.dtype:
     return torch.int32 if int in get_args(options_of(FilterOptions)[name][0]) else torch.float64
 
 
+def is_greedy(slots: Any, s: torch.Tensor) -> torch.Tensor:
+    """[R] bool: whether the slots s [R] decode greedily."""
+    return slots.temperature[s] == 0
+
+
 def drops_tokens(slots: Any, s: torch.Tensor, but: str = "") -> torch.Tensor:
     """[R] bool: rows of the slots s [R] from which a filter, other than `but`, drops tokens.
 

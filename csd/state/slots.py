@@ -52,7 +52,7 @@ class Slots(_Filters):
     step: torch.Tensor = _tensor("S")  # steps the slot has made
     tokens: torch.Tensor = _tensor("ST", fill=-1)  # generated tokens
     logprobs: torch.Tensor = _tensor("ST", None)  # of the processed distribution
-    raw_logprobs: torch.Tensor = _tensor("ST", None)  # of the model at temperature 1
+    raw_logprobs: torch.Tensor = _tensor("ST", None)  # of the model
     progress_penalty: torch.Tensor = _tensor(
         "S"
     )  # per token (`csd.state.pool_builder.progress_penalties`)

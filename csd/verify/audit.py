@@ -8,7 +8,7 @@ the perturbed score of an atom (`csd.kernels.verify`):
         = distance of the noise from the token's part of the tail's mass, if both are in the tail
         = inf if the recorded token has no probability, or no token is left
 
-At temperature 0 scores are logits, after penalties and bans. Rounding moves scores by as much as it
+In greedy rows scores are logits, after penalties and bans. Rounding moves scores by as much as it
 moves logits, so a small gap is a tie, and a large one shows other weights, settings or tokens.
 """
 
@@ -19,7 +19,8 @@ import torch
 
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.ops import Ops
-from csd.kernels.verify.reference_rows import row_logits, split_rows
+from csd.kernels.verify.reference_rows import row_logits, row_scores
+from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
@@ -54,13 +55,10 @@ def _gap(
     row: int, drawn: int, recorded: int, logits: torch.Tensor, pool: Pool, slots: Slots
 ) -> float:
     s, rows = int(pool.slot[row]), torch.tensor([row], device=logits.device)
-    x = row_logits(logits[rows], rows, pool, slots)
-    if slots.temperature[s] == 0:
-        greedy = x[0].double()
-        return float(greedy[drawn] - greedy[recorded])
-    slot = torch.tensor([s], device=logits.device)
-    temperature = slots.temperature[slot].to(torch.promote_types(x.dtype, torch.float32))
-    _, heads, rests = split_rows(x, temperature, slots, slot, torch.zeros_like(slot).bool())
+    if is_greedy(slots, pool.slot[rows].long()):
+        x = row_logits(logits[rows], rows, pool, slots)[0].double()
+        return float(x[drawn] - x[recorded])
+    _, heads, rests = row_scores(logits[rows], rows, pool, slots)
     listed = zip(heads.token[0].tolist(), heads.score[0].double().tolist(), strict=True)
     head = {token: score for token, score in listed if score > -math.inf}
     rest, vocab = rests[0].double(), logits.shape[1]

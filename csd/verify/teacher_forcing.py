@@ -13,7 +13,7 @@ from csd.graph.host_tree import Tree, pool_of_trees
 from csd.kernels.ops import Ops
 from csd.kernels.verify.reference_rows import row_logits, sample_rows
 from csd.kernels.verify.rules import blocks, own_chance
-from csd.state.filters import drops_tokens
+from csd.state.filters import drops_tokens, is_greedy
 from csd.state.pool import MAX_DEPTH, ROOT, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
@@ -82,7 +82,7 @@ class TeacherForcing:
         part = part.masked_fill(none[:, None], 0)
         total = sample_rows(part, at, pool, slots, passes).log_total
         out.bad[s[~total.isfinite()]] = True
-        greedy = slots.temperature[s] == 0
+        greedy = is_greedy(slots, s)
         x = row_logits(part, at, pool, slots)
         heat = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
         score = x.gather(1, token)[:, 0].to(heat.dtype) / heat - x.amax(-1).to(heat.dtype) / heat

@@ -1,7 +1,7 @@
 """Arguments of `csd.generate` by group, each with its default, check, flag and description.
 
 SampleOptions    which samples are drawn
-FilterOptions    the samples' distribution: temperature and filters (`csd.state.filters`)
+FilterOptions    the filters of the samples' distribution (`csd.state.filters`)
 LogitOptions     changes of logits before these: bias, bans, penalties, functions, grammars
 EndOptions       where samples and texts end
 PromptOptions    how prompts are cut, and when a prompt is done

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from csd.engine.options import SamplingOptions
 from csd.engine.options.arguments import LogitOptions
 from csd.engine.options.logit_params import check_vocabulary, row_params, without_ends
+from csd.state.filters import GREEDY
 from csd.state.slots import MAX_STOP_IDS
 from csd.utils.arguments import check_ids
 from csd.utils.option import options_of
@@ -72,6 +73,11 @@ class SamplingParams(SimpleNamespace):
     def replace(self, **values: Any) -> "SamplingParams":
         """Returns a copy with other values."""
         return SamplingParams(**vars(self) | values)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken instead of a sample."""
+        return vars(self).items() >= GREEDY.items()
 
     @property
     def stopping_ids(self) -> tuple[int, ...]:

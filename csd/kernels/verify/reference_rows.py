@@ -10,6 +10,7 @@ import torch
 
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.verify.passes import HEAD_WIDTH, MAX_HEAD, Draws, Heads, Passes, Rows
+from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import TOP
@@ -87,13 +88,8 @@ def sample_rows(
     passes: Passes,
 ) -> Draws:
     """Draws of the pool's `rows` [R], with the logits [R, V]."""
-    s = pool.slot[rows].clamp(min=0).long()
+    x, temperature, s, greedy = _of_rows(logits, rows, pool, slots)
     position = slots.generated[s] + pool.depth[rows]
-    greedy = slots.temperature[s] == 0
-
-    x = row_logits(logits, rows, pool, slots)
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(dtype)
     heads = passes.heads(x, temperature, slots, s, greedy)
     row = Rows(s, position, greedy, pool.slot[rows] >= 0)
     drawn = passes.draw(heads, row, slots, logits.shape[1])
@@ -104,6 +100,25 @@ def sample_rows(
         z_sample = z.gather(1, drawn.token[of, None])[:, 0]
         drawn.logprob[of] = z_sample - drawn.log_total[of]
     return drawn
+
+
+def _of_rows(
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits [R, V] that the pool's `rows` sample from, divisors [R], slots [R], greedy [R] bool."""
+    s = pool.slot[rows].clamp(min=0).long()
+    greedy = is_greedy(slots, s)
+    x = row_logits(logits, rows, pool, slots)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x, torch.where(greedy, 1.0, slots.temperature[s]).to(dtype), s, greedy
+
+
+def row_scores(
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
+) -> tuple[torch.Tensor, Heads, torch.Tensor]:
+    """Scores z [R, V] of the pool's `rows`, their heads, and exp(z) of the rest [R, V], else 0."""
+    x, temperature, s, greedy = _of_rows(logits, rows, pool, slots)
+    return split_rows(x, temperature, slots, s, greedy)
 
 
 def row_logits(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots) -> torch.Tensor:
