@@ -22,10 +22,9 @@ from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
 from csd.engine.step.static_step import capture_all
 from csd.engine.step.step import Step
-from csd.utils.arguments import check_flag, check_number, check_whole
+from csd.utils.arguments import check_flag, check_number, check_whole, checked
 from csd.utils.cache_folder import watch_forks
 from csd.utils.device import current, on_device, stream_of
-from csd.utils.option import checked
 from csd.utils.other_names import names_arguments
 from csd.utils.phases import preparation, showing
 from csd.utils.torch_state import in_plain_torch

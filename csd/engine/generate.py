@@ -18,8 +18,8 @@ from csd.engine.options.show import shows
 from csd.engine.resources.held_bytes import held_bytes
 from csd.engine.results.result import Sample, Samples
 from csd.models.wrappers import unwrapped
+from csd.utils.arguments import checked, options_of
 from csd.utils.device import free_bytes
-from csd.utils.option import checked, options_of
 from csd.utils.phases import showing
 
 # for each model: engines by the name of the requested decoder

@@ -15,8 +15,7 @@ from csd.engine.results.result import Sample, Samples
 from csd.graph.history import PastSample
 from csd.graph.prior import Prior
 from csd.traces.history import History
-from csd.utils.arguments import check_seed, check_whole
-from csd.utils.option import checked
+from csd.utils.arguments import check_seed, check_whole, checked
 
 
 def draw(

@@ -29,7 +29,7 @@ from csd.engine.results.result import Sample
 from csd.integrations.groups import draw
 from csd.state.filters import FILTERS, GREEDY
 from csd.traces.history import History
-from csd.utils.option import checked
+from csd.utils.arguments import checked
 
 LOG = logging.getLogger("csd")
 

@@ -17,9 +17,8 @@ from csd.engine.options import SAMPLING, Options, SamplingOptions, read_options
 from csd.engine.options.params import limited, resolve
 from csd.integrations.groups import draw
 from csd.models.text.prompts import parse
-from csd.utils.arguments import check_seed, check_whole
+from csd.utils.arguments import check_seed, check_whole, checked
 from csd.utils.lazy import check_installed
-from csd.utils.option import checked
 from csd.utils.other_names import unknown_argument
 
 _RUNNING = {"budget", "speculate", "drafter", "prior"}

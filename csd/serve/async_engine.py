@@ -29,8 +29,7 @@ from csd.serve.reader import Reader
 from csd.serve.scheduler import ServiceScheduler
 from csd.serve.weights import Weights
 from csd.traces.history import History
-from csd.utils.arguments import check_flag, check_whole
-from csd.utils.option import checked
+from csd.utils.arguments import check_flag, check_whole, checked
 
 # options that apply to all requests, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "prior", "budget", "tokenizer")

@@ -10,8 +10,15 @@ from typing import Annotated, Any, TypedDict, get_args
 
 import torch
 
-from csd.utils.arguments import LARGEST, STEEPEST, check_number, check_temperature, check_whole
-from csd.utils.option import Option, options_of
+from csd.utils.arguments import (
+    LARGEST,
+    STEEPEST,
+    Option,
+    check_number,
+    check_temperature,
+    check_whole,
+    options_of,
+)
 
 
 def _check_temperature(name: str, value: Any) -> float:

@@ -1,15 +1,17 @@
-"""Checks of arguments that several functions take; each names the argument.
+"""Declarations of arguments (`Option`), and checks that several of them share.
 
-They return the value as a plain Python type: numpy's numbers are accepted, True and False are not
-accepted as numbers.
+A check names the argument, and returns the value as a plain Python type: numpy's numbers are
+accepted, True and False are not accepted as numbers.
 """
 
 import inspect
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -20,6 +22,50 @@ LARGEST = 2**31 - 1
 # largest factor of logits by the penalty, and by the temperature: with both, logits up to 1e8 stay
 # within the range of float32
 STEEPEST = 1e15
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One argument, beside its type. Its flags are "--" plus its name with hyphens, and `short`."""
+
+    default: Any
+    help: str
+    # maps (name in errors, value) to the value to use; raises TypeError or ValueError
+    check: Callable[[str, Any], Any] | None = None
+    # parser on the command line: a function of the text, bool, or list for a repeatable flag
+    flag: Callable[[str], Any] | None = None
+    short: str | None = None
+    # value without one of the call or the generation config, which turns a filter or a rule off;
+    # by default `default`
+    off: Any = ...
+    # name in transformers' generation config, whose value applies where the call has none
+    config: str | None = None
+    # transformers' processor and its attribute with the value: "TopPLogitsWarper.top_p"
+    processor: str = ""
+    # names in a request of `csd serve`, separated by spaces
+    fields: str = ""
+
+    def __post_init__(self) -> None:
+        if self.off is ...:
+            object.__setattr__(self, "off", self.default)
+
+
+@cache
+def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
+    """Type and `Option` of each argument of a TypedDict, in the order of their definition."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: get_args(hints[name])[:2] for name in kind.__annotations__}
+
+
+def checked(kind: type, name: str, value: Any, where: str = "") -> Any:
+    """Value to use for an argument of `kind`. None is served if the argument's type has it.
+
+    where: text after the name in an error message. Raises TypeError or ValueError.
+    """
+    hint, option = options_of(kind)[name]
+    if option.check is None or (value is None and type(None) in get_args(hint)):
+        return value
+    return option.check(name + where, value)
 
 
 def check_whole(name: str, value: Any, low: int, high: int | None = None) -> int:

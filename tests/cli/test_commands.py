@@ -13,7 +13,7 @@ import csd
 from csd.cli.formats import VERSION
 from csd.cli.main import main, make_parser
 from csd.engine.options import GenerateOptions
-from csd.utils.option import options_of
+from csd.utils.arguments import options_of
 
 pytestmark = pytest.mark.quick
 

@@ -14,7 +14,7 @@ from csd.engine.options.params import SamplingParams
 from csd.engine.requests.request import Request
 from csd.models.demo import toy
 from csd.state.filters import FILTERS
-from csd.utils.option import options_of
+from csd.utils.arguments import options_of
 
 USUAL = dict(max_new_tokens=3, seed=0, num_samples=2)
 # of each prompt as many objects are made, and a file at each path

@@ -1,6 +1,6 @@
 """The arguments of `csd.generate`, each declared once.
 
-`Options` is the static type of the keyword arguments, and the `csd.utils.option.Option` next to
+`Options` is the static type of the keyword arguments, and the `csd.utils.arguments.Option` next to
 each type holds its default, its check, its help, its flag, and its names in the generation config
 and in requests (`arguments.py`, `csd/state/filters.py`). Derived from them are the checks of a call
 (`read_options`), a prompt's `SamplingParams`, the signatures that editors show and the list in
@@ -21,7 +21,7 @@ from csd.engine.options.arguments import (
     SampleOptions,
 )
 from csd.state.filters import FilterOptions
-from csd.utils.option import checked, options_of
+from csd.utils.arguments import checked, options_of
 from csd.utils.other_names import unknown_argument
 
 

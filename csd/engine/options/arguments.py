@@ -50,6 +50,7 @@ from csd.traces.history import History
 from csd.utils.arguments import (
     LARGEST,
     STEEPEST,
+    Option,
     check_budget,
     check_flag,
     check_ids,
@@ -59,7 +60,6 @@ from csd.utils.arguments import (
     check_strings,
     check_whole,
 )
-from csd.utils.option import Option
 from csd.verify.multi_draft import DRAWS
 
 # most samples of a prompt per call: each is an object in memory

@@ -14,8 +14,8 @@ from typing import Any
 
 from csd.engine.options import LogitOptions
 from csd.engine.options.grammar import GRAMMARS, source
+from csd.utils.arguments import checked
 from csd.utils.isolated_python import environment
-from csd.utils.option import checked
 
 SECONDS = 5  # of the CPU
 MEMORY = 2 << 30  # bytes of addresses

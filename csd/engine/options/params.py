@@ -11,8 +11,7 @@ from csd.engine.options.arguments import LogitOptions
 from csd.engine.options.logit_params import check_vocabulary, row_params, without_ends
 from csd.state.filters import GREEDY
 from csd.state.slots import MAX_STOP_IDS
-from csd.utils.arguments import check_ids
-from csd.utils.option import options_of
+from csd.utils.arguments import check_ids, options_of
 
 LOG = logging.getLogger("csd")
 

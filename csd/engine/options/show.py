@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from csd.engine.options import GenerateOptions, read_options
-from csd.utils.option import options_of
+from csd.utils.arguments import options_of
 
 # flags of every command that loads a model
 LOADING = ("device", "dtype", "revision")

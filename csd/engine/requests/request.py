@@ -7,8 +7,7 @@ from typing import Any
 
 from csd.engine.options.grammar import has_grammar
 from csd.engine.options.params import SamplingParams
-from csd.engine.options.thinking import forced_places
-from csd.engine.options.thoughts import leaves_thought_open
+from csd.engine.options.thinking import forced_places, leaves_thought_open
 from csd.engine.results.logprobs import PromptScores
 from csd.engine.results.record import SOURCES, Draft
 from csd.engine.results.result import Sample, Samples

@@ -6,7 +6,7 @@ import torch
 
 from csd.engine.options import SamplingOptions
 from csd.engine.options.params import asks_for
-from csd.utils.option import options_of
+from csd.utils.arguments import options_of
 
 # generation config: option -> values that change nothing here
 _CONFIG = {

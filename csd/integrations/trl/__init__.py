@@ -16,10 +16,9 @@ from csd.integrations.trl.early import EarlyEnds
 from csd.kernels.common.noise import prompt_key
 from csd.state.filters import GREEDY
 from csd.traces.history import History
-from csd.utils.arguments import check_whole
+from csd.utils.arguments import check_whole, checked
 from csd.utils.check import shown
 from csd.utils.lazy import check_installed
-from csd.utils.option import checked
 
 
 class Rollout:

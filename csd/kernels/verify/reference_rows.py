@@ -105,7 +105,7 @@ def sample_rows(
 def _of_rows(
     logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits [R, V] that the pool's `rows` sample from, divisors [R], slots [R], greedy [R] bool."""
+    """Logits [R, V] that the `rows` sample from, divisors [R], slots [R] and greedy [R] bool."""
     s = pool.slot[rows].clamp(min=0).long()
     greedy = is_greedy(slots, s)
     x = row_logits(logits, rows, pool, slots)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from csd.engine.options import Options
-from csd.utils.option import options_of
+from csd.utils.arguments import options_of
 
 # fields of both endpoints -> options of the engine
 SAMPLING = {

@@ -15,7 +15,7 @@ from csd.engine.options.params import SamplingParams
 from csd.engine.options.show import add_flags
 from csd.state.filters import FILTERS, dtype_of
 from csd.state.slots import Slots
-from csd.utils.option import options_of
+from csd.utils.arguments import options_of
 
 pytestmark = pytest.mark.quick
 

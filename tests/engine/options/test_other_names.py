@@ -9,7 +9,7 @@ from csd.cli.main import main
 from csd.engine.options import GenerateOptions, Options
 from csd.integrations.ray import Sampler
 from csd.models.demo import toy
-from csd.utils.option import options_of
+from csd.utils.arguments import options_of
 from csd.utils.other_names import _NAMES, _REMARKS
 
 MODEL, TOKENIZER = toy()

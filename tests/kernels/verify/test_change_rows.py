@@ -21,7 +21,7 @@ from csd.kernels.verify.rules import change_rows, only, path_tokens
 from csd.kernels.verify.rules import rows as row_rules
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.utils.option import checked
+from csd.utils.arguments import checked
 
 VOCAB, SLOTS, LONGEST = 37, 5, 24
 ENDS = (7, 9)
