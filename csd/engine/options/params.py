@@ -75,7 +75,7 @@ class SamplingParams(SimpleNamespace):
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken instead of a sample."""
+        """True if the likeliest token is taken instead of a sample."""
         return vars(self).items() >= GREEDY.items()
 
     @property

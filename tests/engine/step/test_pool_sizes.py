@@ -29,13 +29,13 @@ def test_the_pool_follows_the_cost(seconds, probability, want):
     cost = StepTimeTable(sizes_for(8), seconds)
     pool, ran = AutoPool(cost, sizes_for(8)), []
     for _ in range(60):
-        rows, nodes = pool.pool(8)
+        rows, nodes = pool.pool_shape(8)
         drafted = max(nodes - 8, 0)
         found = record([probability] * drafted, round(probability * drafted), rows=rows)
         found.model_seconds = cost(rows)
         # each slot gets its share
         found.nodes, found.count = [2] * 8, [1 + found.count[0] / 8] * 8
-        pool.learn(8, found)
+        pool.update(8, found)
         ran.append(rows)
     assert max(set(ran), key=ran.count) == want
 
@@ -44,7 +44,7 @@ def test_the_pool_never_goes_below_the_roots():
     cost = StepTimeTable(sizes_for(100), [1, 2, 4, 6, 8, 10, 12, 16, 24, 32])
     pool = AutoPool(cost, sizes_for(100))
     # nothing pays: the smallest size that holds every root
-    assert pool.pool(100)[0] == 128
+    assert pool.pool_shape(100)[0] == 128
     for _ in range(30):
-        pool.learn(100, record([0.05] * 28, 0))
-    assert [pool.pool(live)[0] for live in (100, 129, 10)] == [128, 160, 16]
+        pool.update(100, record([0.05] * 28, 0))
+    assert [pool.pool_shape(live)[0] for live in (100, 129, 10)] == [128, 160, 16]
