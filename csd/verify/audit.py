@@ -24,7 +24,8 @@ from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
-from csd.verify.teacher_forcing import TeacherForcing, no_token
+from csd.verify.given import no_token
+from csd.verify.teacher_forcing import TeacherForcing
 
 
 class Auditor(TeacherForcing):

@@ -8,7 +8,7 @@ and in requests (`arguments.py`, `csd/state/filters.py`). Derived from them are 
 fields of `csd serve` (`csd.serve.http.names`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from csd.engine.options.arguments import (
@@ -20,7 +20,7 @@ from csd.engine.options.arguments import (
     ResultOptions,
     SampleOptions,
 )
-from csd.state.filters import FilterOptions
+from csd.state.filters import FILTERS, FilterOptions
 from csd.utils.arguments import checked, options_of
 from csd.utils.other_names import unknown_argument
 
@@ -62,3 +62,15 @@ def read_options(given: Mapping[str, Any], kind: type = Options) -> ReadOptions:
         (name, checked(kind, name, given[name]) if name in given else option.default)
         for name, (_, option) in known_options.items()
     )
+
+
+def read_without_config(given: Mapping[str, Any], names: Collection[str]) -> ReadOptions:
+    """`read_options` of the arguments in `names`, in which a filter that is not given is off.
+
+    Raises TypeError for an argument that is not in `names`.
+    """
+    for name in given:
+        if name not in names:
+            raise unknown_argument(name, names)
+    values = {name: v for name, v in given.items() if v is not None or name not in FILTERS}
+    return read_options(FILTERS | values)

@@ -167,15 +167,17 @@ class Changes:
         if forced is not None:
             only(x, forced)
         short = keep_full(x, logits, self.static, self.given)
-        # x already includes the repetition penalty and the bans of end tokens
-        off: dict[str, Any] = dict(repetition_penalty=self.ones, min_new=self.zeros)
-        plain = replace(slots, **off)
-        verdict = ops.verify(x, pool, plain)
+        verdict = ops.verify(x, pool, self.without_rules(slots))
         finish_rows(
             verdict, logits, short, pool, slots, self.rules, ops.passes.log_sum, self.static
         )
         ops.advance_slots(slots, verdict)
         return verdict, *ops.snapshot(pool, verdict, top, trees)
+
+    def without_rules(self, slots: Slots) -> Slots:
+        """Slots for changed rows, which include the repetition penalty and bans of end tokens."""
+        off: dict[str, Any] = dict(repetition_penalty=self.ones, min_new=self.zeros)
+        return replace(slots, **off)
 
     def emptied(self, s: int) -> tuple[int, bool]:
         """First position of slot s from which no token could be drawn, else -1, and True if none
