@@ -65,11 +65,11 @@ def _gap(
     rest, vocab = rests[0].double(), logits.shape[1]
     if recorded not in head and rest[recorded] == 0:
         return math.inf
-    place = slots.generated[s] + pool.depth[row]
+    position = slots.generated[s] + pool.depth[row]
 
     def word(token: int, stream: int) -> torch.Tensor:
-        at = torch.tensor(token, device=rest.device)
-        return philox_words_ref(slots.key[s], at, place, slots.sample[s], stream)
+        tokens = torch.tensor(token, device=rest.device)
+        return philox_words_ref(slots.key[s], tokens, position, slots.sample[s], stream)
 
     def score(token: int) -> float:
         mass = head.get(token, float(rest.sum().log()))
@@ -78,6 +78,6 @@ def _gap(
     if drawn in head or recorded in head:
         return max(score(drawn) - score(recorded), 0.0)
     share = rest.cumsum(0) / rest.sum()
-    at = float(uniform(word(0, REST), torch.float64))
+    threshold = float(uniform(word(0, REST), torch.float64))
     begin, end = float(share[recorded] - rest[recorded] / rest.sum()), float(share[recorded])
-    return max(begin - at, at - end, 0.0)
+    return max(begin - threshold, threshold - end, 0.0)

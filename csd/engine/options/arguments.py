@@ -288,7 +288,7 @@ class EndOptions(TypedDict, total=False):
         Option(
             None,
             "end tokens in addition to the model's own",
-            partial(check_ids, most=MAX_STOP_IDS),
+            partial(check_ids, max_count=MAX_STOP_IDS),
             off=(),
             fields="stop_token_ids",
         ),
@@ -299,7 +299,7 @@ class EndOptions(TypedDict, total=False):
             None,
             "end tokens that replace the model's own, which come from its generation config and "
             "its tokenizer",
-            partial(check_ids, most=MAX_STOP_IDS),
+            partial(check_ids, max_count=MAX_STOP_IDS),
         ),
     ]
     ignore_eos: Annotated[
