@@ -33,10 +33,8 @@ from csd.kernels.attention.packed.reference import (
     packed_attention_ref,
     wide_dtype,
 )
-from csd.kernels.attention.packed.triton import (
-    packed_attention_backward_triton,
-    packed_attention_triton,
-)
+from csd.kernels.attention.packed.triton.backward import packed_attention_backward_triton
+from csd.kernels.attention.packed.triton.forward import packed_attention_triton
 from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
 
@@ -127,7 +125,7 @@ def packed_attention(
     out is differentiable in q, k, v and sinks; lse is not. window, chunk, softcap, sinks: as in
     `tree_attention`. Raises ValueError for operands that do not fit each other.
     """
-    _check(q, k, v, layout)
+    _check(q, k, v, layout, scale)
     check_properties(q, window, chunk, softcap, sinks)
     found: tuple[torch.Tensor, torch.Tensor] = _packed_attention(
         q, k, v, *layout, scale, window, chunk, softcap, sinks
@@ -172,7 +170,7 @@ def packed_attention_backward(
     grad: gradient of out. out: of any forward that computes this attention. lse: of
     `packed_attention`, or None to compute it again. Not differentiable.
     """
-    _check(q, k, v, layout)
+    _check(q, k, v, layout, scale)
     check_properties(q, window, chunk, softcap, sinks)
     shape = *q.shape[:2], v.shape[2]
     for name, x in (("grad", grad), ("out", out)):
@@ -185,7 +183,9 @@ def packed_attention_backward(
     return dq, dk, dv, None if sinks is None else dsinks
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout) -> None:
+def _check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float
+) -> None:
     if q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(
             "q, k and v must be [R, H, D], [R, K, D] and [R, K, Dv] with H a multiple of K, got "
@@ -196,3 +196,6 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayo
     for name, x, size in (("k", k, D), ("v", v, v.shape[2])):
         check_tensor(name, x, (R, K, size), q.dtype, q.device, any_layout=True)
     check_packed(layout, R, q.device)
+    # kernels take the maximum of scores before they scale it
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, got {scale}")

@@ -105,5 +105,5 @@ def grad_of_sinks(
     """[H]: minus the sum over rows of the sink's weight times delta; [0] without sinks."""
     if sinks is None:
         return q.new_empty(0)
-    weight = (sinks.to(lse.dtype) - lse).exp()
-    return -(weight * delta).sum(0).to(sinks.dtype)
+    weight = (sinks.to(lse.dtype) - lse.contiguous()).exp()
+    return -(weight * delta.contiguous()).sum(0).to(sinks.dtype)

