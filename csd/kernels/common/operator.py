@@ -79,9 +79,10 @@ def operator(
     """Registers csd::name and returns PyTorch's CustomOpDef.
 
     loop: imports the loop of the backend "cpu"; returns the predicate of the arguments that it
-    supports, and the loop. compiled: False if it runs without numba. written: arguments that are modified in place. schema: arguments and
-    results in PyTorch's schema syntax, by default inferred from the reference's signature. fake:
-    returns results of the right shape without values; without it the operator returns nothing.
+    supports, and the loop. compiled: False if it runs without numba. written: arguments that are
+    modified in place. schema: arguments and results in PyTorch's schema syntax, by default inferred
+    from the reference's signature. fake: returns results of the right shape without values; without
+    it the operator returns nothing.
     unpacked: wraps an implementation into a function of the operator's own arguments.
     """
     found = OPERATIONS[name] = Implementations(reference, triton, loop, compiled)

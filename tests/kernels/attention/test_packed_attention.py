@@ -169,9 +169,7 @@ def test_a_backward_of_another_forward():
 @pytest.mark.parametrize("name", SHAPES)
 def test_plan_has_every_pair_that_is_seen(name, named, rows, keys):
     case = packed_case(name, named)
-    work = plan_packed(
-        *case.layout, rows, keys, *(case.properties[x] for x in ("window", "chunk"))
-    )
+    work = plan_packed(*case.layout, rows, keys, *(case.properties[x] for x in ("window", "chunk")))
     pairs = {(int(i) // rows, int(j) // keys) for i, j in case.seen.nonzero()}
     T, B = work.visits.shape
     visits = [work.visits[t, : work.visit_count[t]].tolist() for t in range(T)]

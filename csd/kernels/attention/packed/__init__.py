@@ -145,9 +145,18 @@ def packed_lse(
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
     """Returns the lse [R, H] of `packed_attention`, which depends on no value."""
-    properties = dict(window=window, chunk=chunk, softcap=softcap, sinks=sinks)
     with torch.no_grad():
-        return packed_attention(q, k, k[..., :0], layout, scale, **properties)[1]
+        return packed_attention(
+            q,
+            k,
+            k[..., :0],
+            layout,
+            scale,
+            window=window,
+            chunk=chunk,
+            softcap=softcap,
+            sinks=sinks,
+        )[1]
 
 
 def packed_attention_backward(

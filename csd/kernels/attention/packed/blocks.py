@@ -10,6 +10,7 @@ shared heads; in 16 bits these products are computed in float32.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ BLOCK, SMALL = 128, 32
 
 
 class Block(NamedTuple):
-    index: int
+    number: int
     first: int
     last: int
     low: int  # least and largest end of its rows
@@ -44,7 +45,7 @@ def cut_rows(end: list[int]) -> list[Block]:
             continue
         parts = -(-rows // BLOCK)
         bounds = [first + rows * i // parts for i in range(parts + 1)]
-        cuts += zip(bounds, bounds[1:], strict=False)
+        cuts += pairwise(bounds)
     return [Block(n, a, b, min(end[a:b]), max(end[a:b])) for n, (a, b) in enumerate(cuts)]
 
 
@@ -63,10 +64,10 @@ class Masks:
 
         The rows' own block is first: then every row has seen a key, its own.
         """
-        for keys in reversed(self.blocks[: rows.index + 1]):
+        for keys in reversed(self.blocks[: rows.number + 1]):
             if keys.high <= rows.first:
                 continue
-            whole = keys.index < rows.index and keys.low >= rows.last
+            whole = keys.number < rows.number and keys.low >= rows.last
             if whole and self.window is None and self.chunk is None:
                 yield keys, None
                 continue
@@ -148,7 +149,7 @@ def packed_attention_blocks(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `packed_attention_ref`."""
+    """Returns out and lse, as `packed_attention_ref`."""
     operands, masks = _Operands(q, k, scale, softcap), Masks(end, position, window, chunk)
     values = _by_kv_head(v, k.shape[1], operands.k.dtype)
     out = values.new_empty(*operands.q.shape[:2], v.shape[2])
@@ -187,7 +188,7 @@ def packed_backward_blocks(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `packed_attention_backward_ref`."""
+    """Returns dq, dk, dv and dsinks, as `packed_attention_backward_ref`."""
     if lse is None:
         none = v.new_empty(*v.shape[:2], 0)
         lse = packed_attention_blocks(

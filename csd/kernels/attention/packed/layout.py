@@ -20,7 +20,7 @@ from csd.kernels.common.checks import check_fields
 
 
 class PackedLayout(NamedTuple):
-    """What each of R rows attends to: row j if j <= i < end[j], for row i."""
+    """Row i of R rows attends to row j if j <= i < end[j]."""
 
     end: torch.Tensor  # [R] int32, the first row after those below row j
     position: torch.Tensor  # [R] int32, index in its sample's sequence

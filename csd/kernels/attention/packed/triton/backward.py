@@ -10,8 +10,6 @@ prompt's few blocks have all rows as readers, are added in order too: no atomics
 equal bits.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -28,10 +26,10 @@ from csd.kernels.attention.packed.triton.forward import (
     scales,
     tile_sizes,
 )
-from csd.kernels.attention.packed.triton.plan import PackedWork, plan_packed
+from csd.kernels.attention.packed.triton.plan import plan_packed
 from csd.kernels.attention.triton.kernel import _scores
 from csd.kernels.attention.triton.launch import DTYPES
-from csd.kernels.common.gpu import chip_of, programs_of
+from csd.kernels.common.gpu import KIB, chip_of, programs_of
 
 # most parts of the tiles of a block: each has gradients of all keys in memory
 PARTS = 8
@@ -221,7 +219,10 @@ def packed_attention_backward_triton(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `packed_attention_backward_ref`. Two launches, and PyTorch's of delta and of the plan."""
+    """Returns dq, dk, dv and dsinks, as `packed_attention_backward_ref`.
+
+    Two launches, and PyTorch's of delta, of the plan and of the sums over parts.
+    """
     (R, H, D), (K, DV) = q.shape, v.shape[1:]
     check_dtype(q, H // K)
     if lse is None:
@@ -248,6 +249,9 @@ def packed_attention_backward_triton(
         **constants(_dq_kernel, q, k, v, softcap),
     )
     tiles = tile_sizes(chip, dtype, size, H // K)
+    if size > 128 and chip.shared < 128 * KIB:
+        # rows and their gradients leave no room for keys and values
+        tiles["BLOCK_M"] = max(32, triton.next_power_of_2(H // K))
     rows = tiles["BLOCK_M"] // (H // K)
     work = plan_packed(end, position, rows, tiles["BLOCK_N"], window, chunk)
     dq = torch.empty_like(q)
@@ -263,9 +267,7 @@ def packed_attention_backward_triton(
     )
     blocks = work.readers.shape[0]
     parts = max(1, min(PARTS, 2 * programs_of(q.device) // (blocks * K)))
-    dk, dv = (
-        torch.empty(parts, *x.shape, dtype=torch.float32, device=q.device) for x in (k, v)
-    )
+    dk, dv = (torch.empty(parts, *x.shape, dtype=torch.float32, device=q.device) for x in (k, v))
     # two sums of a block of keys stay in registers
     wide = {} if chip.is_amd else {"num_warps": 8}
     _dkv_kernel[(blocks, K, parts)](

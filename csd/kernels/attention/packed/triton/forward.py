@@ -50,9 +50,7 @@ def _store_heads(
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
     at = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
-    tl.store(
-        x_ptr + at, x.to(x_ptr.dtype.element_ty), mask=mask[:, None] & (offs_d < D)[None, :]
-    )
+    tl.store(x_ptr + at, x.to(x_ptr.dtype.element_ty), mask=mask[:, None] & (offs_d < D)[None, :])
 
 
 @triton.jit
@@ -151,9 +149,9 @@ def tile_sizes(chip: Chip, dtype: str, D: int, each: int) -> dict[str, int]:
     if dtype == "fp32":
         rows = max(16, triton.next_power_of_2(each))
         return dict(BLOCK_M=rows, BLOCK_N=32 if D <= 128 else 16, num_warps=4, num_stages=1)
-    if D > 128:
-        return dict(BLOCK_M=64, BLOCK_N=32, num_warps=4 if chip.is_amd else 8, num_stages=2)
-    return dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2)
+    # with operands in registers a tile of four warps spills
+    warps = 4 if chip.is_amd or (chip.reads_shared and D <= 128) else 8
+    return dict(BLOCK_M=64, BLOCK_N=64 if D <= 128 else 32, num_warps=warps, num_stages=2)
 
 
 def constants(
@@ -202,7 +200,7 @@ def packed_attention_triton(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `packed_attention_ref`. One launch, and PyTorch's of the plan."""
+    """Returns out and lse, as `packed_attention_ref`: one launch, and PyTorch's of the plan."""
     (R, H, D), (K, DV) = q.shape, v.shape[1:]
     check_dtype(q, H // K)
     q, k, v = (x.contiguous() for x in (q, k, v))

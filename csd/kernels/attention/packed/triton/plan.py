@@ -1,6 +1,6 @@
 """Pairs of tiles of rows and blocks of keys that a packed attention multiplies.
 
-A tile has `tile_rows` rows and the query heads of one key-value head. A pair is visited if a row of
+A tile has some rows and, for one key-value head, their query heads. A pair is visited if a row of
 the tile may attend to a key of the block: by the ends of the block's rows, and with a window or a
 chunk by the first position that each row attends to. `visits` lists for each tile its blocks in
 order, and `readers` for each block its tiles. PyTorch computes both without reading the device.
@@ -9,8 +9,6 @@ order, and `readers` for each block its tiles. PyTorch computes both without rea
 from typing import NamedTuple
 
 import torch
-
-from csd.kernels.attention.triton.plan import tile_rows
 
 
 class PackedWork(NamedTuple):
