@@ -119,9 +119,9 @@ def tree_attention_forward(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(tree, PackedTree):
         return tree.attend(module, query, key, value, scale, **properties), None
-    found = tree.attend(module.layer_idx, query, key, value, scale)
+    out = tree.attend(module.layer_idx, query, key, value, scale)
     tree.count(module.layer_idx)
-    return found, None
+    return out, None
 
 
 @cache

@@ -52,8 +52,9 @@ def named(target: str) -> Target:
 OPERATIONS = {
     "attention.packed.triton.backward": "packed_attention_backward",
     "attention.triton.exact": "exact_attention",
-    "draft.paper.layered_dag.kernel": "layered_dag",
+    "draft.paper.triton": "suffix_match",
     "draft.triton": "draft_tree",
+    "layers.triton.linear": "row_linear",
     "states.triton": "tree_delta_rule",
     "table.triton": "graph_insert",
     "verify.triton": "verify",
@@ -76,9 +77,9 @@ class CompileJob:
     @property
     def options(self) -> dict:
         names = "num_warps", "num_stages", "enable_fp_fusion"
-        found = {name: getattr(self, name) for name in names}
+        options = {name: getattr(self, name) for name in names}
         # not every backend has it
-        return found | ({"launch_pdl": True} if self.launch_pdl else {})
+        return options | ({"launch_pdl": True} if self.launch_pdl else {})
 
     @property
     def key(self) -> tuple:

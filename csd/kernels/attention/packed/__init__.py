@@ -33,10 +33,8 @@ from csd.kernels.attention.packed.reference import (
     packed_attention_ref,
     wide_dtype,
 )
-from csd.kernels.attention.packed.triton.backward import packed_attention_backward_triton
-from csd.kernels.attention.packed.triton.forward import packed_attention_triton
 from csd.kernels.common.checks import check_tensor
-from csd.kernels.common.operator import operator
+from csd.kernels.common.operator import launcher, operator
 
 __all__ = [
     "PackedLayout",
@@ -48,6 +46,20 @@ __all__ = [
     "packed_attention_ref",
     "packed_lse",
 ]
+
+
+@launcher
+def packed_attention_triton() -> Callable:
+    from csd.kernels.attention.packed.triton.forward import packed_attention_triton
+
+    return packed_attention_triton
+
+
+@launcher
+def packed_attention_backward_triton() -> Callable:
+    from csd.kernels.attention.packed.triton.backward import packed_attention_backward_triton
+
+    return packed_attention_backward_triton
 
 
 def _forward_blocks() -> tuple[Callable[..., bool], Callable]:
