@@ -20,10 +20,11 @@ from csd.engine.results.record import PendingRecord, Record
 from csd.engine.results.result import Sample
 from csd.engine.results.until import Until
 from csd.engine.step.budget import Budget
-from csd.engine.step.prefill import Prefill, read_chunks, reads_several
+from csd.engine.step.prefill import Prefill, read_chunks, reads_several, units_of
 from csd.engine.step.step import Clock, Step
 from csd.state.kv_cache import in_turn
 from csd.state.pool import PROGRESS_PENALTY
+from csd.state.prefix_cache import PrefixIndex
 from csd.state.verdict import LENGTH, STOP
 
 # once this many rows of past samples are entered between two steps, the rest waits
@@ -217,8 +218,20 @@ class SlotFiller:
                 yield prefill
 
     def begins_ahead(self, request: Request, rows: int) -> bool:
-        """True if a request's first chunk has at most `rows` tokens, so another's pass reads it."""
-        return min(self.prefill_chunk, len(request.prompt) - 1) <= rows
+        """True if a request's first chunk has at most `rows` tokens, so another's pass reads it,
+        and no prompt that is being read will have more of its beginning."""
+        units, index = units_of(self.step, request, self.prefill_chunk), self.prefix_index
+        if index is not None and request.units and len(units) < len(request.units):
+            missing = request.units[len(units)]
+            reading = [self.prefill] if self.prefill else []
+            if any(prefill.will_keep(missing) for prefill in (*reading, *self.ahead)):
+                return False
+        left = len(request.prompt) - 1 - len(units) * (index.tokens if index else 0)
+        return min(self.prefill_chunk, left) <= rows
+
+    @property
+    def prefix_index(self) -> PrefixIndex | None:
+        return self.step.cache.allocator.index
 
     def slots_of(self, request: Request) -> int:
         """Number of slots that the request's first samples get."""

@@ -38,6 +38,12 @@ class Drafter:
         """[1] int64: number of dropped contexts so far; None if nothing is ever dropped."""
         return None
 
+    @property
+    def reads_hidden(self) -> bool:
+        """True if it needs the target's hidden states of all tokens of a prompt, which are then
+        all read by the target."""
+        return type(self).observe_hidden is not Drafter.observe_hidden
+
     def cache_bytes(self, pages: int) -> int:
         """Bytes of the drafter's own keys and values for `pages` pages of the target's cache."""
         return 0

@@ -213,16 +213,18 @@ class AsyncEngine:
         stream: bool = True,
         score_prompt: int | None = None,
         detached: bool = False,
+        prefix_cache: bool = True,
         **options: Unpack[Options],
     ) -> Reader:
         """Request samples of one prompt, from any thread or event loop; returns at once.
 
-        owner: requests of one owner with equal prompts share keys, values and graph; None shares
-            with no request.
+        owner: requests of one owner with equal prompts share keys, values and graph, and one with
+            the beginning of an earlier prompt its pages; None shares with no request.
         stream: True if the handle returns a sample's tokens and text as they are drawn, False if
             it returns finished samples only.
         detached: False cancels the request once its last reader has left before its end, or no
             reference to the returned object remains; True draws it to its end.
+        prefix_cache: False reads the prompt whole, and keeps nothing of it after its end.
         score_prompt: if not None, `Reader.scores` gets the log-probability of each token of the
             prompt but the first, and the `score_prompt` likeliest tokens at its position.
         options: as in `csd.Engine.generate`, except those that apply to all requests. `until` is
@@ -233,11 +235,12 @@ class AsyncEngine:
         if os.getpid() != self._process:
             raise RuntimeError("the AsyncEngine must be used in the process that made it")
         detached = check_flag("detached", detached)
+        prefix_cache = check_flag("prefix_cache", prefix_cache)
         limits = self.limits()
         scores = None if score_prompt is None else read_scores(score_prompt, limits)
         call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
-        request.index = next(self._index)
+        request.index, request.scope = next(self._index), owner if prefix_cache else None
         request.scores = scores or request.scores
         if has_grammar(request.params):
             # here, since the requests in flight wait for the engine's thread

@@ -49,6 +49,9 @@ class Request:
     matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it
     tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
     in_thought: bool | None = None  # whether the prompt leaves a thought open, once it was decoded
+    # prompts of one scope use each other's pages; None: the prompt is read whole and not kept
+    scope: str | None = ""
+    units: list[bytes] | None = None  # digests of the prompt's units in the prefix index
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.samples)
