@@ -27,6 +27,7 @@ from csd.engine.requests.request import Request, check_served
 from csd.engine.resources.model import ModelResources
 from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
+from csd.engine.session import Session
 from csd.engine.step.static_step import capture_all
 from csd.engine.step.step import Step
 from csd.utils.arguments import check_flag, check_number, check_whole
@@ -233,6 +234,13 @@ class Engine(ModelResources):
                 pass
             results = call.results()
         return results if call.many else results[0]
+
+    def session(self, prompt: Any, *, num_samples: int = 1, seed: int | None = None) -> Session:
+        """Begin `num_samples` texts with a prompt, to be continued in turns (`Session.sample`).
+
+        prompt, seed: as in `generate`, whose samples are those of the first turn.
+        """
+        return Session(self, prompt, num_samples, seed)
 
     @shows(Options)
     def stream(

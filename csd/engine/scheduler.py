@@ -6,7 +6,7 @@ that ban all tokens.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from csd.engine.call import RunSettings
@@ -165,14 +165,32 @@ class SlotFiller:
         taken = {r.group for r in (*self.active, *reading, *(p.request for p in self.ahead))}
         group = next(g for g in range(len(self.owners)) if g not in taken)
         request = self.queue.popleft()
+        # the longest beginning that is in the graph already
+        known = self.enters_graph(
+            request, [*self.active, *reading, *(p.request for p in self.ahead)]
+        )
         try:
-            return Prefill.begin(
-                self.step, request, group, next(self.group_keys), self.prefill_chunk
+            prefill = Prefill.begin(
+                self.step, request, group, request.graph_key, self.prefill_chunk
             )
+            prefill.observed = known
+            return prefill
         except BaseException:
             if request.pages:
                 self.free_group(request)
             raise
+
+    def enters_graph(self, request: Request, others: Sequence[Request]) -> int:
+        """Set the key of the request's graph: that of the others with the same `graph`, if any.
+
+        Returns the number of tokens, but for the first, that they have in common with the prompt.
+        """
+        drafter, mates = self.step.drafter, []
+        if request.graph is not None and drafter is not None and drafter.shares_keys:
+            mates = [other for other in others if other.graph is request.graph]
+        request.graph_key = mates[0].graph_key if mates else next(self.group_keys)
+        common = (common_tokens(request.prompt, other.prompt) for other in mates)
+        return max(max(common, default=0) - 1, 0)
 
     def read_prompt(self) -> bool:
         """Read as many chunks of the prompt as a step may wait for; True at the prompt's end."""
@@ -448,6 +466,12 @@ class Scheduler(SlotFiller):
         self.retire(request)
         for sample in rest:
             yield request, sample
+
+
+def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of tokens that both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def no_token_left(

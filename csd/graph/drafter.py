@@ -17,6 +17,8 @@ class Drafter:
     """Base of all drafters. An engine uses one for many calls."""
 
     context: int = 1  # tokens of context that `Slots` must keep
+    # True if groups with different prompts may have one key, and then draft for each other
+    shares_keys: bool = False
     prior_contexts: int = 0  # capacity of its prior's table, 0 without one
 
     def suits(self, tokens: int, history: bool) -> bool:
