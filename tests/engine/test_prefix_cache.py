@@ -25,7 +25,7 @@ WINDOWS = CONTEXT | dict(
 
 @contextmanager
 def memories():
-    """By prompt, what its pages and states hold when it has been read whole."""
+    """Yields, by prompt, the contents of its pages and states at the end of its reading."""
     found = {}
     end = Prefill.end
 

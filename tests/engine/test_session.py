@@ -10,6 +10,8 @@ from scripted import PrefixSum, engine
 
 import csd
 from csd.engine.session import seed_of
+from csd.engine.step.step import Step
+from csd.graph import consensus
 from csd.models.demo import toy
 from csd.models.load import load
 
@@ -155,28 +157,30 @@ def test_each_token_is_read_once_but_for_pages(exact):
     assert session.cached_tokens >= 3 * 4 * 128
 
 
-def test_branches_draft_for_each_other(exact):
-    """At temperature 0 forks of two parents with one text repeat each other: later ones, which
-    begin when a slot is free, draft from the first."""
+def test_branches_of_a_turn_are_groups_of_one_graph(exact, monkeypatch):
+    """Four texts that differ in a token: four prompts, one key, and what they share once in it."""
     session = exact.session(PROMPT, num_samples=4, seed=2)
     for branch in session:
-        # other texts, so other prompts and groups
-        branch.append([branch.path[0]])
-    greedy = dict(max_new_tokens=24, temperature=0.0, end_token_ids=[], budget=8)
-    exact.max_slots = 1
-    try:
-        exact.release()
-        samples = session.sample(**greedy)
-        alone = []
-        for branch in session:
-            one = exact.session(branch.prompt[: len(PROMPT) + 1], seed=2)
-            alone += one.sample(**greedy)
-    finally:
-        exact.max_slots = 8
-        exact.release()
-    assert [s.tokens for s in samples] == [s.tokens for s in alone]
-    drafted = [sum(map(bool, s.sources)) for s in samples]
-    assert sum(drafted[1:]) >= sum(sum(map(bool, s.sources)) for s in alone[1:])
+        branch.append([branch.path[0], *range(40)])
+    keys, groups, entered = set(), set(), []
+    launch, insert = Step.launch, consensus.insert_prompt
+
+    def launched(step, *given):
+        slots = step.slots
+        keys.update(slots.group_key[slots.group_key >= 0].tolist())
+        groups.update(slots.group[slots.live].tolist())
+        return launch(step, *given)
+
+    def inserted(table, key, tokens, live, config, op, first=0):
+        entered.append(len(tokens) - 1 - first)
+        return insert(table, key, tokens, live, config, op, first)
+
+    monkeypatch.setattr(Step, "launch", launched)
+    monkeypatch.setattr(consensus, "insert_prompt", inserted)
+    session.sample(**ASKED)
+    assert len(keys) == 1 and len(groups) == 4
+    # tokens that follow others: the prompt's and 41 more, then 41 of each other text
+    assert sum(entered) == len(PROMPT) - 1 + 4 * 41
 
 
 def test_live_branches_are_those_that_did_not_end():
@@ -196,5 +200,5 @@ def test_live_branches_are_those_that_did_not_end():
             session.sample(num_samples=2)
         with pytest.raises(ValueError, match="append"):
             ended[0].append([10**6])
-        with pytest.raises(ValueError, match="fork|num_samples"):
+        with pytest.raises(ValueError, match="num_samples"):
             ended[0].fork(0)
