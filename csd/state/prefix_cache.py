@@ -43,7 +43,7 @@ class PageAllocator:
         while count > len(self._free):
             assert self.index is not None
             self._set_free(self.index.evict())
-        at = next(
+        first = next(
             (
                 i
                 for i in range(len(self._free) - count + 1)
@@ -51,8 +51,8 @@ class PageAllocator:
             ),
             0,
         )
-        taken = self._free[at : at + count]
-        del self._free[at : at + count]
+        taken = self._free[first : first + count]
+        del self._free[first : first + count]
         for page in taken:
             self._owners[page] = 1
         return taken

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from csd.engine.call import RunSettings
-from csd.engine.first_call.compile_kernels import compile_kernels
 from csd.engine.first_call.time_steps import (
     NOT_WORTH,
     compile_loops,
@@ -214,6 +213,8 @@ class Resources:
                 step.cache.paste_idle(idle)
             made.attach(self.decoder, step.cache)
         if isinstance(step, StaticStep) and isinstance(made, StaticDrafter):
+            from csd.engine.first_call.compile_kernels import compile_kernels
+
             compile_kernels(replace(step, drafter=made), self.exact)
         # set last: if the drafter does not fit the model, the next call allocates anew
         self._step = step
