@@ -20,6 +20,7 @@ from csd.engine.requests.request import Request, check_served
 from csd.engine.resources.model import ModelResources
 from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
+from csd.engine.session import Session
 from csd.engine.step.static_step import capture_all
 from csd.engine.step.step import Step
 from csd.utils.arguments import check_flag, check_number, check_whole, checked
@@ -88,6 +89,9 @@ class Engine(ModelResources):
         bfloat16, float16 and float32. By default if that costs no time, as in bfloat16 on CPUs that
         multiply it; `engine.exact` is the value in use. On a GPU, products run in Triton, or with
         "cublas" in cuBLAS, in blocks of 64 rows. See docs/exact.md.
+    prefix_cache: share of the memory that a call leaves, in [0, 1], for keys and values of prompts
+        that have ended, so that later prompts with the same beginning do not read it again; by
+        default 0.1. False: every prompt is read whole. See docs/prefix_cache.md.
     """
 
     @names_arguments
@@ -110,12 +114,15 @@ class Engine(ModelResources):
         self_check: bool = True,
         exact: bool | Literal["cublas"] | None = None,
         decoder: str = "auto",
+        prefix_cache: float | Literal[False] = 0.1,
     ):
         max_slots = check_whole("max_slots", max_slots, 1, MOST_SLOTS)
         prefill_chunk = check_whole("prefill_chunk", prefill_chunk, 1)
         together = None if together is None else check_whole("together", together, 1)
         lag = None if lag is None else check_whole("lag", lag, 0, MOST_LAG)
         memory = check_number("memory", memory, 0, 1, above=True)
+        if prefix_cache is not False:
+            prefix_cache = check_number("prefix_cache", prefix_cache, 0, 1)
         static = None if static is None else check_flag("static", static)
         self_check = check_flag("self_check", self_check)
         if not isinstance(exact, str) and exact is not None:
@@ -135,6 +142,7 @@ class Engine(ModelResources):
         self.max_slots = max_slots
         self.memory = memory
         self.prefill_chunk = prefill_chunk
+        self.prefix_cache = prefix_cache
         self.together = together
         self._default_drafter: Any = drafter
         self._drafter_name: Any = drafter
@@ -220,6 +228,13 @@ class Engine(ModelResources):
             results = call.results()
         return results if call.many else results[0]
 
+    def session(self, prompt: Any, *, num_samples: int = 1, seed: int | None = None) -> Session:
+        """Begin `num_samples` texts with a prompt, to be continued in turns (`Session.sample`).
+
+        prompt, seed: as in `generate`, whose samples are those of the first turn.
+        """
+        return Session(self, prompt, num_samples, seed)
+
     @shows(Options)
     def stream(
         self, prompt: Any, **options: Unpack[Options]
@@ -280,6 +295,7 @@ class Engine(ModelResources):
                 else:
                     step = feed.prepare(self, drafter, given)
                 self._drafter.use_prior(prior)
+                self._check_prefix_cache(step.cache)
             if settings.speculate:
                 self._fit_history(requests)
             tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer

@@ -27,6 +27,7 @@ from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
 from csd.serve.reader import Reader
 from csd.serve.scheduler import ServiceScheduler
+from csd.serve.session import AsyncSession
 from csd.serve.weights import Weights
 from csd.traces.history import History
 from csd.utils.arguments import check_flag, check_whole, checked
@@ -209,16 +210,20 @@ class AsyncEngine:
         stream: bool = True,
         score_prompt: int | None = None,
         detached: bool = False,
+        prefix_cache: bool = True,
+        graph: Any = None,
         **options: Unpack[Options],
     ) -> Reader:
         """Request samples of one prompt, from any thread or event loop; returns at once.
 
-        owner: requests of one owner with equal prompts share keys, values and graph; None shares
-            with no request.
+        owner: requests of one owner with equal prompts share keys, values and graph, and one with
+            the beginning of an earlier prompt its pages; None shares with no request.
         stream: True if the handle returns a sample's tokens and text as they are drawn, False if
             it returns finished samples only.
         detached: False cancels the request once its last reader has left before its end, or no
             reference to the returned object remains; True draws it to its end.
+        prefix_cache: False reads the prompt whole, and keeps nothing of it after its end.
+        graph: requests in flight with the same object draft for each other, whatever their prompts.
         score_prompt: if not None, `Reader.scores` gets the log-probability of each token of the
             prompt but the first, and the `score_prompt` likeliest tokens at its position.
         options: as in `csd.Engine.generate`, except those that apply to all requests. `until` is
@@ -229,11 +234,13 @@ class AsyncEngine:
         if os.getpid() != self._process:
             raise RuntimeError("the AsyncEngine must be used in the process that made it")
         detached = check_flag("detached", detached)
+        prefix_cache = check_flag("prefix_cache", prefix_cache)
         limits = self.limits()
         scores = None if score_prompt is None else read_scores(score_prompt, limits)
         call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
-        request.index = next(self._index)
+        request.index, request.scope = next(self._index), owner if prefix_cache else None
+        request.graph = graph
         request.scores = scores or request.scores
         if has_grammar(request.params):
             # here, since the requests in flight wait for the engine's thread
@@ -248,6 +255,21 @@ class AsyncEngine:
         )
         self._inbox.put(handle)
         return Reader(handle, detached)
+
+    def session(
+        self,
+        prompt: OnePrompt | Any,
+        *,
+        num_samples: int = 1,
+        seed: int | None = None,
+        owner: str | None = None,
+    ) -> AsyncSession:
+        """Begin `num_samples` texts with a prompt, which `AsyncSession.sample` continues in turns.
+
+        prompt, seed: as in `csd.generate`, whose samples are those of the first turn. owner: as in
+        `submit`; None shares with no other session.
+        """
+        return AsyncSession(self, prompt, num_samples, seed, owner)
 
     def update(self, change: Callable[[Engine], T]) -> T:
         """Call `change(engine)` once all requests in flight have ended; returns its result.

@@ -64,7 +64,10 @@ class ParallelEngine(Engine):
         loaded = Loaded(decoder, decoder.config, tokenizer, generation_config, link.device, dtype)
         if options.get("static"):
             raise ValueError("static must be False: rank 0's decisions go over the host")
-        super().__init__(loaded, **options | {"static": False})
+        if options.get("prefix_cache"):
+            given = options["prefix_cache"]
+            raise ValueError(f"prefix_cache must be False over several ranks, got {given!r}")
+        super().__init__(loaded, **options | {"static": False, "prefix_cache": False})
 
     def call_of(self, prompt: Any, given: Mapping[str, Any]) -> Call:
         """`Engine.call_of`, except that only rank 0 writes a recording."""
@@ -136,8 +139,8 @@ class ParallelEngine(Engine):
             self.link.agree(None)
         return step
 
-    def _allocate(self, *sizes: Any) -> Step:
-        step = super()._allocate(*sizes)
+    def _allocate(self, *sizes: Any, **options: Any) -> Step:
+        step = super()._allocate(*sizes, **options)
         values = {f.name: getattr(step, f.name) for f in fields(step)}
         if self.link.rank:
             return FollowerStep(**values | {"drafting": False}, link=self.link)
