@@ -32,6 +32,8 @@ from csd.utils.json_files import WholeFile
 PRIOR_CONFIG = GraphConfig(orders=(1, 2), successors=8, capacity=1 << 16)
 # capacities of a prior's table
 MIN_CONTEXTS, DEFAULT_CONTEXTS, MAX_CONTEXTS = 1 << 10, 1 << 16, 1 << 17
+# weights below 2^31 have none left after these
+MOST_HALVINGS = 30
 # rows of one insert
 PIECE = 512
 FORMAT = "csd.prior/1"
@@ -118,7 +120,7 @@ class Prior:
 
     def decay(self, halvings: int = 1) -> None:
         """Halve all weights, so that later answers count more; contexts without weight go."""
-        check_whole("halvings", halvings, 1, 30)
+        check_whole("halvings", halvings, 1, MOST_HALVINGS)
         with self._lock:
             table = self.table
             for x in (table.entry_total, table.succ_weight):

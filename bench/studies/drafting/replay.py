@@ -10,8 +10,9 @@ their share of the drafted nodes (accept), and the drafter's time for one sample
 insertion (draft, in microseconds of CPU time, which other programs change little).
 
 `--prior halves` replays every second problem with the graph alone and with a prior learnt from the
-other problems' samples; `--prior call` replays all problems in order, each with a prior of those
-before it. Their rows have the ratio of the two, with its interval over problems.
+other problems' samples, or from the files of `--learn`; `--prior call` replays all problems in
+order, each with a prior of those before it. Their rows have the ratio of the two, with its interval
+over problems, and the ratio of the drafter's times.
 
 New rows replace the same rows of an existing F one by one, so a long run can be split by trace,
 drafter, samples and nodes, and an interrupted run keeps its rows. `--table F` prints the tables of
@@ -24,6 +25,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,6 +36,7 @@ from csd.engine.results.record import SOURCES
 from csd.evaluate.replay import Replayed, replay
 from csd.graph.drafter_registry import make_drafter, names
 from csd.graph.prior import Prior
+from csd.kernels.backends import choose
 from csd.kernels.ops import reference
 from csd.traces.traces import Trace, read_traces
 
@@ -139,8 +142,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.json and Path(args.json).exists():
         result = json.loads(Path(args.json).read_text())
     arguments = {k: v for k, v in vars(args).items() if k not in ("json", "table")}
-    arguments["traces"] = [_name(path) for path in args.traces]
-    what = [*arguments["traces"], *args.drafters, *map(str, [*args.samples, *args.nodes])]
+    arguments |= {name: [*map(_name, arguments[name])] for name in ("traces", "learn")}
+    drafters = ["prior", args.prior, *map(_name, args.learn)] if args.prior else args.drafters
+    what = [*arguments["traces"], *drafters, *map(str, [*args.samples, *args.nodes])]
     start = time.time()
     for path in args.traces:
         for row in _rows(path, args):
@@ -182,33 +186,37 @@ def _prior_rows(path: str, args, traces: list[Trace], recorded: int) -> Iterator
     learnt: list[Trace] = [t for file in args.learn for t in read_traces(file)]
     if args.prior == "halves":
         learnt, traces = learnt or traces[::2], traces[1::2]
+    # recordings without probabilities have no noise, and run the machine's own loops
+    ops = choose(None, torch.device("cpu"), torch.float32)
+    source = " + ".join(map(_name, args.learn)) or args.prior
+
+    def drafter(prior: Prior | None = None) -> Any:
+        contexts = 0 if prior is None else prior.config.capacity
+        made = make_drafter("consensus", ops, torch.device("cpu"), prior_contexts=contexts)
+        made.use_prior(prior)
+        return made
+
     for samples in (n for n in args.samples if n <= recorded):
         for nodes in args.nodes:
             options = dict(share=args.share, seed=args.seed, clock=time.process_time)
-            plain = [
-                replay(t, make("consensus", [], None), samples, nodes, **options) for t in traces
-            ]
-            prior, found = Prior(), []
+            prior, results, alone = Prior(), [], []
             for trace in learnt if args.prior == "halves" else []:
                 prior.add(trace.prompt, trace.samples, trace.top)
             for trace in traces:
-                drafter = make_drafter(
-                    "consensus",
-                    reference(),
-                    torch.device("cpu"),
-                    prior_contexts=prior.config.capacity,
-                )
-                drafter.use_prior(prior)
-                found.append(replay(trace, drafter, samples, nodes, **options))
+                alone.append(replay(trace, drafter(), samples, nodes, **options))
+                results.append(replay(trace, drafter(prior), samples, nodes, **options))
                 if args.prior == "call":
-                    prior.add(trace.prompt, trace.samples[:samples], trace.top)
-            first = summary("consensus", plain, samples, nodes)
-            row = summary(f"prior of {args.prior}", found, samples, nodes)
+                    prior.add(
+                        trace.prompt, trace.samples[:samples], trace.top and trace.top[:samples]
+                    )
+            first = summary(f"consensus, {args.prior}", alone, samples, nodes)
+            row = summary(f"prior of {source}", results, samples, nodes)
             row |= {"learnt_tokens": prior.tokens, "learnt": [_name(x) for x in args.learn]}
             row["ratio"] = ratio(row, first, range(len(traces)))
             row["ratio_interval"] = interval(partial(ratio, row, first), len(traces))
-            for each in (first | {"drafter": f"consensus, {args.prior}"}, row):
-                yield {"trace": _name(path)} | each
+            row["draft_ratio"] = row["draft_microseconds"] / first["draft_microseconds"]
+            for each in (first, row):
+                yield {"trace": _name(path), "prior": args.prior} | each
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from csd.engine.generate import engine_for
 from csd.engine.options.checks import check_prior
 from csd.engine.options.params import check_option, config_ends, resolve
 from csd.engine.results.result import Sample
-from csd.graph.prior import Prior
+from csd.graph.prior import MOST_HALVINGS, Prior
 from csd.integrations.groups import draw_rows, earlier_copies
 from csd.integrations.trl.early import EarlyEnds
 from csd.kernels.common.noise import prompt_key
@@ -29,8 +29,9 @@ class Rollout:
     differ, and a resumed run draws what the uninterrupted run would. csd reads the trainer's own
     weights in their dtype, updated after each optimiser step; peft adapters are applied unmerged.
 
-    budget, speculate, prior: as in `csd.generate`; a call is the rows that a process draws at once,
-    and prior=True learns over all calls.
+    budget, speculate, prior: as in `csd.generate`; a call is the rows that a process draws at once.
+        prior=True learns over all calls, and halves its weights in each epoch, so that what the
+        policy no longer says is drafted less and then forgotten.
         history: number of epochs whose completions of a prompt draft for its later ones, on any
         process; 0 turns it off. It does not change completions and losses. Evaluation neither uses
         nor extends it.
@@ -67,6 +68,7 @@ class Rollout:
     ):
         self.budget, self.speculate = check_budget(budget), speculate
         self.prior = check_prior(prior)
+        self._forgets, self._epoch = prior is True, 0
         self.thought = {
             "max_thinking_tokens": check_option("max_thinking_tokens", max_thinking_tokens),
             "thinking_tags": check_option("thinking_tags", thinking_tags),
@@ -104,6 +106,7 @@ class Rollout:
         config = trainer.generation_config
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         history = self.history if trainer.model.training else None
+        self._forget(trainer)
         # lengths are the same for all rows
         longest = max(range(len(rows)), key=lambda i: len(rows[i]))
         params = resolve(
@@ -161,6 +164,13 @@ class Rollout:
                 for s in drawn
             ]
         return found
+
+    def _forget(self, trainer: Any) -> None:
+        """Halve the weights of the rollout's own prior for each epoch that has begun since."""
+        epoch = int(trainer.state.epoch or 0)
+        if self._forgets and self.prior is not None and epoch > self._epoch:
+            self.prior.decay(min(epoch - self._epoch, MOST_HALVINGS))
+        self._epoch = epoch
 
     def _seed(self, trainer: Any) -> int:
         """Seed of a call: equal on all processes, new in each call, unaffected by evaluations."""
