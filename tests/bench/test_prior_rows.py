@@ -68,8 +68,10 @@ def test_steps_to_a_certain_vote(tmp_path):
     lines = [{"problem": i, "prompt_ids": [5, 6], "samples": s} for i, s in enumerate(samples)]
     path, out = trace_file(tmp_path / "a.jsonl", *lines), tmp_path / "f.json"
     vote_steps.main(
-        [str(path), "--tokenizer", str(tmp_path / "tokenizer"), "--samples", "4"]
-        + ["--rows", "32", "--json", str(out)]
+        [
+            *(str(path), "--tokenizer", str(tmp_path / "tokenizer")),
+            *("--samples", "4", "--rows", "32", "--json", str(out)),
+        ]
     )
     found = json.loads(out.read_text())
     length = [[len(s) for s in of] for of in samples]

@@ -4,9 +4,9 @@
         [--prior] [--json F]
 
 The engine itself admits, refills and drafts, with recorded samples in place of a model's. Steps
-count the whole batch until the last sample has ended, and work is samples times the steps that each
-was in flight; a model's attention would read each prompt in flight once per step. `--prior` adds the
-same with a prior that learns along the run.
+count the whole batch until the last sample has ended, and work is the number of samples in flight,
+summed over steps; a model's attention would read each prompt in flight once per step. `--prior`
+adds the same with a prior that learns along the run.
 """
 
 import argparse

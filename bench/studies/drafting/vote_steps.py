@@ -6,9 +6,9 @@ Samples of a problem advance together, in steps of `--rows` rows: their roots, a
 rest, which samples that ended leave to the others. Steps are summed over problems, one problem
 after another. A vote is certain once `csd.Vote` would stop: samples count in the order of their
 indices. The last column counts them in the order of their ends, which csd does not, since the
-shares of the votes would then depend on it: more than half of all samples have one answer. The prior
-learns along the problems. Steps of equal rows take equal times where the model's weights dominate,
-so the figures are times in units of a step; the drafter's own time is not in them.
+shares of the votes would then depend on it: more than half of all samples have one answer. The
+prior learns along the problems. Steps of equal rows take equal times where the model's weights
+dominate, so the figures are times in units of a step; the drafter's own time is not in them.
 """
 
 import argparse
