@@ -277,16 +277,19 @@ class Engine(ModelResources):
                 drafter = settings.drafter or self._default_drafter
                 nodes = settings.budget if settings.speculate else 0
                 given = nodes if isinstance(nodes, int) else 0
-                prior = settings.prior if settings.speculate else None
-                if prior is not None:
+                priors = settings.priors
+                for prior in priors:
                     prior.check(None, self.decoder.config.vocab)
-                    for request in requests:
-                        request.stats.prior_tokens = prior.tokens
+                for request in requests if priors else []:
+                    request.stats.prior_tokens = priors[0].tokens
                 if feed is None:
-                    step = self._prepare(requests, drafter, prior, given)
+                    step = self._prepare(
+                        requests, drafter, settings.prior if priors else None, given
+                    )
                 else:
                     step = feed.prepare(self, drafter, given)
-                self._drafter.use_prior(prior)
+                for part, prior in enumerate(priors):
+                    self._drafter.use_prior(prior, part)
             if settings.speculate:
                 self._fit_history(requests)
             tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer

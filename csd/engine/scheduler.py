@@ -362,7 +362,8 @@ class Scheduler(SlotFiller):
 
     def learn(self, request: Request) -> None:
         """Add the answers of a prompt whose samples have ended to a prior that learns."""
-        prior, drafter = self.settings.prior, self.step.drafter
+        priors, drafter = self.settings.priors, self.step.drafter
+        prior = priors[request.prior_part] if priors else None
         if prior is None or not prior.learn:
             return
         whole = ("stop", "length")
@@ -372,7 +373,7 @@ class Scheduler(SlotFiller):
         top = tops if len(tops) == len(ended) else None
         prior.add(request.prompt, [s.tokens for s in ended.values()], top)
         if drafter is not None:
-            drafter.use_prior(prior)
+            drafter.use_prior(prior, request.prior_part)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> tuple[int, Exception]:
         """Number of tokens in `record` of the sample in slot s before the place where it cannot

@@ -17,7 +17,8 @@ class Drafter:
     """Base of all drafters. An engine uses one for many calls."""
 
     context: int = 1  # tokens of context that `Slots` must keep
-    prior_contexts: int = 0  # capacity of its prior's table, 0 without one
+    prior_contexts: int = 0  # capacity of each part of its prior's table, 0 without one
+    prior_parts: int = 1
 
     def suits(self, tokens: int, history: bool) -> bool:
         """True if the drafter is fit for a call with `tokens` tokens of prompts and samples.
@@ -48,9 +49,12 @@ class Drafter:
         Raises ValueError if its vocabulary does not fit the target's.
         """
 
-    def use_prior(self, prior: Prior | None) -> None:
+    def use_prior(self, prior: Prior | None, part: int = 0) -> None:
         """Draft from the current contexts of a prior with `prior_contexts` contexts, until the next
-        call of this method; None for a drafter without one."""
+        call of this method; None for a drafter without one.
+
+        part: of the prior's table, for groups that read this part (`Slots.prior_part`).
+        """
 
     def start_call(self) -> None:
         """Start a call, with the state of a new drafter: nothing learned from previous texts."""

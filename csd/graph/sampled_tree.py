@@ -175,7 +175,8 @@ def successors(
     level.context.copy_(torch.tensor(context))
     for name in ("group", "key", "sample", "stop_ids"):
         setattr(level, name, getattr(slots, name)[at])
-    level.group_key, level.prompt_len = slots.group_key, slots.prompt_len
+    for name in ("group_key", "prompt_len", "prior_part"):
+        setattr(level, name, getattr(slots, name))
     rows = len(slot) * (1 + MAX_CHILDREN)
     found = draft_tree(graph.table, level, rows, replace(graph.config, max_depth=1, decay=1.0))
     columns = [x.tolist() for x in (found.token, found.cost, found.source)]

@@ -247,6 +247,38 @@ def test_a_served_engine_reads_a_prior():
             served.submit([0], prior=prior)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_owners_answers_draft_for_its_own_requests_alone(shared):
+    prior = csd.Prior(contexts=1024)
+    if shared:
+        prior.add([0], [[20, 21, 22]])
+    e = engine(counting(16), max_slots=1)
+    asked = dict(max_new_tokens=8)
+    want = e.generate([9, 3], **asked)
+    options = dict(learn_from=["a", "b"], budget=16)
+    with csd.AsyncEngine(e, prior=prior if shared else None, **options) as served:
+
+        def accepted(owner):
+            out = served.submit([9, 3], owner=owner, **asked).result()
+            assert out.tokens == want.tokens
+            return out.stats.accepted["prior"] > 0
+
+        served.submit([0], owner="a", **asked).result()
+        drafts = {owner: accepted(owner) for owner in (None, "b", "c", "a")}
+        # b has now learnt from its own request
+        drafts["b again"] = accepted("b")
+        assert drafts == {None: False, "b": False, "c": False, "a": True, "b again": True}
+        assert {owner: p.tokens - prior.tokens for owner, p in served.priors.items()} == {
+            "a": 16,
+            "b": 16,
+        }
+        assert prior.tokens == 3 * shared
+    with csd.AsyncEngine(e, prior=prior) as served:
+        assert served.priors == {}
+    with pytest.raises(TypeError, match="learn_from must be a list of owners, got 'a'"):
+        csd.AsyncEngine(e, learn_from="a")
+
+
 def damaged(tensors, about):
     """Tensors and metadata of files that are no priors, with the reason."""
     yield tensors, about | {"format": "other"}, "format must be 'csd.prior/1', got 'other'"

@@ -46,6 +46,7 @@ class Prefill:
         request.pages = step.cache.take(step.cache.prompt_pages, group, tokens, chunk_size)
         # from here on, other groups cannot reuse the drafter's memory for this one
         step.slots.group_key[group].fill_(key)
+        step.slots.prior_part[group].fill_(request.prior_part)
         return cls(step, request, key, chunk_size)
 
     @property

@@ -49,7 +49,7 @@ FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] =
         "tokens": (("S", "T"), INT),
         "logprobs": (("S", "T"), None),
         "raw_logprobs": (("S", "T"), None),
-        "prompt_len": (("G",), INT),
+        **dict.fromkeys(("prompt_len", "prior_part"), (("G",), INT)),
         "group_key": (("G",), LONG),
     },
     "verdict": {
