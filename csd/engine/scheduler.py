@@ -105,7 +105,7 @@ class SlotFiller:
         sample waits.
 
         While other prompts wait, at most `together_of` samples of one request are in flight, by
-        default a quarter: later samples draft from finished ones.
+        default one: later samples draft from finished ones.
         """
         waiting = [request for request in self.active if request.waiting]
         for request in waiting:
@@ -117,7 +117,7 @@ class SlotFiller:
 
     def together_of(self, request: Request) -> int:
         """Largest number of a request's samples in flight while other prompts wait."""
-        return self.together or -(-len(request.samples) // 4)
+        return self.together or 1
 
     def assign(self, request: Request, s: int) -> Refill | None:
         """Assign slot s and pages to the request's next sample."""
