@@ -82,8 +82,8 @@ class Engine(ModelResources):
     lag: number of steps that the host stays behind the device, at most 64; by default 1 if steps
         are static. Results do not depend on it.
     together: most samples of a prompt in flight while other prompts wait; by default one, or a
-        quarter of a request's samples in an `AsyncEngine`. Later samples draft from finished ones. Results do not depend on it, except for
-        the order in which samples finish.
+        quarter of a request's samples in an `AsyncEngine`. Later samples draft from finished ones.
+        Results do not depend on it, except for the order in which samples finish.
     self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does,
         before a model is loaded: about a minute, once per machine, version, dtype and sizes of
         heads and vocabulary. Raises RuntimeError if a kernel is wrong.

@@ -5,6 +5,7 @@ import json
 import pytest
 from trace_file import trace_file
 
+import csd
 from bench.studies.drafting import replay, vote_steps
 from csd.models.demo import toy
 
@@ -44,14 +45,19 @@ def test_a_prior_of_other_problems_is_compared_with_the_graph_alone(tmp_path, ki
 def test_a_prior_of_another_file_has_a_row_of_its_own(tmp_path):
     path = trace_file(tmp_path / "a.jsonl", *phrases(4))
     other = trace_file(tmp_path / "b.jsonl", *phrases(4, shift=300))
-    out = tmp_path / "f.json"
-    for learn in ([], ["--learn", str(other)]):
+    out, own = tmp_path / "f.json", tmp_path / "own.csdprior"
+    prior = csd.Prior()
+    prior.add([3, 9], [line["samples"][0] for line in phrases(4)])
+    prior.save(own)
+    for learn in ([], ["--learn", str(other)], ["--learn", str(own)]):
         replay.main([str(path), "--prior", "halves", "--samples", "1", *learn, "--json", str(out)])
     found = json.loads(out.read_text())
     rows = {r["drafter"]: r for r in found["rows"]}
-    assert rows.keys() == {"consensus, halves", "prior of halves", "prior of b"}
+    priors = {"prior of halves", "prior of b", "prior of own"}
+    assert rows.keys() == {"consensus, halves", *priors}
+    assert rows["prior of own"]["ratio"] > 1.3
     assert rows["prior of halves"]["ratio"] > 1.3 > rows["prior of b"]["ratio"]
-    assert rows["prior of b"]["learnt"] == ["b"] and len(found["runs"]) == 2
+    assert rows["prior of b"]["learnt"] == ["b"] and len(found["runs"]) == 3
 
 
 def test_steps_to_a_certain_vote(tmp_path):

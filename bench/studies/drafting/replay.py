@@ -35,7 +35,7 @@ from bench.studies.drafting.replay_rows import KEY, add_ratios, ratio, tables, t
 from csd.engine.results.record import SOURCES
 from csd.evaluate.replay import Replayed, replay
 from csd.graph.drafter_registry import make_drafter, names
-from csd.graph.prior import Prior
+from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, Prior, is_prior
 from csd.kernels.backends import choose
 from csd.kernels.ops import reference
 from csd.traces.traces import Trace, read_traces
@@ -119,8 +119,8 @@ def main(argv: list[str] | None = None) -> None:
         "--learn",
         nargs="+",
         default=[],
-        metavar="TRACES",
-        help="files from which `--prior halves` learns in place of the other problems",
+        metavar="FILE",
+        help="traces or priors from which `--prior halves` learns in place of the other problems",
     )
     parser.add_argument("--problems", type=int, help="the first so many of each file")
     parser.add_argument("--skip", type=int, default=0, help="without these first ones")
@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _name(path: str) -> str:
-    return Path(path).name.split(".jsonl")[0]
+    return Path(path).name.split(".jsonl")[0].removesuffix(".csdprior")
 
 
 def _rows(path: str, args) -> Iterator[dict]:
@@ -183,24 +183,30 @@ def _rows(path: str, args) -> Iterator[dict]:
 
 def _prior_rows(path: str, args, traces: list[Trace], recorded: int) -> Iterator[dict]:
     """Yield rows of the graph alone and with a prior, by samples and nodes."""
-    learnt: list[Trace] = [t for file in args.learn for t in read_traces(file)]
+    files, learnt = [f for f in args.learn if is_prior(f)], []
     if args.prior == "halves":
-        learnt, traces = learnt or traces[::2], traces[1::2]
+        learnt = [t for file in args.learn if file not in files for t in read_traces(file)]
+        learnt, traces = traces[::2] if not args.learn else learnt, traces[1::2]
     # recordings without probabilities have no noise, and run the machine's own loops
     ops = choose(None, torch.device("cpu"), torch.float32)
     source = " + ".join(map(_name, args.learn)) or args.prior
 
+    # a prior's file may have an entry of each token
+    contexts = MAX_CONTEXTS if files else DEFAULT_CONTEXTS
+
     def drafter(prior: Prior | None = None) -> Any:
-        contexts = 0 if prior is None else prior.config.capacity
-        made = make_drafter("consensus", ops, torch.device("cpu"), prior_contexts=contexts)
+        size = 0 if prior is None else contexts
+        made = make_drafter("consensus", ops, torch.device("cpu"), prior_contexts=size)
         made.use_prior(prior)
         return made
 
     for samples in (n for n in args.samples if n <= recorded):
         for nodes in args.nodes:
             options = dict(share=args.share, seed=args.seed, clock=time.process_time)
-            prior, results, alone = Prior(), [], []
-            for trace in learnt if args.prior == "halves" else []:
+            prior, results, alone = Prior(contexts=contexts), [], []
+            for file in files:
+                prior.merge(Prior.load(file))
+            for trace in learnt:
                 prior.add(trace.prompt, trace.samples, trace.top)
             for trace in traces:
                 alone.append(replay(trace, drafter(), samples, nodes, **options))
