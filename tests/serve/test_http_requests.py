@@ -15,7 +15,6 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 from csd.serve.http.clients import owner_of
 
-
 WRONG = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"logit_bias": {"x": 3}}, "logit_bias"),

@@ -57,6 +57,7 @@ in 10^9.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -114,7 +115,7 @@ def with_config(run: Callable) -> Callable:
         table: dict, slots: Any, prior: list, rows: int, ways: int, prior_ways: int, *numbers: Any
     ) -> Pool:
         prior_parts, orders, prior_orders, *drafting, nodes = numbers
-        of_prior = Table(prior_ways, *prior, parts=prior_parts) if prior else None
+        of_prior = replace(Table(prior_ways, *prior), parts=prior_parts) if prior else None
         graph = Table(ways, **table, prior=of_prior)
         config = GraphConfig(
             orders=tuple(orders),
