@@ -23,6 +23,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,10 @@ def _prior_rows(path: str, args, traces: list[Trace], recorded: int) -> Iterator
         made.use_prior(prior)
         return made
 
+    # compile the loops outside the drafter's times
+    short = replace(traces[0], samples=[traces[0].samples[0][:8]], top=None)
+    for warm in (None, Prior(contexts=contexts)):
+        replay(short, drafter(warm), 1, 4)
     for samples in (n for n in args.samples if n <= recorded):
         for nodes in args.nodes:
             options = dict(share=args.share, seed=args.seed, clock=time.process_time)
