@@ -12,6 +12,7 @@ from trace_file import trace_file
 
 import csd
 from csd.cli.main import main
+from csd.engine.step.budget import StepTimeTable
 from csd.graph.prior import MAX_CONTEXTS
 from csd.state.context_table import PRIOR_KEY
 from csd.traces.traces import read_traces
@@ -76,6 +77,19 @@ def test_a_prompt_drafts_from_answers_to_prompts_that_ended_before_it():
     assert shared[1].stats.accepted["prior"] > 0
     assert "prior" in shared[1].samples[0].sources
     assert shared[1].stats.steps < alone[1].stats.steps
+
+
+def test_auto_drafts_more_where_a_prior_makes_drafts_likelier():
+    e, prior = engine(counting(16), max_slots=1), csd.Prior(contexts=1024)
+    for _ in range(8):
+        prior.add([0], [[*range(1, 13)]])
+    e._cost = StepTimeTable([1, 64], [1.0, 3.0])
+    steps, nodes = [], []
+    for given in (None, prior):
+        out = e.generate([9, 3], prior=given, max_new_tokens=8, budget="auto")
+        steps.append(out.stats.steps)
+        nodes.append(out.stats.nodes_proposed / out.stats.steps)
+    assert nodes[1] > nodes[0] + 1 and steps[1] < steps[0]
 
 
 def test_the_prior_of_a_call_ends_with_it():

@@ -48,6 +48,8 @@ TRACES = {
     GSM8K: "GSM8K, SmolLM2",
     OWN: "own prompts, SmolLM2",
 }
+# largest trust in a group's context beside a prior, unless a row names another
+TRUST = 0.8
 LEARNT = {"halves": "the other problems", "call": "earlier problems"}
 ENDS = {
     "MATH, 20 calls of 4 samples, 4 earlier": f"{MATH}, apart",
@@ -116,7 +118,10 @@ def prior() -> str:
             rows, trace=r["trace"], drafter=f"consensus, {r['prior']}", samples=r["samples"]
         )
         learnt = " and ".join(TRACES.get(x, x) for x in r["learnt"]) or LEARNT[r["prior"]]
-        time = f"{r['draft_ratio']:.2f}" if r["trace"] in (MATH, CLASSEVAL) else ""
+        if r["trust"] != TRUST:
+            learnt += f", trust {r['trust']}"
+        loops = r["trace"] in (MATH, CLASSEVAL) and r["draft_ratio"]
+        time = f"{r['draft_ratio']:.2f}" if loops else ""
         lines.append(
             [
                 f"{TRACES[r['trace']]}, N = {r['samples']}",

@@ -162,6 +162,7 @@ def test_a_group_reads_only_its_part_of_a_prior(seed):
         slots.prior_part.fill_(i)
         pool = draft_tree_ref(table, slots, 90, CONFIG)
         assert (pool.source == SOURCE).any()
+        slots.prior_part.fill_(0)
         assert_equal_fields(pool, draft_tree_ref(replace(table, prior=part), slots, 90, CONFIG))
 
 
