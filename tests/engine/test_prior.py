@@ -12,7 +12,7 @@ from trace_file import trace_file
 
 import csd
 from csd.cli.main import main
-from csd.engine.step.budget import StepTimeTable
+from csd.engine.step.budget import AutoBudget, StepTimeTable
 from csd.graph.prior import MAX_CONTEXTS
 from csd.state.context_table import PRIOR_KEY
 from csd.traces.traces import read_traces
@@ -79,17 +79,22 @@ def test_a_prompt_drafts_from_answers_to_prompts_that_ended_before_it():
     assert shared[1].stats.steps < alone[1].stats.steps
 
 
-def test_auto_drafts_more_where_a_prior_makes_drafts_likelier():
+def test_auto_keeps_more_nodes_where_a_prior_makes_them_likelier():
+    """The likeliest paths of a sample without text of its own, with a prior and without."""
     e, prior = engine(counting(16), max_slots=1), csd.Prior(contexts=1024)
     for _ in range(8):
         prior.add([0], [[*range(1, 13)]])
-    e._cost = StepTimeTable([1, 64], [1.0, 3.0])
-    steps, nodes = [], []
-    for given in (None, prior):
-        out = e.generate([9, 3], prior=given, max_new_tokens=8, budget="auto")
-        steps.append(out.stats.steps)
-        nodes.append(out.stats.nodes_proposed / out.stats.steps)
-    assert nodes[1] > nodes[0] + 1 and steps[1] < steps[0]
+    kept = []
+    for given in (csd.Prior(contexts=1024), prior):
+        e.generate([9, 3], prior=given, max_new_tokens=2, budget=4)
+        slots = e._step.slots
+        slots.live[0], slots.group[0], slots.max_new[0] = True, 0, 16
+        slots.generated[0], slots.context[0, :2] = 0, torch.tensor([3, 9])
+        pool = e._drafter.propose(slots, 17)
+        costs = pool.cost[pool.depth > 0].tolist()
+        kept.append(AutoBudget(StepTimeTable([1, 64], [1.0, 9.0])).choose(1, costs))
+        slots.live[0], slots.group[0] = False, -1
+    assert kept[1] > kept[0]
 
 
 def test_the_prior_of_a_call_ends_with_it():

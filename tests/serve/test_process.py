@@ -192,14 +192,14 @@ def test_a_silent_connection_is_closed(monkeypatch, toy_folder):
 
     monkeypatch.setattr(connections, "SECONDS", 0.2)
     with served(toy_folder, max_tokens=100, budget=4) as (port, _):
-        for said in (b"", b"POST /v1/comp"):
+        for sent in (b"", b"POST /v1/comp"):
             quiet = socket.create_connection(("127.0.0.1", port), timeout=10)
-            quiet.sendall(said)
+            quiet.sendall(sent)
             assert quiet.recv(1) == b""
         assert call(port, "/health")[0] == 200
 
 
-def test_what_is_wrong_is_said_before_a_model_is_loaded(toy_folder, capsys):
+def test_errors_precede_loading(toy_folder, capsys):
     from csd.cli.main import main
 
     for flags, text in (

@@ -54,14 +54,14 @@ class Datastore:
         for n in range(1, min(longest, len(query)) + 1):
             end = query[-n:]
 
-            def key(place: int, n: int = n) -> list[int]:
-                return self.tokens[place : place + n]
+            def key(position: int, n: int = n) -> list[int]:
+                return self.tokens[position : position + n]
 
             low = bisect_left(self.order, end, key=key)
             high = bisect_right(self.order, end, lo=low, key=key)
             if low == high:
                 break
-            places = [place + n for place in self.order[low:high]]
+            places = [offset + n for offset in self.order[low:high]]
         return places
 
 
@@ -98,11 +98,13 @@ def _suffix_order(tokens: np.ndarray) -> np.ndarray:
 class Rest(HostDrafter):
     """datastore: one or its path. longest: tokens of a match. most: continuations that are read."""
 
-    def __init__(self, datastore: Datastore | str | Path, longest: int = 16, most: int = 1000):
+    def __init__(
+        self, datastore: Datastore | str | Path, longest: int = 16, max_places: int = 1000
+    ):
         super().__init__()
         if not isinstance(datastore, Datastore):
             datastore = Datastore.load(datastore)
-        self.datastore, self.longest, self.most = datastore, longest, most
+        self.datastore, self.longest, self.most = datastore, longest, max_places
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
         vocab = decoder.config.vocab

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from csd.serve.http import endpoints
-from csd.serve.http.clients import Limits
+from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
 from csd.serve.http.server import Server
 from csd.utils.check import shown
