@@ -88,6 +88,7 @@ class RunSettings:
     drafter: Any = None  # None: the engine's default
     verifier: str = "match"
     prior: Prior | None = None  # n-grams of answers to other prompts, for drafts
+    own_priors: Mapping[str, Prior] = field(default_factory=dict)  # by owner, in its place
     until: Until | None = None
     on_tokens: OnTokens | None = None
     record_top: bool = False  # record the target's 8 likeliest tokens at each position
@@ -98,6 +99,12 @@ class RunSettings:
     returns_errors: bool = False  # samples that cannot continue are results, not an error
     tokenizer: Any = None
     progress: bool | None = False  # as in `csd.utils.phases.wants_progress`
+
+    @property
+    def priors(self) -> list[Prior]:
+        """Priors by part of the drafter's table (`Request.prior_part`); none without drafts."""
+        drafted = self.speculate and self.prior is not None
+        return [self.prior, *self.own_priors.values()] if drafted else []  # type: ignore[list-item]
 
 
 @dataclass(slots=True)

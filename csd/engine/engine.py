@@ -75,9 +75,9 @@ class Engine(ModelResources):
         without fixed shapes.
     lag: number of steps that the host stays behind the device, at most 64; by default 1 if steps
         are static. Results do not depend on it.
-    together: most samples of a prompt in flight while other prompts wait; by default a quarter of
-        its samples. Later samples draft from finished ones. Results do not depend on it, except for
-        the order in which samples finish.
+    together: most samples of a prompt in flight while other prompts wait; by default one, or a
+        quarter of a request's samples in an `AsyncEngine`. Later samples draft from finished ones.
+        Results do not depend on it, except for the order in which samples finish.
     self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does,
         before a model is loaded: about a minute, once per machine, version, dtype and sizes of
         heads and vocabulary. Raises RuntimeError if a kernel is wrong.
@@ -285,16 +285,19 @@ class Engine(ModelResources):
                 drafter = settings.drafter or self._default_drafter
                 nodes = settings.budget if settings.speculate else 0
                 given = nodes if isinstance(nodes, int) else 0
-                prior = settings.prior if settings.speculate else None
-                if prior is not None:
+                priors = settings.priors
+                for prior in priors:
                     prior.check(None, self.decoder.config.vocab)
-                    for request in requests:
-                        request.stats.prior_tokens = prior.tokens
+                for request in requests if priors else []:
+                    request.stats.prior_tokens = priors[0].tokens
                 if feed is None:
-                    step = self._prepare(requests, drafter, prior, given)
+                    step = self._prepare(
+                        requests, drafter, settings.prior if priors else None, given
+                    )
                 else:
                     step = feed.prepare(self, drafter, given)
-                self._drafter.use_prior(prior)
+                for part, prior in enumerate(priors):
+                    self._drafter.use_prior(prior, part)
                 self._check_prefix_cache(step.cache)
             if settings.speculate:
                 self._fit_history(requests)

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from os import PathLike
@@ -31,9 +31,12 @@ from csd.serve.session import AsyncSession
 from csd.serve.weights import Weights
 from csd.traces.history import History
 from csd.utils.arguments import check_flag, check_whole, checked
+from csd.utils.check import shown
 
 # options that apply to all requests, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "prior", "budget", "tokenizer")
+# capacity of owners' priors beside no other one: 3 MB each
+OWN_CONTEXTS = 1 << 14
 # options of a single request: sampling, the samples to draw, the prompt, and the reported values of
 # tokens. logits_processor is left out: it runs inside a step, which all requests share
 SERVED = SAMPLING - {"logits_processor"} | {
@@ -91,6 +94,23 @@ def read_scores(count: int, limits: Limits) -> PromptScores:
     return PromptScores(check_whole("score_prompt", count, 0, min(MOST_TOP, limits.vocab)))
 
 
+def own_priors(prior: Prior | None, owners: Collection[str]) -> dict[str, Prior]:
+    """Priors that learn, by owner, each with the contexts of `prior`, if there is one.
+
+    Raises TypeError for anything else than a collection of names.
+    """
+    if isinstance(owners, str) or not all(isinstance(owner, str) for owner in owners):
+        raise TypeError(f"learn_from must be a list of owners, got {shown(owners)}")
+    found = {}
+    for owner in owners:
+        found[owner] = own = Prior(
+            learn=True, contexts=OWN_CONTEXTS if prior is None else prior.config.capacity
+        )
+        if prior is not None:
+            own.merge(prior)
+    return found
+
+
 LOG = logging.getLogger("csd")
 
 T = TypeVar("T")
@@ -110,6 +130,8 @@ class AsyncEngine:
         `QueueFull`.
     budget, speculate, drafter, prior: for all requests, as in `csd.generate`. The prior does not
         learn: requests of others would show in what a request drafts.
+    learn_from: owners (see `submit`) with a prior of their own, which begins as `prior`, learns
+        from their answers and drafts for their requests alone; `priors` has them by owner.
     engine: the other options of `csd.Engine`.
     """
 
@@ -123,6 +145,7 @@ class AsyncEngine:
         speculate: bool = True,
         drafter: Any = None,
         prior: Prior | str | PathLike[str] | None = None,
+        learn_from: Collection[str] = (),
         **engine: Any,
     ):
         if max_tokens is not None:
@@ -140,6 +163,10 @@ class AsyncEngine:
                 "prior must have learn=False for an AsyncEngine, whose requests may be of several "
                 "users, got learn=True: load it with csd.Prior.load(path), which only reads"
             )
+        self.priors = own_priors(prior, learn_from)
+        if self.priors and prior is None:
+            prior = Prior(contexts=OWN_CONTEXTS)  # empty, for all other owners
+        self._settings = replace(self._settings, prior=prior, own_priors=self.priors)
         if isinstance(model, Engine) and engine:
             raise ValueError(
                 f"{sorted(engine)[0]} must be set when the Engine is made; it cannot be given "
@@ -245,6 +272,10 @@ class AsyncEngine:
         if has_grammar(request.params):
             # here, since the requests in flight wait for the engine's thread
             request.matcher = matcher_of(request.params, request.tokenizer, limits.vocab)
+        priors = self._settings.priors
+        if priors:
+            request.prior_part = 1 + [*self.priors].index(owner) if owner in self.priors else 0
+            request.stats.prior_tokens = priors[request.prior_part].tokens
         handle = Handle(
             request,
             owner=owner,
@@ -305,8 +336,7 @@ class AsyncEngine:
 
     def prepare(self, engine: Engine, drafter: Any, nodes: int) -> Step:
         self._weights.mark(engine)
-        prior = self._settings.prior if self._settings.speculate else None
-        return self._room.step(engine, drafter, nodes, prior)
+        return self._room.step(engine, drafter, nodes, self._settings.priors)
 
     def scheduler(
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any

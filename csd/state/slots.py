@@ -65,6 +65,7 @@ class Slots(_Filters):
     # the groups
     prompt_len: torch.Tensor = _tensor("G")  # tokens in the prompt's pages: all but the last
     group_key: torch.Tensor = _tensor("G", torch.int64, -1)  # never reused, -1 when free
+    prior_part: torch.Tensor = _tensor("G")  # part of the prior's table that the group reads
 
     @classmethod
     def empty(

@@ -43,6 +43,7 @@ class Request:
     errors: dict[int, Exception] = field(default_factory=dict)  # of samples that cannot continue
     scores: PromptScores | None = None  # if requested: of the prompt's tokens read so far
     group: int = -1
+    prior_part: int = 0  # part of the prior's table that it drafts from
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it

@@ -10,7 +10,7 @@ from csd.engine.generate import engine_for
 from csd.engine.options import Options, SamplingOptions, read_options
 from csd.engine.options.params import SamplingParams, config_ends, limited, resolve
 from csd.engine.results.result import Sample
-from csd.graph.prior import Prior
+from csd.graph.prior import MOST_HALVINGS, Prior
 from csd.integrations.groups import draw_rows, earlier_copies
 from csd.integrations.trl.early import EarlyEnds
 from csd.kernels.common.noise import prompt_key
@@ -32,8 +32,9 @@ class Rollout:
     weights in their dtype, updated after each optimiser step; peft adapters are applied unmerged.
 
     exact: as in `csd.Engine`; None for its default, and in csd's `GRPOTrainer` for True.
-    budget, speculate, prior: as in `csd.generate`; a call is the rows that a process draws at once,
-    and prior=True learns over all calls.
+    budget, speculate, prior: as in `csd.generate`; a call is the rows that a process draws at once.
+        prior=True learns over all calls, and halves its weights in each epoch, so that what the
+        policy no longer says is drafted less and then forgotten.
         history: number of epochs whose completions of a prompt draft for its later ones, on any
         process; 0 turns it off. It does not change completions and losses. Evaluation neither uses
         nor extends it.
@@ -71,6 +72,8 @@ class Rollout:
     ):
         running: dict[str, Any] = dict(budget=budget, speculate=speculate, prior=prior)
         self.running = {name: checked(Options, name, value) for name, value in running.items()}
+        self.prior: Prior | None = self.running["prior"]
+        self._forgets, self._epoch = prior is True, 0
         thought = dict(max_thinking_tokens=max_thinking_tokens, thinking_tags=thinking_tags)
         self.thought = {name: checked(Options, name, value) for name, value in thought.items()}
         self.history: History | None = None
@@ -107,6 +110,7 @@ class Rollout:
         engine = engine_for(model, exact=self.exact)
         tokenizer = tokenizer_of(trainer)
         history = self.history if trainer.model.training else None
+        self._forget(trainer)
         # lengths are the same for all rows
         longest = max(range(len(rows)), key=lambda i: len(rows[i]))
         params = sampling_of(
@@ -158,6 +162,13 @@ class Rollout:
                 for s in drawn
             ]
         return found
+
+    def _forget(self, trainer: Any) -> None:
+        """Halve the weights of the rollout's own prior for each epoch that has begun since."""
+        epoch = int(trainer.state.epoch or 0)
+        if self._forgets and self.prior is not None and epoch > self._epoch:
+            self.prior.decay(min(epoch - self._epoch, MOST_HALVINGS))
+        self._epoch = epoch
 
     def _seed(self, trainer: Any) -> int:
         """Seed of a call: equal on all processes, new in each call, unaffected by evaluations."""
