@@ -106,7 +106,7 @@ class SlotFiller:
         sample waits.
 
         While other prompts wait, at most `together_of` samples of one request are in flight, by
-        default a quarter: later samples draft from finished ones.
+        default one: later samples draft from finished ones.
         """
         waiting = [request for request in self.active if request.waiting]
         for request in waiting:
@@ -118,7 +118,7 @@ class SlotFiller:
 
     def together_of(self, request: Request) -> int:
         """Largest number of a request's samples in flight while other prompts wait."""
-        return self.together or -(-len(request.samples) // 4)
+        return self.together or 1
 
     def assign(self, request: Request, s: int) -> Refill | None:
         """Assign slot s and pages to the request's next sample."""
@@ -325,7 +325,7 @@ class Scheduler(SlotFiller):
             # if no slot is live on the device, only records remain to be read
             while records and (len(records) > self.lag or not live_count):
                 record = self.step.read(records.popleft())
-                self.budget.learn(sum(n > 0 for n in record.nodes), record)
+                self.budget.update(sum(n > 0 for n in record.nodes), record)
                 yield from self.postprocess(record)
         if self.failed and not self.settings.returns_errors:
             # a rule that ended a prompt may have left out the samples with errors
@@ -393,7 +393,8 @@ class Scheduler(SlotFiller):
 
     def learn(self, request: Request) -> None:
         """Add the answers of a prompt whose samples have ended to a prior that learns."""
-        prior, drafter = self.settings.prior, self.step.drafter
+        priors, drafter = self.settings.priors, self.step.drafter
+        prior = priors[request.prior_part] if priors else None
         if prior is None or not prior.learn:
             return
         whole = ("stop", "length")
@@ -403,7 +404,7 @@ class Scheduler(SlotFiller):
         top = tops if len(tops) == len(ended) else None
         prior.add(request.prompt, [s.tokens for s in ended.values()], top)
         if drafter is not None:
-            drafter.use_prior(prior)
+            drafter.use_prior(prior, request.prior_part)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> tuple[int, Exception]:
         """Number of tokens in `record` of the sample in slot s before the place where it cannot

@@ -19,7 +19,8 @@ class Drafter:
     context: int = 1  # tokens of context that `Slots` must keep
     # True if groups with different prompts may have one key, and then draft for each other
     shares_keys: bool = False
-    prior_contexts: int = 0  # capacity of its prior's table, 0 without one
+    prior_contexts: int = 0  # capacity of each part of its prior's table, 0 without one
+    prior_parts: int = 1
 
     def suits(self, tokens: int, history: bool) -> bool:
         """True if the drafter is fit for a call with `tokens` tokens of prompts and samples.
@@ -56,9 +57,12 @@ class Drafter:
         Raises ValueError if its vocabulary does not fit the target's.
         """
 
-    def use_prior(self, prior: Prior | None) -> None:
+    def use_prior(self, prior: Prior | None, part: int = 0) -> None:
         """Draft from the current contexts of a prior with `prior_contexts` contexts, until the next
-        call of this method; None for a drafter without one."""
+        call of this method; None for a drafter without one.
+
+        part: of the prior's table, for groups that read this part (`Slots.prior_part`).
+        """
 
     def start_call(self) -> None:
         """Start a call, with the state of a new drafter: nothing learned from previous texts."""

@@ -184,6 +184,10 @@ class ServiceScheduler(Scheduler):
                 return None
         return None
 
+    def together_of(self, request: Request) -> int:
+        """A quarter by default: one sample after another, a request would last too long."""
+        return self.together or -(-len(request.samples) // 4)
+
     def next_of(self, owner: Hashable) -> Request | None:
         """Request of an owner whose next sample gets a free slot, as in the base class."""
         while True:

@@ -7,8 +7,7 @@ from typing import Any
 
 from csd.engine.options.grammar import has_grammar
 from csd.engine.options.params import SamplingParams
-from csd.engine.options.thinking import forced_places
-from csd.engine.options.thoughts import leaves_thought_open
+from csd.engine.options.thinking import forced_places, leaves_thought_open
 from csd.engine.results.logprobs import PromptScores
 from csd.engine.results.record import SOURCES, Draft
 from csd.engine.results.result import Sample, Samples
@@ -44,6 +43,7 @@ class Request:
     errors: dict[int, Exception] = field(default_factory=dict)  # of samples that cannot continue
     scores: PromptScores | None = None  # if requested: of the prompt's tokens read so far
     group: int = -1
+    prior_part: int = 0  # part of the prior's table that it drafts from
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it

@@ -150,7 +150,8 @@ class Resources:
             before = Room.of(self._step.cache)
             fits = before == before.with_room_for(least) or least == self._limited
             fits = fits and self._drafter.suits(tokens, history)
-            fits = fits and self._drafter.prior_contexts == contexts
+            has = self._drafter.prior_contexts, self._drafter.prior_parts
+            fits = fits and has == (contexts, 1)
             # changed rows are not part of the caches: this call may be the first that needs them
             more = changed(before.rows) - self._counted
             fits = fits and (more <= 0 or more <= self.memory * free_bytes(self.device))

@@ -51,7 +51,7 @@ def step_of_call(
     verifier: MultiDraftVerifier | TeacherForcing | None = None
     # without drafts, or if sampling is greedy, every verifier just samples the target
     drawn = settings.speculate and settings.verifier != "match"
-    if drawn and requests[0].params.temperature > 0:
+    if drawn and not requests[0].params.greedy:
         verifier = MultiDraftVerifier(settings.verifier, drafter, step.ops)
     elif settings.forcing is not None:
         verifier = settings.forcing(step.ops, step.cache.rows)

@@ -57,6 +57,7 @@ class Prefill:
             cache.states.begin_prompt(group, units[-1].states)
         # from here on, other groups cannot reuse the drafter's memory for this one
         step.slots.group_key[group].fill_(key)
+        step.slots.prior_part[group].fill_(request.prior_part)
         return cls(step, request, key, chunk_size, len(pages) * PAGE, len(units))
 
     @property
