@@ -1,7 +1,8 @@
 """A user's own module over packed rows, with gradients: the shared prompt runs once.
 
-The module computes all but its attention, which is that of packed rows (`packed.py`). Its products
-take any number of rows, so values equal those of the module's sampling up to rounding.
+The module computes all but its attention, which is that of packed rows
+(`csd.kernels.attention.packed`). Its products take any number of rows, so values equal those of the
+module's sampling up to rounding.
 """
 
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from csd.gradient.packed import packed_attention
 from csd.gradient.rows import Rows
+from csd.kernels.attention.packed import packed_attention
 from csd.models.module.decoder import ModuleDecoder, Pass
 from csd.models.redirect import calls_go_to
 
@@ -68,11 +69,11 @@ class _PackedPass(Pass):
         out = packed_attention(
             query[0].transpose(0, 1),
             *self.kv[-1],
-            self.rows,
+            self.rows.layout,
             spec.scale,
             window=spec.window,
             chunk=spec.chunk,
             softcap=spec.softcap,
             sinks=sinks,
-        )
+        )[0]
         return out.to(query.dtype).contiguous()[None]
