@@ -80,6 +80,7 @@ FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] =
         **dict.fromkeys(("slot_start", "slot_nodes"), (("S",), INT)),
         "group_start": (("G + 1",), INT),
     },
+    "packed": dict.fromkeys(("end", "position"), (("R",), INT)),
     "texts": {
         "group_key": (("R",), LONG),
         **dict.fromkeys(("sample", "length"), (("R",), INT)),
