@@ -103,6 +103,12 @@ def add(commands: _SubParsersAction) -> None:
         help="also group equal prompts of different requests that have no key",
     )
     parser.add_argument(
+        "--no-prefix-cache",
+        action="store_true",
+        help="read every prompt whole; by default requests of one key, or with --share all, reuse "
+        "keys and values of earlier prompts with the same beginning",
+    )
+    parser.add_argument(
         "--weights-folder",
         metavar="FOLDER",
         help="folder from whose subfolders /update_weights may load weights; by "
@@ -181,6 +187,7 @@ def _serve(args: Namespace) -> int:
         exact=args.exact or None,
         decoder=args.decoder,
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
+        **({"prefix_cache": False} if args.no_prefix_cache else {}),
     )
     # the first steps on a machine compile, here before any client waits for them
     few = min(4, engine.longest - 1)

@@ -101,6 +101,8 @@ def insert_history(
 class ConsensusGraph(StaticDrafter):
     """Drafts from n-grams of a group's prompt and samples, and the target's own probabilities."""
 
+    shares_keys = True
+
     def __init__(
         self,
         ops: Ops,

@@ -17,6 +17,8 @@ class Drafter:
     """Base of all drafters. An engine uses one for many calls."""
 
     context: int = 1  # tokens of context that `Slots` must keep
+    # True if groups with different prompts may have one key, and then draft for each other
+    shares_keys: bool = False
     prior_contexts: int = 0  # capacity of each part of its prior's table, 0 without one
     prior_parts: int = 1
 
@@ -38,6 +40,12 @@ class Drafter:
     def dropped(self) -> torch.Tensor | None:
         """[1] int64: number of dropped contexts so far; None if nothing is ever dropped."""
         return None
+
+    @property
+    def reads_hidden(self) -> bool:
+        """True if it needs the target's hidden states of all tokens of a prompt, which are then
+        all read by the target."""
+        return type(self).observe_hidden is not Drafter.observe_hidden
 
     def cache_bytes(self, pages: int) -> int:
         """Bytes of the drafter's own keys and values for `pages` pages of the target's cache."""

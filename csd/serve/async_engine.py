@@ -16,10 +16,8 @@ from typing import Any, TypeVar, Unpack
 
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine, OnePrompt
-from csd.engine.options import Options, read_options
-from csd.engine.options.checks import check_drafter, check_prior
+from csd.engine.options import SAMPLING, Options, read_options
 from csd.engine.options.grammar import has_grammar, matcher_of
-from csd.engine.options.params import SAMPLING
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import MOST_TOP, PromptScores
 from csd.engine.step.step import Step
@@ -29,9 +27,10 @@ from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
 from csd.serve.reader import Reader
 from csd.serve.scheduler import ServiceScheduler
+from csd.serve.session import AsyncSession
 from csd.serve.weights import Weights
 from csd.traces.history import History
-from csd.utils.arguments import check_budget, check_flag, check_whole
+from csd.utils.arguments import check_flag, check_whole, checked
 from csd.utils.check import shown
 
 # options that apply to all requests, set when the engine is made
@@ -75,17 +74,16 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
             )
     if isinstance(options.get("history"), History):
         raise ValueError("history must be a list of past samples, got a csd.History")
-    # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
-    asked = {name: options[name] for name in ("on_error",) if name in options}
+    asked = read_options(options)
     call = Call.read(
         prompt,
-        {**options, "on_error": "raise"},
+        # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
+        asked | {"on_error": "raise"},
         limits,  # type: ignore[arg-type]
         engine.generation_config,
         engine.tokenizer,
     )
-    returns = read_options(asked)["on_error"] == "return"
-    call.settings = replace(call.settings, returns_errors=returns)
+    call.settings = replace(call.settings, returns_errors=asked["on_error"] == "return")
     if call.many:
         raise ValueError(f"prompt must be one prompt, got {len(call.requests)}")
     return call
@@ -153,8 +151,13 @@ class AsyncEngine:
         if max_tokens is not None:
             max_tokens = check_whole("max_tokens", max_tokens, 2)
         max_queue = check_whole("max_queue", max_queue, 1)
-        check_drafter(drafter)
-        prior = check_prior(prior)
+        given: dict[str, Any] = dict(
+            budget=budget, speculate=speculate, drafter=drafter, prior=prior
+        )
+        self._settings = RunSettings(
+            **{name: checked(Options, name, value) for name, value in given.items()}
+        )
+        prior = self._settings.prior
         if prior is not None and prior.learn:
             raise ValueError(
                 "prior must have learn=False for an AsyncEngine, whose requests may be of several "
@@ -163,13 +166,7 @@ class AsyncEngine:
         self.priors = own_priors(prior, learn_from)
         if self.priors and prior is None:
             prior = Prior(contexts=OWN_CONTEXTS)  # empty, for all other owners
-        self._settings = RunSettings(
-            budget=check_budget(budget),
-            speculate=check_flag("speculate", speculate),
-            drafter=drafter,
-            prior=prior,
-            own_priors=self.priors,
-        )
+        self._settings = replace(self._settings, prior=prior, own_priors=self.priors)
         if isinstance(model, Engine) and engine:
             raise ValueError(
                 f"{sorted(engine)[0]} must be set when the Engine is made; it cannot be given "
@@ -240,16 +237,20 @@ class AsyncEngine:
         stream: bool = True,
         score_prompt: int | None = None,
         detached: bool = False,
+        prefix_cache: bool = True,
+        graph: Any = None,
         **options: Unpack[Options],
     ) -> Reader:
         """Request samples of one prompt, from any thread or event loop; returns at once.
 
-        owner: requests of one owner with equal prompts share keys, values and graph; None shares
-            with no request.
+        owner: requests of one owner with equal prompts share keys, values and graph, and one with
+            the beginning of an earlier prompt its pages; None shares with no request.
         stream: True if the handle returns a sample's tokens and text as they are drawn, False if
             it returns finished samples only.
         detached: False cancels the request once its last reader has left before its end, or no
             reference to the returned object remains; True draws it to its end.
+        prefix_cache: False reads the prompt whole, and keeps nothing of it after its end.
+        graph: requests in flight with the same object draft for each other, whatever their prompts.
         score_prompt: if not None, `Reader.scores` gets the log-probability of each token of the
             prompt but the first, and the `score_prompt` likeliest tokens at its position.
         options: as in `csd.Engine.generate`, except those that apply to all requests. `until` is
@@ -260,11 +261,13 @@ class AsyncEngine:
         if os.getpid() != self._process:
             raise RuntimeError("the AsyncEngine must be used in the process that made it")
         detached = check_flag("detached", detached)
+        prefix_cache = check_flag("prefix_cache", prefix_cache)
         limits = self.limits()
         scores = None if score_prompt is None else read_scores(score_prompt, limits)
         call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
-        request.index = next(self._index)
+        request.index, request.scope = next(self._index), owner if prefix_cache else None
+        request.graph = graph
         request.scores = scores or request.scores
         if has_grammar(request.params):
             # here, since the requests in flight wait for the engine's thread
@@ -283,6 +286,21 @@ class AsyncEngine:
         )
         self._inbox.put(handle)
         return Reader(handle, detached)
+
+    def session(
+        self,
+        prompt: OnePrompt | Any,
+        *,
+        num_samples: int = 1,
+        seed: int | None = None,
+        owner: str | None = None,
+    ) -> AsyncSession:
+        """Begin `num_samples` texts with a prompt, which `AsyncSession.sample` continues in turns.
+
+        prompt, seed: as in `csd.generate`, whose samples are those of the first turn. owner: as in
+        `submit`; None shares with no other session.
+        """
+        return AsyncSession(self, prompt, num_samples, seed, owner)
 
     def update(self, change: Callable[[Engine], T]) -> T:
         """Call `change(engine)` once all requests in flight have ended; returns its result.

@@ -76,9 +76,14 @@ class ServedRoom:
         # later requests may need any change of rows, each a different one
         changed = changed_bytes(EVERY, slots, rows, context, config.vocab, engine.dtype)
 
+        # copies of the states of recurrent layers, which are not in pages
+        states = engine._states_bytes
+        units = int(engine.prefix_cache * free) // states if states else None
+
         def taken(pages: int) -> int:
             room = Room(slots, table, table, pages, rows)
-            return room.bytes(config, engine.dtype, gathers) + made.cache_bytes(pages) + changed
+            own = room.bytes(config, engine.dtype, gathers) + made.cache_bytes(pages)
+            return own + changed + (units or 0) * states
 
         # at most the pages of a longest prompt and a longest sample per slot
         self.pages = bisect_right(range(1, 2 * slots * table + 1), free, key=taken)
@@ -93,7 +98,9 @@ class ServedRoom:
         with torch.inference_mode(False):
             # set first: `_allocate` chooses the class of the step by the drafter
             engine._drafter, engine._text = made, (tokens, False)
-            step = engine._allocate(slots, table, table, self.pages, made.context, rows)
+            step = engine._allocate(
+                slots, table, table, self.pages, made.context, rows, units=units
+            )
             made.attach(engine.decoder, step.cache)
         # set last: if the drafter does not fit the model, the next run allocates anew
         engine._step = step

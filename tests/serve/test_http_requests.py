@@ -32,7 +32,7 @@ WRONG = [
     ({"suppress_tokens": [5], "allowed_token_ids": [5]}, "allowed_token_ids"),
     ({"logits_processor": "f"}, "logits_processor"),
     ({"tools": [{"type": "function"}]}, "tools"),
-    ({"typical_p": 0.4}, "typical_p"),
+    ({"epsilon_cutoff": 0.4}, "epsilon_cutoff"),
     ({"max_token": 5}, "max_token"),
     ({"n": 21}, "n"),
     ({"n": 0}, "n"),
