@@ -83,16 +83,16 @@ def add(commands: _SubParsersAction) -> None:
         "--memory", type=float, default=0.9, help="share of the free memory that the caches may use"
     )
     parser.add_argument(
-        "--max-queue", type=int, default=256, help="maximum number of waiting requests"
+        "--max-queue", type=int, default=512, help="maximum number of waiting requests"
     )
     parser.add_argument(
         "--max-n", type=int, default=128, help="maximum number of choices per request"
     )
     parser.add_argument(
-        "--max-body", type=int, default=8 << 20, help="maximum size of a request's body, in bytes"
+        "--max-body", type=int, default=2 << 20, help="maximum size of a request's body, in bytes"
     )
     parser.add_argument(
-        "--max-requests", type=int, default=512, help="maximum number of requests answered at once"
+        "--max-requests", type=int, default=1024, help="maximum number of requests answered at once"
     )
     parser.add_argument(
         "--max-connections", type=int, default=2048, help="maximum number of open connections"

@@ -45,12 +45,13 @@ class Handle:
         request: Request,
         *,
         owner: str | None = None,
+        client: str | None = None,
         until: Until | None = None,
         streams: bool = True,
         measures: Measures | None = None,
         returns_errors: bool = False,
     ):
-        self.request, self.owner, self.until = request, owner, until
+        self.request, self.owner, self.client, self.until = request, owner, client, until
         self.streams, self.measures = streams, measures or Measures()
         # True: samples that cannot continue are results; else the first one's error is raised
         self.returns_errors = returns_errors

@@ -319,15 +319,11 @@ class ServiceScheduler(Scheduler):
         stats.decoder = getattr(decoder, "name", "own")
         stats.fused_ruled_out = getattr(decoder, "why", None)
         handle.admitted = True
-        self.inbox.admitted()
+        self.inbox.admitted(handle)
 
     def ending(self) -> bool:
         # the progress penalty makes samples end together, but requests need not end together
         return super().ending() and len(self.active) == 1
-
-    def queued(self) -> list[Request]:
-        """Requests that have not been admitted."""
-        return list(self.queue)
 
     # results of a step
 
@@ -404,7 +400,7 @@ class ServiceScheduler(Scheduler):
         if request in self.queue:
             self.queue.remove(request)
         if not handle.admitted:
-            self.inbox.admitted()
+            self.inbox.admitted(handle)
         if self.prefill is not None and self.prefill.request is request:
             self.prefill = None
             self.free_group(request)

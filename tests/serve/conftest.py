@@ -16,6 +16,8 @@ FAST = (
     "test_http_texts",
     "test_browsers",
     "test_client_limits",
+    "test_connections",
+    "test_shares",
 )
 
 

@@ -187,18 +187,6 @@ def test_a_drain_ends(toy_folder, work, signals, code):
         process.wait()
 
 
-def test_a_silent_connection_is_closed(monkeypatch, toy_folder):
-    from csd.serve.http import app as connections
-
-    monkeypatch.setattr(connections, "SECONDS", 0.2)
-    with served(toy_folder, max_tokens=100, budget=4) as (port, _):
-        for said in (b"", b"POST /v1/comp"):
-            quiet = socket.create_connection(("127.0.0.1", port), timeout=10)
-            quiet.sendall(said)
-            assert quiet.recv(1) == b""
-        assert call(port, "/health")[0] == 200
-
-
 def test_what_is_wrong_is_said_before_a_model_is_loaded(toy_folder, capsys):
     from csd.cli.main import main
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ import torch
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.families import SUPPORTED
 from csd.models.load import gguf as gguf_model
+from csd.models.load.gguf.file import read_once
 from csd.models.load.resize_for_adapter import resize
 from csd.models.refuse import refuse_config, refuse_prompt_learning
 from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
 from csd.utils.check import shown
+from csd.utils.input_files import check_no_pipes
 from csd.utils.json_files import read_file
 from csd.utils.lazy import check_installed
 
@@ -68,17 +71,39 @@ def quiet_libraries() -> Iterator[None]:
                 disable_progress_bars()
 
 
-@contextmanager
-def without_report() -> Iterator[None]:
-    """Context in which transformers prints no table of the keys that a model does not use."""
-    from transformers.utils import logging as transformers
+class Report(logging.Filter):
+    """Context in which transformers does not print its table of keys, which this object keeps.
 
-    before = transformers.get_verbosity()
-    transformers.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.set_verbosity(before)
+    The table has each key of a file, as it is there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "LOAD REPORT" not in message:
+            return True
+        self.text = message
+        return False
+
+    def __enter__(self) -> "Report":
+        self._logger = logging.getLogger("transformers.modeling_utils")
+        self._logger.addFilter(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._logger.removeFilter(self)
+
+    def shapes(self) -> list[str]:
+        """Weights whose shapes in the file and by the config differ, with both."""
+        found = _MISMATCH.findall(self.text)
+        return [f"{name} {have} instead of {want}" for name, have, want in found]
+
+
+_SHAPE = r"torch\.Size\((\[[\d, ]*\])\)"
+_MISMATCH = re.compile(rf"^([\w.{{}}, ]+?) *\|.*ckpt: *{_SHAPE} vs model: *{_SHAPE}", re.MULTILINE)
 
 
 FILE = "adapter_config.json"
@@ -147,6 +172,7 @@ def adapter_of(name: str, revision: str | None = None) -> Adapter | None:
         folder = name if os.path.isdir(name) else None
     if folder is None or not os.path.exists(path := os.path.join(folder, FILE)):
         return None
+    check_no_pipes(folder)
     # if the folder also holds a model, the adapter's base is ambiguous
     if os.path.exists(os.path.join(folder, "config.json")):
         raise ValueError(
@@ -375,8 +401,7 @@ def read_model(
     if sizes is not None:
         before(sizes, config.dtype if isinstance(dtype, str) else dtype)
     try:
-        # errors below name the keys; a whole model has hundreds that its text model lacks
-        with without_report() if has_parts else nullcontext():
+        with Report() as report:
             model, seen = AutoModelForCausalLM.from_pretrained(
                 place, config=config, dtype=dtype, output_loading_info=True, **options
             )
@@ -385,6 +410,11 @@ def read_model(
     except MemoryError as error:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
     except Exception as error:
+        if shapes := report.shapes():
+            raise ValueError(
+                f"{name!r} cannot be loaded: the shapes of its weights do not match its "
+                f"config.json: {', '.join(shapes[:3])}"
+            ) from error
         raise ValueError(_no_model(name, error)) from error
     # transformers would continue with random weights
     if seen["missing_keys"]:
@@ -424,7 +454,8 @@ def gguf_config(name: str, path: str) -> ModelConfig:
 @contextmanager
 def _reading_gguf(name: str) -> Iterator[None]:
     try:
-        yield
+        with read_once():
+            yield
     except MemoryError as error:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
     # a malformed file may make its reader raise any exception
@@ -449,14 +480,13 @@ def _brief(error: Exception) -> str:
             "*.safetensors"
         )
     text = str(error)
-    if "ignore_mismatched_sizes" in text:
-        return "the shapes of its weights do not match its config.json; the list above shows them"
     if not isinstance(error, OSError | ValueError | RuntimeError):
         text = f"{type(error).__name__}: {text}"
     return text if len(text) <= 600 else text[:599] + "…"
 
 
 def check_folder(name: str) -> None:
+    check_no_pipes(name)
     have = os.listdir(name)
     if "config.json" not in have:
         raise ValueError(f"{name} is not a model folder: it has no config.json")
@@ -482,7 +512,8 @@ def read_tokenizer(place: str, options: dict[str, Any]) -> Any:
     if local and not _TOKENIZER_FILES.intersection(os.listdir(place)):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        with read_once() if "gguf_file" in options else nullcontext():
+            tokenizer = AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError, KeyError):
         # without a tokenizer, a checkpoint still serves prompts of token ids
         return None
@@ -495,7 +526,8 @@ def read_tokenizer(place: str, options: dict[str, Any]) -> Any:
 
         path = os.path.join(place, options["gguf_file"])
         try:
-            gguf_tokenizer.complete(tokenizer, path)
+            with read_once():
+                gguf_tokenizer.complete(tokenizer, path)
         except Exception as error:
             text = f"the tokenizer of {path!r} cannot be read: {_brief(error)}"
             raise ValueError(text) from error

@@ -13,9 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
 from csd.models.text.prompts import parse
-from csd.serve.http.clients import EventStream, results_of, unless_gone
+from csd.serve.http.clients import EventStream, WholeAnswer, results_of, unless_gone
 from csd.serve.http.errors import Refused
 from csd.serve.http.events import events
+from csd.serve.http.json_parts import dumps
 from csd.serve.http.metrics import prometheus
 from csd.serve.http.request import Asked, read_chat, read_completion, read_messages
 from csd.serve.http.response import Answer
@@ -68,22 +69,23 @@ async def completions(server: Server, request: Request) -> Response:
 async def _complete(
     server: Server, request: Request, read: Callable[[dict[str, Any], Any], Asked]
 ) -> Response:
-    owner, client = server.clients.owner(request), server.clients.reader(request)
+    owner, client = server.clients.owner(request), server.clients.client(request)
 
     def submitted(body: dict[str, Any]) -> Asked:
         with Refused.reading(body, "messages" if "messages" in body else "prompt"):
             return server.submit(body, read, owner, client)
 
-    with server.answering() as slot:
+    with server.answering(client) as slot:
         asked = await server.read(request, client, submitted, Asked.cancel)
         slot.callback(asked.cancel)
         answer = Answer(asked, server.name, server.texts, server.refused)
+        # the request counts as open until its answer has been sent
         if asked.stream:
-            # the request counts as open until its last event
             end = slot.pop_all().close
             return EventStream(events(answer), answer, server.limits.send_seconds, end)
         results = await unless_gone(request.receive, results_of(asked))
-        return as_json(await run_in_threadpool(answer.whole, results))
+        content = await run_in_threadpool(lambda: dumps(answer.whole(results)).encode())
+        return WholeAnswer(content, slot.pop_all().close)
 
 
 async def models(server: Server, request: Request) -> Response:
@@ -132,8 +134,9 @@ async def tokenize(server: Server, request: Request) -> Response:
             more = {"token_strs": server.texts.of(ids)} if body.get("return_token_strs") else {}
             return {"tokens": ids, "count": len(ids), "max_model_len": limits.context} | more
 
-    with server.answering():
-        return as_json(await server.read(request, server.clients.reader(request), read))
+    client = server.clients.client(request)
+    with server.answering(client):
+        return as_json(await server.read(request, client, read))
 
 
 def _ids_of(body: dict[str, Any], tokenizer: Any, limits: Any) -> list[int]:
@@ -169,8 +172,9 @@ async def detokenize(server: Server, request: Request) -> Response:
             ids = check_ids("tokens", body.get("tokens"), most, vocab)
             return {"prompt": server.texts.decode(ids)}
 
-    with server.answering():
-        return as_json(await server.read(request, server.clients.reader(request), read))
+    client = server.clients.client(request)
+    with server.answering(client):
+        return as_json(await server.read(request, client, read))
 
 
 async def tokenizer_info(server: Server, request: Request) -> Response:
@@ -193,7 +197,7 @@ async def update_weights(server: Server, request: Request) -> Response:
     if server.weights_folder is None:
         raise Refused("the server was started without --weights-folder", status=404)
     server.clients.administrator(request)
-    body = await server.read(request, server.clients.reader(request), dict)
+    body = await server.read(request, server.clients.client(request), dict)
     given = body.get("path")
     if not isinstance(given, str) or not given or "\0" in given:
         raise Refused(f"path must be the name of a folder, got {shown(given)}", param="path")

@@ -21,6 +21,8 @@ from csd.utils.check import fits, shown
 
 # default max_tokens of a completion, as in OpenAI's interface
 COMPLETION_TOKENS = 16
+# and of a chat, unless the context is shorter
+CHAT_TOKENS = 512
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class Asked:
         """Choices per prompt."""
         return self.options.get("num_samples", 1)
 
-    def submit(self, engine: AsyncEngine, owner: str | None) -> None:
+    def submit(self, engine: AsyncEngine, owner: str | None, client: str | None = None) -> None:
         """Submit all prompts to the engine; if it refuses one, all are cancelled."""
         # without an owner a random one, so that equal prompts of one request are one group
         owner = owner or secrets.token_hex(8)
@@ -56,6 +58,7 @@ class Asked:
                 handle = engine.submit(
                     prompt,
                     owner=owner,
+                    client=client,
                     stream=self.stream,
                     first_sample=start,
                     top_logprobs=self.top or 0,
