@@ -64,7 +64,7 @@ test-slow: install triton-3.6
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_lora.py \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_trl_trainer.py tests/gradient tests/integrations/test_lora.py \
 		tests/integrations/test_lora_fused.py tests/integrations/test_lora_switches.py tests/integrations/test_ray.py \
 		tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
 

@@ -11,6 +11,7 @@ from csd.evaluate.pass_at_k import pass_at_k
 from csd.evaluate.report import page_of
 from csd.evaluate.score import score
 from csd.evaluate.vote import Vote, vote
+from csd.gradient.logprobs import Logprobs, logprobs
 from csd.graph import baselines
 from csd.graph.model.draft_model import DraftModel
 from csd.graph.model.eagle import Eagle
@@ -32,6 +33,7 @@ __all__ = [
     "Eagle",
     "Engine",
     "History",
+    "Logprobs",
     "Prior",
     "QueueFull",
     "Sample",
@@ -48,6 +50,7 @@ __all__ = [
     "hf_generate",
     "integrations",
     "kernels",
+    "logprobs",
     "pass_at_k",
     "register_attention",
     "release",

@@ -21,8 +21,8 @@ from csd.models.wrappers import unwrapped
 from csd.utils.device import free_bytes
 from csd.utils.phases import showing
 
-# for each model: engines by the name of the requested decoder
-_by_model: "weakref.WeakKeyDictionary[Any, dict[str, Engine]]" = weakref.WeakKeyDictionary()
+# for each model: engines by the requested decoder and exactness
+_by_model: "weakref.WeakKeyDictionary[Any, dict[tuple, Engine]]" = weakref.WeakKeyDictionary()
 # each with its model files, as `_files` lists them; the engine used last comes last
 _by_name: dict[tuple, tuple[Engine, list]] = {}
 
@@ -98,24 +98,30 @@ def engine_for(
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
     decoder: str = "auto",
+    exact: bool | None = None,
 ) -> Engine:
-    """Returns the engine kept for a model; makes a new one if a path's files have changed."""
+    """Returns the engine kept for a model; makes a new one if a path's files have changed.
+
+    exact: as in `Engine`, which keeps one engine for each value.
+    """
     dtype = check_dtype(dtype)
     loading: dict[str, Any] = dict(device=device, dtype=dtype, revision=revision)
     if isinstance(model, Engine):
         given = loading | {"decoder": None if decoder == "auto" else decoder}
+        if exact is not None and model.exact != exact:
+            given["exact"] = exact
         for name, value in given.items():
             if value is not None:
                 raise ValueError(f"{name} must be set when the Engine is made, got {value!r}")
         return model
     if isinstance(model, str) or hasattr(model, "__fspath__"):
         place = os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
-        key, files = (place, revision, str(device), dtype, decoder), _files(place)
+        key, files = (place, revision, str(device), dtype, decoder, exact), _files(place)
         if key in _by_name and _by_name[key][1] != files:
             _by_name.pop(key)[0].release()
         if key not in _by_name:
             _make_room(sum(size for _, _, size in files))
-            _by_name[key] = Engine(model, **loading, decoder=decoder), files
+            _by_name[key] = Engine(model, **loading, decoder=decoder, exact=exact), files
         # now the one used last
         _by_name[key] = _by_name.pop(key)
         return _by_name[key][0]
@@ -125,11 +131,12 @@ def engine_for(
     except TypeError:
         # an object without a hash or weak references is not a model: Engine raises below
         found = {}
-    if decoder not in found:
-        made = Engine(model, **loading, decoder=decoder)
+    wanted = decoder, exact
+    if wanted not in found:
+        made = Engine(model, **loading, decoder=decoder, exact=exact)
         made.leave_model()
-        _by_model.setdefault(model, found)[decoder] = made
-    return _by_model[model][decoder]
+        _by_model.setdefault(model, found)[wanted] = made
+    return _by_model[model][wanted]
 
 
 def _make_room(wanted: int) -> None:

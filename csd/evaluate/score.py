@@ -1,7 +1,6 @@
 """`csd.score`: log-probabilities of the caller's completions."""
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,9 +12,8 @@ from csd.engine.options.params import SAMPLING, resolve
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.result import Samples
-from csd.models.text.context import encode_behind
+from csd.models.text.completions import read_completions
 from csd.models.text.prompts import parse
-from csd.utils.check import shown
 from csd.utils.other_names import unknown_argument
 from csd.verify.teacher_forcing import TeacherForcing
 
@@ -83,7 +81,7 @@ def score(
         asked["chat_template_kwargs"],
         config.context,
     )
-    rows = _completions(completions, prompts, many, tokenizer, config.vocab)
+    rows = read_completions(completions, prompts, many, tokenizer, config.vocab)
     requests: list[Request] = []
     given: dict[tuple[int, int], list[int]] = {}
     for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
@@ -124,54 +122,3 @@ def _read(options: dict[str, Any]) -> dict[str, Any]:
     asked = read_options(options)
     off = {name: value for name, value in OFF.items() if asked[name] is None}
     return {name: asked[name] for name in TAKEN} | off
-
-
-def _completions(
-    completions: Any, prompts: list[list[int]], many: bool, tokenizer: Any, vocab: int
-) -> list[list[list[int]]]:
-    """Token ids of every completion of every prompt. Raises ValueError for anything else."""
-    listed = _plain(completions)
-    listed = listed if many else [listed]
-    expected = "a list of texts or token ids" + (" for each prompt" if many else "")
-    if isinstance(listed, str) or not isinstance(listed, Sequence) or len(listed) != len(prompts):
-        raise ValueError(
-            f"completions must be {expected}, {len(prompts)} in all, got {shown(listed)}"
-        )
-    found = []
-    for prompt, own in zip(prompts, map(_plain, listed), strict=True):
-        if isinstance(own, str) or not isinstance(own, Sequence) or not len(own):
-            raise ValueError(f"completions must be {expected}, got {shown(own)}")
-        found.append([_ids(one, prompt, tokenizer, vocab) for one in own])
-    return found
-
-
-def _ids(completion: Any, prompt: list[int], tokenizer: Any, vocab: int) -> list[int]:
-    if isinstance(completion, str):
-        if tokenizer is None:
-            raise ValueError("completions that are strings need a tokenizer: pass tokenizer=")
-        text = completion
-        completion, joined = encode_behind(tokenizer, prompt, text)
-        if joined:
-            raise ValueError(
-                "completions must be texts that the tokenizer separates from the prompt, but it "
-                f"joins the prompt's end {joined!r} with {shown(text)}: move {joined!r} from the "
-                "prompt to the beginning of each completion, or pass token ids"
-            )
-    completion = _plain(completion)
-    whole = isinstance(completion, list | tuple) and all(
-        isinstance(t, Integral) and not isinstance(t, bool) for t in completion
-    )
-    if not whole or not completion:
-        raise ValueError(
-            f"completions must be lists of at least one token id, got {shown(completion)}"
-        )
-    if not 0 <= min(completion) <= max(completion) < vocab:
-        raise ValueError(
-            f"completions must lie in the vocabulary of {vocab}, got {shown(completion)}"
-        )
-    return [*map(int, completion)]
-
-
-def _plain(value: Any) -> Any:
-    """A numpy array or torch tensor as lists; any other value unchanged."""
-    return value.tolist() if hasattr(value, "tolist") else value

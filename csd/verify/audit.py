@@ -24,8 +24,9 @@ from csd.kernels.verify.reference_rows import row_logits
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
+from csd.verify.given import no_token
 from csd.verify.target import processed
-from csd.verify.teacher_forcing import TeacherForcing, no_token
+from csd.verify.teacher_forcing import TeacherForcing
 
 
 class Auditor(TeacherForcing):

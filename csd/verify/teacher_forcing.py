@@ -11,17 +11,11 @@ import torch
 
 from csd.graph.host_tree import Tree, pool_of_trees
 from csd.kernels.ops import Ops
-from csd.kernels.verify.reference_rows import row_logits, sample_rows
 from csd.kernels.verify.rules import blocks, own_chance
 from csd.state.pool import MAX_DEPTH, ROOT, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
-from csd.verify.target import processed
-
-
-def no_token(logits: torch.Tensor) -> torch.Tensor:
-    """[R] bool: rows of logits [R, V] that allow no token."""
-    return logits.amax(-1) == -torch.inf
+from csd.verify.given import given_chances
 
 
 class TeacherForcing:
@@ -74,24 +68,12 @@ class TeacherForcing:
         self, rows: slice, logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict
     ) -> None:
         at = torch.arange(pool.rows, device=logits.device)[rows]
-        part, token, s = logits[rows], out.sample[rows].long()[:, None], pool.slot[rows].long()
+        part, token, s = logits[rows], out.sample[rows].long(), pool.slot[rows].long()
         passes = self._ops.passes
-        out.raw_logprob[rows] = own_chance(part, token[:, 0], passes.log_sum)
-        none = no_token(part)
-        part = part.masked_fill(none[:, None], 0)
-        total = sample_rows(part, at, pool, slots, passes).log_total
+        raw = out.raw_logprob[rows] = own_chance(part, token, passes.log_sum)
+        chance, total = given_chances(part, at, pool, slots, passes, at - rows.start, token)
         out.bad[s[~total.isfinite()]] = True
-        greedy = slots.temperature[s] == 0
-        x = row_logits(part, at, pool, slots)
-        heat = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
-        score = x.gather(1, token)[:, 0].to(heat.dtype) / heat - x.amax(-1).to(heat.dtype) / heat
-        chance = score - total
-        filtered = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
-        if bool((filtered & ~greedy).any()):
-            allowed = processed(logits, at, pool, slots).gather(1, token)[:, 0] > 0
-            chance = torch.where(allowed, chance, -torch.inf)
-        chance = torch.where(none, -torch.inf, chance)
-        out.logprob[rows] = torch.where(greedy, out.raw_logprob[rows], chance)
+        out.logprob[rows] = torch.where(slots.temperature[s] == 0, raw, chance)
 
     def _left(self, slots: Slots) -> dict[int, list[int]]:
         """Tokens of each live slot that are not committed yet."""

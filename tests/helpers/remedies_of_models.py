@@ -87,8 +87,21 @@ def quantised():
     return lambda: load(model), lambda: runs(build("llama", torch.bfloat16))
 
 
+def dropout():
+    model = build("llama", torch.float32, attention_dropout=0.1).train()
+
+    def fails():
+        csd.logprobs(model, PROMPT, [[1, 2]])
+
+    def remedy():
+        assert csd.logprobs(model.eval(), PROMPT, [[1, 2]]).exact
+
+    return fails, remedy
+
+
 # words of the message -> the call that raises it, and the calls that carry out its remedy
 EXECUTED = {
+    " in training mode, with which no sample was drawn: set it to 0": lambda folder: dropout(),
     "has no lm_head; load the model with AutoModelForCausalLM": lambda folder: headless("llama"),
     "must return logits of shape (1, ": lambda folder: headless("gemma"),
     "the weights have more than one ": lambda folder: two_dtypes(),

@@ -167,14 +167,16 @@ class Changes:
         if forced is not None:
             only(x, forced)
         short = keep_full(x, logits, self.static, self.given)
-        # x already includes the repetition penalty and the bans of end tokens
-        plain = replace(slots, penalty=self.ones, min_new=self.zeros)
-        verdict = ops.verify(x, pool, plain)
+        verdict = ops.verify(x, pool, self.without_rules(slots))
         finish_rows(
             verdict, logits, short, pool, slots, self.rules, ops.passes.log_sum, self.static
         )
         ops.advance_slots(slots, verdict)
         return verdict, *ops.snapshot(pool, verdict, top, trees)
+
+    def without_rules(self, slots: Slots) -> Slots:
+        """Slots for changed rows, which include the repetition penalty and bans of end tokens."""
+        return replace(slots, penalty=self.ones, min_new=self.zeros)
 
     def emptied(self, s: int) -> tuple[int, bool]:
         """First position of slot s from which no token could be drawn, else -1, and True if none

@@ -144,17 +144,22 @@ def _save_halves(ctx, inputs, output):
     ctx.save_for_backward(gate_up)
 
 
-def _halves_backward(ctx, grad):
-    gate, up = ctx.saved_tensors[0].chunk(2, dim=-1)
+def swiglu_backward(grad: torch.Tensor, gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+    """Gradient of gate_up [.., 2F] for that of the result, grad [.., F]."""
+    gate, up = gate_up.chunk(2, dim=-1)
     aten = torch.ops.aten
-    if ctx.gelu:
+    if gelu:
         halves = (
             aten.gelu_backward(grad * up, gate, approximate="tanh"),
             grad * F.gelu(gate, approximate="tanh"),
         )
     else:
         halves = aten.silu_backward(grad * up, gate), grad * F.silu(gate)
-    return torch.cat(halves, dim=-1), None
+    return torch.cat(halves, dim=-1)
+
+
+def _halves_backward(ctx, grad):
+    return swiglu_backward(grad, ctx.saved_tensors[0], ctx.gelu), None
 
 
 _silu_mul.register_autograd(_backward, setup_context=_save)

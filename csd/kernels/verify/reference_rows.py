@@ -99,7 +99,7 @@ def sample_rows(
     drawn = passes.draw(heads, row, slots, logits.shape[1])
     of = (drawn.token == logits.shape[1]).nonzero()[:, 0]
     if of.shape[0]:
-        z, _, rest = _heads(x[of], temperature[of], slots, s[of], greedy[of])
+        z, _, rest = heads_and_rest(x[of], temperature[of], slots, s[of], greedy[of])
         drawn.token[of] = draw_rest(rest, slots, s[of], position[of])
         z_sample = z.gather(1, drawn.token[of, None])[:, 0]
         drawn.logprob[of] = z_sample - drawn.log_total[of]
@@ -116,10 +116,10 @@ def row_logits(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slot
 def heads_ref(
     x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> Heads:
-    return _heads(x, temperature, slots, s, greedy)[1]
+    return heads_and_rest(x, temperature, slots, s, greedy)[1]
 
 
-def _heads(
+def heads_and_rest(
     x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> tuple[torch.Tensor, Heads, torch.Tensor]:
     """z [R, V], the heads, and exp(z) of the rest [R, V], 0 elsewhere."""
@@ -185,7 +185,7 @@ def _ban_end_tokens(
 def _compact(
     z: torch.Tensor, pieces: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> tuple[torch.Tensor, Heads, torch.Tensor]:
-    """Returns the results of `_heads`, from z [R, V] and the maxima of its pieces."""
+    """Returns the results of `heads_and_rest`, from z [R, V] and the maxima of its pieces."""
     vocab = z.shape[1]
     top_k = slots.top_k[s]
     # in a greedy row filters could only choose among equal tokens

@@ -143,6 +143,8 @@ class Decoder(Norms):
         self.parts: Callable | None = None
         # x, gate_up -> SwiGLU of their product, if one function computes both
         self.gated: Callable | None = None
+        # product, x, y, stacks -> y with the adapters' products of x added
+        self.add_lora: Callable = add_lora
         # factor of the embedding's rows in a module that has one; None: the config's
         self.embedding_scale: float | None = None
         self.adapters: FusedAdapters | None = None
@@ -200,44 +202,64 @@ class Decoder(Norms):
         Before it is called, the layer's keys and values of all rows are written to node_k, node_v.
         """
         self.follow()
-        c = self.config
-        M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
-        linear, x, residual = self.linear, self.embedding, None
-        if not c.is_llamas:
-            scale = c.embedding_scale if self.embedding_scale is None else self.embedding_scale
-            x = F.embedding(token.clamp(min=0), x) * scale
-            nowhere = torch.zeros_like(position)
-        for i, layer in enumerate(self.layers):
-            # a padding row computes token 0, and its result is not used
-            rows = dict(rows=token) if i == 0 and c.is_llamas else {}
-            x, residual = self._normed(ops, x, layer.input_norm, residual, **rows)
-            if i in self.taps:
-                self.tapped[i] = residual
-            lora = layer.lora
-            # norms of heads take the product, not its splits
-            parts = None if c.qk_norm or "qkv" in lora else self.parts
-            qkv = (parts or linear)(x, layer.qkv, layer.qkv_bias)
-            if "qkv" in lora:
-                qkv = add_lora(linear, x, qkv, lora["qkv"])
-            q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
-            if c.whole_qk_norm:
-                q = self._whole_norm(ops, q, layer.q_norm)
-                k = self._whole_norm(ops, k, layer.k_norm)
-            q, k, v = (x.view(*x.shape[:-1], -1, c.head_dim) for x in (q, k, v))
-            if c.qk_norm and not c.whole_qk_norm:
-                q, _ = self._norm(ops, q, layer.q_norm)
-                k, _ = self._norm(ops, k, layer.k_norm)
-            added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
-            # position 0 rotates nothing
-            at = position if c.rotated is None or c.rotated[i] else nowhere
-            tables = (self.local_cos, self.local_sin) if c.is_local(i) else (self.cos, self.sin)
-            q = ops.rotary(q, k, v, at, *tables, node_k[i], node_v[i], **added)
-            attended = attend(i, q, **properties_of(c, i)).reshape(M, q_width)
-            x = self._summed(attended, layer.out, lora.get("out"))
-            x = self._left(ops, x, layer.attention_norm)
-            x, residual = self._normed(ops, x, layer.post_norm, residual)
-            x = self._left(ops, self._fed(ops, x, layer), layer.mlp_norm)
+        x, residual = self.embedded(token), None
+        for i in range(len(self.layers)):
+            x, residual = self.layer(i, x, residual, token, position, attend, node_k, node_v, ops)
         return self._norm(ops, x, self.norm, residual)[0]
+
+    def embedded(self, token: torch.Tensor) -> torch.Tensor:
+        """Input of the first layer [M, hidden]; in a Llama the embedding, whose norm gathers."""
+        c = self.config
+        if c.is_llamas:
+            return self.embedding
+        scale = c.embedding_scale if self.embedding_scale is None else self.embedding_scale
+        return F.embedding(token.clamp(min=0), self.embedding) * scale
+
+    def layer(
+        self,
+        i: int,
+        x: torch.Tensor,  # [M, hidden], or splits of it; `embedded` for the first layer
+        residual: torch.Tensor | None,  # [M, hidden]
+        token: torch.Tensor,
+        position: torch.Tensor,
+        attend: Callable,
+        node_k: Any,
+        node_v: Any,
+        ops: Ops,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Layer i; returns its output and the residual, whose sum the next norm takes."""
+        c, layer, linear = self.config, self.layers[i], self.linear
+        M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
+        # a padding row computes token 0, and its result is not used
+        rows = dict(rows=token) if i == 0 and c.is_llamas else {}
+        x, residual = self._normed(ops, x, layer.input_norm, residual, **rows)
+        if i in self.taps:
+            self.tapped[i] = residual
+        lora = layer.lora
+        # norms of heads take the product, not its splits
+        parts = None if c.qk_norm or "qkv" in lora else self.parts
+        qkv = (parts or linear)(x, layer.qkv, layer.qkv_bias)
+        if "qkv" in lora:
+            qkv = self.add_lora(linear, x, qkv, lora["qkv"])
+        q, k, v = qkv.split((q_width, kv_width, kv_width), dim=-1)
+        if c.whole_qk_norm:
+            q = self._whole_norm(ops, q, layer.q_norm)
+            k = self._whole_norm(ops, k, layer.k_norm)
+        q, k, v = (x.view(*x.shape[:-1], -1, c.head_dim) for x in (q, k, v))
+        if c.qk_norm and not c.whole_qk_norm:
+            q, _ = self._norm(ops, q, layer.q_norm)
+            k, _ = self._norm(ops, k, layer.k_norm)
+        added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
+        # position 0 rotates nothing
+        turned = c.rotated is None or c.rotated[i]
+        at = position if turned else torch.zeros_like(position)
+        tables = (self.local_cos, self.local_sin) if c.is_local(i) else (self.cos, self.sin)
+        q = ops.rotary(q, k, v, at, *tables, node_k[i], node_v[i], **added)
+        attended = attend(i, q, **properties_of(c, i)).reshape(M, q_width)
+        x = self._summed(attended, layer.out, lora.get("out"))
+        x = self._left(ops, x, layer.attention_norm)
+        x, residual = self._normed(ops, x, layer.post_norm, residual)
+        return self._left(ops, self._fed(ops, x, layer), layer.mlp_norm), residual
 
     def _fed(self, ops: Ops, x: torch.Tensor, layer: Layer) -> torch.Tensor:
         """Feed-forward part of normed x [M, hidden]: [M, hidden], or splits of it."""
@@ -250,7 +272,7 @@ class Decoder(Norms):
         else:
             up = linear(x, layer.gate_up)
             if "gate_up" in lora:
-                up = add_lora(linear, x, up, lora["gate_up"])
+                up = self.add_lora(linear, x, up, lora["gate_up"])
             x = ops.swiglu(up, **gelu)
         return self._summed(x, layer.down, lora.get("down"))
 
@@ -261,14 +283,14 @@ class Decoder(Norms):
         if lora is None:
             # splits need a norm of their sum right after, which only a Llama's layers have
             return (self.parts if self.parts and self.config.is_llamas else self.linear)(x, weight)
-        return add_lora(self.linear, x, self.linear(x, weight), lora)
+        return self.add_lora(self.linear, x, self.linear(x, weight), lora)
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, V] in the model's dtype."""
         found = self.linear(hidden, self.head)
         if self.head_lora:
-            found = add_lora(self.linear, hidden, found, self.head_lora)
+            found = self.add_lora(self.linear, hidden, found, self.head_lora)
         if self.config.logit_divisor != 1:
             found = found / self.config.logit_divisor
         cap = self.config.final_cap
@@ -297,7 +319,7 @@ class HybridDecoder(Decoder):
                 self.tapped[i] = residual
             product = self.linear(x, layer.qkv)
             if "qkv" in layer.lora:
-                product = add_lora(self.linear, x, product, layer.lora["qkv"])
+                product = self.add_lora(self.linear, x, product, layer.lora["qkv"])
             if layer.delta is not None:
                 x = layer.delta(ops, product, attend.states, i - attending)
             else:

@@ -72,7 +72,8 @@ class _Copy:
     b: torch.Tensor  # [out, R]
     stack: Stack
     number: int  # index of the adapter among a layer's working ones
-    pieces: list[tuple[Any, torch.Tensor, torch.Tensor]]  # layer, views of a and b
+    # layer, views of a and b, and their places: (ranks, rows of b)
+    pieces: list[tuple[Any, torch.Tensor, torch.Tensor, tuple[slice, slice]]]
 
 
 class FusedAdapters:
@@ -124,6 +125,18 @@ class FusedAdapters:
         if self._seen != self._versions():
             self._read()
 
+    def pieces(self) -> Iterator[tuple[Stack, torch.Tensor, torch.Tensor, list[tuple]]]:
+        """Yield each stack, its plain A and B, and the parameters that it consists of.
+
+        Of each parameter pair: A, B, (their ranks in the stack, B's rows), and their scale.
+        """
+        for copy, names in zip(self._copies, self._names, strict=True):
+            found = [
+                (layer.lora_A[name].weight, layer.lora_B[name].weight, at, layer.scaling[name])
+                for (layer, _, _, at), name in zip(copy.pieces, names, strict=True)
+            ]
+            yield copy.stack, copy.a, copy.b, found
+
     def _pairs(self) -> Iterator[tuple[Any, str]]:
         for copy, names in zip(self._copies, self._names, strict=True):
             for (layer, *_), name in zip(copy.pieces, names, strict=True):
@@ -138,7 +151,7 @@ class FusedAdapters:
     def _read(self) -> None:
         a, b, to_a, to_b, scales = [], [], [], [], []
         for copy, names in zip(self._copies, self._names, strict=True):
-            for (layer, view_a, view_b), name in zip(copy.pieces, names, strict=True):
+            for (layer, view_a, view_b, _), name in zip(copy.pieces, names, strict=True):
                 a.append(layer.lora_A[name].weight)
                 b.append(layer.lora_B[name].weight)
                 scales.append((layer.scaling, name))
@@ -179,7 +192,7 @@ def _copies(parts: list[Any]) -> Iterator[_Copy]:
         pieces, at = [], 0
         for (part, _, start), rank in zip(given, ranks, strict=True):
             wide = base_linear(part).weight.shape[0]
-            views = a[at : at + rank], b[start : start + wide, at : at + rank]
-            pieces.append((part, *views))
+            own, out = slice(at, at + rank), slice(start, start + wide)
+            pieces.append((part, a[own], b[out, own], (own, out)))
             at += rank
         yield _Copy(a, b, Stack(packed(a), packed(b)), number, pieces)

@@ -1,0 +1,224 @@
+"""Attention of a differentiable pass: the forward of an exact engine, and its gradient.
+
+A prompt's rows, all but the last token's, are read in the engine's chunks (`prompt_attention`), the
+others as draft trees (`tree_attention`): each run of rows is cut into chains, whose earlier rows
+are committed tokens in pages. A row's result in an exact engine does not depend on whether a key is
+a node or committed, so the bits are those of sampling. The gradient takes all rows at once
+(`packed_backward`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from csd.gradient.packed import packed_backward
+from csd.gradient.rows import Rows
+from csd.kernels.attention.layer import LayerAttention
+from csd.kernels.attention.prompt import Chunks, VisibleKeys, attend_visible
+from csd.kernels.attention.reference import Properties, in_reach
+from csd.kernels.ops import Ops
+from csd.models.fused.config import ModelConfig, scale_of
+from csd.state.kv_cache import PAGE, pages_for
+from csd.state.pool import MAX_DEPTH, MAX_NODES
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Chunks of prompts that one call of `prompt_attention` computes."""
+
+    rows: torch.Tensor  # [n] int64
+    keys: torch.Tensor  # [t] int64, rows of the keys
+    chunks: Chunks
+
+
+@dataclass(slots=True)
+class _Chains:
+    """Chains of rows that one call of `tree_attention` computes."""
+
+    rows: torch.Tensor  # [n] int64
+    attention: LayerAttention
+
+
+class RowsAttention:
+    """Attention of `Rows` in one decoder, layer by layer.
+
+    chunk: prompt tokens that the engine reads per pass.
+    """
+
+    def __init__(self, rows: Rows, ops: Ops, config: ModelConfig, chunk: int):
+        self.rows, self.ops, self.config = rows, ops, config
+        self.device = rows.token.device
+        self.scale = scale_of(config)
+        self._prompts = self._prompt_chunks(chunk)
+        # keys and values of the nodes and in pages, of the layer that is computed, by its index
+        self._kv: tuple[dict, dict, dict, dict] = ({}, {}, {}, {})
+        tables, index = self._pages()
+        self._index = torch.tensor(index, device=self.device)
+        # an exact kernel on a GPU takes trees of the engine's depth
+        width = MAX_NODES if ops.name == "cpu" else MAX_DEPTH + 1
+        longest = max((run.stop - run.start for run in rows.runs), default=0)
+        self._chains = [self._chain(at, width, *tables) for at in range(0, longest, width)]
+
+    def __call__(
+        self,
+        layer: int,
+        q: torch.Tensor,  # [R, H, D]
+        k: torch.Tensor,  # [R, K, D]
+        v: torch.Tensor,  # [R, K, D]
+        properties: Properties | None = None,
+    ) -> torch.Tensor:
+        """Returns [R, H, D]; differentiable."""
+        found: torch.Tensor = _Attend.apply(q, k, v, self, layer, properties)
+        return found
+
+    def forward(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        properties: Properties | None,
+    ) -> torch.Tensor:
+        out = torch.empty_like(q)
+        for chunk in self._prompts:
+            found = self._prompt(chunk, q[chunk.rows], k, v, properties)
+            out.index_copy_(0, chunk.rows, found)
+        pages = [x[self._index].view(-1, PAGE, *x.shape[1:]) for x in (k, v)]
+        for chains in self._chains:
+            at = chains.rows
+            for kept, x in zip(self._kv, (k[at], v[at], *pages), strict=True):
+                kept[layer] = x
+            out.index_copy_(0, at, chains.attention(layer, q[at], properties=properties))
+        for kept in self._kv:
+            kept.clear()
+        return out
+
+    def _prompt(
+        self,
+        chunk: _Chunk,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        properties: Properties | None,
+    ) -> torch.Tensor:
+        sizes, keys = chunk.chunks, chunk.chunks.keys
+        if properties is None:
+            return self.ops.prompt_attention(q, k[chunk.keys], v[chunk.keys], sizes, self.scale)
+        outs = []
+        for part, rows, start in zip(
+            q.split(sizes.rows), chunk.keys.split(keys), sizes.starts, strict=True
+        ):
+            own, at = (
+                torch.arange(*x, device=q.device) for x in ((start, len(rows)), (len(rows),))
+            )
+            window = properties.window
+            at = at if window is None else at[max(0, start - window + 1) :]
+            visible = in_reach(own[:, None], at, window, properties.chunk)
+            seen = VisibleKeys(rows[at], visible)
+            outs.append(attend_visible(part, k[None], v[None], seen, properties))
+        return torch.cat(outs)
+
+    def _prompt_chunks(self, size: int) -> list[_Chunk]:
+        """Chunk c of every prompt that has one, for each c; the last row is a tree's root."""
+        found = []
+        longest = max(group.prompt - 1 for group in self.rows.groups)
+        for start in range(0, longest, size):
+            there = [group for group in self.rows.groups if group.prompt - 1 > start]
+            stops = [min(start + size, group.prompt - 1) for group in there]
+            rows = [range(g.start + start, g.start + n) for g, n in zip(there, stops, strict=True)]
+            keys = [range(g.start, g.start + n) for g, n in zip(there, stops, strict=True)]
+            lengths = tuple(map(len, rows))
+            ends = [torch.tensor([0, *map(len, x)]).cumsum(0) for x in (rows, keys)]
+            sizes = Chunks((start,) * len(there), lengths, *(x.int().to(self.device) for x in ends))
+            found.append(_Chunk(self._rows_of(rows), self._rows_of(keys), sizes))
+        return found
+
+    def _rows_of(self, ranges: list[range]) -> torch.Tensor:
+        return torch.tensor([i for each in ranges for i in each], device=self.device)
+
+    def _pages(self) -> tuple[tuple[list[list[int]], list[list[int]]], list[int]]:
+        """Page lists of prompts and of runs, and the row at each place of the pages."""
+        index: list[int] = []
+
+        def pages_of(rows: list[int]) -> list[int]:
+            first, count = len(index) // PAGE, pages_for(len(rows))
+            index.extend([*rows, *[0] * (count * PAGE - len(rows))])
+            return [*range(first, first + count)]
+
+        prompts = [pages_of([*range(g.start, g.start + g.prompt - 1)]) for g in self.rows.groups]
+        paths = [pages_of([*run.above, *range(run.start, run.stop)]) for run in self.rows.runs]
+        if not index:
+            pages_of([0])
+        return (prompts, paths), index
+
+    def _chain(
+        self, at: int, width: int, prompts: list[list[int]], paths: list[list[int]]
+    ) -> _Chains:
+        """Rows at .. at + width of every run that is that long, each a chain of its slot."""
+        slots = [
+            (run, path)
+            for run, path in zip(self.rows.runs, paths, strict=True)
+            if run.stop - run.start > at
+        ]
+        groups = sorted({run.group for run, _ in slots})
+        nodes = [min(width, run.stop - run.start - at) for run, _ in slots]
+        ends = torch.tensor([0, *nodes]).cumsum(0).tolist()
+        of_group = [sum(run.group == g for run, _ in slots) for g in groups]
+        bounds = [ends[i] for i in torch.tensor([0, *of_group]).cumsum(0).tolist()]
+        words = [(1 << (j + 1)) - 1 for n in nodes for j in range(n)]
+        # the word of 64 rows has the sign bit
+        words = [w - (1 << 64) if w >= 1 << 63 else w for w in words]
+        lengths = [self.rows.groups[g].prompt - 1 for g in groups]
+        of_slots = [i for i, n in enumerate(nodes) for _ in range(n)]
+        where = dict(
+            prompt_pages=_table([prompts[g] for g in groups]),
+            prompt_len=torch.tensor(lengths, dtype=torch.int32),
+            slot_pages=_table([path for _, path in slots]),
+            slot_len=torch.tensor([len(run.above) + at for run, _ in slots], dtype=torch.int32),
+            slot=torch.tensor(of_slots, dtype=torch.int32),
+            ancestors=torch.tensor(words, dtype=torch.int64),
+            slot_start=torch.tensor(ends[:-1], dtype=torch.int32),
+            slot_nodes=torch.tensor(nodes, dtype=torch.int32),
+            group_start=torch.tensor(bounds, dtype=torch.int32),
+        )
+        where = {name: x.to(self.device) for name, x in where.items()}
+        c, plan = self.config, self.ops.plan_attention
+        work = plan(heads=c.heads, kv_heads=c.kv_heads, **where)
+        starts = [run.start + at for run, _ in slots]
+        rows = self._rows_of([range(s, s + n) for s, n in zip(starts, nodes, strict=True)])
+        attend, (node_k, node_v, k, v) = self.ops.tree_attention, self._kv
+        attention = LayerAttention(attend, node_k, node_v, k, v, where, work, self.scale, plan)
+        attention.works[c.heads, c.kv_heads, None, None] = work
+        return _Chains(rows, attention)
+
+
+def _table(pages: list[list[int]]) -> torch.Tensor:
+    width = max(1, *map(len, pages))
+    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in pages], dtype=torch.int32)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attention: RowsAttention,
+        layer: int,
+        properties: Properties | None,
+    ) -> torch.Tensor:
+        out = attention.forward(layer, q, k, v, properties)
+        ctx.save_for_backward(q, k, v, out)
+        ctx.attention, ctx.properties = attention, properties
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        rows, p = ctx.attention.rows, ctx.properties
+        scale = ctx.attention.scale if p is None else p.scale
+        named = {} if p is None else dict(window=p.window, chunk=p.chunk, softcap=p.softcap)
+        q, k, v, out = ctx.saved_tensors
+        found = packed_backward(grads[0], q, k, v, out, rows, scale, **named)
+        return *found, None, None, None

@@ -1,0 +1,335 @@
+"""Head and log-probabilities of rows, in chunks of rows: no tensor of all rows' logits exists.
+
+For row r with logits z = h W^T (its adapters, divisor and cap included), x = z after the rules of
+its sample, temperature T and the set S of tokens that the filters keep:
+
+    raw(t) = z_t - log sum exp z           logprob(t) = x_t / T - log sum over S of exp(x / T)
+    d raw(t) / d z = [t] - softmax(z)      d logprob(t) / d x = ([t] - softmax over S of x / T) / T
+    entropy H = -sum p log p,  p = softmax(z)       dH / dz = -p (log p + H)
+
+S is a constant to the gradient. The forward runs the sampler's own passes; the backward computes a
+chunk's logits again, and adds the weight's gradient in float32.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from csd.engine.options.params import SamplingParams
+from csd.engine.requests.request import Request
+from csd.engine.requests.slot_edits import Refill, fill_slots, seen_words
+from csd.engine.results.logprobs import Measures
+from csd.engine.rules.changes import Changes
+from csd.gradient.rows import Rows
+from csd.kernels.ops import Ops
+from csd.kernels.verify.reference_rows import heads_and_rest, row_logits
+from csd.kernels.verify.rules import change_rows, own_chance
+from csd.state.pool import Pool
+from csd.state.pool_builder import pool_of
+from csd.state.slots import Slots
+from csd.verify.given import given_chances, is_filtered
+
+# numbers of a chunk's logits, and rows of a chunk at most
+NUMBERS, MOST_ROWS = 1 << 23, 256
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Some of the scoring rows, with the tokens that they score."""
+
+    hidden: slice  # of the scoring rows
+    pairs: torch.Tensor  # [T] int64, indices of the scored tokens
+    row: torch.Tensor  # [T] int64, from 0 in the chunk
+    token: torch.Tensor  # [T] int64
+
+
+class Scoring:
+    """Values and gradients of the log-probabilities of `Rows`, whose samples have one `params`.
+
+    logits: rows of the last hidden states -> their logits, with the sampler's bits. dtype: of
+    log-probabilities, float32 or float64.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        prompts: list[list[int]],
+        completions: list[list[list[int]]],
+        params: SamplingParams,
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        ops: Ops,
+        vocab: int,
+        dtype: torch.dtype,
+        entropy: bool,
+    ):
+        self._logits, self._ops, self.params, self.entropy = logits, ops, params, entropy
+        self.vocab, self.dtype, device = vocab, dtype, rows.token.device
+        # rows that score tokens, each once
+        self.rows, place = rows.row.unique(return_inverse=True)
+        self._completions = completions
+        self._prefix: list[tuple[int, int, int]] = [(0, 0, 0)] * len(self.rows)
+        for i, origin in zip(place.tolist(), rows.origin, strict=True):
+            self._prefix[i] = origin
+        self._requests = [
+            Request.of(g, prompt, params, range(1), g) for g, prompt in enumerate(prompts)
+        ]
+        for request in self._requests:
+            request.group = 0
+        self.count = len(rows.target)
+        size = max(1, min(MOST_ROWS, NUMBERS // self.vocab))
+        order = place.argsort(stable=True)
+        bounds = torch.arange(0, len(self.rows) + size, size, device=device)
+        cuts = torch.searchsorted(place[order], bounds).tolist()
+        self.chunks = [
+            Chunk(
+                slice(start, min(start + size, len(self.rows))),
+                pairs := order[cuts[i] : cuts[i + 1]],
+                place[pairs] - start,
+                rows.target[pairs],
+            )
+            for i, start in enumerate(range(0, len(self.rows), size))
+        ]
+        self._changes: Changes | None = None
+
+    def values(self, chunk: Chunk, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Log-probabilities and raw ones [T] of a chunk's tokens, and entropies [T] if wanted."""
+        logits = self._logits(hidden)
+        raw = own_chance(logits[chunk.row], chunk.token, lambda _: self._log_sums(logits, chunk))
+        found = [raw, raw]
+        if self.params.temperature != 0:
+            slots, pool = self._slots(chunk)
+            at = torch.arange(pool.rows, device=logits.device)
+            x, slots = self._changed(logits, pool, slots)
+            found[0] = given_chances(x, at, pool, slots, self._ops.passes, chunk.row, chunk.token)[
+                0
+            ]
+        if self.entropy:
+            measured = Measures(entropy=True).of_rows(logits)[1]["entropy"]
+            found.append(measured[chunk.row])
+        return tuple(found)
+
+    def all_values(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`values` of all tokens [T]."""
+        kinds = 3 if self.entropy else 2
+        out = [hidden.new_empty(self.count, dtype=self.dtype) for _ in range(kinds)]
+        for chunk in self.chunks:
+            for x, values in zip(out, self.values(chunk, hidden[chunk.hidden]), strict=True):
+                x[chunk.pairs] = values.to(self.dtype)
+        return tuple(out)
+
+    def _log_sums(self, logits: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        return self._ops.passes.log_sum(logits)[chunk.row]
+
+    def gradient(
+        self, chunk: Chunk, z: torch.Tensor, grads: tuple[torch.Tensor | None, ...]
+    ) -> torch.Tensor:
+        """Gradient [R, V] of a chunk's logits z for those of its `values` [T]."""
+        wide = z.to(torch.promote_types(z.dtype, torch.float32))
+        of_logprob, of_raw, *of_entropy = grads
+        total = torch.zeros_like(wide)
+        if self.params.temperature == 0:
+            of_raw = _sum(of_raw, of_logprob)
+        elif of_logprob is not None:
+            total += self._of_processed(chunk, z, of_logprob)
+        if of_raw is not None:
+            _add_chosen(total, chunk, of_raw, wide.softmax(-1))
+        if of_entropy and of_entropy[0] is not None:
+            logp = wide.log_softmax(-1)
+            p = logp.exp()
+            each = torch.zeros_like(wide[:, 0]).index_add_(0, chunk.row, of_entropy[0])
+            spread = -(p * logp.clamp(min=-1e4)).sum(-1, keepdim=True)
+            total -= each[:, None] * p * (logp.clamp(min=-1e4) + spread)
+        return total
+
+    def _of_processed(self, chunk: Chunk, z: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        slots, pool = self._slots(chunk)
+        at = torch.arange(pool.rows, device=z.device)
+        temperature = self.params.temperature
+        with torch.enable_grad():
+            given = z.detach().to(torch.promote_types(z.dtype, torch.float32)).requires_grad_()
+            changed, plain = self._changed(given, pool, slots)
+            changed = row_logits(changed, at, pool, plain)
+        x = changed.detach()
+        s = pool.slot.long()
+        if is_filtered(slots, s):
+            heat = torch.full_like(x[:, 0], temperature)
+            greedy = torch.zeros_like(s, dtype=torch.bool)
+            _, heads, rest = heads_and_rest(x, heat, plain, s, greedy)
+            # an extra column for the padding of heads
+            p = torch.nn.functional.pad(rest, (0, 1))
+            p.scatter_(1, heads.token, heads.score.exp())
+            p = p[:, :-1] / p[:, :-1].sum(-1, keepdim=True)
+        else:
+            p = (x / temperature).softmax(-1)
+        total = torch.zeros_like(x)
+        _add_chosen(total, chunk, grad, p)
+        total /= temperature
+        if changed is given:
+            return total
+        return torch.autograd.grad(changed, given, total)[0]
+
+    def _changed(
+        self, logits: torch.Tensor, pool: Pool, slots: Slots
+    ) -> tuple[torch.Tensor, Slots]:
+        """Logits after the rules of samples, and the slots without the rules that are applied."""
+        changes = self._changes
+        if changes is None:
+            return logits, slots
+        x = change_rows(logits, pool, slots, changes.rules, changes.asked).x
+        return x, changes.without_rules(slots)
+
+    def _slots(self, chunk: Chunk) -> tuple[Slots, Pool]:
+        """Slots that are at a chunk's rows, one each, and the pool of their roots."""
+        prefixes = self._prefix[chunk.hidden]
+        count = len(prefixes)
+        longest = max(place for _, _, place in prefixes)
+        device = chunk.row.device
+        slots = Slots.empty(count, self.vocab, max(longest, 1), 1, self.dtype, device)
+        refills = [Refill(i, self._requests[g], 0, []) for i, (g, _, _) in enumerate(prefixes)]
+        fill_slots(slots, torch.zeros(count, 1, dtype=torch.int32, device=device), refills)
+        before = [self._completions[g][n][:place] for g, n, place in prefixes]
+        slots.generated.copy_(torch.tensor([len(x) for x in before]))
+        tokens = [[*x, *[-1] * (slots.tokens.shape[1] - len(x))] for x in before]
+        slots.tokens.copy_(torch.tensor(tokens))
+        if self.params.repetition_penalty != 1:
+            words = [
+                seen_words([*self._requests[g].prompt, *x], slots.seen.shape[1])
+                for (g, _, _), x in zip(prefixes, before, strict=True)
+            ]
+            slots.seen.copy_(torch.stack(words))
+        self._changes = Changes.of_call(
+            self._requests, slots, self.vocab, self._changes, device.type != "cpu"
+        )
+        if self._changes is not None:
+            self._changes.fill(refills)
+        return slots, pool_of(slots, count)
+
+
+def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    return a if b is None else b if a is None else a + b
+
+
+def _add_chosen(total: torch.Tensor, chunk: Chunk, grad: torch.Tensor, p: torch.Tensor) -> None:
+    """total += the sum over a row's tokens t of grad ([t] - p)."""
+    grad = grad.to(total.dtype)
+    each = torch.zeros_like(total[:, 0]).index_add_(0, chunk.row, grad)
+    total -= each[:, None] * p
+    total.index_put_((chunk.row, chunk.token), grad, accumulate=True)
+
+
+class _Score(torch.autograd.Function):
+    """Log-probabilities of the scoring rows' last hidden states [R, hidden]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scoring: Scoring, head: "Head", hidden: torch.Tensor, *weights: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        out = scoring.all_values(hidden)
+        ctx.save_for_backward(hidden, *weights)
+        ctx.scoring, ctx.head = scoring, head
+        # a token that filters or constraints remove has no gradient
+        ctx.finite = out[0].isfinite()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        scoring, (hidden, *weights) = ctx.scoring, ctx.saved_tensors
+        if grads[0] is not None:
+            grads = torch.where(ctx.finite, grads[0], 0), *grads[1:]
+        run = ctx.head.begin(hidden, weights, ctx.needs_input_grad[2:])
+        for chunk in scoring.chunks:
+            part = tuple(None if g is None else g[chunk.pairs] for g in grads)
+            z = run.logits(chunk.hidden)
+            run.add(chunk.hidden, z, scoring.gradient(chunk, z, part))
+        return None, None, *run.gradients()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Function from the last hidden states to logits: z = h W^T / divisor, capped.
+
+    plain: True if the hidden states are the logits themselves, as a module returns them.
+    """
+
+    divisor: float = 1.0
+    cap: float | None = None
+    plain: bool = False
+
+    def begin(
+        self, hidden: torch.Tensor, weights: list[torch.Tensor], needs: tuple[bool, ...]
+    ) -> "_HeadGradient":
+        return _HeadGradient(self, hidden, weights, needs)
+
+
+class _HeadGradient:
+    """Gradients of the hidden states and the head's weights, chunk by chunk, by plain products.
+
+    weights: W [V, hidden], then A [R, hidden] and B [V, R] of each stack of its adapters; none for
+    a plain head.
+    """
+
+    def __init__(
+        self, head: Head, hidden: torch.Tensor, weights: list[torch.Tensor], needs: tuple[bool, ...]
+    ):
+        self.head, self.hidden, self.weights = head, hidden, weights
+        # products of chunks are added up, which 16 bits would round each time
+        self.found = [
+            torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) if need else None
+            for x, need in zip((hidden, *weights), needs, strict=True)
+        ]
+
+    def logits(self, rows: slice) -> torch.Tensor:
+        h = self.hidden[rows]
+        if self.head.plain:
+            return h
+        weight, *stacks = self.weights
+        z = h @ weight.mT
+        for a, b in zip(stacks[::2], stacks[1::2], strict=True):
+            z = z + ((h.to(a.dtype) @ a.mT) @ b.mT).to(z.dtype)
+        if self.head.divisor != 1:
+            z = z / self.head.divisor
+        cap = self.head.cap
+        return z if cap is None else torch.tanh(z / cap) * cap
+
+    def add(self, rows: slice, z: torch.Tensor, grad: torch.Tensor) -> None:
+        """Add the gradients that follow from that of the chunk's logits z, grad [R, V]."""
+        h, (of_hidden, *of_weights) = self.hidden[rows], self.found
+        if self.head.cap is not None:
+            grad = grad * (1 - (z.to(grad.dtype) / self.head.cap) ** 2)
+        grad = (grad / self.head.divisor).to(h.dtype)
+        if self.head.plain:
+            if of_hidden is not None:
+                of_hidden[rows] += grad
+            return
+        weight, *stacks = self.weights
+        if of_hidden is not None:
+            of_hidden[rows] += grad @ weight
+        if of_weights[0] is not None:
+            of_weights[0] += grad.mT @ h
+        for i in range(0, len(stacks), 2):
+            a, b = stacks[i : i + 2]
+            given, x = grad.to(a.dtype), h.to(a.dtype)
+            inner, (of_a, of_b) = given @ b, of_weights[i + 1 : i + 3]
+            if of_hidden is not None:
+                of_hidden[rows] += inner @ a
+            if of_a is not None:
+                of_a += inner.mT @ x
+            if of_b is not None:
+                of_b += given.mT @ (x @ a.mT)
+
+    def gradients(self) -> Iterator[torch.Tensor | None]:
+        for x, grad in zip((self.hidden, *self.weights), self.found, strict=True):
+            yield None if grad is None else grad.to(x.dtype)
+
+
+def scores(
+    scoring: Scoring, head: Head, hidden: torch.Tensor, weights: list[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """`Scoring.values` of all tokens [T]; differentiable.
+
+    hidden: [R, hidden] of all rows. weights: of the head, as `_HeadGradient` takes them.
+    """
+    found: tuple[torch.Tensor, ...] = _Score.apply(scoring, head, hidden[scoring.rows], *weights)
+    return found

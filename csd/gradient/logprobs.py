@@ -1,0 +1,246 @@
+"""`csd.logprobs`: log-probabilities of completions, with gradients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from csd.engine.options import read_options
+from csd.engine.options.params import SAMPLING, SamplingParams, resolve
+from csd.gradient.policy import Policy, policy_of
+from csd.gradient.rows import Rows
+from csd.models.text.completions import read_completions
+from csd.models.text.prompts import parse
+from csd.utils.check import shown
+from csd.utils.other_names import unknown_argument
+from csd.utils.torch_state import plain_torch
+
+# arguments of `generate` that apply
+TAKEN = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "suppress_tokens",
+    "no_repeat_ngram_size",
+    "frequency_penalty",
+    "presence_penalty",
+    "min_new_tokens",
+    "end_token_ids",
+    "tokenizer",
+    "attention_mask",
+    "chat_template_kwargs",
+)
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of completions, in the form of the completions.
+
+    For completions as lists, each value is a list of tensors [tokens] (with several prompts a list
+    of these lists); for padded completions it is a tensor [N, T] with zeros in padding.
+    """
+
+    logprobs: Any  # by the distribution that the samples are drawn from; raw at temperature 0
+    raw_logprobs: Any  # by the model at temperature 1
+    entropies: Any  # of the model at temperature 1; None unless asked for
+    exact: bool  # True if values have the bits of an exact engine's samples
+    why: str | None  # the reason for which they do not
+    rows: int  # rows that were computed
+    unshared_rows: int  # rows without shared prompts and prefixes
+
+
+def logprobs(
+    model: Any,
+    prompt: Any,
+    completions: Any,
+    *,
+    mask: torch.Tensor | None = None,
+    entropy: bool = False,
+    checkpoint: bool = False,
+    **options: Any,
+) -> Logprobs:
+    """Log-probabilities of completions, differentiable in the model's parameters and adapters.
+
+    model: a `transformers` model (with adapters of peft, in DDP, compiled), or a `csd.Engine` of
+        one. It computes in the dtype of its weights, whatever autocast is around the call.
+    prompt: as in `csd.generate`. Equal prompts, and common prefixes of completions, are computed
+        once.
+    completions: of one prompt, a list of token ids, texts or tensors, or a tensor [N, T]; of a list
+        of prompts, a list of these, or a tensor [B, T] with one completion per prompt.
+    mask: [N, T] or [B, T] for completions in a tensor: 1 for tokens, then 0 for padding.
+    entropy: whether the entropy of the model's distribution is computed at each token.
+    checkpoint: whether the backward computes each layer again, to save memory.
+    options: filters and constraints of `csd.generate`, each off by default; `tokenizer`,
+        `attention_mask` and `chat_template_kwargs`.
+
+    Values of a model that the fused decoder runs have the bits of an exact engine's samples: its
+    operations compute them, and the gradient is that of plain products. Values of other models are
+    equal up to rounding (`Logprobs.exact`, `Logprobs.why`). Logits exist for some rows at a time.
+    The set of tokens that filters keep is a constant to the gradient; a token outside of it has
+    -inf and no gradient.
+
+    Raises ValueError or TypeError for arguments that cannot be served, naming the argument, and
+    for a model in training mode with dropout; NotImplementedError for layers with a state.
+    """
+    asked = _read(options)
+    module, policy, chunk, tokenizer = policy_of(model)
+    config = policy.loaded.current_config()
+    tokenizer = asked["tokenizer"] or tokenizer
+    prompts, many = parse(
+        prompt,
+        tokenizer,
+        config.vocab,
+        asked["attention_mask"],
+        asked["chat_template_kwargs"],
+        config.context,
+    )
+    padded = torch.is_tensor(completions) and completions.dim() == 2
+    if mask is not None and not padded:
+        raise ValueError(f"mask must be None for completions as a list, got {shown(mask)}")
+    if padded:
+        lengths = _lengths(completions, mask)
+        one_each = many and len(completions) == len(prompts)
+        if many and not one_each:
+            raise ValueError(
+                f"completions must have a row for each of {len(prompts)} prompts, got "
+                f"{len(completions)}"
+            )
+        rows = [row[:n] for row, n in zip(completions.tolist(), lengths, strict=True)]
+        kept = [i for i, row in enumerate(rows) if row]
+        owners = [i if many else 0 for i in kept]
+        given = read_completions([rows[i] for i in kept], prompts[:1], False, None, config.vocab)[0]
+    else:
+        lists = read_completions(completions, prompts, many, tokenizer, config.vocab)
+        owners = [i for i, own in enumerate(lists) for _ in own]
+        given = [tokens for own in lists for tokens in own]
+    longest = max(map(len, given), default=1)
+    params = resolve(
+        None,
+        context=config.context,
+        prompt_tokens=max(map(len, prompts)),
+        vocab=config.vocab,
+        tokenizer=tokenizer,
+        ignore_eos=asked["end_token_ids"] is None,
+        stop=[],
+        max_new_tokens=longest,
+        **{name: asked[name] for name in TAKEN if name in SAMPLING},
+    )
+    flat, made = flat_logprobs(
+        module,
+        policy,
+        [prompts[i] for i in owners],
+        given,
+        params,
+        chunk=chunk,
+        entropy=entropy,
+        checkpoint=checkpoint,
+    )
+    if padded:
+        there = torch.zeros(completions.shape, dtype=torch.bool)
+        for i, n in enumerate(lengths):
+            there[i, :n] = True
+        there = there.to(flat[0].device)
+        values = [x.new_zeros(there.shape).masked_scatter(there, x) for x in flat]
+    else:
+        values = [_listed(x, lists, many) for x in flat]
+    return Logprobs(
+        values[0],
+        values[1],
+        values[2] if entropy else None,
+        policy.why is None,
+        policy.why,
+        made.count,
+        made.unshared,
+    )
+
+
+def flat_logprobs(
+    module: nn.Module,
+    policy: Policy,
+    prompts: Sequence[list[int]],
+    completions: Sequence[list[int]],
+    params: SamplingParams,
+    *,
+    chunk: int,
+    entropy: bool,
+    checkpoint: bool,
+) -> tuple[list[torch.Tensor], Rows]:
+    """Values [T] of all completions' tokens, one after the other, and the rows of the pass.
+
+    prompts: of each completion. Returns log-probabilities, raw ones, and entropies if wanted.
+    """
+    _refuse_dropout(module)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        groups.setdefault(tuple(prompt), []).append(i)
+    listed = [[completions[i] for i in own] for own in groups.values()]
+    device, grad = policy.loaded.device, torch.is_grad_enabled()
+    unique = [[*prompt] for prompt in groups]
+    with plain_torch(), torch.set_grad_enabled(grad):
+        rows = Rows.of(unique, listed, device)
+        found = policy.values(
+            module,
+            rows,
+            unique,
+            listed,
+            params,
+            chunk=chunk,
+            entropy=entropy,
+            recompute=checkpoint,
+        )
+        starts = torch.tensor([0, *map(len, completions)]).cumsum(0).tolist()
+        order = [j for own in groups.values() for i in own for j in range(*starts[i : i + 2])]
+        back = torch.tensor(order, device=device).argsort()
+        return [x[back] for x in found], rows
+
+
+def _read(options: dict[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if name not in TAKEN:
+            raise unknown_argument(name, TAKEN)
+    asked = read_options(options)
+    off = {name: value for name, value in OFF.items() if asked[name] is None}
+    return {name: asked[name] for name in TAKEN} | off
+
+
+def _lengths(completions: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
+    """Tokens of each row. Raises ValueError unless padding follows the tokens of a row."""
+    if mask is None:
+        return [completions.shape[1]] * completions.shape[0]
+    if not torch.is_tensor(mask) or mask.shape != completions.shape:
+        raise ValueError(
+            f"mask must be a tensor of the completions' shape {tuple(completions.shape)}, got "
+            f"{shown(mask)}"
+        )
+    there = mask.bool()
+    lengths = there.sum(-1)
+    first = torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]
+    if not bool((first == there).all()):
+        raise ValueError("mask must be 1 for the tokens of a row, then 0 for padding after them")
+    found: list[int] = lengths.tolist()
+    return found
+
+
+def _listed(flat: torch.Tensor, lists: list[list[list[int]]], many: bool) -> Any:
+    parts = iter(flat.split([len(tokens) for own in lists for tokens in own]))
+    found = [[next(parts) for _ in own] for own in lists]
+    return found if many else found[0]
+
+
+def _refuse_dropout(module: nn.Module) -> None:
+    """Raises ValueError for a module whose forward would draw dropout."""
+    for name, part in module.named_modules():
+        rate = part.p if isinstance(part, nn.Dropout) else getattr(part, "attention_dropout", 0)
+        if part.training and isinstance(rate, float) and rate > 0:
+            raise ValueError(
+                f"{name} has dropout {rate} in training mode, with which no sample was drawn: set "
+                "it to 0, or call model.eval()"
+            )

@@ -1,0 +1,251 @@
+"""Operations of a decoder whose forward is a backend's and whose gradient is plain PyTorch."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import Function
+from torch.nn.functional import embedding
+
+from csd.kernels.layers.rms_norm import rms_norm_backward
+from csd.kernels.layers.swiglu import swiglu_backward
+from csd.kernels.ops import Ops
+
+
+class Laid(NamedTuple):
+    """A matrix in the layout that a product reads, and the plain one that has its gradient."""
+
+    laid: torch.Tensor
+    plain: torch.Tensor  # [out, in]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.plain.dtype
+
+
+class Joined(Function):
+    """Concatenation of parameters that are consecutive views of one tensor, which it returns."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: "Whole", *parts: torch.Tensor) -> torch.Tensor:
+        ctx.rows = [part.shape[0] for part in parts]
+        return whole.tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        return None, *grads[0].split(ctx.rows)
+
+
+class Whole(NamedTuple):
+    """A tensor that autograd does not record as an input."""
+
+    tensor: torch.Tensor
+
+
+def joined(whole: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
+    """`whole` with the gradients of `parts`, of which it consists."""
+    if not any(part.requires_grad for part in parts):
+        return whole
+    found: torch.Tensor = Joined.apply(Whole(whole), *parts)
+    return found
+
+
+class WithoutRow(Function):
+    """A weight whose row `index` has no gradient, as that of a padding token in an embedding."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, index: int) -> torch.Tensor:
+        ctx.index = index
+        return weight.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        grad = grads[0].clone()
+        grad[ctx.index] = 0
+        return grad, None
+
+
+class Stacked(Function):
+    """The matrices of stacked adapters, whose parts are those of the parameters.
+
+    places: for each parameter, the rows and columns that it has, and the factor of its numbers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, whole: Whole, places: list, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.places = places
+        return whole.tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        grad = grads[0]
+        return None, None, *(grad[rows, columns] * f for rows, columns, f in ctx.places)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        laid: torch.Tensor | None,
+        product: Callable,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        found: torch.Tensor = product(x, weight if laid is None else laid, bias)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        (x, weight), (grad,) = ctx.saved_tensors, grads
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        return (
+            grad @ weight if of_x else None,
+            grad.mT @ x if of_weight else None,
+            grad.sum(0) if of_bias else None,
+            None,
+            None,
+        )
+
+
+class _Norm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        residual: torch.Tensor | None,
+        eps: float,
+        plus_one: bool,
+        norm: Callable,
+    ) -> Any:
+        given = dict(plus_one=True) if plus_one else {}
+        y, r = norm(x, weight, eps, residual, **given)
+        ctx.save_for_backward(r, weight)
+        ctx.eps, ctx.plus_one = eps, plus_one
+        return y if residual is None else (y, r)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *sums: torch.Tensor) -> tuple:
+        r, weight = ctx.saved_tensors
+        of_r, of_weight = rms_norm_backward(grad, r, weight, ctx.eps, ctx.plus_one)
+        for of_sum in sums:
+            of_r = of_r + of_sum
+        return of_r, of_weight, of_r if sums else None, None, None, None
+
+
+class _Rotary(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        position: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rotary: Callable,
+    ) -> tuple[torch.Tensor, ...]:
+        node_k, node_v = (
+            torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v)
+        )
+        q = rotary(q, k, v, position, cos, sin, node_k, node_v)
+        ctx.tables = [x.index_select(0, position)[:, None] for x in (cos, sin)]
+        return q, node_k, node_v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        of_q, of_k, of_v = grads
+        return *(_rotated_back(x, *ctx.tables) for x in (of_q, of_k)), of_v, None, None, None, None
+
+
+def _rotated_back(grad: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Gradient of x for that of rot(x), grad [M, H, D], of `csd.kernels.layers.rotary`."""
+    R, wide = cos.shape[-1], torch.promote_types(grad.dtype, torch.float32)
+    part, cos, sin = (x.to(wide) for x in (grad[..., :R], cos, sin))
+    low, high = (part * sin).chunk(2, dim=-1)
+    part = (part * cos + torch.cat((high, -low), dim=-1)).to(grad.dtype)
+    return part if grad.shape[-1] == R else torch.cat((part, grad[..., R:]), -1)
+
+
+class _Gated(Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor, gelu: bool, swiglu: Callable) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        ctx.gelu = gelu
+        found: torch.Tensor = swiglu(gate_up, **(dict(gelu=True) if gelu else {}))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        return swiglu_backward(grads[0], ctx.saved_tensors[0], ctx.gelu), None, None
+
+
+class Kept:
+    """Keys and values of the layer that is computed, in place of a step's buffers."""
+
+    def __init__(self) -> None:
+        self.value: torch.Tensor | None = None
+
+    def __getitem__(self, layer: int) -> "Kept":
+        return self
+
+    def take(self) -> torch.Tensor:
+        """The tensor, which is then no longer held."""
+        found, self.value = self.value, None
+        assert found is not None
+        return found
+
+
+class GradientOps:
+    """The operations that `csd.models.fused.decoder.Decoder.layer` calls, differentiable."""
+
+    def __init__(self, ops: Ops):
+        self._ops = ops
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        residual: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+        plus_one: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if rows is not None:
+            x = embedding(rows, x)
+        found = _Norm.apply(x, weight, residual, eps, plus_one, self._ops.rms_norm)
+        return (found, x) if residual is None else found
+
+    def rotary(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        position: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        node_k: Kept,
+        node_v: Kept,
+    ) -> torch.Tensor:
+        given = q, k, v, position, cos, sin, self._ops.rotary
+        rotated, node_k.value, node_v.value = _Rotary.apply(*given)
+        return rotated
+
+    def swiglu(self, gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
+        found: torch.Tensor = _Gated.apply(gate_up, gelu, self._ops.swiglu)
+        return found
+
+
+def linear(product: Callable) -> Callable:
+    """`product` of x [M, in] and a weight, a tensor [out, in] or `Laid`; differentiable."""
+
+    def call(
+        x: torch.Tensor, weight: torch.Tensor | Laid, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        laid, plain = (weight.laid, weight.plain) if isinstance(weight, Laid) else (None, weight)
+        found: torch.Tensor = _Linear.apply(x, plain, bias, laid, product)
+        return found
+
+    return call

@@ -1,0 +1,132 @@
+"""The decoder that computes a module's log-probabilities, exact where the module can be."""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from csd.engine.engine import Engine
+from csd.engine.options.params import SamplingParams
+from csd.gradient.fused import FusedPass
+from csd.gradient.head import Head, Scoring, scores
+from csd.gradient.module import ModulePass
+from csd.gradient.rows import Rows
+from csd.kernels.backends import choose
+from csd.kernels.ops import Ops, exact_triton
+from csd.models.exact import exact_decoder
+from csd.models.exact_products import ExactProducts
+from csd.models.fused.decoder import Decoder, HybridDecoder
+from csd.models.load import Loaded, load
+from csd.models.lora import state_of, tuner_layers
+from csd.models.module.decoder import ModuleDecoder
+from csd.models.wrappers import unwrapped
+
+# prompt tokens per pass of an engine, by default
+CHUNK = 512
+# by module, then by backend and active adapters
+_policies: "weakref.WeakKeyDictionary[nn.Module, dict[tuple, Policy]]" = weakref.WeakKeyDictionary()
+# by backend, with the row blocks that are tried once per shape
+_products: dict[str, ExactProducts] = {}
+
+
+@dataclass(slots=True)
+class Policy:
+    """A module's decoder and operations. why: the reason for which values are not exact."""
+
+    loaded: Loaded
+    ops: Ops
+    decoder: Any = None
+    why: str | None = None
+
+    def refresh(self) -> None:
+        """Bring the decoder up to date with the module."""
+        loaded = self.loaded
+        if not loaded.refresh() and self.decoder is not None:
+            return
+        self.decoder, self.why = loaded.decoder, None
+        if isinstance(self.decoder, HybridDecoder):
+            raise NotImplementedError(
+                f"model must have no layers with a state, got a {loaded.config.family}: their "
+                "state after a prompt has no gradient in csd"
+            )
+        if not isinstance(self.decoder, Decoder):
+            self.why = f"the module itself computes the rows: {self.decoder.why}"
+            return
+        products = _products.setdefault(
+            self.ops.name, ExactProducts.for_kernels(self.ops.name, None)
+        )
+        try:
+            self.decoder = exact_decoder(loaded, self.ops.name, products)
+        except ValueError as error:
+            self.why = str(error)
+
+    def values(
+        self,
+        module: nn.Module,
+        rows: Rows,
+        prompts: list[list[int]],
+        completions: list[list[list[int]]],
+        params: SamplingParams,
+        *,
+        chunk: int,
+        entropy: bool,
+        recompute: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        """Log-probabilities, raw ones and, if wanted, entropies [T] of the rows' tokens."""
+        decoder, c = self.decoder, self.decoder.config
+        wide = torch.promote_types(self.loaded.dtype, torch.float32)
+        weights: list[torch.Tensor] = []
+        decoder.begin_call()
+        if isinstance(decoder, ModuleDecoder):
+            if recompute:
+                raise NotImplementedError(
+                    f"checkpoint must be False for a model whose module computes the rows: "
+                    f"{self.why}"
+                )
+            hidden, head = ModulePass(decoder).logits(rows), Head(plain=True)
+        else:
+            run = FusedPass(module, decoder, self.ops, chunk)
+            hidden, head = run.hidden(rows, recompute), Head(c.logit_divisor, c.final_cap)
+            weights = [run.head, *run.head_stacks]
+        given = params, decoder.logits, self.ops, c.vocab, wide, entropy
+        return scores(Scoring(rows, prompts, completions, *given), head, hidden, weights)
+
+
+class Source(NamedTuple):
+    """Module of a model, and its policy."""
+
+    module: nn.Module
+    policy: Policy  # up to date with the module
+    chunk: int  # prompt tokens per pass of the engine
+    tokenizer: Any  # of the engine, else of the module's folder; None without one
+
+
+def policy_of(model: Any) -> Source:
+    """Module and policy of a model.
+
+    model: a `transformers` model, one in wrappers, or an `Engine` of one.
+
+    Raises TypeError for anything whose parameters csd cannot reach, and as `csd.models.load.load`.
+    """
+    kernels, chunk, tokenizer = None, CHUNK, None
+    if isinstance(model, Engine):
+        kernels, chunk, tokenizer = model._kernels, model.prefill_chunk, model.tokenizer
+        held = model._loaded.module
+        model = None if held is None else held()
+    module = unwrapped(model)
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            "model must be a transformers model, or a csd.Engine made of one, whose parameters "
+            f"get the gradients, got {type(model).__name__}"
+        )
+    made = _policies.setdefault(module, {})
+    key = kernels, state_of(tuner_layers(module.modules()))
+    if key not in made:
+        loaded = load(module, decoder="auto")
+        loaded.kept = None
+        ops = choose(kernels, loaded.device, loaded.dtype)
+        made[key] = Policy(loaded, exact_triton() if ops.name == "triton" else ops)
+    made[key].refresh()
+    return Source(module, made[key], chunk, tokenizer or made[key].loaded.own_tokenizer())

@@ -1,0 +1,234 @@
+"""GRPO rollouts for TRL, drawn by csd."""
+
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+
+from csd.engine.generate import engine_for
+from csd.engine.options.checks import check_prior
+from csd.engine.options.params import SamplingParams, check_option, config_ends, resolve
+from csd.engine.results.result import Sample
+from csd.graph.prior import Prior
+from csd.integrations.groups import draw_rows, earlier_copies
+from csd.integrations.trl.early import EarlyEnds
+from csd.kernels.common.noise import prompt_key
+from csd.models.fused.config import ModelSizes
+from csd.traces.history import History
+from csd.utils.arguments import check_budget, check_flag, check_whole
+from csd.utils.check import shown
+from csd.utils.lazy import check_installed
+
+
+class Rollout:
+    """Draws a trainer's completions with csd; one object serves one trainer.
+
+    The copies of a prompt in a call are one group. If they are spread over several processes, each
+    process takes its own sample indices, so the samples do not depend on the number of processes.
+    The seed is derived from `args.seed`, the trainer's step and the call within it, so calls
+    differ, and a resumed run draws what the uninterrupted run would. csd reads the trainer's own
+    weights in their dtype, updated after each optimiser step; peft adapters are applied unmerged.
+
+    exact: as in `csd.Engine`; None for its default, and in csd's `GRPOTrainer` for True.
+    budget, speculate, prior: as in `csd.generate`; a call is the rows that a process draws at once,
+    and prior=True learns over all calls.
+        history: number of epochs whose completions of a prompt draft for its later ones, on any
+        process; 0 turns it off. It does not change completions and losses. Evaluation neither uses
+        nor extends it.
+
+    max_thinking_tokens, thinking_tags: as in `csd.generate`; forced tokens have no loss.
+    until: "all_correct" ends a group after its first samples if all of them have the full reward,
+        since its advantage is then 0. Other samples get a loss mask of 0 and a reward of NaN.
+    first: number of these first samples, half of `num_generations` by default. full_reward: the
+        weighted sum of the largest rewards. audit: share of the groups that could end early but are
+        drawn completely, to count those with a sample below the full reward (`ends.mixed` of
+        `ends.audited`).
+
+    tokens, sample_steps: of the last call; their ratio is tau. seconds: of all calls. The trainer's
+        log has csd/tau and csd/tokens_per_second of its first process. `ends.sizes`, with `until`:
+        the number of samples drawn of each group in the last call.
+
+    Sampling follows `GRPOConfig`: temperature, top_k, top_p, min_p, repetition_penalty,
+    max_completion_length and `generation_kwargs` as far as csd implements them.
+    """
+
+    def __init__(
+        self,
+        *,
+        exact: bool | None = None,
+        budget: str | int = "auto",
+        speculate: bool = True,
+        history: int = 0,
+        prior: Prior | str | bool | None = None,
+        max_thinking_tokens: int | None = None,
+        thinking_tags: Any = None,
+        until: str | None = None,
+        first: int | None = None,
+        full_reward: float = 1.0,
+        audit: float = 0.05,
+    ):
+        self.budget, self.speculate = check_budget(budget), speculate
+        self.prior = check_prior(prior)
+        self.thought = {
+            "max_thinking_tokens": check_option("max_thinking_tokens", max_thinking_tokens),
+            "thinking_tags": check_option("thinking_tags", thinking_tags),
+        }
+        self.history: History | None = None
+        if check_whole("history", history, 0):
+            # no limit on an epoch's samples
+            self.history = History(samples=1 << 20, epochs=history)
+        check_installed("trl", "trl", "csd.integrations.trl.Rollout")
+        self.ends: EarlyEnds | None = None
+        if until is not None:
+            if until != "all_correct":
+                raise ValueError(f"until must be None or 'all_correct', got {shown(until)}")
+            self.ends = EarlyEnds(first, full_reward, audit)
+        self.exact = None if exact is None else check_flag("exact", exact)
+        self.tokens = self.sample_steps = 0
+        self.seconds = 0.0
+        self._step: tuple | None = None
+        self._calls = 0
+
+    def __call__(self, prompts: list, trainer: Any) -> dict[str, list]:
+        """Draw a completion for each of `prompts`, copies included, as TRL's `rollout_func`.
+
+        Returns lists with one entry per prompt: `prompt_ids`, `completion_ids` with the end token,
+        and `logprobs` of the completion's tokens in the distribution they were drawn from; with
+        `until` or `max_thinking_tokens` also `env_mask`, which is 0 for tokens without loss.
+
+        Raises NotImplementedError for sharded weights, vLLM, tools and images, with which csd does
+        not work.
+        """
+        model = _model_of(trainer)
+        rows, images, fields = trainer._tokenize_prompts(prompts)
+        if images is not None or fields:
+            raise NotImplementedError(f"csd samples text only, got images or {sorted(fields)}")
+        rows = [list(row) for row in rows]
+        engine = engine_for(model, exact=self.exact)
+        tokenizer = tokenizer_of(trainer)
+        history = self.history if trainer.model.training else None
+        # lengths are the same for all rows
+        longest = max(range(len(rows)), key=lambda i: len(rows[i]))
+        params = sampling_of(
+            trainer,
+            engine.config,
+            prompt_tokens=len(rows[longest]),
+            name=f"prompt {longest}",
+            **self.thought,
+        )
+        seed, indices = self._seed(trainer), _indices(rows, trainer.accelerator)
+
+        def draw(places: list[int], known: list[list[Sample]] | None = None) -> list[Sample]:
+            return draw_rows(
+                engine,
+                [rows[i] for i in places],
+                params,
+                seed=seed,
+                first_sample=[indices[i] for i in places],
+                budget=self.budget,
+                speculate=self.speculate,
+                history=history,
+                prior=self.prior,
+                keep=False,
+                known=known,
+            )
+
+        drawn: list[Sample | None]
+        start = time.perf_counter()
+        if self.ends is None or not trainer.model.training:
+            drawn = [*draw([*range(len(rows))])]
+        else:
+            drawn = self.ends.draw(trainer, prompts, rows, seed, draw)
+        there = [s for s in drawn if s is not None]
+        self.tokens = sum(len(s.tokens) for s in there)
+        self.sample_steps = sum(len(set(s.steps)) for s in there)
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        _log(trainer, self.tokens, self.sample_steps, seconds)
+        if history is not None:
+            _add_everywhere(history, rows, drawn)
+        # one padding token without loss stands for a sample that was not drawn
+        found = {
+            "prompt_ids": rows,
+            "completion_ids": [s.tokens if s else [tokenizer.pad_token_id] for s in drawn],
+            "logprobs": [s.logprobs if s else [0.0] for s in drawn],
+        }
+        if self.ends is not None or self.thought["max_thinking_tokens"] is not None:
+            # tokens that the model did not choose have no loss
+            found["env_mask"] = [
+                [int(not f) for f in s.forced or [False] * len(s.tokens)] if s else [0]
+                for s in drawn
+            ]
+        return found
+
+    def _seed(self, trainer: Any) -> int:
+        """Seed of a call: equal on all processes, new in each call, unaffected by evaluations."""
+        step = (trainer.state.global_step, int(trainer.model.training))
+        self._calls = self._calls + 1 if step == self._step else 0
+        self._step = step
+        return prompt_key(trainer.args.seed, [*step, self._calls])
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """The trainer's tokenizer, which a processor has as its attribute."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def sampling_of(trainer: Any, model: ModelSizes, prompt_tokens: int, **more: Any) -> SamplingParams:
+    """Sampling parameters of a trainer's completions; more: arguments of `resolve`."""
+    config = trainer.generation_config
+    return resolve(
+        config,
+        context=model.context,
+        prompt_tokens=prompt_tokens,
+        vocab=model.vocab,
+        temperature=None if config.do_sample else 0,
+        max_new_tokens=config.max_new_tokens,
+        min_new_tokens=config.min_new_tokens,
+        tokenizer=tokenizer_of(trainer),
+        end_token_ids=config_ends(config, model.vocab),
+        **more,
+    )
+
+
+def _log(trainer: Any, tokens: int, sample_steps: int, seconds: float) -> None:
+    """Append csd/tau and csd/tokens_per_second of this process to the trainer's log."""
+    log = trainer._metrics["train" if trainer.model.training else "eval"]
+    log["csd/tau"].append(tokens / max(sample_steps, 1))
+    log["csd/tokens_per_second"].append(tokens / max(seconds, 1e-9))
+
+
+def _indices(rows: list[list[int]], accelerator: Any) -> list[int]:
+    """Sample index of each row; copies of its prompt on lower ranks come first."""
+    from accelerate.utils import gather_object
+
+    everywhere = gather_object([Counter(map(tuple, rows))])
+    before: Counter = Counter()
+    for counts in everywhere[: accelerator.process_index]:
+        before.update(counts)
+    return [before[tuple(row)] + i for row, i in zip(rows, earlier_copies(rows), strict=True)]
+
+
+def _add_everywhere(history: History, rows: list[list[int]], drawn: list[Sample | None]) -> None:
+    """Add all processes' samples to the history, by sample index: prompts may change processes."""
+    from accelerate.utils import gather_object
+
+    groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
+    here = [(tuple(row), s.index, s.tokens) for row, s in zip(rows, drawn, strict=True) if s]
+    for row, index, tokens in gather_object(here):
+        groups.setdefault(tuple(row), []).append((index, tokens))
+    for row, samples in groups.items():
+        history.add(row, [tokens for _, tokens in sorted(samples)])
+
+
+def _model_of(trainer: Any) -> torch.nn.Module:
+    """The trainer's model without wrappers, whose parameters the optimiser updates."""
+    if getattr(trainer, "use_vllm", False):
+        raise NotImplementedError("use_vllm must be False, since csd replaces vLLM, got True")
+    if trainer.tools:
+        raise NotImplementedError("tools are not supported: a rollout of csd has one turn")
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    if any(hasattr(p, "ds_id") for p in model.parameters()):
+        raise NotImplementedError("DeepSpeed ZeRO-3 shards the weights; use ZeRO-2 or less, or DDP")
+    return model

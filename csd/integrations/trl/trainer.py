@@ -1,0 +1,213 @@
+"""GRPO whose trainer has the sampler's log-probabilities, bit for bit."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from trl import GRPOTrainer as StockTrainer
+
+from csd.gradient.logprobs import flat_logprobs
+from csd.gradient.policy import policy_of
+from csd.integrations.trl.rollout import Rollout, sampling_of
+
+LOG = logging.getLogger("csd")
+
+# values with which no token is removed
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+class GRPOTrainer(StockTrainer):
+    """TRL's GRPOTrainer, with log-probabilities and entropies by `csd.logprobs`.
+
+    The arguments are TRL's; `rollout_func` is by default a `Rollout`, whose engine is exact if the
+    model can be and it does not state otherwise. All else is TRL's own, its loss included. A prompt
+    is computed once for the completions of a micro-batch, as are their common prefixes. The
+    log-probabilities are of the distribution that the completions are drawn from, with temperature,
+    top-p and the other filters of `GRPOConfig`, in the dtype of the weights: `bf16=True` (autocast)
+    does not apply to them. The reference policy of an adapter is its base model.
+    `gradient_checkpointing` computes layers again in the backward.
+
+    The completions of a prompt stay in one micro-batch as far as it has room, in place of TRL's
+    shuffle over the micro-batches of a generation.
+
+    The trainer's log has, in addition to the rollout's:
+    csd/logp_diff_max: largest absolute difference between a token's log-probability here and in its
+        rollout, over the passes before the first update with the rollout's completions. It is 0.0
+        if both are exact.
+    csd/train_tokens_per_second: completion tokens per second of the training half, by this process.
+    csd/rows, csd/rows_without_sharing: rows of the passes with gradients, and rows of passes over
+        each completion with its prompt.
+
+    Raises NotImplementedError for sharded weights, vLLM, tools, images, a router's auxiliary loss,
+    and `beta` with filters that remove tokens; ValueError for dropout.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        if kwargs.get("rollout_func") is None:
+            kwargs["rollout_func"] = Rollout()
+        super().__init__(*args, **kwargs)
+        if self.aux_loss_enabled:
+            raise NotImplementedError(
+                "router_aux_loss_coef must be 0 for csd's GRPOTrainer, which computes no routers' "
+                f"loss, got {self.router_aux_loss_coef}"
+            )
+        cut = {name: getattr(self.args, name) for name in ("top_k", "top_p", "min_p")}
+        if self.beta and any(cut[name] not in (None, off) for name, off in OFF.items()):
+            raise NotImplementedError(
+                "beta must be 0 with top_k, top_p or min_p on, since the divergence from a "
+                f"reference that removes other tokens is infinite, got beta={self.beta} with {cut}"
+            )
+        policy = policy_of(self.accelerator.unwrap_model(self.model)).policy
+        if policy.why is not None:
+            LOG.warning("log-probabilities are not the sampler's bit for bit: %s", policy.why)
+        elif isinstance(self.rollout_func, Rollout) and self.rollout_func.exact is None:
+            self.rollout_func.exact = True
+        # of the micro-batch whose loss is computed
+        self._inputs: dict[str, Any] = {}
+        # the update that the buffered completions were drawn before
+        self._drawn_at = -1
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        steps = self.args.steps_per_generation
+        if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            if "num_images" in batch:
+                raise NotImplementedError("csd's GRPOTrainer trains on text only, got images")
+            self._drawn_at = self.state.global_step
+            self._buffered_inputs: Any = _in_turn(batch, steps)
+        return self._buffered_inputs[self._step % steps]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """TRL's training step; counts the seconds and tokens after the rollout."""
+        before = self._rollout_seconds()
+        start = time.perf_counter()
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        seconds = time.perf_counter() - start - (self._rollout_seconds() - before)
+        tokens = int(self._inputs["completion_mask"].sum())
+        self._metrics["train"]["csd/train_tokens_per_second"].append(tokens / max(seconds, 1e-9))
+        return loss
+
+    def _rollout_seconds(self) -> float:
+        return float(getattr(self.rollout_func, "seconds", 0.0))
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        self._inputs = inputs
+        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        return loss
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,  # [B, prompt + T], prompts padded on the left
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **images: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        """Log-probabilities and entropies [B, T], and no auxiliary loss."""
+        if any(value is not None for value in images.values()):
+            raise NotImplementedError("csd's GRPOTrainer trains on text only, got images")
+        module, policy, chunk, _ = policy_of(self.accelerator.unwrap_model(model))
+        grad = torch.is_grad_enabled()
+        width = input_ids.shape[1] - logits_to_keep
+        params = sampling_of(self, policy.loaded.current_config(), width)
+        prompts, completions, there = _split(input_ids, attention_mask, logits_to_keep)
+        recompute = grad and self.args.gradient_checkpointing and policy.why is None
+        rows: Any = None
+
+        def run() -> tuple[torch.Tensor, ...]:
+            nonlocal rows
+            found, rows = flat_logprobs(
+                module,
+                policy,
+                prompts,
+                completions,
+                params,
+                chunk=chunk,
+                entropy=compute_entropy,
+                checkpoint=recompute,
+            )
+            return tuple(found[::2])
+
+        found = _through(model, run)
+        padded = [x.new_zeros(there.shape).masked_scatter(there, x) for x in found]
+        if grad:
+            log = self._metrics["train" if self.model.training else "eval"]
+            log["csd/rows"].append(rows.count)
+            log["csd/rows_without_sharing"].append(rows.unshared)
+            self._log_difference(padded[0].detach())
+        return padded[0], padded[1] if compute_entropy else None, None
+
+    def _log_difference(self, logps: torch.Tensor) -> None:
+        """Log the largest difference from the rollout, before the first update with its tokens."""
+        inputs = self._inputs
+        drawn = inputs.get("sampling_per_token_logps")
+        if drawn is None or self.state.global_step != self._drawn_at:
+            return
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        difference = ((logps - drawn).abs() * mask).max()
+        most = self.accelerator.gather(difference).max().item()
+        self._metrics["train"]["csd/logp_diff_max"].append(most)
+
+
+def _in_turn(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """`count` micro-batches of a batch, whose rows stay in their order."""
+    size = len(batch["completion_ids"])
+    each = size // count
+    return [
+        {
+            name: value[i * each : (i + 1) * each]
+            if torch.is_tensor(value) and value.dim() and len(value) == size
+            else value
+            for name, value in batch.items()
+        }
+        for i in range(count)
+    ]
+
+
+def _split(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int
+) -> tuple[list[list[int]], list[list[int]], torch.Tensor]:
+    """Prompts and completions without padding, and where the completions' tokens are [B, T]."""
+    there = attention_mask[:, -width:].bool()
+    # TRL masks a truncated completion out, and its row has no tokens then
+    before = attention_mask[:, :-width].bool()
+    ids, kept = input_ids.tolist(), there.any(1).tolist()
+    prompts, completions = [], []
+    for row, prompt, own, has in zip(ids, before.tolist(), there.tolist(), kept, strict=True):
+        if has:
+            first, last = row[:-width], row[-width:]
+            prompts.append([t for t, p in zip(first, prompt, strict=True) if p])
+            completions.append([t for t, p in zip(last, own, strict=True) if p])
+    return prompts, completions, there
+
+
+def _through(model: Any, run: Callable) -> Any:
+    """`run()`; within the forward of DDP, which prepares its reduction of gradients there."""
+    if not isinstance(model, DistributedDataParallel) or not torch.is_grad_enabled():
+        return run()
+    inner = model.module
+    own = vars(inner).get("forward")
+
+    def restore() -> None:
+        if own is None:
+            vars(inner).pop("forward", None)
+        else:
+            inner.forward = own
+
+    def forward() -> Any:
+        restore()
+        return run()
+
+    inner.forward = forward
+    try:
+        return model()
+    finally:
+        restore()

@@ -1,0 +1,76 @@
+"""Log-probabilities of given tokens by the distribution that rows sample from.
+
+The sampler's own passes compute them, so that in an exact engine they have the bits of sampling.
+"""
+
+import torch
+
+from csd.kernels.verify.passes import Passes
+from csd.kernels.verify.reference_rows import heads_and_rest, row_logits, sample_rows
+from csd.state.pool import Pool
+from csd.state.slots import Slots
+
+
+def no_token(logits: torch.Tensor) -> torch.Tensor:
+    """[R] bool: rows of logits [R, V] that allow no token."""
+    return logits.amax(-1) == -torch.inf
+
+
+def given_chances(
+    logits: torch.Tensor,  # [R, V]
+    rows: torch.Tensor,  # [R], of the pool
+    pool: Pool,
+    slots: Slots,
+    passes: Passes,
+    row: torch.Tensor,  # [T] int64, indices of `logits`
+    token: torch.Tensor,  # [T] int64
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities [T] of tokens at rows, and log of each row's mass after the filters [R].
+
+    A token that filters or constraints remove, and any token of a row that allows none, has -inf.
+    Those of greedy rows, at temperature 1, are of no use.
+    """
+    none = no_token(logits)
+    if bool(none.any()):
+        logits = logits.masked_fill(none[:, None], 0)
+    s = pool.slot[rows].long()
+    greedy = slots.temperature[s] == 0
+    total = sample_rows(logits, rows, pool, slots, passes).log_total
+    x = row_logits(logits, rows, pool, slots)
+    heat = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
+    most = x.amax(-1).to(heat.dtype) / heat
+    chance = x[row, token].to(heat.dtype) / heat[row] - most[row] - total[row]
+    if is_filtered(slots, s):
+        chance = torch.where(
+            _kept(x, heat, slots, s, greedy, passes, row, token), chance, -torch.inf
+        )
+    return torch.where(none[row], -torch.inf, chance), total
+
+
+def is_filtered(slots: Slots, s: torch.Tensor) -> bool:
+    """True if a filter of one of the slots s [R] may remove tokens."""
+    filtered = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
+    return bool((filtered & (slots.temperature[s] != 0)).any())
+
+
+def _kept(
+    x: torch.Tensor,
+    heat: torch.Tensor,
+    slots: Slots,
+    s: torch.Tensor,
+    greedy: torch.Tensor,
+    passes: Passes,
+    row: torch.Tensor,
+    token: torch.Tensor,
+) -> torch.Tensor:
+    """[T] bool: the filters keep the token at its row; the sampler's heads decide."""
+    heads = passes.heads(x, heat, slots, s, greedy)
+    same = heads.token[row] == token[:, None]
+    kept = (same & (heads.score[row] > -torch.inf)).any(-1)
+    # below the head
+    rest = (~same.any(-1)).nonzero()[:, 0]
+    if rest.shape[0]:
+        at, place = row[rest].unique(return_inverse=True)
+        left = heads_and_rest(x[at], heat[at], slots, s[at], greedy[at])[2]
+        kept[rest] = left[place, token[rest]] > 0
+    return kept | greedy[row]
