@@ -12,6 +12,7 @@ from typing import Any
 
 from csd.engine.results.stats import Stats
 from csd.serve.handle import Handle
+from csd.serve.histogram import Histogram
 from csd.serve.places import Places
 
 
@@ -36,6 +37,10 @@ class Counters:
     groups: int = 0
     free_pages: int = 0
     pages: int = 0
+    # seconds from a request's submission to its first token, and then per token of its longest
+    # sample
+    first_token: Histogram = field(default_factory=Histogram)
+    per_token: Histogram = field(default_factory=Histogram)
 
     @property
     def tokens_per_step(self) -> float:

@@ -6,6 +6,8 @@ pages and graph. Whatever else is in flight, a request's samples are a function 
 seed, indices and parameters.
 """
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from copy import copy
@@ -385,6 +387,9 @@ class ServiceScheduler(Scheduler):
             if not ended:
                 self.twins.keep_text(live, text)
         for handle in handles:
+            if math.isnan(handle.first_token):
+                handle.first_token = time.perf_counter()
+                self.counters.first_token.add(handle.first_token - handle.submitted)
             handle.push(live, tokens, text)
             self.touched[handle.request.index] = handle
 
@@ -429,4 +434,8 @@ class ServiceScheduler(Scheduler):
         cancelled = handle.until is None and "cancelled" in reasons and error is None
         failed = error is not None or len(request.errors) == len(reasons) > 0
         self.counters.ended(stats, ended, cancelled, failed)
+        longest = max((len(sample.tokens) for sample in request.finished.values()), default=0)
+        if longest > 1 and not math.isnan(handle.first_token):
+            seconds = time.perf_counter() - handle.first_token
+            self.counters.per_token.add(seconds / (longest - 1))
         handle.end(error)

@@ -18,6 +18,8 @@ FAST = (
     "test_client_limits",
     "test_connections",
     "test_shares",
+    "test_observed",
+    "test_tools",
 )
 
 

@@ -69,7 +69,8 @@ def sends(data, then=lambda connection: None):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
             connection.sendall(data(i))
             then(connection)
-            time.sleep(0.2)
+            # a connection that waits, not a flood of them
+            time.sleep(1)
 
     return attack
 

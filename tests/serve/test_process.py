@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 from crowd import CLIENTS, body_of, client
-from served import call, opened, served
+from served import call, opened
 
 import csd
 

@@ -17,10 +17,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from csd.serve.http import endpoints
+from csd.serve.http.access_log import Entry
 from csd.serve.http.clients import Limits
 from csd.serve.http.errors import Refused
 from csd.serve.http.server import Server
@@ -47,7 +49,7 @@ class Guard:
         if refused is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await refused.response()(scope, receive, send)
+            await Entry(Request(scope)).of(refused.response())(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": refused.message})
 

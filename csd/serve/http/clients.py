@@ -282,6 +282,8 @@ class WholeAnswer(Response):
 
 TEMPLATE = ("messages", "tools", "chat_template_kwargs")
 GRAMMARS = ("response_format", "regex", "grammar")
+# of `tool_choice`, that make no grammar of the tools
+FREE = (None, "none", "auto")
 STRINGS = ("stop", "bad_words", "thinking_tags")
 IDS = ("logit_bias", "allowed_token_ids", "suppress_tokens", "stop_token_ids")
 
@@ -294,10 +296,13 @@ def check_sizes(body: Mapping[str, Any], limits: Limits, context: int, vocab: in
     # a long context needs long messages
     longest = max(limits.template, 8 * context)
     _check_weight(TEMPLATE, body, longest)
-    for name in GRAMMARS:
+    for name in _grammars(body):
         value = body.get(name)
         _check_weight((name,), body, limits.grammar)
-        if isinstance(value, dict) and (entries := _entries(value, limits.entries)) is not None:
+        if (
+            isinstance(value, dict | list)
+            and (entries := _entries(value, limits.entries)) is not None
+        ):
             raise _over(name, f"at most {limits.entries} values", f"at least {entries}")
     for name in STRINGS:
         _check_length(name, body.get(name), limits.strings, "strings")
@@ -308,7 +313,15 @@ def check_sizes(body: Mapping[str, Any], limits: Limits, context: int, vocab: in
 
 def grammar_size(body: Mapping[str, Any], limits: Limits) -> int:
     """Characters of a checked body's grammars."""
-    return weight([body.get(name) for name in GRAMMARS if body.get(name)], 2 * limits.grammar)
+    values = [body.get(name) for name in _grammars(body) if body.get(name)]
+    return weight(values, 2 * limits.grammar)
+
+
+def _grammars(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Fields of a body that a grammar is compiled from."""
+    choice = body.get("tool_choice")
+    free = choice is None or (isinstance(choice, str) and choice in FREE)
+    return GRAMMARS if free else (*GRAMMARS, "tools")
 
 
 def weight(value: Any, most: int) -> int:

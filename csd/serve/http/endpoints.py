@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
 from csd.models.text.prompts import parse
+from csd.serve.http.access_log import Entry
 from csd.serve.http.clients import EventStream, WholeAnswer, results_of, unless_gone
 from csd.serve.http.errors import Refused
 from csd.serve.http.events import events
@@ -24,6 +25,7 @@ from csd.serve.http.server import Server
 from csd.serve.http.template_names import check_template_names
 from csd.utils.arguments import check_ids
 from csd.utils.check import shown
+from csd.utils.terminal import one_line
 from csd.utils.version import __version__
 
 LOG = logging.getLogger("csd")
@@ -38,6 +40,7 @@ def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
 
     async def call(request: Request) -> Response:
         server: Server = request.app.state.server
+        entry = Entry(request)
         try:
             response = await endpoint(server, request)
         except ClientDisconnect:
@@ -46,10 +49,12 @@ def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         except Exception as error:
             refused = server.refused(error)
             if refused.status == 500:
-                LOG.error("%s %s: %s", request.method, request.url.path, error)
+                LOG.error(
+                    "%s %s: %s", request.method, shown(request.url.path), one_line(str(error))
+                )
             response = refused.response()
         server.count(response.status_code)
-        return response
+        return entry.of(response)
 
     return call
 
@@ -109,7 +114,10 @@ async def health(server: Server, request: Request) -> Response:
 
 async def metrics(server: Server, request: Request) -> Response:
     server.clients.owner(request)
-    return Response(prometheus(server.snapshot()), media_type="text/plain; version=0.0.4")
+    return Response(
+        prometheus(server.snapshot(), server.engine.counters),
+        media_type="text/plain; version=0.0.4",
+    )
 
 
 async def stats(server: Server, request: Request) -> Response:
@@ -216,6 +224,5 @@ async def not_found(request: Request, error: Exception) -> Response:
     await asyncio.sleep(0)
     status = getattr(error, "status_code", 404)
     what = "has no such path" if status == 404 else "does not allow this method for the path"
-    return Refused(
-        f"the server {what}: {request.method} {request.url.path}", status=status
-    ).response()
+    refused = Refused(f"the server {what}: {request.method} {request.url.path}", status=status)
+    return Entry(request).of(refused.response())

@@ -70,7 +70,7 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
 }
 # of one endpoint: a chat template writes its own special tokens
-NOTHING_IN_CHAT = NOTHING | {"add_special_tokens": (False,)}
+NOTHING_IN_CHAT = NOTHING | {"add_special_tokens": (False,), "tool_choice": ()}
 NOTHING_IN_COMPLETIONS = NOTHING | {"add_special_tokens": (True,)}
 # of a chat template that does not read the field: one that does may have another default
 NOTHING_IF_UNREAD = {"reasoning_effort": ("medium",)}
@@ -123,6 +123,7 @@ CHAT = (
     "chat_template_kwargs",
     "add_generation_prompt",
     "continue_final_message",
+    "tool_choice",
     *TEMPLATE,
 )
 COMPLETIONS = ("prompt", "logprobs", "echo")

@@ -37,7 +37,7 @@ SAMPLING = {
     "thinking_tags": "thinking_tags",
 }
 # fields beside those of options that errors begin with
-OTHERS = ("prompt", "messages", "chat_template_kwargs")
+OTHERS = ("prompt", "messages", "chat_template_kwargs", "tools")
 _PLURALS = {"must": "must", "cannot": "cannot", "does": "do", "is not": "are not"}
 
 

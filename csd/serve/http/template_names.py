@@ -15,9 +15,18 @@ from csd.utils.check import shown
 
 def read_names(tokenizer: Any) -> frozenset[str]:
     """Names that the tokenizer's chat template reads, or one of its named templates."""
+    return frozenset(name for text in _templates(tokenizer) for name in _undeclared(text))
+
+
+def template_text(tokenizer: Any) -> str:
+    """The tokenizer's chat template, or all of its named ones; "" without any."""
+    return "\n".join(_templates(tokenizer))
+
+
+def _templates(tokenizer: Any) -> list[str]:
     templates = getattr(tokenizer, "chat_template", None)
     texts = templates.values() if isinstance(templates, Mapping) else [templates]
-    return frozenset(name for text in texts if isinstance(text, str) for name in _undeclared(text))
+    return [text for text in texts if isinstance(text, str)]
 
 
 def check_template_names(given: Mapping[str, Any], tokenizer: Any) -> None:
