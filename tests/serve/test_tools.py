@@ -159,9 +159,9 @@ def streamed(port, body):
     return [found[i] for i in sorted(found)]
 
 
-def both(port, tools=LISTED, **fields):
+def both(port, tools=LISTED, tokens=150, **fields):
     """Name and arguments of each choice's calls, the same whole and streamed; and its content."""
-    body = chat(n=3, seed=5, tools=tools, max_tokens=150, temperature=1.0, **fields)
+    body = chat(n=3, seed=5, tools=tools, max_tokens=tokens, temperature=1.0, **fields)
     status, answer = call(port, PATH, body)
     assert status == 200, answer
     listed = []
@@ -190,7 +190,7 @@ def test_a_named_tool_gets_arguments_of_its_schema(port, template):
 @pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
 def test_a_required_choice_calls_tools(port, template):
     for content, calls, reason in both(
-        port, LISTED[1:2], tool_choice="required", parallel_tool_calls=False
+        port, LISTED[1:2], 300, tool_choice="required", parallel_tool_calls=False
     ):
         ((name, arguments),) = calls
         assert content is None and reason == "tool_calls" and name in SCHEMAS

@@ -95,7 +95,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     given = fields.check_fields(body, fields.CHAT, NOTHING_IN_CHAT)
     messages = read_messages(given.get("messages"))
     options = fields.options_of(given)
-    single = body.get("parallel_tool_calls") is False
+    single = not _an("parallel_tool_calls", given.get("parallel_tool_calls", True), bool)
     tools = read_tools(given, template_text(tokenizer), single)
     if tools is not None and tools.schema is not None:
         options["json_schema"] = tools.schema
