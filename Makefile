@@ -44,9 +44,16 @@ docs: install-docs
 demo: install
 	$(BIN)/python examples/demo.py
 
+# parts of the tests for machines side by side: make test SHARD=engine; without SHARD, all tests
+SHARD_kernels := tests/kernels tests/simulated tests/ptx_machine
+SHARD_engine := tests/engine tests/graph tests/verify tests/doctor
+SHARD_models := tests/models tests/training tests/serve
+SHARD_rest := $(filter-out $(SHARD_kernels) $(SHARD_engine) $(SHARD_models) tests/helpers tests/conftest.py \
+	tests/typed_user.py,$(wildcard tests/[a-z]*))
+
 # two processes of one thread each: small tensors gain nothing from threads
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SHARD_$(SHARD))
 
 # the shortest loop: samples, drafts, references and models, no interpreted kernel
 test-quick: install

@@ -1,5 +1,7 @@
 """csd: faster multi-sample LLM inference that changes nothing about what is sampled."""
 
+from typing import TYPE_CHECKING, Any
+
 from csd import integrations, kernels, verify
 from csd.engine.engine import Engine
 from csd.engine.generate import generate, release, stream
@@ -11,8 +13,6 @@ from csd.evaluate.pass_at_k import pass_at_k
 from csd.evaluate.report import page_of
 from csd.evaluate.score import score
 from csd.evaluate.vote import Vote, vote
-from csd.gradient.logprobs import Logprobs, logprobs
-from csd.graph import baselines
 from csd.graph.model.draft_model import DraftModel
 from csd.graph.model.eagle import Eagle
 from csd.graph.prior import Prior
@@ -23,9 +23,13 @@ from csd.integrations.transformers.tree import Tree
 from csd.integrations.transformers.tree_cache import TreeCache
 from csd.serve import AsyncEngine, QueueFull
 from csd.traces.history import History
-from csd.training.train_head import train_head
-from csd.utils.namesake import warn_of_namesake
+from csd.utils.lazy import warn_of_namesake
 from csd.utils.version import __version__
+
+if TYPE_CHECKING:
+    from csd.gradient.logprobs import Logprobs, logprobs
+    from csd.graph import baselines
+    from csd.training.train_head import train_head
 
 __all__ = [
     "AsyncEngine",
@@ -61,6 +65,24 @@ __all__ = [
     "verify",
     "vote",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The names that few callers need, imported at the first access."""
+    if name == "baselines":
+        from csd.graph import baselines
+
+        return baselines
+    if name in ("Logprobs", "logprobs"):
+        from csd.gradient import logprobs as gradient
+
+        return getattr(gradient, name)
+    if name == "train_head":
+        from csd.training.train_head import train_head
+
+        return train_head
+    raise AttributeError(f"module 'csd' has no attribute {name!r}")
+
 
 register_when_imported()
 warn_of_namesake()

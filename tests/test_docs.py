@@ -61,9 +61,10 @@ def test_headings_are_unique(page):
 
 
 def names_in(path):
-    """The names that a module defines or imports."""
+    """The names that a module defines or imports, those for type checkers included."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    body = ast.parse(path.read_text()).body
+    for node in [*body, *(n for branch in body if isinstance(branch, ast.If) for n in branch.body)]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.ImportFrom):

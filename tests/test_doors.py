@@ -25,7 +25,7 @@ def names_in(page):
 NAMED = sorted(set().union(*map(names_in, PAGES)))
 
 
-def said_by(code, *arguments):
+def lines_of(code, *arguments):
     """Output of a new process."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -71,7 +71,7 @@ def test_every_name_is_there_after_import_csd():
         "csd.kernels.common.noise.gumbel",
     ]
     assert len(NAMED) > 20
-    lines = said_by(RESOLVE, *NAMED, *doors)
+    lines = lines_of(RESOLVE, *NAMED, *doors)
     assert lines[-2:] == [
         "module 'csd.integrations' has no attribute 'nothing'",
         "module 'csd.kernels' has no attribute 'nothing'",
@@ -110,7 +110,7 @@ for call in (
 
 
 def test_missing_packages_name_their_extra():
-    lines = said_by(WITHOUT)
+    lines = lines_of(WITHOUT)
     assert len(lines) == 3
     for line, extra in zip(lines, ("trl", "ray", "lm-eval"), strict=True):
         assert f"pip install 'csd-llm[{extra}]'" in line

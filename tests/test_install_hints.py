@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 
-from csd.utils.namesake import warn_of_namesake
+from csd.utils.lazy import warn_of_namesake
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -48,7 +48,7 @@ def test_hints_are_collected_from_code_and_pages():
     """With the line of a missing extra, which the code completes."""
     assert len(FOUND) > 30
     own = {str(path.relative_to(ROOT)) for path, hint in FOUND if hint.startswith("csd-llm[")}
-    assert {"csd/utils/lazy.py", "csd/models/load/gguf/file.py", "docs/integrations.md"} <= own
+    assert {"csd/utils/lazy.py", "csd/models/load/gguf/__init__.py", "docs/integrations.md"} <= own
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,7 @@ def namesake(folder):
 
 
 @slow
-def test_another_csd_in_the_environment_is_noticed_and_leaves_by_what_the_notice_says(
-    installed, tmp_path
-):
+def test_another_csd_is_noticed_and_the_notice_removes_it(installed, tmp_path):
     (wheel,) = installed.parent.glob("csd_llm-*.whl")
     pip = [*PIP, "--python", installed / "bin" / "python"]
 

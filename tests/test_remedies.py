@@ -103,7 +103,7 @@ ELSEWHERE = {
     ),
     "pip install --force-reinstall --no-deps csd-llm": (
         "tests/test_package.py",
-        "test_another_csd_in_the_environment_is_noticed_and_leaves_by_what_the_notice_says",
+        "test_another_csd_is_noticed_and_the_notice_removes_it",
     ),
 }
 PIP = "pip needs the index; tests/test_install_hints.py checks each name that pip would install"

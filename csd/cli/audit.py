@@ -4,8 +4,7 @@ import json
 import sys
 from argparse import Namespace, _SubParsersAction
 
-from csd.cli.common import add_command, check_output, show
-from csd.cli.formats import stamped
+from csd.cli.common import add_command, check_output, show, stamped
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
@@ -74,13 +73,13 @@ def _audit(args: Namespace) -> int:
     sampling = {name: getattr(args, name) for name in FLAGS}
     engine = engine_for(args.model, **loading(args))
     tie = TIES[engine.dtype] if args.tie is None else check_number("tie", args.tie, 0)
-    samples = [s for found in audit(engine, traces, **sampling) for s in found]
+    samples = [s for of_prompt in audit(engine, traces, **sampling) for s in of_prompt]
     figures = summary(samples, tie)
     if args.calibrate:
         own = [
             s
-            for found in audit(engine, _drawn(engine, traces, sampling), **sampling)
-            for s in found
+            for of_prompt in audit(engine, _drawn(engine, traces, sampling), **sampling)
+            for s in of_prompt
         ]
         figures["own_different_share"] = summary(own, tie)["different_share"]
     if args.json:
@@ -102,7 +101,7 @@ def _audit(args: Namespace) -> int:
 
 def _drawn(engine: Engine, traces: list[Trace], sampling: dict) -> list[Trace]:
     """Draw samples of the same prompts with this engine, under each of BUDGETS; returns traces."""
-    found: list[Trace] = []
+    recorded: list[Trace] = []
     for budget in BUDGETS:
         for trace in traces:
             call = engine.prepare(
@@ -116,6 +115,6 @@ def _drawn(engine: Engine, traces: list[Trace], sampling: dict) -> list[Trace]:
             )
             for _ in engine.draw(call):
                 print(".", end="", file=sys.stderr, flush=True)
-            found += map(trace_of, call.requests)
+            recorded += map(trace_of, call.requests)
     print(file=sys.stderr)
-    return found
+    return recorded

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 from csd.traces.history import History
 from csd.utils.arguments import check_whole
-from csd.utils.json_files import try_writing
+from csd.utils.files import try_writing
 from csd.utils.terminal import without_controls
 
 
@@ -120,3 +120,12 @@ def add_command(
         epilog=f"examples:\n{shown}\n\ndocumentation: docs/{page}",
         formatter_class=Help,
     )
+
+
+# incremented when a key is removed or changes its meaning, but not for a new key
+VERSION = 1
+
+
+def stamped(name: str, output: dict) -> dict:
+    """Returns an output with the name of its format and the version in front."""
+    return {"schema": f"csd.{name}", "version": VERSION} | output

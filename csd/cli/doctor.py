@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 import csd.kernels
-from csd.cli.common import add_command
-from csd.cli.formats import stamped
+from csd.cli.common import add_command, stamped
 from csd.doctor import SMALL, check
 from csd.doctor.sizes import LARGE_VOCAB
 from csd.kernels.backends import NAMES, loops
@@ -84,8 +83,8 @@ def _doctor(args: Namespace) -> int:
     if unseen:
         print(f"csd: {unseen}", file=sys.stderr)
         if args.json:
-            found = {"passed": False, "reports": [], "error": unseen}
-            print(json.dumps(stamped("doctor", found)))
+            output = {"passed": False, "reports": [], "error": unseen}
+            print(json.dumps(stamped("doctor", output)))
         return 1
     # checks the sizes before the device, so that their errors come first
     config = _config(args) if args.decoder is None else None
@@ -102,9 +101,9 @@ def _doctor(args: Namespace) -> int:
     reports = [check(device, DTYPES[d], **how) for d in dtypes]
     passed = not any(report.failed for report in reports)
     if args.json:
-        found = {"passed": passed, "reports": [asdict(r) for r in reports]}
-        found |= {"admission": admission} if admission else {}
-        print(json.dumps(stamped("doctor", found)))
+        output = {"passed": passed, "reports": [asdict(r) for r in reports]}
+        output |= {"admission": admission} if admission else {}
+        print(json.dumps(stamped("doctor", output)))
     else:
         if admission:
             print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")
@@ -183,9 +182,11 @@ def table() -> str:
         if compiles() or not {"cpu", "cpu_ops", "numba"} & set(module.name.split(".")):
             import_module(module.name)
     load_loops()
-    for name, found in sorted(OPERATIONS.items()):
+    for name, operation in sorted(OPERATIONS.items()):
         if name not in steps:
-            rows.append([name, *_cells([found.reference, found.loop, found.triton]), ""])
+            rows.append(
+                [name, *_cells([operation.reference, operation.loop, operation.triton]), ""]
+            )
     fused: dict[str, list[str]] = {}
     for i, ops in enumerate(backends.values()):
         for name, op in (ops.fused if ops else {}).items():

@@ -9,8 +9,7 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 from typing import Any
 
-from csd.cli.common import add_command, add_history_flag, check_counts, open_history
-from csd.cli.formats import stamped
+from csd.cli.common import add_command, add_history_flag, check_counts, open_history, stamped
 from csd.engine.generate import engine_for
 from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
@@ -18,7 +17,7 @@ from csd.evaluate import evaluation as evaluate
 from csd.evaluate.answers import TASKS, read
 from csd.evaluate.vote import Vote
 from csd.models.text.prompts import has_chat
-from csd.utils.json_files import WholeFile
+from csd.utils.files import WholeFile
 from csd.utils.phases import showing
 
 # options that the results of a run depend on
@@ -148,11 +147,11 @@ def _eval(args: Namespace) -> int:
     else:
         figures = evaluate.summary(results.rows[: len(problems)], n, until)
         try:
-            found = stamped("summary", named(figures))
-            summary.write([f"{json.dumps(found, indent=1)}\n".encode()])
+            output = stamped("summary", named(figures))
+            summary.write([f"{json.dumps(output, indent=1)}\n".encode()])
         finally:
             print(shown(figures, args), file=sys.stderr)
-            print(json.dumps(found))
+            print(json.dumps(output))
         return 0
     finally:
         results.close()

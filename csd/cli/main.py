@@ -26,8 +26,8 @@ from csd.cli.common import (
     keep,
     open_history,
     show,
+    stamped,
 )
-from csd.cli.formats import stamped
 from csd.engine.generate import engine_for
 from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
@@ -36,7 +36,7 @@ from csd.engine.results.result import Samples
 from csd.evaluate.vote import vote
 from csd.models.text.prompts import as_message, has_chat
 from csd.utils.device import is_out_of_memory
-from csd.utils.namesake import warn_of_namesake
+from csd.utils.lazy import warn_of_namesake
 from csd.utils.other_names import hint
 from csd.utils.phases import showing
 from csd.utils.terminal import one_line
@@ -132,10 +132,10 @@ def _meant(unknown: list[str], flags: Iterable[str]) -> str:
     """Suggest the known flag that the first unknown one resembles; "" if there is none."""
     known = {flag[2:].replace("-", "_") for flag in flags if flag.startswith("--")}
     names = [a[2:].partition("=")[0].replace("-", "_") for a in unknown if a.startswith("--")]
-    found = hint(names[0], known) if names else ""
-    before, asked, name = found.partition("did you mean ")
+    suggestion = hint(names[0], known) if names else ""
+    before, asked, name = suggestion.partition("did you mean ")
     is_flag = name.removesuffix("?") in known
-    return before + asked + "--" + name.replace("_", "-") if is_flag else found
+    return before + asked + "--" + name.replace("_", "-") if is_flag else suggestion
 
 
 SAMPLE_FLAGS = (

@@ -5,8 +5,7 @@ import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
-from csd.cli.common import add_command, check_counts
-from csd.cli.formats import stamped
+from csd.cli.common import add_command, check_counts, stamped
 from csd.engine.generate import engine_for
 from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
@@ -97,17 +96,17 @@ def add(commands: _SubParsersAction) -> None:
 
 def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
     """Prompts of a JSONL file; with `chat`, strings become messages of a user."""
-    found = []
+    prompts = []
     for number, row in read_lines(path, dict):
         names = [n for n in ("prompt", "question", "problem") if n in row]
         with naming(f"{path}, line {number}"):
             if not names:
                 raise ValueError(f"must have prompt, question or problem, got {sorted(row)}")
             check_prompt(row[names[0]], names[0])
-        found.append(as_message(row[names[0]], chat))
-    if not found:
+        prompts.append(as_message(row[names[0]], chat))
+    if not prompts:
         raise ValueError(f"{path} has no prompts")
-    return found[:limit]
+    return prompts[:limit]
 
 
 def _record(args: Namespace) -> int:
@@ -169,9 +168,9 @@ def _replay(args: Namespace) -> int:
     # shown on a terminal only
     bar = tqdm(args.nodes, disable=True if args.json else None, leave=False, unit="nodes")
     rows = [gain(traces, nodes, cost, args.num_samples, args.drafter) for nodes in bar]
-    found = {"prompts": len(traces), "drafter": args.drafter, "rows": rows}
+    output = {"prompts": len(traces), "drafter": args.drafter, "rows": rows}
     if args.json:
-        print(json.dumps(stamped("replay", found)))
+        print(json.dumps(stamped("replay", output)))
         return 0
     print("nodes  used    tau" + "  expected speed-up" * (cost is not None))
     for row in rows:

@@ -4,7 +4,7 @@ import sys
 from argparse import Namespace, _SubParsersAction
 
 from csd.cli.common import add_command
-from csd.training.pairs import MOST
+from csd.training.pairs import MAX_VOCAB
 from csd.training.recipe import OWN, Recipe
 from csd.training.train_head import DTYPES, train_head
 
@@ -74,7 +74,7 @@ def _own(name: str) -> str:
     """The kind of head that has a flag of its own, and the flag's default."""
     for eagle, own in OWN.items():
         if name in own:
-            default = f"{MOST:,} or all" if own[name] is None else own[name]
+            default = f"{MAX_VOCAB:,} or all" if own[name] is None else own[name]
             return f"; only with --eagle {eagle}, by default {default}"
     return ""
 

@@ -107,12 +107,12 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     step.update(1, SSM(v, share, -normal(HEADS).abs(), k, q))
     starts = trees.slot_start.tolist()
     accept = [[starts[s] + i for i in path] for s, path in enumerate(ACCEPTED)]
-    most = max(map(len, accept))
+    depth = max(map(len, accept))
     commit_states(
         ops,
         memory,
         whole([n + len(a) for n, a in zip(LENGTHS, accept, strict=True)]),
-        torch.stack([whole(row + [-1] * (most - len(row))) for row in accept]),
+        torch.stack([whole(row + [-1] * (depth - len(row))) for row in accept]),
         whole([len(row) for row in accept]),
     )
 
@@ -170,7 +170,7 @@ def run_properties(
         tables.append(upload(table, device))
     # rows are ordered by group
     ends = [
-        sum(len(p) for p, at in zip(TREE_PARENTS, GROUPS, strict=True) if at < g)
+        sum(len(p) for p, group in zip(TREE_PARENTS, GROUPS, strict=True) if group < g)
         for g in range(len(PROMPTS) + 1)
     ]
     where = dict(
@@ -186,7 +186,7 @@ def run_properties(
     )
     q, node_k, node_v = normal(M, H, D), normal(1, M, K, D), normal(1, M, K, D)
     k, v = (normal(1, pages, PAGE, K, D) for _ in range(2))
-    for name, given in CASES.items():
+    for name, options in CASES.items():
         attend = LayerAttention(
             compared(rows[name]),
             node_k,
@@ -198,5 +198,5 @@ def run_properties(
             scale_of(config),
             plan=ops.plan_attention,
         )
-        properties = Properties(K, D, D, scale_of(config), **given)  # type: ignore[arg-type]
+        properties = Properties(K, D, D, scale_of(config), **options)  # type: ignore[arg-type]
         attend(0, q, properties=properties, sinks=normal(H) if "sinks" in name else None)

@@ -89,18 +89,18 @@ def _compare_floats(
     a, b, wide = (x.double().masked_fill(unwritten, 0) for x in (got, eager, exact))
     ours, theirs = ((x - wide).abs() for x in (a, b))
     lines = (wide.shape[0], -1) if wide.dim() > 1 else (1, -1)
-    most = 2 * theirs.reshape(lines).amax(1, keepdim=True)
+    limit = 2 * theirs.reshape(lines).amax(1, keepdim=True)
     size = wide.abs().max().clamp(min=least) if wide.numel() else 0.0
     roundings = ROUNDINGS if got.element_size() == 2 else ROUNDINGS_32
-    most = most + roundings * torch.finfo(got.dtype).eps * size
+    limit = limit + roundings * torch.finfo(got.dtype).eps * size
     # an error of 0 is allowed even if the bound is 0
-    share = torch.where(ours == 0, 0.0, ours).reshape(lines) / most.clamp(min=1e-300)
+    share = torch.where(ours == 0, 0.0, ours).reshape(lines) / limit.clamp(min=1e-300)
     share = share.nan_to_num(nan=torch.inf)
-    at = int(share.argmax())
-    worst = float(share.view(-1)[at])
+    line = int(share.argmax())
+    worst = float(share.view(-1)[line])
     row.worst = max(row.worst, worst)
     if worst > 1:
-        values = float(ours.reshape(-1)[at]), float(most.expand_as(share).reshape(-1)[at])
+        values = float(ours.reshape(-1)[line]), float(limit.expand_as(share).reshape(-1)[line])
         row.fail("error {:.2e}, allowed are {:.2e}".format(*values))
 
 
@@ -129,14 +129,14 @@ def to_double(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensors(x: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    leaves: list[torch.Tensor] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
+        leaves.append(tensor)
         return tensor
 
     mapped(x, note)
-    return found
+    return leaves
 
 
 # arguments that are intermediate results, which the references do not take
@@ -160,8 +160,8 @@ class _ComparedOps(Ops):
     """Runs the single operations, and compares the fused ones on copies."""
 
     def forward(self, *args: Any) -> torch.Tensor:
-        decoder, *given = args
-        result: torch.Tensor = decoder.forward(*given, self)
+        decoder, *operands = args
+        result: torch.Tensor = decoder.forward(*operands, self)
         if "forward" in self.fused:
             self.fused["forward"].fn(result, *args)
         return result
@@ -180,8 +180,8 @@ class _ComparedOps(Ops):
             fused.fn(*mapped(args, torch.clone))
 
 
-def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
-    """Wrap `own`, so that its calls are compared in the checks `found` and noted in `coverage`."""
+def compared_ops(own: Ops, checks: dict[str, Check], coverage: Coverage) -> Ops:
+    """Wrap `own`, so that its calls are compared in the checks `checks` and noted in `coverage`."""
     plain = reference()
     # Triton's kernels sample every row
     on_paths = own.name != "triton"
@@ -191,7 +191,7 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
         name: compared(
             getattr(own, name),
             None if name in UNCOMPARED else getattr(plain, name),
-            found[name.removesuffix("_all")],
+            checks[name.removesuffix("_all")],
             on_paths and name == "verify",
         )
         for name in operations()
@@ -201,14 +201,14 @@ def compared_ops(own: Ops, found: dict[str, Check], coverage: Coverage) -> Ops:
     fused = {
         name: FusedOp(
             (),
-            compared(whole.fn, getattr(plain, name), found[name], on_paths and name == "decide"),
+            compared(whole.fn, getattr(plain, name), checks[name], on_paths and name == "decide"),
         )
         for name, whole in own.fused.items()
         if name != "forward"
     }
     if "forward" in own.fused:
         fused["forward"] = FusedOp(
-            (), _rows_have_same_bits(own.fused["forward"].fn, found["forward"])
+            (), _rows_have_same_bits(own.fused["forward"].fn, checks["forward"])
         )
     return _ComparedOps(own.name, **each, fused=fused)
 
@@ -287,10 +287,10 @@ def _rows_have_same_bits(run: Callable, row: Check) -> Callable:
     """Wrap a fused forward pass to compare its bits with the result `want` of single layers."""
 
     def call(want: torch.Tensor, *args: Any) -> None:
-        *given, node_k, node_v = args
+        *operands, node_k, node_v = args
         keys, values = node_k.clone(), node_v.clone()
         try:
-            got = run(*given, keys, values)
+            got = run(*operands, keys, values)
         except Exception as error:
             row.fail(error)
             raise

@@ -8,8 +8,8 @@ import torch
 
 from csd.doctor.report import Check
 from csd.doctor.sizes import Sizes
+from csd.kernels.attention.layout import Work
 from csd.kernels.attention.prompt import Chunks
-from csd.kernels.attention.triton.plan import Work
 from csd.kernels.verify.passes import HEAD_WIDTH
 from csd.kernels.verify.triton.launch import LIST, SCAN, SPLITS
 from csd.state.kv_cache import PAGE
@@ -127,9 +127,9 @@ class Coverage:
 def _full_pages(work: Work, prompts: list[int], samples: list[int]) -> tuple[list[int], list[int]]:
     """Numbers of full pages of each segment of a prompt, and of each segment of a sample."""
     segments, groups = work.segment.tolist(), len(prompts)
-    found: tuple[list[int], list[int]] = [], []
+    full: tuple[list[int], list[int]] = [], []
     for first, last in work.program.tolist():
         for _, _, source, low, high, _ in segments[first:last]:
             tokens = prompts[source] if source < groups else samples[source - groups]
-            found[source >= groups].append(max(0, min(tokens // PAGE, high) - low))
-    return found
+            full[source >= groups].append(max(0, min(tokens // PAGE, high) - low))
+    return full

@@ -127,33 +127,33 @@ class _Runs:
 
     def compare_operations(self, report: Report) -> None:
         """Compare each operation with its reference, and count the loops that ran."""
-        found = rows_for(self._ops)
+        checks = rows_for(self._ops)
         try:
             with self._engine(static=False) as e:
-                e.ops = compared_ops(e.ops, found, self._coverage)
+                e.ops = compared_ops(e.ops, checks, self._coverage)
                 # a step without drafts makes its pool with a different operation
                 self._run(e, self._sizes.filtered(self._config.vocab), 0, drafted=False)
                 self._want = self._draw(e)
             with self._engine(static=self._statically(), captured=False) as e:
-                self._run_properties(e.ops, found)
+                self._run_properties(e.ops, checks)
                 self._coverage.few_programs = e.ops.name == "triton" and not e.exact
-                e.ops = compared_ops(e.ops, found, self._coverage)
+                e.ops = compared_ops(e.ops, checks, self._coverage)
                 nodes = self._sizes.rows - SLOTS
                 self._run(e, self._sizes.wide(self._config.vocab), nodes)
                 run_states(e.ops, self._device, self._dtype)
         except Exception as error:
             # an operation that raised has recorded the error in its check
-            if all(row.error is None for row in found.values()):
+            if all(row.error is None for row in checks.values()):
                 report.checks.append(Check("step", calls=1, error=described(error)))
         # the fused forward pass runs only where products are loops
-        report.checks += [row for row in found.values() if row.calls or row.name != "forward"]
+        report.checks += [row for row in checks.values() if row.calls or row.name != "forward"]
         if not report.failed:
             report.checks += self._coverage.checks()
 
-    def _run_properties(self, ops: Ops, found: dict[str, Check]) -> None:
+    def _run_properties(self, ops: Ops, checks: dict[str, Check]) -> None:
         """Compare attention with properties that the layers of the drawing model do not have."""
         rows, plain = property_checks(), reference().tree_attention
-        found |= {row.name: row for row in rows.values()}
+        checks |= {row.name: row for row in rows.values()}
         run_properties(
             ops,
             self._config,
@@ -193,14 +193,14 @@ class _Runs:
             row.fail(error)
             return
         rounding = ROUNDINGS * torch.finfo(self._dtype).eps * self._coverage.largest_logit
-        for found in differences(want, got):
-            allowed = 0.0 if self._is_exact else rounding / _temperature(want, found.prompt)
-            if not found.gap <= allowed:
-                row.fail(f"other tokens were committed: {found}")
+        for difference in differences(want, got):
+            allowed = 0.0 if self._is_exact else rounding / _temperature(want, difference.prompt)
+            if not difference.gap <= allowed:
+                row.fail(f"other tokens were committed: {difference}")
                 return
             report.notes.append(
-                f"{name}: a tie of two tokens decided {found}: their scores "
-                f"differ by {found.gap:.1e}, and rounding may account for "
+                f"{name}: a tie of two tokens decided {difference}: their scores "
+                f"differ by {difference.gap:.1e}, and rounding may account for "
                 f"{allowed:.1e}"
             )
 

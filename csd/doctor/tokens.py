@@ -27,29 +27,29 @@ def differences(want: list[Request], got: list[Request]) -> list[Difference]:
     Each run drew the token with the largest log-probability + noise by its own logits. The gap is
     the difference between the scores of the two drawn tokens, each from the run that drew it.
     """
-    found = []
+    differing = []
     for request, other in zip(want, got, strict=True):
         for a, b in zip(request.result(), other.result(), strict=True):
             if a.tokens != b.tokens:
-                found.append(_first(request, a, b))
-    return found
+                differing.append(_first(request, a, b))
+    return differing
 
 
 def _first(request: Request, a: Sample, b: Sample) -> Difference:
     pairs = zip(a.tokens, b.tokens, strict=False)
-    at = next((t for t, (x, y) in enumerate(pairs) if x != y), None)
-    if at is None:
+    index = next((t for t, (x, y) in enumerate(pairs) if x != y), None)
+    if index is None:
         # one sample ended earlier, which no score explains
-        at, gap = min(len(a.tokens), len(b.tokens)), float("inf")
+        index, gap = min(len(a.tokens), len(b.tokens)), float("inf")
     else:
-        gap = abs(_score(request, a, at) - _score(request, b, at))
-    return Difference(request.index, a.index, at, gap)
+        gap = abs(_score(request, a, index) - _score(request, b, index))
+    return Difference(request.index, a.index, index, gap)
 
 
-def _score(request: Request, sample: Sample, at: int) -> float:
+def _score(request: Request, sample: Sample, generated: int) -> float:
     key, token, position, index = (
-        torch.tensor([n]) for n in (request.key, sample.tokens[at], at, sample.index)
+        torch.tensor([n]) for n in (request.key, sample.tokens[generated], generated, sample.index)
     )
     word = philox_words_ref(key, token, position, index, SAMPLE)
     scale = request.params.temperature
-    return sample.logprobs[at] + (float(gumbel(word, torch.float64)) if scale else 0.0)
+    return sample.logprobs[generated] + (float(gumbel(word, torch.float64)) if scale else 0.0)

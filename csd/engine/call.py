@@ -26,7 +26,7 @@ from csd.models.fused.config import ModelSizes
 from csd.models.text.prompts import parse, truncate
 from csd.traces.history import History
 from csd.traces.traces import Trace, open_traces, write_traces
-from csd.utils.json_files import WholeFile
+from csd.utils.files import WholeFile
 from csd.utils.phases import wants_progress
 from csd.utils.torch_state import callers_state, plain_torch
 from csd.verify.teacher_forcing import TeacherForcing

@@ -17,7 +17,7 @@ from csd.engine.options.checks import check_dtype
 from csd.engine.options.show import shows
 from csd.engine.resources.held_bytes import held_bytes
 from csd.engine.results.result import Sample, Samples
-from csd.models.wrappers import unwrapped
+from csd.models.text_model import unwrapped
 from csd.utils.device import free_bytes
 from csd.utils.phases import showing
 

@@ -355,12 +355,12 @@ def _problem(row: dict, index: int, task: Task) -> Problem:
 
 
 def _gsm8k_gold(answer: str) -> str:
-    found = answer.rpartition("####")[2].strip()
-    if number_of(found) is None:
+    gold = answer.rpartition("####")[2].strip()
+    if number_of(gold) is None:
         raise ValueError(
             f"must have an 'answer' that ends in #### and a number, got {answer[-40:]!r}"
         )
-    return canonical(found)
+    return canonical(gold)
 
 
 def _letter_gold(answer: str) -> str:

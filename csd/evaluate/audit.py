@@ -90,16 +90,16 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
             f"{highest}"
         )
     requests: list[Request] = []
-    given: dict[tuple[int, int], list[int]] = {}
+    candidates: dict[tuple[int, int], list[int]] = {}
     tokens_of = dict(zip(trace.indices, trace.samples, strict=True))
     for run in _runs(sorted(tokens_of)):
         request = Request.of(len(requests), trace.prompt, params, run, trace.seed)
-        given |= {(request.key, i): tokens_of[i] for i in run}
+        candidates |= {(request.key, i): tokens_of[i] for i in run}
         requests.append(request)
     made: list[Auditor] = []
 
     def forcing(ops: Ops, rows: int) -> Auditor:
-        made.append(Auditor(given, ops, rows))
+        made.append(Auditor(candidates, ops, rows))
         return made[0]
 
     for _ in engine.run(requests, RunSettings(budget=0, speculate=False, forcing=forcing)):
@@ -112,13 +112,13 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
 
 def _runs(indices: list[int]) -> list[range]:
     """Ranges of consecutive indices; indices must be sorted."""
-    found: list[range] = []
+    runs: list[range] = []
     for i in indices:
-        if found and found[-1].stop == i:
-            found[-1] = range(found[-1].start, i + 1)
+        if runs and runs[-1].stop == i:
+            runs[-1] = range(runs[-1].start, i + 1)
         else:
-            found.append(range(i, i + 1))
-    return found
+            runs.append(range(i, i + 1))
+    return runs
 
 
 def summary(samples: Iterable[Audited], tie: float) -> dict[str, Any]:

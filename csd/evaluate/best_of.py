@@ -96,11 +96,11 @@ def _reward(
             chat = [*prompt, {"role": "assistant", "content": text}]
             ids = chat_ids(chat, tokenizer, "prompt", {"add_generation_prompt": False})
         device: Any = model.device
-        given = torch.tensor([ids], device=device)
+        batch = torch.tensor([ids], device=device)
         training = model.training
         model.eval()
         try:
-            return model(given, attention_mask=torch.ones_like(given)).logits[0, 0].item()
+            return model(batch, attention_mask=torch.ones_like(batch)).logits[0, 0].item()
         finally:
             model.train(training)
 

@@ -49,9 +49,9 @@ class Results(ResumedFile):
 
 
 def _check_row(index: int, row: Any) -> None:
-    at = row.get("problem") if isinstance(row, dict) else None
-    if at != index:
-        raise ValueError(f"must have problem {index}, got {shown(at)}")
+    problem = row.get("problem") if isinstance(row, dict) else None
+    if problem != index:
+        raise ValueError(f"must have problem {index}, got {shown(problem)}")
     check(row, Row)
     if len(row["correct"]) != len(row["answers"]):
         raise ValueError(

@@ -39,22 +39,22 @@ def traces_of(
 
 
 def _trace(row: dict, problem: int, tokenizer: Any, chat: bool, temperature: float) -> Trace:
-    place = next((name for name in _PROMPTS if row.get(name) is not None), None)
-    if place is None:
+    field = next((name for name in _PROMPTS if row.get(name) is not None), None)
+    if field is None:
         raise ValueError(f"must have one of {', '.join(_PROMPTS)}, got {sorted(row)}")
-    found = next((name for name in _LISTS if row.get(name) is not None), None)
-    if found is None or not isinstance(row[found], list) or not row[found]:
+    field_of_list = next((name for name in _LISTS if row.get(name) is not None), None)
+    if field_of_list is None or not isinstance(row[field_of_list], list) or not row[field_of_list]:
         raise ValueError(f"must have a list of completions under {', '.join(_LISTS)}")
-    prompt = row[place]
+    prompt = row[field]
     if isinstance(prompt, str):
         prompt = as_message(prompt, chat)
     try:
         ids = parse(prompt, tokenizer, len(tokenizer))[0][0]
     except TypeError as error:
         raise ValueError(str(error)) from error
-    samples = [_tokens(each, ids, tokenizer) for each in row[found]]
-    given = row.get("temperature", temperature)
-    return Trace(problem, ids, samples, check_number("temperature", given, 0), None)
+    samples = [_tokens(each, ids, tokenizer) for each in row[field_of_list]]
+    own_temperature = row.get("temperature", temperature)
+    return Trace(problem, ids, samples, check_number("temperature", own_temperature, 0), None)
 
 
 def _tokens(completion: Any, prompt: list[int], tokenizer: Any) -> list[int]:

@@ -96,8 +96,8 @@ def maj_at_k(answers: Sequence[str | None], right: str, k: int) -> float:
     counts = Counter(answer for answer in answers if answer is not None)
     rest = n - sum(counts.values())
     c, others = counts.pop(right, 0), [*counts.values()]
-    found = sum(math.comb(c, j) * _others(others, rest, k - j, j) for j in range(1, min(c, k) + 1))
-    return float(found / np.longdouble(math.comb(n, k)))
+    total = sum(math.comb(c, j) * _others(others, rest, k - j, j) for j in range(1, min(c, k) + 1))
+    return float(total / np.longdouble(math.comb(n, k)))
 
 
 def _others(counts: list[int], rest: int, chosen: int, j: int) -> np.longdouble:

@@ -47,10 +47,10 @@ def curve(path: str | Path, cost: str, figure: str) -> list[tuple[float, float, 
     """
     settings, rows = read_results(path)
     until = Vote() if settings.get("until_decided") else None
-    found = summary(rows, settings["num_samples"], until)["by_k"]
+    by_k = summary(rows, settings["num_samples"], until)["by_k"]
     each = 1 if cost == "samples" else len(rows)
     return [
-        (row[COSTS[cost]] / each, *row[FIGURES[figure]]) for row in found if row[FIGURES[figure]]
+        (row[COSTS[cost]] / each, *row[FIGURES[figure]]) for row in by_k if row[FIGURES[figure]]
     ]
 
 

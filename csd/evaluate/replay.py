@@ -73,7 +73,7 @@ def gain(
 # value for a recorded probability of 0: recordings have three digits
 TINY = 2.5e-4
 # limits of a recording: a step takes milliseconds, and a position a few hundred bytes
-LONGEST, MOST_POSITIONS = 1 << 17, 1 << 22
+LONGEST, MAX_POSITIONS = 1 << 17, 1 << 22
 # noise streams of the posterior's random words
 _WINNER, _OTHERS = 1, 0
 
@@ -115,10 +115,10 @@ class Recording:
         self.temperature, self.prompt = trace.temperature, trace.prompt
         self.length = torch.tensor([len(x) for x in lists])
         S, T = len(lists), int(self.length.max())
-        if T > LONGEST or S * T > MOST_POSITIONS:
+        if T > LONGEST or S * T > MAX_POSITIONS:
             raise ValueError(
                 f"problem {trace.problem!r} must have samples of at most {LONGEST} tokens and at "
-                f"most {MOST_POSITIONS} tokens in all, got {S} samples of up to {T} tokens"
+                f"most {MAX_POSITIONS} tokens in all, got {S} samples of up to {T} tokens"
             )
         self.token = torch.full((S, T + MAX_DEPTH + 1), -1, dtype=torch.int32)
         for s, tokens in enumerate(lists):
@@ -146,19 +146,19 @@ class Recording:
     ) -> torch.Tensor:
         """Posterior Gumbels of tokens [F, W] at positions [F] of slots [F]."""
         s, i = slot.long(), position.long()
-        at = (s[:, None], i[:, None])
+        index = (s[:, None], i[:, None])
         word = philox_words_ref(self._key, token, i[:, None], s[:, None], _OTHERS)
         h = gumbel(word, torch.float64)
         winner = philox_words_ref(self._key, torch.zeros_like(i), i, s, _WINNER)
         z = gumbel(winner, torch.float64)[:, None]
-        same = (token[:, :, None] == self.top_token[at]) & (token >= 0)[:, :, None]
-        q = torch.where(same, self._log_top[at], -torch.inf).amax(-1)
+        same = (token[:, :, None] == self.top_token[index]) & (token >= 0)[:, :, None]
+        q = torch.where(same, self._log_top[index], -torch.inf).amax(-1)
         has_prob = q > -torch.inf
         q = torch.where(has_prob, q, 0)
         other = -torch.logaddexp(-z, -(q + h)) - q
-        drawn = z - self.log_drawn[at]
+        drawn = z - self.log_drawn[index]
         g = torch.where(has_prob, other, h)
-        return torch.where(token == self.token[at], drawn, g)
+        return torch.where(token == self.token[index], drawn, g)
 
     def slots(self, context: int) -> Slots:
         """Slots with all samples at their start, in one group."""
@@ -188,7 +188,7 @@ class Recording:
         accept_row[s[row], pool.depth[row].long()] = row.int()
         left = self.length - slots.generated
         count = torch.minimum((accept_row >= 0).sum(1), left).clamp(min=0)
-        kept = torch.arange(MAX_DEPTH + 1) < count[:, None]
+        accepted = torch.arange(MAX_DEPTH + 1) < count[:, None]
         drawn = torch.where(path, self.log_drawn[s, i], 0).float()
         return Verdict(
             sample=torch.where(path, self.token[s, i], -1),
@@ -196,7 +196,7 @@ class Recording:
             raw_logprob=drawn,
             top_token=torch.where(path[:, None], self.top_token[s, i], -1),
             top_prob=torch.where(path[:, None], self.top_prob[s, i], 0),
-            accept_row=torch.where(kept, accept_row, -1),
+            accept_row=torch.where(accepted, accept_row, -1),
             accept_count=count.int(),
             finish=torch.where(slots.live & (count == left), LENGTH, RUNNING).int(),
             bad=torch.zeros(slots.count, dtype=torch.bool),
@@ -246,8 +246,8 @@ def replay(
         pool = drafter.propose(slots, live + budget, noise)
         result.propose_seconds += clock() - start
         verdict = recording.verdict(pool, slots)
-        place = torch.arange(1, MAX_DEPTH + 1)
-        row = verdict.accept_row[:, 1:][place < verdict.accept_count[:, None]].long()
+        depth = torch.arange(1, MAX_DEPTH + 1)
+        row = verdict.accept_row[:, 1:][depth < verdict.accept_count[:, None]].long()
         for source in pool.source[row].tolist():
             result.sources[source] += 1
         drafted = int((pool.depth > 0).sum())

@@ -83,7 +83,7 @@ def score(
     )
     rows = read_completions(completions, prompts, many, tokenizer, config.vocab)
     requests: list[Request] = []
-    given: dict[tuple[int, int], list[int]] = {}
+    completions_of: dict[tuple[int, int], list[int]] = {}
     for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
         params = resolve(
             None,
@@ -101,12 +101,12 @@ def score(
         request = Request.of(i, ids, params, range(len(tokens)), i)
         request.scores = PromptScores() if asked["prompt_logprobs"] else None
         requests.append(request)
-        given |= {(request.key, j): row for j, row in enumerate(tokens)}
+        completions_of |= {(request.key, j): row for j, row in enumerate(tokens)}
     settings = RunSettings(
         budget=0,
         speculate=False,
         tokenizer=tokenizer,
-        forcing=lambda ops, rows: TeacherForcing(given, ops, rows),
+        forcing=lambda ops, rows: TeacherForcing(completions_of, ops, rows),
         measures=Measures(asked["top_logprobs"], asked["entropy"]),
     )
     for _ in engine.run(requests, settings):

@@ -70,7 +70,7 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
     Samples that finish first are shorter and agree more than the rest, so a finished sample does
     not count if a sample with a lower index was cancelled.
     """
-    found = []
+    drawn_samples = []
     for sample in each("samples", samples, "the result of csd.generate for one prompt"):
         if not isinstance(sample, Sample):
             raise TypeError(
@@ -79,8 +79,8 @@ def drawn(samples: Iterable[Sample]) -> list[Sample]:
             )
         if sample.finish_reason == "cancelled":
             break
-        found.append(sample)
-    return found
+        drawn_samples.append(sample)
+    return drawn_samples
 
 
 def counts(sample: Sample, limited: bool) -> bool:
@@ -249,12 +249,12 @@ def text_of(sample: Sample) -> str:
 
 
 def _of(weight: Callable[[Sample], float], sample: Sample) -> float:
-    given = weight(sample)
+    weight_of = weight(sample)
     try:
-        value = float(given)
+        value = float(weight_of)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"weight must return a number, got {shown(given)} for sample {sample.index}"
+            f"weight must return a number, got {shown(weight_of)} for sample {sample.index}"
         ) from error
     except OverflowError:
         value = math.inf

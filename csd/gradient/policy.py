@@ -21,7 +21,7 @@ from csd.models.fused.decoder import Decoder, HybridDecoder
 from csd.models.load import Loaded, load
 from csd.models.lora import state_of, tuner_layers
 from csd.models.module.decoder import ModuleDecoder
-from csd.models.wrappers import unwrapped
+from csd.models.text_model import unwrapped
 
 # prompt tokens per pass of an engine, by default
 CHUNK = 512

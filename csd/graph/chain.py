@@ -45,11 +45,11 @@ def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
             break
         order = np.lexsort((children.token, children.edge, children.parent))
         order = order[starts(children.parent[order])]
-        at = children.parent[order]
-        cost, token, slot = cost[at] + children.edge[order], children.token[order], slot[at]
-        source, depths = children.source[order], np.full(at.size, depth)
-        levels.append(Nodes(cost, token, slot, depths, parent[at], source))
-        context = np.column_stack([token.astype(np.int32), context[at, :-1]])
-        parent = np.arange(at.size) + count
-        count += at.size
+        above = children.parent[order]
+        cost, token, slot = cost[above] + children.edge[order], children.token[order], slot[above]
+        source, depths = children.source[order], np.full(above.size, depth)
+        levels.append(Nodes(cost, token, slot, depths, parent[above], source))
+        context = np.column_stack([token.astype(np.int32), context[above, :-1]])
+        parent = np.arange(above.size) + count
+        count += above.size
     return cheapest(levels, budget) if levels else None

@@ -43,11 +43,11 @@ def insert_prompt(
 ) -> None:
     """Insert a new group's prompt: each token after `first` follows those before it."""
     N, device = config.context, tokens.device
-    for at in range(first, tokens.shape[0] - 1, PIECE):
-        after = tokens[at + 1 : at + 1 + PIECE]
+    for begin in range(first, tokens.shape[0] - 1, PIECE):
+        after = tokens[begin + 1 : begin + 1 + PIECE]
         rows = after.shape[0]
         # [rows, N] latest first: a context reaches back before its piece
-        back = tokens[max(at + 1 - N, 0) : at + rows]
+        back = tokens[max(begin + 1 - N, 0) : begin + rows]
         back = torch.nn.functional.pad(back, (rows + N - 1 - back.shape[0], 0), value=-1)
         piece = back.unfold(0, N, 1).flip(1)
         # the context of the whole group takes SUCCESSORS tokens per row

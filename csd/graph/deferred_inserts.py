@@ -15,7 +15,7 @@ from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
 # most rows of all deferred steps; the memory of observation grows with their square
-MOST_ROWS = 256
+MAX_ROWS = 256
 # slot fields that `observe` reads, copied because the slots change later
 COPIED = ("group", "sample", "group_key", "step")
 
@@ -29,7 +29,7 @@ class DeferredInserts:
 
     @property
     def full(self) -> bool:
-        return self.rows >= MOST_ROWS
+        return self.rows >= MAX_ROWS
 
     def clear(self) -> None:
         self._steps.clear()

@@ -1,4 +1,4 @@
-"""Registry of drafters by the names of `drafter=`; `csd/graph/baselines` registers its own."""
+"""Registry of drafters by the names of `drafter=`; those for comparison are imported when made."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,10 +8,8 @@ import torch
 
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
-from csd.graph.layered import LayeredDag
 from csd.graph.model.draft_model import DraftSpec
 from csd.kernels.ops import Ops
-from csd.state.texts import DagConfig
 from csd.utils.arguments import takes
 from csd.utils.check import shown
 
@@ -20,14 +18,56 @@ Maker = Callable[..., Drafter]
 PATH = ":PATH"
 
 
-def _literal(ops: Ops, device: str | torch.device, tree: bool) -> Drafter:
+def _paper(ops: Ops, device: str | torch.device, tree: bool) -> Drafter:
+    from csd.graph.layered import LayeredDag
+    from csd.state.texts import DagConfig
+
     return LayeredDag(ops, device, DagConfig(tree=tree))
+
+
+def _prompt_lookup(ops: Ops, device: str | torch.device) -> Drafter:
+    from csd.graph.baselines.prompt_lookup import PromptLookup
+
+    return PromptLookup()
+
+
+def _shrinking(ops: Ops, device: str | torch.device, tree: bool) -> Drafter:
+    from csd.graph.baselines.multi_sample_paper import Paper
+
+    # exact matches, also of fewer tokens: they commit more
+    return Paper(tree=tree, edits=0, shrink=True)
+
+
+def _rest(ops: Ops, device: str | torch.device, path: str) -> Drafter:
+    from csd.graph.baselines.rest import Rest
+
+    return Rest(path)
+
+
+def _recycling(ops: Ops, device: str | torch.device) -> Drafter:
+    from csd.graph.baselines.recycling import Recycling
+
+    return Recycling()
+
+
+def _suffix(ops: Ops, device: str | torch.device, tree: bool) -> Drafter:
+    from csd.graph.baselines.suffix import Suffix
+
+    # the tree has the settings that were best on recorded samples
+    return Suffix(True, factor=4, offset=4, least=0) if tree else Suffix()
 
 
 _MAKERS: dict[str, Maker] = {
     "consensus": ConsensusGraph,
-    "paper": partial(_literal, tree=False),
-    "paper-tree": partial(_literal, tree=True),
+    "paper": partial(_paper, tree=False),
+    "paper-tree": partial(_paper, tree=True),
+    "prompt-lookup": _prompt_lookup,
+    "paper-shrinking": partial(_shrinking, tree=False),
+    "paper-shrinking-tree": partial(_shrinking, tree=True),
+    "rest:PATH": _rest,
+    "recycling": _recycling,
+    "suffix": partial(_suffix, tree=False),
+    "suffix-tree": partial(_suffix, tree=True),
 }
 
 

@@ -53,9 +53,9 @@ class PastSample:
 def _arrays(top: Sequence) -> tuple[np.ndarray, np.ndarray]:
     ids = np.full((len(top), TOP), -1, np.int32)
     probs = np.zeros((len(top), TOP), np.float16)
-    for at, (tokens, values) in enumerate(top):
+    for row, (tokens, values) in enumerate(top):
         n = min(len(tokens), TOP)
-        ids[at, :n], probs[at, :n] = tokens[:n], values[:n]
+        ids[row, :n], probs[row, :n] = tokens[:n], values[:n]
     return ids, probs
 
 

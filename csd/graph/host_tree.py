@@ -90,9 +90,9 @@ def pool_of_trees(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
 def _ranked(tree: Tree) -> list[Row]:
     # stable, and a child is never likelier than its parent
     ranked = sorted(range(len(tree.token)), key=lambda n: -tree.probability[n])
-    place = {-1: -1} | {n: j for j, n in enumerate(ranked)}
+    position = {-1: -1} | {n: j for j, n in enumerate(ranked)}
     cost = [round(-math.log2(max(p, 2.0**-16)) * COST_ONE) for p in tree.probability]
     return [
-        Row(tree.token[n], place[tree.parent[n]], tree.level[n], cost[n], tree.source[n])
+        Row(tree.token[n], position[tree.parent[n]], tree.level[n], cost[n], tree.source[n])
         for n in ranked
     ]

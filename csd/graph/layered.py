@@ -47,10 +47,10 @@ class LayeredDag(StaticDrafter):
         """Draft all live slots in `rows` rows, with at most `nodes` nodes. Noise is not used."""
         assert self.texts is not None, "observe_prompt was not called"
         config = self.config
-        found = self._match(
+        candidates = self._match(
             self.texts, slots, config.k, config.edits, config.candidates, config.tokens
         )
-        return self._extract(found, slots, rows, config, nodes)
+        return self._extract(candidates, slots, rows, config, nodes)
 
     def insert(self, pool: Pool, slots: Slots, verdict: Verdict, defer: bool = False) -> None:
         """Append the committed tokens to the texts, with the target's probabilities of them."""

@@ -27,7 +27,7 @@ from csd.kernels.backends import choose
 from csd.state.context_table import MAX_TOTAL, PRIOR_KEY, GraphConfig, Table
 from csd.utils.arguments import check_flag, check_whole
 from csd.utils.check import shown
-from csd.utils.json_files import WholeFile, check_regular
+from csd.utils.files import WholeFile, check_regular
 
 PRIOR_CONFIG = GraphConfig(orders=(1, 2), successors=8, capacity=1 << 16)
 # capacities of a prior's table

@@ -118,8 +118,8 @@ class SampledTrees:
 
     def _row_cost(self, node: Node) -> int:
         """Cost of one of the node's rows, by its expected acceptance before the draw."""
-        kept = node.kept
-        hit = float((kept.probability * (1 - (1 - kept.probs) ** self.draws)).sum()) / self.draws
+        known = node.kept
+        hit = float((known.probability * (1 - (1 - known.probs) ** self.draws)).sum()) / self.draws
         return min(node.cost + round(-math.log2(hit) * COST_ONE), _MAX_COST)
 
     def _child(self, node: Node, number: int, i: int, row_cost: int) -> Node:
@@ -136,11 +136,11 @@ class SampledTrees:
         )
 
     def _look_up(self, nodes: list[Node], slots: Slots, state: "_State") -> None:
-        at, context = [n.slot for n in nodes], [n.context for n in nodes]
-        kept_of = successors(self._graph, self._draft_tree, slots, at, context)
+        slot, context = [n.slot for n in nodes], [n.context for n in nodes]
+        kept_of = successors(self._graph, self._draft_tree, slots, slot, context)
         words = state.words(nodes, self.draws)
-        for node, kept, word in zip(nodes, kept_of, words, strict=True):
-            node.kept, node.words = kept, word
+        for node, known, word in zip(nodes, kept_of, words, strict=True):
+            node.kept, node.words = known, word
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ def successors(
     context: list[list[int]],
 ) -> list[Successors]:
     """Successors of each context (latest first) in its slot's group: one greedy level of drafts."""
-    at = torch.tensor(slot)
+    slot_index = torch.tensor(slot)
     level = Slots.empty(len(slot), 1, 1, slots.context.shape[1], device=slots.live.device)
     level.live.fill_(True)
     # greedy: the graph's order, without noise
@@ -174,20 +174,20 @@ def successors(
     level.max_new.fill_(2)
     level.context.copy_(torch.tensor(context))
     for name in ("group", "key", "sample", "stop_ids"):
-        setattr(level, name, getattr(slots, name)[at])
+        setattr(level, name, getattr(slots, name)[slot_index])
     level.group_key, level.prompt_len = slots.group_key, slots.prompt_len
     rows = len(slot) * (1 + MAX_CHILDREN)
-    found = draft_tree(graph.table, level, rows, replace(graph.config, max_depth=1, decay=1.0))
-    columns = [x.tolist() for x in (found.token, found.cost, found.source)]
-    ranges = zip(found.slot_start.tolist(), found.slot_nodes.tolist(), strict=True)
+    pool = draft_tree(graph.table, level, rows, replace(graph.config, max_depth=1, decay=1.0))
+    columns = [x.tolist() for x in (pool.token, pool.cost, pool.source)]
+    ranges = zip(pool.slot_start.tolist(), pool.slot_nodes.tolist(), strict=True)
     return [Successors(*(x[a + 1 : a + n] for x in columns)) for a, n in ranges]
 
 
 def draw(probs: np.ndarray, words: np.ndarray) -> list[int]:
     """Index of each word's draw: inverse CDF of probs [W] at (word + 1/2) / 2^32."""
     cdf = probs.cumsum()
-    place = np.searchsorted(cdf, (words + 0.5) * 2.0**-32 * cdf[-1], side="right")
-    return np.minimum(place, len(probs) - 1).tolist()
+    index = np.searchsorted(cdf, (words + 0.5) * 2.0**-32 * cdf[-1], side="right")
+    return np.minimum(index, len(probs) - 1).tolist()
 
 
 @dataclass(slots=True)

@@ -53,15 +53,15 @@ def draw(
     for request, others in zip(requests, known or [[] for _ in requests], strict=True):
         request.history = [*(PastSample.of(s.tokens) for s in others), *request.history]
     settings = RunSettings(record_top=wants_top(history), **running)
-    kept = history if keep and isinstance(history, History) else None
-    if kept is not None:
-        kept.check()
+    saved = history if keep and isinstance(history, History) else None
+    if saved is not None:
+        saved.check()
     with Carrying(requests):
         try:
             for _ in engine.run([r for r in requests if r.samples], settings):
                 pass
         finally:
-            store_history(requests, kept)
+            store_history(requests, saved)
         return [request.result() for request in requests]
 
 
@@ -126,8 +126,8 @@ def draw_rows(
 def earlier_copies(rows: Sequence[Sequence[int]]) -> list[int]:
     """Returns, for each row, the number of equal rows before it."""
     seen: Counter = Counter()
-    found = []
+    counts = []
     for row in map(tuple, rows):
-        found.append(seen[row])
+        counts.append(seen[row])
         seen[row] += 1
-    return found
+    return counts

@@ -75,8 +75,8 @@ class CSDLM(HFLM):
         """Returns one text per request, in order. Requests with equal arguments are one group."""
         members: dict[tuple, list[int]] = {}
         for i, request in enumerate(requests):
-            context, given = request.args
-            key = context, repr(sorted(given.items(), key=lambda item: item[0]))
+            context, request_options = request.args
+            key = context, repr(sorted(request_options.items(), key=lambda item: item[0]))
             members.setdefault(key, []).append(i)
         prompts, stops = [], []
         for places in members.values():
@@ -100,20 +100,20 @@ class CSDLM(HFLM):
 
     def _parse(self, context: str, kwargs: dict) -> tuple[list[int], SamplingParams, list[str]]:
         """Returns token ids, parameters and stop strings of a request."""
-        given = normalize_gen_kwargs(kwargs, self.max_gen_toks)
-        until = [s for s in _listed(given.pop("until", None)) if s]
-        longest = given.pop("max_gen_toks")
-        sample = given.pop("do_sample")
-        unknown = sorted(set(given) - set(FILTERS))
+        options = normalize_gen_kwargs(kwargs, self.max_gen_toks)
+        until = [s for s in _listed(options.pop("until", None)) if s]
+        longest = options.pop("max_gen_toks")
+        sample = options.pop("do_sample")
+        unknown = sorted(set(options) - set(FILTERS))
         if unknown:
-            raise ValueError(f"csd does not serve {unknown[0]}={given[unknown[0]]!r} of the task")
+            raise ValueError(f"csd does not serve {unknown[0]}={options[unknown[0]]!r} of the task")
         room = self.csd.config.context - longest
         if room < 1:
             raise ValueError(
                 f"max_gen_toks={longest} fills the model's context of {self.csd.config.context}"
             )
         if not sample:
-            given["temperature"] = 0
+            options["temperature"] = 0
         # as in `hf`, a long context is truncated from the left
         ids = self.tok_encode(context, left_truncate_len=room)
         params = resolve(
@@ -124,7 +124,7 @@ class CSDLM(HFLM):
             max_new_tokens=longest,
             stop=until,
             stop_token_ids=self.eot_token_id,
-            **given,
+            **options,
         )
         return ids, params, until
 

@@ -211,8 +211,8 @@ class Sampler:
             returns_errors=returns,
             **self.running,
         )
-        for i, found in errors.items():
-            results[i].error = str(found)
+        for i, message in errors.items():
+            results[i].error = str(message)
         return results
 
 

@@ -6,12 +6,12 @@ and modules of a layer for your own model: `RMSNorm`, `GatedMLP`, `Rotary`.
 
 A folder holds the operations of one subject: `attention`, `layers`, `states`, `table`, `draft`,
 `verify`. The file of an operation has its formula, a reference in plain PyTorch or numpy
-(`<op>_ref`), the Triton kernel and its launcher (`<op>_triton`), the operator
-(`torch.ops.csd.<op>`) and the public function (`<op>`). Of the large operations
-after which `attention`, `table`, `draft` and `verify` are named, `__init__` has the formula, the
-operator and the public function, `reference.py` the reference, and `triton/` the kernels and the
-launcher. `triton/` also has the operations that only a GPU needs, such as a step's work list.
-`cpu/` has the loops of the backend "cpu". `common` has parts that operations share, and `numba`
+(`<op>_ref`), the launcher (`<op>_triton`), the operator (`torch.ops.csd.<op>`) and the public
+function (`<op>`). Of the large operations after which `attention`, `table`, `draft` and `verify`
+are named, `__init__` has the formula, the operator and the public function, and `reference.py` the
+reference. `triton/` has the Triton kernels, launchers of large operations, and the operations that
+only a GPU needs, such as a step's work list. `cpu/` has the loops of the backend "cpu". Both are
+imported when an operation first runs there. `common` has parts that operations share, and `numba`
 parts that loops share.
 
 `ops.py` and `cpu_ops.py` list a step's operations by backend, and `backends.py` chooses a backend.
@@ -34,10 +34,6 @@ from typing import TYPE_CHECKING
 
 from csd.kernels.attention import TreeLayout, tree_attention
 from csd.kernels.attention.commit_kv import commit_kv
-from csd.kernels.attention.triton.exact import exact_attention
-from csd.kernels.attention.triton.exact_plan import plan_exact
-from csd.kernels.attention.triton.merge import merge_partials
-from csd.kernels.attention.triton.plan import plan_attention
 from csd.kernels.draft import draft_tree
 from csd.kernels.layers import GatedMLP, RMSNorm, Rotary
 from csd.kernels.layers.gated_linear import gated_linear
@@ -91,8 +87,24 @@ __all__ = [
     "verify",
 ]
 
-if not TYPE_CHECKING:
-    __getattr__ = submodules(__name__)
+if TYPE_CHECKING:
+    from csd.kernels.attention.triton.exact import exact_attention, plan_exact
+    from csd.kernels.attention.triton.merge import merge_partials
+    from csd.kernels.attention.triton.plan import plan_attention
+else:
+    _module = submodules(__name__)
+
+    def __getattr__(name):
+        # operations that only a GPU needs stand in files that import Triton
+        if name in ("exact_attention", "plan_exact"):
+            from csd.kernels.attention.triton import exact as owner
+        elif name == "merge_partials":
+            from csd.kernels.attention.triton import merge as owner
+        elif name == "plan_attention":
+            from csd.kernels.attention.triton import plan as owner
+        else:
+            return _module(name)
+        return getattr(owner, name)
 
 
 def __dir__() -> list[str]:

@@ -10,18 +10,15 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
-from triton.backends.driver import DriverBase
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
 
 from csd.kernels.common.cpu import DTYPES, compiles, fused_arithmetic
-from csd.kernels.common.noise import philox_word
+from csd.kernels.common.operator import check_triton
 from csd.kernels.ops import Ops, reference, triton
 from csd.utils.check import shown
 
 NAMES = ("reference", "cpu", "triton")
 # PyTorch's threads to a loop's one beyond which its own operations are faster than loops
-MOST_THREADS = 4
+MAX_THREADS = 4
 
 
 def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops:
@@ -30,10 +27,12 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
     None takes "triton" on a GPU. On a CPU it takes "cpu" where numba is installed, the loops have
     the dtype, and PyTorch has at most four threads to one of theirs; else "reference".
 
-    Raises ValueError for a name that is none, or that cannot run here.
+    Raises ValueError for a name that is none, or that cannot run here, and ImportError for "triton"
+    where Triton is not installed.
     """
     if kernels is None:
         if device.type == "cuda":
+            check_triton("a GPU without kernels=")
             return triton()
         return loops(dtype) if device.type == "cpu" and _loops_pay(dtype) else reference()
     if not isinstance(kernels, str) or kernels not in NAMES:
@@ -43,6 +42,7 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
     if kernels == "cpu":
         _check_loops(device, dtype)
         return loops(dtype)
+    check_triton("kernels='triton'")
     if device.type == "cpu" and not _interpreted():
         raise ValueError(
             "kernels must be 'reference' or 'cpu' on a CPU, got 'triton', which needs a GPU, or "
@@ -57,7 +57,7 @@ def _loops_pay(dtype: torch.dtype) -> bool:
         return False
     from csd.kernels.cpu_ops import threads
 
-    return dtype in DTYPES and torch.get_num_threads() <= MOST_THREADS * threads()
+    return dtype in DTYPES and torch.get_num_threads() <= MAX_THREADS * threads()
 
 
 @cache
@@ -72,14 +72,14 @@ def _warn_without_numba() -> None:
 
 def _check_loops(device: torch.device, dtype: torch.dtype) -> None:
     names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
-    for served, wanted, given in (
+    for served, wanted, actual in (
         (device.type == "cpu", "a device 'cpu'", f"'{device.type}'"),
         (find_spec("numba") is not None, "numba: pip install numba", "none"),
         (fused_arithmetic(), "a CPU with fused multiply-add", "one without"),
         (dtype in DTYPES, f"one of {names}", str(dtype).removeprefix("torch.")),
     ):
         if not served:
-            raise ValueError(f"kernels='cpu' needs {wanted}; got {given}")
+            raise ValueError(f"kernels='cpu' needs {wanted}; got {actual}")
 
 
 def for_dtype(ops: Ops, dtype: torch.dtype) -> Ops:
@@ -91,6 +91,12 @@ def for_dtype(ops: Ops, dtype: torch.dtype) -> Ops:
 
 def _interpreted() -> bool:
     """True if Triton's kernels run on tensors of the CPU: interpreted, or emulated by a test."""
+    from triton.backends.driver import DriverBase
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    from csd.kernels.common.triton import philox_word
+
     if not isinstance(philox_word, JITFunction):
         return True
     try:

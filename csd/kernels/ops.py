@@ -14,8 +14,6 @@ from csd.kernels.attention.commit_kv import commit_kv_ref, commit_kv_triton
 from csd.kernels.attention.layout import with_layout
 from csd.kernels.attention.prompt import prompt_attention
 from csd.kernels.attention.reference import plan_reference, tree_attention_ref
-from csd.kernels.attention.triton.exact import exact_attention_triton, plan_exact_triton
-from csd.kernels.attention.triton.plan import plan_attention_triton
 from csd.kernels.draft import draft_tree_ref, draft_tree_triton
 from csd.kernels.layers.rms_norm import rms_norm_ref, rms_norm_triton
 from csd.kernels.layers.rotary import rotary_ref, rotary_triton
@@ -144,6 +142,8 @@ def reference() -> Ops:
 
 def exact_triton() -> Ops:
     """The Triton kernels, with attention whose result for a row has the same bits in every step."""
+    from csd.kernels.attention.triton.exact import exact_attention_triton, plan_exact_triton
+
     return replace(
         triton(),
         plan_attention=with_layout(plan_exact_triton),
@@ -152,6 +152,8 @@ def exact_triton() -> Ops:
 
 
 def triton() -> Ops:
+    from csd.kernels.attention.triton.plan import plan_attention_triton
+
     fused = {
         "insert_observed": FusedOp((observe_triton, graph_insert_triton), insert_observed_triton),
         "decide": FusedOp((verify_triton, advance_slots_triton, snapshot_triton), decide_triton),

@@ -93,7 +93,9 @@ def _weights(decoder: Decoder) -> list[torch.Tensor]:
     experts = [x.experts for x in decoder.layers if x.experts is not None]
     # all experts of a layer have the same shapes
     chosen = [w for x in experts for w in (x.router, x.gate_up[0], x.down[0])]
-    stacks = [w for x in decoder.layers for found in x.lora.values() for s in found for w in s]
+    stacks = [
+        w for x in decoder.layers for stacks_of in x.lora.values() for s in stacks_of for w in s
+    ]
     head = [decoder.head, *(w for stack in decoder.head_lora for w in stack)]
     return [w for w in (*layers, *chosen, *stacks, *head) if w is not None]
 

@@ -74,15 +74,15 @@ def row_blocks(product: Product, weight: torch.Tensor) -> RowBlocks:
         sizes = FEW_SIZES
     x, weight, order = _trial(sizes[-1], weight)
     interpreted = product in TRITON and weight.device.type == "cpu"
-    found = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
-    for most in reversed(sizes):
+    results = {n: _in_pieces(product, x[:n] if interpreted else x, weight, n) for n in sizes}
+    for size in reversed(sizes):
         for least in LEAST:
-            tried = [n for n in sizes if least <= n <= most]
+            tried = [n for n in sizes if least <= n <= size]
             # blocks of fewer than 16 rows would multiply the time of a step
-            if not tried or most < 16 or tried[-1] != most:
+            if not tried or size < 16 or tried[-1] != size:
                 continue
-            blocks = RowBlocks(least, most)
-            same = all(_same(found[n], found[most]) for n in tried)
+            blocks = RowBlocks(least, size)
+            same = all(_same(results[n], results[size]) for n in tried)
             if same and _any_place(product, blocks, x, weight, order):
                 return blocks
     raise _nothing_agrees(weight)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from csd.models.wrappers import unwrapped
+from csd.models.text_model import unwrapped
 
 # base classes of layers with adapters, and of wrappers with copies of a layer trained in full
 LAYERS = ("BaseTunerLayer", "AuxiliaryTrainingWrapper", "ModulesToSaveWrapper")
@@ -75,9 +75,9 @@ class Adapters:
         """
         while True:
             with self._as_they_were():
-                found = once()
+                result = once()
                 if self.now() == self.state:
-                    return found
+                    return result
 
     @contextmanager
     def _as_they_were(self) -> Iterator[None]:
@@ -102,8 +102,8 @@ class Adapters:
 
 def _switches(layer: Any) -> dict[str, Any]:
     # copies of lists, which peft changes in place
-    found = {name: getattr(layer, name) for name in _SWITCHES if hasattr(layer, name)}
-    return {name: [*x] if isinstance(x, list) else x for name, x in found.items()}
+    switches = {name: getattr(layer, name) for name in _SWITCHES if hasattr(layer, name)}
+    return {name: [*x] if isinstance(x, list) else x for name, x in switches.items()}
 
 
 def _present(layer: Any) -> set[str]:

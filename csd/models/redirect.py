@@ -60,8 +60,8 @@ class Parts:
         # a weak reference to the model itself, whose lifetime its owner decides
         self._model = weakref.ref(model)
         self._below = list(model.modules())[1:]
-        found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-        named = [c for c in found if hasattr(c, "_attn_implementation_internal")]
+        configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+        named = [c for c in configs if hasattr(c, "_attn_implementation_internal")]
         self.configs: list[Any] = list({id(c): c for c in named}.values())
         # two engines of one model take turns
         self.lock = _locks.setdefault(model, threading.RLock())
@@ -151,8 +151,8 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     answer: Answer | None = getattr(_thread, "answer", None)
     if answer is None:
-        found = _stock_attention(module)(module, query, key, value, attention_mask, **named)
-        return found
+        result = _stock_attention(module)(module, query, key, value, attention_mask, **named)
+        return result
     return answer.attention(module, query, key, value, attention_mask, named), None
 
 
@@ -214,10 +214,10 @@ def _in_front(name: str, own: Callable) -> Callable:
             return own(*args, **named)
         bound = signature.bind(*args, **named)
         bound.apply_defaults()
-        given = dict(bound.arguments)
+        arguments = dict(bound.arguments)
         # a mixer passes on arguments that it does not use
-        given |= given.pop("kwargs", {})
-        return answer.mixer(name, own, given)
+        arguments |= arguments.pop("kwargs", {})
+        return answer.mixer(name, own, arguments)
 
     call.own_of_csd = own  # type: ignore[attr-defined]
     return call

@@ -147,17 +147,17 @@ def _has_functions(config: Any, convolution: bool) -> bool:
     if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return False
     made = MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
-    found = functions_of((made[0] if isinstance(made, tuple) else made).__module__)
-    return CONVOLUTION in found and (convolution or bool(found & set(CORES)))
+    functions = functions_of((made[0] if isinstance(made, tuple) else made).__module__)
+    return CONVOLUTION in functions and (convolution or bool(functions & set(CORES)))
 
 
 def _refuse_rope(family: str, config: Any) -> None:
     text = config.get_text_config()
-    found = getattr(text, "rope_parameters", None) or {}
-    if not isinstance(found, dict):
+    parameters = getattr(text, "rope_parameters", None) or {}
+    if not isinstance(parameters, dict):
         return
     # one for all layers, or one per kind of layer
-    ropes = [found, *(value for value in found.values() if isinstance(value, dict))]
+    ropes = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     for rope in ropes:
         kind = rope.get("rope_type")
         if kind == "dynamic":
@@ -213,7 +213,7 @@ def refuse_prompt_learning(model: Any) -> None:
 
 
 def _adapter_configs(model: Any) -> list[tuple[str, Any]]:
-    found = dict(getattr(model, "peft_config", None) or {})
+    configs = dict(getattr(model, "peft_config", None) or {})
     for layer in tuner_layers(model.modules()):
-        found |= getattr(layer, "peft_config", None) or {}
-    return list(found.items())
+        configs |= getattr(layer, "peft_config", None) or {}
+    return list(configs.items())

@@ -1,4 +1,4 @@
-"""The text model inside a checkpoint that also reads images."""
+"""The text model inside a checkpoint that also reads images, and the model inside wrappers."""
 
 import copy
 from typing import Any
@@ -42,3 +42,24 @@ def advice(config: Any) -> str:
             "model.save_pretrained), from which csd loads the text model"
         )
     return f"it loads the text models of {', '.join(FAMILIES)} from such checkpoints, not this one"
+
+
+# packages whose wrappers with a child `module` compute what that child computes
+_PACKAGES = ("torch", "deepspeed")
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside the wrappers of torch.compile, data parallelism and weight averages."""
+    while (inner := _within(model)) is not None:
+        model = inner
+    return model
+
+
+def _within(model: Any) -> Any:
+    children = getattr(model, "_modules", None)
+    if not isinstance(children, dict):
+        return None
+    if "_orig_mod" in children:
+        return children["_orig_mod"]
+    package = type(model).__module__.partition(".")[0]
+    return children.get("module") if package in _PACKAGES else None

@@ -114,10 +114,10 @@ class GraphConfig:
         # limits of the words that trees are sorted by
         if not 1 <= self.frontier <= MAX_FRONTIER:
             raise ValueError(f"frontier must be from 1 to {MAX_FRONTIER}, got {self.frontier}")
-        most = 128 >> len(self.orders).bit_length()
-        if not 1 <= self.successors <= most:
+        limit = 128 >> len(self.orders).bit_length()
+        if not 1 <= self.successors <= limit:
             raise ValueError(
-                f"successors must be from 1 to {most} with {len(self.orders)} orders, "
+                f"successors must be from 1 to {limit} with {len(self.orders)} orders, "
                 f"got {self.successors}"
             )
         for name in ("smoothing", "prior_smoothing"):

@@ -40,7 +40,7 @@ class PageAllocator:
             return []
         if count > len(self._free):
             raise MemoryError(f"{count} pages were requested, but only {len(self._free)} are free")
-        at = next(
+        index = next(
             (
                 i
                 for i in range(len(self._free) - count + 1)
@@ -48,8 +48,8 @@ class PageAllocator:
             ),
             0,
         )
-        taken = self._free[at : at + count]
-        del self._free[at : at + count]
+        taken = self._free[index : index + count]
+        del self._free[index : index + count]
         return taken
 
     def give_back(self, pages: list[int]) -> None:

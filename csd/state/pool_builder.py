@@ -51,7 +51,7 @@ def pool_of(slots: Slots, rows: int, nodes: Nodes[Any] | None = None) -> Pool:
     # nodes that are not in the pool are written to an extra row
     pool = Pool.empty(rows + 1, S, G, N, device)
     every, zero = torch.arange(S, device=device), torch.zeros(S, dtype=torch.int64, device=device)
-    found = Nodes(
+    pooled = Nodes(
         zero,
         slots.context[:, 0].long(),
         torch.where(slots.live, every, -1),
@@ -65,30 +65,30 @@ def pool_of(slots: Slots, rows: int, nodes: Nodes[Any] | None = None) -> Pool:
         # the root of slot s is entry s
         below = torch.where(drafted.parent < 0, drafted.slot.clamp(min=0), drafted.parent + S)
         above = torch.cat([every, below])
-        found = Nodes(*(torch.cat(pair) for pair in zip(found, drafted, strict=True)))
-    held, owner = found.slot >= 0, found.slot.clamp(min=0)
+        pooled = Nodes(*(torch.cat(pair) for pair in zip(pooled, drafted, strict=True)))
+    held, owner = pooled.slot >= 0, pooled.slot.clamp(min=0)
     size = zero.index_add(0, owner, held.long())
     # dead slots sort after every live one; stable keeps the slots of a group in order
     rank = torch.where(slots.live, slots.group, G)
     order = rank.argsort(stable=True)
     end = size[order].cumsum(0)
     start = zero.index_copy(0, order, end - size[order])
-    by_slot = torch.where(held, found.slot, S).argsort(stable=True)
-    place = torch.arange(by_slot.shape[0], device=device) - (size.cumsum(0) - size)[owner[by_slot]]
-    place = torch.empty_like(place).index_copy_(0, by_slot, place)
-    row = torch.where(held, start[owner] + place, rows)
+    by_slot = torch.where(held, pooled.slot, S).argsort(stable=True)
+    offset = torch.arange(by_slot.shape[0], device=device) - (size.cumsum(0) - size)[owner[by_slot]]
+    offset = torch.empty_like(offset).index_copy_(0, by_slot, offset)
+    row = torch.where(held, start[owner] + offset, rows)
 
     position = slots.prompt_len[slots.group.clamp(min=0)] + slots.generated
     values = dict(
-        token=found.token,
-        parent=torch.where(found.depth == 0, -1, row[above]),
-        slot=found.slot,
-        depth=found.depth,
-        position=position[owner] + found.depth,
-        ancestors=_words(place, above) if nodes is not None else held.long(),
-        cost=found.cost,
-        source=found.source,
-        context=_contexts(slots.context, found, above) if nodes is not None else slots.context,
+        token=pooled.token,
+        parent=torch.where(pooled.depth == 0, -1, row[above]),
+        slot=pooled.slot,
+        depth=pooled.depth,
+        position=position[owner] + pooled.depth,
+        ancestors=_words(offset, above) if nodes is not None else held.long(),
+        cost=pooled.cost,
+        source=pooled.source,
+        context=_contexts(slots.context, pooled, above) if nodes is not None else slots.context,
     )
     for name, value in values.items():
         field = getattr(pool, name)
@@ -100,9 +100,9 @@ def pool_of(slots: Slots, rows: int, nodes: Nodes[Any] | None = None) -> Pool:
     return replace(pool, **{name: getattr(pool, name)[:rows] for name in values})
 
 
-def _words(place: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
+def _words(index: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
     """[n] int64: a bit for a node's place in its slot, and for each place above it."""
-    word = torch.ones_like(place) << place.clamp(0, MAX_NODES - 1)
+    word = torch.ones_like(index) << index.clamp(0, MAX_NODES - 1)
     for _ in range(ROUNDS):
         word, above = word | word[above], above[above]
     return word
@@ -113,9 +113,9 @@ def _contexts(context: torch.Tensor, nodes: Nodes, above: torch.Tensor) -> torch
     path = [torch.arange(above.shape[0], device=above.device)]
     for _ in range(context.shape[1] - 1):
         path.append(above[path[-1]])
-    place = torch.arange(len(path), device=above.device) - nodes.depth[:, None]
-    committed = context[nodes.slot.clamp(min=0)].gather(1, place.clamp(min=0))
-    return torch.where(place < 0, nodes.token[torch.stack(path, 1)], committed)
+    offset = torch.arange(len(path), device=above.device) - nodes.depth[:, None]
+    committed = context[nodes.slot.clamp(min=0)].gather(1, offset.clamp(min=0))
+    return torch.where(offset < 0, nodes.token[torch.stack(path, 1)], committed)
 
 
 def roots(slots: Slots, rows: int) -> Pool:
@@ -137,9 +137,9 @@ def slot_penalties(slots: Slots, group_penalty: int) -> torch.Tensor:
     progress, live, group = progress_penalties(slots).long(), slots.live, slots.group
     mates = live & (slots.step[:, None] == slots.step)
     fewest = torch.where(mates, slots.generated, slots.generated[:, None]).amin(1)
-    found = ((slots.generated - fewest).long() * group_penalty).clamp(0, MAX_GROUP_PENALTY)
+    penalties = ((slots.generated - fewest).long() * group_penalty).clamp(0, MAX_GROUP_PENALTY)
     several = (live & live[:, None] & (group != group[:, None])).any()
-    return torch.maximum(progress, torch.where(several | (slots.temperature > 0), 0, found))
+    return torch.maximum(progress, torch.where(several | (slots.temperature > 0), 0, penalties))
 
 
 def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[int] | None]:

@@ -80,19 +80,22 @@ class Texts:
         # [S, k + A]: the prompt's end where the sample is new, then what was committed
         root = pool.slot_start.long().clamp(max=pool.rows - 1)
         before = pool.context[root, :k].flip(1)
-        place = torch.arange(MAX_DEPTH + 1, device=count.device)
-        at = (old[:, None] + place).clamp(0, slots.tokens.shape[1] - 1)
-        newest = slots.tokens.gather(1, at)
-        chance = (slots.logprobs.gather(1, at).double().exp() * CHANCE_ONE).round().int()
+        offset = torch.arange(MAX_DEPTH + 1, device=count.device)
+        position = (old[:, None] + offset).clamp(0, slots.tokens.shape[1] - 1)
+        newest = slots.tokens.gather(1, position)
+        chance = (slots.logprobs.gather(1, position).double().exp() * CHANCE_ONE).round().int()
         token = torch.cat([before, newest], 1)
         chance = torch.cat([torch.full_like(before, CHANCE_ONE), chance], 1)
-        written = torch.cat([fresh[:, None].expand(S, k), place < count[:, None]], 1)
-        column = torch.cat([torch.arange(k, device=at.device).expand(S, k), k + at], 1)
+        written = torch.cat([fresh[:, None].expand(S, k), offset < count[:, None]], 1)
+        column = torch.cat([torch.arange(k, device=position.device).expand(S, k), k + position], 1)
         # the other elements rewrite column 0 with its value: no element gets two different values
         column = torch.where(written, column, 0)
         first = self.token[row, 0], self.chance[row, 0]
-        for field, value, kept in ((self.token, token, first[0]), (self.chance, chance, first[1])):
-            zeroth = torch.where(fresh, value[:, 0], kept)
+        for field, value, values in (
+            (self.token, token, first[0]),
+            (self.chance, chance, first[1]),
+        ):
+            zeroth = torch.where(fresh, value[:, 0], values)
             value = torch.where(written, value, zeroth[:, None])
             field[row[:, None], column] = value
 

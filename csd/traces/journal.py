@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from csd.traces.traces import Trace, lock_of
-from csd.utils.json_files import check_grows, check_regular, lies_at, names, naming_file
-from csd.utils.own_files import open_regular
+from csd.utils.files import check_grows, check_regular, lies_at, names, naming_file, open_regular
 
 
 class Journal:

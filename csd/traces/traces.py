@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, NotRequired, TypedDict
 
 from csd.utils.check import AtLeast, Between, Token
-from csd.utils.json_files import WholeFile, naming, parse, read_lines
-from csd.utils.own_files import open_regular
+from csd.utils.files import WholeFile, open_regular
+from csd.utils.json_files import naming, parse, read_lines
 
 Tokens = Annotated[list[Token], AtLeast(1)]
 # a softmax in low precision may round to more than 1

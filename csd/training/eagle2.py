@@ -68,26 +68,26 @@ def losses(
     Logits of only `ROWS` positions are in memory at a time, for both networks. With a weight hits
     are not counted, which would take another pass over the logits.
     """
-    kept = torch.promote_types(guess.dtype, torch.float32)
-    by_state = F.smooth_l1_loss(guess.to(kept), states.to(kept), reduction="none").mean(-1).sum()
-    found, parts = Losses(float(by_state.detach()), places=len(guess)), []
+    dtype = torch.promote_types(guess.dtype, torch.float32)
+    by_state = F.smooth_l1_loss(guess.to(dtype), states.to(dtype), reduction="none").mean(-1).sum()
+    summed, parts = Losses(float(by_state.detach()), places=len(guess)), []
     for a in range(0, len(guess), ROWS):
         rows = slice(a, a + ROWS)
         with torch.no_grad():
-            p = target.logits(states[rows]).to(kept).softmax(-1)
-            z = target.logits(guess[rows].detach()).to(kept)
+            p = target.logits(states[rows]).to(dtype).softmax(-1)
+            z = target.logits(guess[rows].detach()).to(dtype)
             total = z.logsumexp(-1, keepdim=True)
             # sum p (total - z), whose gradient with respect to z is softmax(z) - p
-            found.tokens += float(total.sum() - torch.dot(p.flatten(), z.flatten()))
+            summed.tokens += float(total.sum() - torch.dot(p.flatten(), z.flatten()))
             if weight is None:
-                found.hits += int((z.argmax(-1) == following[rows]).sum())
+                summed.hits += int((z.argmax(-1) == following[rows]).sum())
             else:
                 parts.append(target.logits_backward(z.sub_(total).exp_().sub_(p)))
     if weight is not None:
-        per_place = guess.new_ones(()).to(kept) / len(guess)
+        per_place = guess.new_ones(()).to(dtype) / len(guess)
         by_token = torch.cat(parts).to(guess.dtype) * (weight / len(guess))
         torch.autograd.backward([by_state, guess], [per_place, by_token])
-    return found
+    return summed
 
 
 class TrainedHead(DraftHead):
@@ -118,8 +118,8 @@ class TrainedHead(DraftHead):
         layer: Any = self.layers[0]
         attention = layer.self_attn
         x = self._times(self.fc, torch.cat([embedded, before], -1).to(self.dtype))
-        place = torch.cat([torch.arange(n, device=x.device) for n in lengths])
-        q, k = (self._heads(y, x, place) for y in (attention.q_proj, attention.k_proj))
+        position = torch.cat([torch.arange(n, device=x.device) for n in lengths])
+        q, k = (self._heads(y, x, position) for y in (attention.q_proj, attention.k_proj))
         v = self._heads(attention.v_proj, x)
         return self._after(layer, x, causal(q, k, v, lengths, self.scale))
 
@@ -147,11 +147,11 @@ class ByStates:
         following = pairs.token[pairs.place + 1]
         return losses(self.target, guess, states[pairs.place], following, weight)
 
-    def mean(self, found: Losses) -> float:
-        return found.mean(self.token_weight)
+    def mean(self, measured: Losses) -> float:
+        return measured.mean(self.token_weight)
 
-    def acceptance(self, found: Losses) -> dict[str, Any]:
-        return {"acceptance": found.acceptance if found.places else None}
+    def acceptance(self, measured: Losses) -> dict[str, Any]:
+        return {"acceptance": measured.acceptance if measured.places else None}
 
     def _noise(self, like: torch.Tensor, step: int) -> torch.Tensor:
         """Uniform noise in (-noise, noise), shaped like `like`, fixed by the seed and the step."""

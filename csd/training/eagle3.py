@@ -75,11 +75,11 @@ def _mixed(
     scale: float,
 ) -> torch.Tensor:
     """Attention [r, H, D] of chains that begin at consecutive pairs."""
-    n, kept = len(k), torch.promote_types(q.dtype, torch.float32)
+    n, dtype = len(k), torch.promote_types(q.dtype, torch.float32)
     q = q.unflatten(1, (k.shape[1], -1))
-    text = torch.einsum("rkgd,nkd->kgrn", q, k).to(kept)
+    text = torch.einsum("rkgd,nkd->kgrn", q, k).to(dtype)
     text = text.masked_fill(_later(len(q), n, q.device), -torch.inf)
-    own = torch.einsum("rkgd,jrkd->kgrj", q, own_k).to(kept)
+    own = torch.einsum("rkgd,jrkd->kgrj", q, own_k).to(dtype)
     p = (torch.cat([text, own], -1) * scale).softmax(-1).to(v.dtype)
     out = torch.einsum("kgrn,nkd->rkgd", p[..., :n], v)
     return (out + torch.einsum("kgrj,jrkd->rkgd", p[..., n:], own_v)).flatten(1, 2)
@@ -93,10 +93,10 @@ def _later(rows: int, keys: int, device: torch.device) -> torch.Tensor:
 class MiddleLayer(Layer):
     """Layer whose attention reads a token's embedding and a state, each after its own norm."""
 
-    def __init__(self, c: Any, wide: int, **kept: Any):
-        super().__init__(c, wide, 2 * c.hidden, **kept)
-        self.hidden_norm = nn.RMSNorm(c.hidden, c.norm_eps, **kept)
-        self.input_layernorm = nn.RMSNorm(c.hidden, c.norm_eps, **kept)
+    def __init__(self, c: Any, wide: int, **factory: Any):
+        super().__init__(c, wide, 2 * c.hidden, **factory)
+        self.hidden_norm = nn.RMSNorm(c.hidden, c.norm_eps, **factory)
+        self.input_layernorm = nn.RMSNorm(c.hidden, c.norm_eps, **factory)
 
 
 class Eagle3Head(DraftHead):
@@ -219,36 +219,36 @@ def chain_losses(
     Logits of only `ROWS` positions are in memory: the target's, and the head's of one step. With a
     decay hits are not counted.
     """
-    found, token = ChainLosses.none(depth), head.token
-    kept = torch.promote_types(head.dtype, torch.float32)
+    total, token = ChainLosses.none(depth), head.token
+    dtype = torch.promote_types(head.dtype, torch.float32)
     following = pairs.token[pairs.place + 1]
     # per step, ascending numbers of the learnt pairs whose states are guessed
-    at = [[base + step for base in pairs.chains(step)[0]] for step in range(len(guesses))]
+    positions = [[base + step for base in pairs.chains(step)[0]] for step in range(len(guesses))]
     gradients: list[list[torch.Tensor]] = [[] for _ in guesses]
     for a in range(0, len(states), ROWS):
         b = min(a + ROWS, len(states))
-        p = _distribution(target, states[a:b], token, kept)
+        p = _distribution(target, states[a:b], token, dtype)
         for step, guess in enumerate(guesses):
-            first, last = bisect_left(at[step], a), bisect_left(at[step], b)
+            first, last = bisect_left(positions[step], a), bisect_left(positions[step], b)
             if first == last:
                 continue
-            rows = torch.tensor(at[step][first:last], device=guess.device)
+            rows = torch.tensor(positions[step][first:last], device=guess.device)
             x = guess[first:last].detach().requires_grad_(decay is not None)
             with torch.set_grad_enabled(decay is not None):
-                z = head.logits(x).to(kept)
+                z = head.logits(x).to(dtype)
                 loss = -(p[rows - a] * z.log_softmax(-1)).sum()
-            found.tokens[step] += float(loss.detach())
-            found.places[step] += last - first
+            total.tokens[step] += float(loss.detach())
+            total.places[step] += last - first
             if decay is not None:
                 (loss * (decay**step / len(states))).backward()
                 assert x.grad is not None
                 gradients[step].append(x.grad)
                 continue
             drafted = z.argmax(-1) if token is None else token[z.argmax(-1)]
-            found.hits[step] += int((drafted == following[rows]).sum())
+            total.hits[step] += int((drafted == following[rows]).sum())
     if decay is not None:
         torch.autograd.backward(guesses, [torch.cat(parts) for parts in gradients])
-    return found
+    return total
 
 
 @torch.no_grad()
@@ -295,10 +295,10 @@ class ByChains:
             self.target, self.head, guesses, states[pairs.place], pairs, self.depth, decay
         )
 
-    def mean(self, found: ChainLosses) -> float:
-        return found.mean(self.decay)
+    def mean(self, measured: ChainLosses) -> float:
+        return measured.mean(self.decay)
 
-    def acceptance(self, found: ChainLosses) -> dict[str, Any]:
+    def acceptance(self, measured: ChainLosses) -> dict[str, Any]:
         """The first step's acceptance, and `by_step`, those of all steps, None without places."""
-        by_step = found.acceptance
-        return {"acceptance": by_step[0], "by_step": by_step if found.places[0] else None}
+        by_step = measured.acceptance
+        return {"acceptance": by_step[0], "by_step": by_step if measured.places[0] else None}

@@ -15,33 +15,33 @@ from csd.models.fused.rope import rope_tables
 class Attention(nn.Module):
     """Attention projections of rows of width `read`, without biases."""
 
-    def __init__(self, c: ModelConfig, read: int, **kept: Any):
+    def __init__(self, c: ModelConfig, read: int, **factory: Any):
         super().__init__()
         q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        self.q_proj = nn.Linear(read, q, bias=False, **kept)
-        self.k_proj = nn.Linear(read, kv, bias=False, **kept)
-        self.v_proj = nn.Linear(read, kv, bias=False, **kept)
-        self.o_proj = nn.Linear(q, c.hidden, bias=False, **kept)
+        self.q_proj = nn.Linear(read, q, bias=False, **factory)
+        self.k_proj = nn.Linear(read, kv, bias=False, **factory)
+        self.v_proj = nn.Linear(read, kv, bias=False, **factory)
+        self.o_proj = nn.Linear(q, c.hidden, bias=False, **factory)
 
 
 class FeedForward(nn.Module):
     """SwiGLU projections with intermediate width `wide`."""
 
-    def __init__(self, c: ModelConfig, wide: int, **kept: Any):
+    def __init__(self, c: ModelConfig, wide: int, **factory: Any):
         super().__init__()
-        self.gate_proj = nn.Linear(c.hidden, wide, bias=False, **kept)
-        self.up_proj = nn.Linear(c.hidden, wide, bias=False, **kept)
-        self.down_proj = nn.Linear(wide, c.hidden, bias=False, **kept)
+        self.gate_proj = nn.Linear(c.hidden, wide, bias=False, **factory)
+        self.up_proj = nn.Linear(c.hidden, wide, bias=False, **factory)
+        self.down_proj = nn.Linear(wide, c.hidden, bias=False, **factory)
 
 
 class Layer(nn.Module):
     """Llama layer without its first norm, whose attention reads rows of width `read`."""
 
-    def __init__(self, c: ModelConfig, wide: int, read: int, **kept: Any):
+    def __init__(self, c: ModelConfig, wide: int, read: int, **factory: Any):
         super().__init__()
-        self.self_attn = Attention(c, read, **kept)
-        self.mlp = FeedForward(c, wide, **kept)
-        self.post_attention_layernorm = nn.RMSNorm(c.hidden, c.norm_eps, **kept)
+        self.self_attn = Attention(c, read, **factory)
+        self.mlp = FeedForward(c, wide, **factory)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden, c.norm_eps, **factory)
 
 
 class DraftHead(nn.Module):
@@ -53,8 +53,8 @@ class DraftHead(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device):
         super().__init__()
         c, self.config, self.dtype = config, config, dtype
-        kept = torch.promote_types(dtype, torch.float32)
-        self.kept: dict[str, Any] = dict(dtype=kept, device=device)  # for parameters
+        stored = torch.promote_types(dtype, torch.float32)
+        self.kept: dict[str, Any] = dict(dtype=stored, device=device)  # for parameters
         # for a mixture of experts, as wide as all experts of a token together
         self.intermediate = c.intermediate * max(c.experts_per_token, 1)
         self.scale = c.head_dim**-0.5

@@ -25,8 +25,8 @@ class Pairs:
         begin = [0, *accumulate(whole)]  # first token of each text in the batch
         self.lengths = [n - 2 for n in whole]  # pairs of each text
         self._first = [0, *accumulate(self.lengths)]  # first pair of each text
-        at = [a + i for a, n in zip(begin, whole, strict=False) for i in range(1, n - 1)]
-        place = [a + i for a, text in zip(begin, texts, strict=False) for i in text.learnt]
+        index = [a + i for a, n in zip(begin, whole, strict=False) for i in range(1, n - 1)]
+        learnt = [a + i for a, text in zip(begin, texts, strict=False) for i in text.learnt]
         self._learnt = [
             range(f + text.learnt.start - 1, f + n)
             for f, n, text in zip(self._first, self.lengths, texts, strict=False)
@@ -34,7 +34,7 @@ class Pairs:
         made: dict[str, Any] = dict(device=device)
         # token [M]: tokens of the batch; at [P], place [R]: indices in it of pairs, learnt pairs
         self.token = torch.tensor([t for text in texts for t in text.tokens], **made)
-        self.at, self.place = torch.tensor(at, **made), torch.tensor(place, **made)
+        self.at, self.place = torch.tensor(index, **made), torch.tensor(learnt, **made)
         # rows [R]: indices of learnt pairs among the pairs; position [P]: of pairs in their texts
         self.rows = torch.tensor([r for x in self._learnt for r in x], **made)
         self.position = torch.cat([torch.arange(n, **made) for n in self.lengths])
@@ -57,7 +57,7 @@ class Pairs:
 
 
 # largest default size of a draft vocabulary, as in published heads
-MOST = 32_000
+MAX_VOCAB = 32_000
 
 
 def draft_tokens(
@@ -65,14 +65,14 @@ def draft_tokens(
 ) -> torch.Tensor | None:
     """The `size` most frequent tokens of the texts' samples, ascending; None for all tokens.
 
-    size: None means the whole vocabulary, or `MOST` tokens of a larger one. Equally frequent tokens
-    rank by id, the lower first. Raises ValueError if size exceeds the vocabulary.
+    size: None means the whole vocabulary, or MAX_VOCAB tokens of a larger one. Equally frequent
+    tokens rank by id, the lower first. Raises ValueError if size exceeds the vocabulary.
     """
     if size is not None and size > vocab:
         raise ValueError(
             f"draft_vocab must be at most the model's vocabulary of {vocab}, got {size}"
         )
-    size = min(vocab, MOST) if size is None else size
+    size = min(vocab, MAX_VOCAB) if size is None else size
     if size == vocab:
         return None
     counts = Counter(t for text in texts for t in text.tokens[text.start :])

@@ -27,15 +27,15 @@ class Method(Protocol):
         """Sums of a batch. With the number of an optimizer step, gradients of the mean are added to
         the head's gradients."""
 
-    def mean(self, found: Any) -> float:
+    def mean(self, measured: Any) -> float:
         """Mean loss per position."""
 
-    def acceptance(self, found: Any) -> dict[str, Any]:
+    def acceptance(self, measured: Any) -> dict[str, Any]:
         """Acceptance columns of the curve; each is None without positions."""
 
 
 # limited, because the order of all epochs is computed before the first step
-MOST_EPOCHS = 10_000
+MAX_EPOCHS = 10_000
 # limited, because each token of a chain adds its own keys to attention
 DEEPEST = 64
 # kind of head -> its own arguments and their defaults
@@ -63,7 +63,7 @@ class Recipe:
     draft_vocab: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("epochs", self.epochs, 1, MOST_EPOCHS)
+        check_whole("epochs", self.epochs, 1, MAX_EPOCHS)
         for name in ("batch", "every"):
             check_whole(name, getattr(self, name), 1)
         check_number("learning_rate", self.learning_rate, 0, above=True)
@@ -87,12 +87,12 @@ class Recipe:
         """Set defaults of this kind's arguments; raises ValueError for an argument of another."""
         for eagle, own in OWN.items():
             for name, default in own.items():
-                given = getattr(self, name)
+                value = getattr(self, name)
                 if eagle == self.eagle:
-                    object.__setattr__(self, name, default if given is None else given)
-                elif given is not None:
+                    object.__setattr__(self, name, default if value is None else value)
+                elif value is not None:
                     raise ValueError(
-                        f"{name} is an argument of eagle={eagle}, got {name}={shown(given)} with "
+                        f"{name} is an argument of eagle={eagle}, got {name}={shown(value)} with "
                         f"eagle={self.eagle}"
                     )
 

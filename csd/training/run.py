@@ -13,8 +13,8 @@ import torch
 
 from csd.training.recipe import Method, Recipe
 from csd.training.texts import Text, batches
+from csd.utils.files import WholeFile, naming_file
 from csd.utils.input_files import check_no_pipes
-from csd.utils.json_files import WholeFile, naming_file
 
 STATE = "training.pt"
 
@@ -83,7 +83,7 @@ WARM = 0.05
 class Run:
     """A head, its optimizer and curve; a step depends only on these, the seed and its number."""
 
-    def __init__(self, method: Method, recipe: Recipe, learnt: list[Text], kept: list[Text]):
+    def __init__(self, method: Method, recipe: Recipe, learnt: list[Text], held_out: list[Text]):
         self.method, self.recipe, self.head = method, recipe, method.head
         self.optimizer = torch.optim.AdamW(
             self.head.parameters(), recipe.learning_rate, BETAS, weight_decay=DECAY
@@ -93,7 +93,7 @@ class Run:
             for epoch in range(recipe.epochs)
             for texts in batches(learnt, recipe.batch, random.Random(f"{recipe.seed} {epoch}"))
         ]
-        self.held_out = batches(kept, recipe.batch)
+        self.held_out = batches(held_out, recipe.batch)
         self.step, self.tokens = 0, 0
         self.curve: list[dict[str, Any]] = []
         self.since = method.none()  # losses since the last row of the curve
@@ -119,9 +119,9 @@ class Run:
             total=len(self.plan), initial=self.step, unit="step", disable=not progress
         ) as bar:
             while self.step < len(self.plan):
-                found = self._learn(self.plan[self.step])
-                self.since.add(found)
-                shows = {"loss": f"{self.method.mean(found):.3f}"}
+                losses = self._learn(self.plan[self.step])
+                self.since.add(losses)
+                shows = {"loss": f"{self.method.mean(losses):.3f}"}
                 if self.step % self.recipe.every == 0 or self.step == len(self.plan):
                     self.curve.append(self._measured())
                     folder.save({"settings": settings, **self._state()})
@@ -136,13 +136,13 @@ class Run:
         """Run one optimizer step on a batch; returns its losses."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * self._rate()
-        found = self.method.losses(texts, self.step)
+        losses = self.method.losses(texts, self.step)
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens += sum(len(text.tokens) for text in texts)
-        return found
+        return losses
 
     def _rate(self) -> float:
         """Factor of the learning rate at this step: rises linearly to 1, then falls to 0."""
@@ -153,15 +153,15 @@ class Run:
     @torch.no_grad()
     def _measured(self) -> dict[str, Any]:
         """Measure the held-out texts; returns a row of the curve, and resets `since`."""
-        method, kept = self.method, self.method.none()
+        method, losses = self.method, self.method.none()
         for texts in self.held_out:
-            kept.add(method.losses(texts))
+            losses.add(method.losses(texts))
         row = {
             "step": self.step,
             "tokens": self.tokens,
             "loss": method.mean(self.since),
-            "held_out_loss": method.mean(kept) if self.held_out else None,
-            **method.acceptance(kept),
+            "held_out_loss": method.mean(losses) if self.held_out else None,
+            **method.acceptance(losses),
         }
         self.since = method.none()
         return row

@@ -46,9 +46,9 @@ class Target:
 
     def states_and_taps(self, batch: list[Text]) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states as from `states`, and joined inputs [tokens, taps * hidden] of the taps."""
-        states, kept = self.states(batch), self.decoder.tapped
-        joined = torch.cat([kept[layer] for layer in self.decoder.taps], -1)
-        kept.clear()
+        states, tapped = self.states(batch), self.decoder.tapped
+        joined = torch.cat([tapped[layer] for layer in self.decoder.taps], -1)
+        tapped.clear()
         return states, joined
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -98,8 +98,8 @@ def causal(
     out = []
     for a, b in pairwise(ends):
         own, keys, values = (x[a:b].transpose(0, 1)[None] for x in (q, k, v))
-        found = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             own, keys, values, is_causal=True, scale=scale, enable_gqa=True
         )
-        out.append(found[0].transpose(0, 1))
+        out.append(attended[0].transpose(0, 1))
     return torch.cat(out)

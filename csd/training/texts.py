@@ -34,7 +34,7 @@ def read_texts(paths: Iterable[str | Path], vocab: int, longest: int) -> list[li
     Texts without a token to predict are left out. Raises ValueError, naming the file, for a line
     that is not a trace and for tokens outside the vocabulary.
     """
-    found: dict[tuple[int, ...], list[Text]] = {}
+    by_prompt: dict[tuple[int, ...], list[Text]] = {}
     for path in paths:
         for trace in read_traces(path):
             prompt = trace.prompt
@@ -47,8 +47,8 @@ def read_texts(paths: Iterable[str | Path], vocab: int, longest: int) -> list[li
                     )
                 text = Text(tokens[:longest], len(prompt))
                 if text.learnt:
-                    found.setdefault(tuple(prompt), []).append(text)
-    return [*found.values()]
+                    by_prompt.setdefault(tuple(prompt), []).append(text)
+    return [*by_prompt.values()]
 
 
 def split(prompts: list[list[Text]], held_out: float, seed: int) -> tuple[list[Text], list[Text]]:
@@ -70,24 +70,26 @@ def split(prompts: list[list[Text]], held_out: float, seed: int) -> tuple[list[T
     return parts
 
 
-def batches(texts: list[Text], most: int, order: random.Random | None = None) -> list[list[Text]]:
-    """Divide texts into batches of at most `most` tokens; a longer text is a batch of its own.
+def batches(
+    texts: list[Text], max_tokens: int, order: random.Random | None = None
+) -> list[list[Text]]:
+    """Divide texts into batches of at most `max_tokens` tokens; a longer text is its own batch.
 
     order: shuffles the texts.
     """
     numbers = [*range(len(texts))]
     if order is not None:
         order.shuffle(numbers)
-    found: list[list[Text]] = []
+    batch_list: list[list[Text]] = []
     room = 0
     for i in numbers:
         size = len(texts[i].tokens)
         if size > room:
-            found.append([])
-            room = most
-        found[-1].append(texts[i])
+            batch_list.append([])
+            room = max_tokens
+        batch_list[-1].append(texts[i])
         room -= size
-    return found
+    return batch_list
 
 
 def digest(prompts: list[list[Text]]) -> str:

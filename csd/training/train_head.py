@@ -113,13 +113,13 @@ def train_head(
             f"traces must have samples that begin within the first batch={batch} tokens"
         )
     refuse_attention(target.config, max(len(text.tokens) for x in prompts for text in x))
-    learnt, kept = split(prompts, held_out, seed)
+    learnt, held_texts = split(prompts, held_out, seed)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
     settings = {"model": name, "texts": digest(prompts), "dtype": str(dtype)} | recipe.settings()
     method = _method_of(target, recipe, learnt, dtype)
     folder = Folder(out)
     try:
-        run = Run(method, recipe, learnt, kept)
+        run = Run(method, recipe, learnt, held_texts)
         run.restore(folder.state(settings))
         run.train(folder, settings, progress, callback)
         curve = "".join(f"{json.dumps(row)}\n" for row in run.curve)

@@ -83,8 +83,8 @@ def check_temperature(value: Any, name: str = "temperature") -> float:
     return value
 
 
-def check_ids(name: str, value: Any, most: int, vocab: int | None = None) -> list[int]:
-    """At most `most` token ids: None is no id, a whole number one; or a list, array or tensor.
+def check_ids(name: str, value: Any, max_count: int, vocab: int | None = None) -> list[int]:
+    """At most `max_count` token ids: None is no id, a whole number one; or a list, array or tensor.
 
     Raises TypeError or ValueError for another value, and for an id outside of `vocab`.
     """
@@ -98,15 +98,15 @@ def check_ids(name: str, value: Any, most: int, vocab: int | None = None) -> lis
     # an iterator could be read only once
     if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a list of token ids, got {shown(value)}")
-    if len(value) > most:
-        raise ValueError(f"{name} must have at most {most} token ids, got {len(value)}")
-    found = [_integer(name, i, "token ids") for i in value]
-    for i in found:
+    if len(value) > max_count:
+        raise ValueError(f"{name} must have at most {max_count} token ids, got {len(value)}")
+    ids = [_integer(name, i, "token ids") for i in value]
+    for i in ids:
         if not 0 <= i <= LARGEST:
             raise ValueError(f"{name} must be token ids, got {shown(i)}")
         if vocab is not None and i >= vocab:
             raise ValueError(f"{name} must lie in the vocabulary of {vocab}, got {i}")
-    return found
+    return ids
 
 
 def check_strings(name: str, value: Any) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from typing import Protocol
 
 import torch
 
+from csd.utils.files import open_own, own_folder
 from csd.utils.json_files import MAX_LINE
-from csd.utils.own_files import open_own, own_folder
 
 
 def path_of(kind: str, key: str) -> Path:

@@ -157,9 +157,9 @@ def _explain(kind: Any, value: Any, where: str) -> None:
         missing = [name for name in fields_of(plain) if name in plain.__required_keys__ - {*value}]
         if missing:
             raise ValueError(f"must have {_joined(where, missing[0])!r}, got {shown(value)}")
-    for place, inside, part in _parts(plain, value):
+    for path, inside, part in _parts(plain, value):
         if not fits(part, inside):
-            _explain(inside, part, _joined(where, place))
+            _explain(inside, part, _joined(where, path))
     if where:
         raise ValueError(f"must have {_name(kind)} as {where!r}, got {shown(value)}")
     raise ValueError(f"must be {_name(kind)}, got {shown(value)}")
@@ -189,10 +189,10 @@ def _stripped(kind: Any) -> Any:
     return kind
 
 
-def _joined(where: str, place: str | int) -> str:
-    if isinstance(place, int):
-        return f"{where}[{place}]"
-    return f"{where}.{place}" if where else place
+def _joined(where: str, part: str | int) -> str:
+    if isinstance(part, int):
+        return f"{where}[{part}]"
+    return f"{where}.{part}" if where else part
 
 
 def _name(kind: Any) -> str:

@@ -68,8 +68,8 @@ def free_bytes(device: torch.device) -> int:
     """Free memory of `device`, in bytes."""
     if device.type == "cuda":
         # torch reuses the memory of freed tensors that it has reserved
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserved
     return max(0, min(_available_bytes(), _address_space(), *_of_container()))
 
 
@@ -163,9 +163,9 @@ def unseen_gpu() -> str | None:
 @cache
 def warn_of_unseen_gpu() -> None:
     """Warn once per process if torch cannot use this machine's GPU."""
-    found = unseen_gpu()
-    if found:
-        warnings.warn(f"csd runs on the CPU: {found}", stacklevel=2)
+    message = unseen_gpu()
+    if message:
+        warnings.warn(f"csd runs on the CPU: {message}", stacklevel=2)
 
 
 def _hides(devices: str | None) -> bool:
@@ -208,8 +208,8 @@ def cpu_name() -> str:
 
 def model(cpuinfo: str) -> str | None:
     """Name of the first core; for an ARM core, numbers of implementer and part."""
-    if found := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
-        return found[1].strip()
+    if match := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
+        return match[1].strip()
     numbers = [re.search(rf"^CPU {n}\s*:\s*(\S+)$", cpuinfo, re.M) for n in ("implementer", "part")]
     return (
         " ".join(f"{n} {x[1]}" for n, x in zip(("implementer", "part"), numbers, strict=True) if x)

@@ -1,21 +1,15 @@
-"""JSON files from others, and output files of a run.
+"""JSON files from others.
 
 A file's size is bounded before it is parsed, then its values are checked; every error is a
-ValueError that names the file, its line and the place within it. An output file is tested before
-the run begins, and written completely or not at all.
+ValueError that names the file, its line and the place within it.
 """
 
-import errno
-import fcntl
 import gzip
 import json
-import os
 import re
-import select
-import stat
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TypeVar, cast
 
@@ -23,7 +17,6 @@ import numpy as np
 
 from csd.utils.check import check
 from csd.utils.input_files import open_input
-from csd.utils.own_files import open_regular
 
 # most bytes of a line, depth of its lists and objects, and number of these, which take 20 times the
 # bytes of their text; checked before it is parsed
@@ -63,12 +56,12 @@ def read_lines(path: str | Path, kind: type[T]) -> Iterator[tuple[int, T]]:
 
 
 @contextmanager
-def naming(place: str) -> Iterator[None]:
-    """Prefix ValueErrors of the block with `place`."""
+def naming(source: str) -> Iterator[None]:
+    """Prefix ValueErrors of the block with `source`."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{place} {error}") from error
+        raise ValueError(f"{source} {error}") from error
 
 
 def parse(data: bytes, kind: type[T]) -> T:
@@ -107,155 +100,3 @@ def _check_depth(data: bytes) -> None:
     depth = np.where(opens, np.int8(1), np.int8(-1)).cumsum(dtype=np.int32)
     if depth.size and depth.max() > MAX_DEPTH:
         raise ValueError(f"must have at most {MAX_DEPTH} levels of nested lists and objects")
-
-
-class WholeFile:
-    """A file that is written once, at the end of a run: completely, or it stays as it was before.
-
-    The constructor opens it, locks it against other writers and tests writing, so that a file that
-    cannot be written is refused before the run. A pipe or a device is written to directly.
-
-    Raises OSError, which names the file, if it cannot be written, and ValueError if another process
-    or call is writing it.
-    """
-
-    def __init__(self, path: str | Path):
-        given = Path(path)
-        if given.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        # a pipe or a device is not replaced
-        self._replaces = not given.exists() or given.is_file()
-        self.path = Path(os.path.realpath(given)) if self._replaces else given
-        # in the same folder, where a rename is atomic. A file left by a killed run is overwritten
-        self._part = Path(f"{self.path}.new") if self._replaces else given
-        self._open()
-
-    @property
-    def files(self) -> set[Path]:
-        """Paths of the file and of its temporary file."""
-        return {self.path, self._part}
-
-    def write(self, lines: Iterable[bytes]) -> None:
-        """Write all lines and close. After an error the file is as it was before."""
-        try:
-            if self._replaces and not names(self._part, self._file):
-                # removed since it was opened
-                self._file.close()
-                self._open()
-            with naming_file(self.path):
-                self._file.writelines(lines)
-                self._file.flush()
-                if self._replaces:
-                    os.fsync(self._file.fileno())
-                    os.replace(self._part, self.path)
-                    self._replaces = False
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Close and remove the temporary file. Without `write`, the file stays as it was before."""
-        if not self._file.closed and self._replaces and names(self._part, self._file):
-            self._part.unlink(missing_ok=True)
-        # data that a full disk has refused is refused again
-        with suppress(OSError):
-            self._file.close()
-
-    def __enter__(self) -> "WholeFile":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _open(self) -> None:
-        with naming_file(self.path):
-            if self._replaces:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                self._file: IO[bytes] = os.fdopen(open_regular(self._part, flags), "ab")
-            else:
-                self._file = open(self._part, "ab")  # noqa: SIM115
-        try:
-            if self._replaces:
-                self._take()
-            with naming_file(self.path):
-                try_writing(self._file.fileno())
-                if self._replaces:
-                    _write_and_take_back(self._file.fileno())
-        except BaseException:
-            self.close()
-            raise
-
-    def _take(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the name may belong to another process's file by now
-            mine = names(self._part, self._file)
-        except BlockingIOError:
-            mine = False
-        if not mine:
-            self._replaces = False
-            raise ValueError(f"{self.path} is being written by another process")
-        self._file.truncate(0)
-
-
-def try_writing(file: int) -> None:
-    """Raises OSError for a pipe without a reader, and for a full device."""
-    mode = os.fstat(file).st_mode
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-        poll = select.poll()
-        poll.register(file, select.POLLOUT)
-        if any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0)):
-            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-    elif stat.S_ISCHR(mode) and not os.isatty(file):
-        os.write(file, b"\n")
-
-
-def _write_and_take_back(file: int) -> None:
-    """Append a newline to a regular file that ends in a line, and remove it; raises OSError."""
-    length = os.fstat(file).st_size
-    try:
-        os.write(file, b"\n")
-    finally:
-        os.ftruncate(file, length)
-
-
-def check_grows(file: IO[bytes], path: str | Path) -> None:
-    """Raises OSError, which names the file, if an open regular file cannot be appended to."""
-    with naming_file(path):
-        _write_and_take_back(file.fileno())
-
-
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raises ValueError for a pipe, a device or a folder, which cannot be read again."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"{os.fspath(path)} must be a regular file, which can be read again")
-
-
-def lies_at(path: str | Path, file: IO[bytes]) -> bool:
-    """True if `path` still names the open file; False if the name has been removed.
-
-    Raises ValueError if another file has the name now.
-    """
-    if names(path, file):
-        return True
-    if os.path.lexists(path):
-        raise ValueError(f"{path} has been replaced by another file since it was opened")
-    return False
-
-
-def names(path: str | Path, file: IO[bytes]) -> bool:
-    """True if `path` names the open file."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-@contextmanager
-def naming_file(path: str | Path) -> Iterator[None]:
-    """Name the file in an OSError of the block."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error

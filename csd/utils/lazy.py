@@ -1,7 +1,9 @@
-"""Lazy import of modules, and checks for missing optional packages."""
+"""Lazy import of modules, and checks for missing and for conflicting packages."""
 
+import warnings
 from collections.abc import Callable
-from importlib import import_module
+from functools import cache
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -25,3 +27,20 @@ def check_installed(module: str, extra: str, what: str) -> None:
     """
     if find_spec(module) is None:
         raise ImportError(f"{what} needs {module}: pip install 'csd-llm[{extra}]'")
+
+
+@cache
+def warn_of_namesake() -> None:
+    """Warn, once, if PyPI's csd is installed, which writes to the same folder as csd-llm.
+
+    An older installation of this package under that name has this package's command.
+    """
+    for other in metadata.distributions(name="csd"):
+        if all(entry.value != "csd.cli.main:main" for entry in other.entry_points):
+            warnings.warn(
+                f"the distribution csd {other.version} ({other.metadata['Summary']}) is another "
+                "project, and its files replace some of csd-llm's: run `pip uninstall csd`, then "
+                "`pip install --force-reinstall --no-deps csd-llm`",
+                stacklevel=2,
+            )
+            return

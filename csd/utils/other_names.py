@@ -110,8 +110,8 @@ def similar(name: str, known: Iterable[str]) -> str | None:
 def unknown_argument(name: str, known: Iterable[str]) -> TypeError:
     """Make the error of a call with an unknown argument: a hint, else the known names."""
     names = sorted(known)
-    found = hint(name, names) or f"; the arguments are {', '.join(names)}"
-    return TypeError(f"unknown argument {name!r}{found}")
+    suggestion = hint(name, names) or f"; the arguments are {', '.join(names)}"
+    return TypeError(f"unknown argument {name!r}{suggestion}")
 
 
 F = TypeVar("F", bound=Callable)

@@ -68,11 +68,11 @@ def _gap(
     whole = 0 < top_k <= min(MAX_HEAD, vocab - 1)
     in_nucleus = probs > 0 if whole else probs >= probs.max() * math.exp(-HEAD_WIDTH)
     tail = torch.where(in_nucleus, 0, probs)
-    place = slots.generated[s] + pool.depth[row]
+    position = slots.generated[s] + pool.depth[row]
 
     def word(token: int, stream: int) -> torch.Tensor:
-        at = torch.tensor(token, device=probs.device)
-        return philox_words_ref(slots.key[s], at, place, slots.sample[s], stream)
+        tokens = torch.tensor(token, device=probs.device)
+        return philox_words_ref(slots.key[s], tokens, position, slots.sample[s], stream)
 
     def score(token: int) -> float:
         mass = probs[token] if in_nucleus[token] else tail.sum()
@@ -82,6 +82,6 @@ def _gap(
     if in_nucleus[drawn] or in_nucleus[recorded]:
         return max(score(drawn) - score(recorded), 0.0)
     share = tail.cumsum(0) / tail.sum()
-    at = float(uniform(word(0, REST), torch.float64))
+    threshold = float(uniform(word(0, REST), torch.float64))
     begin, end = float(share[recorded] - tail[recorded] / tail.sum()), float(share[recorded])
-    return max(begin - at, at - end, 0.0)
+    return max(begin - threshold, threshold - end, 0.0)

@@ -88,18 +88,18 @@ def _decide(
     words = _Words(nodes, slots)
     # [n, W + 1]: the kept successors, then all other tokens as one atom
     width = max([len(n.kept.token) for n in nodes if n.children], default=0)
-    kept = torch.zeros((len(nodes), width), dtype=torch.int64)
+    noise_index = torch.zeros((len(nodes), width), dtype=torch.int64)
     owns = torch.zeros((len(nodes), width), dtype=torch.bool)
     for i, node in enumerate(nodes):
         if node.children:
             w = len(node.kept.token)
-            kept[i, :w] = torch.tensor(node.kept.token)
+            noise_index[i, :w] = torch.tensor(node.kept.token)
             owns[i, :w] = True
     # padding points to an extra index after the vocabulary
-    place = torch.where(owns, kept, probs.shape[1])
+    column = torch.where(owns, noise_index, probs.shape[1])
     wide = torch.nn.functional.pad(probs, (0, 1))
-    mass = wide.gather(1, place)
-    other = wide.scatter(1, place, 0)[:, :-1]
+    mass = wide.gather(1, column)
+    other = wide.scatter(1, column, 0)[:, :-1]
     token = inverse_cdf(other, words(RESIDUAL, [2 * n.rank + 1 for n in nodes]))
     target = torch.cat([mass, other.sum(-1, keepdim=True)], 1)
     select = words(SELECT, [n.rank for n in nodes])
@@ -111,14 +111,14 @@ def _decide(
         if node.children:
             alike.setdefault((len(node.drafts), node.kept.probs.ndim), []).append(i)
     for (count, _), members in alike.items():
-        at = torch.tensor(members)
+        members_index = torch.tensor(members)
         drafts = torch.tensor([nodes[i].drafts for i in members])
-        noise = Noise(select[at], accept[at, :count], residual[at])
+        noise = Noise(select[members_index], accept[members_index, :count], residual[members_index])
         proposal = torch.stack([_proposal(nodes[i], width) for i in members])
-        found = scheme.decide(drafts, target[at], proposal, noise).token
-        inside = found < width
-        drafted = kept[at].gather(1, found.clamp(max=width - 1)[:, None])[:, 0]
-        token[at] = torch.where(inside, drafted, token[at])
+        drawn = scheme.decide(drafts, target[members_index], proposal, noise).token
+        inside = drawn < width
+        drafted = noise_index[members_index].gather(1, drawn.clamp(max=width - 1)[:, None])[:, 0]
+        token[members_index] = torch.where(inside, drafted, token[members_index])
     return token
 
 
@@ -139,7 +139,7 @@ class _Words:
 
     def __call__(self, stream: int, index: list) -> torch.Tensor:
         """Uniform float64 numbers in the shape of `index`, [n] or [n, K]."""
-        place = torch.tensor(index)
-        at = [self.key, self.position, self.sample, stepped(stream, self.step)]
-        key, position, sample, words = (x.view(-1, *[1] * (place.ndim - 1)) for x in at)
-        return uniform(philox_words_ref(key, place, position, sample, words), torch.float64)
+        row = torch.tensor(index)
+        coordinates = [self.key, self.position, self.sample, stepped(stream, self.step)]
+        key, position, sample, words = (x.view(-1, *[1] * (row.ndim - 1)) for x in coordinates)
+        return uniform(philox_words_ref(key, row, position, sample, words), torch.float64)

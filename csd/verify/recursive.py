@@ -55,8 +55,8 @@ class Recursive(Scheme):
             p = without_replacement(x, p[:, 0])
         accept = torch.empty(x.shape, dtype=q.dtype, device=q.device)
         for k in range(x.shape[1]):
-            at = x[:, k : k + 1]
-            accept[:, k : k + 1] = ratio(q.gather(1, at), p[:, k].gather(1, at))
+            column = x[:, k : k + 1]
+            accept[:, k : k + 1] = ratio(q.gather(1, column), p[:, k].gather(1, column))
             q = normalised((q - p[:, k]).clamp(min=0), q)
         return Plan(None, accept, q)
 

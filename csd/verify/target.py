@@ -65,7 +65,7 @@ def _cut_tail(z: torch.Tensor, tail: float) -> None:
     ascending, order = z[head].sort(stable=True)
     gone = (below + ascending.exp().cumsum(0)) / total <= tail
     gone[-1] = False
-    kept = head[order[~gone]]
-    values = z[kept]
+    nucleus = head[order[~gone]]
+    values = z[nucleus]
     z.fill_(-torch.inf)
-    z[kept] = values
+    z[nucleus] = values

@@ -67,11 +67,11 @@ class TeacherForcing:
     def _measure(
         self, rows: slice, logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict
     ) -> None:
-        at = torch.arange(pool.rows, device=logits.device)[rows]
+        row = torch.arange(pool.rows, device=logits.device)[rows]
         part, token, s = logits[rows], out.sample[rows].long(), pool.slot[rows].long()
         passes = self._ops.passes
         raw = out.raw_logprob[rows] = own_chance(part, token, passes.log_sum)
-        chance, total = given_chances(part, at, pool, slots, passes, at - rows.start, token)
+        chance, total = given_chances(part, row, pool, slots, passes, row - rows.start, token)
         out.bad[s[~total.isfinite()]] = True
         out.logprob[rows] = torch.where(slots.temperature[s] == 0, raw, chance)
 

@@ -144,9 +144,9 @@ def test_an_error_of_the_doctor_is_a_result(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examined", lambda section, job: wrong)
     options = ["--out", str(tmp_path), "--device", "cpu", "--only", "doctor", "attention"]
     assert gpu.main(options) == 1
-    said = capsys.readouterr().out
-    summary = json.loads(said.splitlines()[-1])
+    output = capsys.readouterr().out
+    summary = json.loads(output.splitlines()[-1])
     assert summary["sections"] == {"doctor": "failed", "attention": "done"}
-    assert "doctor failed: RuntimeError: tiny, float32: verify: 2 of 9 wrong" in said
+    assert "doctor failed: RuntimeError: tiny, float32: verify: 2 of 9 wrong" in output
     (row,) = json.loads((tmp_path / "doctor.json").read_text())["rows"]
     assert not row["passed"]

@@ -17,8 +17,8 @@ REPLAY = ROOT / "bench/results/replay.json"
 
 def test_a_row_has_the_metrics_that_papers_of_drafters_report():
     """Two samples that say the same: the later steps of each are drafted by the other."""
-    said = [[5, 6, 7, 8] * 5, [9, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6]]
-    traces = [Trace(i, [1, 2, 3, 4], said, 0.7, None) for i in range(2)]
+    samples = [[5, 6, 7, 8] * 5, [9, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6]]
+    traces = [Trace(i, [1, 2, 3, 4], samples, 0.7, None) for i in range(2)]
     results = run("paper", traces, 2, 8)
     row = summary("paper", results, 2, 8)
     accepted = sum(sum(r.sources[1:]) for r in results)
@@ -37,7 +37,7 @@ def test_a_row_has_the_metrics_that_papers_of_drafters_report():
 
 def test_a_datastore_has_the_problems_that_are_not_replayed():
     texts = [[[5, 6, 7, 8] * 5], [[5, 6, 7, 8] * 6]]
-    traces = [Trace(i, [1, 2, 3, 4], said, 0.7, None) for i, said in enumerate(texts)]
+    traces = [Trace(i, [1, 2, 3, 4], samples, 0.7, None) for i, samples in enumerate(texts)]
     (alone,) = run("rest", traces[:1], 1, 8)
     (beside,) = run("rest", traces[:1], 1, 8, others=traces)
     assert alone.nodes == 0 and alone.tau == 1

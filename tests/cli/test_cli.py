@@ -9,7 +9,7 @@ import csd
 from csd.cli.main import main
 from csd.engine.generate import engine_for
 from csd.evaluate.resumable_results import ResumedFile
-from csd.utils.json_files import WholeFile
+from csd.utils.files import WholeFile
 
 pytestmark = pytest.mark.quick
 

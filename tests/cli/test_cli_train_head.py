@@ -34,19 +34,19 @@ def test_a_head_is_trained_and_a_second_run_is_refused(tmp_path, capsys):
         "bfloat16",
     ]
     assert main(command) == 0
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     last = json.loads((out / "curve.jsonl").read_text().splitlines()[-1])
-    assert f"{last['step']} steps, {last['tokens']} tokens" in told
-    assert f"held-out acceptance {last['acceptance']:.3f}" in told
+    assert f"{last['step']} steps, {last['tokens']} tokens" in errors
+    assert f"held-out acceptance {last['acceptance']:.3f}" in errors
     # the bar
-    assert "loss=" in told and "acceptance=" in told
+    assert "loss=" in errors and "acceptance=" in errors
     head = read_head(out)
     assert (head.dtype, head.config.vocab, head.embedding) == (torch.bfloat16, 97, None)
     assert main([*command, "--quiet"]) == 2
     assert "out must be a folder without a head" in capsys.readouterr().err
 
 
-def test_an_interrupted_command_tells_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_command_prints_how_to_resume(tmp_path, capsys, monkeypatch):
     def stop(*args, **options):
         raise KeyboardInterrupt
 

@@ -10,7 +10,7 @@ import pytest
 from trace_file import trace_file
 
 import csd
-from csd.cli.formats import VERSION
+from csd.cli.common import VERSION
 from csd.cli.main import main, make_parser
 from csd.engine.options import GenerateOptions, options_of
 

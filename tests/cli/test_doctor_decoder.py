@@ -33,8 +33,8 @@ def doctor(tmp_path, monkeypatch, capsys):
         build(family, torch.float32).save_pretrained(tmp_path)
         code = main(["doctor", str(tmp_path), "--device=cpu", "--dtype=float32", *flags])
         text = capsys.readouterr()
-        said = text.err if code else text.out
-        return code, said, [tuple(getattr(c, n) for n in SIZES) for c in checked]
+        output = text.err if code else text.out
+        return code, output, [tuple(getattr(c, n) for n in SIZES) for c in checked]
 
     return run
 
@@ -63,5 +63,5 @@ def test_a_fused_one_is_named(doctor):
 
 
 def test_a_model_that_no_decoder_runs_is_an_error(doctor):
-    code, said, sizes = doctor("falcon", "--decoder=auto")
-    assert (code, sizes) == (2, []) and "AttentionInterface" in said
+    code, output, sizes = doctor("falcon", "--decoder=auto")
+    assert (code, sizes) == (2, []) and "AttentionInterface" in output

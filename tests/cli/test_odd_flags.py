@@ -139,12 +139,12 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
             served += 1
             capsys.readouterr()
             continue
-        told = capsys.readouterr().err
-        assert code == 2, (value, code, told)
-        last = told.strip().splitlines()[-1]
+        errors = capsys.readouterr().err
+        assert code == 2, (value, code, errors)
+        last = errors.strip().splitlines()[-1]
         if name in ("report", "plot"):
             continue
-        assert any(x in last for x in (dest, flag, value, repr(value)[1:-1])), (value, told)
+        assert any(x in last for x in (dest, flag, value, repr(value)[1:-1])), (value, errors)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
 )
 def test_what_ended_with_a_traceback(name, flag, value, code, places, capsys):
     assert main([name, *places[name], f"{flag}={value}"]) == code
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     if code:
-        assert flag[2:].replace("-", "_") in told.err
+        assert flag[2:].replace("-", "_") in output.err
     else:
-        assert "--- sample" in told.out
+        assert "--- sample" in output.out

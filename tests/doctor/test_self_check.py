@@ -72,7 +72,6 @@ def test_this_machine_passes(dtype):
     exact = dtype == torch.float32
     assert ("steps of fixed shape" in {c.name for c in report.checks}) is exact
     assert all(c.worst <= 1 for c in report.checks)
-    report.raise_failed()
 
 
 @few(1)
@@ -160,8 +159,6 @@ def test_a_wrong_operation_is_named(name, spoiled):
     report = check("cpu")
     assert report.failed[0].name == name, report.table()
     assert f"{name} " in report.table() and "FAILED" in report.table()
-    with pytest.raises(RuntimeError, match=f"check of {name} failed on .*kernels='reference'"):
-        report.raise_failed()
 
 
 def test_layers_in_one_call_have_the_bits_of_their_operations(monkeypatch):
@@ -235,7 +232,7 @@ def test_the_command(capsys, spoiled, monkeypatch, toy_folder):
 
 
 def test_a_launch_that_fails_names_its_kernel():
-    from csd.kernels.layers.swiglu import _swiglu_kernel
+    from csd.kernels.layers.triton.elementwise import _swiglu_kernel
 
     row = Check("swiglu", 1)
     try:

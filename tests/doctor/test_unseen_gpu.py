@@ -44,10 +44,10 @@ def test_a_driver_that_is_too_old(machine, capsys, monkeypatch):
     (machine / "version").write_text(VERSION + "\nGCC version: 12.2\n")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert main(["doctor", "--json"]) == 1
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     for part in ("driver 535.104.05", "built for CUDA 13.0", "driver 580", unseen_gpu.OLDER):
-        assert part in told.err
-    assert json.loads(told.out)["passed"] is False
+        assert part in output.err
+    assert json.loads(output.out)["passed"] is False
 
 
 def test_driver_version_from_nvidia_smi(machine):

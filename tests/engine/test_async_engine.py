@@ -199,7 +199,7 @@ def test_requests_wait_for_pages(monkeypatch):
     assert free(service)
 
 
-def test_too_little_memory_is_said_at_the_start():
+def test_too_little_memory_is_an_error_at_the_start():
     e = engine(PrefixSum(), memory=1e-9)
     with pytest.raises(MemoryError, match="lower max_slots"):
         csd.AsyncEngine(e)

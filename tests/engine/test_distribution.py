@@ -60,12 +60,12 @@ def test_verifiers_that_copy_siblings_fail_the_test(monkeypatch):
 
     def copying(logits, pool, slots, *_, **__):
         verdict = right(logits, pool, slots)
-        key, said = int(slots.key[0]), slots.tokens[0, : int(slots.generated[0])].tolist()
+        key, tokens_so_far = int(slots.key[0]), slots.tokens[0, : int(slots.generated[0])].tolist()
         sibling = first.get(key, []) if int(slots.sample[0]) else []
         prefix = {}
         for row in range(pool.rows):
             parent = int(pool.parent[row])
-            prefix[row] = said if parent < 0 else [*prefix[parent], int(pool.token[row])]
+            prefix[row] = tokens_so_far if parent < 0 else [*prefix[parent], int(pool.token[row])]
             n = len(prefix[row])
             children = pool.token[pool.parent == row].tolist()
             if prefix[row] == sibling[:n] and n < len(sibling) and sibling[n] in children:
@@ -74,7 +74,7 @@ def test_verifiers_that_copy_siblings_fail_the_test(monkeypatch):
         verdict.accept_row, verdict.accept_count, verdict.finish = path
         if not int(slots.sample[0]):
             rows = verdict.accept_row[0, : int(verdict.accept_count[0])].long()
-            first[key] = said + verdict.sample[rows].tolist()
+            first[key] = tokens_so_far + verdict.sample[rows].tolist()
         return verdict
 
     monkeypatch.setattr(ops, "verify_on_path", copying)

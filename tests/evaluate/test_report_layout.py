@@ -133,7 +133,7 @@ def test_texts_are_not_drawn_over(place, browser, width):
     seen.context.close()
 
 
-def test_a_box_that_holds_more_than_it_shows_says_so(place, browser):
+def test_a_clipped_box_has_a_notice(place, browser):
     run = json.loads((place / "out.json").read_text())
     for key, value in run.items():
         if isinstance(value, list) and key != "prompt_ids":

@@ -89,21 +89,21 @@ def test_a_run_that_is_killed_goes_on(place, toy_folder, kind):
 
 def test_a_history_that_is_killed_while_it_saves(tmp_path):
     """Each of two prompts has its newest additions in order; at most the last one is lost."""
-    path, said = tmp_path / "h.jsonl", tmp_path / "said"
+    path, marker = tmp_path / "h.jsonl", tmp_path / "said"
     rng = random.Random(0)
     count = kills = 0
 
     def work():
         # a line is a few writes of a page; every tenth addition or so has the file rewritten
-        with csd.History(samples=2, tokens=2000, path=path) as h, open(said, "wb", 0) as file:
+        with csd.History(samples=2, tokens=2000, path=path) as h, open(marker, "wb", 0) as file:
             for i in range(count, count + 400):
                 h.add([i % 2], [[i] * 400])
                 file.write(b"%d\n" % i)
 
     for _ in times(3, 50):
-        said.write_bytes(b"")
+        marker.write_bytes(b"")
         kills += killed(work, moment(rng, 0.4))
-        last = max([count - 1, *map(int, said.read_bytes().split())])
+        last = max([count - 1, *map(int, marker.read_bytes().split())])
         with csd.History(samples=2, tokens=2000, path=path) as h:
             held = [[e.tokens.tolist() for e in h.of([p])] for p in range(2)]
         newest = max((t for p in held for s in p for t in s), default=-1)

@@ -102,7 +102,7 @@ def test_a_graph_takes_them_in_when_it_catches_up_and_when_many_wait(monkeypatch
     for name in ("token", "parent", "slot", "cost", "source"):
         assert torch.equal(getattr(got, name), getattr(wanted, name)), name
 
-    monkeypatch.setattr(module, "MOST_ROWS", 2 * slots.count)
+    monkeypatch.setattr(module, "MAX_ROWS", 2 * slots.count)
     full = ConsensusGraph(reference(), "cpu", CONFIG)
     for i, (pool, verdict) in enumerate(made[:2]):
         assert (full.table.entry_group < 0).all(), i

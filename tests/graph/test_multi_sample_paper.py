@@ -16,11 +16,11 @@ pytestmark = pytest.mark.quick
 OWN = [50, 51, 52, 53]
 
 
-def drafted(own, said, depth=1, prompt=(1, 2), probability=0.5, **options):
-    """Drafts for sample 0, whose text is `own`; said: its siblings' texts."""
+def drafted(own, siblings, depth=1, prompt=(1, 2), probability=0.5, **options):
+    """Drafts for sample 0, whose text is `own`; siblings: its siblings' texts."""
     drafter = Paper(**{"tree": True, "k": 2, "shrink": True, "edits": 0} | options)
     group = drafter.open(list(prompt))
-    for sample, tokens in enumerate([own, *said]):
+    for sample, tokens in enumerate([own, *siblings]):
         drafter.extend(group, sample, tokens, [probability] * len(tokens))
     tree = Tree(8, depth)
     drafter.draft(group, 0, tree)
@@ -28,27 +28,27 @@ def drafted(own, said, depth=1, prompt=(1, 2), probability=0.5, **options):
 
 
 def test_the_papers_drafter_can_be_made_stricter():
-    own, said = [5, 6], [[5, 6, 10], [5, 6, 10], [5, 6, 10], [5, 6, 11]]
+    own, siblings = [5, 6], [[5, 6, 10], [5, 6, 10], [5, 6, 10], [5, 6, 11]]
     # weights .5 P + .5 Freq: .625 of token 10, .375 of token 11
-    assert drafted(own, said) == [10, 11]
-    assert drafted(own, said, least=0.4) == [10]
-    assert drafted(own, said, least=0.7) == []
+    assert drafted(own, siblings) == [10, 11]
+    assert drafted(own, siblings, least=0.4) == [10]
+    assert drafted(own, siblings, least=0.7) == []
     # a query that nobody else ends with is shortened, or finds nothing
     assert drafted(own, [[4, 6, 10]]) == [10]
     assert drafted(own, [[4, 6, 10]], shrink=False) == []
     # a pool of the first siblings only
-    assert drafted(own, said, siblings=3) == [10]
-    assert drafted(own, said, siblings=0) == []
+    assert drafted(own, siblings, siblings=3) == [10]
+    assert drafted(own, siblings, siblings=0) == []
 
 
 @pytest.mark.parametrize("edits", [0, 1, 2])
 def test_siblings_at_the_same_place_do_not_repeat_the_last_token(edits):
     """It ends as the sample does: nothing follows there, whatever edits are allowed."""
-    said = [OWN, [9, 9, 52, 53, 60, 61]]
-    found = drafted(OWN, said, depth=2, tree=False, k=4, shrink=True, edits=edits)
+    siblings = [OWN, [9, 9, 52, 53, 60, 61]]
+    found = drafted(OWN, siblings, depth=2, tree=False, k=4, shrink=True, edits=edits)
     assert found == [60, 61]
     # with k fixed only the window 9 9 52 53 is near, at two edits
-    found = drafted(OWN, said, depth=2, tree=False, k=4, shrink=False, edits=edits)
+    found = drafted(OWN, siblings, depth=2, tree=False, k=4, shrink=False, edits=edits)
     assert found == ([60, 61] if edits == 2 else [])
 
 
@@ -98,10 +98,10 @@ def test_a_banded_table_finds_the_windows_of_the_whole_one(k, edits):
 
 def test_exact_and_inexact_matches_are_candidates_together():
     """The paper's set: two inexact matches outvote an exact one; ours takes the strictest only."""
-    said = [[*OWN, 60], [50, 99, 52, 53, 70], [50, 98, 52, 53, 70]]
-    assert drafted(OWN, said, tree=False, k=4, edits=1, shrink=False) == [70]
-    assert drafted(OWN, said, tree=False, k=4, edits=1, shrink=True) == [60]
-    assert drafted(OWN, said, tree=False, k=4, edits=0, shrink=False) == [60]
+    siblings = [[*OWN, 60], [50, 99, 52, 53, 70], [50, 98, 52, 53, 70]]
+    assert drafted(OWN, siblings, tree=False, k=4, edits=1, shrink=False) == [70]
+    assert drafted(OWN, siblings, tree=False, k=4, edits=1, shrink=True) == [60]
+    assert drafted(OWN, siblings, tree=False, k=4, edits=0, shrink=False) == [60]
 
 
 def test_names_are_the_literal_method_and_ours():
@@ -116,7 +116,7 @@ def test_names_are_the_literal_method_and_ours():
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_equal_tokens_of_a_layer_are_one_node(alpha):
     """Freq counts candidates through the node, whatever they said before it."""
-    said = [[*OWN, 60, 80, 1], [*OWN, 60, 80, 2], [*OWN, 61, 80, 2], [*OWN, 60, 81, 3]]
-    chain = drafted(OWN, said, depth=3, tree=False, k=4, shrink=False, alpha=alpha)
+    siblings = [[*OWN, 60, 80, 1], [*OWN, 60, 80, 2], [*OWN, 61, 80, 2], [*OWN, 60, 81, 3]]
+    chain = drafted(OWN, siblings, depth=3, tree=False, k=4, shrink=False, alpha=alpha)
     # 80 is followed by 2 in two texts of three, of which one took another way there
     assert chain == ([60, 80, 2] if alpha < 1 else [60, 80, 1])

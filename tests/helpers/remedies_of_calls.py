@@ -17,7 +17,7 @@ from csd.evaluate.evaluation import Results
 from csd.evaluate.import_logs import traces_of
 from csd.evaluate.vote import vote
 from csd.training.run import Folder
-from csd.utils import own_files
+from csd.utils import files as own_files
 from csd.verify.canonical import Canonical
 
 VOCAB = 400  # at least that of each tokenizer here

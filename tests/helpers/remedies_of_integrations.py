@@ -243,7 +243,7 @@ def bytes_of_a_client():
 
 
 def slow_bodies():
-    from csd.serve.http.readers import Readers
+    from csd.serve.http.clients import Readers
 
     async def run(count):
         readers, goes_on = Readers(1, 1, 0.1), threading.Event()

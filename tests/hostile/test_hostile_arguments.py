@@ -8,8 +8,6 @@ from scripted import Letters, PrefixSum, engine
 
 import csd
 from csd.engine.results.result import Sample
-from csd.kernels import backends
-from csd.kernels.common import noise
 from csd.models.demo import toy
 
 PROMPT = [1, 2, 3]
@@ -130,7 +128,8 @@ def test_triton_on_a_cpu_without_the_interpreter(monkeypatch):
     if "CSD_PTX" in os.environ:
         pytest.skip("CSD_PTX runs what is compiled on the CPU")
     # as it is where triton is imported without TRITON_INTERPRET
-    compiled = JITFunction(noise.philox_word.fn)
-    monkeypatch.setattr(backends, "philox_word", compiled)
+    from csd.kernels.common import triton as kernels
+
+    monkeypatch.setattr(kernels, "philox_word", JITFunction(kernels.philox_word.fn))
     with pytest.raises(ValueError, match="must be 'reference' or 'cpu' on a CPU, got 'triton'"):
         csd.Engine(toy()[0], kernels="triton")

@@ -13,8 +13,7 @@ from csd.engine.step.budget import StepTimeTable
 from csd.traces.journal import Journal
 from csd.traces.traces import Trace, open_traces, write_traces
 from csd.utils import cache_folder
-from csd.utils.json_files import WholeFile
-from csd.utils.own_files import open_own, own_folder
+from csd.utils.files import WholeFile, open_own, own_folder
 
 VICTIM = b"a file of the user whom csd runs for\n"
 TABLE = StepTimeTable([1, 2], [0.1, 0.2])

@@ -189,9 +189,9 @@ def test_a_column_of_history_drafts_for_its_row_alone(toy_folder, monkeypatch, k
     table = pa.table({"prompt": ["abc", "Two?", "abc"]})
     plain = sampler(table).to_pylist()
     column = pa.array(histories(plain)[kind])
-    told = sampler(table.append_column("history", column)).to_pylist()
+    with_history = sampler(table.append_column("history", column)).to_pylist()
     for name in ("tokens", "texts", "finish_reasons"):
-        assert [row[name] for row in told] == [row[name] for row in plain]
+        assert [row[name] for row in with_history] == [row[name] for row in plain]
     (a, b, c), (a_alone, b_alone, _) = results[1], results[0]
     assert [r.stats.accepted["history"] for r in results[0]] == [0, 0, 0]
     assert a.stats.history_tokens > 0 and b.stats.history_tokens > 0
@@ -261,8 +261,8 @@ def test_actors_read_the_column(cluster, toy_folder):
 
     plain = drawn(rows)
     earlier = [[[int(t) for t in s] for s in row["tokens"]] for row in plain]
-    told = drawn([row | {"history": earlier[row["row"]]} for row in rows])
-    for a, b in zip(plain, told, strict=True):
+    with_history = drawn([row | {"history": earlier[row["row"]]} for row in rows])
+    for a, b in zip(plain, with_history, strict=True):
         assert [list(t) for t in a["tokens"]] == [list(t) for t in b["tokens"]]
 
 

@@ -30,7 +30,7 @@ KERNELS = {
     "graph_insert lead",
     "graph_insert merge",
     "graph_insert observe_claim",
-    "layered_dag layer",
+    "layered_dag",
     "merge_partials",
     "observe",
     "plan_attention",
@@ -74,7 +74,7 @@ WITHOUT = "|".join(
         "fill N=16, with history",
         # on sm_90 of growth both kinds, of a layer both kinds, and all tiles of products
         r"^(sm_80|gfx942) draft_tree grow O=4$",
-        r"^(sm_80|gfx942) layered_dag layer, chain",
+        r"^(sm_80|gfx942) layered_dag, chain",
         r"^(sm_80|gfx942) (row|gated)_linear BLOCK_T=(16|32|64)\b",
         # variants by a flag or a size, on sm_90 all
         r"^(sm_80|gfx942) .*, (plus one|gelu|of a part)$",

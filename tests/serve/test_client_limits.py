@@ -41,7 +41,7 @@ def test_a_client_sets_only_names_that_the_template_reads(engine, port, monkeypa
 
 
 def test_named_templates_and_tags_of_transformers_are_read():
-    from csd.serve.http.template_names import read_names
+    from csd.serve.http.checks import read_names
 
     named = {
         "default": "{% generation %}{{ a }}{% endgeneration %}{% set b = 1 %}{{ b }}",
@@ -128,7 +128,7 @@ LONG = [
 @pytest.mark.parametrize(("name", "value", "text"), LONG, ids=[f"{x[0]}-{x[2]}" for x in LONG])
 def test_a_value_beyond_its_size_is_refused_before_it_is_read(engine, name, value, text):
     from csd.serve.http import Limits
-    from csd.serve.http.clients import check_sizes
+    from csd.serve.http.checks import check_sizes
     from csd.serve.http.errors import Refused
 
     with pytest.raises(Refused, match=text) as refused:
@@ -172,8 +172,8 @@ def test_what_is_being_read_is_counted(port, server, monkeypatch):
 
 def test_a_client_has_its_share_of_the_readers():
     """However many bodies it sends, and also once it has left."""
+    from csd.serve.http.clients import Readers
     from csd.serve.http.errors import Refused
-    from csd.serve.http.readers import Readers
 
     async def attacked():
         readers, goes_on, undone = Readers(3, 2, 0.5), threading.Event(), []

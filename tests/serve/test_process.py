@@ -187,7 +187,7 @@ def test_a_drain_ends(toy_folder, work, signals, code):
         process.wait()
 
 
-def test_what_is_wrong_is_said_before_a_model_is_loaded(toy_folder, capsys):
+def test_errors_precede_loading(toy_folder, capsys):
     from csd.cli.main import main
 
     for flags, text in (

@@ -45,7 +45,7 @@ def test_every_request_is_answered_and_no_page_is_lost(engine):
     assert counters.failed == 0 and counters.requests >= len(found)
 
 
-def test_a_full_queue_is_said_and_nothing_is_lost(engine):
+def test_a_full_queue_is_an_error_and_nothing_is_lost(engine):
     service = csd.AsyncEngine(engine, max_tokens=200, budget=8, max_queue=3)
     found = {}
     with served(service) as (port, _):

@@ -219,7 +219,7 @@ def test_auto_reads_the_calls_of_the_template(port, template):
 
 def test_a_schema_of_a_tool_is_bounded_as_a_grammar():
     from csd.serve.http import Limits
-    from csd.serve.http.clients import check_sizes
+    from csd.serve.http.checks import check_sizes
 
     function = {"name": "f", "parameters": {"enum": ["x" * 100] * 1000}}
     body = chat(tools=[{"type": "function", "function": function}])

@@ -58,7 +58,7 @@ def two_devices():
 
 
 @pytest.mark.parametrize(
-    ("work", "said"),
+    ("work", "message"),
     [
         (waits_in_a_capture, "stream is capturing"),
         (copies_in_a_capture, "stream is capturing"),
@@ -68,12 +68,12 @@ def two_devices():
         (another_stream, None),
     ],
 )
-def test_what_would_fail_is_found(work, said):
+def test_what_would_fail_is_found(work, message):
     with Gpu():
-        if said is None:
+        if message is None:
             assert not work()
         else:
-            with pytest.raises(RuntimeError, match=said):
+            with pytest.raises(RuntimeError, match=message):
                 work()
 
 

@@ -9,7 +9,6 @@ import subprocess
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-import triton
 
 from csd.models.fused.config import ModelSizes
 from csd.utils import isolated_python
@@ -30,6 +29,8 @@ def require_check(
     Success is cached in $XDG_CACHE_HOME/csd, by device, versions, dtype, head sizes, vocabulary
     and `exact`. A device in exclusive use by this process is not checked; a warning is logged.
     """
+    import triton
+
     sizes = dict(
         heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim, vocab=config.vocab
     )

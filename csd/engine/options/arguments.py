@@ -308,7 +308,7 @@ class EndOptions(TypedDict, total=False):
         Option(
             None,
             "end tokens in addition to the model's own",
-            or_none(check_ids, "stop_token_ids", most=MAX_STOP_IDS),
+            or_none(check_ids, "stop_token_ids", max_count=MAX_STOP_IDS),
         ),
     ]
     end_token_ids: Annotated[
@@ -317,7 +317,7 @@ class EndOptions(TypedDict, total=False):
             None,
             "end tokens that replace the model's own, which come from its generation config and "
             "its tokenizer",
-            or_none(check_ids, "end_token_ids", most=MAX_STOP_IDS),
+            or_none(check_ids, "end_token_ids", max_count=MAX_STOP_IDS),
         ),
     ]
     ignore_eos: Annotated[

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from csd.engine.call import RunSettings
-from csd.engine.first_call.compile_kernels import compile_kernels
 from csd.engine.first_call.time_steps import (
     NOT_WORTH,
     compile_loops,
@@ -169,6 +168,8 @@ class Resources:
             step = self._allocate(room.slots, *tables, room.pages, made.context, room.rows)
             made.attach(self.decoder, step.cache)
         if isinstance(step, StaticStep) and isinstance(made, StaticDrafter):
+            from csd.engine.first_call.compile_kernels import compile_kernels
+
             compile_kernels(replace(step, drafter=made), self.exact)
         # set last: if the drafter does not fit the model, the next call allocates anew
         self._step = step

@@ -10,7 +10,7 @@ from math import prod
 
 import torch
 
-from csd.kernels.verify.snapshot import layout
+from csd.kernels.verify.layout import layout
 from csd.state.pool import Pool, acceptance, path_probability
 from csd.state.verdict import Verdict
 

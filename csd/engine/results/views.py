@@ -7,7 +7,7 @@ from typing import Any
 
 from csd.models.text.context import TextContext
 from csd.models.text.streamed import TextStream
-from csd.utils.json_files import WholeFile
+from csd.utils.files import WholeFile
 from csd.utils.lazy import check_installed
 
 # background colours of tokens in a text, by the source of the draft

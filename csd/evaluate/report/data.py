@@ -185,12 +185,12 @@ def divergence(tokens: list[list[int]]) -> list[dict]:
 
 def alone_from(tokens: list[list[int]]) -> list[int | None]:
     """Per sample, the first position from which no other sample shares its prefix, or None."""
-    found: list[int | None] = [None] * len(tokens)
+    positions: list[int | None] = [None] * len(tokens)
     for node in divergence(tokens):
         if len(node["samples"]) == 1:
-            found[node["samples"][0]] = node["start"]
-    return found
+            positions[node["samples"][0]] = node["start"]
+    return positions
 
 
-def _at(tokens: list[int], place: int) -> int | None:
-    return tokens[place] if place < len(tokens) else None
+def _at(tokens: list[int], index: int) -> int | None:
+    return tokens[index] if index < len(tokens) else None

@@ -105,9 +105,9 @@ class Paper(HostDrafter):
         for k, edits in self._lookups(len(own)):
             ends = (match_ends(text, own[-k:], edits) & usable).nonzero()[0]
             if ends.size:
-                at = ends[:, None] + np.arange(1, min(tree.depth, tree.nodes) + 1)
-                inside = np.logical_and.accumulate(text[at] >= 0, 1)
-                self._extract(np.where(inside, text[at], -1), chance[at], tree)
+                index = ends[:, None] + np.arange(1, min(tree.depth, tree.nodes) + 1)
+                inside = np.logical_and.accumulate(text[index] >= 0, 1)
+                self._extract(np.where(inside, text[index], -1), chance[index], tree)
                 return
 
     def _lookups(self, length: int) -> list[tuple[int, int]]:
@@ -127,16 +127,16 @@ class Paper(HostDrafter):
         def edges(layer: int, token: int) -> list[tuple[float, int]]:
             """Edges from `token` to the next layer, heaviest first."""
             if (layer, token) not in layers:
-                at = candidate[:, layer] == token if layer >= 0 else slice(None)
-                after, p = candidate[at, layer + 1], chance[at, layer + 1]
+                chosen = candidate[:, layer] == token if layer >= 0 else slice(None)
+                after, p = candidate[chosen, layer + 1], chance[chosen, layer + 1]
                 after, p = after[after >= 0], p[after >= 0]
-                found, place = np.unique(after, return_inverse=True)
-                count = np.bincount(place)
-                weight = self.alpha * np.bincount(place, p) / count
+                tokens, inverse = np.unique(after, return_inverse=True)
+                count = np.bincount(inverse)
+                weight = self.alpha * np.bincount(inverse, p) / count
                 weight += (1 - self.alpha) * count / max(after.size, 1)
-                order = np.lexsort((found, -weight))[:MAX_CHILDREN]
+                order = np.lexsort((tokens, -weight))[:MAX_CHILDREN]
                 layers[layer, token] = [
-                    (float(weight[i]), int(found[i])) for i in order if weight[i] >= self.least
+                    (float(weight[i]), int(tokens[i])) for i in order if weight[i] >= self.least
                 ]
             return layers[layer, token]
 

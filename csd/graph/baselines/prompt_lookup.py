@@ -28,9 +28,9 @@ class Text:
     def follow(self) -> int:
         """Index of the continuation of the longest matching end of the text, or -1."""
         for n in range(min(self.size, len(self.tokens)), 0, -1):
-            at = self.place.get(tuple(self.tokens[-n:]))
-            if at is not None:
-                return at
+            index = self.place.get(tuple(self.tokens[-n:]))
+            if index is not None:
+                return index
         return -1
 
 
@@ -60,7 +60,7 @@ class PromptLookup(HostDrafter):
     def draft(self, group: Any, sample: int, tree: Tree) -> None:
         length, prompt, texts = group
         text = texts.get(sample, prompt)
-        at = text.follow()
-        if at >= 0:
-            source = PROMPT if at < length else OWN
-            tree.chain(text.tokens[at : at + tree.nodes], source)
+        index = text.follow()
+        if index >= 0:
+            source = PROMPT if index < length else OWN
+            tree.chain(text.tokens[index : index + tree.nodes], source)

@@ -53,7 +53,7 @@ class Recycling(HostDrafter):
         super().insert(pool, slots, verdict)
         key, group = slots.group_key.tolist(), slots.group.tolist()
         top, drawn = verdict.top_token.tolist(), verdict.sample.tolist()
-        kept = {
+        rows = {
             row
             for path, count in zip(
                 verdict.accept_row.tolist(), verdict.accept_count.tolist(), strict=True
@@ -69,7 +69,7 @@ class Recycling(HostDrafter):
             likely = [t for t in top[row] if t >= 0]
             if likely:
                 successors[token] = likely
-            elif row in kept:
+            elif row in rows:
                 _put_first(successors, token, drawn[row])
 
 

@@ -16,7 +16,8 @@ from csd.graph.host_tree import Tree
 from csd.state.kv_cache import KVCache
 from csd.state.pool import MAX_DEPTH, SIBLING
 from csd.utils.check import Token
-from csd.utils.json_files import check_regular, read_lines
+from csd.utils.files import check_regular
+from csd.utils.json_files import read_lines
 
 # separator of documents; number of tokens by which suffixes are sorted
 _END, _SORTED = -1, 32
@@ -55,14 +56,14 @@ class Datastore:
         for n in range(1, min(longest, len(query)) + 1):
             end = query[-n:]
 
-            def key(place: int, n: int = n) -> list[int]:
-                return self.tokens[place : place + n]
+            def key(position: int, n: int = n) -> list[int]:
+                return self.tokens[position : position + n]
 
             low = bisect_left(self.order, end, key=key)
             high = bisect_right(self.order, end, lo=low, key=key)
             if low == high:
                 break
-            places = [place + n for place in self.order[low:high]]
+            places = [offset + n for offset in self.order[low:high]]
         return places
 
 
@@ -99,11 +100,13 @@ def _suffix_order(tokens: np.ndarray) -> np.ndarray:
 class Rest(HostDrafter):
     """datastore: one or its path. longest: tokens of a match. most: continuations that are read."""
 
-    def __init__(self, datastore: Datastore | str | Path, longest: int = 16, most: int = 1000):
+    def __init__(
+        self, datastore: Datastore | str | Path, longest: int = 16, max_places: int = 1000
+    ):
         super().__init__()
         if not isinstance(datastore, Datastore):
             datastore = Datastore.load(datastore)
-        self.datastore, self.longest, self.most = datastore, longest, most
+        self.datastore, self.longest, self.most = datastore, longest, max_places
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
         vocab = decoder.config.vocab

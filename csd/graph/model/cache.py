@@ -18,7 +18,7 @@ from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
 
 # rows per slot in one forward pass: bits of an ancestor word without the sign bit
-MOST_ROWS = 63
+MAX_ROWS = 63
 
 
 class DraftNetwork(Protocol):
@@ -134,9 +134,9 @@ class DraftCache:
             for s in new:
                 self._release(s)
             self._free_ended(slots)
-            most = slots.max_new.tolist()
+            max_new = slots.max_new.tolist()
             for s in new:
-                self._slot_pages[s] = self.kv.take(self.kv.slot_pages, s, most[s])
+                self._slot_pages[s] = self.kv.take(self.kv.slot_pages, s, max_new[s])
                 self._owner[s], self.length[s] = host.owner(s), 0
         return new
 
@@ -151,13 +151,13 @@ class DraftCache:
         """
         last: dict[int, torch.Tensor] = {}
         while recent:
-            piece = {s: tokens[:MOST_ROWS] for s, tokens in recent.items()}
+            piece = {s: tokens[:MAX_ROWS] for s, tokens in recent.items()}
             rows = SlotRows.of(recent, {s: len(x) for s, x in piece.items()})
             words = [(2 << i) - 1 for s in rows.slots for i in range(rows.count[s])]
             states = None
             if hidden is not None:
-                states = torch.cat([hidden[s][:MOST_ROWS] for s in rows.slots])
-                hidden = {s: x[MOST_ROWS:] for s, x in hidden.items()}
+                states = torch.cat([hidden[s][:MAX_ROWS] for s in rows.slots])
+                hidden = {s: x[MAX_ROWS:] for s, x in hidden.items()}
             node_k, node_v = self._scratch(rows.total)
             out = self._forward(
                 rows,
@@ -175,15 +175,15 @@ class DraftCache:
             }
             self.commit(node_k, node_v, taken)
             last |= {s: out[taken[s][-1]] for s in rows.slots}
-            recent = {s: x[MOST_ROWS:] for s, x in recent.items() if len(x) > MOST_ROWS}
+            recent = {s: x[MAX_ROWS:] for s, x in recent.items() if len(x) > MAX_ROWS}
         return torch.stack([last[s] for s in host.live if s in last])
 
     def commit(
         self, node_k: torch.Tensor, node_v: torch.Tensor, rows: dict[int, list[int]]
     ) -> None:
         """Append rows of node_k and node_v to the slots' cached tokens; rows: indices by slot."""
-        S, most = len(self.length), max(map(len, rows.values()), default=0)
-        if not most:
+        S, width = len(self.length), max(map(len, rows.values()), default=0)
+        if not width:
             return
         path = [rows.get(s, []) for s in range(S)]
         self.ops.commit_kv(
@@ -193,7 +193,7 @@ class DraftCache:
             self.kv.v,
             self.kv.slot_pages,
             self._ints(self.length),
-            self._ints([[*x, *[-1] * (most - len(x))] for x in path]),
+            self._ints([[*x, *[-1] * (width - len(x))] for x in path]),
             self._ints(map(len, path)),
         )
         for s, x in rows.items():
@@ -203,7 +203,7 @@ class DraftCache:
         self,
         rows: SlotRows,
         words: list[int],
-        at: Any,
+        row_index: Any,
         token: list[int],
         position: list[int],
         hidden: torch.Tensor | None,
@@ -211,8 +211,8 @@ class DraftCache:
         node_v: torch.Tensor,
         host: HostSlots,
     ) -> torch.Tensor:
-        """Run the rows `at`, and write their keys and values to node_k and node_v, which already
-        have those of the other rows. Returns states [len(at), hidden]."""
+        """Run the rows `row_index`, and write their keys and values to node_k and node_v, which
+        already have those of the other rows. Returns states [len(row_index), hidden]."""
         kv, config = self.kv, self.net.config
         where = rows.tensors(len(self.length), host.group, self.device) | dict(
             prompt_pages=kv.prompt_pages,
@@ -222,7 +222,7 @@ class DraftCache:
             ancestors=torch.tensor(words).to(self.device),
         )
         work = self.ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **where)
-        place = torch.tensor(list(at)).to(self.device)
+        index = torch.tensor(list(row_index)).to(self.device)
         new_k, new_v = self._scratch(len(token))
 
         whole = LayerAttention(
@@ -238,11 +238,11 @@ class DraftCache:
         )
 
         def attend(layer: int, q: torch.Tensor, **properties: Any) -> torch.Tensor:
-            node_k[layer].index_copy_(0, place, new_k[layer])
-            node_v[layer].index_copy_(0, place, new_v[layer])
+            node_k[layer].index_copy_(0, index, new_k[layer])
+            node_v[layer].index_copy_(0, index, new_v[layer])
             # rows of previous levels have no query
-            wide = q.new_zeros(rows.total, *q.shape[1:]).index_copy_(0, place, q)
-            return whole(layer, wide, **properties).index_select(0, place)
+            wide = q.new_zeros(rows.total, *q.shape[1:]).index_copy_(0, index, q)
+            return whole(layer, wide, **properties).index_select(0, index)
 
         return self.net.forward(
             self._ints(token), self._ints(position), hidden, attend, new_k, new_v, self.ops
@@ -287,7 +287,7 @@ class Scratch:
         self.k, self.v = cache._scratch(0)
 
     def room(self, s: int) -> int:
-        return MOST_ROWS - len(self.words[s])
+        return MAX_ROWS - len(self.words[s])
 
     def level(
         self,
@@ -317,11 +317,11 @@ class Scratch:
             k.index_copy_(1, moved, self.k)
             v.index_copy_(1, moved, self.v)
         self.k, self.v = k, v
-        at = [rows.start[s] + n for s, n in zip(slot, number, strict=True)]
+        index = [rows.start[s] + n for s, n in zip(slot, number, strict=True)]
         out = cache._forward(
             rows,
             [w for s in rows.slots for w in self.words[s]],
-            at,
+            index,
             token,
             [cache._place(s, self.host) + depth - 1 for s in slot],
             hidden,

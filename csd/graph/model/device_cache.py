@@ -101,11 +101,11 @@ class DeviceCache:
         pages = self.prompt_pages.index_select(0, group)
         scale = scale_of(self.net.config)
         end = min(end, len(prompt) - 1 - self.skipped)
-        for at in range(begin, end, CHUNK):
-            stop = min(at + CHUNK, end)
-            tokens = prompt[at + self.skipped : stop + self.skipped]
-            states = None if hidden is None else hidden[at - begin : stop - begin]
-            rows = PromptRows.of([PromptChunk(0, tokens, at)], pages)
+        for start in range(begin, end, CHUNK):
+            stop = min(start + CHUNK, end)
+            tokens = prompt[start + self.skipped : stop + self.skipped]
+            states = None if hidden is None else hidden[start - begin : stop - begin]
+            rows = PromptRows.of([PromptChunk(0, tokens, start)], pages)
             node_k, node_v = self._scratch(len(tokens))
             attend = PromptAttention(
                 self.ops.prompt_attention, node_k, node_v, self.k, self.v, rows, scale
@@ -129,13 +129,13 @@ class DeviceCache:
         count = torch.where(slots.live, unread.clamp(max=R), 0)
         step = torch.arange(R, dtype=torch.int32, device=self.device)
         # [S, R], numbers of the tokens; rows after the root repeat it and are not committed
-        at = torch.minimum(self.length[:, None] + step, slots.generated[:, None])
-        token = slots.tokens.gather(1, (at.long() - 1).clamp(min=0))
-        token = torch.where(at == 0, self.last[group][:, None], token).clamp(min=0)
-        place = self.base(slots)[group][:, None] + at
+        index = torch.minimum(self.length[:, None] + step, slots.generated[:, None])
+        token = slots.tokens.gather(1, (index.long() - 1).clamp(min=0))
+        token = torch.where(index == 0, self.last[group][:, None], token).clamp(min=0)
+        position = self.base(slots)[group][:, None] + index
         states = None
         if self.skipped:
-            first = (at == 0)[..., None]
+            first = (index == 0)[..., None]
             states = torch.where(first, self.before[group][:, None], self.states)
             states = states[order.slot].flatten(0, 1)
         where = order.layout(R)
@@ -144,7 +144,7 @@ class DeviceCache:
         attend = self._attention(where, words, slots, node_k, node_v)
         hidden = self.net.forward(
             token[order.slot].reshape(-1).int(),
-            place[order.slot].reshape(-1),
+            position[order.slot].reshape(-1),
             states,
             attend,
             node_k,
@@ -200,18 +200,24 @@ class DeviceCache:
         whole = self._attention(order.layout(end), words, slots, node_k, node_v)
 
         def attend(layer: int, q: torch.Tensor, **properties: Any) -> torch.Tensor:
-            for new, old, found in ((new_k, nodes.k, node_k), (new_v, nodes.v, node_v)):
+            for new, old, scratch in ((new_k, nodes.k, node_k), (new_v, nodes.v, node_v)):
                 old[layer, :, begin:end].copy_(new[layer].unflatten(0, (S, F)))
-                found[layer] = old[layer, :, :end].reshape(S * end, *old.shape[3:])
+                scratch[layer] = old[layer, :, :end].reshape(S * end, *old.shape[3:])
             # nodes of previous levels have no query
             wide = q.new_zeros(S, end, *q.shape[1:])
             wide[:, begin:].copy_(q.unflatten(0, (S, F)))
             out = whole(layer, wide.flatten(0, 1), **properties)
             return out.unflatten(0, (S, end))[:, begin:].flatten(0, 1)
 
-        place = position[:, None].expand(S, F).reshape(-1)
+        row_position = position[:, None].expand(S, F).reshape(-1)
         hidden = self.net.forward(
-            token.reshape(-1).int(), place, hidden.flatten(0, 1), attend, new_k, new_v, self.ops
+            token.reshape(-1).int(),
+            row_position,
+            hidden.flatten(0, 1),
+            attend,
+            new_k,
+            new_v,
+            self.ops,
         )
         return hidden.unflatten(0, (S, F))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from csd.graph.drafter import StaticDrafter
-from csd.graph.model.cache import MOST_ROWS, DraftNetwork
+from csd.graph.model.cache import MAX_ROWS, DraftNetwork
 from csd.graph.model.device_cache import DeviceCache
 from csd.graph.model.distributions import DeviceReliability, distribution_tensors, expected_tensors
 from csd.graph.model.drafter import NetworkDrafter
@@ -27,7 +27,7 @@ from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
 # largest cost of a path, as on the host
-MOST = 16 * COST_ONE
+MAX_NODE_COST = 16 * COST_ONE
 
 
 @dataclass(slots=True)
@@ -58,31 +58,31 @@ def pool_of_drafted(
     penalty = progress_penalties(slots)[order.slot].double()[:, None]
     # sort within each slot, then over all slots
     key, number = (cost + penalty).sort(dim=1, stable=True)
-    kept = min(C, MAX_NODES - 1)
-    rank = torch.empty(S * kept, dtype=torch.int64, device=device)
-    flat = key[:, :kept].reshape(-1)
-    every = torch.arange(S * kept, device=device)
+    width = min(C, MAX_NODES - 1)
+    rank = torch.empty(S * width, dtype=torch.int64, device=device)
+    flat = key[:, :width].reshape(-1)
+    every = torch.arange(S * width, device=device)
     rank[flat.argsort(stable=True)] = every
     room = rows - order.live.sum()
-    most = room if nodes is None else room.clamp(max=nodes)
-    keep = (rank < most) & (flat < torch.inf)
+    limit = room if nodes is None else room.clamp(max=nodes)
+    keep = (rank < limit) & (flat < torch.inf)
     every = torch.arange(C, device=device).expand(S, C)
-    place = torch.empty_like(number).scatter_(1, number, every)
-    chosen = number[:, :kept]
+    by_number = torch.empty_like(number).scatter_(1, number, every)
+    chosen = number[:, :width]
     above = drafted.parent.gather(1, chosen)
-    below = place.gather(1, above.clamp(min=0)).clamp(max=kept - 1)
-    below += torch.arange(S, device=device)[:, None] * kept
+    below = by_number.gather(1, above.clamp(min=0)).clamp(max=width - 1)
+    below += torch.arange(S, device=device)[:, None] * width
     levels = [torch.full((n,), i, device=device) for i, n in enumerate(drafted.levels, 1)]
-    found = Nodes(
-        cost=cost.gather(1, chosen).clamp(max=MOST).round(),
+    nodes_of_pool = Nodes(
+        cost=cost.gather(1, chosen).clamp(max=MAX_NODE_COST).round(),
         token=drafted.token.gather(1, chosen),
-        slot=torch.where(keep.view(S, kept), order.slot[:, None], -1),
+        slot=torch.where(keep.view(S, width), order.slot[:, None], -1),
         depth=torch.cat(levels)[chosen],
         parent=torch.where(above < 0, -1, below),
-        source=torch.full((S, kept), MODEL, device=device),
+        source=torch.full((S, width), MODEL, device=device),
     )
-    pool = pool_of(slots, rows, Nodes(*(x.reshape(-1) for x in found)))
-    estimate = torch.ones(S, 1 + kept, dtype=torch.float64, device=device)
+    pool = pool_of(slots, rows, Nodes(*(x.reshape(-1) for x in nodes_of_pool)))
+    estimate = torch.ones(S, 1 + width, dtype=torch.float64, device=device)
     estimate[order.slot, 1:] = drafted.estimate.gather(1, chosen)
     return pool, estimate
 
@@ -172,7 +172,7 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         room = (slots.max_new - 1 - slots.generated)[order.slot]
         position = cache.base(slots)[order.group] + generated
         # number of nodes that each level reads: `k`, until there is no more room
-        reads = [min(self.k, MOST_ROWS - d * self.k) for d in range(self.depth - 1)]
+        reads = [min(self.k, MAX_ROWS - d * self.k) for d in range(self.depth - 1)]
         reads = [n for n in reads if n > 0]
         nodes = cache.nodes(max(sum(reads), 1))
         # the front: numbers, ancestor words and path probabilities of the nodes to expand
@@ -211,18 +211,20 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
         return Drafted(token.int(), above, path, estimate, levels)
 
     def _children(
-        self, hidden: torch.Tensor, place: torch.Tensor, order: SlotOrder, slots: Slots
+        self, hidden: torch.Tensor, position: torch.Tensor, order: SlotOrder, slots: Slots
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and estimates [S, F, k] of the `k` likeliest children of nodes [S, F].
 
-        hidden: [S, F, hidden]; place: [S], the index of the next token.
+        hidden: [S, F, hidden]; position: [S], the index of the next token.
         """
         S, F = hidden.shape[:2]
         slot = order.slot[:, None].expand(S, F).reshape(-1)
         logits = self.net.logits(hidden.flatten(0, 1))
         token, log = distribution_tensors(logits, slot, slots, self.temperature)
-        at = place[:, None].expand(S, F).reshape(-1)
-        word = self._words(slots.key, slots.sample, slot.int(), at.int().contiguous(), token.int())
+        positions = position[:, None].expand(S, F).reshape(-1)
+        word = self._words(
+            slots.key, slots.sample, slot.int(), positions.int().contiguous(), token.int()
+        )
         chance = expected_tensors(log, word, slots.temperature[slot] <= 0)
         # tokens that end the sample are never drafted
         ends = (token[..., None] == slots.stop_ids[slot][:, None]).any(2)
@@ -240,9 +242,9 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
             return
         rows, path = pool.rows, verdict.accept_row
         step = torch.arange(path.shape[1], device=path.device)
-        at = torch.where(step < verdict.accept_count[:, None], path, rows).long()
+        row = torch.where(step < verdict.accept_count[:, None], path, rows).long()
         reached = torch.zeros(rows + 1, dtype=torch.bool, device=path.device)
-        reached.index_fill_(0, at.reshape(-1), True)
+        reached.index_fill_(0, row.reshape(-1), True)
         tested = (pool.depth > 0) & reached[pool.parent.clamp(min=0).long()]
         s = pool.slot.clamp(min=0).long()
         node = torch.arange(rows, device=path.device) - pool.slot_start[s]

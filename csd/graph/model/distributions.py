@@ -100,13 +100,13 @@ def expected(
 
     position: index of the token after each node. noise: replaces the slots' own.
     """
-    s, at = np.array(slot), np.array(position)
+    s, positions = np.array(slot), np.array(position)
     if noise is not None:
-        places = (torch.from_numpy(x) for x in (s, at, dist.token))
+        places = (torch.from_numpy(x) for x in (s, positions, dist.token))
         g = noise(*places).numpy()
     else:
         key, sample = (x.numpy(force=True)[s][:, None] for x in (slots.key, slots.sample))
-        g = gumbel_words(philox_words(key, dist.token, at[:, None], sample, SAMPLE))
+        g = gumbel_words(philox_words(key, dist.token, positions[:, None], sample, SAMPLE))
     score = np.exp(BETA * (dist.log + g))
     # if a filter cuts candidates, all other tokens are cut too, so the tail has no mass
     cut = np.isneginf(dist.log).any(1)
@@ -149,16 +149,16 @@ class Reliability:
 
     def __call__(self, kind: int, p: float) -> float:
         """Calibrated probability that the token is sampled at its parent."""
-        at = bin_of(p)
-        return (self.hits[kind][at] + PRIOR * p) / (self.seen[kind][at] + PRIOR)
+        index = bin_of(p)
+        return (self.hits[kind][index] + PRIOR * p) / (self.seen[kind][index] + PRIOR)
 
     def learn(self, kind: int, p: float, hit: bool) -> None:
-        at = bin_of(p)
-        self.hits[kind][at] += hit
-        self.seen[kind][at] += 1
-        if self.seen[kind][at] > LATEST:
-            self.hits[kind][at] /= 2
-            self.seen[kind][at] /= 2
+        index = bin_of(p)
+        self.hits[kind][index] += hit
+        self.seen[kind][index] += 1
+        if self.seen[kind][index] > LATEST:
+            self.hits[kind][index] /= 2
+            self.seen[kind][index] /= 2
 
 
 class DeviceReliability:
@@ -173,8 +173,8 @@ class DeviceReliability:
 
     def __call__(self, p: torch.Tensor) -> torch.Tensor:
         """Calibrated probabilities, float64, of estimates of any shape."""
-        at = self._bin(p)
-        return (self.hits[at] + PRIOR * p) / (self.seen[at] + PRIOR)
+        index = self._bin(p)
+        return (self.hits[index] + PRIOR * p) / (self.seen[index] + PRIOR)
 
     def learn(self, p: torch.Tensor, tested: torch.Tensor, hit: torch.Tensor) -> None:
         """Count tested tokens [M], and those of them that were sampled (hit [M]).

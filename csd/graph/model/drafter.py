@@ -136,8 +136,8 @@ class ModelDrafter(NetworkDrafter):
         if self.graph is not None:
             add_pool(self.trees, self.graph.propose(slots, rows, noise))
         penalty = progress_penalties(slots).tolist()
-        kept = likeliest(self.trees, rows - len(host.live), self.reliability, penalty)
-        return pool_of_trees(kept, slots, rows)
+        trees = likeliest(self.trees, rows - len(host.live), self.reliability, penalty)
+        return pool_of_trees(trees, slots, rows)
 
     def begin(self, host: HostSlots, drawn: bool = False) -> Scratch:
         """Start a step with empty trees. drawn: True if their nodes will be random draws."""
@@ -157,14 +157,14 @@ class ModelDrafter(NetworkDrafter):
         front = [(s, -1) for s in host.live]
         stops = slots.stop_ids.tolist()
         for depth in range(1, self.depth + 1):
-            at = [i for i, (s, _) in enumerate(front) if host.room[s] >= depth]
-            if not at:
+            indices = [i for i, (s, _) in enumerate(front) if host.room[s] >= depth]
+            if not indices:
                 return
-            front, hidden = [front[i] for i in at], take(hidden, at)
+            front, hidden = [front[i] for i in indices], take(hidden, indices)
             slot = [s for s, _ in front]
             dist = distributions(self.net.logits(hidden), slot, slots, self.temperature)
-            place = [host.generated[s] + depth - 1 for s in slot]
-            chance = expected(dist, slot, place, slots, noise)
+            position = [host.generated[s] + depth - 1 for s in slot]
+            chance = expected(dist, slot, position, slots, noise)
             fresh: list[tuple[int, int, int]] = []
             for i, (s, node) in enumerate(front):
                 row = self._children(s, node, dist.token[i], chance[i], stops[s])
@@ -240,16 +240,16 @@ class ModelDrafter(NetworkDrafter):
         for row, parent in enumerate(pool.parent.tolist()):
             if parent >= 0:
                 below.setdefault(parent, []).append(token[row])
-        counts, kept = verdict.accept_count.tolist(), {}
+        counts, rows = verdict.accept_count.tolist(), {}
         paths = [row[:n] for row, n in zip(verdict.accept_row.tolist(), counts, strict=True)]
         for s, tree in self.trees.items():
             recent = [token[r] for r in paths[s][1:]]
             nodes = tree.path(recent)
             self._learn(tree, nodes, recent, [below.get(r, []) for r in paths[s]])
             numbers = [tree.nodes[n].number for n in nodes]
-            kept[s] = numbers[: (*numbers, -1).index(-1)]
+            rows[s] = numbers[: (*numbers, -1).index(-1)]
         if self.scratch is not None and not self.net.wants_hidden:
-            self.scratch.keep(kept)
+            self.scratch.keep(rows)
         self.trees, self.scratch = {}, None
         self.prefill.observe(slots, paths)
 

@@ -46,15 +46,15 @@ class DraftPrefill:
             self._before.pop(group, None)
         end = min(read, cache.tokens_of(len(prompt)))
         begin = cache.base[group]
-        for at in range(begin, end, CHUNK):
-            stop = min(at + CHUNK, end)
+        for start in range(begin, end, CHUNK):
+            stop = min(start + CHUNK, end)
             if not self.net.wants_hidden:
-                cache.read_prompt(group, prompt[at:stop], None)
+                cache.read_prompt(group, prompt[start:stop], None)
                 continue
             assert self.hidden is not None
             # the target's last rows are its tokens begin .. read - 1
             cache.read_prompt(
-                group, prompt[at + 1 : stop + 1], self.hidden[at - begin : stop - begin]
+                group, prompt[start + 1 : stop + 1], self.hidden[start - begin : stop - begin]
             )
         if self.net.wants_hidden and read == len(prompt) - 1:
             assert self.hidden is not None

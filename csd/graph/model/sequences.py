@@ -134,12 +134,12 @@ class Sequences:
             for n in dict.fromkeys(step.at[s]):
                 node = tree[n]
                 node.kept = proposal = proposals[s, n]
-                through = [k for k, at in enumerate(step.at[s]) if at == n]
+                through = [k for k, node_of in enumerate(step.at[s]) if node_of == n]
                 for i, k in enumerate(through):
                     probs = proposal.probs if proposal.probs.ndim == 1 else proposal.probs[i]
-                    place = draw(probs, words[k : k + 1])[0]
-                    node.drafts.append(place)
-                    token = proposal.token[place]
+                    index = draw(probs, words[k : k + 1])[0]
+                    node.drafts.append(index)
+                    token = proposal.token[index]
                     number = drafter.trees[s].add(n - 1, token) + 1
                     if number == len(tree):
                         tree.append(self._child(node, n, token, level, step.at[s], tree))
@@ -149,11 +149,17 @@ class Sequences:
         return fresh
 
     def _child(
-        self, node: Node, parent: int, token: int, level: int, at: list[int], tree: list[Node]
+        self,
+        node: Node,
+        parent: int,
+        token: int,
+        level: int,
+        sequences: list[int],
+        tree: list[Node],
     ) -> Node:
         rank = sum(x.depth == level for x in tree)
         context = [token, *node.context[:-1]]
-        cost = self._cost(level - 1, len(at))
+        cost = self._cost(level - 1, len(sequences))
         return Node(token, node.slot, level, cost, MODEL, context, parent, rank, row_cost=cost)
 
     def _proposals(
@@ -170,7 +176,7 @@ class Sequences:
         each = [dist.renormalised() for dist in by_heat]
         out = {}
         for i, (s, n) in enumerate(stands):
-            through = [k for k, at in enumerate(step.at[s]) if at == n]
+            through = [k for k, node_of in enumerate(step.at[s]) if node_of == n]
             probs = np.stack([each[k][i] for k in through])
             out[s, n] = Proposal(by_heat[0].token[i].tolist(), probs)
         return out
@@ -178,6 +184,6 @@ class Sequences:
     def _words(self, s: int, level: int, host: HostSlots, slots: Slots) -> np.ndarray:
         """Noise words [draws] of a slot's sequences at depth `level`."""
         key, number = slots.key[s].numpy(force=True), slots.step[s].numpy(force=True)
-        place = np.array(host.generated[s] + level)
+        position = np.array(host.generated[s] + level)
         index, sample = np.arange(self.draws), np.array(host.sample[s])
-        return philox_words(key, index, place, sample, stepped(DRAFT, number))
+        return philox_words(key, index, position, sample, stepped(DRAFT, number))

@@ -61,11 +61,11 @@ class SlotRows:
 
         slots: ordered by group, then slot; slots without rows are left out.
         """
-        start, at, with_rows = {}, 0, []
+        start, offset, with_rows = {}, 0, []
         for s in slots:
             if count.get(s):
-                start[s] = at
-                at += count[s]
+                start[s] = offset
+                offset += count[s]
                 with_rows.append(s)
         return cls(with_rows, start, {s: count[s] for s in with_rows})
 

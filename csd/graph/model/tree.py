@@ -51,13 +51,13 @@ class SlotTree:
 
     def path(self, tokens: list[int]) -> list[int]:
         """Numbers of the nodes along `tokens`, as far as they exist."""
-        at, out = -1, []
+        node, out = -1, []
         for token in tokens:
-            child = self.children[at + 1].get(token)
+            child = self.children[node + 1].get(token)
             if child is None:
                 break
             out.append(child)
-            at = child
+            node = child
         return out
 
 
@@ -65,15 +65,15 @@ def add_pool(trees: dict[int, SlotTree], drafted: Pool) -> None:
     """Add the graph's nodes to the trees; a token's probability is its path's divided by its
     parent's."""
     columns = (drafted.slot, drafted.parent, drafted.token, drafted.cost, drafted.source)
-    place: list[int] = []
+    index: list[int] = []
     costs = drafted.cost.tolist()
     for s, parent, token, cost, source in zip(*(x.tolist() for x in columns), strict=True):
         if s < 0 or parent < 0:
-            place.append(-1)
+            index.append(-1)
             continue
         tree = trees[s]
-        place.append(tree.add(place[parent], token))
-        node = tree.nodes[place[-1]]
+        index.append(tree.add(index[parent], token))
+        node = tree.nodes[index[-1]]
         node.graph, node.source = path_probability(cost - costs[parent]), source
 
 
@@ -95,14 +95,14 @@ def likeliest(
         for n, node in enumerate(tree.nodes)
     )
     selected = {s: Tree(MAX_NODES - 1, MAX_DEPTH) for s in trees}
-    place: dict[tuple[int, int], int] = {(s, -1): -1 for s in trees}
+    index: dict[tuple[int, int], int] = {(s, -1): -1 for s in trees}
     for _, s, n in ranked:
         node = trees[s].nodes[n]
         # skip nodes whose parent was not selected
-        if nodes <= 0 or (s, node.parent) not in place:
+        if nodes <= 0 or (s, node.parent) not in index:
             continue
-        at = selected[s].add(place[s, node.parent], node.token, node.chance, node.source)
-        if at >= 0:
-            place[s, n] = at
+        added = selected[s].add(index[s, node.parent], node.token, node.chance, node.source)
+        if added >= 0:
+            index[s, n] = added
             nodes -= 1
     return selected

@@ -131,8 +131,8 @@ class ParallelEngine(Engine):
         if step is not before:
             cache = step.cache
             tables = (cache.slot_pages.shape[1], cache.prompt_pages.shape[1])
-            kept = (step.slots.context.shape[1], cache.node_k.shape[1])
-            sizes = (step.slots.count, *tables, cache.k.shape[1], *kept)
+            followers_sizes = (step.slots.context.shape[1], cache.node_k.shape[1])
+            sizes = (step.slots.count, *tables, cache.k.shape[1], *followers_sizes)
             self.link.send("allocate", sizes)
             self.link.agree(None)
         return step
@@ -165,20 +165,20 @@ class ParallelEngine(Engine):
 
     def _execute_orders(self) -> list:
         """Execute rank 0's orders until its call ends; returns its (seed, samples, stats)."""
-        kept: BaseException | None = None  # to be reported at the next order
+        pending_error: BaseException | None = None  # to be reported at the next order
         while True:
             order, what = self.link.receive()
             if order == "failed":
-                raise kept or RuntimeError(f"rank 0 failed: {what}")
+                raise pending_error or RuntimeError(f"rank 0 failed: {what}")
             try:
                 if order == "prompt":
-                    self._follow_prompt(kept, *what)
+                    self._follow_prompt(pending_error, *what)
                 elif order == "step":
                     step = self._following()
-                    step.take(what, kept)
+                    step.take(what, pending_error)
                     step(0, FixedBudget(0))
                 else:
-                    self.link.agree(kept)
+                    self.link.agree(pending_error)
                     if order == "end":
                         return what
                     if order == "measure":
@@ -188,14 +188,19 @@ class ParallelEngine(Engine):
             except BaseException as error:
                 if self.link.closed:
                     raise
-                kept = error
+                pending_error = error
 
     def _follow_prompt(
-        self, kept: BaseException | None, g: int, chunk: list[int], start: int, pages: torch.Tensor
+        self,
+        pending_error: BaseException | None,
+        g: int,
+        chunk: list[int],
+        start: int,
+        pages: torch.Tensor,
     ) -> None:
         with self.link.together(self.parts.exchanges(len(chunk), head=False)):
-            if kept is not None:
-                raise kept
+            if pending_error is not None:
+                raise pending_error
             step = self._following()
             step.cache.prompt_pages[g] = pages
             read_prompt(step, g, chunk, start)

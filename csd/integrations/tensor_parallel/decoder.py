@@ -111,8 +111,8 @@ class ParallelDecoder(Norms):
             if c.qk_norm:
                 q, _ = ops.rms_norm(q, w.q_norm, c.norm_eps)
                 k, _ = ops.rms_norm(k, w.k_norm, c.norm_eps)
-            at = position if c.rotated is None or c.rotated[i] else nowhere
-            q = ops.rotary(q, k, v, at, self.cos, self.sin, node_k[i], node_v[i])
+            positions = position if c.rotated is None or c.rotated[i] else nowhere
+            q = ops.rotary(q, k, v, positions, self.cos, self.sin, node_k[i], node_v[i])
             attended = attend(i, q, **properties_of(c, i)).reshape(M, c.heads * c.head_dim)
             x = self._left(ops, self._sum(linear(attended, *w.out)))
             x, residual = self._normed(ops, x, w.post_norm, residual)
@@ -122,8 +122,8 @@ class ParallelDecoder(Norms):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of hidden states [R, hidden], the same on every rank."""
-        found, divisor = self._link.exchange(lambda: self._head(hidden)), self.config.logit_divisor
-        return found if divisor == 1 else found / divisor
+        values, divisor = self._link.exchange(lambda: self._head(hidden)), self.config.logit_divisor
+        return values if divisor == 1 else values / divisor
 
     def exchanges(self, rows: int, head: bool) -> list[Exchange]:
         """The collectives of a pass over `rows` rows, on zeros, for a rank that has failed.

@@ -94,9 +94,9 @@ class FollowerStep(LinkedStep):
     _order: dict = field(default_factory=dict)
     _kept: BaseException | None = None
 
-    def take(self, order: dict, kept: BaseException | None) -> None:
-        """Store the order of the next step. kept: an error of this rank, not reported yet."""
-        self._order, self._kept = order, kept
+    def take(self, order: dict, pending_error: BaseException | None) -> None:
+        """Store the order of the next step. pending_error: this rank's, not reported yet."""
+        self._order, self._kept = order, pending_error
 
     def propose(self, live_count: int, budget: Budget) -> Pool:
         return Pool(**self._order["pool"])

@@ -112,9 +112,9 @@ def tree_attention_forward(
     if dropout:
         raise ValueError(f"dropout must be 0 for tree attention, got {dropout}: call model.eval()")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    found = tree.attend(module.layer_idx, query, key, value, scale)
+    out = tree.attend(module.layer_idx, query, key, value, scale)
     tree.count(module.layer_idx)
-    return found, None
+    return out, None
 
 
 @cache

@@ -100,12 +100,12 @@ def refuse_call(
 
 
 def refuse_config(config: Any) -> None:
-    found = asks_for(config)
+    message = asks_for(config)
     for name, off in _CONFIG.items():
-        if found is None and getattr(config, name, None) not in off:
-            found = name, getattr(config, name)
-    if found is not None:
-        _refuse(f"{found[0]}={found[1]!r} of the generation config")
+        if message is None and getattr(config, name, None) not in off:
+            message = name, getattr(config, name)
+    if message is not None:
+        _refuse(f"{message[0]}={message[1]!r} of the generation config")
 
 
 def check_lists(config: Any, processors: Any, criteria: Any) -> list:

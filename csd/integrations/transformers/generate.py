@@ -51,14 +51,14 @@ def scores_of(
         logits_to_keep=new,
         use_cache=False,
     ).logits.float()
-    found = {}
+    fields = {}
     if config.output_logits:
-        found["logits"] = tuple(logits.unbind(1))
+        fields["logits"] = tuple(logits.unbind(1))
     if config.output_scores:
-        found["scores"] = tuple(
+        fields["scores"] = tuple(
             processors(sequences[:, : width + i], logits[:, i].clone()) for i in range(new)
         )
-    return found
+    return fields
 
 
 @plain_torch()
@@ -165,8 +165,8 @@ def hf_generate(
 
     from transformers.generation import GenerateDecoderOnlyOutput
 
-    found = scores_of(model, sequences, mask, width, logits_processor, generation_config)
-    return GenerateDecoderOnlyOutput(sequences=sequences, **found)
+    fields = scores_of(model, sequences, mask, width, logits_processor, generation_config)
+    return GenerateDecoderOnlyOutput(sequences=sequences, **fields)
 
 
 def _generate_frame() -> dict:

@@ -31,20 +31,20 @@ def apply_kernels(model: nn.Module) -> bool:
     """
     _check_model(model)
     every = ((m, _forward_for(m)) for m in model.modules())
-    found = [(m, forward) for m, forward in every if forward is not None]
-    if not found:
+    swapped = [(m, forward) for m, forward in every if forward is not None]
+    if not swapped:
         raise TypeError(
             f"model must have layers of {', '.join(FAMILIES.values())} as transformers defines "
             f"them, got {type(model).__name__}"
         )
-    found = [(m, forward) for m, forward in found if not _is_swapped(m)]
-    for module, _ in found:
+    swapped = [(m, forward) for m, forward in swapped if not _is_swapped(m)]
+    for module, _ in swapped:
         if "forward" in vars(module):
             raise TypeError(
                 f"a {type(module).__name__} already has a replaced forward (offloading, or "
                 "kernels of another library); remove that first"
             )
-    for module, forward in found:
+    for module, forward in swapped:
         # a bound method is pickled as an attribute of the module, which does not exist there
         module.forward = functools.partial(forward, module)
     return True

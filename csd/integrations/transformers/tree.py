@@ -23,8 +23,7 @@ from csd.kernels.attention import (
     tree_attention_ref,
     tree_attention_triton,
 )
-from csd.kernels.attention.layout import check_layout
-from csd.kernels.attention.triton.plan import Work, plan_attention
+from csd.kernels.attention.layout import Work, check_layout
 from csd.kernels.common.checks import check_tensor
 from csd.state.kv_cache import PAGE
 
@@ -146,6 +145,8 @@ class Tree:
         q = query[0].transpose(0, 1).contiguous()
         planned = self.kernels == "triton" or (self.kernels is None and q.is_cuda)
         if planned and (layer == 0 or self._work is None):
+            from csd.kernels.attention.triton.plan import plan_attention
+
             self._work = plan_attention(self.layout, q.shape[1], K)
         attention = _ATTENTION[self.kernels]
         if self.kernels is None and layer > 0:

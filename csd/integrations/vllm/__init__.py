@@ -85,7 +85,7 @@ class Proposer:
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """Returns drafted tokens per row; none for a row in prefill, which has sampled none."""
-        found = self.rows.find(
+        samples = self.rows.find(
             {
                 i: (token_ids_cpu[i, : num_tokens_no_spec[i]], len(new))
                 for i, new in enumerate(sampled_token_ids)
@@ -93,8 +93,8 @@ class Proposer:
             }
         )
         self._enter()
-        self._observe(found)
-        drafts = self._draft(found)
+        self._observe(samples)
+        drafts = self._draft(samples)
         return [drafts.get(i, []) for i in range(len(sampled_token_ids))]
 
     def _begin(self, group: Group) -> None:
@@ -109,9 +109,9 @@ class Proposer:
 
     def _pieces(self, group: Group) -> Iterator:
         """Insert a group's prompt, then its past samples, into the graph: one piece per `next`."""
-        prompt, at = group.prompt.tolist(), 0
+        prompt, position = group.prompt.tolist(), 0
         for read in [*range(PIECE, len(prompt), PIECE), len(prompt)]:
-            at = self.graph.observe_prompt(group.key, prompt, at, read, self._slots)
+            position = self.graph.observe_prompt(group.key, prompt, position, read, self._slots)
             yield
         if self.history is not None:
             past = self.history.of(prompt)
@@ -128,18 +128,18 @@ class Proposer:
                 self._entering.append((group, pieces))
                 left -= 1
 
-    def _observe(self, found: dict[int, Sample]) -> None:
+    def _observe(self, samples: dict[int, Sample]) -> None:
         """Insert the new tokens of all rows into the graph."""
-        most = max((len(s.new) for s in found.values()), default=0)
-        for at in range(0, most, ENTERED):
-            part = {i: s for i, s in found.items() if len(s.new) > at}
+        longest = max((len(s.new) for s in samples.values()), default=0)
+        for begin in range(0, longest, ENTERED):
+            part = {i: s for i, s in samples.items() if len(s.new) > begin}
             self._set_slots(part)
-            pool, verdict = committed(part, at, self._slots)
+            pool, verdict = committed(part, begin, self._slots)
             self.graph.insert(pool, self._slots, verdict)
 
-    def _draft(self, found: dict[int, Sample]) -> dict[int, list[int]]:
+    def _draft(self, samples: dict[int, Sample]) -> dict[int, list[int]]:
         """Draft for the rows that have not just sampled an end token."""
-        part = {i: s for i, s in found.items() if s.new[-1] not in self._ends}
+        part = {i: s for i, s in samples.items() if s.new[-1] not in self._ends}
         if not part:
             return {}
         self._set_slots(part)
@@ -169,12 +169,12 @@ class Proposer:
 
 def end_tokens(model: Any) -> list[int]:
     """End tokens of a checkpoint, from vLLM's `ModelConfig`; nothing is drafted after them."""
-    given = (
+    id_lists = (
         model.try_get_generation_config().get("eos_token_id"),
         getattr(model.hf_config, "eos_token_id", None),
     )
     ends: set[int] = set()
-    for ids in given:
+    for ids in id_lists:
         if ids is not None:
             ends |= set(ids) if isinstance(ids, Iterable) else {ids}
     return sorted(ends)[:MAX_STOP_IDS]

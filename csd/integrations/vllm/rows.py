@@ -84,26 +84,26 @@ class Rows:
         texts: for each row all of its tokens, and the number of them that its last step sampled.
         """
         self._call += 1
-        found: dict[int, Sample] = {}
+        samples: dict[int, Sample] = {}
         # first the samples that are in the same row as before, which most are
         for i, (text, new) in texts.items():
             sample = self._at.get(i)
             if sample and self._goes_on(sample, text[: text.size - new]):
-                found[i] = self._add(sample, text)
-        moved = [i for i in texts if i not in found]
+                samples[i] = self._add(sample, text)
+        moved = [i for i in texts if i not in samples]
         for i in moved:
             text, new = texts[i]
             before = text[: text.size - new]
             matches = [s for s in self.samples if self._goes_on(s, before)]
             if matches:
-                found[i] = self._add(max(matches, key=lambda s: s.length), text)
+                samples[i] = self._add(max(matches, key=lambda s: s.length), text)
         for i in moved:
-            if i not in found:
+            if i not in samples:
                 text, new = texts[i]
-                found[i] = self._add(self._begin(text[: text.size - new]), text)
-        self._at = found
+                samples[i] = self._add(self._begin(text[: text.size - new]), text)
+        self._at = samples
         self._retire()
-        return found
+        return samples
 
     def _goes_on(self, sample: Sample, before: np.ndarray) -> bool:
         """True if a row, whose text is `before` and then its new tokens, continues this sample.
@@ -178,12 +178,12 @@ def windows(sample: Sample, first: int, count: int, N: int) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(text, N)[:, ::-1]
 
 
-def committed(part: dict[int, Sample], at: int, slots: Slots) -> tuple[Pool, Verdict]:
-    """Pool and verdict of a step that commits each row's new tokens from `at` on, at most ENTERED.
+def committed(part: dict[int, Sample], begin: int, slots: Slots) -> tuple[Pool, Verdict]:
+    """Pool and verdict of a step that commits each row's new tokens from `begin` on, <= ENTERED.
 
     The rows of the pool are the accepted ones; only the fields that a graph reads are filled in.
     """
-    new = [s.new[at : at + ENTERED] for s in part.values()]
+    new = [s.new[begin : begin + ENTERED] for s in part.values()]
     N, M = slots.context.shape[1], sum(map(len, new))
     count = np.array([len(x) for x in new])
     slot, start = np.array(list(part)), count.cumsum() - count
@@ -195,7 +195,7 @@ def committed(part: dict[int, Sample], at: int, slots: Slots) -> tuple[Pool, Ver
         torch.from_numpy(
             np.concatenate(
                 [
-                    windows(s, s.length - len(s.new) + at, n, N)
+                    windows(s, s.length - len(s.new) + begin, n, N)
                     for s, n in zip(part.values(), count.tolist(), strict=True)
                 ]
             )

@@ -29,13 +29,10 @@ from typing import Any
 
 import torch
 
-from csd.kernels.attention.layout import TreeLayout, check_layout
+from csd.kernels.attention.layout import TILE, TreeLayout, Work, check_layout, check_reach
 from csd.kernels.attention.reference import tree_attention_ref
-from csd.kernels.attention.triton.first_keys import check_reach
-from csd.kernels.attention.triton.launch import tree_attention_triton
-from csd.kernels.attention.triton.plan import TILE, Work
 from csd.kernels.common.checks import check_tensor
-from csd.kernels.common.operator import Fields, RecordOperator
+from csd.kernels.common.operator import Fields, RecordOperator, launcher
 from csd.state.kv_cache import PAGE
 
 __all__ = [
@@ -49,6 +46,13 @@ __all__ = [
 
 # optional properties of a call, as schema declarations
 PROPERTIES = "SymInt? window", "SymInt? chunk", "float? softcap", "Tensor? sinks"
+
+
+@launcher
+def tree_attention_triton() -> Callable:
+    from csd.kernels.attention.triton.launch import tree_attention_triton
+
+    return tree_attention_triton
 
 
 def _by_name(attend: Callable) -> Callable:

@@ -10,6 +10,8 @@ from csd.kernels.common.checks import check_fields
 
 # fields that give the slot and group of every row, from which the work list is made
 ROWS = ("prompt_len", "slot_len", "slot", "slot_start", "slot_nodes", "group_start")
+# rows of pool rows and query heads that a tile of the Triton kernel has
+TILE = 64
 
 
 class TreeLayout(NamedTuple):
@@ -26,6 +28,17 @@ class TreeLayout(NamedTuple):
     group_start: torch.Tensor  # [G + 1] int32
 
 
+class Work(NamedTuple):
+    """A step's work list for the Triton kernel, made by `plan_attention`."""
+
+    segment: torch.Tensor  # [W, 6] int32
+    program: torch.Tensor  # [programs, 2] int32
+    merge: torch.Tensor  # [M, 4] int32
+    # with a window or a chunk
+    first: torch.Tensor | None = None  # [M, 2] int32
+    seen: torch.Tensor | None = None  # [M] int64
+
+
 def check_rows(layout: Any, device: torch.device, sizes: dict[str, int] | None = None) -> None:
     """Raises ValueError unless the fields of ROWS fit each other. sizes: as in `check_fields`."""
     check_fields("layout", layout, ROWS, sizes if sizes is not None else {}, device, prefix="")
@@ -37,6 +50,13 @@ def check_layout(layout: Any, rows: int, device: torch.device) -> None:
     check_rows(layout, device, sizes)
     names = ("slot", "ancestors", "prompt_pages", "slot_pages")
     check_fields("layout", layout, names, sizes | {"M": rows}, device, prefix="")
+
+
+def check_reach(window: int | None, chunk: int | None) -> None:
+    """Raises ValueError unless both are None or positive."""
+    for name, tokens in (("window", window), ("chunk", chunk)):
+        if tokens is not None and not tokens > 0:
+            raise ValueError(f"{name} must be positive or None, got {tokens}")
 
 
 def with_layout(function: Callable) -> Callable:

@@ -103,15 +103,15 @@ def check_tensor(
     None in `shape` allows any size, None as `dtype` any floating-point dtype. x must be contiguous;
     with rows_apart only x[0] must be, with any_layout neither.
     """
-    given = x.shape
+    actual = x.shape
     # a single comparison in the usual case of equal shapes
-    if given != shape and (
-        len(given) != len(shape)
-        or any(n is not None and n != m for n, m in zip(shape, given, strict=True))
+    if actual != shape and (
+        len(actual) != len(shape)
+        or any(n is not None and n != m for n, m in zip(shape, actual, strict=True))
     ):
         sizes = ", ".join("*" if n is None else str(n) for n in shape)
         sizes += "," * (len(shape) == 1)
-        raise ValueError(f"{name} must have shape ({sizes}), got {tuple(given)}")
+        raise ValueError(f"{name} must have shape ({sizes}), got {tuple(actual)}")
     if dtype is None and not x.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {x.dtype}")
     if dtype is not None and x.dtype != dtype:

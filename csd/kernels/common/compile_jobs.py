@@ -51,8 +51,9 @@ def named(target: str) -> Target:
 # operations of the kernels in a file or folder of `csd.kernels` that has another name
 OPERATIONS = {
     "attention.triton.exact": "exact_attention",
-    "draft.paper.layered_dag.kernel": "layered_dag",
+    "draft.paper.triton": "suffix_match",
     "draft.triton": "draft_tree",
+    "layers.triton.linear": "row_linear",
     "states.triton": "tree_delta_rule",
     "table.triton": "graph_insert",
     "verify.triton": "verify",
@@ -75,9 +76,9 @@ class CompileJob:
     @property
     def options(self) -> dict:
         names = "num_warps", "num_stages", "enable_fp_fusion"
-        found = {name: getattr(self, name) for name in names}
+        options = {name: getattr(self, name) for name in names}
         # not every backend has it
-        return found | ({"launch_pdl": True} if self.launch_pdl else {})
+        return options | ({"launch_pdl": True} if self.launch_pdl else {})
 
     @property
     def key(self) -> tuple:

@@ -1,4 +1,4 @@
-"""Properties of a GPU by which kernels choose tiles and grids, and programmatic dependent launch.
+"""Properties of a GPU by which launchers choose tiles and grids; programmatic dependent launch.
 
 With dependent launch a kernel starts while the previous one is still running: from sm_90 on, as
 soon as every program of its predecessor has called `launch_next` or ended. It may read the
@@ -16,10 +16,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from triton.language.extra import cuda
-from triton.runtime import driver
 
 KIB = 1024
 # KiB of shared memory that a program may use, by target (CUDA C++ Programming Guide, "Compute
@@ -113,38 +109,6 @@ def programs_of(device: torch.device) -> int:
     return each * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-LINE = tl.constexpr(128)
-
-
-@triton.jit
-def launch_next():
-    cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def wait_for_previous():
-    cuda.gdc_wait()
-
-
-@triton.jit
-def prefetch(row_ptr, K, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr):
-    """Prefetches the first AHEAD blocks of BLOCK_K numbers of each row, at most its K numbers.
-
-    row_ptr: [N] pointers to the beginnings of rows of K numbers.
-    """
-    EACH: tl.constexpr = LINE * 8 // row_ptr.dtype.element_ty.primitive_bitwidth
-    for i in tl.static_range(AHEAD * BLOCK_K // EACH):
-        at = row_ptr + tl.minimum(i * EACH, K - 1)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; // dummy $0",
-            "=r,l",
-            [at.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
 def dependent_options(kernel: Any) -> dict[str, Any]:
     """Returns the constant PDL and the launch option of a kernel that has this constant."""
     on = has_dependent_launch(kernel)
@@ -153,7 +117,10 @@ def dependent_options(kernel: Any) -> dict[str, Any]:
 
 def has_dependent_launch(kernel: Any) -> bool:
     """True if the current GPU has programmatic dependent launch; False for the interpreter."""
+
+    import triton
+
     if not isinstance(kernel, triton.JITFunction):
         return False
-    target = driver.active.get_current_target()
+    target = triton.runtime.driver.active.get_current_target()
     return target.backend == "cuda" and int(target.arch) >= 90

@@ -9,6 +9,8 @@ fields that the operation takes, and unpacked inside it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache, wraps
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +55,35 @@ class Implementations:
         return self.reference(*args)
 
 
+@cache
+def has_triton() -> bool:
+    """True if Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def launcher(load: Callable[[], Callable]) -> Callable:
+    """A launcher of Triton kernels that `load` imports at the first call.
+
+    Raises ImportError at a call if Triton is not installed.
+    """
+    imported = cache(load)
+
+    @wraps(load)
+    def launch(*args: Any, **options: Any) -> Any:
+        check_triton(load.__name__)
+        return imported()(*args, **options)
+
+    return launch
+
+
+def check_triton(user: str) -> None:
+    """Raises ImportError if Triton, which `user` needs, is not installed."""
+    if not has_triton():
+        raise ImportError(
+            f"{user} needs Triton, else kernels='reference' or 'cpu': pip install triton"
+        )
+
+
 # implementations by operation name
 OPERATIONS: dict[str, Implementations] = {}
 
@@ -82,19 +113,20 @@ def operator(
     returns results of the right shape without values; without it the operator returns nothing.
     unpacked: wraps an implementation into a function of the operator's own arguments.
     """
-    found = OPERATIONS[name] = Implementations(reference, triton, loop)
+    implementations = OPERATIONS[name] = Implementations(reference, triton, loop)
     if schema is None:
         schema = torch.library.infer_schema(reference, mutates_args=written)
     if fake is None:
         schema = schema.partition(" -> ")[0] + " -> ()"
 
-    run_on_cpu, launch = unpacked(found.on_cpu), unpacked(triton)
+    run_on_cpu, launch = unpacked(implementations.on_cpu), unpacked(triton)
 
     def on_cpu(*args: Any) -> Any:
         result = run_on_cpu(*args)
         return None if fake is None else result
 
     def on_gpu(*args: Any) -> Any:
+        check_triton(f"csd.kernels.{name} on a GPU")
         first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
         with torch.cuda.device_of(first):
             result = launch(*args)
@@ -142,12 +174,12 @@ class Fields:
         count = len(self.names) if self.spread else 1
         taken, args[:] = args[:count], args[count:]
         tensors = taken if self.spread else taken[0]
-        found: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
+        values: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
         if self.make is SimpleNamespace:
             # attributes that the record's own class derives from its fields
-            sizes = {FIELDS[self.record][name][0][0]: x.shape[0] for name, x in found.items()}
-            found |= {"rows": sizes.get("M"), "count": sizes.get("S")}
-        return self.make(**found)
+            sizes = {FIELDS[self.record][name][0][0]: x.shape[0] for name, x in values.items()}
+            values |= {"rows": sizes.get("M"), "count": sizes.get("S")}
+        return self.make(**values)
 
 
 def numbers(record: type, names: Sequence[str]) -> list[str]:

@@ -25,5 +25,5 @@ def starts(x: np.ndarray) -> np.ndarray:
 
 def rank_in_run(first: np.ndarray) -> np.ndarray:
     """Index of each element in its run; first: the flags of `starts`."""
-    place = np.arange(first.size)
-    return place - np.maximum.accumulate(np.where(first, place, 0))
+    index = np.arange(first.size)
+    return index - np.maximum.accumulate(np.where(first, index, 0))

@@ -63,10 +63,9 @@ from typing import Any
 import torch
 
 from csd.kernels.common.checks import FIELDS, check_fields
-from csd.kernels.common.operator import Fields, RecordOperator, numbers
+from csd.kernels.common.operator import Fields, RecordOperator, launcher, numbers
 from csd.kernels.draft.constants import MAX_PRIOR_SUCCESSORS, DraftNoise
 from csd.kernels.draft.reference import draft_tree_ref
-from csd.kernels.draft.triton.launch import draft_tree_triton
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool, empty_pool
 from csd.state.slots import Slots
@@ -105,6 +104,13 @@ _CONFIG = (
     "prior_smoothing",
     "prior_trust",
 )
+
+
+@launcher
+def draft_tree_triton() -> Callable:
+    from csd.kernels.draft.triton.launch import draft_tree_triton
+
+    return draft_tree_triton
 
 
 def with_config(run: Callable) -> Callable:
@@ -187,10 +193,10 @@ def draft_tree(
             f"{config.ways} and {config.successors}"
         )
     values = (getattr(config, name) for name in _CONFIG)
-    most = rows if nodes is None else nodes
+    max_drafted = rows if nodes is None else nodes
     ways = config.ways, table.prior.ways if table.prior is not None else 1
     orders = list(config.orders), list(config.prior_orders)
-    return _draft_tree(table, slots, prior, rows, *ways, *orders, *values, most)
+    return _draft_tree(table, slots, prior, rows, *ways, *orders, *values, max_drafted)
 
 
 def check_prior(

@@ -23,6 +23,8 @@ FIRST_LEVELS = 4
 MAX_COST = (1 << 22) - 1
 MAX_PATH_COST = MAX_COST - MAX_PROGRESS_PENALTY
 UNIT = COST_ONE / math.log(2)
+# right shift from multiples of 2^-32, in the paper's layers, to multiples of 1 / ONE
+LAYER_SHIFT = 8
 
 # (slot [F], position [F], token [F, W]) -> g [F, W] float64, in place of the slots' keyed noise
 DraftNoise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

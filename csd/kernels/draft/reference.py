@@ -132,20 +132,20 @@ class Estimates:
 
         # runs of one node and token; the first of each is from its longest context
         first = new_key | starts(node[pair])
-        at = first.nonzero()[0]
-        q = np.minimum(np.add.reduceat(mass, at), ONE)
-        parent, held = node[pair[at]], held[at]
+        index = first.nonzero()[0]
+        q = np.minimum(np.add.reduceat(mass, index), ONE)
+        parent, held = node[pair[index]], held[index]
         edge = np.floor(-np.log(np.maximum(q, 1) * (1 / ONE)) * UNIT + 0.5).astype(np.int64)
         edge += self.level_cost[slot[parent]]
-        kept = ((edge <= highest[parent]) & (q > 0)).nonzero()[0]
-        if kept.size > MAX_CHILDREN:
-            kept = kept[_likeliest(parent[kept], q[kept], F)]
-        parent, token = parent[kept], token.ravel()[held[kept]]
+        selected = ((edge <= highest[parent]) & (q > 0)).nonzero()[0]
+        if selected.size > MAX_CHILDREN:
+            selected = selected[_likeliest(parent[selected], q[selected], F)]
+        parent, token = parent[selected], token.ravel()[held[selected]]
         if self.stop_ids.size:
             open_ = ~(token[:, None] == self.stop_ids[slot[parent]]).any(1)
-            parent, token, kept = parent[open_], token[open_], kept[open_]
-        source = self._source(sources.ravel()[held[kept]], slot[parent])
-        return Children(parent, token, edge[kept], source)
+            parent, token, selected = parent[open_], token[open_], selected[open_]
+        source = self._source(sources.ravel()[held[selected]], slot[parent])
+        return Children(parent, token, edge[selected], source)
 
     def _contexts(
         self, slot: np.ndarray, context: np.ndarray
@@ -213,8 +213,8 @@ class Estimates:
         # the token of a node at depth d is generated token d - 1 from here
         position = self.generated[slot] + (depth - 1)
         if self.noise is not None:
-            at = (torch.from_numpy(x) for x in (slot, position, token[:, None]))
-            return self.noise(*at).numpy()[:, 0]
+            coordinates = (torch.from_numpy(x) for x in (slot, position, token[:, None]))
+            return self.noise(*coordinates).numpy()[:, 0]
         return gumbel_words(
             philox_words(self.key[slot], token, position, self.sample[slot], SAMPLE)
         )
@@ -263,12 +263,12 @@ def draft_pool(
     nodes: most drafted nodes, by default as many as fit.
     """
     live = live_by_group(slots)
-    most = rows - live.size if nodes is None else min(nodes, rows - live.size)
+    max_drafted = rows - live.size if nodes is None else min(nodes, rows - live.size)
     drafted = None
-    if live.size and most > 0:
+    if live.size and max_drafted > 0:
         # a successor of weight 0 has a score of 0
         with np.errstate(divide="ignore"):
-            drafted = grow(live, most)
+            drafted = grow(live, max_drafted)
     return pool_of(slots, rows, drafted)
 
 
@@ -292,10 +292,10 @@ def cheapest(levels: list[Drafted], budget: int) -> Drafted:
         order = order[rank_in(nodes.slot[order]) < MAX_NODES - 1]
     order = order[:budget]
     # a root's child has parent -1, so it reads the last element, -1
-    place = np.full(nodes.cost.size + 1, -1)
-    place[order] = np.arange(order.size)
+    position = np.full(nodes.cost.size + 1, -1)
+    position[order] = np.arange(order.size)
     nodes = Nodes(*(x[order] for x in nodes))
-    return nodes._replace(parent=place[nodes.parent])
+    return nodes._replace(parent=position[nodes.parent])
 
 
 def draft_tree_ref(
@@ -343,26 +343,30 @@ def _grow(state: Estimates, penalty: np.ndarray, slot: np.ndarray, budget: int) 
             slot, cost, parent, context = slot[room], cost[room], parent[room], context[room]
         if not slot.size:
             break
-        found = state.children(slot, context, depth, np.minimum(path[slot], ceiling) - cost)
-        if found is None or not found.parent.size:
+        children = state.children(slot, context, depth, np.minimum(path[slot], ceiling) - cost)
+        if children is None or not children.parent.size:
             break
-        total = cost[found.parent] + found.edge
-        order = stable_order(total << 31 | found.token, (MAX_COST + 1) << 31)
+        total = cost[children.parent] + children.edge
+        order = stable_order(total << 31 | children.token, (MAX_COST + 1) << 31)
         total = total[order]
-        at, token, source = (x[order] for x in (found.parent, found.token, found.source))
-        slot = slot[at]
+        above, token, source = (
+            x[order] for x in (children.parent, children.token, children.source)
+        )
+        slot = slot[above]
         ceiling = min(ceiling, _threshold(levels, total, slot, budget))
         cut = total.searchsorted(ceiling, "right")
-        at, depths = at[:cut], np.full(cut, depth)
-        levels.append(Nodes(total[:cut], token[:cut], slot[:cut], depths, parent[at], source[:cut]))
+        above, depths = above[:cut], np.full(cut, depth)
+        levels.append(
+            Nodes(total[:cut], token[:cut], slot[:cut], depths, parent[above], source[:cut])
+        )
         # a child costs more than its parent by at least the level's cost
         front = np.arange(total.searchsorted(ceiling - state.level_cost.min(), "right"))
         if front.size > config.frontier:
             front = front[rank_in(slot[front]) < config.frontier]
         slot, cost = slot[front], total[front]
-        context = np.column_stack([token[front].astype(np.int32), context[at[front], :-1]])
+        context = np.column_stack([token[front].astype(np.int32), context[above[front], :-1]])
         parent = front + count
-        count += at.size
+        count += above.size
     if not levels:
         return None
     nodes = cheapest(levels, budget)

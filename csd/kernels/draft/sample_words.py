@@ -7,11 +7,9 @@ position is the index of the generated token, from 0. Verification draws with th
 """
 
 import torch
-import triton
-import triton.language as tl
 
 from csd.kernels.common.checks import check_tensor
-from csd.kernels.common.noise import SAMPLE, philox_word, philox_words_ref
+from csd.kernels.common.noise import SAMPLE, philox_words_ref
 from csd.kernels.common.operator import operator
 
 BLOCK = 128
@@ -26,31 +24,10 @@ def sample_words_ref(
 ) -> torch.Tensor:
     """Returns the words [F, W] int64, in [0, 2^32)."""
     s = slot.long()
-    place = position[:, None].long()
-    return philox_words_ref(key[s][:, None], token.long(), place, sample[s][:, None].long(), SAMPLE)
-
-
-@triton.jit(do_not_specialize=["W"])
-def _sample_words_kernel(
-    key_ptr,  # [S] int64
-    sample_ptr,  # [S] int32
-    slot_ptr,  # [F] int32
-    position_ptr,  # [F] int32
-    token_ptr,  # [F, W] int32
-    word_ptr,  # [F, W] int64
-    W,
-    SAMPLE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    f = tl.program_id(0).to(tl.int64)
-    # [BLOCK]
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < W
-    slot = tl.load(slot_ptr + f).to(tl.int64)
-    key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)
-    token = tl.load(token_ptr + f * W + offs, mask=mask, other=0)
-    word = philox_word(key, token, tl.load(position_ptr + f), sample, SAMPLE)
-    tl.store(word_ptr + f * W + offs, word.to(tl.int64), mask=mask)
+    column = position[:, None].long()
+    return philox_words_ref(
+        key[s][:, None], token.long(), column, sample[s][:, None].long(), SAMPLE
+    )
 
 
 def sample_words_triton(
@@ -61,6 +38,11 @@ def sample_words_triton(
     token: torch.Tensor,
 ) -> torch.Tensor:
     """One launch."""
+
+    import triton
+
+    from csd.kernels.draft.triton.slots import _sample_words_kernel
+
     F, W = token.shape
     word = torch.empty(token.shape, dtype=torch.int64, device=token.device)
     if word.numel():

@@ -18,12 +18,10 @@ from collections.abc import Callable
 from functools import wraps
 
 import torch
-import triton
-import triton.language as tl
 from torch.nn.functional import embedding
 
 from csd.kernels.common.checks import check_tensor
-from csd.kernels.common.gpu import has_dependent_launch, launch_next
+from csd.kernels.common.gpu import has_dependent_launch
 from csd.kernels.common.operator import operator
 
 
@@ -58,62 +56,6 @@ def _in_parts(x: torch.Tensor, residual: torch.Tensor | None) -> bool:
     return residual is not None and x.dim() == residual.dim() + 1
 
 
-@triton.jit(do_not_specialize=["R", "B"])
-def _rms_norm_kernel(
-    x_ptr,  # [R / B, B, F], or [PARTS, R, F] float32
-    residual_ptr,  # [R, F], or None
-    rows_ptr,  # [R] int32, or None
-    weight_ptr,  # [F]
-    y_ptr,  # [R, F]
-    sum_ptr,  # [R, F], or None without a residual and rows
-    R,
-    B,
-    x_stride,
-    x_stride_b,
-    eps,
-    F: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_F: tl.constexpr,
-    WIDE: tl.constexpr,
-    PARTS: tl.constexpr,
-    PLUS_ONE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        # the product that follows may prefetch its weights
-        launch_next()
-    # [BLOCK_R, 1]
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
-    at_x = (row // B).to(tl.int64) * x_stride + (row % B).to(tl.int64) * x_stride_b
-    if rows_ptr is not None:
-        of = tl.load(rows_ptr + row, mask=row < R, other=0)
-        at_x = tl.maximum(of, 0).to(tl.int64) * x_stride
-    at = row.to(tl.int64) * F
-    # [1, BLOCK_F]
-    offs = tl.arange(0, BLOCK_F)[None, :]
-    # [BLOCK_R, BLOCK_F]
-    mask = (row < R) & (offs < F)
-    x = tl.load(x_ptr + at_x + offs, mask=mask, other=0.0)
-    if PARTS > 1:
-        for part in tl.static_range(1, PARTS):
-            x += tl.load(x_ptr + part * R.to(tl.int64) * F + at + offs, mask=mask, other=0.0)
-        x = x.to(y_ptr.dtype.element_ty)
-    if residual_ptr is not None:
-        residual = tl.load(residual_ptr + at + offs, mask=mask, other=0.0)
-        x = (x.to(WIDE) + residual.to(WIDE)).to(x.dtype)
-    if sum_ptr is not None:
-        tl.store(sum_ptr + at + offs, x, mask=mask)
-    wide = x.to(tl.float32)
-    # [BLOCK_R, 1]
-    scale = tl.rsqrt(tl.sum(wide * wide, 1, keep_dims=True) / F + eps)
-    weight = tl.load(weight_ptr + offs, mask=offs < F, other=0.0)
-    if PLUS_ONE:
-        y = wide * scale * (1.0 + weight.to(tl.float32))
-    else:
-        y = weight.to(WIDE) * (wide * scale).to(x.dtype).to(WIDE)
-    tl.store(y_ptr + at + offs, y.to(x.dtype), mask=mask)
-
-
 def rms_norm_triton(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -124,31 +66,37 @@ def rms_norm_triton(
     plus_one: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One launch. x may be [M, H, F] with any strides of rows and heads, as in a wider row."""
+
+    import triton
+    import triton.language as tl
+
+    from csd.kernels.layers.triton.elementwise import _rms_norm_kernel
+
     F, parts = x.shape[-1], 1
     if _in_parts(x, residual):
         assert residual is not None
-        parts, given, x = x.shape[0], x.contiguous(), residual
-        given = given.view(-1, 1, F)[: residual.numel() // F]
+        parts, source, x = x.shape[0], x.contiguous(), residual
+        source = source.view(-1, 1, F)[: residual.numel() // F]
     else:
-        given = x if x.dim() == 3 else x.reshape(-1, 1, F)
-    if given.stride(-1) != 1:
-        given = given.contiguous()
+        source = x if x.dim() == 3 else x.reshape(-1, 1, F)
+    if source.stride(-1) != 1:
+        source = source.contiguous()
     shape = x.shape if rows is None else (rows.shape[0], F)
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
     r = None if residual is None and rows is None else torch.empty_like(y)
     tiles = _tiles(F)
-    R = given.shape[0] * given.shape[1] if rows is None else rows.shape[0]
+    R = source.shape[0] * source.shape[1] if rows is None else rows.shape[0]
     _rms_norm_kernel[(triton.cdiv(R, tiles["BLOCK_R"]),)](
-        x_ptr=given,
+        x_ptr=source,
         residual_ptr=None if residual is None else residual.contiguous(),
         rows_ptr=rows,
         weight_ptr=weight,
         y_ptr=y,
         sum_ptr=r,
         R=R,
-        B=given.shape[1],
-        x_stride=given.stride(0),
-        x_stride_b=given.stride(1),
+        B=source.shape[1],
+        x_stride=source.stride(0),
+        x_stride_b=source.stride(1),
         eps=eps,
         F=F,
         BLOCK_R=tiles["BLOCK_R"],
@@ -164,6 +112,9 @@ def rms_norm_triton(
 
 def _tiles(F: int) -> dict[str, int]:
     """Tile sizes: whole rows, several if they are short. At most 32 elements per thread."""
+
+    import triton
+
     block = triton.next_power_of_2(F)
     rows = max(1, 1024 // block)
     return dict(BLOCK_R=rows, BLOCK_F=block, num_warps=max(4, min(16, block // 1024)))

@@ -22,8 +22,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
@@ -60,192 +58,22 @@ def rotary_ref(
 def _added_up(
     parts: tuple[torch.Tensor, ...], bias: torch.Tensor | None, dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    found, at = [], 0
+    summed, start = [], 0
     for part in parts:
         x = part[0]
         for other in part[1:]:
             x = x + other
         if bias is not None:
             width = x[0].numel()
-            x = x + bias[at : at + width].view(x.shape[1:]).to(x.dtype)
-            at += width
-        found.append(x.to(dtype))
-    return found
+            x = x + bias[start : start + width].view(x.shape[1:]).to(x.dtype)
+            start += width
+        summed.append(x.to(dtype))
+    return summed
 
 
 def _rotate_half(x: torch.Tensor) -> torch.Tensor:
     low, high = x.chunk(2, dim=-1)
     return torch.cat((-high, low), dim=-1)
-
-
-@triton.jit
-def _added(
-    x_ptr, at, mask, part_stride, bias_ptr, at_bias, kind: tl.constexpr, PARTS: tl.constexpr
-):
-    """Loads the values at `at`; if PARTS > 1, returns the parts' sum in order with the bias."""
-    x = tl.load(x_ptr + at, mask=mask)
-    if PARTS > 1:
-        for part in tl.static_range(1, PARTS):
-            x += tl.load(x_ptr + part * part_stride + at, mask=mask)
-        if bias_ptr is not None:
-            x += tl.load(bias_ptr + at_bias, mask=mask).to(tl.float32)
-        x = x.to(kind)
-    return x
-
-
-@triton.jit
-def _rotate(
-    x_ptr,
-    y_ptr,
-    at_x,
-    at_y,
-    mask,
-    cos_l,
-    cos_h,
-    sin_l,
-    sin_h,
-    part_stride,
-    bias_ptr,
-    at_bias,
-    R: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    # both halves of the heads' rotated part in one tile each: [heads, BLOCK_D]
-    kind: tl.constexpr = y_ptr.dtype.element_ty
-    half: tl.constexpr = R // 2
-    low = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
-    high = _added(x_ptr, at_x + half, mask, part_stride, bias_ptr, at_bias + half, kind, PARTS)
-    low, high = low.to(cos_l.dtype), high.to(cos_l.dtype)
-    tl.store(y_ptr + at_y, (low * cos_l - high * sin_l).to(kind), mask=mask)
-    tl.store(y_ptr + at_y + half, (high * cos_h + low * sin_h).to(kind), mask=mask)
-
-
-@triton.jit
-def _keep(x_ptr, y_ptr, at_x, at_y, mask, part_stride, bias_ptr, at_bias, PARTS: tl.constexpr):
-    kind: tl.constexpr = y_ptr.dtype.element_ty
-    x = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
-    tl.store(y_ptr + at_y, x, mask=mask)
-
-
-@triton.jit
-def _rotary_kernel(
-    q_ptr,  # [M, H, D], or with k and v [PARTS, M, ..] float32
-    k_ptr,  # [M, K, D]
-    v_ptr,  # [M, K, D], or None
-    bias_ptr,  # [(H + 2 K) D], or None
-    position_ptr,  # [M] int32, or None: position is the row
-    cos_ptr,  # [positions, R]
-    sin_ptr,  # [positions, R]
-    out_ptr,  # [M, H, D]
-    node_k_ptr,  # [M, K, D]
-    node_v_ptr,  # [M, K, D], or None as v
-    q_stride,
-    k_stride,
-    v_stride,
-    part_stride,
-    EACH: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    WIDE: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    kv = tl.program_id(1)
-    # [1, BLOCK_D]
-    offs_d = tl.arange(0, BLOCK_D)[None, :]
-    half = offs_d < R // 2
-    at = row * R + offs_d
-    if position_ptr is not None:
-        at = tl.load(position_ptr + row).to(tl.int64) * R + offs_d
-    cos_l = tl.load(cos_ptr + at, mask=half).to(WIDE)
-    cos_h = tl.load(cos_ptr + at + R // 2, mask=half).to(WIDE)
-    sin_l = tl.load(sin_ptr + at, mask=half).to(WIDE)
-    sin_h = tl.load(sin_ptr + at + R // 2, mask=half).to(WIDE)
-
-    # [BLOCK_E, BLOCK_D]
-    e = tl.arange(0, BLOCK_E)[:, None]
-    heads = (kv * EACH + e) * D + offs_d
-    mask = (e < EACH) & half
-    at_out = row * (EACH * K * D) + heads
-    _rotate(
-        q_ptr,
-        out_ptr,
-        row * q_stride + heads,
-        at_out,
-        mask,
-        cos_l,
-        cos_h,
-        sin_l,
-        sin_h,
-        part_stride,
-        bias_ptr,
-        heads,
-        R,
-        PARTS,
-    )
-    at_node = row * (K * D) + kv * D + offs_d
-    at_k = row * k_stride + kv * D + offs_d
-    # columns of the product: queries, keys, values
-    in_keys = (EACH * K + kv) * D + offs_d
-    _rotate(
-        k_ptr,
-        node_k_ptr,
-        at_k,
-        at_node,
-        half,
-        cos_l,
-        cos_h,
-        sin_l,
-        sin_h,
-        part_stride,
-        bias_ptr,
-        in_keys,
-        R,
-        PARTS,
-    )
-    for i in tl.static_range((D - R + BLOCK_D - 1) // BLOCK_D):
-        on = R + i * BLOCK_D
-        there = on + offs_d < D
-        _keep(
-            q_ptr,
-            out_ptr,
-            row * q_stride + heads + on,
-            at_out + on,
-            (e < EACH) & there,
-            part_stride,
-            bias_ptr,
-            heads + on,
-            PARTS,
-        )
-        _keep(
-            k_ptr,
-            node_k_ptr,
-            at_k + on,
-            at_node + on,
-            there,
-            part_stride,
-            bias_ptr,
-            in_keys + on,
-            PARTS,
-        )
-    if v_ptr is not None:
-        half = offs_d < D // 2
-        at_v = row * v_stride + kv * D + offs_d
-        for i in tl.static_range(2):
-            v = _added(
-                v_ptr,
-                at_v + i * (D // 2),
-                half,
-                part_stride,
-                bias_ptr,
-                in_keys + K * D + i * (D // 2),
-                node_v_ptr.dtype.element_ty,
-                PARTS,
-            )
-            tl.store(node_v_ptr + at_node + i * (D // 2), v, mask=half)
 
 
 def rotary_triton(
@@ -260,6 +88,12 @@ def rotary_triton(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One launch. Rows of q, k and v are contiguous but may be apart, as in a fused product."""
+
+    import triton
+    import triton.language as tl
+
+    from csd.kernels.layers.triton.elementwise import _rotary_kernel
+
     (M, H, D), K = q.shape[-3:], k.shape[-2]
     parts, part_stride = (q.shape[0], q.stride(0)) if q.dim() == 4 else (1, 0)
     out = torch.empty(M, H, D, dtype=node_k.dtype, device=q.device)
@@ -357,6 +191,12 @@ def rotate_triton(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One launch. Each row of q and k is contiguous; rows may be apart."""
+
+    import triton
+    import triton.language as tl
+
+    from csd.kernels.layers.triton.elementwise import _rotary_kernel
+
     (M, H, D), K = q.shape, k.shape[1]
     out_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     out_k = torch.empty(k.shape, dtype=k.dtype, device=k.device)

@@ -14,23 +14,14 @@ inference", 2025, has the argument for fixed tiles and fixed splits.)
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from csd.kernels.common.checks import check_tensor
-from csd.kernels.common.gpu import (
-    Chip,
-    chip_of,
-    dependent_options,
-    launch_next,
-    prefetch,
-    wait_for_previous,
-)
+from csd.kernels.common.gpu import Chip, chip_of, dependent_options
 from csd.kernels.common.operator import operator
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # K is split until there are this many programs, in splits of LEAST_K numbers or more
-PROGRAMS, LEAST_K, MOST_SPLITS = 128, 512, 8
+PROGRAMS, LEAST_K, MAX_SPLITS = 128, 512, 8
 # outputs and numbers of K in a tile; fewer for float32, which is multiplied without tensor cores
 TILE, NARROW_TILE = (128, 64), (64, 32)
 ROW_TILES = (16, 32, 64, 128)
@@ -44,7 +35,7 @@ def splits_of(N: int, K: int, dtype: torch.dtype) -> tuple[int, int]:
     """
     block_n, block_k = NARROW_TILE if dtype == torch.float32 else TILE
     tiles, blocks, splits = -(-N // block_n), -(-K // block_k), 1
-    while splits < MOST_SPLITS and tiles * splits < PROGRAMS and 2 * splits * LEAST_K <= K:
+    while splits < MAX_SPLITS and tiles * splits < PROGRAMS and 2 * splits * LEAST_K <= K:
         splits *= 2
     each = -(-blocks // splits)
     return -(-blocks // each), each
@@ -60,82 +51,6 @@ def row_linear_ref(
     pairs = zip(x.to(dtype).split(width, 1), weight.to(dtype).split(width, 1), strict=True)
     y = sum(a @ b.T for a, b in pairs)
     return (y if bias is None else y + bias.to(dtype)).to(x.dtype)
-
-
-@triton.jit(do_not_specialize=["M", "blocks"])
-def _row_linear_kernel(
-    x_ptr,  # [M, K], rows x_stride apart
-    w_ptr,  # [N, K]
-    bias_ptr,  # [N] or None
-    y_ptr,  # [M, N], or [splits, M, N] float32
-    M,
-    N,
-    K,
-    x_stride,
-    blocks,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    EVEN: tl.constexpr,
-    DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
-    offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    offs_k = tl.arange(0, BLOCK_K)
-    split = tl.program_id(2)
-    # rows past the last one are read as the last one, and not written
-    # [BLOCK_T, BLOCK_K]
-    x_at = x_ptr + tl.minimum(offs_t, M - 1).to(tl.int64)[:, None] * x_stride + offs_k[None, :]
-    # [BLOCK_N, BLOCK_K]
-    w_at = w_ptr + tl.minimum(offs_n, N - 1).to(tl.int64)[:, None] * K + offs_k[None, :]
-    acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-    first = split * blocks
-    if PDL:
-        launch_next()
-        row = w_ptr + tl.minimum(offs_n, N - 1).to(tl.int64) * K + first * BLOCK_K
-        prefetch(row, K - first * BLOCK_K, BLOCK_K, AHEAD)
-        wait_for_previous()
-    for i in range(first, tl.minimum(first + blocks, tl.cdiv(K, BLOCK_K))):
-        k = i * BLOCK_K
-        if EVEN:
-            x = tl.load(x_at + k).to(DTYPE)
-            w = tl.load(w_at + k).to(DTYPE)
-        else:
-            mask_k = (k + offs_k < K)[None, :]
-            x = tl.load(x_at + k, mask=mask_k, other=0.0).to(DTYPE)
-            w = tl.load(w_at + k, mask=mask_k, other=0.0).to(DTYPE)
-        acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[:, None]
-    y_ptr += split.to(tl.int64) * M * N
-    y_at = y_ptr + offs_t.to(tl.int64)[:, None] * N + offs_n[None, :]
-    mask = (offs_t < M)[:, None] & (offs_n < N)[None, :]
-    tl.store(y_at, tl.trans(acc).to(y_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["M"])
-def _add_splits_kernel(
-    part_ptr,  # [PARTS, M, N] float32
-    bias_ptr,  # [N] or None
-    y_ptr,  # [M, N]
-    M,
-    N,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    # [BLOCK]
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < N
-    acc = tl.load(part_ptr + row * N + offs, mask=mask, other=0.0)
-    for s in tl.static_range(1, PARTS):
-        acc += tl.load(part_ptr + (s * M + row) * N + offs, mask=mask, other=0.0)
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + row * N + offs, acc.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def row_tile(M: int, dtype: torch.dtype) -> int:
@@ -154,6 +69,10 @@ def _stages(chip: Chip, dtype: torch.dtype, rows: int) -> int:
 
 def product_tiles(x: torch.Tensor, K: int, kernel: Any) -> dict[str, Any]:
     """Constants and launch options of a kernel that multiplies x [M, K]."""
+
+    import triton
+    import triton.language as tl
+
     narrow = x.dtype == torch.float32
     block_n, block_k = NARROW_TILE if narrow else TILE
     # the interpreter computes wrong bfloat16 products without an error: use float32 there
@@ -175,6 +94,11 @@ def row_linear_triton(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """One launch, or two if `splits_of` splits K. weight, bias and x's rows: contiguous."""
+
+    import triton
+
+    from csd.kernels.layers.triton.linear import _add_splits_kernel
+
     target = row_parts_triton(x, weight, bias)
     if target.dim() == 2:
         return target
@@ -200,6 +124,11 @@ def row_parts_triton(
 
     Adding the sums in order and rounding gives the result of `row_linear_triton` without the bias.
     """
+
+    import triton
+
+    from csd.kernels.layers.triton.linear import _row_linear_kernel
+
     if x.dtype not in DTYPES:
         raise ValueError(f"x must be float16, bfloat16 or float32, got {x.dtype}")
     M, (N, K) = x.shape[0], weight.shape

@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 
 from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
@@ -42,44 +40,6 @@ def silu_mul_ref(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-@triton.jit
-def silu_times(gate, up):
-    # exp overflows to infinity for very negative gates, and the quotient is 0 as it should be
-    return gate / (1.0 + tl.exp(-gate)) * up
-
-
-@triton.jit
-def gelu_times(gate, up, A: tl.constexpr, B: tl.constexpr):
-    return gate / (1.0 + tl.exp(-gate * (A + B * gate * gate))) * up
-
-
-@triton.jit
-def _swiglu_kernel(
-    gate_ptr,  # [R, ROW]
-    up_ptr,  # [R, ROW], or None: up is WIDTH elements after gate
-    y_ptr,  # [R, WIDTH]
-    ROW: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
-    GELU: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    # [BLOCK]
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < WIDTH
-    at = row * ROW + offs
-    gate = tl.load(gate_ptr + at, mask=mask, other=0.0).to(WIDE)
-    if up_ptr is None:
-        up = tl.load(gate_ptr + at + WIDTH, mask=mask, other=0.0).to(WIDE)
-    else:
-        up = tl.load(up_ptr + at, mask=mask, other=0.0).to(WIDE)
-    y = gelu_times(gate, up, A, B) if GELU else silu_times(gate, up)
-    tl.store(y_ptr + row * WIDTH + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
-
-
 def swiglu_triton(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
     """One launch; gate_up must be contiguous."""
     width = gate_up.shape[-1] // 2
@@ -92,6 +52,11 @@ def silu_mul_triton(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _launch(gate, up, y, gelu=False) -> torch.Tensor:
+    import triton
+    import triton.language as tl
+
+    from csd.kernels.layers.triton.elementwise import _swiglu_kernel
+
     width = y.shape[-1]
     if not y.numel():
         return y

@@ -15,8 +15,8 @@ def widen(typing_context, x, offset, y, to):
     """y[to : to + BLOCK] = x[offset : offset + BLOCK], with bfloat16 widened to float32"""
 
     def generate(context, builder, signature, args):
-        given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
-        value = _numbers(builder, load(context, builder, x, args[0], args[1], given))
+        vector = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
+        value = _numbers(builder, load(context, builder, x, args[0], args[1], vector))
         store(context, builder, y, args[2], args[3], value)
         return context.get_dummy_value()
 
@@ -33,12 +33,12 @@ def transpose(typing_context, x, offset, stride, last, y, to, y_stride):
 
     def generate(context, builder, signature, args):
         x_, offset, stride, last, y_, to, y_stride = args
-        given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
+        vector = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
         rows = []
         for j in range(BLOCK):
             least = builder.select(builder.icmp_signed("<", last, last.type(j)), last, last.type(j))
             start = builder.add(offset, builder.mul(least, stride))
-            rows.append(_numbers(builder, load(context, builder, x, x_, start, given)))
+            rows.append(_numbers(builder, load(context, builder, x, x_, start, vector)))
         half = BLOCK // 2
         low = [k // 2 + k % 2 * BLOCK for k in range(BLOCK)]
         high = [k + half for k in low]
@@ -66,11 +66,11 @@ def pair(typing_context, x, offset, stride, y, to):
 
     def generate(context, builder, signature, args):
         x_, offset, stride, y_, to = args
-        given = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
-        odd = load(context, builder, x, x_, offset, given)
-        even = load(context, builder, x, x_, builder.add(offset, stride), given)
+        vector = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
+        odd = load(context, builder, x, x_, offset, vector)
+        even = load(context, builder, x, x_, builder.add(offset, stride), vector)
         is_there = builder.icmp_signed("!=", stride, stride.type(0))
-        even = builder.select(is_there, even, ir.Constant(given, [0] * BLOCK))
+        even = builder.select(is_there, even, ir.Constant(vector, [0] * BLOCK))
         store(context, builder, y, y_, to, _pairs(builder, odd, even))
         return context.get_dummy_value()
 
@@ -90,17 +90,21 @@ def round_pairs(typing_context, x, offset, count, y, to):
         half = ir.VectorType(context.get_value_type(x.dtype), BLOCK)
         upper = builder.add(offset, offset.type(BLOCK))
         words = rounded_words(
-            builder, *(load(context, builder, x, x_, place, half) for place in (offset, upper))
+            builder,
+            *(
+                load(context, builder, x, x_, offset_of_half, half)
+                for offset_of_half in (offset, upper)
+            ),
         )
         # the lower half of a word is the first number of its pair
         left = splat(builder, builder.trunc(count, INT), BLOCK)
         odd, even = builder.shl(words, ints(BLOCK, 16)), builder.lshr(words, ints(BLOCK, 16))
-        kept = []
+        rounded = []
         for start, part in enumerate((odd, even)):
             number = ir.Constant(words.type, list(range(start, 2 * BLOCK, 2)))
             shown = builder.icmp_signed("<", number, left)
-            kept.append(builder.select(shown, part, ints(BLOCK, 0)))
-        store(context, builder, y, y_, to, builder.bitcast(builder.or_(*kept), half))
+            rounded.append(builder.select(shown, part, ints(BLOCK, 0)))
+        store(context, builder, y, y_, to, builder.bitcast(builder.or_(*rounded), half))
         return context.get_dummy_value()
 
     index = types.intp

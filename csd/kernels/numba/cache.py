@@ -14,7 +14,7 @@ from typing import Any
 
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-from csd.utils.own_files import open_own
+from csd.utils.files import open_own
 
 # part of the names of the files that this process writes
 PROCESS = uuid.uuid4().hex[:12]
@@ -119,8 +119,8 @@ class Files(IndexDataCacheFile):
 
 def _parts(index: bytes) -> tuple[Any, Any, bytes]:
     """An index's version, stamp and pickled overloads; (None, None, b"") for another layout."""
-    found = pickle.loads(index)
-    return found if len(found) == 3 else (None, None, b"")
+    parts = pickle.loads(index)
+    return parts if len(parts) == 3 else (None, None, b"")
 
 
 def _digest(path: str, data: bytes) -> bytes:

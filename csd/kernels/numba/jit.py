@@ -19,9 +19,9 @@ CSD = Path(__file__).parents[2]
 ROOMS = ("kernels", "state")
 
 
-def _is_own(found: Any) -> bool:
+def _is_own(data: Any) -> bool:
     """True if an event of numba's compiler is about one of csd's loops."""
-    return (found.data["dispatcher"].py_func.__module__ or "").startswith("csd.")
+    return (data.data["dispatcher"].py_func.__module__ or "").startswith("csd.")
 
 
 class First(event.Listener):
@@ -30,12 +30,12 @@ class First(event.Listener):
     def __init__(self, run: Callable[[], None]):
         self.run, self.done = run, False
 
-    def on_start(self, found: Any) -> None:
-        if not self.done and _is_own(found):
+    def on_start(self, data: Any) -> None:
+        if not self.done and _is_own(data):
             self.done = True
             self.run()
 
-    def on_end(self, found: Any) -> None:
+    def on_end(self, data: Any) -> None:
         pass
 
 
@@ -44,14 +44,14 @@ class Counted(event.Listener):
 
     loops = 0
 
-    def on_start(self, found: Any) -> None:
-        if _is_own(found):
+    def on_start(self, data: Any) -> None:
+        if _is_own(data):
             preparation_phases.begin("compile")
             self.loops += 1
             preparation_phases.note(f"{self.loops} compiled")
 
-    def on_end(self, found: Any) -> None:
-        if _is_own(found):
+    def on_end(self, data: Any) -> None:
+        if _is_own(data):
             preparation_phases.end()
 
 
@@ -93,15 +93,15 @@ def compiled(function: Any, **options: Any) -> Any:
     """Compile `function` with `njit` and csd's cache on disk; options: further ones of `njit`."""
     usual: dict[str, Any] = dict(nogil=True, error_model="numpy", boundscheck=False)
     options = usual | options
-    found, file = njit(function, **options), Path(function.__code__.co_filename)
+    dispatcher, file = njit(function, **options), Path(function.__code__.co_filename)
     try:
         # numba compiles a function again when its own file has changed, but the compiled code also
         # contains code and constants of other files
-        found._cache = Kept(function, stamp(file) if file.is_file() else None)
+        dispatcher._cache = Kept(function, stamp(file) if file.is_file() else None)
     except RuntimeError as error:
         # neither the package's folder nor the user's is writable
         UNKEPT(error)
-    return found
+    return dispatcher
 
 
 @cache

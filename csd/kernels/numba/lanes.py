@@ -51,12 +51,12 @@ def block(typing_context, x, offset):
 
 
 def _lanes(x: types.Array, count: int) -> tuple[Any, Any]:
-    found = Lanes(x.dtype, count)
+    kind = Lanes(x.dtype, count)
 
     def generate(context, builder, signature, args):
-        return load(context, builder, x, *args, context.get_value_type(found))
+        return load(context, builder, x, *args, context.get_value_type(kind))
 
-    return found(x, types.intp), generate
+    return kind(x, types.intp), generate
 
 
 @intrinsic

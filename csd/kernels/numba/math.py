@@ -65,11 +65,11 @@ def _exp_single(typing_context, x):
 @loop
 def peak(x):
     """Maximum of x, or NaN if x has a NaN whose sign is positive."""
-    most = ordered(x[0])
+    largest = ordered(x[0])
     for j in range(1, x.shape[0]):
         value = ordered(x[j])
-        most = value if value > most else most
-    return number(most)
+        largest = value if value > largest else largest
+    return number(largest)
 
 
 @any_order

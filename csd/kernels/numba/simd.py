@@ -2,7 +2,7 @@
 
 `exponential` is e^x in float32, with the same bits for a number and for an element of a vector:
 e^x = 2^n e^r with x = n ln 2 + r; e^r is Taylor's polynomial of degree 7, whose error is 5e-9 at
-|r| = ln 2 / 2. The result is within one or two ulp; it is 0 below `LEAST` and NaN for NaN.
+|r| = ln 2 / 2. The result is within one or two ulp; it is 0 below `MIN_ARGUMENT` and NaN for NaN.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ FACTORS = [2 / n for n in (5040, 720, 120, 24, 6, 2, 1, 1)]
 # adding it rounds a float32 to an integer, which the lowest bits of the sum hold
 ROUND = 1.5 * 2**23
 # least x for which 2^(n - 1) is a normal float32, and an x for which e^x is infinite
-LEAST, MOST = -86.98, 89.0
+MIN_ARGUMENT, MAX_ARGUMENT = -86.98, 89.0
 
 
 def ints(count: int, value: int) -> ir.Constant:
@@ -75,13 +75,13 @@ def add_product(builder: Any, total: Any, x: Any, y: Any, pairs: bool = False) -
     return builder.call(ir.InlineAsm(function, "vdpbf16ps $2, $1, $0", "=v,v,v,0"), [x, y, total])
 
 
-def for_rows(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:
-    """Emit code for each number of rows from 1 to `most`; at run time `rows` selects a case."""
+def for_rows(builder: Any, rows: Any, max_rows: int, emit: Callable[[int], None]) -> None:
+    """Emit code for each number of rows from 1 to `max_rows`; at run time `rows` selects a case."""
     done = builder.append_basic_block("done")
-    found = builder.switch(rows, done)
-    for count in range(1, most + 1):
+    switch = builder.switch(rows, done)
+    for count in range(1, max_rows + 1):
         block = builder.append_basic_block(f"rows_{count}")
-        found.add_case(rows.type(count), block)
+        switch.add_case(rows.type(count), block)
         builder.position_at_end(block)
         emit(count)
         builder.branch(done)
@@ -119,12 +119,12 @@ def prefetch(builder: Any, pointer: Any, level: int = 2) -> None:
     builder.call(function, [pointer, read, locality, data])
 
 
-def exponential(builder: Any, given: Any) -> Any:
-    """Code of e^given; given: a float32 or a vector of float32."""
-    kind = given.type
+def exponential(builder: Any, argument: Any) -> Any:
+    """Code of e^given; argument: a float32 or a vector of float32."""
+    kind = argument.type
     ints = ir.VectorType(INT, kind.count) if isinstance(kind, ir.VectorType) else INT
-    high = _all(kind, MOST)
-    x = builder.select(builder.fcmp_ordered("<", high, given), high, given)
+    high = _all(kind, MAX_ARGUMENT)
+    x = builder.select(builder.fcmp_ordered("<", high, argument), high, argument)
     shifted = _fma(builder, x, _all(kind, LOG2_E), _all(kind, ROUND))
     n = builder.fsub(shifted, _all(kind, ROUND))
     r = _fma(builder, n, _all(kind, -LN_2_HIGH), x)
@@ -135,8 +135,8 @@ def exponential(builder: Any, given: Any) -> Any:
     power = builder.shl(builder.bitcast(shifted, ints), _all(ints, 23))
     power = builder.add(power, _all(ints, 126 << 23))
     p = builder.fmul(p, builder.bitcast(power, kind))
-    # below LEAST p is meaningless; the comparison is unordered, so NaN passes
-    is_seen = builder.fcmp_unordered(">=", given, _all(kind, LEAST))
+    # below MIN_ARGUMENT p is meaningless; the comparison is unordered, so NaN passes
+    is_seen = builder.fcmp_unordered(">=", argument, _all(kind, MIN_ARGUMENT))
     return builder.select(is_seen, p, _all(kind, 0.0))
 
 

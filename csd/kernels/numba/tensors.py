@@ -29,19 +29,19 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
     """True if loops read all tensors: in the CPU's memory, of one dtype of `LIKE`."""
-    given = (x, *(y for y in others if y is not None))
+    tensors = (x, *(y for y in others if y is not None))
     return x.dtype in LIKE and all(
-        y.dtype == x.dtype and type(y) in PLAIN and y.is_cpu for y in given
+        y.dtype == x.dtype and type(y) in PLAIN and y.is_cpu for y in tensors
     )
 
 
 def require(served: bool, name: str, *tensors: torch.Tensor | None) -> None:
     """Raises TypeError, which describes the tensors of operation `name`, unless `served`."""
     if not served:
-        given = ", ".join(_described(x) for x in tensors if x is not None)
+        description = ", ".join(_described(x) for x in tensors if x is not None)
         raise TypeError(
             f"{name} with kernels='cpu' takes CPU tensors of one dtype: bfloat16, float32, or, "
-            f"except for norms, rotary embedding and SwiGLU, float64; got {given}"
+            f"except for norms, rotary embedding and SwiGLU, float64; got {description}"
         )
 
 
@@ -114,11 +114,11 @@ def addresses(
     dtypes: expected dtypes by field, or one for all. Returns None if a tensor has another dtype, is
     not contiguous or is not in the CPU's memory.
     """
-    found = []
+    pointers = []
     for name in kind._fields:  # type: ignore[attr-defined]
         x = getattr(record, name)
         wanted = dtypes if isinstance(dtypes, torch.dtype) else dtypes[name]
         if x.dtype is not wanted or not x.is_contiguous() or not on_host(x):
             return None
-        found.append(x.data_ptr())
-    return kind(*found)
+        pointers.append(x.data_ptr())
+    return kind(*pointers)

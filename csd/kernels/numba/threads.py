@@ -63,8 +63,8 @@ def _begin() -> None:
 
 def threads() -> int:
     """Number of threads: PyTorch's, at most numba's; 1 if callers cannot share numba's threads."""
-    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    return min(torch.get_num_threads(), most) if _shared() else 1
+    limit: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    return min(torch.get_num_threads(), limit) if _shared() else 1
 
 
 @cache

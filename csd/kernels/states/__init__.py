@@ -131,22 +131,22 @@ class StepStates:
             node, weight, bias, convs.tail[layer], self.slot, self.position, self.path, silu
         )
 
-    def update(self, call: int, given: DeltaRule | SSM) -> torch.Tensor:
+    def update(self, call: int, inputs: DeltaRule | SSM) -> torch.Tensor:
         """Returns the outputs [M, H, Dv] in the states' dtype."""
         part, layer = self.memory.state_at[call]
         states, M = self.memory.states[part], self.slot.shape[0]
         kind = states.state.dtype
-        q, k, decay = given.inputs(self.ops, kind)
+        q, k, decay = inputs.inputs(self.ops, kind)
         nodes = states.node_key, states.node_decay, states.node_update
         node_key, node_decay, node_update = (x[layer, :M] for x in nodes)
         node_key.copy_(k)
         node_decay.copy_(decay)
-        kept = (x[layer] for x in (states.state, states.key, states.update, states.decay))
+        stored = (x[layer] for x in (states.state, states.key, states.update, states.decay))
         rest = (
             node_key,
             node_decay,
             node_update,
-            *kept,
+            *stored,
             self.base,
             self.slot,
             self.position,
@@ -154,10 +154,10 @@ class StepStates:
             self.slot_start,
             self.slot_nodes,
         )
-        if isinstance(given, SSM):
-            torch.mul(given.dt.to(kind)[..., None], given.x.to(kind), out=node_update)
+        if isinstance(inputs, SSM):
+            torch.mul(inputs.dt.to(kind)[..., None], inputs.x.to(kind), out=node_update)
             return self.ops.tree_ssm(q, *rest)
-        v, b = given.v.to(kind).contiguous(), given.strength.to(kind).contiguous()
+        v, b = inputs.v.to(kind).contiguous(), inputs.strength.to(kind).contiguous()
         return self.ops.tree_delta_rule(q, v, b, *rest)
 
 

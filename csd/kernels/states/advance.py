@@ -11,15 +11,13 @@ begin and end. (The recurrence of Yang et al., "Gated Delta Networks", 2024, and
 from collections.abc import Callable
 
 import torch
-import triton
-import triton.language as tl
 
 from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
 from csd.state.recurrent import CHUNK, TAIL
 
 # most chunks that one call can add: a step commits 17 tokens at most
-MOST = TAIL // CHUNK
+MAX_CHUNKS = TAIL // CHUNK
 
 
 def next_state(
@@ -32,9 +30,9 @@ def next_state(
     """Returns the states [L, S, H, Dk, Dv] after the CHUNK tokens that follow `base`."""
     each, s = state.shape[2] // key.shape[3], torch.arange(base.shape[0], device=base.device)
     for t in range(CHUNK):
-        place = (base.long() + t) % TAIL
-        k = key[:, s, place].repeat_interleave(each, 2)[..., None]
-        u, d = update[:, s, place][..., None, :], decay[:, s, place][..., None, None]
+        index = (base.long() + t) % TAIL
+        k = key[:, s, index].repeat_interleave(each, 2)[..., None]
+        u, d = update[:, s, index][..., None, :], decay[:, s, index][..., None, None]
         state = d * state + k * u
     return state
 
@@ -48,78 +46,11 @@ def advance_state_ref(
     target: torch.Tensor,  # [S] int32, multiples of 16, at most base + 32
 ) -> None:
     """Plain PyTorch. `base` is not changed: the caller advances it."""
-    for i in range(MOST):
-        at = base + CHUNK * i
-        moved = next_state(state, key, update, decay, at)
+    for i in range(MAX_CHUNKS):
+        begin = base + CHUNK * i
+        moved = next_state(state, key, update, decay, begin)
         # unwritten tokens of a tail may hold any value: select, since 0 * NaN is not 0
-        state.copy_(torch.where((at < target)[:, None, None, None], moved, state))
-
-
-@triton.jit
-def add_chunk(
-    S,  # [BLOCK_K, BLOCK_V]
-    key_ptr,  # [TAIL, Hk, Dk] of a slot, from the program's key head on
-    update_ptr,  # [TAIL, H, Dv] of a slot, from the program's head on
-    decay_ptr,  # [TAIL, H] of a slot, from the program's head on
-    base,
-    offs_k,
-    offs_v,
-    Hk: tl.constexpr,
-    H: tl.constexpr,
-    Dk: tl.constexpr,
-    Dv: tl.constexpr,
-    TAIL: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Returns the state S after one more chunk. The fma is explicit: all callers get equal bits."""
-    for t in range(CHUNK):
-        place = (base + t) % TAIL
-        # [BLOCK_K]
-        k = tl.load(key_ptr + place * (Hk * Dk) + offs_k, mask=offs_k < Dk, other=0.0)
-        # [BLOCK_V]
-        u = tl.load(update_ptr + place * (H * Dv) + offs_v, mask=offs_v < Dv, other=0.0)
-        k, u = tl.broadcast_to(k[:, None], S.shape), tl.broadcast_to(u[None, :], S.shape)
-        S = tl.fma(k, u, tl.load(decay_ptr + place * H) * S)
-    return S
-
-
-@triton.jit
-def _advance_state_kernel(
-    state_ptr,  # [L, S, H, Dk, Dv]
-    key_ptr,  # [L, S, TAIL, Hk, Dk]
-    update_ptr,  # [L, S, TAIL, H, Dv]
-    decay_ptr,  # [L, S, TAIL, H]
-    base_ptr,  # [S] int32
-    target_ptr,  # [S] int32
-    S,
-    H: tl.constexpr,
-    Hk: tl.constexpr,
-    Dk: tl.constexpr,
-    Dv: tl.constexpr,
-    TAIL: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    slot, head = tl.program_id(0), tl.program_id(1)
-    at = (slot % S).to(tl.int32)
-    base, target = tl.load(base_ptr + at), tl.load(target_ptr + at)
-    if base < target:
-        # index of (layer, slot)
-        row = slot.to(tl.int64)
-        offs_k = tl.arange(0, BLOCK_K)
-        offs_v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
-        mask = (offs_k[:, None] < Dk) & (offs_v[None, :] < Dv)
-        where = state_ptr + (row * H + head) * (Dk * Dv) + offs_k[:, None] * Dv + offs_v[None, :]
-        key = key_ptr + (row * TAIL * Hk + head // (H // Hk)) * Dk
-        update = update_ptr + (row * TAIL * H + head) * Dv
-        decay = decay_ptr + row * TAIL * H + head
-        # [BLOCK_K, BLOCK_V]
-        x = tl.load(where, mask=mask, other=0.0)
-        while base < target:
-            x = add_chunk(x, key, update, decay, base, offs_k, offs_v, Hk, H, Dk, Dv, TAIL, CHUNK)
-            base += CHUNK
-        tl.store(where, x, mask=mask)
+        state.copy_(torch.where((begin < target)[:, None, None, None], moved, state))
 
 
 def advance_state_triton(
@@ -131,6 +62,11 @@ def advance_state_triton(
     target: torch.Tensor,
 ) -> None:
     """One launch. A program of a slot that does not advance reads only base and target."""
+
+    import triton
+
+    from csd.kernels.states.triton.advance import _advance_state_kernel, state_tiles
+
     L, S, H, Dk, Dv = state.shape
     tiles = state_tiles(Dk, Dv)
     _advance_state_kernel[(L * S, H, triton.cdiv(Dv, tiles["BLOCK_V"]))](
@@ -149,14 +85,6 @@ def advance_state_triton(
         CHUNK=CHUNK,
         **tiles,
         num_warps=4,
-    )
-
-
-def state_tiles(Dk: int, Dv: int) -> dict[str, int]:
-    """Tile sizes of a state: all Dk rows, and as many of the Dv columns as fit the registers."""
-    return dict(
-        BLOCK_K=max(16, triton.next_power_of_2(Dk)),
-        BLOCK_V=max(16, min(32, triton.next_power_of_2(Dv))),
     )
 
 

@@ -11,8 +11,6 @@ PyTorch's convolution and activation.
 from collections.abc import Callable
 
 import torch
-import triton
-import triton.language as tl
 
 from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
@@ -41,68 +39,17 @@ def tree_conv_ref(
         y = y + bias.to(kind)
     for back in range(W - 1, -1, -1):
         row = path.gather(1, (depth - back).clamp(min=0)[:, None])[:, 0].clamp(min=0).long()
-        found = x[row]
+        column = x[row]
         if back:
             p = position - back
             before = torch.where((p >= 0)[:, None], tail[s, (p % (W - 1)).long()], 0)
-            found = torch.where((depth >= back)[:, None], found, before)
-        y = y + weight[:, W - 1 - back].to(kind) * found.to(kind)
+            column = torch.where((depth >= back)[:, None], column, before)
+        y = y + weight[:, W - 1 - back].to(kind) * column.to(kind)
     y = y.to(x.dtype)
     if silu:
         # on a CPU, the rounding of PyTorch's `silu` depends on the element's index
         y = (y.to(kind) / y.to(kind).neg().exp_().add_(1)).to(x.dtype)
     return torch.where(live[:, None], y, 0)
-
-
-@triton.jit
-def _tree_conv_kernel(
-    x_ptr,  # [M, C]
-    weight_ptr,  # [C, W]
-    bias_ptr,  # [C], or None
-    tail_ptr,  # [S, W - 1, C]
-    slot_ptr,  # [M] int32
-    position_ptr,  # [M] int32
-    path_ptr,  # [M, DEPTHS] int32
-    y_ptr,  # [M, C]
-    C: tl.constexpr,
-    W: tl.constexpr,
-    DEPTHS: tl.constexpr,
-    SILU: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    m = tl.program_id(0).to(tl.int64)
-    # [BLOCK_C]
-    offs = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    mask = offs < C
-    y = tl.zeros([BLOCK_C], WIDE)
-    slot = tl.load(slot_ptr + m).to(tl.int64)
-    if slot >= 0:
-        # [BLOCK_D]
-        offs_d = tl.arange(0, BLOCK_D)
-        path = tl.load(path_ptr + m * DEPTHS + offs_d, mask=offs_d < DEPTHS, other=-1)
-        depth = tl.sum((path >= 0).to(tl.int32), 0) - 1
-        position = tl.load(position_ptr + m)
-        if bias_ptr is not None:
-            y += tl.load(bias_ptr + offs, mask=mask, other=0.0).to(WIDE)
-        for step in tl.static_range(W):
-            back = W - 1 - step
-            at = tl.sum(tl.where(offs_d == depth - back, path, 0), 0)
-            node = depth >= back
-            found = tl.load(x_ptr + at.to(tl.int64) * C + offs, mask=mask & node, other=0.0)
-            found = found.to(WIDE)
-            if back > 0:
-                p = position - back
-                place = slot * (W - 1) + tl.maximum(p, 0) % (W - 1)
-                there = mask & (depth < back) & (p >= 0)
-                found += tl.load(tail_ptr + place * C + offs, mask=there, other=0.0).to(WIDE)
-            weight = tl.load(weight_ptr + offs * W + step, mask=mask, other=0.0)
-            y += weight.to(WIDE) * found
-        if SILU:
-            y = y.to(y_ptr.dtype.element_ty).to(WIDE)
-            y = y / (1.0 + tl.exp(-y))
-    tl.store(y_ptr + m * C + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 def tree_conv_triton(
@@ -116,6 +63,12 @@ def tree_conv_triton(
     silu: bool,
 ) -> torch.Tensor:
     """One launch."""
+
+    import triton
+    import triton.language as tl
+
+    from csd.kernels.states.triton.conv import _tree_conv_kernel
+
     M, C = x.shape
     y = torch.empty_like(x)
     block = min(BLOCK_C, triton.next_power_of_2(C))

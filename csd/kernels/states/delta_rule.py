@@ -26,7 +26,7 @@ is a function of that text: its bits depend on nothing else.
 
 A row's checkpoint may be one chunk after the slot's stored one (`base`); the state is then advanced
 by `add_chunk`, as in `csd.kernels.advance_state`. The references have fixed shapes and read nothing
-on the host; the kernel is in `triton.py`.
+on the host; the kernel is in `triton/delta_rule.py`.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,9 @@ from collections.abc import Callable
 import torch
 
 from csd.kernels.common.checks import check_tensor
-from csd.kernels.common.operator import operator
+from csd.kernels.common.operator import launcher, operator
 from csd.kernels.states.advance import check_states, next_state
 from csd.kernels.states.paths import DEPTHS
-from csd.kernels.states.triton import tree_delta_rule_triton, tree_ssm_triton
 from csd.state.recurrent import TAIL, checkpoint
 
 __all__ = [
@@ -48,6 +47,20 @@ __all__ = [
     "tree_ssm_ref",
     "tree_ssm_triton",
 ]
+
+
+@launcher
+def tree_delta_rule_triton() -> Callable:
+    from csd.kernels.states.triton.delta_rule import tree_delta_rule_triton
+
+    return tree_delta_rule_triton
+
+
+@launcher
+def tree_ssm_triton() -> Callable:
+    from csd.kernels.states.triton.delta_rule import tree_ssm_triton
+
+    return tree_ssm_triton
 
 
 def tree_delta_rule_ref(
@@ -70,15 +83,15 @@ def tree_delta_rule_ref(
 ) -> torch.Tensor:
     """Returns outputs [M, H, Dv] and writes the updates to node_update."""
     where = slot, position, path
-    kept = state, key, update, decay, base
+    stored = state, key, update, decay, base
     k, q = (_each_head(x, node_decay.shape[1]) for x in (node_key, q))
     live, depth = _rows(slot, path)
-    read = _read_after_tails(torch.stack((k, q)), *kept, *where)
+    read = _read_after_tails(torch.stack((k, q)), *stored, *where)
     u = torch.zeros_like(value)
     for d in range(path.shape[1]):
-        at = (depth == d) & live
-        found = strength[..., None] * (value - node_decay[..., None] * read[0])
-        u = torch.where(at[:, None, None], found, u)
+        rows_of_depth = (depth == d) & live
+        update_of_depth = strength[..., None] * (value - node_decay[..., None] * read[0])
+        u = torch.where(rows_of_depth[:, None, None], update_of_depth, u)
         read = _read_after_node(read, torch.stack((k, q)), k, u, node_decay, path[:, d])
     node_update.copy_(u)
     return torch.where(live[:, None, None], read[1], 0)
@@ -138,10 +151,10 @@ def _read_after_tails(
     read = (chosen * x[..., None]).sum(-2)
     committed = position - depth
     for i in range(TAIL):
-        place = ((first + i) % TAIL).long()
-        k = _each_head(key[s, place], H)
-        added = (k * x).sum(-1, keepdim=True) * update[s, place]
-        moved = decay[s, place][..., None] * read + added
+        index = ((first + i) % TAIL).long()
+        k = _each_head(key[s, index], H)
+        added = (k * x).sum(-1, keepdim=True) * update[s, index]
+        moved = decay[s, index][..., None] * read + added
         # entries after a tail may hold any value: select, since 0 * NaN is not 0
         read = torch.where((first + i < committed)[:, None, None], moved, read)
     return read

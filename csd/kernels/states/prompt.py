@@ -46,14 +46,14 @@ class PromptStates:
         """
         part, layer = self.memory.conv_at[call]
         tail = self.memory.convs[part].tail[layer, 0]
-        kept = tail.shape[0]
+        width = tail.shape[0]
         # by position, the oldest first
-        place = torch.arange(self.start - kept, self.start, device=self.device)
-        before = torch.where((place >= 0)[:, None], tail[place % kept], 0)
+        position = torch.arange(self.start - width, self.start, device=self.device)
+        before = torch.where((position >= 0)[:, None], tail[position % width], 0)
         text = torch.cat((before, x))
-        y = own(text)[kept:] if own else self._convolved(x, weight, bias, tail[None], silu)
-        last = torch.arange(self._end - kept, self._end, device=self.device)
-        tail.index_copy_(0, last % kept, text[-kept:])
+        y = own(text)[width:] if own else self._convolved(x, weight, bias, tail[None], silu)
+        last = torch.arange(self._end - width, self._end, device=self.device)
+        tail.index_copy_(0, last % width, text[-width:])
         return y
 
     def _convolved(
@@ -73,27 +73,27 @@ class PromptStates:
             x, weight, bias, tail, torch.zeros_like(row), self.start + row, path, silu
         )
 
-    def update(self, call: int, given: DeltaRule | SSM) -> torch.Tensor:
+    def update(self, call: int, inputs: DeltaRule | SSM) -> torch.Tensor:
         """Returns the outputs [R, H, Dv] and advances the state and the tails."""
         part, layer = self.memory.state_at[call]
-        outs, at, base = [], self.start, self.base
-        while at < self._end:
-            whole = (self._last - at) // PIECE * PIECE
-            if given.own is not None and at % PIECE == 0 and whole > 0:
-                self._advance(part, layer, base, at)
+        outs, begin, base = [], self.start, self.base
+        while begin < self._end:
+            whole = (self._last - begin) // PIECE * PIECE
+            if inputs.own is not None and begin % PIECE == 0 and whole > 0:
+                self._advance(part, layer, base, begin)
                 state = self.memory.states[part].state[layer]
-                piece = slice(at - self.start, at - self.start + whole)
-                out, state_after = given.own(piece, state)
+                piece = slice(begin - self.start, begin - self.start + whole)
+                out, state_after = inputs.own(piece, state)
                 state.copy_(state_after)
                 outs.append(out.to(state.dtype))
-                at = base = at + whole
+                begin = base = begin + whole
                 continue
-            rows = min(CHUNK - at % CHUNK, self._end - at)
-            first = at - self.start
-            chain = given.split(slice(first, first + rows))
-            outs.append(self._chain(call, chain, at, rows, base))
-            at += rows
-            base = self._commit(part, layer, at, rows, base)
+            rows = min(CHUNK - begin % CHUNK, self._end - begin)
+            first = begin - self.start
+            chain = inputs.split(slice(first, first + rows))
+            outs.append(self._chain(call, chain, begin, rows, base))
+            begin += rows
+            base = self._commit(part, layer, begin, rows, base)
         self._after = base
         return torch.cat(outs)
 
@@ -107,11 +107,11 @@ class PromptStates:
         return upload(torch.tensor(values, dtype=torch.int32), self.device)
 
     def _chain(
-        self, call: int, given: DeltaRule | SSM, at: int, rows: int, base: int
+        self, call: int, inputs: DeltaRule | SSM, begin: int, rows: int, base: int
     ) -> torch.Tensor:
         word = 2 ** (torch.arange(rows, device=self.device) + 1) - 1
         slot, start = self._whole(*[0] * rows), self._whole(0)
-        position = torch.arange(at, at + rows, dtype=torch.int32, device=self.device)
+        position = torch.arange(begin, begin + rows, dtype=torch.int32, device=self.device)
         path = tree_paths(slot, word, start)
         step = StepStates(
             self.ops,
@@ -123,12 +123,12 @@ class PromptStates:
             self._whole(rows),
             self._whole(base),
         )
-        return step.update(call, given)
+        return step.update(call, inputs)
 
     def _advance(self, part: int, layer: int, base: int, target: int) -> None:
         states = self.memory.states[part]
-        kept = states.state, states.key, states.update, states.decay
-        one = (x[layer : layer + 1] for x in kept)
+        stored = states.state, states.key, states.update, states.decay
+        one = (x[layer : layer + 1] for x in stored)
         self.ops.advance_state(*one, self._whole(base), self._whole(target))
 
     def _commit(self, part: int, layer: int, length: int, rows: int, base: int) -> int:

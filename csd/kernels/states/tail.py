@@ -9,8 +9,6 @@ slot_len counts a slot's tokens including the accepted ones, as after `csd.kerne
 from collections.abc import Callable
 
 import torch
-import triton
-import triton.language as tl
 
 from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
@@ -32,35 +30,8 @@ def commit_tail_ref(
     p = last - (last - torch.arange(R, device=tail.device)) % R
     i = p - (slot_len - accept_count)[:, None]
     row = accept_row.gather(1, i.clamp(0, accept_row.shape[1] - 1).long()).clamp(min=0).long()
-    kept = (i < 0) | (accept_count[:, None] < 1)
-    tail.copy_(torch.where(kept[..., None], tail, node[:, row]))
-
-
-@triton.jit(do_not_specialize=["A", "S"])
-def _commit_tail_kernel(
-    node_ptr,  # [L, M, F]
-    tail_ptr,  # [L, S, R, F]
-    slot_len_ptr,  # [S] int32
-    accept_row_ptr,  # [S, A] int32
-    accept_count_ptr,  # [S] int32
-    node_stride,
-    S,
-    A,
-    R: tl.constexpr,
-    F: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    layer, s = tl.program_id(0) // S, tl.program_id(0) % S
-    count = tl.load(accept_count_ptr + s)
-    first = tl.load(slot_len_ptr + s) - count
-    # [BLOCK]
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < F
-    for i in range(tl.maximum(count - R, 0), count):
-        row = tl.load(accept_row_ptr + s * A + i).to(tl.int64)
-        x = tl.load(node_ptr + layer.to(tl.int64) * node_stride + row * F + offs, mask=mask)
-        at = tl.program_id(0).to(tl.int64) * R + (first + i) % R
-        tl.store(tail_ptr + at * F + offs, x, mask=mask)
+    unchanged = (i < 0) | (accept_count[:, None] < 1)
+    tail.copy_(torch.where(unchanged[..., None], tail, node[:, row]))
 
 
 def commit_tail_triton(
@@ -71,6 +42,11 @@ def commit_tail_triton(
     accept_count: torch.Tensor,
 ) -> None:
     """One launch."""
+
+    import triton
+
+    from csd.kernels.states.triton.conv import _commit_tail_kernel
+
     L, S, R, F = tail.shape
     block = min(BLOCK, triton.next_power_of_2(F))
     _commit_tail_kernel[(L * S, triton.cdiv(F, block))](

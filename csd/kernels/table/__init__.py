@@ -28,12 +28,25 @@ from typing import Any
 import torch
 
 from csd.kernels.common.checks import FIELDS, check_tensor
-from csd.kernels.common.operator import Fields, RecordOperator
+from csd.kernels.common.operator import Fields, RecordOperator, launcher
 from csd.kernels.table.reference import graph_insert_ref
-from csd.kernels.table.triton.launch import graph_insert_triton, insert_observed_triton
 from csd.state.context_table import Table
 
 __all__ = ["graph_insert", "graph_insert_ref", "graph_insert_triton", "insert_observed_triton"]
+
+
+@launcher
+def graph_insert_triton() -> Callable:
+    from csd.kernels.table.triton.launch import graph_insert_triton
+
+    return graph_insert_triton
+
+
+@launcher
+def insert_observed_triton() -> Callable:
+    from csd.kernels.table.triton.launch import insert_observed_triton
+
+    return insert_observed_triton
 
 
 def on_table(run: Callable) -> Callable:

@@ -70,14 +70,14 @@ def _insert(
     mine = leader[owner]
     keep = (tokens[key] == tokens[mine]).all(1) & (group[key] == group[mine])
 
-    place = entry[leader]
-    table.entry_stamp[place[place >= 0]] = table.step
-    new = (place < 0).nonzero()[0]
+    entries = entry[leader]
+    table.entry_stamp[entries[entries >= 0]] = table.step
+    new = (entries < 0).nonzero()[0]
     if new.size:
         # owners are in hash order; entries are allocated in update order
         new = new[leader[new].argsort()]
         spot = _take(table, code[leader[new]], live_groups)
-        place[new] = spot
+        entries[new] = spot
         new, spot = new[spot >= 0], spot[spot >= 0]
         lead = leader[new]
         table.entry_group[spot] = group[lead]
@@ -88,8 +88,8 @@ def _insert(
         table.succ_token[spot] = -1
         table.succ_weight[spot] = 0
         table.succ_source[spot] = 0
-    keep &= place[owner] >= 0
-    row, owner = row[key[keep]], place[owner[keep]]
+    keep &= entries[owner] >= 0
+    row, owner = row[key[keep]], entries[owner[keep]]
     if row.size:
         _merge(table, owner, token[row], weight[row], row_total[row], bit[row])
 
@@ -137,30 +137,30 @@ def _merge(
     """
     U, E = token.shape[1], table.succ_token.shape[1]
     first = starts(owner)
-    at = first.nonzero()[0]
-    place, mine = owner[at], first.cumsum() - 1
-    P = place.size
+    begins = first.nonzero()[0]
+    owner_entry, mine = owner[begins], first.cumsum() - 1
+    P = owner_entry.size
     # int64: the sum may pass 2^31 before it is halved
-    total = table.entry_total[place] + np.add.reduceat(row_total.astype(np.int64), at)
+    total = table.entry_total[owner_entry] + np.add.reduceat(row_total.astype(np.int64), begins)
 
     # one list of (entry's number, token): the call's updates and the entries' own successors
     new = ((token >= 0) & (weight > 0)).ravel().nonzero()[0]
     row = new // U
-    held = table.succ_token.take(place, 0).ravel()
+    held = table.succ_token.take(owner_entry, 0).ravel()
     old = (held >= 0).nonzero()[0]
     p = old // E
     # flat index of the entries' own successors
-    spot = place[p] * E + old % E
+    spot = owner_entry[p] * E + old % E
     code = np.concatenate([mine[row], p]) << 31
     code |= np.concatenate([token.ravel()[new], held[old]])
     weight = np.concatenate([weight.ravel()[new], table.succ_weight.ravel()[spot]])
     source = np.concatenate([np.int64(1) << bit[row], table.succ_source.ravel()[spot]])
     order = stable_order(code, P << 31)
     code = code[order]
-    at = starts(code).nonzero()[0]
-    code = code[at]
-    weight = np.add.reduceat(weight[order].astype(np.int64), at)
-    source = np.bitwise_or.reduceat(source[order], at)
+    begins = starts(code).nonzero()[0]
+    code = code[begins]
+    weight = np.add.reduceat(weight[order].astype(np.int64), begins)
+    source = np.bitwise_or.reduceat(source[order], begins)
 
     # the list is in (entry, token) order: a stable sort leaves ties to smaller tokens
     p = code >> 31
@@ -171,9 +171,13 @@ def _merge(
     weight = weight[order] >> half[p]
     keep = ((rank < E) & (weight > 0)).nonzero()[0]
     p, order = p[keep], order[keep]
-    table.succ_token[place], table.succ_weight[place], table.succ_source[place] = -1, 0, 0
-    spot = place[p], rank[keep]
+    (
+        table.succ_token[owner_entry],
+        table.succ_weight[owner_entry],
+        table.succ_source[owner_entry],
+    ) = -1, 0, 0
+    spot = owner_entry[p], rank[keep]
     table.succ_token[spot] = code[order] & _TOKEN
     table.succ_weight[spot] = weight[keep]
     table.succ_source[spot] = source[order]
-    table.entry_total[place] = total >> half
+    table.entry_total[owner_entry] = total >> half

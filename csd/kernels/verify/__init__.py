@@ -29,9 +29,8 @@ from typing import Any
 
 import torch
 
-from csd.kernels.common.operator import Fields, RecordOperator
+from csd.kernels.common.operator import Fields, RecordOperator, launcher
 from csd.kernels.verify.reference import verify_ref
-from csd.kernels.verify.triton.launch import decide_triton, verify_triton
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict, empty_verdict
@@ -55,6 +54,20 @@ _SLOTS = (
     "stop_ids",
     "ban_ids",
 )
+
+
+@launcher
+def verify_triton() -> Callable:
+    from csd.kernels.verify.triton.launch import verify_triton
+
+    return verify_triton
+
+
+@launcher
+def decide_triton() -> Callable:
+    from csd.kernels.verify.triton.launch import decide_triton
+
+    return decide_triton
 
 
 def _fake(logits: torch.Tensor, pool: Any, slots: Any) -> Verdict:

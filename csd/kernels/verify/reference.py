@@ -36,10 +36,10 @@ def descend_ref(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
 
     width = MAX_DEPTH + 1
     # rows that are not accepted write to an extra element after the table
-    place = torch.where(accepted, s * width + pool.depth, n_slots * width)
+    index = torch.where(accepted, s * width + pool.depth, n_slots * width)
     table = torch.full((n_slots * width + 1,), -1, dtype=torch.int32, device=device)
     rows = torch.arange(pool.rows, dtype=torch.int32, device=device)
-    accept_row = table.scatter_(0, place, rows)[:-1].view(n_slots, width)
+    accept_row = table.scatter_(0, index, rows)[:-1].view(n_slots, width)
 
     path = torch.where(accept_row >= 0, sample[accept_row.clamp(min=0).long()], -1)
     ended = ((path[:, :, None] == slots.stop_ids[:, None, :]) & (path[:, :, None] >= 0)).any(-1)
@@ -47,14 +47,14 @@ def descend_ref(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
     until_end = torch.where(ever, ended.int().argmax(-1) + 1, width)
     count = (accept_row >= 0).sum(-1)
     left = slots.max_new - slots.generated
-    kept = torch.minimum(torch.minimum(count, until_end), left).clamp(min=0)
-    finish = torch.where(kept == left, LENGTH, RUNNING)
-    finish = torch.where(ever & (until_end <= kept), STOP, finish)
+    accepted_count = torch.minimum(torch.minimum(count, until_end), left).clamp(min=0)
+    finish = torch.where(accepted_count == left, LENGTH, RUNNING)
+    finish = torch.where(ever & (until_end <= accepted_count), STOP, finish)
     in_flight = pool.slot_nodes > 0
-    kept = torch.where(in_flight, kept, 0).int()
+    accepted_count = torch.where(in_flight, accepted_count, 0).int()
     finish = torch.where(in_flight, finish, RUNNING).int()
     places = torch.arange(width, device=device)
-    return torch.where(places < kept[:, None], accept_row, -1), kept, finish
+    return torch.where(places < accepted_count[:, None], accept_row, -1), accepted_count, finish
 
 
 REFERENCE = Passes(heads_ref, log_sum_ref, draw_ref, descend_ref)
@@ -75,11 +75,13 @@ def sample_blocks(
     logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, passes: Passes
 ) -> Draws:
     """Draws of the pool's `rows` [R], in their order."""
-    most = max(rows.shape[0], 1)
+    rows_per_block = max(rows.shape[0], 1)
     if passes is REFERENCE and logits.device.type == "cpu":
-        most = max(BLOCK // logits.shape[1], 2)
-    found = (sample_rows(logits[part], part, pool, slots, passes) for part in rows.split(most))
-    return Draws(*(torch.cat(x) for x in zip(*found, strict=True)))
+        rows_per_block = max(BLOCK // logits.shape[1], 2)
+    blocks = (
+        sample_rows(logits[part], part, pool, slots, passes) for part in rows.split(rows_per_block)
+    )
+    return Draws(*(torch.cat(x) for x in zip(*blocks, strict=True)))
 
 
 def verdict_of(
@@ -150,8 +152,8 @@ def verify_on_path(
     )
     left = live.clone()  # rows that have not been sampled
     while rows.shape[0]:
-        found = sample_blocks(logits, rows, pool, slots, passes)
-        for whole, part in zip(drawn, found, strict=True):
+        samples = sample_blocks(logits, rows, pool, slots, passes)
+        for whole, part in zip(drawn, samples, strict=True):
             whole.index_copy_(0, rows, part)
         left[rows] = False
         accepted = rooted(pool, (pool.parent < 0) | (drawn.token[parent] == pool.token))

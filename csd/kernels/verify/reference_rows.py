@@ -126,14 +126,14 @@ def heads_and_rest(
     z = x.to(temperature.dtype) / temperature[:, None]
     # [R, V / PIECE]: maxima of pieces of a row, few of which have tokens of its head
     pieces = z.unflatten(1, (-1, math.gcd(z.shape[1], PIECE))).amax(-1)
-    most = pieces.amax(-1, keepdim=True)
-    return _compact(z.sub_(most), pieces.sub_(most), slots, s, greedy)
+    peak = pieces.amax(-1, keepdim=True)
+    return _compact(z.sub_(peak), pieces.sub_(peak), slots, s, greedy)
 
 
 def log_sum_ref(x: torch.Tensor) -> torch.Tensor:
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    most = x.amax(-1)
-    return row_sum((x - most[:, None]).exp_()).log() + most
+    peak = x.amax(-1)
+    return row_sum((x - peak[:, None]).exp_()).log() + peak
 
 
 def row_sum(x: torch.Tensor) -> torch.Tensor:
@@ -223,9 +223,9 @@ def _find_head(
     """Row and token of every z >= low [R, 1], in order."""
     width = z.shape[1] // pieces.shape[1]
     m, piece = (pieces >= low).nonzero(as_tuple=True)
-    found = z.unflatten(1, (-1, width))[m, piece]
-    i, place = (found >= low[m]).nonzero(as_tuple=True)
-    return m[i], piece[i] * width + place
+    values = z.unflatten(1, (-1, width))[m, piece]
+    i, column = (values >= low[m]).nonzero(as_tuple=True)
+    return m[i], piece[i] * width + column
 
 
 def _line_up(
@@ -233,12 +233,12 @@ def _line_up(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token and score [R, W] of the heads, from tokens t in rows m."""
     count = torch.zeros_like(z[:, 0], dtype=torch.long).index_add_(0, m, torch.ones_like(m))
-    place = torch.arange(m.shape[0], device=z.device) - (count.cumsum(0) - count)[m]
+    column = torch.arange(m.shape[0], device=z.device) - (count.cumsum(0) - count)[m]
     shape = (z.shape[0], max(int(count.max()), 1))
     token = torch.full(shape, z.shape[1], device=z.device)
     score = torch.full(shape, -torch.inf, dtype=z.dtype, device=z.device)
-    token[m, place] = t
-    score[m, place] = z[m, t]
+    token[m, column] = t
+    score[m, column] = z[m, t]
     return token, score
 
 
@@ -259,10 +259,10 @@ def _top_p(
     total = head_sum(score.exp()) + rest_mass
     ascending, order = score.sort(dim=-1, stable=True)
     below = (rest_mass[:, None] + ascending.exp().cumsum(-1)) / total[:, None]
-    kept = below > tail[:, None]
-    kept[:, -1] = True
-    kept = torch.zeros_like(kept).scatter_(1, order, kept) | (top_p >= 1)[:, None]
-    score = torch.where(kept, score, -torch.inf)
+    passes = below > tail[:, None]
+    passes[:, -1] = True
+    passes = torch.zeros_like(passes).scatter_(1, order, passes) | (top_p >= 1)[:, None]
+    score = torch.where(passes, score, -torch.inf)
 
     deep = (rest_mass / total > tail) & (top_p < 1)
     shallow = (top_p < 1) & ~deep
@@ -271,7 +271,7 @@ def _top_p(
         row = deep.nonzero()[:, 0]
         ascending, order = rest[row].sort(dim=-1, stable=True)
         below = ascending.cumsum(-1) / total[row, None]
-        kept = torch.zeros(below.shape, dtype=torch.bool, device=rest.device)
-        kept.scatter_(1, order, below > tail[row, None])
-        rest = rest.index_put((row,), rest[row] * kept)
+        passes = torch.zeros(below.shape, dtype=torch.bool, device=rest.device)
+        passes.scatter_(1, order, below > tail[row, None])
+        rest = rest.index_put((row,), rest[row] * passes)
     return score, rest, row_sum(rest)

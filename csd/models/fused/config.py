@@ -241,8 +241,8 @@ def scale_of(config: ModelSizes) -> float:
 
 def properties_of(config: ModelConfig, layer: int) -> dict[str, Any]:
     """Keyword arguments of `attend` for a layer."""
-    found = config.properties(layer)
-    return {} if found is None else dict(properties=found)
+    properties = config.properties(layer)
+    return {} if properties is None else dict(properties=properties)
 
 
 # parts of the names of fields that change a decoder's logits

@@ -161,16 +161,16 @@ class Decoder(Norms):
     @property
     def is_plain(self) -> bool:
         """True for a Llama's layers without windows, replaced products and recorded inputs."""
-        given = getattr(self.linear, "product", self.linear)
-        changed = given is not linear or self.parts or self.gated or self.taps
+        product = getattr(self.linear, "product", self.linear)
+        changed = product is not linear or self.parts or self.gated or self.taps
         return self.config.is_llamas and self.config.is_plain and not changed
 
     def add_adapters(self, adapters: FusedAdapters) -> None:
         """Add LoRA to the products of all layers and of the head."""
         self.adapters, stacks = adapters, iter(adapters.stacks)
         for layer in self.layers:
-            found = {name: next(stacks) for name in PRODUCTS}
-            layer.lora = {name: given for name, given in found.items() if given}
+            by_name = {name: next(stacks) for name in PRODUCTS}
+            layer.lora = {name: stack for name, stack in by_name.items() if stack}
         self.head_lora = next(stacks)
 
     def begin_call(self) -> None:
@@ -252,9 +252,9 @@ class Decoder(Norms):
         added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
         # position 0 rotates nothing
         turned = c.rotated is None or c.rotated[i]
-        at = position if turned else torch.zeros_like(position)
+        positions = position if turned else torch.zeros_like(position)
         tables = (self.local_cos, self.local_sin) if c.is_local(i) else (self.cos, self.sin)
-        q = ops.rotary(q, k, v, at, *tables, node_k[i], node_v[i], **added)
+        q = ops.rotary(q, k, v, positions, *tables, node_k[i], node_v[i], **added)
         attended = attend(i, q, **properties_of(c, i)).reshape(M, q_width)
         x = self._summed(attended, layer.out, lora.get("out"))
         x = self._left(ops, x, layer.attention_norm)
@@ -288,13 +288,13 @@ class Decoder(Norms):
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, hidden]. Returns [R, V] in the model's dtype."""
-        found = self.linear(hidden, self.head)
+        values = self.linear(hidden, self.head)
         if self.head_lora:
-            found = self.add_lora(self.linear, hidden, found, self.head_lora)
+            values = self.add_lora(self.linear, hidden, values, self.head_lora)
         if self.config.logit_divisor != 1:
-            found = found / self.config.logit_divisor
+            values = values / self.config.logit_divisor
         cap = self.config.final_cap
-        return found if cap is None else torch.tanh(found / cap) * cap
+        return values if cap is None else torch.tanh(values / cap) * cap
 
 
 class HybridDecoder(Decoder):

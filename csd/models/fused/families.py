@@ -22,15 +22,15 @@ SUPPORTED = (
 
 def rotated_layers(layers: Any, attention: float) -> tuple[bool, ...] | None:
     """Per layer, whether it has a rotary embedding; None if all have."""
-    found = tuple(map(bool, layers))
-    if all(found):
+    rotated = tuple(map(bool, layers))
+    if all(rotated):
         return None
     if attention != 1:
         raise ValueError(
             "layers without rotary embedding are not supported together with a rotary embedding "
             f"that multiplies by {attention}"
         )
-    return found
+    return rotated
 
 
 def refuse_dense_layers(config: Any) -> None:

@@ -87,9 +87,9 @@ def refuse_patched(model: Any, config: ModelConfig) -> None:
     for name, function in _functions(model, stock):
         if changed := _foreign(function):
             raise TypeError(f"{name} is {changed}, {_ADVICE}")
-    for name, found, wanted in values(model, config):
-        if found != wanted:
-            raise ValueError(f"{name} must be {wanted}, as of its class and config, got {found}")
+    for name, actual, wanted in values(model, config):
+        if actual != wanted:
+            raise ValueError(f"{name} must be {wanted}, as of its class and config, got {actual}")
 
 
 def _refuse_hooks(name: str, hooks: dict) -> None:
@@ -249,11 +249,11 @@ def _refuse_sizes(model: Any, config: ModelConfig) -> None:
         "lm_head": (config.vocab, config.hidden),
     }
     for name, shape in wanted.items():
-        found = tuple(base_linear(model.get_submodule(name)).weight.shape)
-        if found != shape:
+        size = tuple(base_linear(model.get_submodule(name)).weight.shape)
+        if size != shape:
             raise ValueError(
                 f"{name}.weight must have the shape {shape} of the config's vocab_size and "
-                f"hidden_size, got {found}"
+                f"hidden_size, got {size}"
             )
 
 
@@ -280,9 +280,9 @@ def _refuse_weights(model: nn.Module, config: ModelConfig) -> None:
             raise TypeError(f"{name} has dtype {param.dtype}: quantised weights are not supported")
     plain = [p for _, m in without_adapters(model) for p in m.parameters(recurse=False)]
     for what in ("device", "dtype"):
-        found = sorted({str(getattr(p, what)) for p in plain})
-        if len(found) > 1:
+        kinds = sorted({str(getattr(p, what)) for p in plain})
+        if len(kinds) > 1:
             raise TypeError(
-                f"the weights have more than one {what}: {', '.join(found)}; load the model on one "
+                f"the weights have more than one {what}: {', '.join(kinds)}; load the model on one "
                 "device and in one dtype"
             )

@@ -88,11 +88,11 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
         for name, norm in norms_of(decoder.config, module).items():
             pairs.append((norm.weight, getattr(layer, name)))
         if layer.experts is not None:
-            found = experts_of(module)
-            pairs += [(weight, getattr(layer.experts, name)) for name, weight in found.items()]
+            experts = experts_of(module)
+            pairs += [(weight, getattr(layer.experts, name)) for name, weight in experts.items()]
         if layer.delta is not None:
-            given = delta_parameters(module.linear_attn)
-            pairs += zip(given, layer.delta.tensors(), strict=True)
+            delta = delta_parameters(module.linear_attn)
+            pairs += zip(delta, layer.delta.tensors(), strict=True)
     return all(
         p.data_ptr() == t.data_ptr()
         and p.dtype == t.dtype
@@ -104,8 +104,10 @@ def is_fused(model: Any, decoder: Decoder) -> bool:
 
 def _products(config: ModelConfig, base: Any) -> list[list[Any]]:
     """Modules that make up each fused product: four products per layer, and the head's."""
-    found = [parts for layer in base.model.layers for parts in products_of(config, layer).values()]
-    return [*found, [base.lm_head]]
+    products = [
+        parts for layer in base.model.layers for parts in products_of(config, layer).values()
+    ]
+    return [*products, [base.lm_head]]
 
 
 def _same_adapters(products: list[list[Any]], adapters: FusedAdapters | None) -> bool:
@@ -142,8 +144,8 @@ def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
     if config.delta and is_delta(layer):
         conv, decay, dt_bias, norm = delta_parameters(layer.linear_attn)
         delta = DeltaNet(config.delta.state, conv, decay, dt_bias, norm, config.norm_eps)
-    given: dict[str, Any] = absent | norms | joined
-    return Layer(**given, qkv_bias=bias, experts=experts, delta=delta)
+    tensors: dict[str, Any] = absent | norms | joined
+    return Layer(**tensors, qkv_bias=bias, experts=experts, delta=delta)
 
 
 @torch.no_grad()

@@ -22,11 +22,11 @@ def products_of(config: ModelConfig, layer: Any) -> dict[str, list[Any]]:
         return {"qkv": qkv, "out": [d.out_proj], "gate_up": gate_up, "down": [mlp.down_proj]}
     a = layer.self_attn
     qkv = [a.qkv_proj] if config.joined else [a.q_proj, a.k_proj, a.v_proj]
-    found = {"qkv": qkv, "out": [a.o_proj], "gate_up": [], "down": []}
+    products = {"qkv": qkv, "out": [a.o_proj], "gate_up": [], "down": []}
     if config.experts:
-        return found
+        return products
     gate_up = [mlp.gate_up_proj] if config.joined else [mlp.gate_proj, mlp.up_proj]
-    return found | {"gate_up": gate_up, "down": [mlp.down_proj]}
+    return products | {"gate_up": gate_up, "down": [mlp.down_proj]}
 
 
 def is_delta(layer: Any) -> bool:
@@ -36,11 +36,11 @@ def is_delta(layer: Any) -> bool:
 
 def norms_of(config: ModelConfig, layer: Any) -> dict[str, Any]:
     """Norms of a layer by the field names of a decoder's `Layer`."""
-    found = {ours: getattr(layer, theirs) for ours, theirs in NORMS[config.norms].items()}
+    norms = {ours: getattr(layer, theirs) for ours, theirs in NORMS[config.norms].items()}
     if is_delta(layer):
-        return found
+        return norms
     a = layer.self_attn
-    return found | (dict(q_norm=a.q_norm, k_norm=a.k_norm) if config.qk_norm else {})
+    return norms | (dict(q_norm=a.q_norm, k_norm=a.k_norm) if config.qk_norm else {})
 
 
 def experts_of(layer: Any) -> dict[str, Any]:
@@ -89,26 +89,26 @@ def values(model: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     yield "model.embedding_multiplier", scale, c.embedding_scale
     ropes = [c.rope] if c.local_rope is None else [c.rope, c.local_rope]
     for name, rope in zip(_scalings(inner.rotary_emb), ropes, strict=True):
-        found = float(getattr(inner.rotary_emb, name))
-        yield f"model.rotary_emb.{name}", found, rope.attention
+        value = float(getattr(inner.rotary_emb, name))
+        yield f"model.rotary_emb.{name}", value, rope.attention
     yield "model.norm.variance_epsilon", _epsilon(inner.norm), c.norm_eps
     for i, layer in enumerate(inner.layers):
-        at = f"model.layers.{i}"
+        prefix = f"model.layers.{i}"
         scale = getattr(layer, "residual_multiplier", 1.0)
-        yield f"{at}.residual_multiplier", scale, c.residual_scale
+        yield f"{prefix}.residual_multiplier", scale, c.residual_scale
         norms = [*NORMS[c.norms].values()]
         heads = c.qk_norm and not is_delta(layer)
         norms += ["self_attn.q_norm", "self_attn.k_norm"] if heads else []
         for name in norms:
-            found = _epsilon(layer.get_submodule(name))
-            yield f"{at}.{name}.variance_epsilon", found, c.norm_eps
-        yield f"{at}.linear_attn", is_delta(layer), c.delta is not None and c.delta.layers[i]
+            value = _epsilon(layer.get_submodule(name))
+            yield f"{prefix}.{name}.variance_epsilon", value, c.norm_eps
+        yield f"{prefix}.linear_attn", is_delta(layer), c.delta is not None and c.delta.layers[i]
         if is_delta(layer):
-            yield from _delta_net(f"{at}.linear_attn", layer.linear_attn, c)
-            yield from _feed_forward(f"{at}.mlp", layer.mlp, c)
+            yield from _delta_net(f"{prefix}.linear_attn", layer.linear_attn, c)
+            yield from _feed_forward(f"{prefix}.mlp", layer.mlp, c)
             continue
-        yield from _attention(f"{at}.self_attn", layer.self_attn, c, i)
-        yield from _feed_forward(f"{at}.mlp", layer.mlp, c)
+        yield from _attention(f"{prefix}.self_attn", layer.self_attn, c, i)
+        yield from _feed_forward(f"{prefix}.mlp", layer.mlp, c)
 
 
 def _epsilon(norm: Any) -> float:
@@ -120,41 +120,45 @@ def _scalings(rotary: Any) -> list[str]:
     return [name for name in names if hasattr(rotary, name)]
 
 
-def _attention(at: str, module: Any, c: ModelConfig, i: int) -> Iterator[tuple[str, Any, Any]]:
-    yield f"{at}.scaling", module.scaling, scale_of(c)
-    yield f"{at}.head_dim", module.head_dim, c.head_dim
-    yield f"{at}.num_key_value_groups", module.num_key_value_groups, c.heads // c.kv_heads
-    yield f"{at}.is_causal", module.is_causal, True
+def _attention(prefix: str, module: Any, c: ModelConfig, i: int) -> Iterator[tuple[str, Any, Any]]:
+    yield f"{prefix}.scaling", module.scaling, scale_of(c)
+    yield f"{prefix}.head_dim", module.head_dim, c.head_dim
+    yield f"{prefix}.num_key_value_groups", module.num_key_value_groups, c.heads // c.kv_heads
+    yield f"{prefix}.is_causal", module.is_causal, True
     if hasattr(module, "sliding_window"):
         window = module.sliding_window
         window = window if window and window < c.context else None
-        yield f"{at}.sliding_window", window, c.window if c.is_local(i) else None
+        yield f"{prefix}.sliding_window", window, c.window if c.is_local(i) else None
     if c.softcap is not None:
-        yield f"{at}.attn_logit_softcapping", module.attn_logit_softcapping, c.softcap
+        yield f"{prefix}.attn_logit_softcapping", module.attn_logit_softcapping, c.softcap
     rotated = c.rotated is None or c.rotated[i]
-    yield f"{at}.use_rope", bool(getattr(module, "use_rope", True)), rotated
+    yield f"{prefix}.use_rope", bool(getattr(module, "use_rope", True)), rotated
 
 
-def _delta_net(at: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
+def _delta_net(prefix: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     assert c.delta is not None
     size = c.delta.state
-    found = module.num_k_heads, module.num_v_heads, module.head_k_dim, module.head_v_dim
-    yield f"{at}'s sizes", found, (size.key_heads, size.heads, size.key_dim, size.value_dim)
-    yield f"{at}.activation", module.activation, "silu"
-    yield f"{at}.norm.variance_epsilon", module.norm.variance_epsilon, c.norm_eps
+    sizes = module.num_k_heads, module.num_v_heads, module.head_k_dim, module.head_v_dim
+    yield f"{prefix}'s sizes", sizes, (size.key_heads, size.heads, size.key_dim, size.value_dim)
+    yield f"{prefix}.activation", module.activation, "silu"
+    yield f"{prefix}.norm.variance_epsilon", module.norm.variance_epsilon, c.norm_eps
     conv = c.delta.conv
-    yield f"{at}.conv1d.weight", tuple(module.conv1d.weight.shape), (conv.channels, 1, conv.width)
+    yield (
+        f"{prefix}.conv1d.weight",
+        tuple(module.conv1d.weight.shape),
+        (conv.channels, 1, conv.width),
+    )
 
 
-def _feed_forward(at: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
+def _feed_forward(prefix: str, module: Any, c: ModelConfig) -> Iterator[tuple[str, Any, Any]]:
     name = "activation_fn" if c.joined else "act_fn"
     if c.experts:
         gate = module.gate
-        yield f"{at}.gate.top_k", gate.top_k, c.experts_per_token
-        yield f"{at}.gate.norm_topk_prob", bool(gate.norm_topk_prob), c.experts_sum_to_one
-        module, at = module.experts, f"{at}.experts"
+        yield f"{prefix}.gate.top_k", gate.top_k, c.experts_per_token
+        yield f"{prefix}.gate.norm_topk_prob", bool(gate.norm_topk_prob), c.experts_sum_to_one
+        module, prefix = module.experts, f"{prefix}.experts"
     # transformers has a SiLU of its own, whose class is torch's or a subclass by version
     act = getattr(module, name)
     silu = isinstance(act, nn.SiLU) or type(act).__name__ in ("SiLUActivation", "LigerSiLU")
-    found = "SiLU" if silu else type(act).__name__
-    yield f"{at}.{name}", found, "GELUTanh" if c.gelu else "SiLU"
+    activation = "SiLU" if silu else type(act).__name__
+    yield f"{prefix}.{name}", activation, "GELUTanh" if c.gelu else "SiLU"

@@ -175,12 +175,12 @@ def _copies(parts: list[Any]) -> Iterator[_Copy]:
     rows = [base_linear(part).weight.shape[0] for part in parts]
     starts = [sum(rows[:i]) for i in range(len(rows))]
     for number in range(max(map(len, names), default=0)):
-        given = [
+        copied = [
             (p, n[number], start)
             for p, n, start in zip(parts, names, starts, strict=True)
             if number < len(n)
         ]
-        weights = [(p.lora_A[n].weight, p.lora_B[n].weight) for p, n, _ in given]
+        weights = [(p.lora_A[n].weight, p.lora_B[n].weight) for p, n, _ in copied]
         if len({w.dtype for pair in weights for w in pair}) > 1:
             raise TypeError(
                 "the adapters of a layer's projections have different dtypes, which csd's fused "
@@ -189,10 +189,10 @@ def _copies(parts: list[Any]) -> Iterator[_Copy]:
         ranks = [a.shape[0] for a, _ in weights]
         R, like = -(-sum(ranks) // RANKS) * RANKS, weights[0][0].data
         a, b = like.new_zeros(R, like.shape[1]), like.new_zeros(sum(rows), R)
-        pieces, at = [], 0
-        for (part, _, start), rank in zip(given, ranks, strict=True):
+        pieces, offset = [], 0
+        for (part, _, start), rank in zip(copied, ranks, strict=True):
             wide = base_linear(part).weight.shape[0]
-            own, out = slice(at, at + rank), slice(start, start + wide)
+            own, out = slice(offset, offset + rank), slice(start, start + wide)
             pieces.append((part, a[own], b[out, own], (own, out)))
-            at += rank
+            offset += rank
         yield _Copy(a, b, Stack(packed(a), packed(b)), number, pieces)

@@ -65,14 +65,14 @@ def ropes_of(config: Any) -> tuple[Rope, Rope | None]:
 
     Raises ValueError for another type and for a field that csd does not compute with.
     """
-    found = dict(getattr(config, "rope_parameters", None) or {})
+    parameters = dict(getattr(config, "rope_parameters", None) or {})
     for name in _OF_FAMILY.get(config.model_type, ()):
-        found.pop(name, None)
-    if config.model_type not in _BY_KIND or not found.keys() & {FULL, LOCAL}:
-        return _rope(found, config), None
+        parameters.pop(name, None)
+    if config.model_type not in _BY_KIND or not parameters.keys() & {FULL, LOCAL}:
+        return _rope(parameters, config), None
     # only for kinds of layers that the model has
     kinds = [kind for kind in (FULL, LOCAL) if kind in config.layer_types]
-    both = [_rope(dict(found[kind]), config) for kind in kinds]
+    both = [_rope(dict(parameters[kind]), config) for kind in kinds]
     return both[0], both[1] if len(both) == 2 else None
 
 
@@ -90,13 +90,13 @@ def context_of(config: Any) -> int | None:
     positions = getattr(config, "max_position_embeddings", None)
     if not positions:
         return None
-    found = getattr(config, "rope_parameters", None) or {}
-    if not isinstance(found, dict):
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if not isinstance(parameters, dict):
         return int(positions)
     # one for all layers, or one per kind of layer
-    by_kind = [rope for rope in found.values() if isinstance(rope, dict)]
+    by_kind = [rope for rope in parameters.values() if isinstance(rope, dict)]
     context = int(positions)
-    for rope in by_kind or [found]:
+    for rope in by_kind or [parameters]:
         kind, old = rope.get("rope_type"), rope.get(_LLAMA3[-1])
         if kind == "longrope" and old:
             return min(int(positions), int(old))

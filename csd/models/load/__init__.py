@@ -15,9 +15,10 @@ from csd.models.fused.decoder import Decoder, DecoderLike
 from csd.models.fused.fusable import DTYPES, checked_config
 from csd.models.fused.fuse import is_fused, pack
 from csd.models.fused.linear import multiplies_bfloat16
+from csd.models.load import gguf as gguf_model
+from csd.models.load.adapter import adapter_of, with_adapter
 from csd.models.load.checkpoint import (
     OnConfig,
-    adapter_of,
     check_folder,
     gguf_config,
     quiet_libraries,
@@ -25,13 +26,11 @@ from csd.models.load.checkpoint import (
     read_gguf,
     read_model,
     read_tokenizer,
-    with_adapter,
 )
 from csd.models.load.choose_decoder import check_decoder, decoder_of, rules_out_fused
-from csd.models.load.gguf import file as gguf_file
 from csd.models.module.decoder import ModuleDecoder
 from csd.models.module.sizes import current_sizes
-from csd.models.wrappers import unwrapped
+from csd.models.text_model import unwrapped
 from csd.utils.device import BUSY, warn_of_unseen_gpu
 from csd.utils.torch_state import plain_torch
 
@@ -168,8 +167,8 @@ def _loaded(
     generation_config: Any = None,
     module: weakref.ref | None = None,
 ) -> Loaded:
-    place = _place_of(decoder)
-    return Loaded(decoder, decoder.config, tokenizer, generation_config, *place, module)
+    path = _place_of(decoder)
+    return Loaded(decoder, decoder.config, tokenizer, generation_config, *path, module)
 
 
 def _place_of(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:
@@ -181,8 +180,8 @@ def _place_of(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:
 
 def _tokenizer_of(model: nn.Module) -> Any:
     """The tokenizer from the model's folder, or from the hub's files on this machine."""
-    place = getattr(model.config, "_name_or_path", None)
-    return read_tokenizer(place, {"local_files_only": True}) if place else None
+    path = getattr(model.config, "_name_or_path", None)
+    return read_tokenizer(path, {"local_files_only": True}) if path else None
 
 
 def _from_path(
@@ -204,19 +203,19 @@ def _from_path(
     base, revision = (name, revision) if adapter is None else (adapter.base, adapter.base_revision)
     if dtype is None:
         dtype = _default_dtype(device, base.endswith(".gguf"))
-    place, options = _place(base, revision)
-    read_once = gguf_file.read_once() if "gguf_file" in options else nullcontext()
+    path, options = _place(base, revision)
+    read_once = gguf_model.read_once() if "gguf_file" in options else nullcontext()
     with read_once, quiet_libraries():
         on_config = _noted(before, device)
         if "gguf_file" in options:
-            model = read_gguf(base, place, dtype, options, on_config)
+            model = read_gguf(base, path, dtype, options, on_config)
         else:
-            model = read_model(base, place, dtype, options, on_config, wanted)
+            model = read_model(base, path, dtype, options, on_config, wanted)
         if adapter is not None:
             tokenizer = adapter.tokenizer if tokenizer is None else tokenizer
             model = with_adapter(model, adapter, tokenizer)
         if tokenizer is None:
-            tokenizer = read_tokenizer(place, options)
+            tokenizer = read_tokenizer(path, options)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
         # few CPUs multiply float16, and float32 represents its numbers
         model = model.float()
@@ -238,10 +237,10 @@ def config_of(name: str) -> ModelConfig:
     """Sizes of a model by its name, path or GGUF file; its weights are not read."""
     adapter = adapter_of(name)
     name = name if adapter is None else adapter.base
-    place, options = _place(name, None if adapter is None else adapter.base_revision)
+    path, options = _place(name, None if adapter is None else adapter.base_revision)
     if "gguf_file" in options:
-        return gguf_config(name, os.path.join(place, options["gguf_file"]))
-    config = read_config(name, place, options)[1]
+        return gguf_config(name, os.path.join(path, options["gguf_file"]))
+    config = read_config(name, path, options)[1]
     assert config is not None
     return config
 
@@ -257,11 +256,11 @@ def tokenizer_of(name: str, revision: str | None = None) -> Any:
 def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
     """Folder or hub name of a model for transformers, and the options to load it with."""
     if name.endswith(".gguf"):
-        folder, file = gguf_file.folder_and_file(name)
-        place, options = folder, {"gguf_file": file}
+        folder, file = gguf_model.folder_and_file(name)
+        path, options = folder, {"gguf_file": file}
     elif os.path.isdir(name):
         check_folder(name)
-        place, options = name, {}
+        path, options = name, {}
     # a link that leads nowhere is no name of the hub either
     elif os.path.lexists(name):
         raise ValueError(f"{name} is a file, but not a GGUF file or a model's folder")
@@ -269,7 +268,7 @@ def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
         return name, {"revision": revision or "main"}
     if revision is not None:
         raise ValueError(f"revision must be None for a local path, got {name}")
-    return place, options
+    return path, options
 
 
 def _noted(before: BeforeWeights | None, device: torch.device) -> OnConfig:
@@ -293,8 +292,8 @@ def usable(device: str | torch.device | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.device(device)
-        torch.empty(1, device=found).item()
+        known = torch.device(device)
+        torch.empty(1, device=known).item()
     # torch passes on the exceptions of its back ends
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         # without this backend, torch's message is a line and then its whole table of kernels
@@ -305,4 +304,4 @@ def usable(device: str | torch.device | None) -> torch.device:
                 "or run `nvidia-smi --compute-mode=DEFAULT`"
             )
         raise ValueError(f"device {device!r} cannot be used here: {reason}") from error
-    return found
+    return known

@@ -1,21 +1,13 @@
 """Loading of a checkpoint's `transformers` model and tokenizer, with errors for its owner.
 
-A checkpoint may be a peft adapter: a folder or hub repository as `PeftModel.save_pretrained` writes
-it. Every field of `adapter_config.json` is read here, is peft's own, or is refused by name, and so
-is every key of the weights; peft itself ignores what it does not know.
-
 Lines that other libraries print while they load are suppressed.
 """
 
-import dataclasses
-import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, TypedDict
@@ -25,14 +17,11 @@ import torch
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.families import SUPPORTED
 from csd.models.load import gguf as gguf_model
-from csd.models.load.gguf.file import read_once
-from csd.models.load.resize_for_adapter import resize
-from csd.models.refuse import refuse_config, refuse_prompt_learning
+from csd.models.refuse import refuse_config
 from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
 from csd.utils.check import shown
 from csd.utils.input_files import check_no_pipes
 from csd.utils.json_files import read_file
-from csd.utils.lazy import check_installed
 
 
 @contextmanager
@@ -106,197 +95,6 @@ _SHAPE = r"torch\.Size\((\[[\d, ]*\])\)"
 _MISMATCH = re.compile(rf"^([\w.{{}}, ]+?) *\|.*ckpt: *{_SHAPE} vs model: *{_SHAPE}", re.MULTILINE)
 
 
-FILE = "adapter_config.json"
-WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-# files of a hub repository that belong to an adapter; it may hold states of an optimiser too
-_FILES = (
-    "config.json",
-    "adapter_*",
-    "*token*",
-    "vocab*",
-    "merges.txt",
-    "*.jinja",
-    "tekken.json",
-    "generation_config.json",
-)
-# task types whose weights are a causal language model's
-_TASKS = (None, "CAUSAL_LM")
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """An adapter that has no base model beside it."""
-
-    name: str  # as it was given
-    folder: str  # on this machine
-    config: dict[str, Any]
-
-    @property
-    def base(self) -> str:
-        """Folder or hub name of the base model."""
-        base = self.config.get("base_model_name_or_path")
-        if not base or not isinstance(base, str):
-            raise ValueError(
-                f"{os.path.join(self.folder, FILE)} must name its base model "
-                f"(base_model_name_or_path), got {base!r}; load both with peft, and pass the model"
-            )
-        return base
-
-    @property
-    def base_revision(self) -> str | None:
-        """Revision of the base model, for a base on the hub."""
-        revision = self.config.get("revision")
-        if revision in (None, "main"):
-            return None
-        if os.path.exists(self.base):
-            raise ValueError(
-                f"revision must be null in {os.path.join(self.folder, FILE)} for the base model "
-                f"{self.base!r}, which is a local path, got {revision!r}"
-            )
-        return str(revision)
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        """The tokenizer beside the adapter; None if there is none."""
-        return read_tokenizer(self.folder, {})
-
-
-def adapter_of(name: str, revision: str | None = None) -> Adapter | None:
-    """The adapter of a folder or hub name; None for any other model.
-
-    revision: of a hub name. Raises ValueError for a folder with an adapter and a model.
-    """
-    if not os.path.exists(name):
-        folder = _hub_folder(name, revision)
-    else:
-        folder = name if os.path.isdir(name) else None
-    if folder is None or not os.path.exists(path := os.path.join(folder, FILE)):
-        return None
-    check_no_pipes(folder)
-    # if the folder also holds a model, the adapter's base is ambiguous
-    if os.path.exists(os.path.join(folder, "config.json")):
-        raise ValueError(
-            f"{name} has an adapter in addition to its base model; load it with "
-            "peft.AutoPeftModelForCausalLM, and pass the model"
-        )
-    if revision is not None and folder == name:
-        raise ValueError(f"revision must be None for a local path, got {name}")
-    try:
-        with open(path, encoding="utf-8") as file:
-            config = json.load(file)
-        if not isinstance(config, dict):
-            raise ValueError(f"expected an object, got {type(config).__name__}")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not the config of an adapter: {error}") from error
-    return Adapter(name, folder, config)
-
-
-def _hub_folder(name: str, revision: str | None) -> str | None:
-    """Folder of the hub's cache with an adapter's files; None if the name is no adapter's."""
-    from huggingface_hub import snapshot_download
-    from transformers.utils import find_adapter_config_file
-
-    revision = revision or "main"
-    try:
-        with quiet_libraries():
-            if find_adapter_config_file(name, revision=revision) is None:
-                return None
-            return snapshot_download(name, revision=revision, allow_patterns=[*_FILES])
-    # not a name of the hub, or not reachable: the reader of models has the error
-    except (OSError, ValueError):
-        return None
-
-
-def with_adapter(model: Any, adapter: Adapter, tokenizer: Any = None) -> Any:
-    """`model` in a PeftModel with the adapter, unmerged, in evaluation mode.
-
-    tokenizer: decides the rows of the embedding if the adapter's weights have none.
-    Raises ValueError naming the field, key or matrix that cannot be used.
-    """
-    check_installed("peft", "lora", f"the adapter in {adapter.name}")
-    import peft
-
-    _check_config(adapter)
-    if not any(os.path.exists(os.path.join(adapter.folder, file)) for file in WEIGHTS):
-        raise ValueError(f"the adapter in {adapter.name} has no weights ({WEIGHTS[0]})")
-    try:
-        config = peft.PeftConfig.from_pretrained(adapter.folder)
-        config.inference_mode = True
-        weights = peft.utils.load_peft_weights(adapter.folder, device="cpu")
-    # peft passes on any exception of its file readers
-    except Exception as error:
-        raise ValueError(f"the adapter in {adapter.name} cannot be loaded: {error}") from error
-    resize(model, config, weights, tokenizer, adapter.name)
-    try:
-        made = peft.PeftModelForCausalLM(model, config)
-        read = made.load_adapter(adapter.folder, "default", torch_device=str(model.device))
-    except KeyError as error:
-        raise ValueError(f"the adapter in {adapter.name} lacks the weights {error}") from error
-    except Exception as error:
-        raise ValueError(f"the adapter in {adapter.name} cannot be loaded: {error}") from error
-    refuse_prompt_learning(made)
-    _check_keys(adapter.name, made, read, weights)
-    return made.eval()
-
-
-def _check_config(adapter: Adapter) -> None:
-    """Raises ValueError for a field that neither csd nor the installed peft reads."""
-    import peft
-
-    path, given = os.path.join(adapter.folder, FILE), adapter.config
-    kind = given.get("peft_type")
-    kinds = {kind.value: cls for kind, cls in peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-    if kind not in kinds:
-        raise ValueError(
-            f"peft_type in {path} must be a kind of adapter of peft {peft.__version__}, got "
-            f"{kind!r}; update peft (pip install -U peft) if it was written by a later version"
-        )
-    if given.get("task_type") not in _TASKS:
-        raise ValueError(
-            f"task_type in {path} must be 'CAUSAL_LM' or null, got {given['task_type']!r}: the "
-            "adapter belongs to another head than a language model's"
-        )
-    # peft takes this from its caller alone
-    known = {field.name for field in dataclasses.fields(kinds[kind])} - {"runtime_config"}
-    for name in sorted(given.keys() - known):
-        if given[name]:
-            raise ValueError(
-                f"{path} has {name}={given[name]!r}, which peft {peft.__version__} does not "
-                f"compute with; update peft (pip install -U peft), or remove {name} from the file "
-                "if the adapter does not depend on it"
-            )
-
-
-def _check_keys(name: str, model: Any, read: Any, weights: dict[str, torch.Tensor]) -> None:
-    """Raises ValueError, with names, if weights of the file fit nothing, or the file lacks some.
-
-    read: keys that peft reports from loading.
-    """
-    unread = sorted(key for key in read.unexpected_keys if not _is_copy(key, weights))
-    if unread:
-        raise ValueError(
-            f"the adapter in {name} has {len(unread)} weights that fit nothing in a "
-            f"{type(model.get_base_model()).__name__}: {', '.join(unread[:3])}; save it with "
-            "PeftModel.save_pretrained from a model without wrappers, or rename these keys"
-        )
-    # a tensor that several layers share is in the file once
-    tensors = model.state_dict(keep_vars=True)
-    missing = {key for key in read.missing_keys if key in tensors}
-    loaded = {tensor.data_ptr() for key, tensor in tensors.items() if key not in missing}
-    left = sorted(key for key in missing if tensors[key].data_ptr() not in loaded)
-    if left:
-        raise ValueError(
-            f"the adapter in {name} lacks the weights {', '.join(left[:3])} ({len(left)} in all), "
-            f"which its {FILE} asks for"
-        )
-
-
-def _is_copy(key: str, weights: dict[str, torch.Tensor]) -> bool:
-    """True for the second copy that peft writes of an embedding that was resized and trained."""
-    first = key.replace(".modules_to_save.", ".")
-    return first != key and first in weights and torch.equal(weights[key], weights[first])
-
-
 # buffers in old checkpoints that the module computes from its config
 _DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "position_ids")
 
@@ -306,7 +104,7 @@ OnConfig = Callable[[ModelConfig, torch.dtype | None], None]
 
 
 def read_config(
-    name: str, place: str, options: dict, wanted: str = "fused"
+    name: str, path: str, options: dict, wanted: str = "fused"
 ) -> tuple[Any, ModelConfig | None, bool]:
     """Config of a checkpoint: transformers', and csd's for the fused decoder; of its text model.
 
@@ -318,7 +116,7 @@ def read_config(
 
     try:
         with quiet_libraries():
-            config = AutoConfig.from_pretrained(place, **options)
+            config = AutoConfig.from_pretrained(path, **options)
     except ValueError as error:
         raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {error}") from error
     except OSError as error:
@@ -339,9 +137,9 @@ class _Index(TypedDict):
     weight_map: dict[str, str]
 
 
-def check_index(name: str, place: str) -> None:
+def check_index(name: str, source: str) -> None:
     """Raises ValueError for an index of weights that names files outside of its folder."""
-    for path in sorted(Path(place).glob("*.index.json")) if os.path.isdir(place) else []:
+    for path in sorted(Path(source).glob("*.index.json")) if os.path.isdir(source) else []:
         for file in {*read_file(path, _Index)["weight_map"].values()}:
             if os.path.basename(file) != file or file in ("", ".", ".."):
                 raise ValueError(
@@ -385,7 +183,7 @@ def _of_text(config: Any) -> Any:
 
 def read_model(
     name: str,
-    place: str,
+    path: str,
     dtype: torch.dtype | str,
     options: dict,
     before: OnConfig,
@@ -394,8 +192,8 @@ def read_model(
     """The transformers model. One that csd cannot run is refused before gigabytes are read."""
     from transformers import AutoModelForCausalLM
 
-    config, sizes, has_parts = read_config(name, place, options, wanted)
-    check_index(name, place)
+    config, sizes, has_parts = read_config(name, path, options, wanted)
+    check_index(name, path)
     if has_parts:
         options = options | {"key_mapping": TEXT_KEYS}
     if sizes is not None:
@@ -403,7 +201,7 @@ def read_model(
     try:
         with Report() as report:
             model, seen = AutoModelForCausalLM.from_pretrained(
-                place, config=config, dtype=dtype, output_loading_info=True, **options
+                path, config=config, dtype=dtype, output_loading_info=True, **options
             )
     except ImportError:
         raise
@@ -436,10 +234,10 @@ def read_model(
 
 
 def read_gguf(
-    name: str, place: str, dtype: torch.dtype | str, options: dict, before: OnConfig
+    name: str, folder: str, dtype: torch.dtype | str, options: dict, before: OnConfig
 ) -> Any:
     """The transformers model of a GGUF file; dtype "auto" is float32, as the file has none."""
-    path = os.path.join(place, options["gguf_file"])
+    path = os.path.join(folder, options["gguf_file"])
     made_in = torch.float32 if isinstance(dtype, str) else dtype
     before(gguf_config(name, path), made_in)
     with _reading_gguf(name):
@@ -454,7 +252,7 @@ def gguf_config(name: str, path: str) -> ModelConfig:
 @contextmanager
 def _reading_gguf(name: str) -> Iterator[None]:
     try:
-        with read_once():
+        with gguf_model.read_once():
             yield
     except MemoryError as error:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
@@ -504,29 +302,29 @@ _TOKENIZER_FILES = {
 }
 
 
-def read_tokenizer(place: str, options: dict[str, Any]) -> Any:
+def read_tokenizer(folder: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
     # for some families transformers makes an empty tokenizer if the folder has none
-    local = os.path.isdir(place) and "gguf_file" not in options
-    if local and not _TOKENIZER_FILES.intersection(os.listdir(place)):
+    local = os.path.isdir(folder) and "gguf_file" not in options
+    if local and not _TOKENIZER_FILES.intersection(os.listdir(folder)):
         return None
     try:
-        with read_once() if "gguf_file" in options else nullcontext():
-            tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        with gguf_model.read_once() if "gguf_file" in options else nullcontext():
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError, KeyError):
         # without a tokenizer, a checkpoint still serves prompts of token ids
         return None
     except ImportError:
         raise
     except Exception as error:
-        raise ValueError(f"the tokenizer of {place!r} cannot be read: {_brief(error)}") from error
+        raise ValueError(f"the tokenizer of {folder!r} cannot be read: {_brief(error)}") from error
     if "gguf_file" in options:
         from csd.models.load.gguf import tokenizer as gguf_tokenizer
 
-        path = os.path.join(place, options["gguf_file"])
+        path = os.path.join(folder, options["gguf_file"])
         try:
-            with read_once():
+            with gguf_model.read_once():
                 gguf_tokenizer.complete(tokenizer, path)
         except Exception as error:
             text = f"the tokenizer of {path!r} cannot be read: {_brief(error)}"

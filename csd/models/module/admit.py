@@ -148,20 +148,20 @@ def _rows(decoder: ModuleDecoder, tokens: list[torch.Tensor], far: bool) -> torc
         c, slots=1, pages=1, prompt_pages=1, slot_pages=1, rows=rows, dtype=dtype, device=device
     )
     node_k, node_v = cache.node_k, cache.node_v
-    at = padded(position, 0).int()
+    positions = padded(position, 0).int()
     states = None
     if c.states is not None:
         memory = StateMemory(c.states, S, rows, dtype, device)
         # reference implementations, since the backend is not chosen yet
-        states = StepStates.of(reference(), memory, SimpleNamespace(**where, position=at))
+        states = StepStates.of(reference(), memory, SimpleNamespace(**where, position=positions))
         # a far sequence follows a text that is not given here: set the checkpoint before it
-        memory.base.copy_(checkpoint(whole([0] * S) + at[start].int()))
+        memory.base.copy_(checkpoint(whole([0] * S) + positions[start].int()))
     attend = LayerAttention(
         without_work, node_k, node_v, cache.k, cache.v, where, None, c.head_dim**-0.5, states=states
     )
     token = padded(tokens, -1).int()
     with refusing(decoder.base):
-        logits = decoder.forward(token, at, attend, node_k, node_v)
+        logits = decoder.forward(token, positions, attend, node_k, node_v)
     return logits[start[1] : start[2]]
 
 

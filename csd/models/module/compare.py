@@ -56,11 +56,11 @@ def attention_difference(call: Call) -> float:
         query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
         with torch.no_grad():
             want = by_own_function(module, query, key, value, visible, named)[0]
-            found = {
+            outputs = {
                 "a step's rows": _of_step(call, q, k, v, named),
                 "a prompt's tokens": _of_prompt(call, q, k, v, named),
             }
-        for what, got in found.items():
+        for what, got in outputs.items():
             off = ((got - want).abs().max() / want.abs().max().clamp(min=1e-30)).item()
             worst = max(worst, off)
             # a NaN is not admitted either
@@ -183,11 +183,11 @@ OFF = 1e-2
 def state_difference(call: MixerCall) -> float:
     """Largest difference as a share of the largest number. Raises NotAdmitted if too large."""
     assert call.own is not None
-    given = _text(call)
+    arguments = _text(call)
     with torch.no_grad():
-        whole = call.own(**given)
+        whole = call.own(**arguments)
         want = _rows(call, whole)
-        got = _by_csd(call, given)
+        got = _by_csd(call, arguments)
     off = ((got - want).abs().max() / want.abs().max().clamp(min=1e-30)).item()
     # a NaN is not admitted either
     if not off <= OFF:
@@ -198,12 +198,12 @@ def state_difference(call: MixerCall) -> float:
     return off
 
 
-def _by_csd(call: MixerCall, given: dict[str, Any]) -> torch.Tensor:
+def _by_csd(call: MixerCall, arguments: dict[str, Any]) -> torch.Tensor:
     ops = reference()
     some: tuple = ((call.size,), ()) if isinstance(call.size, ConvSize) else ((), (call.size,))
     memory = StateMemory(StateSizes(*some), 1, 16, torch.float32, call.device)
     prompt = PromptStates(ops, memory, 0, PROMPT)
-    first = _rows(call, answer(call, 0, call.own, _part(call, given, 0, PROMPT), prompt))
+    first = _rows(call, answer(call, 0, call.own, _part(call, arguments, 0, PROMPT), prompt))
     prompt.end()
 
     def whole(*values: int) -> torch.Tensor:
@@ -217,7 +217,7 @@ def _by_csd(call: MixerCall, given: dict[str, Any]) -> torch.Tensor:
         slot_nodes=whole(NODES),
     )
     step = StepStates.of(ops, memory, pool)
-    last = answer(call, 0, call.own, _part(call, given, PROMPT, PROMPT + NODES), step)
+    last = answer(call, 0, call.own, _part(call, arguments, PROMPT, PROMPT + NODES), step)
     return torch.cat((first, _rows(call, last)))
 
 
@@ -231,27 +231,27 @@ def _rows(call: MixerCall, result: Any) -> torch.Tensor:
 OF_TEXT = ("hidden_states", "query", "key", "value", "g", "beta", "dt", "B", "C")
 
 
-def _part(call: MixerCall, given: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+def _part(call: MixerCall, arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     along = 2 if call.function == CONVOLUTION else 1
     return {
         name: x.narrow(along, first, last - first) if name in OF_TEXT else x
-        for name, x in given.items()
+        for name, x in arguments.items()
     }
 
 
 def _text(call: MixerCall) -> dict[str, Any]:
     """The recorded arguments, with random values for those that have one entry per token."""
-    generator, found = torch.Generator().manual_seed(0), dict(call.named)
-    for name, x in found.items():
+    generator, arguments = torch.Generator().manual_seed(0), dict(call.named)
+    for name, x in arguments.items():
         if not torch.is_tensor(x) or name not in OF_TEXT:
             # parameters; a rule's stay as they are: small, and in some families float32 already
             wide = torch.is_tensor(x) and x.is_floating_point() and call.function == CONVOLUTION
-            found[name] = x.float() if wide else x
+            arguments[name] = x.float() if wide else x
             continue
         shape = list(x.shape)
         shape[2 if call.function == CONVOLUTION else 1] = PROMPT + NODES
         y = torch.randn(shape, generator=generator)
         # decays close to one, so that a state lasts
         y = -0.05 * y.abs() if name == "g" else y.sigmoid() if name == "beta" else y
-        found[name] = y.to(call.device)
-    return found
+        arguments[name] = y.to(call.device)
+    return arguments

@@ -86,18 +86,18 @@ class Pass:
         return out.to(query.dtype).contiguous()[None]
 
     def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
-        at = self.mixer_at
-        call = self.mixers[at] if at < len(self.mixers) else None
+        index = self.mixer_at
+        call = self.mixers[index] if index < len(self.mixers) else None
         size = size_of(name, named)
         if call is None or (call.function, call.size) != (name, size):
             due = "none" if call is None else str(call)
             raise RuntimeError(
-                f"call {at + 1} of a layer with a state is {name} of {size}, expected {due}: the "
-                "module computes in another order than in its test pass"
+                f"call {index + 1} of a layer with a state is {name} of {size}, expected {due}: "
+                "the module computes in another order than in its test pass"
             )
         self.mixer_at += 1
         convolution = name == CONVOLUTION
-        number = self.convs if convolution else at - self.convs
+        number = self.convs if convolution else index - self.convs
         self.convs += convolution
         return answer(call, number, own, named, self.attend.states)
 
@@ -193,14 +193,14 @@ class ModuleDecoder:
         self._mask: torch.Tensor | None = None
         self.admission: Any = None  # the `Admission` that `csd.models.module.admit` measured
         named = NamedSizes.of(self.base)
-        found = probe(self.base, self.parts, self.run, tokens=named.vocab, context=named.context)
-        self.calls: list[Call] = found.calls
-        self.mixers = found.mixers
+        probed = probe(self.base, self.parts, self.run, tokens=named.vocab, context=named.context)
+        self.calls: list[Call] = probed.calls
+        self.mixers = probed.mixers
         # with logits_to_keep, layers that share keys may leave out rows of a prompt too
         shared = any(call.spec.shares is not None for call in self.calls)
         self._keeps_logits = "logits_to_keep" in taken and not shared
-        self.device, self.dtype = found.device, found.dtype
-        self.config = probed_sizes(named, found)
+        self.device, self.dtype = probed.device, probed.dtype
+        self.config = probed_sizes(named, probed)
 
     def __repr__(self) -> str:
         kinds = list(dict.fromkeys(str(call.spec) for call in self.calls))
@@ -216,10 +216,10 @@ class ModuleDecoder:
         return self._there(self._base)
 
     def _there(self, held: weakref.ref) -> Any:
-        found = held()
-        if found is None:
+        result = held()
+        if result is None:
             raise RuntimeError("the model of this decoder has been deleted: keep a reference to it")
-        return found
+        return result
 
     @cached_property
     def why_not_static(self) -> str | None:

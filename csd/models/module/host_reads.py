@@ -83,10 +83,10 @@ def captured_experts(parts: Parts) -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """Innermost function of a modeling or integration file in the traceback of an error."""
-    place, trace = "its module", error.__traceback__
+    module, trace = "its module", error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if "modeling_" in code.co_filename or "integrations" in code.co_filename:
-            place = code.co_qualname
+            module = code.co_qualname
         trace = trace.tb_next
-    return place
+    return module

@@ -17,7 +17,7 @@ from csd.kernels.states.prompt import PromptStates
 from csd.models.redirect import CONVOLUTION
 from csd.state.recurrent import ConvSize, StateSize
 
-MOST_WEIGHTS = 17
+MAX_WEIGHTS = 17
 # arguments that do not change one sequence's rows, or that are handled below
 KNOWN = {
     "causal_conv1d_fn": {"hidden_states", "weight", "bias", "activation"},
@@ -74,70 +74,70 @@ class MixerCall:
         return f"{self.place}: {self.function} of {self.size}"
 
 
-def size_of(function: str, given: dict[str, Any]) -> ConvSize | StateSize:
+def size_of(function: str, arguments: dict[str, Any]) -> ConvSize | StateSize:
     """Sizes of a call's convolution or state. Raises OtherCall, naming an unsupported argument."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         harmless = value is None or value is False or name in KNOWN[function]
         # arguments that transformers passes through all layers by name
         if not harmless and name not in ("use_cache", "output_router_logits"):
             raise OtherCall(f"{function} with {name}, which csd does not compute")
     if function == CONVOLUTION:
-        weight = given["weight"]
-        if given.get("activation") not in (None, "silu", "swish"):
-            raise OtherCall(f"{function} with activation {given['activation']!r}, not silu")
-        if not 2 <= weight.shape[1] <= MOST_WEIGHTS:
-            raise OtherCall(f"{function} of {weight.shape[1]} weights, not 2 to {MOST_WEIGHTS}")
+        weight = arguments["weight"]
+        if arguments.get("activation") not in (None, "silu", "swish"):
+            raise OtherCall(f"{function} with activation {arguments['activation']!r}, not silu")
+        if not 2 <= weight.shape[1] <= MAX_WEIGHTS:
+            raise OtherCall(f"{function} of {weight.shape[1]} weights, not 2 to {MAX_WEIGHTS}")
         return ConvSize(*weight.shape)
-    state = given.get("initial_state", given.get("initial_states"))
+    state = arguments.get("initial_state", arguments.get("initial_states"))
     if state is not None:
         raise OtherCall(f"{function} that begins with a state of its own")
     if function == "mamba2_chunk_scan":
-        x, B = given["hidden_states"], given["B"]
-        if given.get("z") is not None:
+        x, B = arguments["hidden_states"], arguments["B"]
+        if arguments.get("z") is not None:
             raise OtherCall(f"{function} with a gate")
         return StateSize(B.shape[2], x.shape[2], B.shape[3], x.shape[3])
-    key, value = given["key"], given["value"]
+    key, value = arguments["key"], arguments["value"]
     return StateSize(key.shape[2], value.shape[2], key.shape[3], value.shape[3])
 
 
 def answer(
     call: MixerCall,
-    at: int,
+    index: int,
     own: Any,
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     states: StepStates | PromptStates,
 ) -> Any:
-    """Result of a call; at: its index among the convolutions or among the other calls."""
+    """Result of a call; index: its index among the convolutions or among the other calls."""
     if call.function == CONVOLUTION:
-        return _convolution(at, own, given, states)
+        return _convolution(index, own, arguments, states)
     if call.function == "mamba2_chunk_scan":
-        return _ssm(at, own, given, states)
-    return _delta_rule(at, own, given, states)
+        return _ssm(index, own, arguments, states)
+    return _delta_rule(index, own, arguments, states)
 
 
 def _convolution(
-    at: int, own: Any, given: dict[str, Any], states: StepStates | PromptStates
+    index: int, own: Any, arguments: dict[str, Any], states: StepStates | PromptStates
 ) -> torch.Tensor:
     # [1, C, R]
-    x, weight, bias = given["hidden_states"], given["weight"], given["bias"]
-    silu = given.get("activation") is not None
+    x, weight, bias = arguments["hidden_states"], arguments["weight"], arguments["bias"]
+    silu = arguments.get("activation") is not None
     rows, weight = x[0].T.contiguous(), weight.contiguous()
     if isinstance(states, PromptStates):
 
         def whole(text: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = own(text.T[None], weight, bias, given.get("activation"))
-            return found[0].T
+            result: torch.Tensor = own(text.T[None], weight, bias, arguments.get("activation"))
+            return result[0].T
 
-        return states.convolve(at, rows, weight, bias, silu, whole).T[None]
-    y = states.convolve(at, rows.to(weight.dtype), weight, bias, silu)
+        return states.convolve(index, rows, weight, bias, silu, whole).T[None]
+    y = states.convolve(index, rows.to(weight.dtype), weight, bias, silu)
     return y.to(x.dtype).T[None]
 
 
 def _delta_rule(
-    at: int, own: Any, given: dict[str, Any], states: StepStates | PromptStates
+    index: int, own: Any, arguments: dict[str, Any], states: StepStates | PromptStates
 ) -> tuple[torch.Tensor, None]:
-    q, k, v, g, beta = (given[name][0] for name in ("query", "key", "value", "g", "beta"))
-    normalize = bool(given.get("use_qk_l2norm_in_kernel"))
+    q, k, v, g, beta = (arguments[name][0] for name in ("query", "key", "value", "g", "beta"))
+    normalize = bool(arguments.get("use_qk_l2norm_in_kernel"))
 
     def some(rows: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = (x[None, rows] for x in (q, k, v))
@@ -151,29 +151,29 @@ def _delta_rule(
         )
         return out[0], state_after
 
-    out = states.update(at, DeltaRule(q, k, v, g, beta, normalize, some))
+    out = states.update(index, DeltaRule(q, k, v, g, beta, normalize, some))
     return out.to(q.dtype)[None], None
 
 
 def _ssm(
-    at: int, own: Any, given: dict[str, Any], states: StepStates | PromptStates
+    index: int, own: Any, arguments: dict[str, Any], states: StepStates | PromptStates
 ) -> torch.Tensor | tuple[torch.Tensor, None]:
-    x, dt, B, C = (given[name][0] for name in ("hidden_states", "dt", "B", "C"))
-    D, step = given["D"], dt
-    if given.get("dt_bias") is not None:
-        step = step + given["dt_bias"].to(step.dtype)
-    if given.get("dt_softplus"):
+    x, dt, B, C = (arguments[name][0] for name in ("hidden_states", "dt", "B", "C"))
+    D, step = arguments["D"], dt
+    if arguments.get("dt_bias") is not None:
+        step = step + arguments["dt_bias"].to(step.dtype)
+    if arguments.get("dt_softplus"):
         step = F.softplus(step)
-    step = step.clamp(*given["dt_limit"])
+    step = step.clamp(*arguments["dt_limit"])
     names = "chunk_size", "dt_bias", "dt_softplus", "dt_limit"
-    own = partial(own, **{name: given[name] for name in names})
+    own = partial(own, **{name: arguments[name] for name in names})
 
     def some(rows: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         parts = (y[None, rows] for y in (x, dt))
         # the function's states have the dimension of values first
         out, state_after = own(
             *parts,
-            given["A"],
+            arguments["A"],
             B[None, rows],
             C[None, rows],
             D=None,
@@ -182,9 +182,9 @@ def _ssm(
         )
         return out[0], state_after.transpose(2, 3)
 
-    out = states.update(at, SSM(x, step, given["A"], B, C, some))
+    out = states.update(index, SSM(x, step, arguments["A"], B, C, some))
     if D is not None:
         out = out + D[:, None].to(out.dtype) * x.to(out.dtype)
     # each family's function returns float32
     out = out[None]
-    return (out, None) if given["return_final_states"] else out
+    return (out, None) if arguments["return_final_states"] else out

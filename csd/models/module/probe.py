@@ -129,8 +129,8 @@ def refusing(model: Any) -> Iterator[None]:
 
 def text(tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and positions, both [1, T], of a short text; ids differ if the vocabulary allows it."""
-    at = torch.arange(TOKENS, device=device)[None]
-    return (at * 7 + 3) % tokens, at
+    position = torch.arange(TOKENS, device=device)[None]
+    return (position * 7 + 3) % tokens, position
 
 
 def _number(calls: list[Call]) -> None:
@@ -175,19 +175,19 @@ class _Noted:
         mask: torch.Tensor | None,
         named: dict[str, Any],
     ) -> torch.Tensor:
-        place = self._place(module)
+        module_name = self._place(module)
         if query.shape[:1] + query.shape[2:3] != (1, TOKENS) or key.shape[2] != TOKENS:
             raise NotAdmitted(
-                f"{place} attends from {query.shape[2]} rows to {key.shape[2]} keys in a text of "
-                f"{TOKENS} tokens: csd supports decoders that attend to their own text"
+                f"{module_name} attends from {query.shape[2]} rows to {key.shape[2]} keys in a "
+                f"text of {TOKENS} tokens: csd supports decoders that attend to their own text"
             )
         for name in UNKNOWN:
             if named.get(name) is not None:
                 raise NotAdmitted(
-                    f"{place} calls attention with {name}, which csd does not support"
+                    f"{module_name} calls attention with {name}, which csd does not support"
                 )
-        function = self._mask_function(place, mask)
-        window, chunk = self._kind(place, function)
+        function = self._mask_function(module_name, mask)
+        window, chunk = self._kind(module_name, function)
         scale, softcap = named.get("scaling"), named.get("softcap")
         spec = AttentionSpec(
             heads=query.shape[1],
@@ -203,8 +203,10 @@ class _Noted:
         )
         self.keys.append((key, value))
         self.query = query if self.query is None else self.query
-        kept = {k: v for k, v in named.items() if k == "s_aux" or not torch.is_tensor(v)}
-        self.calls.append(Call(place, weakref.ref(module), spec, function, kept, query.device))
+        numbers = {k: v for k, v in named.items() if k == "s_aux" or not torch.is_tensor(v)}
+        self.calls.append(
+            Call(module_name, weakref.ref(module), spec, function, numbers, query.device)
+        )
         assert mask is not None
         return by_own_function(module, query, key, value, mask, named)
 
@@ -212,16 +214,16 @@ class _Noted:
         model = self.model()
         assert model is not None
         if name == CONVOLUTION:
-            place = owner_of(model, named["weight"])
+            owner = owner_of(model, named["weight"])
         else:
             # a core follows its mixer's convolution
-            place = self.mixers[-1].place if self.mixers else name
+            owner = self.mixers[-1].place if self.mixers else name
         try:
             size = size_of(name, named)
         except OtherCall as error:
-            raise NotAdmitted(f"{place} calls {error}") from error
+            raise NotAdmitted(f"{owner} calls {error}") from error
         device = next(x for x in named.values() if torch.is_tensor(x)).device
-        self.mixers.append(MixerCall(place, name, size, device, own, named))
+        self.mixers.append(MixerCall(owner, name, size, device, own, named))
         return own(**named)
 
     def _place(self, module: nn.Module) -> str:
@@ -229,22 +231,22 @@ class _Noted:
         before = sum(call.module() is module for call in self.calls)
         return f"{name} (call {before + 1})" if before else name
 
-    def _mask_function(self, place: str, mask: torch.Tensor | None) -> Callable:
+    def _mask_function(self, name: str, mask: torch.Tensor | None) -> Callable:
         for made, function in self.masks:
             if mask is not None and mask.data_ptr() == made.data_ptr():
                 return function
         what = "no mask" if mask is None else "a mask of its own"
         raise NotAdmitted(
-            f"{place} calls attention with {what}: csd supports modules whose masks are made by "
+            f"{name} calls attention with {what}: csd supports modules whose masks are made by "
             "transformers.masking_utils"
         )
 
-    def _kind(self, place: str, function: Callable) -> tuple[int | None, int | None]:
+    def _kind(self, name: str, function: Callable) -> tuple[int | None, int | None]:
         if id(function) not in self.kinds:
             try:
                 kind = window_and_chunk(function, self.device)
             except OtherMask as error:
-                raise NotAdmitted(f"{place}: {error}") from error
+                raise NotAdmitted(f"{name}: {error}") from error
             # a window or chunk longer than every text hides nothing
             window, chunk = (x if x is not None and x < self.context else None for x in kind)
             self.kinds[id(function)] = window, chunk
@@ -272,8 +274,8 @@ def by_own_function(
         # a mask that is added to scores
         mask = torch.zeros_like(visible, dtype=query.dtype)
         mask = mask.masked_fill(~visible, torch.finfo(query.dtype).min)
-    found: torch.Tensor = own(module, query, key, value, mask, **named | {"dropout": 0.0})[0]
-    return found
+    result: torch.Tensor = own(module, query, key, value, mask, **named | {"dropout": 0.0})[0]
+    return result
 
 
 def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -329,11 +331,11 @@ class _Mask:
             for x in (rows, keys)
         )
         try:
-            found = self.function(zero, zero, row[None, None, :, None], key[None, None, None])
+            visible = self.function(zero, zero, row[None, None, :, None], key[None, None, None])
         # the function may index a tensor of the text's length
         except (IndexError, RuntimeError, TypeError) as error:
             raise OtherMask(f"its mask depends on more than positions: {error}") from error
-        return found.expand(1, 1, row.numel(), key.numel()).flatten().cpu()
+        return visible.expand(1, 1, row.numel(), key.numel()).flatten().cpu()
 
     def check(self, window: int | None, chunk: int | None) -> None:
         if not self.is_like(window, chunk):

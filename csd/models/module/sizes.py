@@ -57,24 +57,24 @@ class NamedSizes:
         return cls(family, text.vocab_size, text.hidden_size, context)
 
 
-def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
+def probed_sizes(named: NamedSizes, probed: Probed) -> ModuleConfig:
     """Sizes of a probed module. Raises NotAdmitted if logits and config differ in vocabulary."""
-    if found.vocab != named.vocab:
+    if probed.vocab != named.vocab:
         raise NotAdmitted(
-            f"{named.family} returns {found.vocab} logits, but vocab_size of its config is "
+            f"{named.family} returns {probed.vocab} logits, but vocab_size of its config is "
             f"{named.vocab}: they must be equal"
         )
-    own = {c.layer: c.spec for c in found.calls if c.spec.shares is None}
+    own = {c.layer: c.spec for c in probed.calls if c.spec.shares is None}
     shapes = tuple(
         LayerShape(own[i].kv_heads, own[i].head_dim, own[i].value_dim) for i in sorted(own)
     )
-    specs = [call.spec for call in found.calls]
+    specs = [call.spec for call in probed.calls]
     sizes = {(spec.heads, spec.kv_heads, spec.head_dim) for spec in specs}
     uniform = len(sizes) == 1 and all(spec.head_dim == spec.value_dim for spec in specs)
     widest = max(specs, key=lambda spec: spec.width)
     heads = widest.heads, widest.kv_heads, widest.head_dim
-    convs = tuple(call.size for call in found.mixers if isinstance(call.size, ConvSize))
-    states = tuple(call.size for call in found.mixers if isinstance(call.size, StateSize))
+    convs = tuple(call.size for call in probed.mixers if isinstance(call.size, ConvSize))
+    states = tuple(call.size for call in probed.mixers if isinstance(call.size, StateSize))
     return ModuleConfig(
         named.family,
         named.vocab,
@@ -84,7 +84,7 @@ def probed_sizes(named: NamedSizes, found: Probed) -> ModuleConfig:
         named.context,
         uniform,
         None if uniform else shapes,
-        StateSizes(convs, states) if found.mixers else None,
+        StateSizes(convs, states) if probed.mixers else None,
         _reach(specs),
     )
 

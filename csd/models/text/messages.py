@@ -103,13 +103,15 @@ def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterato
             return None
         return text if isinstance(text, str) else None
 
-    found = [_without_none(m) for m in messages]
+    messages_without_none = [_without_none(m) for m in messages]
     if "developer" not in template:
         # name of system messages for OpenAI's newer models
-        found = [m | {"role": "system"} if m["role"] == "developer" else m for m in found]
-    found = _with_read_contents(found, template, render)
-    tried = [found, _with_contents(found)]
-    if any("tool_calls" in m for m in found):
+        messages_without_none = [
+            m | {"role": "system"} if m["role"] == "developer" else m for m in messages_without_none
+        ]
+    messages_without_none = _with_read_contents(messages_without_none, template, render)
+    tried = [messages_without_none, _with_contents(messages_without_none)]
+    if any("tool_calls" in m for m in messages_without_none):
         tried = [
             _with_arguments(form, convert)
             for convert in (_as_object, _as_object_of_texts, _as_text)
@@ -133,12 +135,12 @@ def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterato
 
 def _without_none(message: Mapping) -> dict:
     """A message with only the texts of its parts, and without keys whose value is None."""
-    found = {key: value for key, value in message.items() if value is not None}
-    if found.get("content") == []:
-        del found["content"]
-    if isinstance(found.get("content"), list):
-        found["content"] = [{"type": "text", "text": text} for text in _texts(message)]
-    return found
+    fields = {key: value for key, value in message.items() if value is not None}
+    if fields.get("content") == []:
+        del fields["content"]
+    if isinstance(fields.get("content"), list):
+        fields["content"] = [{"type": "text", "text": text} for text in _texts(message)]
+    return fields
 
 
 def _with_read_contents(messages: list[dict], template: str, render: Any) -> list[dict]:
@@ -271,8 +273,8 @@ def messages_of(prompt: Any) -> list[dict] | None:
     """The messages of a prompt; None for a prompt of another kind."""
     if not isinstance(prompt, list | tuple) or not prompt:
         return None
-    found = [as_mapping(message) for message in prompt]
-    return None if None in found else [dict(m) for m in found if m is not None]
+    mappings = [as_mapping(message) for message in prompt]
+    return None if None in mappings else [dict(m) for m in mappings if m is not None]
 
 
 def check_chat(prompt: Any, name: str) -> bool:

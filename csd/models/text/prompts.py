@@ -72,16 +72,16 @@ def _each(
     prompts: Iterable, read: Callable[[Any, str], list[int]], errors: dict[int, Exception] | None
 ) -> list[list[int]]:
     """`read` of each prompt and its name; errors: as in `parse`."""
-    found = []
+    encoded = []
     for i, prompt in enumerate(prompts):
         try:
-            found.append(read(prompt, f"prompt {i}"))
+            encoded.append(read(prompt, f"prompt {i}"))
         except (TypeError, ValueError) as error:
             if errors is None:
                 raise
             errors[i] = error
-            found.append([])
-    return found
+            encoded.append([])
+    return encoded
 
 
 def has_chat(tokenizer: Any) -> bool:
@@ -104,16 +104,16 @@ def _is_one(prompt: Any) -> bool:
     )
 
 
-def _check_template_kwargs(given: Any, prompt: Any) -> None:
-    if not given:
+def _check_template_kwargs(value: Any, prompt: Any) -> None:
+    if not value:
         return
-    if not isinstance(given, Mapping):
-        raise TypeError(f"chat_template_kwargs must be a dict, got {shown(given)}")
+    if not isinstance(value, Mapping):
+        raise TypeError(f"chat_template_kwargs must be a dict, got {shown(value)}")
     prompts = [prompt] if _is_one(prompt) else prompt
     if isinstance(prompts, list | tuple) and not any(messages_of(p) is not None for p in prompts):
         raise ValueError(
             "chat_template_kwargs needs a prompt of messages, got "
-            f"{', '.join(sorted(map(str, given)))} without one"
+            f"{', '.join(sorted(map(str, value)))} without one"
         )
 
 
@@ -297,7 +297,7 @@ def _unmasked(ids: Any, mask: Any) -> Any:
         return ids
     if not len(ids) or not isinstance(ids[0], list | tuple):
         return [token for token, keep in zip(ids, mask, strict=True) if keep]
-    return [_unmasked(row, kept) for row, kept in zip(ids, mask, strict=True)]
+    return [_unmasked(row, row_mask) for row, row_mask in zip(ids, mask, strict=True)]
 
 
 def _check(ids: list[int] | tuple, vocab: int, name: str) -> list[int]:

@@ -90,8 +90,8 @@ class StopStrings:
     def find(self, text: str, added: int) -> tuple[int, str] | None:
         """(start, string) of the first stop string that ends in the last `added` characters."""
         start = max(0, len(text) - added - self._longest + 1)
-        found = [(at, len(s), s) for s in self._stop if (at := text.find(s, start)) >= 0]
-        return (min(found)[0], min(found)[2]) if found else None
+        matches = [(index, len(s), s) for s in self._stop if (index := text.find(s, start)) >= 0]
+        return (min(matches)[0], min(matches)[2]) if matches else None
 
     def open(self, text: str) -> int:
         """Number of characters at the end of a text that may be the beginning of a stop string."""
@@ -141,10 +141,10 @@ class SampleText:
         if self._full is None or self._stop is None:
             return False
         added = self._full.push(token)
-        found = self._stop.find(self._full.text, len(added)) if added else None
-        if found is None:
+        match = self._stop.find(self._full.text, len(added)) if added else None
+        if match is None:
             return False
-        start, self.stop_string = found
+        start, self.stop_string = match
         self._cut = start + len(self.stop_string) if self._include_stop else start
         return True
 
@@ -185,23 +185,23 @@ class SampleText:
         self._taken = max(self._taken, len(text))
         return added
 
-    def _place(self, at: int, certain: bool = False) -> int:
-        """Index in the shown text, or in its certain part, of index `at` in the full text.
+    def _place(self, index: int, certain: bool = False) -> int:
+        """Index in the shown text, or in its certain part, of index `index` in the full text.
 
-        `at` lies in the text of one token, or of several that make up a character. The index is
+        `index` lies in the text of one token, or of several that make up a character. The index is
         counted from that text's end, since a decoder may strip the space before the first shown
         token.
         """
         assert self._full is not None
         ends = self._full.ends
-        i = bisect_right(ends, at)  # the first token whose text ends after `at`
+        i = bisect_right(ends, index)  # the first token whose text ends after `at`
         base = ends[i - 1] if i else 0
         first = bisect_left(ends, base) + 1 if base else 0
         low = self._length(first, certain)
         if i == len(ends):
             return low
         high = self._length(i + 1, certain)
-        return min(max(high - (ends[i] - at), low), high)
+        return min(max(high - (ends[i] - index), low), high)
 
     def _length(self, count: int, certain: bool) -> int:
         """Length of the shown text of the first `count` tokens."""

@@ -5,13 +5,12 @@
                        uvicorn's protocol, with a limit for clients that send nothing
     server.py          state that the handlers share
     endpoints.py       the handlers of the paths
-    clients.py         API keys; limits of bodies, readers, and values whose reading takes time
-    readers.py         threads that read bodies, in shares of clients
+    clients.py         API keys; time of bodies and readers; threads that read bodies, by client
     request.py         parsing and checks of a body
     fields.py          the engine's option for each field; fields that are ignored or refused, and
                        values that ask for nothing
     names.py           names of the engine's options in requests and errors
-    template_names.py  the names that clients may set for a chat template
+    checks.py          limits of requests, and checks of bodies before anything is computed
     response.py        choices, log-probabilities and usage
     events.py          the same as events, while tokens are drawn
     errors.py          errors as OpenAI's clients expect them

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from csd.serve.http import endpoints
 from csd.serve.http.access_log import Entry
-from csd.serve.http.clients import Limits
+from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
 from csd.serve.http.server import Server
 from csd.utils.check import shown

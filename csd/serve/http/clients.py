@@ -1,21 +1,29 @@
-"""Access and limits of clients: API keys, size and time of a body, time without reading.
+"""Access of clients: API keys, size and time of a body, threads that read it, time without reading.
 
-The sizes of a request's values are checked before anything is computed from them (`check_sizes`).
+`Readers` are the threads for JSON, templates, tokens and grammars. A thread that computes cannot be
+ended, so the work itself is bounded by the sizes in `Limits` (`checks.py`). A client has a share of
+the threads, whatever it sends and whether or not it stays, and clients take turns. Of one client,
+small bodies come first.
 """
 
 import asyncio
 import hashlib
+import heapq
 import hmac
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
 from csd.serve.http.events import error_event
 from csd.serve.http.json_parts import loads
@@ -23,31 +31,6 @@ from csd.serve.http.request import Asked
 from csd.serve.http.response import Answer
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one request, and of all requests together."""
-
-    body: int = 2 << 20  # bytes
-    choices: int = 128  # prompts times n
-    requests: int = 1024  # answered at the same time
-    # probabilities of likely tokens in one answer, which takes some 500 bytes for each
-    likely: int = 1 << 21
-    body_seconds: float = 30.0  # to receive a body
-    turns: int = 1024  # messages of a chat
-    template: int = 1 << 20  # characters of messages, tools and chat_template_kwargs
-    grammar: int = 1 << 16  # characters of a schema, regex or grammar, or of a list of strings
-    entries: int = 4096  # values within a schema
-    strings: int = 1024  # strings in a list such as stop or bad_words
-    ids: int = 1 << 17  # token ids of /detokenize
-    # of one client, together: bytes of bodies and of grammars whose requests have not ended
-    bodies: int = 1 << 26
-    grammars: int = 1 << 19
-    read_seconds: float = 30.0  # for a body to wait for a thread, and to be read by it
-    readers: int = 4  # threads that read bodies, for all clients
-    reader_share: int = 2  # of them for one client
-    send_seconds: float = 60.0  # for a reader to take each event
 
 
 class Clients:
@@ -280,95 +263,113 @@ class WholeAnswer(Response):
             self.end()
 
 
-TEMPLATE = ("messages", "tools", "chat_template_kwargs")
-GRAMMARS = ("response_format", "regex", "grammar")
-# of `tool_choice`, that make no grammar of the tools
-FREE = (None, "none", "auto")
-STRINGS = ("stop", "bad_words", "thinking_tags")
-IDS = ("logit_bias", "allowed_token_ids", "suppress_tokens", "stop_token_ids")
+@dataclass(order=True, slots=True)
+class _Turn:
+    """A body that waits for a thread."""
+
+    size: int
+    serial: int
+    begun: asyncio.Event = field(compare=False)
 
 
-def check_sizes(body: Mapping[str, Any], limits: Limits, context: int, vocab: int) -> None:
-    """Raises Refused, naming the field, for a value that takes long to read."""
-    messages = body.get("messages")
-    if isinstance(messages, list) and len(messages) > limits.turns:
-        raise _over("messages", f"at most {limits.turns} messages", str(len(messages)))
-    # a long context needs long messages
-    longest = max(limits.template, 8 * context)
-    _check_weight(TEMPLATE, body, longest)
-    for name in _grammars(body):
-        value = body.get(name)
-        _check_weight((name,), body, limits.grammar)
-        if (
-            isinstance(value, dict | list)
-            and (entries := _entries(value, limits.entries)) is not None
-        ):
-            raise _over(name, f"at most {limits.entries} values", f"at least {entries}")
-    for name in STRINGS:
-        _check_length(name, body.get(name), limits.strings, "strings")
-        _check_weight((name,), body, limits.grammar)
-    for name in IDS:
-        _check_length(name, body.get(name), vocab, "token ids, the size of the vocabulary")
+class Readers:
+    """Threads for the bodies of all clients, used from one event loop.
 
+    share: threads that one client may use at once. seconds: limit of waiting for a thread, and of
+        the work.
+    """
 
-def grammar_size(body: Mapping[str, Any], limits: Limits) -> int:
-    """Characters of a checked body's grammars."""
-    values = [body.get(name) for name in _grammars(body) if body.get(name)]
-    return weight(values, 2 * limits.grammar)
+    def __init__(self, threads: int, share: int, seconds: float):
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="csd.Readers")
+        self._free, self._share, self._seconds = threads, share, seconds
+        self._serial = count()
+        self._waiting: dict[str, list[_Turn]] = {}  # heaps, by client
+        self._busy: dict[str, int] = {}  # threads, by client
+        self._next: deque[str] = deque()  # clients that wait, in turn
+        self.open = 0  # bodies being read, or waiting for it
 
+    async def run(
+        self, client: str, size: int, work: Callable[[], T], undo: Callable[[T], Any] | None = None
+    ) -> T:
+        """Returns `work()`, called in a thread.
 
-def _grammars(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Fields of a body that a grammar is compiled from."""
-    choice = body.get("tool_choice")
-    free = choice is None or (isinstance(choice, str) and choice in FREE)
-    return GRAMMARS if free else (*GRAMMARS, "tools")
+        size: of the body. undo: called with the result if the caller no longer waits for it.
 
+        Raises Refused if there is no result in time.
+        """
+        loop = asyncio.get_running_loop()
+        turn = _Turn(size, next(self._serial), asyncio.Event())
+        future: Future[T] | None = None
 
-def weight(value: Any, most: int) -> int:
-    """Number of characters and values in a value of JSON; counting ends beyond `most`."""
-    total, left = 0, [value]
-    while left and total <= most:
-        one = left.pop()
-        total += 1
-        if isinstance(one, str):
-            total += len(one)
-        elif isinstance(one, int) and not isinstance(one, bool):
-            total += one.bit_length() // 4
-        elif isinstance(one, list):
-            left.extend(one)
-        elif isinstance(one, dict):
-            total += sum(map(len, one))
-            left.extend(one.values())
-    return total
+        def ended(done: Future[T]) -> None:
+            # the loop may have ended before the work
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._end, client)
 
+        def undone(done: Future[T]) -> None:
+            if undo is not None and not done.cancelled() and done.exception() is None:
+                undo(done.result())
 
-def _entries(value: Any, most: int) -> int | None:
-    """The number of values in a value, if it is above `most`."""
-    total, left = 0, [value]
-    while left and total <= most:
-        one = left.pop()
-        inside = one if isinstance(one, list) else one.values() if isinstance(one, dict) else ()
-        total += len(inside)
-        left.extend(chain(inside))
-    return total if total > most else None
+        self.open += 1
+        try:
+            if client not in self._waiting:
+                self._next.append(client)
+            heapq.heappush(self._waiting.setdefault(client, []), turn)
+            self._begin()
+            async with asyncio.timeout(self._seconds):
+                await turn.begun.wait()
+            future = self._pool.submit(work)
+            future.add_done_callback(ended)
+            async with asyncio.timeout(self._seconds):
+                return await asyncio.shield(asyncio.wrap_future(future))
+        except BaseException as error:
+            if future is not None:
+                future.add_done_callback(undone)
+            elif turn.begun.is_set():
+                self._end(client)
+            else:
+                self._leave(client, turn)
+            if isinstance(error, TimeoutError) and (future is None or not future.done()):
+                raise Refused(
+                    f"the request was not read within {self._seconds:g} seconds: send fewer or "
+                    "smaller requests at once",
+                    status=503,
+                    code="reading_too_long",
+                ) from error
+            raise
+        finally:
+            self.open -= 1
 
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
-def _check_weight(names: tuple[str, ...], body: Mapping[str, Any], most: int) -> None:
-    weights = {name: weight(body[name], most) for name in names if body.get(name)}
-    if (total := sum(weights.values())) > most:
-        largest = max(weights, key=lambda name: weights[name])
-        raise _over(
-            " and ".join(weights),
-            f"at most {most} characters and values",
-            f"at least {total}",
-            largest,
-        )
+    def _begin(self) -> None:
+        """Give free threads to the clients that wait, in turn."""
+        for _ in range(len(self._next)):
+            if not self._free:
+                return
+            client = self._next.popleft()
+            heap = self._waiting[client]
+            if self._busy.get(client, 0) < self._share:
+                self._free -= 1
+                self._busy[client] = self._busy.get(client, 0) + 1
+                heapq.heappop(heap).begun.set()
+            if heap:
+                self._next.append(client)
+            else:
+                del self._waiting[client]
 
+    def _leave(self, client: str, turn: _Turn) -> None:
+        heap = self._waiting[client]
+        heap.remove(turn)
+        heapq.heapify(heap)
+        if not heap:
+            del self._waiting[client]
+            self._next.remove(client)
 
-def _check_length(name: str, value: Any, most: int, of: str) -> None:
-    if isinstance(value, list | dict) and len(value) > most:
-        raise _over(name, f"at most {most} {of}", str(len(value)))
-
-
-def _over(name: str, expected: str, got: str, param: str | None = None) -> Refused:
-    return Refused(f"{name} must have {expected}, got {got}", param=param or name)
+    def _end(self, client: str) -> None:
+        self._free += 1
+        self._busy[client] -= 1
+        if not self._busy[client]:
+            del self._busy[client]
+        self._begin()

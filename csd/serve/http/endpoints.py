@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 
 from csd.models.text.prompts import parse
 from csd.serve.http.access_log import Entry
+from csd.serve.http.checks import check_template_names
 from csd.serve.http.clients import EventStream, WholeAnswer, results_of, unless_gone
 from csd.serve.http.errors import Refused
 from csd.serve.http.events import events
@@ -22,7 +23,6 @@ from csd.serve.http.metrics import prometheus
 from csd.serve.http.request import Asked, read_chat, read_completion, read_messages
 from csd.serve.http.response import Answer
 from csd.serve.http.server import Server
-from csd.serve.http.template_names import check_template_names
 from csd.utils.arguments import check_ids
 from csd.utils.check import shown
 from csd.utils.terminal import one_line

@@ -8,6 +8,7 @@ from typing import Any
 from csd.engine.results.logprobs import MOST_TOP
 from csd.serve import AsyncEngine, Reader
 from csd.serve.http import fields
+from csd.serve.http.checks import check_template_names, read_names, template_text
 from csd.serve.http.errors import Refused
 from csd.serve.http.fields import (
     NOTHING_IF_UNREAD,
@@ -16,7 +17,6 @@ from csd.serve.http.fields import (
     NOTHING_IN_STREAM_OPTIONS,
     asks_for_nothing,
 )
-from csd.serve.http.template_names import check_template_names, read_names, template_text
 from csd.serve.http.tools import Tools, read_tools
 from csd.utils.check import fits, shown
 

@@ -10,20 +10,11 @@ from starlette.requests import Request
 
 from csd.engine.options.grammar_process import check_compiles
 from csd.serve import AsyncEngine
-from csd.serve.http.clients import (
-    Clients,
-    Limits,
-    Shares,
-    check_sizes,
-    grammar_size,
-    parse_body,
-    receive_body,
-    unless_gone,
-)
+from csd.serve.http.checks import Limits, check_sizes, grammar_size
+from csd.serve.http.clients import Clients, Readers, Shares, parse_body, receive_body, unless_gone
 from csd.serve.http.errors import Refused
 from csd.serve.http.metrics import snapshot
 from csd.serve.http.names import as_fields
-from csd.serve.http.readers import Readers
 from csd.serve.http.request import CHAT_TOKENS, Asked
 from csd.serve.http.response import Texts
 from csd.serve.places import Places

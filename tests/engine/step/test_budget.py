@@ -45,8 +45,8 @@ def test_time_spent_on_proposing_counts():
 
 def test_rows_cost_what_steps_took_of_them():
     """Ten nodes are said to cost 30% and take 90%, or said to take 90% and cost 30%."""
-    for said, took, kept in ((13.0, 19.0, 0), (19.0, 13.0, 1)):
-        budget = AutoBudget(StepTimeTable([1, 11], [10.0, said]))
+    for predicted, took, kept in ((13.0, 19.0, 0), (19.0, 13.0, 1)):
+        budget = AutoBudget(StepTimeTable([1, 11], [10.0, predicted]))
         see(budget, 20, plain=10.0, drafted=took, nodes=10, accepted=10)
         assert (budget.choose(1, costs(*[0.06] * 10)) > 0) == kept
 

@@ -143,21 +143,21 @@ def test_events_time_a_replay(monkeypatch):
     """Scripted: a device that counts a millisecond for each thing it is told to do."""
     step = tiny_step()
     snapshot, *_ = step.body(16, 13)
-    told, empty_like = [], torch.empty_like
+    noted, empty_like = [], torch.empty_like
 
     class Event:
         def __init__(self, enable_timing=False):
             assert enable_timing
 
         def record(self):
-            told.append("event")
-            self.at = len(told)
+            noted.append("event")
+            self.at = len(noted)
 
         def synchronize(self):
-            told.append("wait")
+            noted.append("wait")
 
         def elapsed_time(self, end):
-            assert told[-1] == "wait"
+            assert noted[-1] == "wait"
             return float(end.at - self.at)
 
     class Pinned:
@@ -168,12 +168,12 @@ def test_events_time_a_replay(monkeypatch):
 
         def copy_(self, x, non_blocking):
             assert non_blocking
-            told.append("copy")
+            noted.append("copy")
             return empty_like(x).copy_(x)
 
     def capture(self, run):
-        told.append("capture")
-        return SimpleNamespace(replay=lambda: told.append("replay")), (snapshot, None)
+        noted.append("capture")
+        return SimpleNamespace(replay=lambda: noted.append("replay")), (snapshot, None)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch, "empty_like", Pinned)
@@ -181,17 +181,17 @@ def test_events_time_a_replay(monkeypatch):
     live = SimpleNamespace(
         is_cuda=True,
         clone=lambda: "live",
-        zero_=lambda: told.append("none live"),
-        copy_=lambda x: told.append(x),
+        zero_=lambda: noted.append("none live"),
+        copy_=lambda x: noted.append(x),
     )
     step.slots = SimpleNamespace(live=live)
     pendings = [step.start(16, 13, [None] * 3, i) for i in (1, 2)]
     replayed = ["event", "replay", "copy", "copy", "event"]
     # nothing is waited for before a record is read; a capture, and the replay that loads its graph,
     # are no part of the step
-    assert told == ["none live", "capture", "replay", "live", *replayed, *replayed]
+    assert noted == ["none live", "capture", "replay", "live", *replayed, *replayed]
     records = [p.read() for p in pendings]
-    assert told[-2:] == ["wait", "wait"]
+    assert noted[-2:] == ["wait", "wait"]
     assert [r.model_seconds for r in records] == [0.004, 0.004]
     assert [r.count for r in records] == [snapshot.ints[:3].tolist()] * 2
 

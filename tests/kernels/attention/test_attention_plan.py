@@ -6,9 +6,8 @@ import pytest
 import torch
 from attention_cases import random_pool
 
-from csd.kernels.attention.layout import ROWS, TreeLayout
+from csd.kernels.attention.layout import ROWS, TreeLayout, Work
 from csd.kernels.attention.triton.plan import (
-    Work,
     empty_work,
     plan_attention,
     plan_attention_ref,

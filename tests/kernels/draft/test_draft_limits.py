@@ -74,7 +74,7 @@ def test_a_group_never_drafts_for_another():
     assert draft_tree_ref(graph.table(), slots, 9, CONFIG).slot_nodes[0] == 4
 
 
-def test_sources_are_told_apart():
+def test_sources_are_distinguished():
     N = CONFIG.context
     graph = Graph(CONFIG)
     context = [0, 1, 2]

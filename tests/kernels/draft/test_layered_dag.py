@@ -114,8 +114,8 @@ def test_the_chain_and_the_tree_are_the_host_drafters(tree, alpha):
 
 def test_equal_tokens_of_a_layer_are_one_node():
     """80 follows two tokens; what follows it counts candidates of both."""
-    said = [[60, 80, 1], [60, 80, 2], [61, 80, 2], [60, 81, 3]]
-    token = torch.tensor([said], dtype=torch.int32)
+    siblings = [[60, 80, 1], [60, 80, 2], [61, 80, 2], [60, 81, 3]]
+    token = torch.tensor([siblings], dtype=torch.int32)
     slots = random_slots(random.Random(0), 1, 4, live=1)
     slots.stop_ids.fill_(-1)
     slots.generated.zero_()

@@ -44,17 +44,17 @@ def by_hand(texts, slots, k, edits, most, tokens):
         query = slots.context[s, :k].tolist()[::-1]
         found = []
         for row in range(texts.rows if slots.live[s] and min(query) >= 0 else 0):
-            said = texts.token[row, : texts.length[row]].tolist()
+            tokens_of_row = texts.token[row, : texts.length[row]].tolist()
             if texts.group_key[row] != slots.group_key[slots.group[s]]:
                 continue
             if texts.sample[row] == slots.sample[s]:
                 continue
-            for end in range(k - 1, len(said) - 1):
-                window = said[end - k + 1 : end + 1]
+            for end in range(k - 1, len(tokens_of_row) - 1):
+                window = tokens_of_row[end - k + 1 : end + 1]
                 d = distance(query[:-1], window[:-1]) + (query[-1] != window[-1])
                 if min(window) >= 0 and d <= edits:
                     chance = texts.chance[row, end + 1 : end + 1 + tokens].tolist()
-                    found.append((d, row, end, said[end + 1 : end + 1 + tokens], chance))
+                    found.append((d, row, end, tokens_of_row[end + 1 : end + 1 + tokens], chance))
         out.append([(x[3], x[4][: len(x[3])]) for x in sorted(found)[:most]])
     return out
 
@@ -99,7 +99,7 @@ def test_equals_the_reference(poison, case):
     assert torch.equal(got.token, want.token) and torch.equal(got.chance, want.chance)
 
 
-def test_the_operator_runs_the_reference_on_cpu_and_says_what_is_wrong():
+def test_the_operator_runs_the_reference_on_cpu_and_names_errors():
     texts, slots = cases(1, 3, 5, 20, 3)
     got, want = suffix_match(texts, slots, 3, 1, 8, 4), suffix_match_ref(texts, slots, 3, 1, 8, 4)
     assert torch.equal(got.token, want.token) and torch.equal(got.chance, want.chance)
@@ -114,7 +114,7 @@ def test_the_operator_runs_the_reference_on_cpu_and_says_what_is_wrong():
         suffix_match(texts, slots, 3, 1, 8, 4)
 
 
-def test_texts_are_what_samples_have_said():
+def test_texts_are_the_samples_tokens():
     """Slots commit by turns, take new samples, and write behind the prompt's last k tokens."""
     from csd.state.pool_builder import roots
 
@@ -124,7 +124,7 @@ def test_texts_are_what_samples_have_said():
     slots.group_key[0] = 5
     slots.group[:] = 0
     prompt = {0: [4, 5, 6], 1: [4, 5, 6], 2: [-1, -1, 7]}
-    said: dict = {}
+    expected: dict = {}
     history: list = []
     sample = 0
     for step in range(30):
@@ -132,8 +132,8 @@ def test_texts_are_what_samples_have_said():
             if not slots.live[s] and rng.random() < 0.7:
                 slots.live[s] = True
                 slots.sample[s] = sample
-                said[s] = (sample, [])
-                history.append(said[s])
+                expected[s] = (sample, [])
+                history.append(expected[s])
                 sample += 1
                 slots.generated[s] = 0
                 slots.context[s] = torch.tensor(prompt[s][::-1])
@@ -148,7 +148,7 @@ def test_texts_are_what_samples_have_said():
                     slots.logprobs[s, slots.generated[s]] = torch.tensor(0.25).log()
                     slots.generated[s] += 1
                     slots.context[s] = torch.cat([torch.tensor([token]), slots.context[s, :-1]])
-                    said[s][1].append(token)
+                    expected[s][1].append(token)
                 if slots.generated[s] > 12:
                     slots.live[s] = False
         texts.append(pool, slots, count, k)
@@ -159,7 +159,7 @@ def test_texts_are_what_samples_have_said():
         if texts.group_key[r] == 5
     }
     # the last two samples of every slot
-    assert len(held) == 6 and set(held) >= {n for n, _ in said.values()}
+    assert len(held) == 6 and set(held) >= {n for n, _ in expected.values()}
     everything = dict(history)
     for n, tokens in held.items():
         assert tokens[k:] == everything[n]

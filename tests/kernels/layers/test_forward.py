@@ -14,7 +14,7 @@ import csd
 from csd.kernels.attention.cpu import attention
 from csd.kernels.layers.cpu import decoder as fused
 from csd.kernels.layers.cpu import linear
-from csd.kernels.layers.cpu.linear import MOST
+from csd.kernels.layers.cpu.linear import MAX_ROWS
 from csd.kernels.numba.lanes import FEATURES
 from csd.kernels.ops import Ops
 
@@ -80,7 +80,7 @@ def test_it_has_the_bits_of_its_operations(engine, both, family, dtype, plain):
         drawn = draw(made, budget=100)
         assert drawn.stats.nodes_proposed > 0
     # more rows than one pass over the weights has sums for
-    assert min(both) < 16 and max(both) > MOST
+    assert min(both) < 16 and max(both) > MAX_ROWS
 
 
 @slow
@@ -92,7 +92,7 @@ def test_it_has_them_by_another_instruction(engine, both, monkeypatch):
         monkeypatch.setattr(module, "instruction", lambda dtype: "dot")
     with engine("qwen2", torch.bfloat16) as made:
         draw(made, budget=100)
-    assert max(both) > MOST
+    assert max(both) > MAX_ROWS
 
 
 @few(1)
@@ -146,7 +146,7 @@ def test_adapters_have_them_too(engine, both, dtype, kind, threads, monkeypatch)
     with csd.Engine(adapted(dtype, kind), max_slots=5) as made:
         assert made.exact and made.decoder.adapters is not None
         draw(made, budget=100)
-    assert min(both) < 16 and max(both) > MOST
+    assert min(both) < 16 and max(both) > MAX_ROWS
 
 
 def test_adapters_that_the_loops_do_not_run_are_multiplied_by_the_operations(engine):

@@ -36,19 +36,21 @@ def decided(seed, count=7, rows=30):
 
 
 @few(3)
-@pytest.mark.parametrize("told", [(False, False), (True, True)], ids=["short", "with trees"])
+@pytest.mark.parametrize(
+    "with_snapshot", [(False, False), (True, True)], ids=["short", "with trees"]
+)
 @pytest.mark.parametrize(
     ("seed", "count", "rows"), [(0, 7, 30), (1, 1, 5), (2, 3, 150)], ids=["", "one", "rows"]
 )
-def test_a_verification_moves_slots_on_and_tells_the_host(
-    poison, few_splits, seed, count, rows, told
+def test_a_verification_advances_slots_and_writes_the_snapshot(
+    poison, few_splits, seed, count, rows, with_snapshot
 ):
     logits, pool, slots = decided(seed, count, rows)
     moved = deepcopy(slots)
     verdict = verify_ref(logits, pool, moved)
     advance_slots_ref(moved, verdict)
-    want = snapshot_ref(pool, verdict, *told)
-    got, *found = decide_triton(logits, pool, slots, *told)
+    want = snapshot_ref(pool, verdict, *with_snapshot)
+    got, *found = decide_triton(logits, pool, slots, *with_snapshot)
     assert int(verdict.accept_count.max()) > 1 or count == 1
     # log-probabilities are sums: what is taken from them is equal, they themselves nearly
     for name in ("sample", "accept_row", "accept_count", "finish", "bad", "top_token"):
@@ -56,7 +58,7 @@ def test_a_verification_moves_slots_on_and_tells_the_host(
     assert torch.equal(found[0], want[0])
     floats = {name: getattr(got, name) for name in ("logprob", "raw_logprob", "top_prob")}
     exact = replace(verdict, **floats)
-    assert torch.equal(found[1], snapshot_ref(pool, exact, *told)[1])
+    assert torch.equal(found[1], snapshot_ref(pool, exact, *with_snapshot)[1])
     torch.testing.assert_close(found[1], want[1])
     torch.testing.assert_close(slots.logprobs, moved.logprobs)
     slots.logprobs, slots.raw_logprobs = moved.logprobs, moved.raw_logprobs

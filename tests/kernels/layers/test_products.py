@@ -7,7 +7,7 @@ from targets import few
 pytest.importorskip("numba")
 
 from csd.kernels.layers.cpu import unpacked
-from csd.kernels.layers.cpu.linear import MOST, by_columns, fits, product
+from csd.kernels.layers.cpu.linear import MAX_ROWS, by_columns, fits, product
 from csd.kernels.layers.cpu.unpacked import ROWS as UNPACKED_ROWS
 from csd.kernels.numba.isa import instructions
 from csd.kernels.numba.tiles import COLUMNS, ROWS
@@ -40,7 +40,7 @@ def case(rows, dtype, N=3 * COLUMNS, K=96, biased=True):
 
 @every_layout
 @pytest.mark.parametrize(
-    "rows", [0, 1, 2, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1, 33, MOST, MOST + 1]
+    "rows", [0, 1, 2, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1, 33, MAX_ROWS, MAX_ROWS + 1]
 )
 @pytest.mark.parametrize("biased", [False, True])
 def test_the_product_is_as_near_as_its_dtype_allows(dtype, by, plain, rows, biased):
@@ -85,11 +85,11 @@ def test_of_a_pair_the_odd_product_is_added_first():
 
 @every_layout
 def test_a_row_has_the_same_bits_among_any_others(dtype, by, plain):
-    x, weight, bias = case(MOST + 30, dtype)
+    x, weight, bias = case(MAX_ROWS + 30, dtype)
     blocks = laid_out(weight, by, plain)
     alone = torch.cat([product(row[None], blocks, bias, by) for row in x])
-    for rows in (2, 3, ROWS, ROWS + 1, 3 * ROWS - 1, MOST, MOST + 30):
-        for first in (0, 7, MOST + 30 - rows):
+    for rows in (2, 3, ROWS, ROWS + 1, 3 * ROWS - 1, MAX_ROWS, MAX_ROWS + 30):
+        for first in (0, 7, MAX_ROWS + 30 - rows):
             some = slice(first, first + rows)
             assert torch.equal(product(x[some], blocks, bias, by), alone[some])
 

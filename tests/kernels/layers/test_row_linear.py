@@ -97,7 +97,7 @@ def test_it_needs_splits_that_do_not_follow_the_rows(monkeypatch, split, ordered
 def test_splits_cover_k_once(N, K, dtype):
     splits, each = splits_of(N, K, dtype)
     blocks = -(-K // (32 if dtype == torch.float32 else 64))
-    assert 1 <= splits <= module.MOST_SPLITS
+    assert 1 <= splits <= module.MAX_SPLITS
     assert (splits - 1) * each < blocks <= splits * each
 
 

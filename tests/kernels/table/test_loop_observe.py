@@ -52,14 +52,14 @@ def test_slots_of_a_large_group_take_turns(no_reference):
     # one has no path
     path[9] = -1
     verdict = verdict_of(torch.arange(S), torch.full((S, 1), -1), torch.zeros(S, 1), path)
-    config, told = GraphConfig(orders=(1, 2, 3)), 0
+    config, turns = GraphConfig(orders=(1, 2, 3)), 0
     for step in range(3):
         slots.step[:] = 10 + step
         got = observe(roots(slots, S), slots, verdict, config)
         assert_equal_fields(got, observe_ref(roots(slots, S), slots, verdict, config))
         assert 0 < (got.group_key[S:] >= 0).sum() <= GROUP_SLOTS
-        told = told + (got.group_key[S:] >= 0).int()
-    assert told.tolist() == [1] * 9 + [0] + [1] * (S - 10)
+        turns = turns + (got.group_key[S:] >= 0).int()
+    assert turns.tolist() == [1] * 9 + [0] + [1] * (S - 10)
 
 
 def test_a_token_that_is_twice_among_the_top(no_reference):

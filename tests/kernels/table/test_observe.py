@@ -17,6 +17,7 @@ from csd.state.slots import Slots
 pytestmark = pytest.mark.compiled
 
 module = import_module("csd.kernels.table.observe")
+kernels = import_module("csd.kernels.table.triton.observe")
 
 
 def test_nodes_show_the_target_and_kept_ones_what_was_drawn():
@@ -42,8 +43,8 @@ def test_nodes_show_the_target_and_kept_ones_what_was_drawn():
     got = observe_ref(pool, slots, verdict, config)
     # the last three rows tell the groups as a whole what slots 0, 1 and 2 have drawn
     assert got.group_key.tolist() == [70, 80, 80, -1, 80, 70, -1]
-    told = torch.tensor([[ANY, -1, -1]] * 3)
-    assert torch.equal(got.context, torch.cat([pool.context, told]))
+    group_context = torch.tensor([[ANY, -1, -1]] * 3)
+    assert torch.equal(got.context, torch.cat([pool.context, group_context]))
     assert got.succ_token[4:6, 0].tolist() == [5, 6]
     assert got.succ_weight[4:].sum(1).tolist() == got.row_total[4:].tolist() == [ONE, ONE, 0]
     assert got.source_bit[[0, 1, 2, 4, 5]].tolist() == [5, 2, 2, 2, 5]
@@ -79,7 +80,7 @@ def test_rows_without_probabilities_show_what_was_drawn_alone():
     assert got.row_total[0] == 1 << 14
 
 
-def test_a_path_longer_than_a_row_tells_its_first_tokens():
+def test_a_path_longer_than_a_row_has_its_first_tokens():
     slots = Slots.empty(1, 50, 20, 8)
     slots.live[:], slots.group[:], slots.group_key[:] = True, 0, 7
     pool = roots(slots, 12)
@@ -94,7 +95,7 @@ def test_a_path_longer_than_a_row_tells_its_first_tokens():
     assert (got.row_total[:12] > 0).tolist() == [True] * 11 + [False]
 
 
-def test_many_slots_of_a_group_take_turns_to_tell_it():
+def test_many_slots_of_a_group_take_turns():
     S, few = 2 * GROUP_SLOTS + 3, 5
     slots = Slots.empty(S + few, 50, 20, 3)
     slots.group[:S], slots.group[S:] = 0, 1
@@ -106,7 +107,7 @@ def test_many_slots_of_a_group_take_turns_to_tell_it():
     verdict = verdict_of(
         torch.arange(S + few), torch.full((S + few, 1), -1), torch.zeros(S + few, 1), path
     )
-    told = torch.zeros(S, dtype=torch.int32)
+    turns = torch.zeros(S, dtype=torch.int32)
     for step in range(3):
         slots.step[:] = 10 + step
         got = observe_ref(pool, slots, verdict, GraphConfig(orders=(1, 2, 3)))
@@ -116,8 +117,8 @@ def test_many_slots_of_a_group_take_turns_to_tell_it():
         rows = got.group_key[S + few : 2 * S + few] == 7
         assert rows.sum() <= GROUP_SLOTS
         assert torch.equal(got.row_total[S + few : 2 * S + few] > 0, rows)
-        told += rows
-    assert told.tolist() == [1] * S
+        turns += rows
+    assert turns.tolist() == [1] * S
 
 
 @pytest.mark.parametrize("soft", [ONE, 54321], ids=["one", "odd"])
@@ -126,7 +127,8 @@ def test_the_kernel_writes_what_the_reference_does(poison, monkeypatch, M, S, N,
     config = GraphConfig(orders=(N,), soft_weight=soft, hard_weight=HALF - 1)
     for seed in range(3):
         step = random_step(M, S, N, seed)
-        monkeypatch.setattr(module, "GROUP_SLOTS", (16, 1, 2)[seed])
+        for file in (module, kernels):
+            monkeypatch.setattr(file, "GROUP_SLOTS", (16, 1, 2)[seed])
         want = observe_ref(*step, config)
         assert_equal_fields(observe_triton(*step, config), want)
         assert (want.row_total[:M] > 0).any() or M == 1

@@ -80,7 +80,7 @@ def prepared(names, generator, static=False):
     """Slots in the middle of samples with the named rules, their changes and all tokens of each."""
     slots = Slots.empty(SLOTS, VOCAB, LONGEST, 8, torch.float64)
     pages = torch.zeros(SLOTS, 1, dtype=torch.int32)
-    requests, refills, told = [], [], []
+    requests, refills, snapshots = [], [], []
     for s, name in enumerate(names):
         length = int(torch.randint(1, 12, (), generator=generator))
         prompt = torch.randint(1, 5, (length,), generator=generator).tolist()
@@ -103,8 +103,8 @@ def prepared(names, generator, static=False):
             slots.context[s] = torch.cat([torch.tensor([t]), slots.context[s, :-1]])
             if request.params.repetition_penalty != 1:
                 slots.seen[s, t // 32] |= 1 << t % 32
-        told.append((request.prompt, tokens.tolist()))
-    return slots, changes, told, requests
+        snapshots.append((request.prompt, tokens.tolist()))
+    return slots, changes, snapshots, requests
 
 
 def paths_of(pool, m):
@@ -153,7 +153,7 @@ def test_banned_sequences_are_each_sets_own(monkeypatch, hits, static):
     generator = torch.Generator().manual_seed(hits)
     banned = 0
     for names in (["words-40"] * SLOTS, ["words-700", "words", "nothing", "words-40", "bias"]):
-        slots, changes, told, requests = prepared(names, generator, static)
+        slots, changes, snapshots, requests = prepared(names, generator, static)
         pool = random_pool(slots, generator)
         logits = torch.randn(pool.rows, VOCAB, generator=generator, dtype=torch.float64)
         longest = None if static else int(slots.generated.max())
@@ -161,7 +161,7 @@ def test_banned_sequences_are_each_sets_own(monkeypatch, hits, static):
             x, _ = change_rows(logits, pool, slots, changes.rules, changes.asked, longest)
         for m in range(pool.rows - 3):
             s = int(pool.slot[m])
-            prompt, tokens = told[s]
+            prompt, tokens = snapshots[s]
             want = in_a_loop(logits[m], prompt, tokens + paths_of(pool, m), requests[s].params)
             assert torch.equal(x[m], want)
             banned += int((want == -math.inf).sum())
@@ -197,7 +197,7 @@ def test_tables_of_banned_sequences_take_their_tokens_alone():
 def test_every_row_is_changed_as_its_own_prefix_asks(names, static):
     generator = torch.Generator().manual_seed(len(names[0]) + 10 * static)
     for _ in range(4):
-        slots, changes, told, requests = prepared(names, generator, static)
+        slots, changes, snapshots, requests = prepared(names, generator, static)
         pool = random_pool(slots, generator)
         logits = torch.randn(pool.rows, VOCAB, generator=generator, dtype=torch.float64) * 3
         before = logits.clone()
@@ -209,7 +209,7 @@ def test_every_row_is_changed_as_its_own_prefix_asks(names, static):
         assert torch.equal(logits, before)
         for m in range(pool.rows - 3):
             s = int(pool.slot[m])
-            prompt, tokens = told[s]
+            prompt, tokens = snapshots[s]
             sample = tokens + paths_of(pool, m)
             want = in_a_loop(logits[m], prompt, sample, requests[s].params)
             assert torch.equal(x[m], want), (names[s], prompt, sample)

@@ -197,10 +197,12 @@ def test_no_live_slot():
 
 
 @few(10)
-@pytest.mark.parametrize("told", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    "with_snapshot", [(False, False), (True, False), (False, True), (True, True)]
+)
 @pytest.mark.parametrize("kept", [torch.float32, torch.float64], ids=str)
 @DTYPES
-def test_slots_move_on_and_the_host_is_told(poison, dtype, kept, told):
+def test_slots_advance_and_the_snapshot_is_written(poison, dtype, kept, with_snapshot):
     for seed in range(4):
         logits, pool, slots = case(seed, 97, dtype)
         slots.logprobs, slots.raw_logprobs = slots.logprobs.to(kept), slots.raw_logprobs.to(kept)
@@ -211,8 +213,8 @@ def test_slots_move_on_and_the_host_is_told(poison, dtype, kept, told):
         moved = deepcopy(slots)
         verdict = loops.verify(logits, pool, moved)
         advance_slots_ref(moved, verdict)
-        want = snapshot_ref(pool, verdict, *told)
-        got, *found = decide.decide(logits, pool, slots, *told)
+        want = snapshot_ref(pool, verdict, *with_snapshot)
+        got, *found = decide.decide(logits, pool, slots, *with_snapshot)
         assert_equal_fields(got, verdict)
         assert_equal_fields(slots, moved)
         for a, b in zip(found, want, strict=True):

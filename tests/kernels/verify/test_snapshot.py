@@ -5,7 +5,8 @@ from importlib import import_module
 import pytest
 import torch
 
-from csd.kernels.verify.snapshot import layout, snapshot, snapshot_ref, snapshot_triton
+from csd.kernels.verify.layout import layout
+from csd.kernels.verify.snapshot import snapshot, snapshot_ref, snapshot_triton
 from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.verdict import TOP, Verdict
 

@@ -152,7 +152,7 @@ def test_stop_rules(poison, few_splits):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
-def test_bad_logits_of_a_path_are_told_by_slot(poison, few_splits, value):
+def test_bad_logits_of_a_path_are_reported_by_slot(poison, few_splits, value):
     pool, slots = trees(4, live=True)
     logits = random_logits(pool.rows, 97)
     slot = int(pool.slot[9])

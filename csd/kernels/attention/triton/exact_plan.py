@@ -27,9 +27,9 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.layout import TreeLayout, check_layout
+from csd.kernels.attention.layout import TILE, TreeLayout, check_layout
 from csd.kernels.attention.triton.first_keys import first_keys, first_keys_triton
-from csd.kernels.attention.triton.plan import TILE, tile_rows
+from csd.kernels.attention.triton.plan import tile_rows
 from csd.kernels.common.operator import Fields, RecordOperator
 from csd.state.kv_cache import PAGE
 from csd.state.pool import MAX_DEPTH

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.layout import TreeLayout, check_layout
+from csd.kernels.attention.layout import TreeLayout, check_layout, check_reach
 from csd.kernels.common.operator import Fields, RecordOperator
 from csd.state.kv_cache import PAGE
 
@@ -203,10 +203,3 @@ def first_keys(
     check_reach(window, chunk)
     check_layout(layout, layout.slot.shape[0], layout.slot.device)
     return FirstKeys(*_first_keys(layout, window, chunk))
-
-
-def check_reach(window: int | None, chunk: int | None) -> None:
-    """Raises ValueError unless both are None or positive."""
-    for name, tokens in (("window", window), ("chunk", chunk)):
-        if tokens is not None and not tokens > 0:
-            raise ValueError(f"{name} must be positive or None, got {tokens}")

@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.layout import TreeLayout
+from csd.kernels.attention.layout import TreeLayout, Work
 from csd.kernels.attention.triton.kernel import _tree_attention_kernel
 from csd.kernels.attention.triton.merge import merge_partials_triton
-from csd.kernels.attention.triton.plan import PAGE, Work, plan_attention_triton, tile_rows
+from csd.kernels.attention.triton.plan import PAGE, plan_attention_triton, tile_rows
 from csd.kernels.common.gpu import Chip, chip_of
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}

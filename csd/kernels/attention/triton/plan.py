@@ -26,13 +26,13 @@ and the list has for each row its first keys and the nodes that it attends to (`
 """
 
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.layout import ROWS, TreeLayout, check_rows
+from csd.kernels.attention.layout import ROWS, TILE, TreeLayout, Work, check_rows
 from csd.kernels.attention.triton.first_keys import first_keys, first_keys_triton
 from csd.kernels.common.gpu import programs_of
 from csd.kernels.common.operator import Fields, RecordOperator
@@ -237,17 +237,7 @@ def _plan_attention_kernel(
     )
 
 
-TILE = 64
 BLOCK = 32
-
-
-class Work(NamedTuple):
-    segment: torch.Tensor  # [W, 6] int32
-    program: torch.Tensor  # [programs, 2] int32
-    merge: torch.Tensor  # [M, 4] int32
-    # with a window or a chunk
-    first: torch.Tensor | None = None  # [M, 2] int32
-    seen: torch.Tensor | None = None  # [M] int64
 
 
 def _sizes(layout: TreeLayout) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from csd.state.slots import Slots
 @loop
 def _draft(
     live,
-    most,
+    max_drafted,
     rows,
     penalty,
     path,
@@ -34,9 +34,9 @@ def _draft(
     position,
     pool,
 ):
-    """Grows the trees of the slots `live` and writes at most `most` of their nodes to a pool."""
-    depth = max_depth if live.shape[0] and most > 0 else 0
-    budget = min(most, (MAX_NODES - 1) * live.shape[0])
+    """Grows the trees of the slots `live`; writes at most `max_drafted` nodes to a pool."""
+    depth = max_depth if live.shape[0] and max_drafted > 0 else 0
+    budget = min(max_drafted, (MAX_NODES - 1) * live.shape[0])
     node, context, count = grow(
         live,
         budget,
@@ -77,7 +77,7 @@ def draft_tree(
         getattr(slots, name).numpy() for name in ("group", "generated", "temperature")
     )
     live = live_by_group(slots)
-    most = rows - live.size if nodes is None else min(nodes, rows - live.size)
+    max_drafted = rows - live.size if nodes is None else min(nodes, rows - live.size)
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     pool = out or empty_pool(rows, S, G, N, slots.live.device)
     group_key, sampled = slots.group_key.numpy(), temperature > 0
@@ -114,7 +114,7 @@ def draft_tree(
     betas = *config.betas[:-1], *config.prior_betas[: len(prior_orders)], config.betas[-1]
     _draft(
         live,
-        most,
+        max_drafted,
         rows,
         penalty,
         max_path_cost(config),

@@ -49,16 +49,16 @@ def estimate(
     slot,  # whether it samples, key, sample, position of the children, source bit of its sample
     noise,  # hash table of the slot's Gumbel values in this level: tokens, values, stamps
     stamp,  # of the slot and level in `noise`
-    found,  # hash table, written: tokens, probabilities in units of 2^-24, sources, stamps
+    hash_table,  # hash table, written: tokens, probabilities in units of 2^-24, sources, stamps
     mark,  # stamp of this node in `found`
     order,  # [OF_NODE], written: buckets of `found` in the order of insertion
     work,  # workspaces: [2, E], and hashes of contexts [O] and [P]
 ):
-    """Write the probabilities of a node's successors to `found`; returns their number."""
+    """Write the probabilities of a node's successors to `hash_table`; returns their number."""
     group, prior = tables
     smoothing, trust, own_weight, uncoupled, prior_smoothing, prior_trust = config
     samples, _key, _sample, _position, bit = slot
-    tokens, sums, sources, stamps = found
+    tokens, sums, sources, stamps = hash_table
     (mine, score), codes, prior_codes = work
     count, left, O, P = 0, 1.0, orders[0].shape[0], orders[1].shape[0]
     hash_prefix(owner, context, orders[0], codes)
@@ -157,24 +157,24 @@ def _noise(token, slot, noise, stamp):
 
 
 @loop
-def likeliest(count, order, found, level, highest, stop_ids, chosen):
+def likeliest(count, order, estimates, level, highest, stop_ids, chosen):
     """Select the node's MAX_CHILDREN likeliest tokens whose edges cost at most `highest`.
 
-    level: cost of a level, part of each edge. Writes buckets of `found` to chosen[0], by falling
-    probability, ties to smaller tokens, and edge costs to chosen[1]. Then removes tokens that end
-    the sample; returns the number that is left.
+    level: cost of a level, part of each edge. Writes buckets of `estimates` to chosen[0], by
+    falling probability, ties to smaller tokens, and edge costs to chosen[1]. Then removes tokens
+    that end the sample; returns the number that is left.
     """
-    tokens, sums, _, _ = found
+    tokens, sums, _, _ = estimates
     places, edges = chosen
     # lower probabilities cost more than `highest`, by more than a rounding error
     least = np.exp(-float(highest - level + 2) / UNIT) * ONE
-    kept = 0
+    count_out = 0
     for i in range(count):
         bucket = order[i]
         q = min(sums[bucket], ONE)
         if q <= 0 or q < least:
             continue
-        j = kept
+        j = count_out
         while j > 0 and _before(q, tokens[bucket], places[j - 1], sums, tokens):
             j -= 1
         if j == MAX_CHILDREN:
@@ -182,12 +182,12 @@ def likeliest(count, order, found, level, highest, stop_ids, chosen):
         edge = np.int64(np.floor(-np.log(q * (1 / ONE)) * UNIT + 0.5)) + level
         if edge > highest:
             continue
-        kept = min(kept + 1, MAX_CHILDREN)
-        for k in range(kept - 1, j, -1):
+        count_out = min(count_out + 1, MAX_CHILDREN)
+        for k in range(count_out - 1, j, -1):
             places[k], edges[k] = places[k - 1], edges[k - 1]
         places[j], edges[j] = bucket, edge
     open_ = 0
-    for i in range(kept):
+    for i in range(count_out):
         stops = False
         for stop in stop_ids:
             stops |= tokens[places[i]] == stop
@@ -263,7 +263,7 @@ def grow(
         )
         count += 1
     noise = np.empty(OF_SLOT, np.int64), np.empty(OF_SLOT), np.zeros(OF_SLOT, np.int32)
-    found = (
+    estimates = (
         np.empty(OF_NODE, np.int64),
         np.empty(OF_NODE, np.int64),
         np.empty(OF_NODE, np.int64),
@@ -301,21 +301,21 @@ def grow(
                 slot,
                 noise,
                 stamp,
-                found,
+                estimates,
                 mark,
                 order,
                 work,
             )
             highest = min(path + penalty[s], ceiling) - node[f, COST]
-            kept = likeliest(several, order, found, level[s], highest, stop_ids[s], chosen)
-            node, context = _with_room(node, context, count + kept)
-            for i in range(kept):
+            children = likeliest(several, order, estimates, level[s], highest, stop_ids[s], chosen)
+            node, context = _with_room(node, context, count + children)
+            for i in range(children):
                 entry = chosen[0, i]
                 node[count, COST] = node[f, COST] + chosen[1, i]
-                node[count, TOKEN], node[count, SLOT] = found[0][entry], s
+                node[count, TOKEN], node[count, SLOT] = estimates[0][entry], s
                 node[count, DEPTH], node[count, PARENT] = depth, f
-                node[count, SOURCE] = origin(found[2][entry], bit)
-                context[count, 0] = found[0][entry]
+                node[count, SOURCE] = origin(estimates[2][entry], bit)
+                context[count, 0] = estimates[0][entry]
                 for n in range(1, N):
                     context[count, n] = context[f, n - 1]
                 count += 1
@@ -379,21 +379,21 @@ def cheapest(node, first, count, slots):
     for i in range(first, count):
         key[i - first] = node[i, COST] << 16 | node[i, SLOT]
     order = places_in_order(key)
-    held, kept = np.zeros(slots, np.int64), 0
+    held, selected = np.zeros(slots, np.int64), 0
     for i in order:
         s = node[first + i, SLOT]
         if held[s] < MAX_NODES - 1:
-            order[kept] = first + i
+            order[selected] = first + i
             held[s] += 1
-            kept += 1
-    return order[:kept]
+            selected += 1
+    return order[:selected]
 
 
 @loop
-def _front(node, first, count, most, frontier, slots):
+def _front(node, first, count, limit, frontier, slots):
     """Indices of a sorted level's nodes to expand, by slot, the cheapest of each slot first."""
     held = np.zeros(slots, np.int64)
-    while count > first and node[count - 1, COST] > most:
+    while count > first and node[count - 1, COST] > limit:
         count -= 1
     for i in range(first, count):
         s = node[i, SLOT]

@@ -84,8 +84,8 @@ def root_positions(slots: Slots) -> np.ndarray:
 
 def roots(slots: Slots, rows: int) -> Pool:
     """Pool of the live slots' roots only, in `rows` >= live rows; see `pool_builder.roots`."""
-    given = slots.live, slots.group, slots.generated, slots.prompt_len, slots.context
-    require(on_host(*given), "roots", *given)
+    tensors = slots.live, slots.group, slots.generated, slots.prompt_len, slots.context
+    require(on_host(*tensors), "roots", *tensors)
     live = live_by_group(slots)
     context = slots.context.numpy()[live]
     node = np.zeros((live.size, 6), np.int64)
@@ -111,19 +111,19 @@ def roots(slots: Slots, rows: int) -> Pool:
 @loop
 def _progress_penalties(live, generated, progress_penalty):
     """`pool_builder.progress_penalties` of the slots `live`, 0 for others: [S] int64."""
-    found, fewest = np.zeros(generated.shape[0], np.int64), np.int64(1) << 40
+    penalties, fewest = np.zeros(generated.shape[0], np.int64), np.int64(1) << 40
     for s in live:
         fewest = min(fewest, np.int64(generated[s]))
     for s in live:
         ahead = progress_penalty[s] * (np.int64(generated[s]) - fewest)
-        found[s] = min(max(ahead, 0), MAX_PROGRESS_PENALTY)
-    return found
+        penalties[s] = min(max(ahead, 0), MAX_PROGRESS_PENALTY)
+    return penalties
 
 
 @loop
 def slot_penalties(live, group, generated, step, progress_penalty, sampled, group_penalty):
     """`pool_builder.slot_penalties` of the slots `live`, 0 for others: [S] int64."""
-    found = _progress_penalties(live, generated, progress_penalty)
+    penalties = _progress_penalties(live, generated, progress_penalty)
     together = True
     for s in live:
         together &= group[s] == group[live[0]]
@@ -134,8 +134,8 @@ def slot_penalties(live, group, generated, step, progress_penalty, sampled, grou
                 if step[t] == step[s]:
                     last = min(last, generated[t])
             in_group = min(np.int64(generated[s] - last) * group_penalty, MAX_GROUP_PENALTY)
-            found[s] = max(found[s], in_group)
-    return found
+            penalties[s] = max(penalties[s], in_group)
+    return penalties
 
 
 @loop
@@ -159,20 +159,20 @@ def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[
 
     Returns those of all rows [M] int32, those of drafted nodes, and each slot's penalty or None.
     """
-    given = pool.slot, pool.depth, pool.cost, slots.generated, slots.progress_penalty
-    require(on_host(slots.live, *given), "node_costs", *given)
+    tensors = pool.slot, pool.depth, pool.cost, slots.generated, slots.progress_penalty
+    require(on_host(slots.live, *tensors), "node_costs", *tensors)
     penalised, costs = torch.empty_like(pool.cost), np.empty(pool.rows, np.int32)
     penalties = np.empty(slots.count, np.int32)
-    arrays_of = (x.numpy() for x in given)
+    arrays_of = (x.numpy() for x in tensors)
     drafted = _node_costs(live_by_group(slots), *arrays_of, penalised.numpy(), penalties, costs)
     penalises = slots.count > 0 and bool(slots.progress_penalty.numpy()[0])
     return penalised, costs[:drafted].tolist(), penalties.tolist() if penalises else None
 
 
 @loop
-def _prune(rows, cost, given, out):
+def _prune(rows, cost, columns, out):
     """Write the `rows` cheapest rows of a pool to `out`; given, out: fields of a Pool."""
-    token, parent, slot, depth, position, ancestors, own, source, context = given[:9]
+    token, parent, slot, depth, position, ancestors, own, source, context = columns[:9]
     M, key = slot.shape[0], np.empty(slot.shape[0], np.int64)
     for m in range(M):
         key[m] = cost[m] if slot[m] >= 0 else np.int64(1) << 40
@@ -182,7 +182,7 @@ def _prune(rows, cost, given, out):
         before[m + 1] = 1
     for m in range(M):
         before[m + 1] += before[m]
-    slot_start, _, group_start = given[9:]
+    slot_start, _, group_start = columns[9:]
     to_token, to_parent, to_slot, to_depth, to_position, to_ancestors = out[:6]
     to_own, to_source, to_context, to_start, to_nodes, to_group_start = out[6:]
     for s in range(slot_start.shape[0]):

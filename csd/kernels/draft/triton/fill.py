@@ -30,8 +30,8 @@ def _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S: tl.constexpr):
     """[BLOCK_S, MAX_NODES] int32: costs of the slots' nodes, from slot `start` on; -1: no node."""
     offs_s = start + tl.arange(0, BLOCK_S)
     live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
-    at = nodes_ptr + offs_s[:, None] * MAX_NODES + tl.arange(0, MAX_NODES)[None, :]
-    node = tl.load(at, mask=live[:, None], other=NONE)
+    ptrs = nodes_ptr + offs_s[:, None] * MAX_NODES + tl.arange(0, MAX_NODES)[None, :]
+    node = tl.load(ptrs, mask=live[:, None], other=NONE)
     return tl.where(node < NONE, node >> 41, -1).to(tl.int32)
 
 
@@ -52,13 +52,13 @@ def _cheaper(nodes_ptr, live_ptr, cost, slots, BLOCK_S: tl.constexpr):
     for start in range(0, slots, BLOCK_S):
         offs_s = start + tl.arange(0, BLOCK_S)
         live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
-        place = tl.zeros([BLOCK_S, cost.shape[0]], tl.int32)
+        rank = tl.zeros([BLOCK_S, cost.shape[0]], tl.int32)
         for i in tl.static_range(HALVINGS):
-            at = nodes_ptr + offs_s[:, None] * MAX_NODES + place + ((MAX_NODES // 2 >> i) - 1)
+            ptrs = nodes_ptr + offs_s[:, None] * MAX_NODES + rank + ((MAX_NODES // 2 >> i) - 1)
             # entries after a list's end count as MAX_COST: no `cost` to compare with is larger
-            node = tl.load(at, mask=live[:, None], other=NONE)
-            place += tl.where((node >> 41).to(tl.int32) < cost[None, :], MAX_NODES // 2 >> i, 0)
-        counts += place
+            node = tl.load(ptrs, mask=live[:, None], other=NONE)
+            rank += tl.where((node >> 41).to(tl.int32) < cost[None, :], MAX_NODES // 2 >> i, 0)
+        counts += rank
     return tl.sum(counts, 0)
 
 
@@ -136,9 +136,9 @@ def _store_padding(columns, context_ptr, start, rows, N: tl.constexpr, BLOCK_N: 
         zero = tl.zeros([MAX_NODES], tl.int32)
         none = zero - 1
         _store_rows(columns, row, mask, none, none, none, zero, zero, zero.to(tl.int64), zero, zero)
-        at = row[:, None] * N + offs_n[None, :]
+        offsets = row[:, None] * N + offs_n[None, :]
         absent = tl.full([MAX_NODES, BLOCK_N], -1, tl.int32)
-        tl.store(context_ptr + at, absent, mask=mask[:, None] & (offs_n < N)[None, :])
+        tl.store(context_ptr + offsets, absent, mask=mask[:, None] & (offs_n < N)[None, :])
 
 
 @triton.jit
@@ -165,7 +165,7 @@ def _ancestor_words(parent):
     return word
 
 
-@triton.jit(do_not_specialize=["slots", "groups", "rows", "most"])
+@triton.jit(do_not_specialize=["slots", "groups", "rows", "max_drafted"])
 def _fill_kernel(
     nodes_ptr,  # [S, MAX_NODES] int64
     live_ptr,  # [S] bool
@@ -191,7 +191,7 @@ def _fill_kernel(
     slots,
     groups,
     rows,
-    most,
+    max_drafted,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_PENALTY: tl.constexpr,
@@ -201,7 +201,7 @@ def _fill_kernel(
     mine = me < slots
     live = tl.load(live_ptr + me, mask=mine, other=0) != 0
     group = tl.load(group_ptr + me, mask=live, other=-1)
-    budget = tl.minimum(most, rows - live_slots(live_ptr, slots, BLOCK_S))
+    budget = tl.minimum(max_drafted, rows - live_slots(live_ptr, slots, BLOCK_S))
     cut, below = find_cut(nodes_ptr, live_ptr, slots, budget, BLOCK_S)
     first, my_rows, group_start, total = share_rows(
         nodes_ptr, live_ptr, group_ptr, me, group, cut, budget - below, slots, BLOCK_S
@@ -261,9 +261,9 @@ def _fill_kernel(
         columns, row, mask, token, parent, me + 0 * i, depth, base + depth, word, cost, source
     )
     # a context: the node's own token, its ancestors' tokens, then the slot's
-    at = i
+    index = i
     for n in range(0, N):
         past = tl.gather(committed, tl.maximum(n - depth, 0), 0)
-        at_n = tl.where(n < depth, tl.gather(token, at, 0), past)
+        at_n = tl.where(n < depth, tl.gather(token, index, 0), past)
         tl.store(context_ptr + row * N + n, at_n, mask=mask)
-        at = tl.gather(up, at, 0)
+        index = tl.gather(up, index, 0)

@@ -38,7 +38,7 @@ from csd.kernels.draft.triton.slots import (
     slot_group_penalty,
     slot_progress_penalty,
 )
-from csd.kernels.table.lookup import load_context, order_sizes
+from csd.kernels.table.triton.lookup import load_context, order_sizes
 from csd.state import context_table, pool
 
 PRIOR_KEY = tl.constexpr(context_table.PRIOR_KEY)
@@ -48,13 +48,13 @@ FIRST_LEVELS = tl.constexpr(constants.FIRST_LEVELS)
 
 
 @triton.jit
-def _one_a_thread(scratch_ptr, at, value, flat):
+def _one_a_thread(scratch_ptr, offsets, value, flat):
     """Returns the values as [C], one per thread, where before several threads hold the same.
 
-    They are stored at `at` and loaded at `flat`.
+    They are stored at `offsets` and loaded at `flat`.
     """
     tl.debug_barrier()
-    tl.store(scratch_ptr + at, value)
+    tl.store(scratch_ptr + offsets, value)
     tl.debug_barrier()
     return tl.load(scratch_ptr + flat)
 
@@ -87,7 +87,7 @@ def _as_nodes(
     do_not_specialize=[
         "slots",
         "rows",
-        "most",
+        "max_drafted",
         "buckets",
         "prior_buckets",
         "max_depth",
@@ -127,7 +127,7 @@ def _grow_kernel(
     children_ptr,  # [S, CHILDREN] int64, scratch for a level's children
     slots,
     rows,
-    most,  # most drafted nodes of all slots
+    max_drafted,  # most drafted nodes of all slots
     buckets,
     prior_buckets,
     max_depth,
@@ -162,7 +162,7 @@ def _grow_kernel(
     if tl.load(live_ptr + slot) == 0:
         return
     # nodes beyond this place of the list cannot enter the pool
-    room = tl.minimum(most, rows - live_slots(live_ptr, slots, BLOCK_S))
+    room = tl.minimum(max_drafted, rows - live_slots(live_ptr, slots, BLOCK_S))
     width = tl.minimum(MAX_NODES - 1, room)
     generated = tl.load(generated_ptr + slot)
     max_depth = tl.minimum(max_depth, tl.load(max_new_ptr + slot) - 1 - generated)
@@ -296,8 +296,8 @@ def _grow_kernel(
         )
         child = _one_a_thread(scratch_ptr, offs_c, child, offs_c)
         # [MAX_NODES]: the cheapest of the list and the children
-        rank, place, node_place = ranks(nodes, child)
-        nodes = by_place(place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
+        rank, child_place, node_place = ranks(nodes, child)
+        nodes = by_place(child_place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
         nodes = tl.where(offs_p < width, nodes, NONE)
         front, cost, context = next_frontier(
             nodes, child, rank, context, width, level, highest, FRONTIER

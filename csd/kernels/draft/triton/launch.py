@@ -34,7 +34,7 @@ def draft_tree_triton(
     E = table.succ_token.shape[1]
     device = slots.live.device
     pool = out or empty_pool(rows, S, G, N, device)
-    most = rows if nodes is None else nodes
+    max_drafted = rows if nodes is None else nodes
     seen, lists = torch.empty((2, S, MAX_NODES), dtype=torch.int64, device=device)
     block_n, block_f = triton.next_power_of_2(N), triton.next_power_of_2(config.frontier)
     prior = table.prior or table
@@ -75,7 +75,7 @@ def draft_tree_triton(
         children_ptr=children,
         slots=S,
         rows=rows,
-        most=most,
+        max_drafted=max_drafted,
         buckets=table.buckets,
         prior_buckets=prior.buckets,
         max_depth=min(config.max_depth, MAX_DEPTH),
@@ -110,14 +110,14 @@ def draft_tree_triton(
     )
     grow(nodes_ptr=seen, RESUMED=False)
     grow(nodes_ptr=lists, RESUMED=True)
-    fill_pool(lists, slots, pool, most, config.group_penalty)
+    fill_pool(lists, slots, pool, max_drafted, config.group_penalty)
     return pool
 
 
 def fill_pool(
-    lists: torch.Tensor, slots: Slots, pool: Pool, most: int, group_penalty: int = 0
+    lists: torch.Tensor, slots: Slots, pool: Pool, max_drafted: int, group_penalty: int = 0
 ) -> None:
-    """Fills `pool` with the `most` cheapest nodes of all slots' sorted lists [S, MAX_NODES].
+    """Fills `pool` with the `max_drafted` cheapest nodes of all slots' sorted lists [S, MAX_NODES].
 
     One launch. group_penalty: that of `GraphConfig`, included in the costs in the lists.
     """
@@ -147,7 +147,7 @@ def fill_pool(
         slots=S,
         groups=G,
         rows=pool.token.shape[0],
-        most=most,
+        max_drafted=max_drafted,
         N=N,
         BLOCK_N=triton.next_power_of_2(N),
         GROUP_PENALTY=group_penalty,

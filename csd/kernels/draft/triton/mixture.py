@@ -7,9 +7,15 @@ import triton
 import triton.language as tl
 
 from csd.kernels.common import noise
+from csd.kernels.common.triton import gumbel64, philox_word
 from csd.kernels.draft import constants
 from csd.kernels.draft.triton.slots import by_place
-from csd.kernels.table.lookup import cut_context, hash_tokens, holds_context, probe_entries
+from csd.kernels.table.triton.lookup import (
+    cut_context,
+    hash_tokens,
+    holds_context,
+    probe_entries,
+)
 from csd.state import context_table as table
 from csd.state import pool
 
@@ -84,7 +90,7 @@ def masses(
         scale = seen / (tl.maximum(tl.sum(mine, 2), one) * total)
         rest = tl.maximum(one - seen / total, tl.full((), TAIL, tl.float64))
         rest = tl.log(rest) + tl.full((), EULER_GAMMA, tl.float64)
-        g = noise.gumbel64(noise.philox_word(key, tl.maximum(token, 0), position, sample, SAMPLE))
+        g = gumbel64(philox_word(key, tl.maximum(token, 0), position, sample, SAMPLE))
         some = mine > 0.0
         mine = mine * scale[:, :, None]
         score = tl.log(tl.where(some, mine, 1.0))
@@ -118,17 +124,17 @@ def likeliest(
     source = (key >> 25).to(tl.int32) & 3
     source = tl.where(source == 0, HISTORY, source)
     if PRIOR_FIRST < PRIOR_END:
-        place = (key >> 27).to(tl.int32) & 31
-        source = tl.where((place >= PRIOR_FIRST) & (place < PRIOR_END), PRIOR, source)
+        column = (key >> 27).to(tl.int32) & 31
+        source = tl.where((column >= PRIOR_FIRST) & (column < PRIOR_END), PRIOR, source)
     q = tl.where(key < NONE, key.to(tl.int32) & ((1 << 25) - 1), 0)
     # a token's masses are adjacent, one per context: sums of 2, 4, .. from each on
-    at = tl.arange(0, OE)[None, :] + tl.zeros([F, OE], tl.int32)
-    before = tl.gather(token, tl.maximum(at - 1, 0), 1)
-    first = (at == 0) | (before != token)
+    index = tl.arange(0, OE)[None, :] + tl.zeros([F, OE], tl.int32)
+    before = tl.gather(token, tl.maximum(index - 1, 0), 1)
+    first = (index == 0) | (before != token)
     for i in tl.static_range(SUM_ROUNDS):
         if 1 << i < O:
-            after = tl.minimum(at + (1 << i), OE - 1)
-            equal = (tl.gather(token, after, 1) == token) & (at + (1 << i) < OE)
+            after = tl.minimum(index + (1 << i), OE - 1)
+            equal = (tl.gather(token, after, 1) == token) & (index + (1 << i) < OE)
             q += tl.where(equal, tl.gather(q, after, 1), 0)
     q = tl.where(first, tl.minimum(q, ONE), 0)
     offs_k = tl.arange(0, MAX_CHILDREN)[None, :]
@@ -136,10 +142,10 @@ def likeliest(
     best_q = tl.zeros([F, MAX_CHILDREN], tl.int32)
     best_source = tl.zeros([F, MAX_CHILDREN], tl.int32)
     for k in range(0, MAX_CHILDREN):
-        most = tl.max(q, 1)[:, None]
-        who = tl.min(tl.where(q == most, token, LAST_TOKEN), 1)[:, None]
+        peak = tl.max(q, 1)[:, None]
+        who = tl.min(tl.where(q == peak, token, LAST_TOKEN), 1)[:, None]
         mine = first & (token == who)
-        best_q = tl.where(offs_k == k, most, best_q)
+        best_q = tl.where(offs_k == k, peak, best_q)
         best_token = tl.where(offs_k == k, who, best_token)
         whose = tl.max(tl.where(mine, source, 0), 1)[:, None]
         best_source = tl.where(offs_k == k, whose, best_source)
@@ -186,18 +192,18 @@ def look_up(
     tokens = tl.where(any_token, ANY, tokens)
     code = hash_tokens(tokens, group, size, HASH)
     mask = (tl.arange(0, context.shape[0]) < front)[:, None] & (size > 0)[None, :]
-    entry, found = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
+    entry, present = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
     # all of an entry is loaded before its key is compared, so that the loads overlap
-    at = entry[:, :, None] * E + offs_e
-    held = found[:, :, None] & (offs_e < E)
-    token = tl.load(succ_token_ptr + at, mask=held, other=-1)
-    weight = tl.load(succ_weight_ptr + at, mask=held, other=0)
-    bits = tl.load(succ_source_ptr + at, mask=held, other=0)
-    total = tl.load(entry_total_ptr + entry, mask=found, other=0)
-    found = holds_context(entry, found, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
-    token = tl.where(found[:, :, None], token, -1)
+    offsets = entry[:, :, None] * E + offs_e
+    held = present[:, :, None] & (offs_e < E)
+    token = tl.load(succ_token_ptr + offsets, mask=held, other=-1)
+    weight = tl.load(succ_weight_ptr + offsets, mask=held, other=0)
+    bits = tl.load(succ_source_ptr + offsets, mask=held, other=0)
+    total = tl.load(entry_total_ptr + entry, mask=present, other=0)
+    present = holds_context(entry, present, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
+    token = tl.where(present[:, :, None], token, -1)
     weight = tl.where(token >= 0, weight, 0)
-    total = tl.where(found, total, 0)
+    total = tl.where(present, total, 0)
     by_self = ((bits >> (sample % SAMPLE_BITS).to(tl.int64)) & 1) == 1
     by_sample = (bits & SAMPLES) != 0
     by_prompt = ((bits >> PROMPT_BIT) & 1) == 1

@@ -1,8 +1,9 @@
-"""Functions of the drafting kernels for one slot: merged lists, penalties, cost of a level."""
+"""Functions of the drafting kernels for one slot, and the kernel of `sample_words`."""
 
 import triton
 import triton.language as tl
 
+from csd.kernels.common.triton import philox_word
 from csd.state import context_table, pool
 
 MAX_PROGRESS_PENALTY = tl.constexpr(pool.MAX_PROGRESS_PENALTY)
@@ -11,9 +12,9 @@ USUAL_HALVES = tl.constexpr(context_table.USUAL_HALVES)
 
 
 @triton.jit
-def by_place(place, value, W: tl.constexpr):
+def by_place(position, value, W: tl.constexpr):
     """Scatters value [C] to index place [C] of a vector [W] of zeros; places in it are distinct."""
-    hit = place[:, None] == tl.arange(0, W)[None, :]
+    hit = position[:, None] == tl.arange(0, W)[None, :]
     return tl.sum(tl.where(hit, value[:, None], 0), 0)
 
 
@@ -30,9 +31,9 @@ def ranks(nodes, child):
         (other == child[None, :]) & (offs_c[:, None] < offs_c[None, :])
     )
     rank = tl.sum(before.to(tl.int32), 0)
-    place = rank + tl.sum((nodes[:, None] <= child[None, :]).to(tl.int32), 0)
+    position = rank + tl.sum((nodes[:, None] <= child[None, :]).to(tl.int32), 0)
     cheaper = tl.sum((other < nodes[None, :]).to(tl.int32), 0)
-    return rank, place, tl.arange(0, nodes.shape[0]) + cheaper
+    return rank, position, tl.arange(0, nodes.shape[0]) + cheaper
 
 
 @triton.jit
@@ -107,3 +108,26 @@ def level_cost(generated_ptr, step_ptr, slot, LEVEL_COST: tl.constexpr, SETTLE: 
         cost = tl.full((), LEVEL_COST, tl.int64) * steps // tokens
         cost = tl.minimum(tl.maximum(cost, LEVEL_COST // 4), 3 * LEVEL_COST // 2)
     return cost
+
+
+@triton.jit(do_not_specialize=["W"])
+def _sample_words_kernel(
+    key_ptr,  # [S] int64
+    sample_ptr,  # [S] int32
+    slot_ptr,  # [F] int32
+    position_ptr,  # [F] int32
+    token_ptr,  # [F, W] int32
+    word_ptr,  # [F, W] int64
+    W,
+    SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    f = tl.program_id(0).to(tl.int64)
+    # [BLOCK]
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < W
+    slot = tl.load(slot_ptr + f).to(tl.int64)
+    key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)
+    token = tl.load(token_ptr + f * W + offs, mask=mask, other=0)
+    word = philox_word(key, token, tl.load(position_ptr + f), sample, SAMPLE)
+    tl.store(word_ptr + f * W + offs, word.to(tl.int64), mask=mask)

@@ -133,8 +133,8 @@ def _rotary(
         offset = position[m] * R * size
         c, s = memory(cos + offset, R, like), memory(sin + offset, R, like)
         for h in range(H):
-            given = q + (m * strides[0] + h * D) * size
-            _rotate(D, given, c, s, out + (m * H + h) * D * size, like)
+            source = q + (m * strides[0] + h * D) * size
+            _rotate(D, source, c, s, out + (m * H + h) * D * size, like)
         for h in range(K):
             offset, to = h * D * size, (m * K + h) * D * size
             _rotate(D, k + m * strides[1] * size + offset, c, s, node_k + to, like)
@@ -148,9 +148,9 @@ def _rotary(
 def _rotate(D, x, cos, sin, y, like):
     """Write a head x [D] to y with its first R numbers rotated; x and y are addresses."""
     R, half = cos.shape[0], cos.shape[0] // 2
-    kept, left = memory(x, D, like), memory(y, D, like)
+    source, left = memory(x, D, like), memory(y, D, like)
     for j in range(R, D):
-        left[j] = kept[j]
+        left[j] = source[j]
     second_half = half * like.itemsize
     low, high = memory(x, half, like), memory(x + second_half, half, like)
     y_low, y_high = memory(y, half, like), memory(y + second_half, half, like)
@@ -190,8 +190,8 @@ def rotary(
 
     See `rotary_ref`. Raises TypeError for tensors that loops do not read.
     """
-    given = q, k, v, position, cos, sin, node_k, node_v
-    require(reads_rotary(*given), "rotary", *given)
+    tensors = q, k, v, position, cos, sin, node_k, node_v
+    require(reads_rotary(*tensors), "rotary", *tensors)
     out = torch.empty(q.shape, dtype=q.dtype)
     shape = *q.shape[:2], *k.shape[1:], cos.shape[1]
     _rotary(
@@ -217,8 +217,8 @@ def _swiglu(R, F, gate_up, y, like, gelu):
     """y [R, F] = SiLU(gate) up, or GELU(gate) up with `gelu`, of gate_up [R, 2 F]; addresses."""
     size = F * like.itemsize
     for m in prange(R):
-        given = gate_up + 2 * m * size
-        gates, ups = memory(given, F, like), memory(given + size, F, like)
+        source = gate_up + 2 * m * size
+        gates, ups = memory(source, F, like), memory(source + size, F, like)
         y_m = memory(y + m * size, F, like)
         for j in range(F):
             gate = read(gates[j])

@@ -23,7 +23,7 @@ from csd.kernels.numba.threads import by_threads
 from csd.kernels.numba.tiles import COLUMNS, ISA, LANES, ROWS, in_pairs, tile
 
 # most rows that are multiplied with a block of columns before the next block is read
-MOST = 6 * ROWS
+MAX_ROWS = 6 * ROWS
 # bytes from the numbers that are multiplied to those that are prefetched
 AHEAD = 4096
 
@@ -44,12 +44,12 @@ def _product(
     pairs = in_pairs(isa)
     # float32 words of a row; pairs of bfloat16 are moved as float32
     words = K // 2 if pairs else K
-    passes = -(-M // MOST)
-    most = -(-M // passes)
+    passes = -(-M // MAX_ROWS)
+    rows_per_pass = -(-M // passes)
     zeros = np.zeros(COLUMNS, np.float32)
     size = COLUMNS * K * like.itemsize
-    for top in range(0, M, most):
-        left = min(most, M - top)
+    for top in range(0, M, rows_per_pass):
+        left = min(rows_per_pass, M - top)
         tiles = -(-left // ROWS)
         each = -(-left // tiles)
         source = x + top * K * like.itemsize
@@ -74,17 +74,17 @@ def _product(
 @loop
 def _transpose_rows(rows, each, K, x, transposed, like):
     """Transpose rows in blocks of `each`, to [K, each] float32; x and transposed are addresses."""
-    given = memory(x, rows * K, like)
+    source = memory(x, rows * K, like)
     to = memory(transposed, rows * K + BLOCK, np.empty(0, np.float32))
     for first in range(0, rows, each):
         count = min(each, rows - first)
         for k in range(0, K, BLOCK):
-            transpose(given, first * K + k, K, count - 1, to, first * K + k * count, count)
+            transpose(source, first * K + k, K, count - 1, to, first * K + k * count, count)
 
 
 def scratch_size(rows: int, K: int, is_plain: bool) -> int:
     """Size of the workspace, in float32 numbers, of a product of `rows` rows."""
-    return (rows if is_plain else min(rows, MOST)) * K + BLOCK
+    return (rows if is_plain else min(rows, MAX_ROWS)) * K + BLOCK
 
 
 def fits(weight: torch.Tensor, isa: str | None = None) -> bool:

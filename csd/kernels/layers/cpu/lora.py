@@ -76,17 +76,17 @@ def _in_threads(lora, i, index, which, shape, x, transposed, y):
 @loop
 def _cast(count, x, y, like_x, like_y):
     """y = x, rounded to the dtype of `like_y`; x and y are addresses of `count` numbers."""
-    given, to = memory(x, count, like_x), memory(y, count, like_y)
+    source, to = memory(x, count, like_x), memory(y, count, like_y)
     for j in range(count):
-        to[j] = rounded(read(given[j]), like_y)
+        to[j] = rounded(read(source[j]), like_y)
 
 
 @loop
 def _add(count, x, y, like_x, like_y):
     """y += x, rounded to the dtype of `like_y`; x and y are addresses of `count` numbers."""
-    given, to = memory(x, count, like_x), memory(y, count, like_y)
+    source, to = memory(x, count, like_x), memory(y, count, like_y)
     for j in range(count):
-        to[j] = rounded(read(to[j]) + read(given[j]), like_y)
+        to[j] = rounded(read(to[j]) + read(source[j]), like_y)
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -111,31 +111,31 @@ class Stacks(NamedTuple):
     @classmethod
     def of(cls, decoder: Any, products: tuple[str, ...]) -> "Stacks | None":
         """Stacks of a decoder's adapters; None if the loop cannot run them."""
-        found = [layer.lora.get(name, []) for layer in decoder.layers for name in products]
-        given = [stack for stacks in found for stack in stacks]
-        if not given:
+        lists = [layer.lora.get(name, []) for layer in decoder.layers for name in products]
+        all_stacks = [stack for stacks in lists for stack in stacks]
+        if not all_stacks:
             return cls(np.empty(0), np.empty(0), [], 0, 0, None)
-        dtype = given[0].a.dtype
-        for stack in given:
+        dtype = all_stacks[0].a.dtype
+        for stack in all_stacks:
             if any(x.dtype != dtype or x.dim() != 3 or not in_loops(x) for x in stack):
                 return None
-        if max(map(len, found)) > 1:
+        if max(map(len, lists)) > 1:
             return None
-        addresses = [[x.data_ptr() for x in s[0]] if s else [0, 0] for s in found]
-        rows = [s[0].ranks if s else 0 for s in found]
+        addresses = [[x.data_ptr() for x in s[0]] if s else [0, 0] for s in lists]
+        rows = [s[0].ranks if s else 0 for s in lists]
         each = [
-            next((s[0] for s in found[i :: len(products)] if s), None) for i in range(len(products))
+            next((s[0] for s in lists[i :: len(products)] if s), None) for i in range(len(products))
         ]
         # shapes are those of `linear.by_columns`
-        wide = max(stack.a.shape[1] for stack in given)
-        most = max(stack.b.shape[0] * stack.b.shape[2] for stack in given)
+        wide = max(stack.a.shape[1] for stack in all_stacks)
+        widest = max(stack.b.shape[0] * stack.b.shape[2] for stack in all_stacks)
         shape = -1, len(products)
         return cls(
             np.array(addresses).reshape(*shape, 2),
             np.array(rows).reshape(shape),
             each,
             wide,
-            most,
+            widest,
             dtype,
         )
 

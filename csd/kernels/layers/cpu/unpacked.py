@@ -35,7 +35,7 @@ from csd.kernels.numba.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE, in_pairs
 ROWS, SUMS, SIDE = (8, 24, 8) if WIDE else (4, 10, 4)
 DTYPES = (torch.bfloat16, torch.float32)
 # most rows that are multiplied with a block of columns before the next block is read
-MOST = 12 * ROWS
+MAX_ROWS = 12 * ROWS
 
 
 @intrinsic
@@ -98,11 +98,11 @@ class _Dots:
         """Adds the products of a step to sums [rows][columns]; prefetches the next columns."""
         builder, count = self.builder, len(sums[0])
         offset = builder.add(weight, self._times(step, LANES * 4))
-        given = [builder.add(offset, self._times(self.width, c)) for c in range(count)]
-        for address in given:
+        offsets = [builder.add(offset, self._times(self.width, c)) for c in range(count)]
+        for address in offsets:
             ahead = builder.add(address, self._times(self.width, count))
             prefetch(builder, builder.inttoptr(ahead, BYTE.as_pointer()))
-        words = [self._load(address, INTS) for address in given]
+        words = [self._load(address, INTS) for address in offsets]
         parts = [words]
         if self.apart:
             even = [builder.shl(word, ints(LANES, 16)) for word in words]
@@ -111,8 +111,8 @@ class _Dots:
         for part, bits in enumerate(parts):
             columns = [builder.bitcast(column, FLOATS) for column in bits]
             for r, row in enumerate(sums):
-                place = builder.add(x, self._times(self.row, r))
-                numbers = self._load(builder.add(place, x.type(part * LANES * 4)), FLOATS)
+                row_address = builder.add(x, self._times(self.row, r))
+                numbers = self._load(builder.add(row_address, x.type(part * LANES * 4)), FLOATS)
                 for total, column in zip(row, columns, strict=True):
                     added = add_product(builder, builder.load(total), numbers, column, self.pairs)
                     builder.store(added, total)
@@ -134,8 +134,8 @@ class _Dots:
                 value = rounded(builder, value)
             value = builder.extract_element(value, INT(0))
             size = 2 if self.low else 4
-            place = self._times(builder.add(self._times(self.stride, r), column), size)
-            to = builder.inttoptr(builder.add(self.y, place), value.type.as_pointer())
+            address = self._times(builder.add(self._times(self.stride, r), column), size)
+            to = builder.inttoptr(builder.add(self.y, address), value.type.as_pointer())
             builder.store(value, to, align=size)
 
     def _times(self, x: Any, n: int) -> Any:
@@ -164,10 +164,10 @@ def _product(
     if not in_pairs(isa) and like.itemsize == 2:
         _lay_apart(M * K, x, apart)
         source, width = apart, 4 * K
-    passes = -(-M // MOST)
-    most = -(-M // passes)
-    for top in range(0, M, most):
-        left = min(most, M - top)
+    passes = -(-M // MAX_ROWS)
+    rows_per_pass = -(-M // passes)
+    for top in range(0, M, rows_per_pass):
+        left = min(rows_per_pass, M - top)
         tiles = -(-left // ROWS)
         each = -(-left // tiles)
         for c in prange(N // COLUMNS):
@@ -187,11 +187,11 @@ def _lay_apart(count, x, y):
     words = memory(x, count // 2, np.empty(0, np.uint32))
     to = memory(y, count, np.empty(0, np.uint32))
     for first in range(0, count // 2, LANES):
-        given, even = words[first : first + LANES], to[2 * first : 2 * first + LANES]
+        source, even = words[first : first + LANES], to[2 * first : 2 * first + LANES]
         odd = to[2 * first + LANES : 2 * first + 2 * LANES]
         for j in range(LANES):
-            even[j] = np.uint32(given[j] << np.uint32(16))
-            odd[j] = given[j] & np.uint32(0xFFFF0000)
+            even[j] = np.uint32(source[j] << np.uint32(16))
+            odd[j] = source[j] & np.uint32(0xFFFF0000)
 
 
 def fits(weight: torch.Tensor) -> bool:

@@ -94,15 +94,15 @@ def advance_state(
 
     Raises TypeError for tensors that loops do not read.
     """
-    given = state, key, update, decay
-    require(reads_states(*given), "advance_state", *given)
+    tensors = state, key, update, decay
+    require(reads_states(*tensors), "advance_state", *tensors)
     L, S, H, Dk, Dv = state.shape
     moved = int((base < target).sum())
     if moved:
         _advance(
             L * moved * H * Dk * Dv * CHUNK,
             (L, S, H, key.shape[3], Dk, Dv),
-            *(x.data_ptr() for x in given),
+            *(x.data_ptr() for x in tensors),
             base.numpy(),
             target.numpy(),
             LIKE[state.dtype],

@@ -27,10 +27,10 @@ def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like
     """Write the convolution's outputs y [M, C], zeros in padding; W: width of the convolution."""
     M, C, W = shape
     # [W, C]: vectors read adjacent channels, but a channel's weights are adjacent in memory
-    given, turned = memory(weight, (C, W), like), np.empty((W, C), like.dtype)
+    source, turned = memory(weight, (C, W), like), np.empty((W, C), like.dtype)
     for c in range(C):
         for step in range(W):
-            turned[step, c] = given[c, step]
+            turned[step, c] = source[c, step]
     for m in prange(M):
         size = like.itemsize
         out = memory(y + m * C * size, C, like)
@@ -119,11 +119,11 @@ def _commit_tail(shape, size, node, node_stride, tail, slot_len, accept_row, acc
             count = accept_count[s]
             first = slot_len[s] - count
             for i in range(max(0, count - R), count):
-                given = memory(node + layer * node_stride + accept_row[s, i] * size, size, BYTES)
+                source = memory(node + layer * node_stride + accept_row[s, i] * size, size, BYTES)
                 offset = ((layer * S + s) * R + (first + i) % R) * size
                 to = memory(tail + offset, size, BYTES)
                 for j in range(size):
-                    to[j] = given[j]
+                    to[j] = source[j]
 
 
 def reads_tail(node: torch.Tensor, tail: torch.Tensor) -> bool:

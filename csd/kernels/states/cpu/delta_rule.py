@@ -135,8 +135,8 @@ def slot_head(
     tails, _, _ = head_of_tail(shape, s, g, g * each, key, update, decay, like)
     for b in range(2):
         if tail > b * CHUNK:
-            place = (base + b * CHUNK) % TAIL
-            _turned(tails, place * Hk * Dk, Hk * Dk, CHUNK, Dk, tile, b * CHUNK, columns)
+            index = (base + b * CHUNK) % TAIL
+            _turned(tails, index * Hk * Dk, Hk * Dk, CHUNK, Dk, tile, b * CHUNK, columns)
     of_nodes = memory(node_key + (start * Hk + g) * Dk * size, nodes * Hk * Dk - g * Dk, like)
     _turned(of_nodes, 0, Hk * Dk, nodes, Dk, tile, TAIL, columns)
     score = np.zeros((rows, columns), like.dtype)
@@ -174,14 +174,14 @@ def slot_head(
         # call, since a product is much of the compiled code
         for part in range(4):
             low, high, terms, column = 0, rows, Dk, 0
-            given, numbers, stride = x, flat, Dv
+            source, numbers, stride = x, flat, Dv
             if part == 0:
                 high = kinds * near
             elif part == 1:
                 low, numbers, stride = kinds * near, later, wide
             else:
                 column = (part - 2) * CHUNK
-                terms, given, stride = min(CHUNK, tail - column), weight, H * Dv
+                terms, source, stride = min(CHUNK, tail - column), weight, H * Dv
                 numbers = updates[(base + column) % TAIL * H * Dv :]
             if part == 2:
                 for r in range(rows):
@@ -191,7 +191,7 @@ def slot_head(
             if low < high and terms > 0:
                 if part != 1:
                     numbers, stride = _of_blocks(numbers, terms, stride, Dv, spare)
-                _add_product(given, low, high, column, terms, numbers, stride, wide, y, 0, isa)
+                _add_product(source, low, high, column, terms, numbers, stride, wide, y, 0, isa)
         for j in range(nodes):
             of_row = ((start + j) * H + h) * size
             own = memory(node_update + of_row * Dv, Dv, like)
@@ -204,9 +204,9 @@ def slot_head(
                 read = sums[at_k[j] * wide : at_k[j] * wide + Dv]
                 for i in range(Dv):
                     own[i] = b * (v[i] - read[i])
-            kept, gives = u[j * wide : j * wide + Dv], at_q[j] * wide
+            stored, gives = u[j * wide : j * wide + Dv], at_q[j] * wide
             for i in range(Dv):
-                kept[i] = own[i]
+                stored[i] = own[i]
             for d in range(depth[j]):
                 up = path[start + j, d] - start
                 c = above[j, d] * score[at_q[j], TAIL + up]
@@ -295,12 +295,12 @@ def _run(
     node_update, state = floats[2:4]
     S, H, Dk, Dv = state.shape
     out = torch.empty_like(node_update)
-    given = q, value, strength, *floats
+    operands = q, value, strength, *floats
     M = slot.shape[0]
     _tree_states(
         H * (S * Dk * Dv + 4 * M * Dk * Dv),
         (S, H, q.shape[1], Dk, Dv),
-        *(0 if x is None else x.data_ptr() for x in given),
+        *(0 if x is None else x.data_ptr() for x in operands),
         *(x.numpy() for x in (base, slot, position, path, slot_start, slot_nodes)),
         out.data_ptr(),
         value is not None,
@@ -317,8 +317,8 @@ def tree_delta_rule(
 
     Raises TypeError for tensors that loops do not read.
     """
-    given = q, value, strength, *nodes_and_states[:7]
-    require(reads_states(*given), "tree_delta_rule", *given)
+    tensors = q, value, strength, *nodes_and_states[:7]
+    require(reads_states(*tensors), "tree_delta_rule", *tensors)
     return _run(q, value, strength, nodes_and_states)
 
 
@@ -327,6 +327,6 @@ def tree_ssm(q: torch.Tensor, *nodes_and_states: torch.Tensor) -> torch.Tensor:
 
     Raises TypeError for tensors that loops do not read.
     """
-    given = q, *nodes_and_states[:7]
-    require(reads_states(*given), "tree_ssm", *given)
+    tensors = q, *nodes_and_states[:7]
+    require(reads_states(*tensors), "tree_ssm", *tensors)
     return _run(q, None, None, nodes_and_states)

@@ -20,7 +20,7 @@ from csd.state.context_table import MAX_TOTAL, Table
 # int64 numbers in a cache line; number of contexts by which prefetching is ahead of reading
 LONGS, AHEAD = 8, 8
 TOKEN_BITS = np.int64(31)
-MOST_TOKEN = np.int64((1 << 31) - 1)
+MAX_TOKEN = np.int64((1 << 31) - 1)
 NONE = np.iinfo(np.int64).max
 
 
@@ -88,7 +88,7 @@ def find(
     entry_group,  # [C]
     entry_hash,  # [C]
     entry_tokens,  # [C, N]
-    place,  # [K], written: the entry of each context, or -1
+    entry_of,  # [K], written: the entry of each context, or -1
 ):
     """Look up the entries of the first `contexts` contexts, which `gather` has written."""
     O, N = orders.shape[0], entry_tokens.shape[1]
@@ -99,7 +99,7 @@ def find(
                 if entry_hash[entry] == code[c + AHEAD]:
                     fetch(entry_tokens, entry * N)
         r, o = first[c] // O, first[c] % O
-        place[c] = find_entry(
+        entry_of[c] = find_entry(
             entry_group,
             entry_hash,
             entry_tokens,
@@ -137,7 +137,7 @@ def merge(
     succ_token,  # [C, E]
     succ_weight,  # [C, E]
     succ_source,  # [C, E]
-    found,  # workspace for tokens: E and those of all keys at least
+    workspace,  # workspace for tokens: E and those of all keys at least
     mass,  # workspace for their weights
     source,  # workspace for their sources
     index,  # hash table of `found`, at least twice as long, rounded up to a power of two
@@ -158,7 +158,7 @@ def merge(
             succ_token[entry, e],
             succ_weight[entry, e],
             succ_source[entry, e],
-            found,
+            workspace,
             mass,
             source,
             index,
@@ -172,17 +172,19 @@ def merge(
         mine = np.int64(1) << np.int64(bit[row])
         for u in range(U):
             if token[row, u] >= 0 and weight[row, u] > 0:
-                n = _add(token[row, u], weight[row, u], mine, found, mass, source, index, size, n)
+                n = _add(
+                    token[row, u], weight[row, u], mine, workspace, mass, source, index, size, n
+                )
         key = before[key]
 
-    kept = 0
+    count_kept = 0
     for i in range(n):
         # larger for heavier tokens, and of equal weights for smaller ones
-        rank = mass[i] << TOKEN_BITS | (MOST_TOKEN - found[i])
-        if kept == E and rank < best[E - 1]:
+        rank = mass[i] << TOKEN_BITS | (MAX_TOKEN - workspace[i])
+        if count_kept == E and rank < best[E - 1]:
             continue
-        j = min(kept, E - 1)
-        kept = min(kept + 1, E)
+        j = min(count_kept, E - 1)
+        count_kept = min(count_kept + 1, E)
         while j > 0 and best[j - 1] < rank:
             best[j], who[j] = best[j - 1], who[j - 1]
             j -= 1
@@ -190,23 +192,23 @@ def merge(
     half = np.int64(total > MAX_TOTAL)
     entry_total[entry] = total >> half
     for e in range(E):
-        i = who[e] if e < kept else 0
-        w = mass[i] >> half if e < kept else 0
-        succ_token[entry, e] = found[i] if w > 0 else -1
+        i = who[e] if e < count_kept else 0
+        w = mass[i] >> half if e < count_kept else 0
+        succ_token[entry, e] = workspace[i] if w > 0 else -1
         succ_weight[entry, e] = w
         succ_source[entry, e] = source[i] if w > 0 else 0
 
 
 @loop
-def _add(token, weight, source_bits, found, mass, source, index, size, n):
+def _add(token, weight, source_bits, tokens, mass, source, index, size, n):
     """Add weight and sources to a token, inserting it if new; returns the number of tokens."""
     h = (np.int64(token) * 0x9E3779B1 >> 16) & (size - 1)
-    while index[h] >= 0 and found[index[h]] != token:
+    while index[h] >= 0 and tokens[index[h]] != token:
         h = (h + 1) & (size - 1)
     i = index[h]
     if i < 0:
         index[h] = n
-        found[n], mass[n], source[n] = token, weight, source_bits
+        tokens[n], mass[n], source[n] = token, weight, source_bits
         return n + 1
     mass[i] += weight
     source[i] |= source_bits
@@ -244,7 +246,7 @@ def insert_rows(
 
     # of each context: its hash, first and last key, number of keys and entry; `before` is per key
     K, kind = R * O, np.int64
-    code, before, place = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
+    code, before, entry_of = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
     first, last, count = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
     contexts = gather(
         group_key,
@@ -272,20 +274,20 @@ def insert_rows(
         entry_group,
         entry_hash,
         entry_tokens,
-        place,
+        entry_of,
     )
-    most, new = 0, np.zeros(contexts, np.bool_)
+    largest, new = 0, np.zeros(contexts, np.bool_)
     for c in range(contexts):
-        most = max(most, count[c])
-        if place[c] >= 0:
-            entry_stamp[place[c]] = step[0]
+        largest = max(largest, count[c])
+        if entry_of[c] >= 0:
+            entry_stamp[entry_of[c]] = step[0]
     for c in range(contexts):
-        if place[c] >= 0:
+        if entry_of[c] >= 0:
             continue
         entry = _free_entry(
             code[c], live_groups, ways, entry_group, entry_total, entry_stamp, step[0]
         )
-        place[c] = entry
+        entry_of[c] = entry
         if entry < 0:
             dropped[0] += 1
             continue
@@ -294,12 +296,16 @@ def insert_rows(
         entry_total[entry], entry_stamp[entry] = 0, step[0]
 
     E, N = succ_token.shape[1], entry_tokens.shape[1]
-    tokens = E + most * token.shape[1]
-    found, mass, source = np.empty(tokens, kind), np.empty(tokens, kind), np.empty(tokens, kind)
+    tokens = E + largest * token.shape[1]
+    merged, mass, source = (
+        np.empty(tokens, kind),
+        np.empty(tokens, kind),
+        np.empty(tokens, kind),
+    )
     best, who, index = np.empty(E, kind), np.empty(E, kind), np.empty(4 * tokens, np.int32)
     for c in range(contexts):
-        if c + AHEAD < contexts and place[c + AHEAD] >= 0:
-            soon = place[c + AHEAD]
+        if c + AHEAD < contexts and entry_of[c + AHEAD] >= 0:
+            soon = entry_of[c + AHEAD]
             if new[c + AHEAD]:
                 fetch(entry_tokens, soon * N)
             for e in range(soon * E, soon * E + E, LONGS):
@@ -307,7 +313,7 @@ def insert_rows(
             for e in range(soon * E, soon * E + E, 2 * LONGS):
                 fetch(succ_token, e)
                 fetch(succ_weight, e)
-        entry = place[c]
+        entry = entry_of[c]
         if entry < 0:
             continue
         if new[c]:
@@ -329,7 +335,7 @@ def insert_rows(
             succ_token,
             succ_weight,
             succ_source,
-            found,
+            merged,
             mass,
             source,
             index,
@@ -342,10 +348,10 @@ def insert_rows(
 @loop
 def _among(group, live_groups):
     """True if `group` is in `live_groups`."""
-    found = False
+    present = False
     for g in range(live_groups.shape[0]):
-        found |= live_groups[g] == group
-    return found
+        present |= live_groups[g] == group
+    return present
 
 
 @loop
@@ -397,7 +403,7 @@ def graph_insert(
     """
     rows = (group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups)
     require(on_host(table.step, *rows), "graph_insert", table.step, *rows)
-    given = (x.contiguous().numpy() for x in rows)
+    arrays = (x.contiguous().numpy() for x in rows)
     held = (x.numpy() for x in table_tensors(table))
-    if not insert_rows(*given, order_sizes(orders), table.ways, *held):
+    if not insert_rows(*arrays, order_sizes(orders), table.ways, *held):
         graph_insert_ref(table, *rows, orders)

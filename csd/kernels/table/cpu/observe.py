@@ -115,9 +115,9 @@ def observed_tensors(pool: Pool, slots: Slots, verdict: Verdict) -> ObservedTens
 
 def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
     """Rows observed in a step, for `graph_insert`, as `observe_ref`."""
-    given = observed_tensors(pool, slots, verdict)
-    require(on_host(*given), "observe", *given)
-    out, read = observed_rows(pool, slots), (x.contiguous().numpy() for x in given)
+    tensors = observed_tensors(pool, slots, verdict)
+    require(on_host(*tensors), "observe", *tensors)
+    out, read = observed_rows(pool, slots), (x.contiguous().numpy() for x in tensors)
     observe_rows(*read, config.soft_weight, config.hard_weight, *(x.numpy() for x in out))
     return out
 
@@ -195,10 +195,10 @@ def insert_observed(
 
     Tensors are passed by address: making 21 numpy arrays takes longer than observing.
     """
-    given, held = observed_tensors(pool, slots, verdict), table_tensors(table)
-    plain = on_host(*given, *held) and all(
+    observed, held = observed_tensors(pool, slots, verdict), table_tensors(table)
+    plain = on_host(*observed, *held) and all(
         x.dtype is dtype and x.is_contiguous()
-        for tensors, dtypes in ((given, OBSERVED), (held, TABLE))
+        for tensors, dtypes in ((observed, OBSERVED), (held, TABLE))
         for x, dtype in zip(tensors, dtypes, strict=True)
     )
     if not plain:
@@ -210,7 +210,7 @@ def insert_observed(
     C, E = table.succ_token.shape
     S, A = verdict.accept_row.shape
     _insert_observed(
-        ObservedTensors(*[x.data_ptr() for x in given]),
+        ObservedTensors(*[x.data_ptr() for x in observed]),
         TableTensors(*[x.data_ptr() for x in held]),
         (M, N, S, slots.group_key.shape[0], A, C, E, table.ways),
         config.soft_weight,

@@ -16,14 +16,14 @@ A launch reads what the one before it wrote; within a launch no program reads wh
 import triton
 import triton.language as tl
 
-from csd.kernels.table.lookup import (
+from csd.kernels.table.triton.lookup import (
     cut_context,
     find_entries,
     hash_tokens,
     load_context,
     order_sizes,
 )
-from csd.kernels.table.observe import observe_rows
+from csd.kernels.table.triton.observe import observe_rows
 
 
 @triton.jit
@@ -308,9 +308,9 @@ def _lead_kernel(
     # [BLOCK_K, BLOCK_U]
     offs_u = tl.arange(0, BLOCK_U)[None, :]
     in_row = offs_u < U
-    at = row[:, None] * U + offs_u
-    token = tl.load(succ_token_ptr + at, mask=valid[:, None] & in_row, other=-1)
-    weight = tl.load(succ_weight_ptr + at, mask=valid[:, None] & in_row, other=0)
+    offsets = row[:, None] * U + offs_u
+    token = tl.load(succ_token_ptr + offsets, mask=valid[:, None] & in_row, other=-1)
+    weight = tl.load(succ_weight_ptr + offsets, mask=valid[:, None] & in_row, other=0)
     to = to[:, None] * U + offs_u
     tl.store(update_token_ptr + to, token, mask=exists[:, None] & in_row)
     tl.store(update_weight_ptr + to, weight, mask=exists[:, None] & in_row)

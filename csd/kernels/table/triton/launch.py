@@ -10,10 +10,10 @@ import torch
 import triton
 
 from csd.kernels.table.lookup import hash_factors
-from csd.kernels.table.observe import observe_arguments
 from csd.kernels.table.rows import Observed, observed_rows
 from csd.kernels.table.triton.claim import _claim_kernel, _lead_kernel, _observe_claim_kernel
 from csd.kernels.table.triton.merge import _allocate_kernel, _merge_kernel
+from csd.kernels.table.triton.observe import observe_arguments
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -86,8 +86,8 @@ def graph_insert_triton(
 ) -> None:
     """Four launches for any number of rows."""
     R, N = context.shape
-    given = (group_key, context, succ_token, succ_weight, row_total, source_bit)
-    rows = Observed(*(x.contiguous() for x in given))
+    tensors = (group_key, context, succ_token, succ_weight, row_total, source_bit)
+    rows = Observed(*(x.contiguous() for x in tensors))
     claimed = _Claimed.empty(R, orders, context.device)
     _claim_kernel[claimed.grid](
         group_key_ptr=rows.group_key,
@@ -121,7 +121,7 @@ def _merge_claimed(
     U, E = rows.succ_token.shape[1], table.succ_token.shape[1]
     device = claimed.code.device
     # each begins at a multiple of 16 bytes for any K, since kernels are specialised on that
-    want, place, start, count, total, bit = torch.empty(
+    want, slot_of, start, count, total, bit = torch.empty(
         (6, 4 * triton.cdiv(K, 4)), dtype=torch.int32, device=device
     )
     update_token, update_weight = torch.empty(
@@ -142,7 +142,7 @@ def _merge_claimed(
         step_ptr=table.step,
         entry_stamp_ptr=table.entry_stamp,
         want_ptr=want,
-        place_ptr=place,
+        place_ptr=slot_of,
         start_ptr=start,
         count_ptr=count,
         update_token_ptr=update_token,
@@ -170,7 +170,7 @@ def _merge_claimed(
         live_groups_ptr=live_groups,
         now_ptr=now,
         dropped_ptr=table.dropped,
-        place_ptr=place,
+        place_ptr=slot_of,
         keys=K,
         groups=live_groups.shape[0],
         WAYS=table.ways,
@@ -185,7 +185,7 @@ def _merge_claimed(
         context_ptr=rows.context,
         code_ptr=claimed.code,
         want_ptr=want,
-        place_ptr=place,
+        place_ptr=slot_of,
         start_ptr=start,
         count_ptr=count,
         update_token_ptr=update_token,

@@ -8,9 +8,9 @@ matter. `claim.py` describes all four launches.
 import triton
 import triton.language as tl
 
-from csd.kernels.common.keep_largest import keep_largest_sorted
+from csd.kernels.common.triton import keep_largest_sorted
 from csd.kernels.table import lookup as constants
-from csd.kernels.table.lookup import order_sizes
+from csd.kernels.table.triton.lookup import order_sizes
 from csd.state import context_table as table
 
 MAX_AGE = tl.constexpr(constants.MAX_AGE)
@@ -35,28 +35,28 @@ def _free_entries(
     # [B, WAYS]
     way = tl.arange(0, WAYS)[None, :]
     wants = (want >= 0)[:, None]
-    at = want[:, None] * WAYS + way
-    group = tl.load(entry_group_ptr + at, mask=wants, other=-1)
-    total = tl.load(entry_total_ptr + at, mask=wants, other=0)
-    stamp = tl.load(entry_stamp_ptr + at, mask=wants, other=0)
+    offsets = want[:, None] * WAYS + way
+    group = tl.load(entry_group_ptr + offsets, mask=wants, other=-1)
+    total = tl.load(entry_total_ptr + offsets, mask=wants, other=0)
+    stamp = tl.load(entry_stamp_ptr + offsets, mask=wants, other=0)
     # [BLOCK_G, B * WAYS]: the entries are spread over threads, so that groups need no reduction
     entries: tl.constexpr = group.shape[0] * WAYS
     groups_of = tl.reshape(group, [1, entries])
-    found = tl.zeros([BLOCK_G, entries], tl.int32)
+    free = tl.zeros([BLOCK_G, entries], tl.int32)
     for start in range(0, groups, BLOCK_G):
         offs_g = start + tl.arange(0, BLOCK_G)[:, None]
         live = tl.load(live_groups_ptr + offs_g, mask=offs_g < groups, other=-1)
-        found |= (groups_of == live).to(tl.int32)
-    alive = (tl.reshape(tl.max(found, 0), group.shape) > 0) & (group >= 0)
+        free |= (groups_of == live).to(tl.int32)
+    alive = (tl.reshape(tl.max(free, 0), group.shape) > 0) & (group >= 0)
     # empty and dead entries first, then the lightest, then the oldest; touched ones are kept
     age = tl.minimum(now - stamp, MAX_AGE).to(tl.int64)
     busy = tl.full((), 1 << 62, tl.int64)
     cost = (total.to(tl.int64) << 30) | ((tl.full((), MAX_AGE, tl.int64) - age) << 4)
     cost = tl.where(alive, tl.where(stamp == now, busy, cost) | way, (way - WAYS).to(tl.int64))
     # [B, WAYS, WAYS]
-    place = tl.sum((cost[:, None, :] < cost[:, :, None]).to(tl.int32), 2)
-    mine = (place == rank[:, None]) & (cost < busy) & wants
-    return tl.max(tl.where(mine, at, -1), 1)
+    cheaper = tl.sum((cost[:, None, :] < cost[:, :, None]).to(tl.int32), 2)
+    mine = (cheaper == rank[:, None]) & (cost < busy) & wants
+    return tl.max(tl.where(mine, offsets, -1), 1)
 
 
 @triton.jit(do_not_specialize=["keys", "groups"])

@@ -12,7 +12,8 @@ from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, addresses, memory
 from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.kernels.verify.cpu.path import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, verify
-from csd.kernels.verify.snapshot import empty_snapshot, snapshot_ref
+from csd.kernels.verify.layout import empty_snapshot
+from csd.kernels.verify.snapshot import snapshot_ref
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict
@@ -52,13 +53,13 @@ def _finish(
     chances,  # `RowLogprobs`
     ints,  # address of the snapshot's int32 tensor, written
     floats,  # likewise of its floats
-    kept,  # array of the dtype of the slots' log-probabilities
+    dtype_of,  # array of the dtype of the slots' log-probabilities
     wide,  # likewise of the verdict's
 ):
     """Advance all slots and write the snapshot; tensors are addresses."""
     M, S = sizes[:2]
     for s in range(S):
-        _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide)
+        _advance(s, sizes, slots, logprobs, verdict, chances, dtype_of, wide)
         _write_slot(s, M, S, pool, verdict, chances, ints, floats, wide)
     depth, cost = memory(pool.depth, M, INT), memory(pool.cost, M, INT)
     out = memory(ints + 4 * (4 * S + 2 * S * ACCEPT), M, INT)
@@ -74,15 +75,15 @@ def _finish(
 
 
 @loop
-def _advance(s, sizes, slots, logprobs, verdict, chances, kept, wide):
+def _advance(s, sizes, slots, logprobs, verdict, chances, dtype_of, wide):
     """Append the committed tokens to slot s and move it on, in place, as `advance_slots_ref`."""
     M, S, N, T, W = sizes
     live, generated = memory(slots.live, S, BOOL), memory(slots.generated, S, INT)
     step, context = memory(slots.step, S, INT), memory(slots.context, (S, N), INT)[s]
     tokens, seen = memory(slots.tokens, (S, T), INT)[s], memory(slots.seen, (S, W), INT)[s]
     penalised = memory(slots.penalty, S, DOUBLE)[s] != 1
-    to = memory(logprobs.logprobs, (S, T), kept)[s]
-    raw_to = memory(logprobs.raw_logprobs, (S, T), kept)[s]
+    to = memory(logprobs.logprobs, (S, T), dtype_of)[s]
+    raw_to = memory(logprobs.raw_logprobs, (S, T), dtype_of)[s]
     sample, row = memory(verdict.sample, M, INT), memory(verdict.accept_row, (S, ACCEPT), INT)[s]
     logprob, raw_logprob = memory(chances.logprob, M, wide), memory(chances.raw_logprob, M, wide)
     count, finish = memory(verdict.accept_count, S, INT)[s], memory(verdict.finish, S, INT)[s]
@@ -163,15 +164,15 @@ def finish(
 
     The references themselves run for dtypes or layouts that the loop does not read.
     """
-    wide, kept = verdict.logprob.dtype, slots.logprobs.dtype
-    given = (
+    wide, stored = verdict.logprob.dtype, slots.logprobs.dtype
+    arrays = (
         addresses(PoolAddresses, pool, POOL),
         addresses(SlotAddresses, slots, SLOTS),
-        addresses(SlotLogprobs, slots, kept),
+        addresses(SlotLogprobs, slots, stored),
         addresses(VerdictAddresses, verdict, VERDICT),
         addresses(RowLogprobs, verdict, wide),
     )
-    if None in given or not {wide, kept} <= {F32, F64}:
+    if None in arrays or not {wide, stored} <= {F32, F64}:
         # the references, one after the other
         advance_slots_ref(slots, verdict)
         return snapshot_ref(pool, verdict, top, trees)
@@ -181,10 +182,10 @@ def finish(
         (pool.rows, slots.count, *widths),
         top,
         trees,
-        *given,
+        *arrays,
         ints.data_ptr(),
         floats.data_ptr(),
-        LIKE[kept],
+        LIKE[stored],
         LIKE[wide],
     )
     return ints, floats

@@ -68,7 +68,7 @@ def draw_row(
     The token is `vocab` if the rest is drawn. Writes the 8 likeliest tokens of the head.
     """
     kind = type(rest_mass)
-    total, most, won = 0.0, kind(-np.inf), 0
+    total, best, won = 0.0, kind(-np.inf), 0
     top[:] = -np.inf
     top_token[:] = -1
     for w in range(token.shape[0] + 1):
@@ -85,8 +85,8 @@ def draw_row(
             t = vocab if rest else token[w]
             noisy += gumbel(philox_word(key, t, position, sample, SAMPLE), kind)
         # heads are in token order: the first maximum has the smallest id
-        if noisy > most:
-            most, won = noisy, w
+        if noisy > best:
+            best, won = noisy, w
     rest = won == token.shape[0]
     log_total = np.log(kind(total) + rest_mass)
     drawn = vocab if rest else token[won]
@@ -121,6 +121,6 @@ def draw(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
         top_token=torch.empty(R, TOP, dtype=torch.long),
         top_prob=torch.empty(R, TOP),
     )
-    given = (*heads, *rows, slots.key, slots.sample)
-    _draw(*(x.contiguous().numpy() for x in given), vocab, *(x.numpy() for x in out))
+    arrays = (*heads, *rows, slots.key, slots.sample)
+    _draw(*(x.contiguous().numpy() for x in arrays), vocab, *(x.numpy() for x in out))
     return out

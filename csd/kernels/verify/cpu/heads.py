@@ -16,7 +16,7 @@ from csd.state.slots import Slots
 # numbers of a row that are processed at a time
 PIECE = 256
 # most tokens of a head for which the first pass has room
-MOST = 1024
+MAX_HEAD = 1024
 
 
 @by_threads
@@ -34,8 +34,8 @@ def _heads(
     kind = type(temperature[0])
     for m in prange(R):
         row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
-        most = row_peak(row, z)
-        count[m], rest[m] = row_head(row, most, temperature[m], token[m], score[m], z)
+        highest = row_peak(row, z)
+        count[m], rest[m] = row_head(row, highest, temperature[m], token[m], score[m], z)
 
 
 @by_threads
@@ -55,7 +55,7 @@ def _log_sum(
 @loop
 def row_head(
     row,  # [V]
-    most,  # its `row_peak`
+    highest,  # its `row_peak`
     temperature,
     token,  # [W], written
     score,  # [W], written
@@ -64,30 +64,30 @@ def row_head(
     """Write the first W tokens of a row's head; returns the head's size and the others' mass."""
     kind = type(temperature)
     low, zero = kind(-HEAD_WIDTH), kind(0)
-    most = most / temperature
-    found, total = 0, zero
+    highest = highest / temperature
+    count, total = 0, zero
     for offset in range(0, row.shape[0], PIECE):
         width = min(PIECE, row.shape[0] - offset)
         part = row[offset : offset + width]
         for j in range(width):
-            z[j] = read(part[j]) / temperature - most
+            z[j] = read(part[j]) / temperature - highest
         z[width:] = -np.inf
         if not peak(z) < low:
             for j in range(width):
                 if z[j] >= low:
-                    if found < token.shape[0]:
-                        token[found], score[found] = offset + j, z[j]
-                    found += 1
+                    if count < token.shape[0]:
+                        token[count], score[count] = offset + j, z[j]
+                    count += 1
         for j in range(PIECE):
             z[j] = exp(z[j]) if z[j] < low else zero if z[j] == z[j] else z[j]
         total += added(z)
-    return found, total
+    return count, total
 
 
 @loop
 def row_log_sum(
     row,  # [V]
-    most,  # its `row_peak`
+    highest,  # its `row_peak`
     z,  # [PIECE], workspace of the sum's type
 ):
     """log-sum-exp of a row."""
@@ -96,25 +96,25 @@ def row_log_sum(
         width = min(PIECE, row.shape[0] - offset)
         part = row[offset : offset + width]
         for j in range(width):
-            z[j] = read(part[j]) - most
+            z[j] = read(part[j]) - highest
         z[width:] = -np.inf
         for j in range(PIECE):
             z[j] = exp(z[j])
         total += added(z)
-    return np.log(total) + most
+    return np.log(total) + highest
 
 
 @loop
 def row_peak(row, z):
     """Maximum of a row; z: [PIECE], workspace."""
-    most = read(row[0])
+    highest = read(row[0])
     for offset in range(0, row.shape[0], PIECE):
         width = min(PIECE, row.shape[0] - offset)
         part = row[offset : offset + width]
         for j in range(width):
             z[j] = read(part[j])
-        most = max(most, peak(z[:width]))
-    return most
+        highest = max(highest, peak(z[:width]))
+    return highest
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -129,11 +129,11 @@ def heads(
 ) -> Heads:
     """Heads of rows x [R, V], as `heads_ref`, which computes rows with filters or long heads.
 
-    s: [R], slots of the rows. Heads of more than MOST tokens are long.
+    s: [R], slots of the rows. Heads of more than MAX_HEAD tokens are long.
     """
     x = _wide(x)
     R, V = x.shape
-    token = torch.empty(R, min(MOST, V), dtype=torch.long)
+    token = torch.empty(R, min(MAX_HEAD, V), dtype=torch.long)
     score, count = torch.empty(token.shape, dtype=temperature.dtype), torch.empty_like(s)
     rest = torch.empty_like(temperature)
     x = x.contiguous()
@@ -156,14 +156,14 @@ def heads(
     score = score[:, :width].masked_fill_(hidden, -torch.inf)
     if bool(other.any()):
         others = other.nonzero()[:, 0]
-        found = heads_ref(x[others], temperature[others], slots, s[others], greedy[others])
-        wide = max(found.token.shape[1], width)
+        nuclei = heads_ref(x[others], temperature[others], slots, s[others], greedy[others])
+        wide = max(nuclei.token.shape[1], width)
         token = F.pad(token, (0, wide - width), value=V)
         score = F.pad(score, (0, wide - width), value=-torch.inf)
-        more = (0, wide - found.token.shape[1])
-        token[others] = F.pad(found.token, more, value=V)
-        score[others] = F.pad(found.score, more, value=-torch.inf)
-        rest[others] = found.rest_mass
+        more = (0, wide - nuclei.token.shape[1])
+        token[others] = F.pad(nuclei.token, more, value=V)
+        score[others] = F.pad(nuclei.score, more, value=-torch.inf)
+        rest[others] = nuclei.rest_mass
     return Heads(token, score, rest)
 
 

@@ -62,10 +62,10 @@ def child(
 @loop
 def ends(drawn, stop_ids):
     """True if the token `drawn` is one of `stop_ids`; -1 is no token."""
-    found = False
+    is_end = False
     for i in range(stop_ids.shape[0]):
-        found |= drawn >= 0 and drawn == stop_ids[i]
-    return found
+        is_end |= drawn >= 0 and drawn == stop_ids[i]
+    return is_end
 
 
 @loop
@@ -79,7 +79,7 @@ def descend(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
     S = slots.count
     shapes = (S, ACCEPT), (S,), (S,)
     out = tuple(torch.empty(shape, dtype=torch.int32) for shape in shapes)
-    given = (
+    arrays = (
         sample,
         pool.token,
         pool.parent,
@@ -89,7 +89,7 @@ def descend(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
         slots.max_new,
         slots.generated,
     )
-    _descend(*(x.contiguous().numpy() for x in (*given, *out)))
+    _descend(*(x.contiguous().numpy() for x in (*arrays, *out)))
     return out
 
 

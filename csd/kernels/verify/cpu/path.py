@@ -17,7 +17,7 @@ from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, addresses, memory, read, readable
 from csd.kernels.numba.threads import by_threads
 from csd.kernels.verify.cpu.draws import draw_row
-from csd.kernels.verify.cpu.heads import MOST, PIECE, row_head, row_log_sum, row_peak
+from csd.kernels.verify.cpu.heads import MAX_HEAD, PIECE, row_head, row_log_sum, row_peak
 from csd.kernels.verify.cpu.passes import PASSES, child, ends, finished
 from csd.kernels.verify.reference import verify_on_path
 from csd.kernels.verify.reference_rows import sample_rows
@@ -146,19 +146,19 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
     kind, greedy = wide.dtype.type, temperature == 0
     divisor = kind(1) if greedy else kind(temperature)
     z, top = np.empty(PIECE, wide.dtype), np.empty(TOP, wide.dtype)
-    head, score = np.empty(min(MOST, V), np.int64), np.empty(min(MOST, V), wide.dtype)
+    head, score = np.empty(min(MAX_HEAD, V), np.int64), np.empty(min(MAX_HEAD, V), wide.dtype)
     accept_count = memory(paths.accept_count, S, INT)
     end, left = False, max_new - generated
     while row >= 0 and accept_count[s] < left and not end:
         logits = memory(x + row * V * like.itemsize, V, like)
-        most = row_peak(logits, z)
+        peak = row_peak(logits, z)
         if drawn < 0:
-            found, rest = row_head(logits, most, divisor, head, score, z)
-            if found > head.shape[0]:
+            count, rest = row_head(logits, peak, divisor, head, score, z)
+            if count > head.shape[0]:
                 return row
             drawn, chance, total = draw_row(
-                head[:found],
-                score[:found],
+                head[:count],
+                score[:count],
                 rest,
                 key,
                 index,
@@ -175,7 +175,7 @@ def _path(s, row, drawn, chance, sizes, x, pool, slots, rows, paths, like, wide)
             if drawn == V:
                 return row
         sample[row] = drawn
-        raw_logprob[row] = read(logits[drawn]) - row_log_sum(logits, most, z)
+        raw_logprob[row] = read(logits[drawn]) - row_log_sum(logits, peak, z)
         logprob[row] = raw_logprob[row] if greedy else chance
         accept_row[s, accept_count[s]] = row
         accept_count[s] += 1
@@ -233,9 +233,9 @@ def _followed(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict | None:
         live, resume = live[waits], resume[waits]
         if live.size:
             row = torch.from_numpy(resume)
-            found = sample_rows(logits[row], row, pool, slots, PASSES)
-            if not found.log_total.isfinite().all():
+            samples = sample_rows(logits[row], row, pool, slots, PASSES)
+            if not samples.log_total.isfinite().all():
                 return None
-            out.top_token[row], out.top_prob[row] = found.top_token.int(), found.top_prob
-            drawn, chance = found.token.numpy(), found.logprob.numpy()
+            out.top_token[row], out.top_prob[row] = samples.top_token.int(), samples.top_prob
+            drawn, chance = samples.token.numpy(), samples.logprob.numpy()
     return out

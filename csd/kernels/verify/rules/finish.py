@@ -22,11 +22,11 @@ def keep_full(
     rows that allow no token then stay. Returns [M] int32: 1 for a row that allows no token, -1 for
     one with a logit that is NaN or +inf, else 0.
     """
-    most = x.amax(-1)
-    none = most == -torch.inf
+    peak = x.amax(-1)
+    none = peak == -torch.inf
     if given:
         none = torch.zeros_like(none)
-    odd = most.isnan() | (most == torch.inf)
+    odd = peak.isnan() | (peak == torch.inf)
     short = none.int() - odd.int()
     if not static and not bool((short != 0).any()):
         return short
@@ -51,23 +51,23 @@ def finish_rows(
     and the first one's place, with its sign, is written to the rules. log_sum: the backend's.
     static: whether nothing may be read on the host; else only rows on the paths are computed.
     """
-    kept = verdict.accept_row >= 0
+    valid = verdict.accept_row >= 0
     row = verdict.accept_row.clamp(min=0).long()
-    empty = torch.where(kept, short[row], 0)
+    empty = torch.where(valid, short[row], 0)
     first = (empty != 0).int().argmax(-1)
-    place = (slots.generated + first + 1) * empty.gather(1, first[:, None])[:, 0]
-    rules.empty.copy_(torch.where(rules.empty == 0, place, rules.empty))
-    verdict.bad |= place != 0
+    position = (slots.generated + first + 1) * empty.gather(1, first[:, None])[:, 0]
+    rules.empty.copy_(torch.where(rules.empty == 0, position, rules.empty))
+    verdict.bad |= position != 0
     if static:
         M = pool.rows
-        place = torch.where(kept, row, M).flatten()
+        position = torch.where(valid, row, M).flatten()
         on_path = torch.zeros(M + 1, dtype=torch.bool, device=row.device)
-        on_path = on_path.scatter_(0, place, True)[:M]
+        on_path = on_path.scatter_(0, position, True)[:M]
         parts = blocks(M)
-        every = [own_chance(logits[at], verdict.sample[at], log_sum) for at in parts]
+        every = [own_chance(logits[part], verdict.sample[part], log_sum) for part in parts]
         verdict.raw_logprob.copy_(torch.where(on_path, torch.cat(every), 0))
     else:
-        rows = row[kept]
+        rows = row[valid]
         verdict.raw_logprob.zero_()
         raw = own_chance(logits[rows], verdict.sample[rows], log_sum)
         verdict.raw_logprob[rows] = raw.to(verdict.raw_logprob.dtype)
@@ -83,5 +83,5 @@ def own_chance(
     log_sum: the backend's, so that the bits equal those of its sampling.
     """
     total = log_sum(logits)
-    found = logits.gather(1, token.clamp(min=0).long()[:, None])[:, 0]
-    return found.to(total.dtype) - total
+    logit = logits.gather(1, token.clamp(min=0).long()[:, None])[:, 0]
+    return logit.to(total.dtype) - total

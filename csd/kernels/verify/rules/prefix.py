@@ -19,18 +19,18 @@ class Prefixes:
 
     def last(self, count: int) -> torch.Tensor:
         """[R, count] int64, the last tokens, latest first; -1 where there are fewer."""
-        place = self.end[:, None] - 1 - torch.arange(count, device=self.token.device)
-        found = self.token.gather(1, place.clamp(min=0))
-        return torch.where(place >= 0, found, -1)
+        index = self.end[:, None] - 1 - torch.arange(count, device=self.token.device)
+        tokens = self.token.gather(1, index.clamp(min=0))
+        return torch.where(index >= 0, tokens, -1)
 
     def shifted(self, by: int) -> torch.Tensor:
         """[R, L]: the token `by` places before each one, -1 if there is none."""
         if by == 0:
             return self.token
         # an n-gram or a mark may be longer than all prefixes
-        kept = max(self.token.shape[1] - by, 0)
-        pad = self.token.shape[1] - kept, 0
-        return torch.nn.functional.pad(self.token[:, :kept], pad, value=-1)
+        length = max(self.token.shape[1] - by, 0)
+        pad = self.token.shape[1] - length, 0
+        return torch.nn.functional.pad(self.token[:, :length], pad, value=-1)
 
 
 def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
@@ -46,9 +46,9 @@ def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
     above = (pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1
     drafted = same & (above == 1) & (pool.depth > 0)
     # an extra column after the last receives tokens that are not on the path
-    place = torch.where(drafted, pool.depth.long() - 1, MAX_DEPTH)
-    found = torch.full((s.shape[0], MAX_DEPTH + 1), -1, dtype=torch.int64, device=device)
-    return found.scatter_(1, place, pool.token.long().expand_as(place))[:, :-1]
+    column = torch.where(drafted, pool.depth.long() - 1, MAX_DEPTH)
+    tokens = torch.full((s.shape[0], MAX_DEPTH + 1), -1, dtype=torch.int64, device=device)
+    return tokens.scatter_(1, column, pool.token.long().expand_as(column))[:, :-1]
 
 
 def prefixes(

@@ -32,22 +32,22 @@ def banned(
 ) -> torch.Tensor:
     """[R, V] bool: banned tokens of rows of slots s [R] at generated positions [R]."""
     # an extra column after the vocabulary receives entries that are no token
-    found = torch.zeros(s.shape[0], vocab + 1, dtype=torch.bool, device=s.device)
+    bans = torch.zeros(s.shape[0], vocab + 1, dtype=torch.bool, device=s.device)
     if asked.early:
         ban = slots.ban_ids[s].long()
         early = (position < slots.min_new[s])[:, None] & (ban >= 0)
-        found.scatter_(1, torch.where(early, ban, vocab), True)
+        bans.scatter_(1, torch.where(early, ban, vocab), True)
     if asked.words:
         assert prefix is not None
-        _ban_words(found, prefix, s, rules, vocab)
+        _ban_words(bans, prefix, s, rules, vocab)
     if asked.ngram:
         assert prefix is not None
-        found.scatter_(1, _repeats(asked.ngram, prefix, s, rules, vocab), True)
-    return found[:, :vocab]
+        bans.scatter_(1, _repeats(asked.ngram, prefix, s, rules, vocab), True)
+    return bans[:, :vocab]
 
 
 def _ban_words(
-    found: torch.Tensor, prefix: Prefixes, s: torch.Tensor, rules: Rules, vocab: int
+    bans: torch.Tensor, prefix: Prefixes, s: torch.Tensor, rules: Rules, vocab: int
 ) -> None:
     """Sets found [R, V + 1] at the last token of each banned sequence whose others end the prefix.
 
@@ -76,7 +76,7 @@ def _ban_words(
         depth = torch.searchsorted(total, hit, right=True).clamp(max=total.shape[1] - 1)
         end = first.gather(1, depth) + hit - (total - count).gather(1, depth)
         end = of[:, None] * B + end.clamp(0, B - 1)
-        found.scatter_(1, torch.where(hit < total[:, -1:], ends[end].long(), vocab), True)
+        bans.scatter_(1, torch.where(hit < total[:, -1:], ends[end].long(), vocab), True)
 
 
 def _repeats(

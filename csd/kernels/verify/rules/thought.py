@@ -29,7 +29,8 @@ def forced_tokens(prefix: Prefixes, s: torch.Tensor, rules: Rules) -> torch.Tens
     column = torch.arange(prefix.token.shape[1], device=s.device)
     (began, _), (ended, state) = (_search(prefix, of, rules, tag) for tag in (0, 1))
     began, ended = (
-        torch.where(at > 0, column * SYMBOLS + at, -1).cummax(1).values for at in (began, ended)
+        torch.where(index > 0, column * SYMBOLS + index, -1).cummax(1).values
+        for index in (began, ended)
     )
     inside = began > ended
     # the token of a column is within a thought if one is open before the column
@@ -53,11 +54,11 @@ def _search(
     token, (_, _, fields, kinds) = prefix.token, rules.tag_steps.shape
     row = (of * 2 + tag)[:, None]
     # tables are read by one index each, which is far faster than by several
-    place = row * rules.tag_kinds.shape[2] + token.clamp(min=0)
-    kind = _take(rules.tag_kinds.flatten(), place).long()
-    place = row * (fields * kinds) + torch.where(token >= 0, kind, 0)
+    index = row * rules.tag_kinds.shape[2] + token.clamp(min=0)
+    kind = _take(rules.tag_kinds.flatten(), index).long()
+    index = row * (fields * kinds) + torch.where(token >= 0, kind, 0)
     steps = rules.tag_steps.flatten()
-    k, within, suffix, ends, whole = (_take(steps[f * kinds :], place) for f in range(fields))
+    k, within, suffix, ends, whole = (_take(steps[f * kinds :], index) for f in range(fields))
     reach = 1
     while reach < rules.rests.shape[1]:
         # the steps of `reach` tokens joined to those of as many before them; where no bit is kept,
@@ -78,8 +79,8 @@ def _search(
     return torch.maximum(whole, torch.where(ends > 0, length - lowest, 0)), suffix
 
 
-def _take(table: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    return table.index_select(0, place.flatten()).view(place.shape)
+def _take(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return table.index_select(0, index.flatten()).view(index.shape)
 
 
 def _begun(prefix: Prefixes, close: torch.Tensor) -> torch.Tensor:
@@ -99,5 +100,5 @@ def only(x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
     """Makes token [R], unless it is -1, the only one of its row of x [R, V], in place."""
     forced = (token >= 0)[:, None]
     x.masked_fill_(forced, -torch.inf)
-    place = token.clamp(min=0)[:, None]
-    return x.scatter_(1, place, torch.where(forced, 0, x.gather(1, place)))
+    column = token.clamp(min=0)[:, None]
+    return x.scatter_(1, column, torch.where(forced, 0, x.gather(1, column)))

@@ -10,8 +10,7 @@ clears only those off the path.
 import triton
 import triton.language as tl
 
-from csd.kernels.verify.advance_slots import advance_slot
-from csd.kernels.verify.snapshot import snapshot_rows, snapshot_slot
+from csd.kernels.verify.triton.slots import advance_slot, snapshot_rows, snapshot_slot
 from csd.state import pool, verdict
 
 MAX_NODES = tl.constexpr(pool.MAX_NODES)

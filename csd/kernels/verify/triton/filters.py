@@ -24,8 +24,8 @@ def load_logits(row, offs, STOPS: tl.constexpr):
     logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot = row[:7]
     vocab, words, penalty, early = row[7:]
     mask = offs < vocab
-    at = logits_ptr + m.to(tl.int64) * vocab + offs
-    raw = tl.load(at, mask=mask, other=float("-inf")).to(tl.float32)
+    ptrs = logits_ptr + m.to(tl.int64) * vocab + offs
+    raw = tl.load(ptrs, mask=mask, other=float("-inf")).to(tl.float32)
     x = raw
     if penalty != 1.0:
         bits = tl.load(seen_ptr + slot * words + offs // 32, mask=mask, other=0)
@@ -60,12 +60,12 @@ def load_row(
 ):
     """Slot, generated position, whether end tokens are banned, temperature and penalty of row m."""
     slot = tl.load(slot_ptr + m)
-    at = tl.maximum(slot, 0)
-    position = tl.load(generated_ptr + at) + tl.load(depth_ptr + m)
-    early = position < tl.load(min_new_ptr + at)
-    temperature = tl.load(temperature_ptr + at).to(tl.float32)
+    index = tl.maximum(slot, 0)
+    position = tl.load(generated_ptr + index) + tl.load(depth_ptr + m)
+    early = position < tl.load(min_new_ptr + index)
+    temperature = tl.load(temperature_ptr + index).to(tl.float32)
     temperature = tl.where(temperature == 0, 1.0, temperature)
-    return slot, position, early, temperature, tl.load(penalty_ptr + at).to(tl.float32)
+    return slot, position, early, temperature, tl.load(penalty_ptr + index).to(tl.float32)
 
 
 @triton.jit
@@ -128,8 +128,8 @@ def kept_mass(rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.co
     last = tl.zeros((), tl.int32)
     for start in range(0, size, BLOCK):
         token, d = load_tile(start, listed, source, STOPS, BLOCK)
-        kept = d.to(tl.int32, bitcast=True) <= kth
-        total += tl.sum(tl.where(kept, tl.exp(-d), 0.0), 0)
+        passing = d.to(tl.int32, bitcast=True) <= kth
+        total += tl.sum(tl.where(passing, tl.exp(-d), 0.0), 0)
         last = tl.maximum(last, tl.max(tl.where(d == 0, token, 0), 0))
     return total, last
 

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 import triton
 
-from csd.kernels.verify.advance_slots import slot_arguments
-from csd.kernels.verify.snapshot import empty_snapshot, snapshot_arguments, snapshot_grid
+from csd.kernels.verify.layout import empty_snapshot
 from csd.kernels.verify.triton.descend import _descend_kernel, _finish_kernel
 from csd.kernels.verify.triton.filters import GROUP
 from csd.kernels.verify.triton.sample import _sample_kernel
 from csd.kernels.verify.triton.scan import _compact_kernel, _scan_kernel
+from csd.kernels.verify.triton.slots import slot_arguments, snapshot_arguments, snapshot_grid
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, Verdict, empty_verdict

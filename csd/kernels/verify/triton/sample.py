@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.common import noise
-from csd.kernels.common.keep_largest import keep_largest
-from csd.kernels.common.noise import gumbel32, philox_word, uniform32
+from csd.kernels.common.triton import gumbel32, keep_largest, philox_word, uniform32
 from csd.kernels.verify import passes as constants
 from csd.kernels.verify.triton.filters import (
     INF_BITS,
@@ -37,7 +36,7 @@ def draw_head(
     rest,
     width,
     cuts,  # kth, cut, cut_token and min_p, as `passes` takes them
-    at,  # key, position, sample index and whether the row is greedy
+    noise_of,  # key, position, sample index and whether the row is greedy
     size,
     listed,
     source,
@@ -49,7 +48,7 @@ def draw_head(
     Leaders are the TOP likeliest tokens as codes [TOP] of distance, then token; larger: likelier.
     """
     kth, cut, cut_token, min_p = cuts
-    key, position, index, greedy = at
+    key, position, index, greedy = noise_of
     head = tl.zeros((), tl.float32)
     best = tl.full((), float("-inf"), tl.float32)
     sample = tl.zeros((), tl.int32)
@@ -58,22 +57,22 @@ def draw_head(
     largest = tl.full((), LAST, tl.int64)
     for start in range(0, size, BLOCK):
         token, d = load_tile(start, listed, source, STOPS, BLOCK)
-        kept = passes(d, token, kth, cut, cut_token, min_p)
-        in_head = kept & (d <= width)
+        passing = passes(d, token, kth, cut, cut_token, min_p)
+        in_head = passing & (d <= width)
         mass = tl.exp(-d)
         head += tl.sum(tl.where(in_head, mass, 0.0), 0)
         if listed < 0:
-            rest += tl.sum(tl.where(kept & (d > width), mass, 0.0), 0)
+            rest += tl.sum(tl.where(passing & (d > width), mass, 0.0), 0)
         noisy = -d
         if greedy == 0:
             noisy += gumbel32(philox_word(key, token, position, index, SAMPLE))
         noisy = tl.where(in_head, noisy, float("-inf"))
-        most = tl.max(noisy, 0)
-        who = tl.min(tl.where(in_head & (noisy == most), token, LAST), 0)
+        best_score = tl.max(noisy, 0)
+        who = tl.min(tl.where(in_head & (noisy == best_score), token, LAST), 0)
         score = -tl.sum(tl.where(in_head & (token == who), d, 0.0), 0)
-        sample = tl.where(most > best, who, sample)
-        chosen = tl.where(most > best, score, chosen)
-        best = tl.maximum(best, most)
+        sample = tl.where(best_score > best, who, sample)
+        chosen = tl.where(best_score > best, score, chosen)
+        best = tl.maximum(best, best_score)
 
         near = tl.full((), INF_BITS, tl.int32) - d.to(tl.int32, bitcast=True)
         code = (near.to(tl.int64) << 31) | (largest - token)
@@ -88,7 +87,7 @@ def draw_rest(
     rest_ptr,  # [SPLITS] float32, of the row
     width,
     cuts,
-    at,
+    noise_of,
     listed,
     source,
     vocab,
@@ -102,7 +101,7 @@ def draw_rest(
     The token is clamped to the last one of the rest.
     """
     kth, cut, cut_token, min_p = cuts
-    key, position, index, _ = at
+    key, position, index, _ = noise_of
     row, _, _, temperature, top = source
     word = philox_word(key, 0 * vocab, position, index, REST)
     target = uniform32(word) * rest
@@ -116,19 +115,19 @@ def draw_rest(
             on = (below + mass_c <= target) & (start == c * chunk) & (c < last_chunk)
             below = tl.where(on, below + mass_c, below)
             start = tl.where(on, (c + 1) * chunk, start)
-    found = tl.full((), LAST, tl.int32)
+    drawn = tl.full((), LAST, tl.int32)
     last = tl.zeros((), tl.int32)
     whole = tl.full((), -1, tl.int32)
-    while (start < vocab) & (found == LAST):
+    while (start < vocab) & (drawn == LAST):
         token, d = load_tile(start, whole, source, STOPS, BLOCK)
         other = passes(d, token, kth, cut, cut_token, min_p) & (d > width)
         mass = tl.where(other, tl.exp(-d), 0.0)
         upto = below + tl.cumsum(mass, 0)
-        found = tl.min(tl.where(other & (upto > target), token, LAST), 0)
+        drawn = tl.min(tl.where(other & (upto > target), token, LAST), 0)
         last = tl.maximum(last, tl.max(tl.where(other, token, 0), 0))
         below += tl.sum(mass, 0)
         start += BLOCK
-    sample = tl.where(found < LAST, found, last)
+    sample = tl.where(drawn < LAST, drawn, last)
     _, x = load_logits(row, sample + tl.zeros([1], tl.int32), STOPS)
     return sample, -tl.sum(distance(x, top, temperature), 0)
 
@@ -169,10 +168,10 @@ def _pack(
             end += tl.load(head_count_ptr + m * SPLITS + c)
             chunk += (offs >= end).to(tl.int32)
             before = tl.where(offs >= end, end, before)
-        at = (m * SPLITS + chunk).to(tl.int64) * CAP + offs - before
+        offsets = (m * SPLITS + chunk).to(tl.int64) * CAP + offs - before
         mask = offs < listed
-        token = tl.load(head_token_ptr + at, mask=mask, other=0)
-        d = tl.load(head_distance_ptr + at, mask=mask, other=0.0)
+        token = tl.load(head_token_ptr + offsets, mask=mask, other=0)
+        d = tl.load(head_distance_ptr + offsets, mask=mask, other=0.0)
         tl.store(list_token_ptr + m * LIST + offs, token, mask=mask)
         tl.store(list_distance_ptr + m * LIST + offs, d, mask=mask)
     # threads load what other threads have stored
@@ -226,11 +225,11 @@ def _sample_kernel(
     slot, position, early, temperature, penalty = load_row(
         slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
     )
-    at = m * SPLITS + tl.arange(0, SPLITS)
-    top = tl.div_rn(tl.max(tl.load(top_ptr + at), 0), temperature)
-    raw_tops = tl.load(raw_top_ptr + at)
+    parts = m * SPLITS + tl.arange(0, SPLITS)
+    top = tl.div_rn(tl.max(tl.load(top_ptr + parts), 0), temperature)
+    raw_tops = tl.load(raw_top_ptr + parts)
     raw_top = tl.max(raw_tops, 0)
-    raw_sum = tl.sum(tl.load(raw_sum_ptr + at) * tl.exp(raw_tops - raw_top), 0)
+    raw_sum = tl.sum(tl.load(raw_sum_ptr + parts) * tl.exp(raw_tops - raw_top), 0)
     # NaN and +inf make the sum NaN, a row of -inf too
     good = (raw_sum > 0) & (tl.abs(top) < float("inf"))
     if (slot < 0) | (good == 0):
@@ -271,9 +270,9 @@ def _sample_kernel(
     list_at = m * LIST
     source = (row, list_token_ptr + list_at, list_distance_ptr + list_at, temperature, top)
 
-    counts = tl.load(head_count_ptr + at)
+    counts = tl.load(head_count_ptr + parts)
     listed = tl.sum(counts, 0)
-    rest = tl.where(k > 0, 0.0, tl.sum(tl.load(rest_ptr + at), 0))
+    rest = tl.where(k > 0, 0.0, tl.sum(tl.load(rest_ptr + parts), 0))
     over = (tl.max(counts, 0) > CAP) | (listed > LIST)
     listed = tl.where(over | (listed < k), -1, listed)
     _pack(
@@ -304,9 +303,9 @@ def _sample_kernel(
         cut, cut_token = tail_cut(tail, rest, kth, size, listed, source, STOPS, BLOCK)
         rest = tl.where(listed >= 0, 0.0, rest)
 
-    cuts, place = (kth, cut, cut_token, min_p), (key, position, index, greedy)
+    cuts, noise_of = (kth, cut, cut_token, min_p), (key, position, index, greedy)
     head, rest, best, sample, chosen, leaders = draw_head(
-        rest, width, cuts, place, size, listed, source, STOPS, BLOCK
+        rest, width, cuts, noise_of, size, listed, source, STOPS, BLOCK
     )
     log_total = tl.log(head + rest)
     if (greedy == 0) & (rest > 0):
@@ -317,7 +316,7 @@ def _sample_kernel(
                 rest_ptr + m * SPLITS,
                 width,
                 cuts,
-                place,
+                noise_of,
                 listed,
                 source,
                 vocab,

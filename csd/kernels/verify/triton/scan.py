@@ -37,8 +37,8 @@ def _scan_chunk(
     for start in range(begin, end, BLOCK):
         offs = start + tl.arange(0, BLOCK)
         if PLAIN:
-            at = logits_ptr + m.to(tl.int64) * vocab + offs
-            x = tl.load(at, mask=offs < vocab, other=float("-inf")).to(tl.float32)
+            ptrs = logits_ptr + m.to(tl.int64) * vocab + offs
+            x = tl.load(ptrs, mask=offs < vocab, other=float("-inf")).to(tl.float32)
             raw = x
         else:
             raw, x = load_logits(row, offs, STOPS)
@@ -114,17 +114,17 @@ def _scan_kernel(
         penalty,
         early,
     )
-    at = m.to(tl.int64) * groups
-    of_groups = (group_top_ptr + at, group_sum_ptr + at, groups, LOG2E / temperature)
+    offset = m.to(tl.int64) * groups
+    of_groups = (group_top_ptr + offset, group_sum_ptr + offset, groups, LOG2E / temperature)
     begin, end = c * chunk, tl.minimum((c + 1) * chunk, vocab)
     if (penalty == 1.0) & (early == 0):
         top, raw_top, raw_sum = _scan_chunk(row, begin, end, of_groups, STOPS, BLOCK, True)
     else:
         top, raw_top, raw_sum = _scan_chunk(row, begin, end, of_groups, STOPS, BLOCK_X, False)
-    at = m * SPLITS + c
-    tl.store(top_ptr + at, top)
-    tl.store(raw_top_ptr + at, raw_top)
-    tl.store(raw_sum_ptr + at, raw_sum)
+    offset = m * SPLITS + c
+    tl.store(top_ptr + offset, top)
+    tl.store(raw_top_ptr + offset, raw_top)
+    tl.store(raw_sum_ptr + offset, raw_sum)
 
 
 @triton.jit
@@ -186,8 +186,8 @@ def _compact_kernel(
     if (k > 0) & (k < vocab) & (k <= MAX_HEAD):
         # k groups have a maximum at least this high, so the k-th highest token is not below it
         offs_g = tl.arange(0, BLOCK_G)
-        at = group_top_ptr + m.to(tl.int64) * groups + offs_g
-        tops = tl.load(at, mask=offs_g < groups, other=float("-inf"))
+        ptrs = group_top_ptr + m.to(tl.int64) * groups + offs_g
+        tops = tl.load(ptrs, mask=offs_g < groups, other=float("-inf"))
         width = kth_distance(distance(tops, top, temperature), k).to(tl.float32, bitcast=True)
     # with top-p, either the rest is dropped as a whole or the list is not used
     min_p = tl.load(min_p_ptr + slot).to(tl.float32)
@@ -218,10 +218,10 @@ def _compact_kernel(
     for tile in range(first, tl.minimum(first + chunk // GROUP, groups), TILE):
         # [TILE]
         g = tile + tl.arange(0, TILE)
-        at = m.to(tl.int64) * groups + g
+        ptrs = m.to(tl.int64) * groups + g
         inside = (g < groups) & (g < first + chunk // GROUP)
-        highest = tl.load(group_top_ptr + at, mask=inside, other=float("-inf"))
-        sums = tl.load(group_sum_ptr + at, mask=inside, other=0.0)
+        highest = tl.load(group_top_ptr + ptrs, mask=inside, other=float("-inf"))
+        sums = tl.load(group_sum_ptr + ptrs, mask=inside, other=0.0)
         nearest = distance(highest, top, temperature)
         mass = tl.exp(-nearest)
         near = ((nearest <= width) | (mass >= floor)) & (nearest < float("inf"))
@@ -230,18 +230,18 @@ def _compact_kernel(
         for batch in range(0, tl.sum(near.to(tl.int32), 0), GROUPS):
             # [GROUPS, TILE], then [GROUPS, GROUP], then [BLOCK]
             wanted = batch + tl.arange(0, GROUPS)[:, None]
-            found = near[None, :] & (rank[None, :] == wanted)
+            chosen = near[None, :] & (rank[None, :] == wanted)
             # after the end of the row if there are no more
-            which = tl.min(tl.where(found, g[None, :], groups), 1)
+            which = tl.min(tl.where(chosen, g[None, :], groups), 1)
             offs = which[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
             _raw, x = load_logits(row, offs, STOPS)
             token = tl.reshape(offs, [BLOCK])
             d = distance(tl.reshape(x, [BLOCK]), top, temperature)
             listed = (d <= width) & (d < float("inf"))
-            place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
-            mask = listed & (place < CAP)
-            tl.store(head_token_ptr + base + place, token, mask=mask)
-            tl.store(head_distance_ptr + base + place, d, mask=mask)
+            position = count + tl.cumsum(listed.to(tl.int32), 0) - 1
+            mask = listed & (position < CAP)
+            tl.store(head_token_ptr + base + position, token, mask=mask)
+            tl.store(head_distance_ptr + base + position, d, mask=mask)
             count += tl.sum(listed.to(tl.int32), 0)
             masses = tl.exp(-d)
             rest += tl.sum(tl.where(listed | (masses < min_p), 0.0, masses), 0)

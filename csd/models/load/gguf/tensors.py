@@ -17,12 +17,12 @@ def weights(tensors: Any, config: Any, dtype: torch.dtype) -> dict[str, torch.Te
     """
     places = dict(_places(config, tied=all(t.name != "output.weight" for t in tensors)))
     _check(tensors, places, config)
-    found = {}
+    state = {}
     for tensor in tensors:
         if tensor.name in places:
             rows = torch.from_numpy(_rows(tensor, config)).to(dtype)
-            found[places[tensor.name][0]] = rows
-    return found
+            state[places[tensor.name][0]] = rows
+    return state
 
 
 def frequency_factors(tensors: Any) -> torch.Tensor | None:
@@ -63,8 +63,8 @@ def _places(config: Any, tied: bool) -> Iterator[tuple[str, tuple[str, Shape]]]:
         layer["attn_q_norm.weight"] = ("self_attn.q_norm.weight", (D,))
         layer["attn_k_norm.weight"] = ("self_attn.k_norm.weight", (D,))
     for i in range(c.num_hidden_layers):
-        for name, (place, shape) in layer.items():
-            yield f"blk.{i}.{name}", (f"model.layers.{i}.{place}", shape)
+        for name, (name_of, shape) in layer.items():
+            yield f"blk.{i}.{name}", (f"model.layers.{i}.{name_of}", shape)
 
 
 def _check(tensors: Any, places: dict[str, tuple[str, Shape]], config: Any) -> None:

@@ -230,41 +230,41 @@ def _ends(keys: dict[str, Any], ids: dict[str, int], tokens: Any) -> set[int]:
         ends.add(2)
     looked_for = _ENDS.union(*(texts for key, texts in _FILL_IN.items() if key not in ids))
     known = {text.encode() for text in looked_for}
-    found = {i: text.decode() for i, text in _texts(tokens) if text in known}
-    return (ends | found.keys()) - set(_turns_within(found))
+    known_ends = {i: text.decode() for i, text in _texts(tokens) if text in known}
+    return (ends | known_ends.keys()) - set(_turns_within(known_ends))
 
 
 def _texts(tokens: Any) -> Iterator[tuple[int, bytes]]:
-    for i, place in enumerate(tokens.data):
-        yield i, bytes(tokens.parts[place])
+    for i, index in enumerate(tokens.data):
+        yield i, bytes(tokens.parts[index])
 
 
-def _turns_within(found: dict[int, str]) -> Iterator[int]:
+def _turns_within(ends: dict[int, str]) -> Iterator[int]:
     """Ids of tokens that end only a part of a turn, if the vocabulary also has turn ends."""
-    texts = set(found.values())
+    texts = set(ends.values())
     calls = "<|call|>" in texts or "<|calls|>" in texts
     parts = {
         "<|end|>": calls and ("<|return|>" in texts or "<|flush|>" in texts),
         "</s>": "<|tool_response>" in texts,
     }
-    for i, text in found.items():
+    for i, text in ends.items():
         if parts.get(text):
             yield i
 
 
 def _sampling(keys: dict[str, Any]) -> dict[str, Any]:
-    found = {
+    values = {
         key.removeprefix("general.sampling."): value
         for key, value in keys.items()
         if key.startswith("general.sampling.")
     }
-    if found.get("penalty_repeat", 1) == 1:
-        found.pop("penalty_last_n", None)
-    for name, value in found.items():
+    if values.get("penalty_repeat", 1) == 1:
+        values.pop("penalty_last_n", None)
+    for name, value in values.items():
         off = _OTHER_SAMPLING.get(name, ())
         if name not in _SAMPLING and value not in off and ... not in off:
             raise ValueError(f"csd does not implement its general.sampling.{name}={value!r}")
-    options = {_SAMPLING[name]: value for name, value in found.items() if name in _SAMPLING}
+    options = {_SAMPLING[name]: value for name, value in values.items() if name in _SAMPLING}
     for name in ("temperature", "top_k"):
         # below 0, a temperature is greedy and top_k is off
         options |= {name: max(0, options[name])} if name in options else {}

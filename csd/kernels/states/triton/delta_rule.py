@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.states.advance import add_chunk, state_tiles
 from csd.kernels.states.paths import DEPTHS
+from csd.kernels.states.triton.advance import add_chunk, state_tiles
 from csd.state.recurrent import CHUNK, TAIL
 
 
@@ -29,7 +29,7 @@ def _read_state(
     state,  # [Dk, Dv] of a head
     k_ptr,  # [M, Hk, Dk]
     q_ptr,  # [M, Hk, Dk]
-    at,  # [BLOCK_M], offsets of the rows in both
+    offsets,  # [BLOCK_M], offsets of the rows in both
     live,  # [BLOCK_M]
     key,
     update,
@@ -59,7 +59,7 @@ def _read_state(
         if LATER:
             S = add_chunk(S, key, update, decay, base, offs_k, offs_v, Hk, H, Dk, Dv, TAIL, CHUNK)
         # [BLOCK_M, TILE_K]
-        at_k, rows = at[:, None] + offs_k[None, :], live[:, None] & (offs_k[None, :] < Dk)
+        at_k, rows = offsets[:, None] + offs_k[None, :], live[:, None] & (offs_k[None, :] < Dk)
         q = tl.load(q_ptr + at_k, mask=rows, other=0.0)
         o = tl.dot(q, S, o, input_precision="ieee", out_dtype=S.dtype)
         if SOLVE:
@@ -84,12 +84,12 @@ def _zero_padding(
     for first in range(0, M, BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
         padding = tl.load(slot_ptr + row, mask=row < M, other=0) < 0
-        at = (row.to(tl.int64) * H + head)[:, None] * Dv + offs_v[None, :]
+        offsets = (row.to(tl.int64) * H + head)[:, None] * Dv + offs_v[None, :]
         mask = padding[:, None] & (offs_v[None, :] < Dv)
-        zero = tl.zeros(at.shape, out_ptr.dtype.element_ty)
-        tl.store(out_ptr + at, zero, mask=mask)
+        zero = tl.zeros(offsets.shape, out_ptr.dtype.element_ty)
+        tl.store(out_ptr + offsets, zero, mask=mask)
         if SOLVE:
-            tl.store(update_ptr + at, zero, mask=mask)
+            tl.store(update_ptr + offsets, zero, mask=mask)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -160,13 +160,13 @@ def _tree_state_kernel(
                 )
                 depth = tl.sum((above >= 0).to(tl.int32), 1) - 1
                 # [BLOCK_M, BLOCK_K]
-                at = (row * Hk + head_k) * Dk
+                row_offsets = (row * Hk + head_k) * Dk
                 # [BLOCK_M, BLOCK_V]
                 a, o = _read_state(
                     state,
                     node_key_ptr,
                     q_ptr,
-                    at,
+                    row_offsets,
                     live,
                     key,
                     update,
@@ -190,7 +190,7 @@ def _tree_state_kernel(
                         state,
                         node_key_ptr,
                         q_ptr,
-                        at,
+                        row_offsets,
                         live,
                         key,
                         update,
@@ -211,14 +211,14 @@ def _tree_state_kernel(
                     )
                     a = tl.where((first > base)[:, None], a_later, a)
                     o = tl.where((first > base)[:, None], o_later, o)
-                at_k, both = at[:, None] + offs_k[None, :], live[:, None] & mask_k[None, :]
+                at_k, both = row_offsets[:, None] + offs_k[None, :], live[:, None] & mask_k[None, :]
                 k = tl.load(node_key_ptr + at_k, mask=both, other=0.0)
                 q = tl.load(q_ptr + at_k, mask=both, other=0.0)
                 for p in range(base, committed):
-                    place = p % TAIL
-                    k_p = tl.load(key + place * (Hk * Dk) + offs_k, mask=mask_k, other=0.0)
-                    u_p = tl.load(update + place * (H * Dv) + offs_v, mask=mask_v, other=0.0)
-                    d_p = tl.load(decay + place * H)
+                    index = p % TAIL
+                    k_p = tl.load(key + index * (Hk * Dk) + offs_k, mask=mask_k, other=0.0)
+                    u_p = tl.load(update + index * (H * Dv) + offs_v, mask=mask_v, other=0.0)
+                    d_p = tl.load(decay + index * H)
                     seen = (first <= p)[:, None]
                     if SOLVE:
                         a = tl.where(seen, _add_token(a, d_p, k, k_p[None, :], u_p[None, :]), a)

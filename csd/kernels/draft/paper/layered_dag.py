@@ -19,19 +19,18 @@ and the default ones share one budget rule and one pool.
 Li et al., "Speculative decoding for multi-sample inference", 2503.05330: consensus extraction.
 """
 
+import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import triton
 
 from csd.kernels.common.operator import Fields, RecordOperator, numbers
-from csd.kernels.draft.constants import max_path_cost
-from csd.kernels.draft.paper.layered_dag.kernel import _layer_kernel
-from csd.kernels.draft.paper.layered_dag.reference import layered_dag_ref
-from csd.kernels.draft.triton.launch import fill_pool
-from csd.state.pool import MAX_CHILDREN, MAX_NODES, Pool, empty_pool
+from csd.kernels.draft.constants import LAYER_SHIFT, MAX_COST, ONE, UNIT, max_path_cost
+from csd.state.pool import MAX_CHILDREN, MAX_NODES, SIBLING, Pool, empty_pool
+from csd.state.pool_builder import Nodes, live_by_group, pool_of, progress_penalties
 from csd.state.slots import MAX_STOP_IDS, Slots
 from csd.state.texts import CHANCE_ONE, Candidates, DagConfig
 
@@ -42,19 +41,108 @@ BLOCK_S = 16
 LAYER_WARPS = 8
 
 
+class _Node(NamedTuple):
+    """A node; a slot's nodes are compared by the fields in this order."""
+
+    cost: int
+    depth: int
+    token: int
+    rank: int  # rank of the parent among the nodes that were expanded with it
+    above: "_Node | None"
+
+
+def layered_dag_ref(
+    candidates: Candidates,
+    slots: Any,  # csd.state.slots.Slots
+    rows: int,
+    config: DagConfig,
+    nodes: int | None = None,
+) -> Pool:
+    """Returns the step's pool of `rows` rows, at least the number of live slots."""
+    live, ahead = live_by_group(slots).tolist(), progress_penalties(slots).tolist()
+    max_drafted = rows - len(live) if nodes is None else min(nodes, rows - len(live))
+    trees = {s: _grow(candidates, slots, s, config, ahead[s]) for s in live}
+    # ties go by slot, then as within a slot
+    every = sorted((n.cost, s, i) for s, tree in trees.items() for i, n in enumerate(tree))
+    drafted: list[tuple[int, ...]] = []
+    # by identity: equal nodes of different parents are different
+    position: dict[int, int] = {}
+    for cost, s, i in every[:max_drafted]:
+        n = trees[s][i]
+        position[id(n)] = len(position)
+        drafted.append(
+            (cost - ahead[s], n.token, s, n.depth, position.get(id(n.above), -1), SIBLING)
+        )
+    columns = np.array(drafted, np.int64).reshape(-1, len(Nodes._fields)).T
+    return pool_of(slots, rows, Nodes(*columns))
+
+
+def weigh(token: np.ndarray, chance: np.ndarray, share: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens that follow a node, ascending, and the weights of its edges in multiples of 1 / ONE.
+
+    token, chance: [n], of the candidates that pass through the node and do not end there.
+    """
+    tokens, inverse = np.unique(token, return_inverse=True)
+    count = np.bincount(inverse, minlength=tokens.size)
+    mass = np.zeros(tokens.size, np.int64)
+    np.add.at(mass, inverse, chance.astype(np.int64))
+    total = token.size
+    both = share * mass * total + (CHANCE_ONE - share) * count * count * CHANCE_ONE
+    return tokens, np.minimum(both // np.maximum(count * total, 1) >> LAYER_SHIFT, ONE)
+
+
+def _grow(candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: int) -> list[_Node]:
+    """The cheapest nodes of slot s, at most MAX_NODES - 1, by cost with its progress penalty."""
+    token, chance = (x[s].numpy(force=True) for x in candidates)
+    stops = set(slots.stop_ids[s].tolist())
+    limit = min(token.shape[1], int(slots.max_new[s]) - 1 - int(slots.generated[s]))
+    nodes: list[_Node] = []
+    frontier: list[_Node | None] = [None]
+    for depth in range(1, limit + 1):
+        level = []
+        for rank, above in enumerate(frontier):
+            through = token[:, depth - 1] >= 0
+            if above is not None:
+                through &= token[:, depth - 2] == above.token
+            if not through.any():
+                continue
+            following, weight = weigh(
+                token[through, depth - 1], chance[through, depth - 1], config.share
+            )
+            # the heaviest, ties to smaller tokens
+            for i in np.lexsort((following, -weight))[: config.children]:
+                if weight[i] == 0 or int(following[i]) in stops:
+                    continue
+                edge = math.floor(-math.log(int(weight[i]) * (1 / ONE)) * UNIT + 0.5)
+                cost = (above.cost if above else ahead) + edge
+                if cost <= min(max_path_cost(config.limits) + ahead, MAX_COST):
+                    level.append(_Node(cost, depth, int(following[i]), rank, above))
+        level.sort(key=lambda n: n[:4])
+        nodes = sorted([*nodes, *level], key=lambda n: n[:4])[: MAX_NODES - 1]
+        frontier = [n for n in level[: config.width] if n in nodes]
+        if not frontier:
+            break
+    return nodes
+
+
 def layered_dag_triton(
     candidates: Candidates, slots: Slots, rows: int, config: DagConfig, nodes: int | None = None
 ) -> Pool:
     """Two launches: every slot's nodes, then the pool."""
+    import triton
+
+    from csd.kernels.draft.paper.triton import _layered_dag_kernel
+    from csd.kernels.draft.triton.launch import fill_pool
+
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     _, P, L = candidates.token.shape
     device = slots.live.device
     pool = empty_pool(rows, S, G, N, device)
-    most = rows if nodes is None else nodes
+    max_drafted = rows if nodes is None else nodes
     block_f = triton.next_power_of_2(config.width)
     lists = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
     children = torch.empty((S, block_f * MAX_CHILDREN), dtype=torch.int64, device=device)
-    _layer_kernel[(S,)](
+    _layered_dag_kernel[(S,)](
         live_ptr=slots.live,
         generated_ptr=slots.generated,
         progress_penalty_ptr=slots.progress_penalty,
@@ -66,7 +154,7 @@ def layered_dag_triton(
         children_ptr=children,
         slots=S,
         rows=rows,
-        most=most,
+        max_drafted=max_drafted,
         max_cost=max_path_cost(config.limits),
         P=P,
         BLOCK_P=triton.next_power_of_2(P),
@@ -80,7 +168,7 @@ def layered_dag_triton(
         BLOCK_S=BLOCK_S,
         num_warps=LAYER_WARPS,
     )
-    fill_pool(lists, slots, pool, most)
+    fill_pool(lists, slots, pool, max_drafted)
     return pool
 
 
@@ -150,6 +238,6 @@ def layered_dag(
         raise ValueError(f"rows must be at least 1, got {rows}")
     if nodes is not None and nodes < 0:
         raise ValueError(f"nodes must be at least 0, got {nodes}")
-    most = rows if nodes is None else nodes
+    max_drafted = rows if nodes is None else nodes
     chosen = (getattr(config, name) for name in _CONFIG)
-    return _layered_dag(candidates, slots, rows, *chosen, most)
+    return _layered_dag(candidates, slots, rows, *chosen, max_drafted)

@@ -1,0 +1,270 @@
+"""Kernels of `rms_norm`, `rotary` and `swiglu`."""
+
+import triton
+import triton.language as tl
+
+from csd.kernels.common.triton import launch_next
+
+
+@triton.jit(do_not_specialize=["R", "B"])
+def _rms_norm_kernel(
+    x_ptr,  # [R / B, B, F], or [PARTS, R, F] float32
+    residual_ptr,  # [R, F], or None
+    rows_ptr,  # [R] int32, or None
+    weight_ptr,  # [F]
+    y_ptr,  # [R, F]
+    sum_ptr,  # [R, F], or None without a residual and rows
+    R,
+    B,
+    x_stride,
+    x_stride_b,
+    eps,
+    F: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        # the product that follows may prefetch its weights
+        launch_next()
+    # [BLOCK_R, 1]
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+    at_x = (row // B).to(tl.int64) * x_stride + (row % B).to(tl.int64) * x_stride_b
+    if rows_ptr is not None:
+        of = tl.load(rows_ptr + row, mask=row < R, other=0)
+        at_x = tl.maximum(of, 0).to(tl.int64) * x_stride
+    offset = row.to(tl.int64) * F
+    # [1, BLOCK_F]
+    offs = tl.arange(0, BLOCK_F)[None, :]
+    # [BLOCK_R, BLOCK_F]
+    mask = (row < R) & (offs < F)
+    x = tl.load(x_ptr + at_x + offs, mask=mask, other=0.0)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * R.to(tl.int64) * F + offset + offs, mask=mask, other=0.0)
+        x = x.to(y_ptr.dtype.element_ty)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + offset + offs, mask=mask, other=0.0)
+        x = (x.to(WIDE) + residual.to(WIDE)).to(x.dtype)
+    if sum_ptr is not None:
+        tl.store(sum_ptr + offset + offs, x, mask=mask)
+    wide = x.to(tl.float32)
+    # [BLOCK_R, 1]
+    scale = tl.rsqrt(tl.sum(wide * wide, 1, keep_dims=True) / F + eps)
+    weight = tl.load(weight_ptr + offs, mask=offs < F, other=0.0)
+    if PLUS_ONE:
+        y = wide * scale * (1.0 + weight.to(tl.float32))
+    else:
+        y = weight.to(WIDE) * (wide * scale).to(x.dtype).to(WIDE)
+    tl.store(y_ptr + offset + offs, y.to(x.dtype), mask=mask)
+
+
+@triton.jit
+def _added(
+    x_ptr, offsets, mask, part_stride, bias_ptr, at_bias, kind: tl.constexpr, PARTS: tl.constexpr
+):
+    """Loads the values at `offsets`; if PARTS > 1, returns the sum of the parts with the bias."""
+    x = tl.load(x_ptr + offsets, mask=mask)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            x += tl.load(x_ptr + part * part_stride + offsets, mask=mask)
+        if bias_ptr is not None:
+            x += tl.load(bias_ptr + at_bias, mask=mask).to(tl.float32)
+        x = x.to(kind)
+    return x
+
+
+@triton.jit
+def _rotate(
+    x_ptr,
+    y_ptr,
+    at_x,
+    at_y,
+    mask,
+    cos_l,
+    cos_h,
+    sin_l,
+    sin_h,
+    part_stride,
+    bias_ptr,
+    at_bias,
+    R: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    # both halves of the heads' rotated part in one tile each: [heads, BLOCK_D]
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    half: tl.constexpr = R // 2
+    low = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
+    high = _added(x_ptr, at_x + half, mask, part_stride, bias_ptr, at_bias + half, kind, PARTS)
+    low, high = low.to(cos_l.dtype), high.to(cos_l.dtype)
+    tl.store(y_ptr + at_y, (low * cos_l - high * sin_l).to(kind), mask=mask)
+    tl.store(y_ptr + at_y + half, (high * cos_h + low * sin_h).to(kind), mask=mask)
+
+
+@triton.jit
+def _keep(x_ptr, y_ptr, at_x, at_y, mask, part_stride, bias_ptr, at_bias, PARTS: tl.constexpr):
+    kind: tl.constexpr = y_ptr.dtype.element_ty
+    x = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
+    tl.store(y_ptr + at_y, x, mask=mask)
+
+
+@triton.jit
+def _rotary_kernel(
+    q_ptr,  # [M, H, D], or with k and v [PARTS, M, ..] float32
+    k_ptr,  # [M, K, D]
+    v_ptr,  # [M, K, D], or None
+    bias_ptr,  # [(H + 2 K) D], or None
+    position_ptr,  # [M] int32, or None: position is the row
+    cos_ptr,  # [positions, R]
+    sin_ptr,  # [positions, R]
+    out_ptr,  # [M, H, D]
+    node_k_ptr,  # [M, K, D]
+    node_v_ptr,  # [M, K, D], or None as v
+    q_stride,
+    k_stride,
+    v_stride,
+    part_stride,
+    EACH: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    kv = tl.program_id(1)
+    # [1, BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    half = offs_d < R // 2
+    offsets = row * R + offs_d
+    if position_ptr is not None:
+        offsets = tl.load(position_ptr + row).to(tl.int64) * R + offs_d
+    cos_l = tl.load(cos_ptr + offsets, mask=half).to(WIDE)
+    cos_h = tl.load(cos_ptr + offsets + R // 2, mask=half).to(WIDE)
+    sin_l = tl.load(sin_ptr + offsets, mask=half).to(WIDE)
+    sin_h = tl.load(sin_ptr + offsets + R // 2, mask=half).to(WIDE)
+
+    # [BLOCK_E, BLOCK_D]
+    e = tl.arange(0, BLOCK_E)[:, None]
+    heads = (kv * EACH + e) * D + offs_d
+    mask = (e < EACH) & half
+    at_out = row * (EACH * K * D) + heads
+    _rotate(
+        q_ptr,
+        out_ptr,
+        row * q_stride + heads,
+        at_out,
+        mask,
+        cos_l,
+        cos_h,
+        sin_l,
+        sin_h,
+        part_stride,
+        bias_ptr,
+        heads,
+        R,
+        PARTS,
+    )
+    at_node = row * (K * D) + kv * D + offs_d
+    at_k = row * k_stride + kv * D + offs_d
+    # columns of the product: queries, keys, values
+    in_keys = (EACH * K + kv) * D + offs_d
+    _rotate(
+        k_ptr,
+        node_k_ptr,
+        at_k,
+        at_node,
+        half,
+        cos_l,
+        cos_h,
+        sin_l,
+        sin_h,
+        part_stride,
+        bias_ptr,
+        in_keys,
+        R,
+        PARTS,
+    )
+    for i in tl.static_range((D - R + BLOCK_D - 1) // BLOCK_D):
+        on = R + i * BLOCK_D
+        there = on + offs_d < D
+        _keep(
+            q_ptr,
+            out_ptr,
+            row * q_stride + heads + on,
+            at_out + on,
+            (e < EACH) & there,
+            part_stride,
+            bias_ptr,
+            heads + on,
+            PARTS,
+        )
+        _keep(
+            k_ptr,
+            node_k_ptr,
+            at_k + on,
+            at_node + on,
+            there,
+            part_stride,
+            bias_ptr,
+            in_keys + on,
+            PARTS,
+        )
+    if v_ptr is not None:
+        half = offs_d < D // 2
+        at_v = row * v_stride + kv * D + offs_d
+        for i in tl.static_range(2):
+            v = _added(
+                v_ptr,
+                at_v + i * (D // 2),
+                half,
+                part_stride,
+                bias_ptr,
+                in_keys + K * D + i * (D // 2),
+                node_v_ptr.dtype.element_ty,
+                PARTS,
+            )
+            tl.store(node_v_ptr + at_node + i * (D // 2), v, mask=half)
+
+
+@triton.jit
+def silu_times(gate, up):
+    # exp overflows to infinity for very negative gates, and the quotient is 0 as it should be
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def gelu_times(gate, up, A: tl.constexpr, B: tl.constexpr):
+    return gate / (1.0 + tl.exp(-gate * (A + B * gate * gate))) * up
+
+
+@triton.jit
+def _swiglu_kernel(
+    gate_ptr,  # [R, ROW]
+    up_ptr,  # [R, ROW], or None: up is WIDTH elements after gate
+    y_ptr,  # [R, WIDTH]
+    ROW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+    GELU: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    # [BLOCK]
+    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < WIDTH
+    offsets = row * ROW + offs
+    gate = tl.load(gate_ptr + offsets, mask=mask, other=0.0).to(WIDE)
+    if up_ptr is None:
+        up = tl.load(gate_ptr + offsets + WIDTH, mask=mask, other=0.0).to(WIDE)
+    else:
+        up = tl.load(up_ptr + offsets, mask=mask, other=0.0).to(WIDE)
+    y = gelu_times(gate, up, A, B) if GELU else silu_times(gate, up)
+    tl.store(y_ptr + row * WIDTH + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
