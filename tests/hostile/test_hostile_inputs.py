@@ -116,7 +116,7 @@ def test_a_command_ends_with_one_line(command, kind, tmp_path, toy_folder, monke
 
 
 def test_a_pipe_with_a_writer_is_read(tmp_path, capsys):
-    """As from the shell's <(command), whose writer may be slow."""
+    """The shell's <(command) is one, and its writer may be slow."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     begins = threading.Event()

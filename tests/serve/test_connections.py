@@ -163,7 +163,7 @@ def test_a_half_closed_connection_has_left(service):
 
 
 def test_an_address_leaves_connections_for_others(engine):
-    """And for itself: those that it closes are free again."""
+    """Connections that it closes are free again."""
     from csd.serve.http import Server, process
 
     server = Server(csd.AsyncEngine(engine, max_tokens=100, budget=4), "toy")

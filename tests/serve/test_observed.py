@@ -1,4 +1,4 @@
-"""What an operator sees: ids of requests, the access log, and histograms of durations."""
+"""Views of an operator: ids of requests, the access log, and histograms of durations."""
 
 import logging
 import random
