@@ -18,6 +18,7 @@ from csd.graph.model.eagle import Eagle
 from csd.graph.prior import Prior
 from csd.integrations.transformers.attention import register_attention, register_when_imported
 from csd.integrations.transformers.generate import hf_generate
+from csd.integrations.transformers.packed_tree import PackedTree
 from csd.integrations.transformers.swap import apply_kernels, remove_kernels
 from csd.integrations.transformers.tree import Tree
 from csd.integrations.transformers.tree_cache import TreeCache
@@ -38,6 +39,7 @@ __all__ = [
     "Engine",
     "History",
     "Logprobs",
+    "PackedTree",
     "Prior",
     "QueueFull",
     "Sample",

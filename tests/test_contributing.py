@@ -44,3 +44,17 @@ def test_the_table_names_what_there_is(change, edit, run):
             assert path.is_file(), name
         else:
             assert name in names_of(path), (name, path)
+
+
+def test_an_option_is_the_files_of_its_section():
+    """No other file of csd has the name of the option that the section adds."""
+    section = TEXT.split("## Adding an option")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(csd/[\w/.]+)`: ((?:`\w+`(?:, )?)+) \| .* \|$", section, re.MULTILINE)
+    for path, names in rows:
+        assert {*re.findall(r"\w+", names)} <= names_of(ROOT / path), path
+    sources = (ROOT / "csd").rglob("*.py")
+    has = [p for p in sources if re.search(r"\btypical_p\b", p.read_text())]
+    assert sorted(p.relative_to(ROOT).as_posix() for p in has) == sorted(path for path, _ in rows)
+    assert len(rows) == 4
+    for path in re.findall(r"`((?:csd|tests|docs)/[\w/.]+\.\w+)`", section):
+        assert (ROOT / path).is_file(), path

@@ -115,6 +115,19 @@ def a_loaded_model():
     )
 
 
+def a_tool():
+    async def run_tool_later(text):
+        return " 4"
+
+    return dict(model="tiny", prompt=TEXT[0], run_tool=lambda text: " 4") | dict(
+        run_tool_later=run_tool_later
+    )
+
+
+def some_examples():
+    return dict(model="tiny", prompts=[TEXT[0] * 30 + t for t in TEXT], more=" And?")
+
+
 def a_module():
     return dict(model=toy()[0], prompt=[5, 6, 7])
 
@@ -167,6 +180,8 @@ GIVEN = {
     "docs/history.md": a_model_by_name,
     "docs/integrations.md": a_loaded_model,
     "docs/models.md": a_module,
+    "docs/prefix_cache.md": some_examples,
+    "docs/sessions.md": a_tool,
     "docs/verifiers.md": some_distributions,
     "GRPOTrainer": a_trainer,
     "csd.integrations.ray": a_dataset,

@@ -64,12 +64,12 @@ class Machine:
             rows, kept = self.live, []
             spent = 0.0
             if budget and static:
-                rows, nodes = budget.pool(self.live)
+                rows, nodes = budget.pool_shape(self.live)
                 kept = self.drafted(step)[: max(nodes - self.live, 0)]
-            elif budget and (nodes := budget.ask(self.live)):
+            elif budget and (nodes := budget.num_draft_tokens(self.live)):
                 drafted = self.drafted(step)[:nodes]
-                keep = budget.choose(self.live, costs(*drafted))
-                budget.keep(keep)
+                keep = budget.select(self.live, costs(*drafted))
+                budget.record_selection(keep)
                 kept, rows, spent = drafted[:keep], self.live + keep, self.propose
             spent += self.propose if static and kept else 0.0
             noisy = self.load(step) * rng.lognormvariate(0, self.noise)
@@ -84,7 +84,7 @@ class Machine:
                 draft, model = spent * noisy, self.seconds(rows) * noisy
                 lag.append(record(kept, accepted, draft, model, rows, self.live))
                 if len(lag) > static:
-                    budget.learn(self.live, lag.pop(0))
+                    budget.update(self.live, lag.pop(0))
         return run
 
     def drafted(self, step: int) -> list[float]:

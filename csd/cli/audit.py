@@ -8,15 +8,15 @@ from csd.cli.common import add_command, check_output, show, stamped
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
-from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.evaluate.audit import TIES, audit, summary
+from csd.state.filters import FILTERS
 from csd.traces.traces import Trace, read_traces
 from csd.utils.arguments import check_number
 
 # without temperature, which each trace has
 FLAGS = (
-    *FILTERS[1:],
+    *(name for name in FILTERS if name != "temperature"),
     "min_new_tokens",
     "bad_words",
     "no_repeat_ngram_size",

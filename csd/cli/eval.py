@@ -11,12 +11,12 @@ from typing import Any
 
 from csd.cli.common import add_command, add_history_flag, check_counts, open_history, stamped
 from csd.engine.generate import engine_for
-from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.evaluate import evaluation as evaluate
 from csd.evaluate.answers import TASKS, read
 from csd.evaluate.vote import Vote
 from csd.models.text.prompts import has_chat
+from csd.state.filters import FILTERS
 from csd.utils.files import WholeFile
 from csd.utils.phases import showing
 

@@ -29,12 +29,12 @@ from csd.cli.common import (
     stamped,
 )
 from csd.engine.generate import engine_for
-from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.engine.results.json import to_json
 from csd.engine.results.result import Samples
 from csd.evaluate.vote import vote
 from csd.models.text.prompts import as_message, has_chat
+from csd.state.filters import FILTERS
 from csd.utils.device import is_out_of_memory
 from csd.utils.lazy import warn_of_namesake
 from csd.utils.other_names import hint

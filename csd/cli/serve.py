@@ -119,6 +119,12 @@ def add(commands: _SubParsersAction) -> None:
         help="also group equal prompts of different requests that have no key",
     )
     parser.add_argument(
+        "--no-prefix-cache",
+        action="store_true",
+        help="read every prompt whole; by default requests of one key, or with --share all, reuse "
+        "keys and values of earlier prompts with the same beginning",
+    )
+    parser.add_argument(
         "--weights-folder",
         metavar="FOLDER",
         help="folder from whose subfolders /update_weights may load weights; by "
@@ -145,6 +151,14 @@ def add(commands: _SubParsersAction) -> None:
         action="store_true",
         help="produce the same bits under any load, even where that is slower",
     )
+    parser.add_argument(
+        "--learn-prior",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="API key whose requests draft from a prior of its own, which begins as --prior and "
+        "learns from this key's answers alone; repeatable",
+    )
     add_flags(parser, ("budget", "speculate", "prior", "device", "revision"))
     parser.set_defaults(run=_serve)
 
@@ -161,7 +175,7 @@ def _serve(args: Namespace) -> int:
     from csd.serve import AsyncEngine
     from csd.serve.http import Limits, Server, serve
     from csd.serve.http.app import check_host, check_origin
-    from csd.serve.http.clients import check_keys
+    from csd.serve.http.clients import check_keys, owner_of
 
     keys = args.api_key
     check_keys("--api-key", keys)
@@ -169,6 +183,9 @@ def _serve(args: Namespace) -> int:
         keys = os.environ["CSD_API_KEYS"].split()
         # an unset secret of a deployment must not open the server
         check_keys("CSD_API_KEYS", keys or [""])
+    for key in args.learn_prior:
+        if key not in keys:
+            raise ValueError("--learn-prior must be one of the API keys, got another one")
     hosts = [check_host("--allowed-host", name) for name in args.allowed_host]
     origins = [check_origin("--allow-origin", origin) for origin in args.allow_origin]
     engine = AsyncEngine(
@@ -180,11 +197,13 @@ def _serve(args: Namespace) -> int:
         budget=args.budget,
         speculate=args.speculate,
         prior=args.prior,
+        learn_from=[owner_of(key.encode()) for key in args.learn_prior],
         device=args.device,
         revision=args.revision,
         exact=args.exact or None,
         decoder=args.decoder,
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
+        **({"prefix_cache": False} if args.no_prefix_cache else {}),
     )
     # the first steps on a machine compile, here before any client waits for them
     few = min(4, engine.longest - 1)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from csd.cli.common import add_command, check_counts, stamped
 from csd.engine.generate import engine_for
-from csd.engine.options.params import FILTERS
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.evaluation import digest
 from csd.evaluate.resumable_results import record
 from csd.graph.drafter_registry import check_known, names
 from csd.models.text.prompts import as_message, check_prompt, has_chat
+from csd.state.filters import FILTERS
 from csd.state.pool import MAX_NODES
 from csd.utils.json_files import naming, read_lines
 from csd.utils.phases import showing

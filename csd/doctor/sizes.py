@@ -67,7 +67,7 @@ class Sizes:
     def _request(
         self, index: int, prompt: list[int], tokens: int, samples: int = SAMPLES, **filters: float
     ) -> Request:
-        params = SamplingParams(max_new_tokens=tokens, **filters)  # type: ignore[arg-type]
+        params = SamplingParams(max_new_tokens=tokens, **filters)
         return Request.of(index, prompt, params, range(samples), SEED)
 
     def _long(self, vocab: int) -> list[int]:

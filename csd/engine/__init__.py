@@ -1,5 +1,6 @@
 """The engine: from the arguments of `csd.generate` to finished samples.
 
+    session.py    samples that go on in turns, with appended tokens and forks
     generate.py   `csd.generate` and `csd.stream`: one engine is kept per model
     engine.py     `Engine`: a model, its caches, and the calls that run over them
     call.py       one call: its checked arguments as requests and settings

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from csd.engine.options import read_options
-from csd.engine.options.params import SAMPLING, SamplingParams, resolve
+from csd.engine.options.params import limited, resolve
 from csd.engine.requests.errors import every
 from csd.engine.requests.history import check_apart, set_history, store_history, wants_top
 from csd.engine.requests.request import LiveSample, OnTokens, Request
@@ -89,6 +88,7 @@ class RunSettings:
     drafter: Any = None  # None: the engine's default
     verifier: str = "match"
     prior: Prior | None = None  # n-grams of answers to other prompts, for drafts
+    own_priors: Mapping[str, Prior] = field(default_factory=dict)  # by owner, in its place
     until: Until | None = None
     on_tokens: OnTokens | None = None
     record_top: bool = False  # record the target's 8 likeliest tokens at each position
@@ -99,6 +99,12 @@ class RunSettings:
     returns_errors: bool = False  # samples that cannot continue are results, not an error
     tokenizer: Any = None
     progress: bool | None = False  # as in `csd.utils.phases.wants_progress`
+
+    @property
+    def priors(self) -> list[Prior]:
+        """Priors by part of the drafter's table (`Request.prior_part`); none without drafts."""
+        drafted = self.speculate and self.prior is not None
+        return [self.prior, *self.own_priors.values()] if drafted else []  # type: ignore[list-item]
 
 
 @dataclass(slots=True)
@@ -119,13 +125,15 @@ class Call:
     def read(
         cls,
         prompt: Any,
-        given: Mapping[str, Any],
+        options: Mapping[str, Any],
         config: ModelSizes,
         generation_config: Any,
         tokenizer: Any,
     ) -> "Call":
-        """Check a call's arguments. Raises TypeError or ValueError that names the argument."""
-        options = read_options(given)
+        """Make the requests of a call for a model; options: as `read_options` returns them.
+
+        Raises TypeError or ValueError that names the argument.
+        """
         count, until = options["num_samples"], options["until"]
         if options["tokenizer"] is not None:
             tokenizer = options["tokenizer"]
@@ -142,20 +150,9 @@ class Call:
             errors if returns else None,
         )
         prompts = [ids if kept is None else truncate(ids, kept, tokenizer) for ids in prompts]
-
-        def params_of(prompt_tokens: int, name: str) -> SamplingParams:
-            return resolve(
-                generation_config,
-                context=config.context,
-                prompt_tokens=prompt_tokens,
-                vocab=config.vocab,
-                tokenizer=tokenizer,
-                name=name,
-                **{name: options[name] for name in SAMPLING},
-            )
-
+        given = resolve(generation_config, options, vocab=config.vocab, tokenizer=tokenizer)
         # arguments that are invalid for any prompt are an error of the whole call
-        params = params_of(0, "an empty prompt")
+        params = limited(given, config.context)
         if params.stop and tokenizer is None:
             raise ValueError("stop strings need a tokenizer: pass tokenizer= or stop_token_ids")
         if isinstance(until, UntilRule):
@@ -171,7 +168,8 @@ class Call:
         for i, ids in enumerate(prompts):
             if i not in errors:
                 try:
-                    params = params_of(len(ids), f"prompt {i}" if many else "the prompt")
+                    name = f"prompt {i}" if many else "the prompt"
+                    params = limited(given, config.context, len(ids), name)
                 except ValueError as error:
                     if not returns:
                         raise
@@ -194,7 +192,7 @@ class Call:
                     f"verifier={options['verifier']!r}"
                 )
         set_history(requests, history, many, tokenizer, config.vocab)
-        prior = options["prior"] or None
+        prior = options["prior"]
         if prior is not None:
             prior.check_use(tokenizer, config.vocab)
         bar = Progress(requests) if wants_progress(options["progress"]) else None

@@ -5,7 +5,7 @@ A call draws the samples of its own requests, or of those that arrive while it r
 """
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from itertools import chain, count
 from typing import Any, Literal, Protocol, Unpack, overload
@@ -13,23 +13,17 @@ from typing import Any, Literal, Protocol, Unpack, overload
 import torch
 
 from csd.engine.call import Call, RunSettings
-from csd.engine.options import Options
-from csd.engine.options.checks import (
-    check_device,
-    check_drafter,
-    check_dtype,
-    check_revision,
-    check_tokenizer,
-)
+from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.show import shows
 from csd.engine.requests.errors import Carrying, every
 from csd.engine.requests.request import Request, check_served
 from csd.engine.resources.model import ModelResources
 from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
+from csd.engine.session import Session
 from csd.engine.step.static_step import capture_all
 from csd.engine.step.step import Step
-from csd.utils.arguments import check_flag, check_number, check_whole
+from csd.utils.arguments import check_flag, check_number, check_whole, checked
 from csd.utils.cache_folder import watch_forks
 from csd.utils.device import current, on_device, stream_of
 from csd.utils.other_names import names_arguments
@@ -81,9 +75,9 @@ class Engine(ModelResources):
         without fixed shapes.
     lag: number of steps that the host stays behind the device, at most 64; by default 1 if steps
         are static. Results do not depend on it.
-    together: most samples of a prompt in flight while other prompts wait; by default a quarter of
-        its samples. Later samples draft from finished ones. Results do not depend on it, except for
-        the order in which samples finish.
+    together: most samples of a prompt in flight while other prompts wait; by default one, or a
+        quarter of a request's samples in an `AsyncEngine`. Later samples draft from finished ones.
+        Results do not depend on it, except for the order in which samples finish.
     self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does,
         before a model is loaded: about a minute, once per machine, version, dtype and sizes of
         heads and vocabulary. Raises RuntimeError if a kernel is wrong.
@@ -95,6 +89,9 @@ class Engine(ModelResources):
         bfloat16, float16 and float32. By default if that costs no time, as in bfloat16 on CPUs that
         multiply it; `engine.exact` is the value in use. On a GPU, products run in Triton, or with
         "cublas" in cuBLAS, in blocks of 64 rows. See docs/exact.md.
+    prefix_cache: share of the memory that a call leaves, in [0, 1], for keys and values of prompts
+        that have ended, so that later prompts with the same beginning do not read it again; by
+        default 0.1. False: every prompt is read whole. See docs/prefix_cache.md.
     """
 
     @names_arguments
@@ -117,39 +114,35 @@ class Engine(ModelResources):
         self_check: bool = True,
         exact: bool | Literal["cublas"] | None = None,
         decoder: str = "auto",
+        prefix_cache: float | Literal[False] = 0.1,
     ):
         max_slots = check_whole("max_slots", max_slots, 1, MOST_SLOTS)
         prefill_chunk = check_whole("prefill_chunk", prefill_chunk, 1)
         together = None if together is None else check_whole("together", together, 1)
         lag = None if lag is None else check_whole("lag", lag, 0, MOST_LAG)
         memory = check_number("memory", memory, 0, 1, above=True)
+        if prefix_cache is not False:
+            prefix_cache = check_number("prefix_cache", prefix_cache, 0, 1)
         static = None if static is None else check_flag("static", static)
         self_check = check_flag("self_check", self_check)
         if not isinstance(exact, str) and exact is not None:
             exact = check_flag("exact", exact)
-        drafter = "consensus" if drafter is None else drafter
-        for check, value in (
-            (check_drafter, drafter),
-            (check_tokenizer, tokenizer),
-            (check_device, device),
-            (check_revision, revision),
-        ):
-            check(value)
+        given: dict[str, Any] = dict(
+            dtype=dtype, device=device, revision=revision, tokenizer=tokenizer, decoder=decoder
+        )
+        drafter = checked(Options, "drafter", drafter) or "consensus"
         self._load(
             model,
             kernels,
             exact,
             static,
             self_check,
-            dtype=check_dtype(dtype),
-            device=device,
-            revision=revision,
-            tokenizer=tokenizer,
-            decoder=decoder,
+            **{name: checked(GenerateOptions, name, value) for name, value in given.items()},
         )
         self.max_slots = max_slots
         self.memory = memory
         self.prefill_chunk = prefill_chunk
+        self.prefix_cache = prefix_cache
         self.together = together
         self._default_drafter: Any = drafter
         self._drafter_name: Any = drafter
@@ -180,8 +173,13 @@ class Engine(ModelResources):
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
         """Check the arguments of a call and return it for `draw`. Raises as `generate` does."""
+        return self.call_of(prompt, options)
+
+    def call_of(self, prompt: Any, given: Mapping[str, Any]) -> Call:
+        """Returns the call of arguments as a mapping, which may have been read before."""
         try:
-            own = None if options.get("tokenizer") is not None else self.tokenizer
+            options = read_options(given)
+            own = None if options["tokenizer"] is not None else self.tokenizer
             return Call.read(prompt, options, self.config, self.generation_config, own)
         except Exception as error:
             self.refuse(error)
@@ -220,12 +218,22 @@ class Engine(ModelResources):
 
         {options}
         """
-        call = self.prepare(prompt, **options)
+        return self.results(self.prepare(prompt, **options))
+
+    def results(self, call: Call) -> Samples | list[Samples]:
+        """Run a call to its end; returns what `generate` returns."""
         with Carrying(call.requests, call.many):
             for _ in self.draw(call):
                 pass
             results = call.results()
         return results if call.many else results[0]
+
+    def session(self, prompt: Any, *, num_samples: int = 1, seed: int | None = None) -> Session:
+        """Begin `num_samples` texts with a prompt, to be continued in turns (`Session.sample`).
+
+        prompt, seed: as in `generate`, whose samples are those of the first turn.
+        """
+        return Session(self, prompt, num_samples, seed)
 
     @shows(Options)
     def stream(
@@ -235,10 +243,10 @@ class Engine(ModelResources):
 
         {options}
         """
-        return self._indexed(self.prepare(prompt, **options))
+        return self.samples(self.prepare(prompt, **options))
 
-    def _indexed(self, call: Call) -> Generator[tuple[int, Sample], None, None]:
-        # a separate generator, so that `stream` itself checks arguments; closing it ends the run
+    def samples(self, call: Call) -> Generator[tuple[int, Sample], None, None]:
+        """Run a call; yields what `stream` yields. Closing the generator ends the run."""
         with Carrying(call.requests, call.many), closing(self.draw(call)) as drawn:
             for request, sample in chain(call.refused(), drawn):
                 yield request.index, sample
@@ -277,16 +285,20 @@ class Engine(ModelResources):
                 drafter = settings.drafter or self._default_drafter
                 nodes = settings.budget if settings.speculate else 0
                 given = nodes if isinstance(nodes, int) else 0
-                prior = settings.prior if settings.speculate else None
-                if prior is not None:
+                priors = settings.priors
+                for prior in priors:
                     prior.check(None, self.decoder.config.vocab)
-                    for request in requests:
-                        request.stats.prior_tokens = prior.tokens
+                for request in requests if priors else []:
+                    request.stats.prior_tokens = priors[0].tokens
                 if feed is None:
-                    step = self._prepare(requests, drafter, prior, given)
+                    step = self._prepare(
+                        requests, drafter, settings.prior if priors else None, given
+                    )
                 else:
                     step = feed.prepare(self, drafter, given)
-                self._drafter.use_prior(prior)
+                for part, prior in enumerate(priors):
+                    self._drafter.use_prior(prior, part)
+                self._check_prefix_cache(step.cache)
             if settings.speculate:
                 self._fit_history(requests)
             tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer

@@ -11,13 +11,14 @@ from typing import Any, Unpack, overload
 
 import torch
 
+from csd.engine.call import Call
 from csd.engine.engine import Engine, ManyPrompts, OnePrompt
-from csd.engine.options import GenerateOptions, Options, read_options
-from csd.engine.options.checks import check_dtype
+from csd.engine.options import GenerateOptions, LoadingOptions, read_options
 from csd.engine.options.show import shows
 from csd.engine.resources.held_bytes import held_bytes
 from csd.engine.results.result import Sample, Samples
 from csd.models.text_model import unwrapped
+from csd.utils.arguments import checked, options_of
 from csd.utils.device import free_bytes
 from csd.utils.phases import showing
 
@@ -62,8 +63,8 @@ def generate(
     `samples` with the results so far, of the type that this function returns; unfinished samples
     are `cancelled`, and the engine remains usable.
     """
-    engine, drawing = _resolve(model, options)
-    return engine.generate(prompt, **drawing)
+    engine, call = _call(model, prompt, options)
+    return engine.results(call)
 
 
 @shows(GenerateOptions)
@@ -78,8 +79,8 @@ def stream(
 
     {options}
     """
-    engine, drawing = _resolve(model, options)
-    return engine.stream(prompt, **drawing)
+    engine, call = _call(model, prompt, options)
+    return engine.samples(call)
 
 
 def release() -> None:
@@ -104,7 +105,7 @@ def engine_for(
 
     exact: as in `Engine`, which keeps one engine for each value.
     """
-    dtype = check_dtype(dtype)
+    dtype = checked(LoadingOptions, "dtype", dtype)
     loading: dict[str, Any] = dict(device=device, dtype=dtype, revision=revision)
     if isinstance(model, Engine):
         given = loading | {"decoder": None if decoder == "auto" else decoder}
@@ -164,17 +165,16 @@ def _files(place: str) -> list[tuple[str, int, int]]:
     return [(path, stat.st_mtime_ns, stat.st_size) for path, stat in found]
 
 
-def _resolve(model: Any, options: GenerateOptions) -> tuple[Engine, Options]:
-    """Returns the model's engine, and the arguments that do not concern loading it."""
-    drawing: Any = dict(options)
+def _call(model: Any, prompt: Any, given: GenerateOptions) -> tuple[Engine, Call]:
+    """Returns the model's engine, and the call of the arguments, which are read once."""
     try:
-        # check before loading a model
-        read_options(options, GenerateOptions)
-        loading = {name: drawing.pop(name, None) for name in ("device", "dtype", "revision")}
-        loading["decoder"] = drawing.pop("decoder", "auto")
-        with showing(options.get("progress")):
-            return engine_for(model, **loading), drawing
+        # before a model is loaded
+        options = read_options(given, GenerateOptions)
+        loading = {name: options[name] for name in options_of(LoadingOptions)}
+        with showing(options["progress"]):
+            engine = engine_for(model, **loading)
     except Exception as error:
         if isinstance(model, Engine):
             model.refuse(error)
         raise
+    return engine, engine.call_of(prompt, options)

@@ -6,7 +6,7 @@ that ban all tokens.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from csd.engine.call import RunSettings
@@ -20,10 +20,11 @@ from csd.engine.results.record import PendingRecord, Record
 from csd.engine.results.result import Sample
 from csd.engine.results.until import Until
 from csd.engine.step.budget import Budget
-from csd.engine.step.prefill import Prefill, read_chunks, reads_several
+from csd.engine.step.prefill import Prefill, read_chunks, reads_several, units_of
 from csd.engine.step.step import Clock, Step
 from csd.state.kv_cache import in_turn
 from csd.state.pool import PROGRESS_PENALTY
+from csd.state.prefix_cache import PrefixIndex
 from csd.state.verdict import LENGTH, STOP
 
 # once this many rows of past samples are entered between two steps, the rest waits
@@ -105,7 +106,7 @@ class SlotFiller:
         sample waits.
 
         While other prompts wait, at most `together_of` samples of one request are in flight, by
-        default a quarter: later samples draft from finished ones.
+        default one: later samples draft from finished ones.
         """
         waiting = [request for request in self.active if request.waiting]
         for request in waiting:
@@ -117,7 +118,7 @@ class SlotFiller:
 
     def together_of(self, request: Request) -> int:
         """Largest number of a request's samples in flight while other prompts wait."""
-        return self.together or -(-len(request.samples) // 4)
+        return self.together or 1
 
     def assign(self, request: Request, s: int) -> Refill | None:
         """Assign slot s and pages to the request's next sample."""
@@ -164,14 +165,32 @@ class SlotFiller:
         taken = {r.group for r in (*self.active, *reading, *(p.request for p in self.ahead))}
         group = next(g for g in range(len(self.owners)) if g not in taken)
         request = self.queue.popleft()
+        # the longest beginning that is in the graph already
+        known = self.enters_graph(
+            request, [*self.active, *reading, *(p.request for p in self.ahead)]
+        )
         try:
-            return Prefill.begin(
-                self.step, request, group, next(self.group_keys), self.prefill_chunk
+            prefill = Prefill.begin(
+                self.step, request, group, request.graph_key, self.prefill_chunk
             )
+            prefill.observed = known
+            return prefill
         except BaseException:
             if request.pages:
                 self.free_group(request)
             raise
+
+    def enters_graph(self, request: Request, others: Sequence[Request]) -> int:
+        """Set the key of the request's graph: that of the others with the same `graph`, if any.
+
+        Returns the number of tokens, but for the first, that they have in common with the prompt.
+        """
+        drafter, mates = self.step.drafter, []
+        if request.graph is not None and drafter is not None and drafter.shares_keys:
+            mates = [other for other in others if other.graph is request.graph]
+        request.graph_key = mates[0].graph_key if mates else next(self.group_keys)
+        common = (common_tokens(request.prompt, other.prompt) for other in mates)
+        return max(max(common, default=0) - 1, 0)
 
     def read_prompt(self) -> bool:
         """Read as many chunks of the prompt as a step may wait for; True at the prompt's end."""
@@ -217,8 +236,20 @@ class SlotFiller:
                 yield prefill
 
     def begins_ahead(self, request: Request, rows: int) -> bool:
-        """True if a request's first chunk has at most `rows` tokens, so another's pass reads it."""
-        return min(self.prefill_chunk, len(request.prompt) - 1) <= rows
+        """True if a request's first chunk has at most `rows` tokens, so another's pass reads it,
+        and no prompt that is being read will have more of its beginning."""
+        units, index = units_of(self.step, request, self.prefill_chunk), self.prefix_index
+        if index is not None and request.units and len(units) < len(request.units):
+            missing = request.units[len(units)]
+            reading = [self.prefill] if self.prefill else []
+            if any(prefill.will_keep(missing) for prefill in (*reading, *self.ahead)):
+                return False
+        left = len(request.prompt) - 1 - len(units) * (index.tokens if index else 0)
+        return min(self.prefill_chunk, left) <= rows
+
+    @property
+    def prefix_index(self) -> PrefixIndex | None:
+        return self.step.cache.allocator.index
 
     def slots_of(self, request: Request) -> int:
         """Number of slots that the request's first samples get."""
@@ -294,7 +325,7 @@ class Scheduler(SlotFiller):
             # if no slot is live on the device, only records remain to be read
             while records and (len(records) > self.lag or not live_count):
                 record = self.step.read(records.popleft())
-                self.budget.learn(sum(n > 0 for n in record.nodes), record)
+                self.budget.update(sum(n > 0 for n in record.nodes), record)
                 yield from self.postprocess(record)
         if self.failed and not self.settings.returns_errors:
             # a rule that ended a prompt may have left out the samples with errors
@@ -362,7 +393,8 @@ class Scheduler(SlotFiller):
 
     def learn(self, request: Request) -> None:
         """Add the answers of a prompt whose samples have ended to a prior that learns."""
-        prior, drafter = self.settings.prior, self.step.drafter
+        priors, drafter = self.settings.priors, self.step.drafter
+        prior = priors[request.prior_part] if priors else None
         if prior is None or not prior.learn:
             return
         whole = ("stop", "length")
@@ -372,7 +404,7 @@ class Scheduler(SlotFiller):
         top = tops if len(tops) == len(ended) else None
         prior.add(request.prompt, [s.tokens for s in ended.values()], top)
         if drafter is not None:
-            drafter.use_prior(prior)
+            drafter.use_prior(prior, request.prior_part)
 
     def broken(self, live: LiveSample, record: Record, s: int) -> tuple[int, Exception]:
         """Number of tokens in `record` of the sample in slot s before the place where it cannot
@@ -435,6 +467,12 @@ class Scheduler(SlotFiller):
         self.retire(request)
         for sample in rest:
             yield request, sample
+
+
+def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of tokens that both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def no_token_left(

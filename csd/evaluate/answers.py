@@ -14,7 +14,7 @@ from functools import wraps
 from itertools import zip_longest
 from pathlib import Path
 
-from csd.engine.options.thoughts import after_thoughts
+from csd.engine.options.thinking import after_thoughts
 from csd.evaluate.letters import option, options_in
 from csd.evaluate.numbers import last_numeral, number_of, numeral_at, plain_number, plain_text
 from csd.models.text.prompts import check_prompt

@@ -8,8 +8,8 @@ import torch
 
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
-from csd.engine.options import read_options
-from csd.engine.options.params import resolve
+from csd.engine.options import SamplingOptions, read_options
+from csd.engine.options.params import limited, resolve
 from csd.engine.requests.request import Request
 from csd.kernels.ops import Ops
 from csd.traces.traces import Trace
@@ -48,9 +48,9 @@ def audit(engine: Engine, traces: Iterable[Trace], **sampling: Any) -> Iterator[
     Raises ValueError for a trace without a seed and indices, for several samples with the same
     index, and for tokens beyond the vocabulary.
     """
-    asked = read_options(sampling)
+    read_options(sampling, SamplingOptions)
     for trace in traces:
-        yield _audit_one(engine, trace, {name: asked[name] for name in sampling})
+        yield _audit_one(engine, trace, sampling)
 
 
 def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[Audited]:
@@ -69,20 +69,18 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
     if sampling.get("min_new_tokens"):
         # a stop string may have ended all samples earlier
         sampling = sampling | {"min_new_tokens": min(sampling["min_new_tokens"], longest)}
-    params = resolve(
-        engine.generation_config,
-        context=config.context,
-        prompt_tokens=len(trace.prompt),
-        vocab=config.vocab,
-        tokenizer=engine.tokenizer,
-        name=f"problem {trace.problem}",
+    recorded = dict(
         temperature=trace.temperature,
         stop=[],
         max_new_tokens=longest,
-        # the recorded end tokens, instead of this model's own
+        # instead of this model's own end tokens
         end_token_ids=[i for i in trace.stop_ids if i < config.vocab],
-        **sampling,
     )
+    options = read_options(sampling | recorded, SamplingOptions)
+    params = resolve(
+        engine.generation_config, options, vocab=config.vocab, tokenizer=engine.tokenizer
+    )
+    params = limited(params, config.context, len(trace.prompt), f"problem {trace.problem}")
     highest = max(max(trace.prompt), *(max(tokens) for tokens in trace.samples))
     if highest >= config.vocab:
         raise ValueError(

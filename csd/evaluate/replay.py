@@ -92,6 +92,7 @@ class Replayed:
     sources: list[int] = field(
         default_factory=lambda: [0] * len(SOURCES)
     )  # committed tokens by node source
+    ends: list[int] = field(default_factory=list)  # step in which each sample ended, from 1
     propose_seconds: float = 0.0
     insert_seconds: float = 0.0
     history_seconds: float = 0.0  # seconds of entering past samples
@@ -233,7 +234,9 @@ def replay(
         # at temperature 0 a drafter uses no noise
         slots.temperature.fill_(0)
     slots.progress_penalty.fill_(progress_penalty)
-    result = Replayed(problem=trace.problem, plain_steps=int(recording.length.max()))
+    result = Replayed(
+        problem=trace.problem, plain_steps=int(recording.length.max()), ends=[0] * slots.count
+    )
     drafter.observe_prompt(1, trace.prompt, 0, len(trace.prompt), slots)
     if history:
         start = clock()
@@ -256,6 +259,8 @@ def replay(
         result.steps += 1
         result.nodes += drafted
         result.rows.append((live, drafted))
+        for s in verdict.finish.nonzero()[:, 0].tolist():
+            result.ends[s] = result.steps
         advance_slots_ref(slots, verdict)
         start = clock()
         drafter.insert(pool, slots, verdict)

@@ -7,23 +7,19 @@ import torch
 
 from csd.engine.call import RunSettings
 from csd.engine.generate import engine_for
-from csd.engine.options import read_options
-from csd.engine.options.params import SAMPLING, resolve
+from csd.engine.options import read_without_config
+from csd.engine.options.params import limited, resolve
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.result import Samples
 from csd.models.text.completions import read_completions
 from csd.models.text.prompts import parse
-from csd.utils.other_names import unknown_argument
+from csd.state.filters import FILTERS
 from csd.verify.teacher_forcing import TeacherForcing
 
 # arguments of `generate` that apply to scoring
 TAKEN = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
+    *FILTERS,
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
@@ -39,7 +35,6 @@ TAKEN = (
     "entropy",
     "prompt_logprobs",
 )
-OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def score(
@@ -69,7 +64,7 @@ def score(
 
     Raises ValueError or TypeError for arguments that cannot be served, naming the argument.
     """
-    asked = _read(options)
+    asked = read_without_config(options, TAKEN) | {"ignore_eos": True}
     engine = engine_for(model, device=device, dtype=dtype, revision=revision)
     config = engine.config
     tokenizer = asked["tokenizer"] or engine.tokenizer
@@ -82,21 +77,13 @@ def score(
         config.context,
     )
     rows = read_completions(completions, prompts, many, tokenizer, config.vocab)
+    given_params = resolve(None, asked, vocab=config.vocab, tokenizer=tokenizer)
     requests: list[Request] = []
     completions_of: dict[tuple[int, int], list[int]] = {}
     for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
-        params = resolve(
-            None,
-            context=config.context,
-            prompt_tokens=len(ids),
-            vocab=config.vocab,
-            tokenizer=tokenizer,
-            name=f"prompt {i}" if many else "the prompt",
-            ignore_eos=True,
-            stop=[],
-            max_new_tokens=max(map(len, tokens)),
-            **{name: asked[name] for name in TAKEN if name in SAMPLING},
-        )
+        name = f"prompt {i}" if many else "the prompt"
+        params = given_params.replace(max_new_tokens=max(map(len, tokens)))
+        params = limited(params, config.context, len(ids), name)
         # the index is the seed, so equal prompts get different keys
         request = Request.of(i, ids, params, range(len(tokens)), i)
         request.scores = PromptScores() if asked["prompt_logprobs"] else None
@@ -113,12 +100,3 @@ def score(
         pass
     results = [request.result() for request in requests]
     return results if many else results[0]
-
-
-def _read(options: dict[str, Any]) -> dict[str, Any]:
-    for name in options:
-        if name not in TAKEN:
-            raise unknown_argument(name, TAKEN)
-    asked = read_options(options)
-    off = {name: value for name, value in OFF.items() if asked[name] is None}
-    return {name: asked[name] for name in TAKEN} | off

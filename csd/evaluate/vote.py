@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from csd.engine.options.thoughts import after_thoughts
+from csd.engine.options.thinking import after_thoughts
 from csd.engine.results.result import Sample
 from csd.evaluate.answers import (
     EXTRACTORS,

@@ -98,7 +98,7 @@ class Scoring:
         logits = self._logits(hidden)
         raw = own_chance(logits[chunk.row], chunk.token, lambda _: self._log_sums(logits, chunk))
         found = [raw, raw]
-        if self.params.temperature != 0:
+        if not self.params.greedy:
             slots, pool = self._slots(chunk)
             at = torch.arange(pool.rows, device=logits.device)
             x, slots = self._changed(logits, pool, slots)
@@ -129,7 +129,7 @@ class Scoring:
         wide = z.to(torch.promote_types(z.dtype, torch.float32))
         of_logprob, of_raw, *of_entropy = grads
         total = torch.zeros_like(wide)
-        if self.params.temperature == 0:
+        if self.params.greedy:
             of_raw = _sum(of_raw, of_logprob)
         elif of_logprob is not None:
             total += self._of_processed(chunk, z, of_logprob)

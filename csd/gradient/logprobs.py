@@ -7,23 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from csd.engine.options import read_options
-from csd.engine.options.params import SAMPLING, SamplingParams, resolve
+from csd.engine.options import read_without_config
+from csd.engine.options.params import SamplingParams, limited, resolve
 from csd.gradient.policy import Policy, policy_of
 from csd.gradient.rows import Rows
 from csd.models.text.completions import read_completions
 from csd.models.text.prompts import parse
+from csd.state.filters import FILTERS
 from csd.utils.check import shown
-from csd.utils.other_names import unknown_argument
 from csd.utils.torch_state import plain_torch
 
 # arguments of `generate` that apply
 TAKEN = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
+    *FILTERS,
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
@@ -37,7 +33,6 @@ TAKEN = (
     "attention_mask",
     "chat_template_kwargs",
 )
-OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +43,9 @@ class Logprobs:
     of these lists); for padded completions it is a tensor [N, T] with zeros in padding.
     """
 
-    logprobs: Any  # by the distribution that the samples are drawn from; raw at temperature 0
-    raw_logprobs: Any  # by the model at temperature 1
-    entropies: Any  # of the model at temperature 1; None unless asked for
+    logprobs: Any  # by the distribution that the samples are drawn from; raw if greedy
+    raw_logprobs: Any  # by the model
+    entropies: Any  # of the model; None unless asked for
     exact: bool  # True if values have the bits of an exact engine's samples
     why: str | None  # the reason for which they do not
     rows: int  # rows that were computed
@@ -90,7 +85,7 @@ def logprobs(
     Raises ValueError or TypeError for arguments that cannot be served, naming the argument, and
     for a model in training mode with dropout; NotImplementedError for layers with a state.
     """
-    asked = _read(options)
+    asked = read_without_config(options, TAKEN)
     module, policy, chunk, tokenizer = policy_of(model)
     config = policy.loaded.current_config()
     tokenizer = asked["tokenizer"] or tokenizer
@@ -122,17 +117,9 @@ def logprobs(
         owners = [i for i, own in enumerate(lists) for _ in own]
         given = [tokens for own in lists for tokens in own]
     longest = max(map(len, given), default=1)
-    params = resolve(
-        None,
-        context=config.context,
-        prompt_tokens=max(map(len, prompts)),
-        vocab=config.vocab,
-        tokenizer=tokenizer,
-        ignore_eos=asked["end_token_ids"] is None,
-        stop=[],
-        max_new_tokens=longest,
-        **{name: asked[name] for name in TAKEN if name in SAMPLING},
-    )
+    asked |= {"ignore_eos": asked["end_token_ids"] is None, "max_new_tokens": longest}
+    params = resolve(None, asked, vocab=config.vocab, tokenizer=tokenizer)
+    params = limited(params, config.context, max(map(len, prompts)), "prompt")
     flat, made = flat_logprobs(
         module,
         policy,
@@ -200,15 +187,6 @@ def flat_logprobs(
         order = [j for own in groups.values() for i in own for j in range(*starts[i : i + 2])]
         back = torch.tensor(order, device=device).argsort()
         return [x[back] for x in found], rows
-
-
-def _read(options: dict[str, Any]) -> dict[str, Any]:
-    for name in options:
-        if name not in TAKEN:
-            raise unknown_argument(name, TAKEN)
-    asked = read_options(options)
-    off = {name: value for name, value in OFF.items() if asked[name] is None}
-    return {name: asked[name] for name in TAKEN} | off
 
 
 def _lengths(completions: torch.Tensor, mask: torch.Tensor | None) -> list[int]:

@@ -28,8 +28,9 @@ PIECE = 512
 
 # a past sample that matches continues to match: deeper trees from the start
 WITH_HISTORY: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), decay=0.9, group_penalty=0, trust=0.85)
-# with a prior a node has eight contexts in all, as without: a GPU's kernel has tiles of eight
-WITH_PRIOR: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16))
+# with a prior a node has eight contexts in all, as without: a GPU's kernel has tiles of eight. Five
+# orders of this trust leave to the group as a whole what seven of the usual trust do
+WITH_PRIOR: dict[str, Any] = dict(orders=(1, 2, 4, 8, 16), trust=0.8)
 
 
 def insert_prompt(
@@ -100,6 +101,8 @@ def insert_history(
 class ConsensusGraph(StaticDrafter):
     """Drafts from n-grams of a group's prompt and samples, and the target's own probabilities."""
 
+    shares_keys = True
+
     def __init__(
         self,
         ops: Ops,
@@ -108,14 +111,15 @@ class ConsensusGraph(StaticDrafter):
         tokens: int = 0,
         history: bool = False,
         prior_contexts: int = 0,
+        prior_parts: int = 1,
     ):
         """Make the graph. config: by default chosen from the other arguments.
 
         tokens: most tokens in the graph at once. history: whether past samples are among them.
-        prior_contexts: as in `Drafter`.
+        prior_contexts, prior_parts: as in `Drafter`.
         """
         self._custom, self._history = config is not None, history
-        self.prior_contexts = prior_contexts
+        self.prior_contexts, self.prior_parts = prior_contexts, prior_parts
         if config is None:
             config = GraphConfig(
                 **WITH_HISTORY if history else WITH_PRIOR if prior_contexts else {}
@@ -124,10 +128,11 @@ class ConsensusGraph(StaticDrafter):
         self.config = config
         self.context = self.config.context
         self.table = Table.empty(self.config, device)
-        # prior and version of it that the table has
-        self._prior: tuple[Prior | None, int] = None, 0
+        # prior and version of it that each part of the table has
+        self._priors: list[tuple[Prior | None, int]] = [(None, 0)] * prior_parts
         if prior_contexts:
-            self.table.prior = Table.empty(replace(PRIOR_CONFIG, capacity=prior_contexts), device)
+            sizes = replace(PRIOR_CONFIG, capacity=prior_contexts)
+            self.table.prior = Table.empty(sizes, device, prior_parts)
             self.context = max(self.context, *self.config.prior_orders)
         self._ops = ops
         self._deferred = DeferredInserts()
@@ -135,11 +140,11 @@ class ConsensusGraph(StaticDrafter):
     def start_call(self) -> None:
         self._deferred.clear()
 
-    def use_prior(self, prior: Prior | None) -> None:
-        if prior is None or self._prior == (prior, prior.version):
+    def use_prior(self, prior: Prior | None, part: int = 0) -> None:
+        if prior is None or self._priors[part] == (prior, prior.version):
             return
         assert self.table.prior is not None
-        self._prior = prior, prior.copy_to(self.table.prior)
+        self._priors[part] = prior, prior.copy_to(self.table.prior.part(part))
 
     def suits(self, tokens: int, history: bool) -> bool:
         """True if the graph is as large as a new one, and configured for history if needed."""

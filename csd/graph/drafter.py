@@ -17,7 +17,10 @@ class Drafter:
     """Base of all drafters. An engine uses one for many calls."""
 
     context: int = 1  # tokens of context that `Slots` must keep
-    prior_contexts: int = 0  # capacity of its prior's table, 0 without one
+    # True if groups with different prompts may have one key, and then draft for each other
+    shares_keys: bool = False
+    prior_contexts: int = 0  # capacity of each part of its prior's table, 0 without one
+    prior_parts: int = 1
 
     def suits(self, tokens: int, history: bool) -> bool:
         """True if the drafter is fit for a call with `tokens` tokens of prompts and samples.
@@ -38,6 +41,12 @@ class Drafter:
         """[1] int64: number of dropped contexts so far; None if nothing is ever dropped."""
         return None
 
+    @property
+    def reads_hidden(self) -> bool:
+        """True if it needs the target's hidden states of all tokens of a prompt, which are then
+        all read by the target."""
+        return type(self).observe_hidden is not Drafter.observe_hidden
+
     def cache_bytes(self, pages: int) -> int:
         """Bytes of the drafter's own keys and values for `pages` pages of the target's cache."""
         return 0
@@ -48,9 +57,12 @@ class Drafter:
         Raises ValueError if its vocabulary does not fit the target's.
         """
 
-    def use_prior(self, prior: Prior | None) -> None:
+    def use_prior(self, prior: Prior | None, part: int = 0) -> None:
         """Draft from the current contexts of a prior with `prior_contexts` contexts, until the next
-        call of this method; None for a drafter without one."""
+        call of this method; None for a drafter without one.
+
+        part: of the prior's table, for groups that read this part (`Slots.prior_part`).
+        """
 
     def start_call(self) -> None:
         """Start a call, with the state of a new drafter: nothing learned from previous texts."""

@@ -124,10 +124,11 @@ def make_drafter(
     tokens: int = 0,
     history: bool = False,
     prior_contexts: int = 0,
+    prior_parts: int = 1,
 ) -> Drafter:
     """Make a drafter without any text; `name` may be a function (ops, device) -> Drafter.
 
-    tokens, history: as in `Drafter.suits`. prior_contexts: as in `Drafter`.
+    tokens, history: as in `Drafter.suits`. prior_contexts, prior_parts: as in `Drafter`.
 
     Raises ValueError for a prior and a drafter that reads none.
     """
@@ -138,7 +139,12 @@ def make_drafter(
     check_known(name)
     if name == "consensus":
         return ConsensusGraph(
-            ops, device, tokens=tokens, history=history, prior_contexts=prior_contexts
+            ops,
+            device,
+            tokens=tokens,
+            history=history,
+            prior_contexts=prior_contexts,
+            prior_parts=prior_parts,
         )
     make = _maker(name) if isinstance(name, str) else name
     assert make is not None

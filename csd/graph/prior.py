@@ -24,7 +24,7 @@ import torch
 
 from csd.graph.history import PastSample, Rows, history_rows
 from csd.kernels.backends import choose
-from csd.state.context_table import MAX_TOTAL, PRIOR_KEY, GraphConfig, Table
+from csd.state.context_table import MAX_TOTAL, PRIOR_KEY, WEIGHT_ONE, GraphConfig, Table
 from csd.utils.arguments import check_flag, check_whole
 from csd.utils.check import shown
 from csd.utils.files import WholeFile, check_regular
@@ -32,6 +32,8 @@ from csd.utils.files import WholeFile, check_regular
 PRIOR_CONFIG = GraphConfig(orders=(1, 2), successors=8, capacity=1 << 16)
 # capacities of a prior's table
 MIN_CONTEXTS, DEFAULT_CONTEXTS, MAX_CONTEXTS = 1 << 10, 1 << 16, 1 << 17
+# weights below 2^31 have none left after these
+MOST_HALVINGS = 30
 # rows of one insert
 PIECE = 512
 FORMAT = "csd.prior/1"
@@ -116,9 +118,26 @@ class Prior:
             self.vocab = max(self.vocab, 1 + max(int(joined.token.max()), *context, 0))
             self.version += 1
 
+    def add_successors(self, token: torch.Tensor, probability: torch.Tensor) -> None:
+        """Learn the likeliest tokens [V, K] int32 behind each of the tokens 0 .. V - 1, alone, with
+        their probabilities [V, K], as one observation of each."""
+        size, K = token.shape[0], min(token.shape[1], self.config.successors)
+        E = self.config.successors
+        entries = {
+            "entry_tokens": torch.full((size, self.config.context), -1, dtype=torch.int32),
+            "entry_total": torch.full((size,), WEIGHT_ONE, dtype=torch.int32),
+            "succ_token": torch.full((size, E), -1, dtype=torch.int32),
+            "succ_weight": torch.zeros(size, E, dtype=torch.int32),
+        }
+        entries["entry_tokens"][:, 0] = torch.arange(size, dtype=torch.int32)
+        weight = (probability[:, :K] * WEIGHT_ONE).int()
+        entries["succ_token"][:, :K] = torch.where(weight > 0, token[:, :K], -1)
+        entries["succ_weight"][:, :K] = weight
+        self._enter(entries, 0, max(size, 1 + int(token.max())))
+
     def decay(self, halvings: int = 1) -> None:
         """Halve all weights, so that later answers count more; contexts without weight go."""
-        check_whole("halvings", halvings, 1, 30)
+        check_whole("halvings", halvings, 1, MOST_HALVINGS)
         with self._lock:
             table = self.table
             for x in (table.entry_total, table.succ_weight):

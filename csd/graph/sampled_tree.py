@@ -175,7 +175,8 @@ def successors(
     level.context.copy_(torch.tensor(context))
     for name in ("group", "key", "sample", "stop_ids"):
         setattr(level, name, getattr(slots, name)[slot_index])
-    level.group_key, level.prompt_len = slots.group_key, slots.prompt_len
+    for name in ("group_key", "prompt_len", "prior_part"):
+        setattr(level, name, getattr(slots, name))
     rows = len(slot) * (1 + MAX_CHILDREN)
     pool = draft_tree(graph.table, level, rows, replace(graph.config, max_depth=1, decay=1.0))
     columns = [x.tolist() for x in (pool.token, pool.cost, pool.source)]

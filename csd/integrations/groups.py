@@ -6,7 +6,7 @@ from typing import Any
 
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
-from csd.engine.options.checks import check_prior
+from csd.engine.options import Options
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.errors import Carrying
 from csd.engine.requests.history import set_history, store_history, wants_top
@@ -15,7 +15,7 @@ from csd.engine.results.result import Sample, Samples
 from csd.graph.history import PastSample
 from csd.graph.prior import Prior
 from csd.traces.history import History
-from csd.utils.arguments import check_budget, check_seed, check_whole
+from csd.utils.arguments import check_seed, check_whole, checked
 
 
 def draw(
@@ -26,6 +26,8 @@ def draw(
     history: Any = None,
     keep: bool = True,
     known: Sequence[list[Sample]] | None = None,
+    on_tokens: Callable | None = None,
+    returns_errors: bool = False,
     **running: Any,
 ) -> list[Samples]:
     """Draw samples of each (token ids, parameters, sample indices), one group per prompt.
@@ -34,15 +36,15 @@ def draw(
 
     history: as in `csd.generate` for a list of prompts. keep: True adds the drawn samples to a
         `History`. known: samples of each prompt that draft in addition to its history.
-    running: `budget`, `speculate`, `drafter`, `prior`, `on_tokens`, as in
-        `csd.engine.call.RunSettings`.
+    running: `budget`, `speculate`, `drafter`, `prior`, as in `csd.generate`. on_tokens,
+        returns_errors: as in `csd.engine.call.RunSettings`.
 
     Raises TypeError or ValueError for an invalid seed, budget, prior or first sample. An error
     after the first step has the samples drawn so far as its attribute `samples`.
     """
-    check_seed(seed)
-    check_budget(running.get("budget", "auto"))
-    running = running | {"prior": check_prior(running.get("prior"))}
+    seed = check_seed("seed", seed)
+    history = checked(Options, "history", history)
+    running = {name: checked(Options, name, value) for name, value in running.items()}
     for _, _, samples in prompts:
         check_whole("first_sample", samples.start, 0)
     requests = [
@@ -52,7 +54,12 @@ def draw(
     set_history(requests, history, True, engine.tokenizer, engine.config.vocab)
     for request, others in zip(requests, known or [[] for _ in requests], strict=True):
         request.history = [*(PastSample.of(s.tokens) for s in others), *request.history]
-    settings = RunSettings(record_top=wants_top(history), **running)
+    settings = RunSettings(
+        record_top=wants_top(history),
+        on_tokens=on_tokens,
+        returns_errors=returns_errors,
+        **running,
+    )
     saved = history if keep and isinstance(history, History) else None
     if saved is not None:
         saved.check()

@@ -23,12 +23,13 @@ except ImportError as error:
     ) from error
 
 from csd.engine.engine import Engine
-from csd.engine.options.checks import check_prior
-from csd.engine.options.params import FILTERS, SamplingParams, resolve
+from csd.engine.options import Options, SamplingOptions, read_options
+from csd.engine.options.params import SamplingParams, limited, resolve
 from csd.engine.results.result import Sample
 from csd.integrations.groups import draw
+from csd.state.filters import FILTERS, GREEDY
 from csd.traces.history import History
-from csd.utils.arguments import check_budget, check_seed
+from csd.utils.arguments import checked
 
 LOG = logging.getLogger("csd")
 
@@ -41,9 +42,9 @@ class CSDLM(HFLM):
     generator, which the harness seeds, when None. max_slots, memory: as in `csd.Engine`; budget,
     speculate, prior: as in `csd.generate`. history: the file of a `csd.History`.
 
-    A task may set the generation arguments until, max_gen_toks, do_sample, temperature, top_k,
-    top_p, min_p and repetition_penalty; others raise ValueError. A filter that neither the task nor
-    the model's generation config sets is off.
+    A task may set the generation arguments until, max_gen_toks, do_sample and the filters of
+    `csd.generate`; others raise ValueError. A filter that neither the task nor the model's
+    generation config sets is off.
     """
 
     def __init__(
@@ -59,14 +60,10 @@ class CSDLM(HFLM):
         prior: str | bool | None = None,
         **options: Any,
     ):
-        check_budget(budget)
-        if seed is not None:
-            check_seed(seed)
+        running = dict(budget=budget, speculate=speculate, prior=prior)
+        self.running = {name: checked(Options, name, value) for name, value in running.items()}
+        self.seed = checked(Options, "seed", seed)
         super().__init__(pretrained, **options)
-        self.seed = seed
-        self.running: dict[str, Any] = dict(
-            budget=budget, speculate=speculate, prior=check_prior(prior)
-        )
         self.history = None if history is None else History(path=history)
         model = self.accelerator.unwrap_model(self.model) if self._world_size > 1 else self.model
         self.csd = Engine(model, tokenizer=self.tokenizer, max_slots=max_slots, memory=memory)
@@ -113,20 +110,13 @@ class CSDLM(HFLM):
                 f"max_gen_toks={longest} fills the model's context of {self.csd.config.context}"
             )
         if not sample:
-            options["temperature"] = 0
+            options |= GREEDY
         # as in `hf`, a long context is truncated from the left
         ids = self.tok_encode(context, left_truncate_len=room)
-        params = resolve(
-            self.csd.generation_config,
-            context=self.csd.config.context,
-            prompt_tokens=len(ids),
-            vocab=self.csd.config.vocab,
-            max_new_tokens=longest,
-            stop=until,
-            stop_token_ids=self.eot_token_id,
-            **options,
-        )
-        return ids, params, until
+        options |= dict(max_new_tokens=longest, stop=until, stop_token_ids=self.eot_token_id)
+        config, read = self.csd.config, read_options(options, SamplingOptions)
+        params = resolve(self.csd.generation_config, read, vocab=config.vocab)
+        return ids, limited(params, config.context, len(ids)), until
 
 
 def _log(samples: list[Sample], seconds: float) -> None:

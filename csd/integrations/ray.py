@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from csd.engine.engine import Engine
-from csd.engine.options.checks import check_prior
-from csd.engine.options.params import SAMPLING, SamplingParams, resolve
+from csd.engine.options import SAMPLING, Options, SamplingOptions, read_options
+from csd.engine.options.params import limited, resolve
 from csd.integrations.groups import draw
 from csd.models.text.prompts import parse
-from csd.utils.arguments import check_budget, check_one_of, check_seed, check_whole
+from csd.utils.arguments import check_seed, check_whole, checked
 from csd.utils.lazy import check_installed
 from csd.utils.other_names import unknown_argument
 
@@ -52,7 +52,7 @@ def sample(
     check_whole("batch_size", batch_size, 1)
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()))
-    check_seed(seed)
+    check_seed("seed", seed)
     check_installed("ray", "ray", "csd.integrations.ray")
     import ray.data
 
@@ -113,7 +113,7 @@ class Sampler:
     on_error: "raise", or "return": a row with an invalid prompt gets no samples, and the reason in
         a column `error`, which is None for the others.
     engine: options of `csd.Engine`.
-    options: temperature, max_new_tokens, stop and the like, budget, speculate, drafter, prior, as
+    options: filters, max_new_tokens, stop and the like, budget, speculate, drafter, prior, as
         in `csd.generate`. With prior=True the rows of a batch draft for each other, so use it for
         datasets of one user; the tokens do not depend on the batch.
 
@@ -135,12 +135,13 @@ class Sampler:
     ):
         _check(dict(options, on_error=on_error))
         check_whole("num_samples", num_samples, 1)
-        check_seed(seed)
+        check_seed("seed", seed)
         self.engine = Engine(model, **(engine or {}))
         self.num_samples, self.seed, self.prompt = num_samples, seed, prompt
         self.chat_template_kwargs, self.on_error = chat_template_kwargs, on_error
-        self.running = {k: v for k, v in options.items() if k in _RUNNING}
-        self.sampling = {k: v for k, v in options.items() if k in SAMPLING}
+        self.running = {k: checked(Options, k, v) for k, v in options.items() if k in _RUNNING}
+        sampling = {k: v for k, v in options.items() if k in SAMPLING}
+        self.sampling = read_options(sampling, SamplingOptions)
 
     def __call__(self, table: Any) -> Any:
         """Draw for a `pyarrow.Table` with a column of prompts; returns it with the new columns."""
@@ -179,24 +180,19 @@ class Sampler:
             errors=errors if returns else None,
         )
 
-        def params_of(ids: list[int], name: str) -> SamplingParams:
-            return resolve(
-                engine.generation_config,
-                context=config.context,
-                prompt_tokens=len(ids),
-                tokenizer=engine.tokenizer,
-                name=name,
-                vocab=config.vocab,
-                **self.sampling,
-            )
-
+        given = resolve(
+            engine.generation_config,
+            self.sampling,
+            vocab=config.vocab,
+            tokenizer=engine.tokenizer,
+        )
         # raises for options that are invalid with every prompt, also if on_error is "return"
-        params = params_of([], "an empty prompt")
+        params = limited(given, config.context)
         requests = []
         for i, (ids, start) in enumerate(zip(rows, first, strict=True)):
             if i not in errors:
                 try:
-                    params = params_of(ids, f"prompt {i}")
+                    params = limited(given, config.context, len(ids), f"prompt {i}")
                 except ValueError as error:
                     if not returns:
                         raise
@@ -220,6 +216,5 @@ def _check(options: dict) -> None:
     unknown = sorted(set(options) - SAMPLING - _RUNNING - _OWN)
     if unknown:
         raise unknown_argument(unknown[0], SAMPLING | _RUNNING | _OWN | {"num_samples", "seed"})
-    check_budget(options.get("budget", "auto"))
-    check_prior(options.get("prior"))
-    check_one_of("on_error", options.get("on_error", "raise"), ("raise", "return"))
+    for name in options.keys() & (SAMPLING | _RUNNING | {"on_error"}):
+        checked(Options, name, options[name])

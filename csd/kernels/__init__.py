@@ -34,6 +34,12 @@ from typing import TYPE_CHECKING
 
 from csd.kernels.attention import TreeLayout, tree_attention
 from csd.kernels.attention.commit_kv import commit_kv
+from csd.kernels.attention.packed import (
+    PackedLayout,
+    pack_rows,
+    packed_attention,
+    packed_attention_backward,
+)
 from csd.kernels.draft import draft_tree
 from csd.kernels.layers import GatedMLP, RMSNorm, Rotary
 from csd.kernels.layers.gated_linear import gated_linear
@@ -57,6 +63,7 @@ from csd.utils.lazy import submodules
 
 __all__ = [
     "GatedMLP",
+    "PackedLayout",
     "RMSNorm",
     "Rotary",
     "TreeLayout",
@@ -70,6 +77,9 @@ __all__ = [
     "graph_insert",
     "merge_partials",
     "observe",
+    "pack_rows",
+    "packed_attention",
+    "packed_attention_backward",
     "plan_attention",
     "plan_exact",
     "rms_norm",

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from os import PathLike
@@ -16,10 +16,8 @@ from typing import Any, TypeVar, Unpack
 
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine, OnePrompt
-from csd.engine.options import Options, read_options
-from csd.engine.options.checks import check_drafter, check_prior
+from csd.engine.options import SAMPLING, Options, read_options
 from csd.engine.options.grammar import has_grammar, matcher_of
-from csd.engine.options.params import SAMPLING
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import MOST_TOP, PromptScores
 from csd.engine.step.step import Step
@@ -29,12 +27,16 @@ from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
 from csd.serve.reader import Reader
 from csd.serve.scheduler import ServiceScheduler
+from csd.serve.session import AsyncSession
 from csd.serve.weights import Weights
 from csd.traces.history import History
-from csd.utils.arguments import check_budget, check_flag, check_whole
+from csd.utils.arguments import check_flag, check_whole, checked
+from csd.utils.check import shown
 
 # options that apply to all requests, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "prior", "budget", "tokenizer")
+# capacity of owners' priors beside no other one: 3 MB each
+OWN_CONTEXTS = 1 << 14
 # options of a single request: sampling, the samples to draw, the prompt, and the reported values of
 # tokens. logits_processor is left out: it runs inside a step, which all requests share
 SERVED = SAMPLING - {"logits_processor"} | {
@@ -72,17 +74,16 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
             )
     if isinstance(options.get("history"), History):
         raise ValueError("history must be a list of past samples, got a csd.History")
-    # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
-    asked = {name: options[name] for name in ("on_error",) if name in options}
+    asked = read_options(options)
     call = Call.read(
         prompt,
-        {**options, "on_error": "raise"},
+        # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
+        asked | {"on_error": "raise"},
         limits,  # type: ignore[arg-type]
         engine.generation_config,
         engine.tokenizer,
     )
-    returns = read_options(asked)["on_error"] == "return"
-    call.settings = replace(call.settings, returns_errors=returns)
+    call.settings = replace(call.settings, returns_errors=asked["on_error"] == "return")
     if call.many:
         raise ValueError(f"prompt must be one prompt, got {len(call.requests)}")
     return call
@@ -91,6 +92,23 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
 def read_scores(count: int, limits: Limits) -> PromptScores:
     """`PromptScores` with `count` top tokens. Raises TypeError or ValueError."""
     return PromptScores(check_whole("score_prompt", count, 0, min(MOST_TOP, limits.vocab)))
+
+
+def own_priors(prior: Prior | None, owners: Collection[str]) -> dict[str, Prior]:
+    """Priors that learn, by owner, each with the contexts of `prior`, if there is one.
+
+    Raises TypeError for anything else than a collection of names.
+    """
+    if isinstance(owners, str) or not all(isinstance(owner, str) for owner in owners):
+        raise TypeError(f"learn_from must be a list of owners, got {shown(owners)}")
+    found = {}
+    for owner in owners:
+        found[owner] = own = Prior(
+            learn=True, contexts=OWN_CONTEXTS if prior is None else prior.config.capacity
+        )
+        if prior is not None:
+            own.merge(prior)
+    return found
 
 
 LOG = logging.getLogger("csd")
@@ -112,6 +130,8 @@ class AsyncEngine:
         `QueueFull`.
     budget, speculate, drafter, prior: for all requests, as in `csd.generate`. The prior does not
         learn: requests of others would show in what a request drafts.
+    learn_from: owners (see `submit`) with a prior of their own, which begins as `prior`, learns
+        from their answers and drafts for their requests alone; `priors` has them by owner.
     engine: the other options of `csd.Engine`.
     """
 
@@ -125,24 +145,28 @@ class AsyncEngine:
         speculate: bool = True,
         drafter: Any = None,
         prior: Prior | str | PathLike[str] | None = None,
+        learn_from: Collection[str] = (),
         **engine: Any,
     ):
         if max_tokens is not None:
             max_tokens = check_whole("max_tokens", max_tokens, 2)
         max_queue = check_whole("max_queue", max_queue, 1)
-        check_drafter(drafter)
-        prior = check_prior(prior)
+        given: dict[str, Any] = dict(
+            budget=budget, speculate=speculate, drafter=drafter, prior=prior
+        )
+        self._settings = RunSettings(
+            **{name: checked(Options, name, value) for name, value in given.items()}
+        )
+        prior = self._settings.prior
         if prior is not None and prior.learn:
             raise ValueError(
                 "prior must have learn=False for an AsyncEngine, whose requests may be of several "
                 "users, got learn=True: load it with csd.Prior.load(path), which only reads"
             )
-        self._settings = RunSettings(
-            budget=check_budget(budget),
-            speculate=check_flag("speculate", speculate),
-            drafter=drafter,
-            prior=prior,
-        )
+        self.priors = own_priors(prior, learn_from)
+        if self.priors and prior is None:
+            prior = Prior(contexts=OWN_CONTEXTS)  # empty, for all other owners
+        self._settings = replace(self._settings, prior=prior, own_priors=self.priors)
         if isinstance(model, Engine) and engine:
             raise ValueError(
                 f"{sorted(engine)[0]} must be set when the Engine is made; it cannot be given "
@@ -214,18 +238,22 @@ class AsyncEngine:
         stream: bool = True,
         score_prompt: int | None = None,
         detached: bool = False,
+        prefix_cache: bool = True,
+        graph: Any = None,
         **options: Unpack[Options],
     ) -> Reader:
         """Request samples of one prompt, from any thread or event loop; returns at once.
 
-        owner: requests of one owner with equal prompts share keys, values and graph; None shares
-            with no request.
+        owner: requests of one owner with equal prompts share keys, values and graph, and one with
+            the beginning of an earlier prompt its pages; None shares with no request.
         client: requests of one client take at most as many places of the queue as are left free,
             so that others find one; None has no such limit.
         stream: True if the handle returns a sample's tokens and text as they are drawn, False if
             it returns finished samples only.
         detached: False cancels the request once its last reader has left before its end, or no
             reference to the returned object remains; True draws it to its end.
+        prefix_cache: False reads the prompt whole, and keeps nothing of it after its end.
+        graph: requests in flight with the same object draft for each other, whatever their prompts.
         score_prompt: if not None, `Reader.scores` gets the log-probability of each token of the
             prompt but the first, and the `score_prompt` likeliest tokens at its position.
         options: as in `csd.Engine.generate`, except those that apply to all requests. `until` is
@@ -236,15 +264,21 @@ class AsyncEngine:
         if os.getpid() != self._process:
             raise RuntimeError("the AsyncEngine must be used in the process that made it")
         detached = check_flag("detached", detached)
+        prefix_cache = check_flag("prefix_cache", prefix_cache)
         limits = self.limits()
         scores = None if score_prompt is None else read_scores(score_prompt, limits)
         call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
-        request.index = next(self._index)
+        request.index, request.scope = next(self._index), owner if prefix_cache else None
+        request.graph = graph
         request.scores = scores or request.scores
         if has_grammar(request.params):
             # here, since the requests in flight wait for the engine's thread
             request.matcher = matcher_of(request.params, request.tokenizer, limits.vocab)
+        priors = self._settings.priors
+        if priors:
+            request.prior_part = 1 + [*self.priors].index(owner) if owner in self.priors else 0
+            request.stats.prior_tokens = priors[request.prior_part].tokens
         handle = Handle(
             request,
             owner=owner,
@@ -256,6 +290,21 @@ class AsyncEngine:
         )
         self._inbox.put(handle)
         return Reader(handle, detached)
+
+    def session(
+        self,
+        prompt: OnePrompt | Any,
+        *,
+        num_samples: int = 1,
+        seed: int | None = None,
+        owner: str | None = None,
+    ) -> AsyncSession:
+        """Begin `num_samples` texts with a prompt, which `AsyncSession.sample` continues in turns.
+
+        prompt, seed: as in `csd.generate`, whose samples are those of the first turn. owner: as in
+        `submit`; None shares with no other session.
+        """
+        return AsyncSession(self, prompt, num_samples, seed, owner)
 
     def update(self, change: Callable[[Engine], T]) -> T:
         """Call `change(engine)` once all requests in flight have ended; returns its result.
@@ -291,8 +340,7 @@ class AsyncEngine:
 
     def prepare(self, engine: Engine, drafter: Any, nodes: int) -> Step:
         self._weights.mark(engine)
-        prior = self._settings.prior if self._settings.speculate else None
-        return self._room.step(engine, drafter, nodes, prior)
+        return self._room.step(engine, drafter, nodes, self._settings.priors)
 
     def scheduler(
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any

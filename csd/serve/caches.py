@@ -5,6 +5,7 @@ many pages as fit in memory, and a request waits until enough of them are free.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,10 +37,13 @@ class ServedRoom:
         self.longest = 0  # the largest such number that is served
         self.pages = 0
 
-    def step(self, engine: Resources, drafter: Any, nodes: int, prior: Prior | None = None) -> Step:
+    def step(
+        self, engine: Resources, drafter: Any, nodes: int, priors: Sequence[Prior] = ()
+    ) -> Step:
         """The engine's step; allocates caches if the current ones are too small.
 
-        nodes: drafted nodes per step, if their number is given. prior: of the requests.
+        nodes: drafted nodes per step, if their number is given. priors: of the requests, of
+            equal sizes.
 
         Raises MemoryError with the numbers if not even one page of a prompt and one of a sample
         fit.
@@ -48,7 +52,7 @@ class ServedRoom:
             engine._drafter_name = drafter
             engine._drop()
         config = engine.decoder.config
-        contexts = 0 if prior is None else prior.config.capacity
+        contexts, parts = priors[0].config.capacity if priors else 0, max(len(priors), 1)
         context = min(config.context, self.asked or config.context)
         table, slots = pages_for(context), engine.max_slots
         rows = engine._rows(slots, nodes, context)
@@ -58,22 +62,28 @@ class ServedRoom:
             wanted = Room(slots, table, table, self.pages, rows)
             at_hand = self.pages and have == have.with_room_for(wanted)
             same = engine._step.cache.dtype == engine.dtype
-            same = same and engine._drafter.prior_contexts == contexts
+            has = engine._drafter.prior_contexts, engine._drafter.prior_parts
+            same = same and has == (contexts, parts)
             if at_hand and same and engine._drafter.suits(tokens, False):
                 return engine._step
         # drop the old caches first: their memory counts as free below
         engine._drop()
         with torch.inference_mode(False):
-            made = make_drafter(drafter, engine._ops, engine.device, tokens, False, contexts)
+            made = make_drafter(drafter, engine._ops, engine.device, tokens, False, contexts, parts)
         gathers = engine._ops.name == "reference"
         free = int(engine.memory * free_bytes(engine.device))
 
         # later requests may need any change of rows, each a different one
         changed = changed_bytes(EVERY, slots, rows, context, config.vocab, engine.dtype)
 
+        # copies of the states of recurrent layers, which are not in pages
+        states = engine._states_bytes
+        units = int(engine.prefix_cache * free) // states if states else None
+
         def taken(pages: int) -> int:
             room = Room(slots, table, table, pages, rows)
-            return room.bytes(config, engine.dtype, gathers) + made.cache_bytes(pages) + changed
+            own = room.bytes(config, engine.dtype, gathers) + made.cache_bytes(pages)
+            return own + changed + (units or 0) * states
 
         # at most the pages of a longest prompt and a longest sample per slot
         self.pages = bisect_right(range(1, 2 * slots * table + 1), free, key=taken)
@@ -88,7 +98,9 @@ class ServedRoom:
         with torch.inference_mode(False):
             # set first: `_allocate` chooses the class of the step by the drafter
             engine._drafter, engine._text = made, (tokens, False)
-            step = engine._allocate(slots, table, table, self.pages, made.context, rows)
+            step = engine._allocate(
+                slots, table, table, self.pages, made.context, rows, units=units
+            )
             made.attach(engine.decoder, step.cache)
         # set last: if the drafter does not fit the model, the next run allocates anew
         engine._step = step

@@ -31,7 +31,7 @@ class Piece:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
-    top: list[Top] = field(default_factory=list)  # with top_logprobs, at temperature 1
+    top: list[Top] = field(default_factory=list)  # with top_logprobs, raw
     sample: Sample | None = None  # the whole sample, once it has ended
 
 

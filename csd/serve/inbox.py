@@ -24,6 +24,7 @@ class Counters:
     sample_steps: int = 0  # summed over the samples of each step
     tokens: int = 0
     prompt_tokens: int = 0  # tokens of prompts that were read
+    cached_prompt_tokens: int = 0  # tokens of prompts that the prefix cache had
     shared_prompt_tokens: int = 0  # tokens of prompts whose pages another request already had
     shared_samples: int = 0  # samples not drawn, because another request draws them too
     requests: int = 0  # ended requests, including cancelled and failed ones
@@ -36,6 +37,7 @@ class Counters:
     slots: int = 0  # slots that hold a sample
     groups: int = 0
     free_pages: int = 0
+    cached_pages: int = 0  # of the free ones, pages of prompts that have ended
     pages: int = 0
     # seconds from a request's submission to its first token, and then per token of its longest
     # sample

@@ -24,6 +24,7 @@ from csd.engine.results.until import Until
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import asked_of, changes_rows, set_of
 from csd.engine.scheduler import Scheduler
+from csd.engine.step.prefill import Prefill
 from csd.engine.step.step import Step
 from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
@@ -147,6 +148,8 @@ class ServiceScheduler(Scheduler):
         )
         self.counters.slots, self.counters.groups = owned, len({r.group for r in self.active})
         self.counters.free_pages = len(self.step.cache.allocator)
+        index = self.prefix_index
+        self.counters.cached_pages = 0 if index is None else index.idle_pages
         return owned
 
     def take_in(self) -> None:
@@ -182,6 +185,10 @@ class ServiceScheduler(Scheduler):
                 # no sample may take the pages that this owner waits for
                 return None
         return None
+
+    def together_of(self, request: Request) -> int:
+        """A quarter by default: one sample after another, a request would last too long."""
+        return self.together or -(-len(request.samples) // 4)
 
     def next_of(self, owner: Hashable) -> Request | None:
         """Request of an owner whose next sample gets a free slot, as in the base class."""
@@ -229,7 +236,6 @@ class ServiceScheduler(Scheduler):
         if len(groups) == len(self.owners) or not self.has_pages(request, True):
             return False
         self.enter(handle)
-        self.counters.prompt_tokens += len(request.prompt)
         # the base class reads the first prompt of the queue
         self.queue.remove(request)
         self.queue.appendleft(request)
@@ -253,9 +259,16 @@ class ServiceScheduler(Scheduler):
         self.queue.remove(request)
         request.group, request.pages = leader.group, leader.pages
         self.counters.shared_prompt_tokens += len(request.prompt)
+        request.stats.cached_tokens = len(request.prompt)
         self.active.append(request)
         self.join(handle)
         return True
+
+    def begin_prefill(self) -> Prefill:
+        prefill = super().begin_prefill()
+        self.counters.prompt_tokens += len(prefill.request.prompt) - prefill.at
+        self.counters.cached_prompt_tokens += prefill.at
+        return prefill
 
     def assign(self, request: Request, s: int) -> Refill | None:
         try:

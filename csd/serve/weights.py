@@ -1,11 +1,13 @@
 """Identity of the weights that draw a request: a version that counts changes, a fingerprint."""
 
 import hashlib
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 
 from csd.engine.engine import Engine
+from csd.engine.resources.weights import tensor_versions
 from csd.engine.step.prefill import read_prompt
 from csd.models.load import load
 from csd.state.kv_cache import PAGE
@@ -27,11 +29,11 @@ class Weights:
         self.version = 0
         self.fingerprint = ""
         self._decoder: Any = None
-        self._state: int | None = None
+        self._state: Hashable = None
 
     def mark(self, engine: Engine) -> None:
         """Update version and fingerprint if the weights changed; called with nothing in flight."""
-        state = _state(engine, begun=True)
+        state = tensor_versions(engine._loaded, begun=True)
         if engine.decoder is self._decoder and state == self._state:
             return
         self.version += self._decoder is not None
@@ -41,7 +43,7 @@ class Weights:
     def stale(self, engine: Engine) -> bool:
         """True if tensors of the model were replaced or written since `mark`, or if the active
         adapters differ."""
-        return _state(engine) != self._state
+        return tensor_versions(engine._loaded) != self._state
 
     @plain_torch()
     def replace(self, engine: Engine, folder: str) -> None:
@@ -57,20 +59,6 @@ class Weights:
         with engine._lock, current(engine.device):
             engine._take(loaded)
             self.mark(engine)
-
-
-def _state(engine: Engine, begun: bool = False) -> int | None:
-    """Hash of the active adapters and of addresses and versions of a module's tensors; None if
-    there is no module.
-
-    begun: use the adapters that were active when the run began.
-    """
-    module = engine._loaded._module()
-    if module is None:
-        return None
-    adapters = getattr(engine.decoder, "adapters", None)
-    active = adapters and (adapters.state if begun else adapters.now())
-    return hash((active, *((p.data_ptr(), p._version) for p in module.parameters())))
 
 
 @torch.no_grad()

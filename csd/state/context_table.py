@@ -5,7 +5,9 @@ entries of the bucket that its hash selects; a lookup reads only one bucket. An 
 while its group is in flight: the entries of a freed group can be replaced by others.
 
 A group's table may have another one behind it, the **prior**: contexts of answers to other prompts,
-which belong to no group (their key is PRIOR_KEY). All groups read it, and no step writes it.
+which belong to no group (their key is PRIOR_KEY). All groups read it, and no step writes it. It
+may have several parts, tables of equal sizes one after another, of which a group reads only its own
+(`Slots.prior_part`): so one owner's answers draft for no other's prompts.
 
 Weights are fixed point, with WEIGHT_ONE for a count or a probability of one, so sums are exact in
 any order. A context's total counts every observation of it; the part of the total that its
@@ -154,10 +156,14 @@ class Table:
     step: torch.Tensor  # [1] int32, inserts so far
     dropped: torch.Tensor  # [1] int64, contexts for which no entry was left
     prior: "Table | None" = None  # looked up behind this table's contexts of a group
+    parts: int = 1  # of a prior's table, one after another
 
     @classmethod
-    def empty(cls, config: GraphConfig, device: str | torch.device = "cpu") -> "Table":
-        C, N, E = config.capacity, config.context, config.successors
+    def empty(
+        cls, config: GraphConfig, device: str | torch.device = "cpu", parts: int = 1
+    ) -> "Table":
+        """Returns a table of `parts` times the capacity."""
+        C, N, E = parts * config.capacity, config.context, config.successors
 
         def full(
             shape: tuple[int, ...], value: float, dtype: torch.dtype = torch.int32
@@ -176,11 +182,22 @@ class Table:
             succ_source=full((C, E), 0, torch.int64),
             step=full((1,), 0),
             dropped=full((1,), 0, torch.int64),
+            parts=parts,
         )
 
     @property
     def buckets(self) -> int:
-        return self.entry_group.shape[0] // self.ways
+        """Number of buckets of a part."""
+        return self.entry_group.shape[0] // self.parts // self.ways
+
+    def part(self, index: int) -> "Table":
+        """One of the parts, a view of this table's tensors."""
+        size = self.entry_group.shape[0] // self.parts
+        rows = slice(index * size, (index + 1) * size)
+        tensors = {name: getattr(self, name) for name in _TENSORS}
+        return Table(
+            self.ways, **{n: x if n in ("step", "dropped") else x[rows] for n, x in tensors.items()}
+        )
 
     def arrays(self) -> Any:
         """The same table as numpy arrays: views of CPU tensors, copies of others."""
@@ -195,7 +212,7 @@ class Table:
     def map(self, function: Callable[[Any], Any]) -> "Table":
         prior = self.prior and self.prior.map(function)
         tensors = {name: function(getattr(self, name)) for name in _TENSORS}
-        return Table(self.ways, **tensors, prior=prior)
+        return Table(self.ways, **tensors, prior=prior, parts=self.parts)
 
 
-_TENSORS = tuple(f.name for f in fields(Table) if f.name not in ("ways", "prior"))
+_TENSORS = tuple(f.name for f in fields(Table) if f.name not in ("ways", "prior", "parts"))

@@ -1,10 +1,11 @@
 """Keys and values in pages of 64 tokens: prompts once per group, committed tokens per slot."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from csd.state.prefix_cache import PageAllocator, PrefixIndex
 from csd.state.recurrent import StateCache
 from csd.utils.device import upload
 
@@ -23,37 +24,6 @@ def pages_held(pages: int, reach: int | None, ahead: int = 0) -> int:
     the first of them attends.
     """
     return pages if reach is None else min(pages, max(1, pages_for(reach - 1 + ahead)))
-
-
-class PageAllocator:
-    """Allocates pages, if possible adjacent ones, since a run of pages can be read as one piece."""
-
-    def __init__(self, pages: int):
-        self._free = list(range(pages))
-
-    def __len__(self) -> int:
-        return len(self._free)
-
-    def take(self, count: int) -> list[int]:
-        """Takes `count` free pages: the first run of adjacent ones that is long enough, if any."""
-        if count == 0:
-            return []
-        if count > len(self._free):
-            raise MemoryError(f"{count} pages were requested, but only {len(self._free)} are free")
-        index = next(
-            (
-                i
-                for i in range(len(self._free) - count + 1)
-                if self._free[i + count - 1] - self._free[i] == count - 1
-            ),
-            0,
-        )
-        taken = self._free[index : index + count]
-        del self._free[index : index + count]
-        return taken
-
-    def give_back(self, pages: list[int]) -> None:
-        self._free = sorted(self._free + pages)
 
 
 def in_turn(pages: list[int], tokens: int) -> list[int]:
@@ -122,6 +92,16 @@ class LayersKV(NamedTuple):
         return cls(k, v, node_k, node_v)
 
 
+class IdleUnits(NamedTuple):
+    """Copies of units of a prefix index, by which a larger cache begins."""
+
+    key: Hashable  # of the index
+    tokens: int  # of a unit
+    digests: list[bytes]
+    states: list[Any]  # by unit
+    parts: list[tuple[torch.Tensor, torch.Tensor]]  # [l, pages of the units, 64, K, D or Dv]
+
+
 class KVCache:
     """Keys and values of all layers; page tables are int32, -1 where there is no page.
 
@@ -141,8 +121,12 @@ class KVCache:
         dtype: torch.dtype,
         device: str | torch.device,
         reach: int | None = None,  # most keys that a row of any layer attends to
+        unit: int
+        | None = None,  # tokens of a unit of the prefix index; None: prompts share nothing
+        units: int | None = None,  # most units; None: as many as there are pages
+        spare: int = 0,  # pages beyond those that samples and prompts in flight need
     ):
-        self.reach = reach
+        self.reach, self.spare = reach, spare
         self.pages, self.rows, self.dtype = pages, rows, dtype
         shapes = layer_shapes(config)
         parts = {
@@ -163,6 +147,8 @@ class KVCache:
         self.prompt_pages = torch.full((slots, prompt_pages), -1, dtype=torch.int32, device=device)
         self.slot_pages = torch.full((slots, slot_pages), -1, dtype=torch.int32, device=device)
         self.allocator = PageAllocator(pages)
+        if unit is not None:
+            self.allocator.index = PrefixIndex(unit, unit // PAGE, units)
         sizes = getattr(config, "states", None)
         # for recurrent layers, whose memory of a text is not keys and values
         self.states = StateCache(sizes, slots, rows, dtype, device) if sizes else None
@@ -178,15 +164,31 @@ class KVCache:
             return only.node_k[:, :rows], only.node_v[:, :rows]
         return tuple(x[:rows] for x in self.node_k), tuple(x[:rows] for x in self.node_v)
 
+    def wraps(self, tokens: int, ahead: int) -> bool:
+        """True if a text overwrites its own beginning; ahead: as in `pages_held`."""
+        return pages_held(pages_for(tokens), self.reach, ahead) < pages_for(tokens)
+
     def take(
-        self, table: torch.Tensor, row: int, tokens: int, ahead: int | None = None
+        self,
+        table: torch.Tensor,
+        row: int,
+        tokens: int,
+        ahead: int | None = None,
+        first: Sequence[int] = (),
     ) -> list[int]:
         """Reserves pages for `tokens` tokens and writes them to a row of a page table.
 
         ahead: as in `pages_held`, to reuse pages that no row attends to any more; None: reuse none.
+        first: pages of the prefix index that the text begins with, which get one more owner.
         """
         reach = None if ahead is None else self.reach
-        pages = self.allocator.take(pages_held(pages_for(tokens), reach, ahead or 0))
+        self.allocator.share(first)
+        try:
+            own = pages_held(pages_for(tokens), reach, ahead or 0) - len(first)
+            pages = [*first, *self.allocator.take(own)]
+        except BaseException:
+            self.allocator.give_back(first)
+            raise
         table[row].fill_(-1)
         if pages:
             host = torch.tensor(in_turn(pages, tokens), dtype=torch.int32)
@@ -197,9 +199,48 @@ class KVCache:
         """Reserves pages for a sample of at most `tokens` tokens; `in_turn` gives their table."""
         return self.allocator.take(pages_held(pages_for(tokens), self.reach))
 
+    def copy_idle(self, most: int) -> IdleUnits | None:
+        """Copies of idle units, the least recently used one first; most: largest number of bytes.
+
+        None if there are none.
+        """
+        index = self.allocator.index
+        if index is None:
+            return None
+        numbers = sum(part.k[:, :1].nbytes + part.v[:, :1].nbytes for part in self.parts)
+        units = index.idle()
+        units = units[max(0, len(units) - most // (numbers * index.pages)) :]
+        if not units:
+            return None
+        pages = torch.tensor([page for _, unit in units for page in unit.pages])
+        pages = upload(pages, self.prompt_pages.device)
+        parts = [(part.k[:, pages], part.v[:, pages]) for part in self.parts]
+        states = [unit.states for _, unit in units]
+        return IdleUnits(index.key, index.tokens, [digest for digest, _ in units], states, parts)
+
+    def paste_idle(self, units: IdleUnits) -> None:
+        """Keep copied units of another cache, as far as they fit."""
+        index = self.allocator.index
+        if index is None or index.tokens != units.tokens:
+            return
+        count = min(len(units.digests), len(self.allocator) // index.pages)
+        if not count:
+            return
+        index.key = units.key
+        first = len(units.digests) - count
+        pages = self.allocator.take(count * index.pages)
+        at = upload(torch.tensor(pages), self.prompt_pages.device)
+        for part, (k, v) in zip(self.parts, units.parts, strict=True):
+            part.k[:, at] = k[:, first * index.pages :]
+            part.v[:, at] = v[:, first * index.pages :]
+        for i in range(count):
+            own = pages[i * index.pages : (i + 1) * index.pages]
+            self.allocator.keep(units.digests[first + i], own, units.states[first + i])
+            self.allocator.give_back(own)
+
     def reset(self) -> None:
-        """Frees all pages."""
-        self.allocator = PageAllocator(self.pages)
+        """Frees all pages; those of the prefix index keep their contents until they are taken."""
+        self.allocator.give_back_all()
         if self.states is not None:
             self.states.prompts.clear()
         self.prompt_pages.fill_(-1)

@@ -12,8 +12,9 @@ of its text alone. Token p is stored at place p % TAIL of a tail, and at place p
 convolution with W weights.
 """
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -175,6 +176,23 @@ class StateMemory:
         for mine, theirs in zip(self.of_slots(), other.of_slots(), strict=True):
             mine[:, slot].copy_(theirs[:, 0])
 
+    def copy(self) -> "StateMemory":
+        """A copy of its slots; the rows of a step, which do not outlive it, are shared."""
+        made = copy.copy(self)
+        made.base = self.base.clone()
+        made.convs = [replace(conv, tail=conv.tail.clone()) for conv in self.convs]
+        made.states = [
+            replace(
+                part,
+                state=part.state.clone(),
+                key=part.key.clone(),
+                update=part.update.clone(),
+                decay=part.decay.clone(),
+            )
+            for part in self.states
+        ]
+        return made
+
 
 def _by_size(sizes: tuple[Size, ...]) -> tuple[list[tuple[int, int]], list[tuple[Size, int]]]:
     """Each call's (index of its size, index among calls of this size); each size with its count."""
@@ -204,6 +222,14 @@ class StateCache:
             # its rows hold a chunk of 16 tokens, not a pool
             self.prompts[group] = StateMemory(self.sizes, 1, CHUNK, self.dtype, self.device)
         return self.prompts[group]
+
+    def begin_prompt(self, group: int, states: StateMemory) -> None:
+        """Set the memory of a group to the states after the beginning of its prompt."""
+        self.prompts[group] = states.copy()
+
+    def copy_of(self, group: int) -> StateMemory:
+        """Copy of a group's states after the tokens read so far."""
+        return self.prompts[group].copy()
 
     def begin_sample(self, slot: int, group: int) -> None:
         """Sets a slot's states to those after its group's prompt.

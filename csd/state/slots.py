@@ -5,10 +5,12 @@ slot has no rows in the pool. Kernels read all of a sample's state here, so a re
 refilled slots and new limits without a new capture.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from csd.state.filters import FILTERS, dtype_of
 
 MAX_STOP_IDS = 16
 
@@ -18,11 +20,25 @@ def _tensor(shape: str, dtype: torch.dtype | None = torch.int32, fill: float = 0
     return field(metadata={"shape": shape, "dtype": dtype, "fill": fill})
 
 
+if TYPE_CHECKING:
+
+    class _Filters:
+        def __getattr__(self, name: str) -> torch.Tensor: ...
+
+else:
+    _Filters = make_dataclass(
+        "_Filters",
+        [(name, torch.Tensor, _tensor("S", dtype_of(name), off)) for name, off in FILTERS.items()],
+        slots=True,
+    )
+
+
 @dataclass(slots=True)
-class Slots:
+class Slots(_Filters):
     """S slots, G groups, N tokens of context, at most T tokens per sample, V vocabulary.
 
-    I = MAX_STOP_IDS, W = ceil(V / 32). A field with dtype None has that of log-probabilities.
+    I = MAX_STOP_IDS, W = ceil(V / 32). A field with dtype None has that of log-probabilities. Each
+    filter that `csd.state.filters` declares is a field [S].
     """
 
     # identity
@@ -36,16 +52,10 @@ class Slots:
     step: torch.Tensor = _tensor("S")  # steps the slot has made
     tokens: torch.Tensor = _tensor("ST", fill=-1)  # generated tokens
     logprobs: torch.Tensor = _tensor("ST", None)  # of the processed distribution
-    raw_logprobs: torch.Tensor = _tensor("ST", None)  # of the model at temperature 1
+    raw_logprobs: torch.Tensor = _tensor("ST", None)  # of the model
     progress_penalty: torch.Tensor = _tensor(
         "S"
     )  # per token (`csd.state.pool_builder.progress_penalties`)
-    # sampling parameters; float64 holds the user's value
-    temperature: torch.Tensor = _tensor("S", torch.float64, 1)  # 0 is greedy
-    top_k: torch.Tensor = _tensor("S")  # 0 is off
-    top_p: torch.Tensor = _tensor("S", torch.float64, 1)  # 1 is off
-    min_p: torch.Tensor = _tensor("S", torch.float64)  # 0 is off
-    penalty: torch.Tensor = _tensor("S", torch.float64, 1)  # repetition penalty, 1 is off
     seen: torch.Tensor = _tensor("SW")  # bitmap of the tokens in prompt and sample
     # stopping
     max_new: torch.Tensor = _tensor("S")
@@ -55,6 +65,7 @@ class Slots:
     # the groups
     prompt_len: torch.Tensor = _tensor("G")  # tokens in the prompt's pages: all but the last
     group_key: torch.Tensor = _tensor("G", torch.int64, -1)  # never reused, -1 when free
+    prior_part: torch.Tensor = _tensor("G")  # part of the prior's table that the group reads
 
     @classmethod
     def empty(

@@ -20,7 +20,7 @@ class Verdict:
 
     sample: torch.Tensor  # [M] int32, token drawn at the row from the target, -1 in padding
     logprob: torch.Tensor  # [M] of `sample`, processed distribution; the raw one if greedy
-    # [M] of `sample`, the model's own at temperature 1; 0 off the path, NaN at a bad row of it
+    # [M] of `sample`, the model's own; 0 off the path, NaN at a bad row of it
     raw_logprob: torch.Tensor
     top_token: torch.Tensor  # [M, 8] int32, likeliest tokens first, -1 where there are fewer
     top_prob: torch.Tensor  # [M, 8] float32, of the processed distribution, 0 in padding

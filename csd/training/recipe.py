@@ -68,7 +68,7 @@ class Recipe:
             check_whole(name, getattr(self, name), 1)
         check_number("learning_rate", self.learning_rate, 0, above=True)
         check_number("held_out", self.held_out, 0, 0.5)
-        check_seed(self.seed)
+        check_seed("seed", self.seed)
         check_whole("eagle", self.eagle, 0)
         if self.eagle not in OWN:
             raise ValueError(f"eagle must be 2 (EAGLE-1 and EAGLE-2) or 3, got {shown(self.eagle)}")

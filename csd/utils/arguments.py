@@ -1,15 +1,17 @@
-"""Checks of arguments that several functions take; each names the argument.
+"""Declarations of arguments (`Option`), and checks that several of them share.
 
-They return the value as a plain Python type: numpy's numbers are accepted, True and False are not
-accepted as numbers.
+A check names the argument, and returns the value as a plain Python type: numpy's numbers are
+accepted, True and False are not accepted as numbers.
 """
 
 import inspect
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -22,21 +24,65 @@ LARGEST = 2**31 - 1
 STEEPEST = 1e15
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One argument, beside its type. Its flags are "--" plus its name with hyphens, and `short`."""
+
+    default: Any
+    help: str
+    # maps (name in errors, value) to the value to use; raises TypeError or ValueError
+    check: Callable[[str, Any], Any] | None = None
+    # parser on the command line: a function of the text, bool, or list for a repeatable flag
+    flag: Callable[[str], Any] | None = None
+    short: str | None = None
+    # value without one of the call or the generation config, which turns a filter or a rule off;
+    # by default `default`
+    off: Any = ...
+    # name in transformers' generation config, whose value applies where the call has none
+    config: str | None = None
+    # transformers' processor and its attribute with the value: "TopPLogitsWarper.top_p"
+    processor: str = ""
+    # names in a request of `csd serve`, separated by spaces
+    fields: str = ""
+
+    def __post_init__(self) -> None:
+        if self.off is ...:
+            object.__setattr__(self, "off", self.default)
+
+
+@cache
+def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
+    """Type and `Option` of each argument of a TypedDict, in the order of their definition."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: get_args(hints[name])[:2] for name in kind.__annotations__}
+
+
+def checked(kind: type, name: str, value: Any, where: str = "") -> Any:
+    """Value to use for an argument of `kind`. None is served if the argument's type has it.
+
+    where: text after the name in an error message. Raises TypeError or ValueError.
+    """
+    hint, option = options_of(kind)[name]
+    if option.check is None or (value is None and type(None) in get_args(hint)):
+        return value
+    return option.check(name + where, value)
+
+
 def check_whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     """Raises TypeError or ValueError unless `value` is a whole number in [low, high]."""
     return _bounded(name, _integer(name, value, "a whole number"), low, high)
 
 
-def check_seed(value: Any) -> int:
+def check_seed(name: str, value: Any) -> int:
     """Raises TypeError or ValueError unless `value` is a whole number of 64 bits, as in torch."""
-    return _bounded("seed", _integer("seed", value, "a whole number or None"), -(2**63), 2**64 - 1)
+    return _bounded(name, _integer(name, value, "a whole number or None"), -(2**63), 2**64 - 1)
 
 
-def check_budget(value: Any) -> str | int:
+def check_budget(name: str, value: Any) -> str | int:
     """Raises TypeError or ValueError unless `value` is "auto" or a whole number from 0."""
     if isinstance(value, str) and value == "auto":
         return "auto"
-    return _bounded("budget", _integer("budget", value, "'auto' or a whole number"), 0, None)
+    return _bounded(name, _integer(name, value, "'auto' or a whole number"), 0, None)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -75,7 +121,7 @@ def check_number(
     return value
 
 
-def check_temperature(value: Any, name: str = "temperature") -> float:
+def check_temperature(name: str, value: Any) -> float:
     """Raises TypeError or ValueError unless `value` is above 0 and can divide logits."""
     value = check_number(name, value, 0, STEEPEST, above=True)
     if value < 1 / STEEPEST:

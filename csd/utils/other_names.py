@@ -72,7 +72,6 @@ _REMARKS = {
         (
             "num_beams",
             "num_beam_groups",
-            "typical_p",
             "guidance_scale",
             "tool_choice",
             "length_penalty",

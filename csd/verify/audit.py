@@ -8,7 +8,7 @@ the perturbed score of an atom (`csd.kernels.verify`):
         = distance of the noise from the token's part of the tail's mass, if both are in the tail
         = inf if the recorded token has no probability, or no token is left
 
-At temperature 0 scores are logits, after penalties and bans. Rounding moves scores by as much as it
+In greedy rows scores are logits, after penalties and bans. Rounding moves scores by as much as it
 moves logits, so a small gap is a tie, and a large one shows other weights, settings or tokens.
 """
 
@@ -19,13 +19,12 @@ import torch
 
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.ops import Ops
-from csd.kernels.verify.passes import HEAD_WIDTH, MAX_HEAD
-from csd.kernels.verify.reference_rows import row_logits
+from csd.kernels.verify.reference_rows import row_logits, row_scores
+from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.verify.given import no_token
-from csd.verify.target import processed
 from csd.verify.teacher_forcing import TeacherForcing
 
 
@@ -56,32 +55,29 @@ class Auditor(TeacherForcing):
 def _gap(
     row: int, drawn: int, recorded: int, logits: torch.Tensor, pool: Pool, slots: Slots
 ) -> float:
-    s = int(pool.slot[row])
-    if slots.temperature[s] == 0:
-        rows = torch.tensor([row], device=logits.device)
-        greedy = row_logits(logits[rows], rows, pool, slots)[0].double()
-        return float(greedy[drawn] - greedy[recorded])
-    probs = processed(logits, torch.tensor([row], device=logits.device), pool, slots)[0].double()
-    if probs[recorded] == 0:
+    s, rows = int(pool.slot[row]), torch.tensor([row], device=logits.device)
+    if is_greedy(slots, pool.slot[rows].long()):
+        x = row_logits(logits[rows], rows, pool, slots)[0].double()
+        return float(x[drawn] - x[recorded])
+    _, heads, rests = row_scores(logits[rows], rows, pool, slots)
+    listed = zip(heads.token[0].tolist(), heads.score[0].double().tolist(), strict=True)
+    head = {token: score for token, score in listed if score > -math.inf}
+    rest, vocab = rests[0].double(), logits.shape[1]
+    if recorded not in head and rest[recorded] == 0:
         return math.inf
-    vocab, top_k = probs.shape[0], int(slots.top_k[s])
-    whole = 0 < top_k <= min(MAX_HEAD, vocab - 1)
-    in_nucleus = probs > 0 if whole else probs >= probs.max() * math.exp(-HEAD_WIDTH)
-    tail = torch.where(in_nucleus, 0, probs)
     position = slots.generated[s] + pool.depth[row]
 
     def word(token: int, stream: int) -> torch.Tensor:
-        tokens = torch.tensor(token, device=probs.device)
+        tokens = torch.tensor(token, device=rest.device)
         return philox_words_ref(slots.key[s], tokens, position, slots.sample[s], stream)
 
     def score(token: int) -> float:
-        mass = probs[token] if in_nucleus[token] else tail.sum()
-        atom = token if in_nucleus[token] else vocab
-        return float(mass.log() + gumbel(word(atom, SAMPLE), torch.float64))
+        mass = head.get(token, float(rest.sum().log()))
+        return mass + float(gumbel(word(token if token in head else vocab, SAMPLE), torch.float64))
 
-    if in_nucleus[drawn] or in_nucleus[recorded]:
+    if drawn in head or recorded in head:
         return max(score(drawn) - score(recorded), 0.0)
-    share = tail.cumsum(0) / tail.sum()
+    share = rest.cumsum(0) / rest.sum()
     threshold = float(uniform(word(0, REST), torch.float64))
-    begin, end = float(share[recorded] - tail[recorded] / tail.sum()), float(share[recorded])
+    begin, end = float(share[recorded] - rest[recorded] / rest.sum()), float(share[recorded])
     return max(begin - threshold, threshold - end, 0.0)

@@ -7,6 +7,7 @@ import torch
 
 from csd.kernels.verify.passes import Passes
 from csd.kernels.verify.reference_rows import heads_and_rest, row_logits, sample_rows
+from csd.state.filters import drops_tokens, is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 
@@ -28,13 +29,13 @@ def given_chances(
     """Log-probabilities [T] of tokens at rows, and log of each row's mass after the filters [R].
 
     A token that filters or constraints remove, and any token of a row that allows none, has -inf.
-    Those of greedy rows, at temperature 1, are of no use.
+    Those of greedy rows are of no use.
     """
     none = no_token(logits)
     if bool(none.any()):
         logits = logits.masked_fill(none[:, None], 0)
     s = pool.slot[rows].long()
-    greedy = slots.temperature[s] == 0
+    greedy = is_greedy(slots, s)
     total = sample_rows(logits, rows, pool, slots, passes).log_total
     x = row_logits(logits, rows, pool, slots)
     heat = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
@@ -49,8 +50,7 @@ def given_chances(
 
 def is_filtered(slots: Slots, s: torch.Tensor) -> bool:
     """True if a filter of one of the slots s [R] may remove tokens."""
-    filtered = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
-    return bool((filtered & (slots.temperature[s] != 0)).any())
+    return bool((drops_tokens(slots, s) & ~is_greedy(slots, s)).any())
 
 
 def _kept(

@@ -64,11 +64,11 @@ class MultiDraftVerifier:
         """
 
         def choose(costs: list[int]) -> int:
-            return budget.choose(live_count, costs)
+            return budget.select(live_count, costs)
 
         pool, self._drawn = self._trees.grow(slots, live_count, nodes, choose)
         if nodes:
-            budget.keep(len(self._drawn.nodes) - live_count)
+            budget.record_selection(len(self._drawn.nodes) - live_count)
         return pool
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:

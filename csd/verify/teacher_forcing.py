@@ -12,6 +12,7 @@ import torch
 from csd.graph.host_tree import Tree, pool_of_trees
 from csd.kernels.ops import Ops
 from csd.kernels.verify.rules import blocks, own_chance
+from csd.state.filters import is_greedy
 from csd.state.pool import MAX_DEPTH, ROOT, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
@@ -73,7 +74,7 @@ class TeacherForcing:
         raw = out.raw_logprob[rows] = own_chance(part, token, passes.log_sum)
         chance, total = given_chances(part, row, pool, slots, passes, row - rows.start, token)
         out.bad[s[~total.isfinite()]] = True
-        out.logprob[rows] = torch.where(slots.temperature[s] == 0, raw, chance)
+        out.logprob[rows] = torch.where(is_greedy(slots, s), raw, chance)
 
     def _left(self, slots: Slots) -> dict[int, list[int]]:
         """Tokens of each live slot that are not committed yet."""

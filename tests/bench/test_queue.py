@@ -50,7 +50,7 @@ def test_samples_do_not_depend_on_it(together):
 
 @pytest.mark.parametrize(
     ("together", "most", "first"),
-    [(None, 2, [0, 0, 1, 1]), (1, 1, [0, 1, 2, 3]), (3, 3, [0, 0, 0, 1])],
+    [(None, 1, [0, 1, 2, 3]), (2, 2, [0, 0, 1, 1]), (3, 3, [0, 0, 0, 1])],
 )
 def test_so_many_of_a_prompt_at_once_while_others_wait(placed, together, most, first):
     draw(together)

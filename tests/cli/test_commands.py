@@ -12,7 +12,8 @@ from trace_file import trace_file
 import csd
 from csd.cli.common import VERSION
 from csd.cli.main import main, make_parser
-from csd.engine.options import GenerateOptions, options_of
+from csd.engine.options import GenerateOptions
+from csd.utils.arguments import options_of
 
 pytestmark = pytest.mark.quick
 

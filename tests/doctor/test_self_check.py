@@ -251,7 +251,7 @@ def test_unreached_loops_fail(monkeypatch):
 
 def drawn(tokens, logprobs, temperature=1.0):
     request = TINY.requests(499)[1]
-    request.params = replace(request.params, temperature=temperature)
+    request.params = request.params.replace(temperature=temperature)
     for i in request.samples:
         values = [[*tokens], [*logprobs], [*logprobs]] if i == 1 else [[1], [0.0], [0.0]]
         request.finished[i] = Sample(i, None, *values, "length")

@@ -21,6 +21,8 @@ SETTINGS = {
     "top-k": dict(temperature=0.9, top_k=12),
     "top-p": dict(temperature=1.2, top_p=0.8),
     "min-p": dict(temperature=1.1, min_p=0.05),
+    "typical": dict(temperature=1.2, typical_p=0.6),
+    "typical-of-top-k": dict(temperature=1.4, top_k=25, min_p=0.01, typical_p=0.5),
     "all": dict(
         temperature=0.8, top_k=30, top_p=0.9, min_p=0.02, repetition_penalty=1.2, min_new_tokens=6
     ),

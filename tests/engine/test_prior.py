@@ -12,6 +12,7 @@ from trace_file import trace_file
 
 import csd
 from csd.cli.main import main
+from csd.engine.step.budget import AutoBudget, StepTimeTable
 from csd.graph.prior import MAX_CONTEXTS
 from csd.state.context_table import PRIOR_KEY
 from csd.traces.traces import read_traces
@@ -76,6 +77,24 @@ def test_a_prompt_drafts_from_answers_to_prompts_that_ended_before_it():
     assert shared[1].stats.accepted["prior"] > 0
     assert "prior" in shared[1].samples[0].sources
     assert shared[1].stats.steps < alone[1].stats.steps
+
+
+def test_auto_keeps_more_nodes_where_a_prior_makes_them_likelier():
+    """The likeliest paths of a sample without text of its own, with a prior and without."""
+    e, prior = engine(counting(16), max_slots=1), csd.Prior(contexts=1024)
+    for _ in range(8):
+        prior.add([0], [[*range(1, 13)]])
+    kept = []
+    for given in (csd.Prior(contexts=1024), prior):
+        e.generate([9, 3], prior=given, max_new_tokens=2, budget=4)
+        slots = e._step.slots
+        slots.live[0], slots.group[0], slots.max_new[0] = True, 0, 16
+        slots.generated[0], slots.context[0, :2] = 0, torch.tensor([3, 9])
+        pool = e._drafter.propose(slots, 17)
+        costs = pool.cost[pool.depth > 0].tolist()
+        kept.append(AutoBudget(StepTimeTable([1, 64], [1.0, 9.0])).choose(1, costs))
+        slots.live[0], slots.group[0] = False, -1
+    assert kept[1] > kept[0]
 
 
 def test_the_prior_of_a_call_ends_with_it():
@@ -245,6 +264,38 @@ def test_a_served_engine_reads_a_prior():
         assert out.tokens == want.tokens and out.stats.accepted["prior"] > 0
         with pytest.raises(ValueError, match="prior applies to all requests"):
             served.submit([0], prior=prior)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_owners_answers_draft_for_its_own_requests_alone(shared):
+    prior = csd.Prior(contexts=1024)
+    if shared:
+        prior.add([0], [[20, 21, 22]])
+    e = engine(counting(16), max_slots=1)
+    asked = dict(max_new_tokens=8)
+    want = e.generate([9, 3], **asked)
+    options = dict(learn_from=["a", "b"], budget=16)
+    with csd.AsyncEngine(e, prior=prior if shared else None, **options) as served:
+
+        def accepted(owner):
+            out = served.submit([9, 3], owner=owner, **asked).result()
+            assert out.tokens == want.tokens
+            return out.stats.accepted["prior"] > 0
+
+        served.submit([0], owner="a", **asked).result()
+        drafts = {owner: accepted(owner) for owner in (None, "b", "c", "a")}
+        # b has now learnt from its own request
+        drafts["b again"] = accepted("b")
+        assert drafts == {None: False, "b": False, "c": False, "a": True, "b again": True}
+        assert {owner: p.tokens - prior.tokens for owner, p in served.priors.items()} == {
+            "a": 16,
+            "b": 16,
+        }
+        assert prior.tokens == 3 * shared
+    with csd.AsyncEngine(e, prior=prior) as served:
+        assert served.priors == {}
+    with pytest.raises(TypeError, match="learn_from must be a list of owners, got 'a'"):
+        csd.AsyncEngine(e, learn_from="a")
 
 
 def damaged(tensors, about):

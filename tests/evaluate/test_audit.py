@@ -19,6 +19,7 @@ SETTINGS = {
     "plain": dict(),
     "hot": dict(temperature=2.5),
     "filters": dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.1),
+    "typical": dict(temperature=1.3, top_k=30, typical_p=0.6),
     "greedy": dict(temperature=0),
     "constraints": dict(no_repeat_ngram_size=2, presence_penalty=0.4, suppress_tokens=[3]),
 }
@@ -176,10 +177,10 @@ def test_flags_of_samples_are_flags_of_their_audit():
     from csd.cli import audit as command
     from csd.cli.main import SAMPLE_FLAGS
     from csd.cli.trace import RECORD_FLAGS
-    from csd.engine.options.logit_params import OFF
-    from csd.engine.options.params import FILTERS
+    from csd.engine.options.params import RULES
+    from csd.state.filters import FILTERS
 
-    changing = {*FILTERS[1:], *OFF, "min_new_tokens"}
+    changing = {*FILTERS, *RULES, "min_new_tokens"} - {"temperature"}
     assert changing & {*SAMPLE_FLAGS, *RECORD_FLAGS} <= {*command.FLAGS}
 
 

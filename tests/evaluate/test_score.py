@@ -56,6 +56,7 @@ def test_scores_are_the_models_own(model, scorer):
 FILTERED = {
     "plain": dict(),
     "filters": dict(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2),
+    "typical": dict(temperature=1.3, min_p=0.001, typical_p=0.6),
     "greedy": dict(temperature=0),
     "constraints": dict(
         temperature=0.8,
@@ -79,7 +80,11 @@ def test_scores_of_samples_are_those_they_were_drawn_with(scorer, asked):
             assert x == pytest.approx(y, abs=1e-9)
 
 
-@pytest.mark.parametrize("asked", [{}, dict(temperature=0.7), dict(temperature=0.9, top_p=0.9)])
+@pytest.mark.parametrize(
+    "asked",
+    [{}, dict(temperature=0.7), dict(temperature=0.9, top_p=0.9), dict(typical_p=0.7)],
+    ids=str,
+)
 def test_an_exact_engine_gives_the_bits_of_sampling(asked):
     with csd.Engine(build("llama", dtype=torch.bfloat16), exact=True) as e:
         drawn = e.generate(PROMPTS, budget=12, **OPTIONS, **asked)

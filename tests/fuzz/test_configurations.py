@@ -61,6 +61,7 @@ FILTERS = st.fixed_dictionaries(
         top_k=st.integers(1, VOCAB + 5),
         top_p=st.floats(0.05, 1),
         min_p=st.floats(0, 0.5),
+        typical_p=st.one_of(st.just(1.0), st.floats(0.05, 1)),
         repetition_penalty=st.floats(0.6, 1.8),
         min_new_tokens=st.integers(0, 6),
     ),

@@ -33,6 +33,7 @@ ASKED = {
     "filters": dict(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
     "greedy": dict(temperature=0),
     "penalty": dict(temperature=0.9, repetition_penalty=1.3, top_p=0.95),
+    "typical": dict(temperature=1.2, typical_p=0.7),
     "constraints": dict(
         temperature=0.8,
         suppress_tokens=[3],

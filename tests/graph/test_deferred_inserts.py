@@ -128,7 +128,7 @@ def test_drafts_equal_those_without_deferral(verifier, monkeypatch):
         asked.append(12 if len(asked) % 3 == 2 else 0)
         return asked[-1]
 
-    monkeypatch.setattr(FixedBudget, "ask", ask)
+    monkeypatch.setattr(FixedBudget, "num_draft_tokens", ask)
     insert, runs = ConsensusGraph.insert, []
 
     def at_once(graph, pool, slots, verdict, defer=False):

@@ -90,7 +90,7 @@ def test_a_slot_catches_up_after_steps_without_drafts(pause, monkeypatch):
         count[0] += 1
         return 0 if count[0] % pause else budget.nodes
 
-    monkeypatch.setattr(FixedBudget, "ask", ask)
+    monkeypatch.setattr(FixedBudget, "num_draft_tokens", ask)
     e = engine(PrefixSum(), Letters(), max_slots=3)
     _, make = on_device(loaded(PrefixSum()), k=1, depth=3)
     options = dict(num_samples=2, max_new_tokens=60, seed=3, temperature=1.0, budget=40)

@@ -78,21 +78,21 @@ def test_trees_are_the_host_drafters(version, k, depth, budget, chunk, target, t
 def test_steps_without_drafts_lose_no_state(static, pause, target, tmp_path, monkeypatch):
     """Drafts after a pause are those of the host's drafter, which keeps all states."""
     head_of(1, target, tmp_path)
-    asked, real = [0], FixedBudget.ask
+    asked, real = [0], FixedBudget.num_draft_tokens
 
     def ask(budget, live):
         asked[0] += 1
         return 0 if asked[0] % pause else real(budget, live)
 
-    pool = FixedPool.pool
+    pool = FixedPool.pool_shape
 
     def of_fixed_shape(budget, live):
         asked[0] += 1
         rows, nodes = pool(budget, live)
         return rows, 0 if asked[0] % pause else nodes
 
-    monkeypatch.setattr(FixedBudget, "ask", ask)
-    monkeypatch.setattr(FixedPool, "pool", of_fixed_shape)
+    monkeypatch.setattr(FixedBudget, "num_draft_tokens", ask)
+    monkeypatch.setattr(FixedPool, "pool_shape", of_fixed_shape)
     options = dict(
         num_samples=2,
         max_new_tokens=40,

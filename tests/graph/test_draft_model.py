@@ -54,7 +54,7 @@ def test_rejected_drafts_leave_no_trace(pause, monkeypatch):
         asked[0] += 1
         return 0 if asked[0] % pause else budget.nodes
 
-    monkeypatch.setattr(FixedBudget, "ask", ask)
+    monkeypatch.setattr(FixedBudget, "num_draft_tokens", ask)
     e = engine(PrefixSum(), Letters(), max_slots=4)
     model, seen, kept = Near(), 0, set()
     out = csd.generate(

@@ -114,8 +114,11 @@ def test_a_budget_that_keeps_no_node_rests():
     slots.context[0] = torch.tensor([1, 5, 3, 2])
     budget = AutoBudget(StepTimeTable([1, 2, 3, 64], [1.0, 1.0, 9.0, 99.0]))
     sampler = MultiDraftVerifier("canonical", graph(slots), reference())
-    rows = [int(sampler.propose(slots, 1, budget.ask(1), budget).slot_nodes[0]) for _ in range(4)]
+    rows = [
+        int(sampler.propose(slots, 1, budget.num_draft_tokens(1), budget).slot_nodes[0])
+        for _ in range(4)
+    ]
     assert rows == [1] * 4
-    asked = [budget.ask(1) > 0 for _ in range(8)]
+    asked = [budget.num_draft_tokens(1) > 0 for _ in range(8)]
     # drafts that did not pay in steps 0 and 3 are tried again in step 8
     assert asked[:5] == [False] * 4 + [True]

@@ -6,7 +6,7 @@ from dataclasses import fields
 import torch
 from graph_model import Graph, wrap
 
-from csd.state.context_table import ANY, PRIOR_KEY, GraphConfig
+from csd.state.context_table import ANY, PRIOR_KEY, GraphConfig, Table
 from csd.state.pool import PROGRESS_PENALTY, Pool
 from csd.state.slots import Slots
 
@@ -39,6 +39,17 @@ def random_graph(rng, config=CONFIG, vocab=6, tokens=60, groups=(11, 12), weight
 def random_prior(rng, config=PRIOR, vocab=6, tokens=60):
     """A graph of random walks that belong to no group."""
     return random_graph(rng, config, vocab, tokens, (PRIOR_KEY,))
+
+
+def parts_of_prior(rng, parts=3, config=PRIOR, vocab=6, tokens=60):
+    """A prior's table of several parts, and the tables that it consists of."""
+    alone = [random_prior(rng, config, vocab, tokens).table() for _ in range(parts)]
+    whole = Table.empty(config, parts=parts)
+    for i, table in enumerate(alone):
+        # a prior's successors have no source
+        table.succ_source.zero_()
+        whole.part(i).copy_(table)
+    return whole, alone
 
 
 def random_slots(rng, count, config=CONFIG, vocab=6, groups=(11, 12), live=None):

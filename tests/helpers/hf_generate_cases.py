@@ -63,7 +63,7 @@ def cache(model):
 
 REFUSED = {
     "num_beams=3": dict(num_beams=3),
-    "typical_p=0.5": dict(typical_p=0.5),
+    "eta_cutoff=0.5": dict(eta_cutoff=0.5),
     "synced_gpus": dict(synced_gpus=True),
     "past_key_values": lambda model: dict(past_key_values=cache(model)),
     "inputs_embeds": lambda model: dict(inputs_embeds=torch.zeros(1, 3, 40)),

@@ -16,7 +16,13 @@ from triton.runtime.jit import JITFunction
 from csd.kernels.common.gpu import Chip, chip_of
 
 # modules whose tiles depend on the chip
-TILED = ("attention.triton.launch", "layers.row_linear", "attention.triton.exact")
+TILED = (
+    "attention.triton.launch",
+    "layers.row_linear",
+    "attention.triton.exact",
+    "attention.packed.triton.forward",
+    "attention.packed.triton.backward",
+)
 
 
 class Copies:

@@ -19,6 +19,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 GRAMMARS = ("json_schema", "regex", "grammar")
@@ -196,13 +197,25 @@ def processors(prompt_len, vocab, params: dict, end_ids, given=False) -> LogitsP
         found.append(TopPLogitsWarper(params["top_p"]))
     if params.get("min_p", 0) > 0:
         found.append(MinPLogitsWarper(params["min_p"]))
+    if params.get("typical_p", 1) < 1:
+        found.append(TypicalLogitsWarper(params["typical_p"]))
     return found
 
 
-def choose(z: np.ndarray, key, position, sample, top_k) -> tuple[int, float]:
-    """The sampled token and how far its score lies above the second best."""
-    vocab = z.shape[0]
-    head = z > -np.inf if 0 < top_k <= 1024 else z >= z.max() - 11.1
+def top_of(process: LogitsProcessorList, ids, logits) -> float:
+    """Largest score before the filters that drop tokens, below which the head begins."""
+    cuts = (TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper, TypicalLogitsWarper)
+    uncut = LogitsProcessorList(p for p in process if not isinstance(p, cuts))
+    return float(uncut(ids, logits.clone()).max())
+
+
+def choose(z: np.ndarray, key, position, sample, top_k, top=None) -> tuple[int, float]:
+    """The sampled token and how far its score lies above the second best.
+
+    top: largest score before the filters, if not that of z.
+    """
+    vocab, top = z.shape[0], z.max() if top is None else top
+    head = z > -np.inf if 0 < top_k <= 1024 else z >= top - 11.1
     rest = (z > -np.inf) & ~head
     ids = np.flatnonzero(head)
     score = z[ids] + gumbel(words(key, ids, position, sample, 0))
@@ -220,14 +233,14 @@ def choose(z: np.ndarray, key, position, sample, top_k) -> tuple[int, float]:
     return int(token), gap
 
 
-def gap_of(z: np.ndarray, token, key, position, sample, top_k, temperature) -> float:
+def gap_of(z: np.ndarray, token, key, position, sample, top_k, temperature, top) -> float:
     """Gap between the drawn token's score and that of `token`; inf without probability."""
     if z[token] == -np.inf:
         return np.inf
     if temperature == 0:
         return float(z.max() - z[token])
-    drawn, _ = choose(z, key, position, sample, top_k)
-    head = z > -np.inf if 0 < top_k <= 1024 else z >= z.max() - 11.1
+    drawn, _ = choose(z, key, position, sample, top_k, top)
+    head = z > -np.inf if 0 < top_k <= 1024 else z >= top - 11.1
     weight = np.where(head, 0, np.exp(z - z.max()))
     if head[token] or head[drawn]:
         atoms = [t if head[t] else None for t in (drawn, token)]
@@ -267,7 +280,8 @@ def generate(model, prompt, *, seed, sample, max_new_tokens, end_ids=(), **param
         else:
             top_k = params.get("top_k", 0)
             top_k = top_k if top_k < vocab else 0
-            token, gap = choose(z[0].double().numpy(), key, position, sample, top_k)
+            top = top_of(process, ids, logits)
+            token, gap = choose(z[0].double().numpy(), key, position, sample, top_k, top)
         raw = logits.double().log_softmax(-1)[0, token]
         greedy = params.get("temperature", 1) == 0
         tokens.append(token)
@@ -289,7 +303,8 @@ def given(model, prompt, tokens, *, seed, sample, end_ids=(), **params):
     temperature, top_k = params.get("temperature", 1), params.get("top_k", 0)
     if temperature == 0:
         # no draw, so no filter: gaps are between logits
-        params = {k: v for k, v in params.items() if k not in ("top_k", "top_p", "min_p")}
+        cuts = ("top_k", "top_p", "min_p", "typical_p")
+        params = {k: v for k, v in params.items() if k not in cuts}
     process = processors(len(prompt), vocab, params, end_ids, given=True)
     found = []
     for position, token in enumerate(tokens):
@@ -301,8 +316,8 @@ def given(model, prompt, tokens, *, seed, sample, end_ids=(), **params):
             found.append((float(raw) if temperature == 0 else -np.inf, float(raw), np.inf))
             continue
         chance = raw if temperature == 0 else z.log_softmax(-1)[token]
-        top = top_k if top_k < vocab else 0
-        gap = gap_of(z.numpy(), token, key, position, sample, top, temperature)
+        k, top = top_k if top_k < vocab else 0, top_of(process, ids, logits)
+        gap = gap_of(z.numpy(), token, key, position, sample, k, temperature, top)
         found.append((float(chance), float(raw), gap))
     return [list(values) for values in zip(*found, strict=True)]
 

@@ -109,7 +109,15 @@ def dropout():
 
 def gradients():
     model, _, tree = attention_of_a_tree()
-    return lambda: model(**tree.inputs), torch.no_grad()(lambda: model(**tree.inputs))
+
+    def train():
+        packed = csd.PackedTree([[5, 6]], [[[7, 8], [7, 9]]])
+        model(**packed.inputs).logits.sum().backward()
+
+    return lambda: model(**tree.inputs), lambda: [
+        torch.no_grad()(model)(**tree.inputs),
+        train(),
+    ]
 
 
 def no_pass():
@@ -300,7 +308,7 @@ EXECUTED = {
     "does not support; undo it, or pass the plain model": lambda folder: changed_layer(),
     "its weights are a pickle file that executes code, or a damaged file; save them": pickled,
     ": call model.eval()": lambda folder: dropout(),
-    "tree attention has no backward: call the model under": lambda folder: gradients(),
+    "tree attention over a cache has no backward: call the model under": lambda folder: gradients(),
     ": call model(**tree.inputs) first": lambda folder: no_pass(),
     " are free: use fewer samples or tokens": lambda folder: tree_cache(),
     "): set it to 0": lambda folder: early(),

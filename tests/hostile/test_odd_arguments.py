@@ -9,10 +9,12 @@ from targets import few
 from transformers import GenerationConfig
 
 import csd
-from csd.engine.options import GenerateOptions, options_of
-from csd.engine.options.params import FILTERS, SamplingParams
+from csd.engine.options import GenerateOptions
+from csd.engine.options.params import SamplingParams
 from csd.engine.requests.request import Request
 from csd.models.demo import toy
+from csd.state.filters import FILTERS
+from csd.utils.arguments import options_of
 
 USUAL = dict(max_new_tokens=3, seed=0, num_samples=2)
 # of each prompt as many objects are made, and a file at each path

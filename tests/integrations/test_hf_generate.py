@@ -39,6 +39,7 @@ def test_tokens_are_plain_sampling_with_the_processing_of_the_config(model):
             dict(top_k=7, top_p=0.8, min_p=0.05, repetition_penalty=1.3, min_new_tokens=9),
             dict(top_k=7, top_p=0.8, min_p=0.05, repetition_penalty=1.3, min_new_tokens=9),
         ),
+        (dict(typical_p=0.5), dict(top_k=50, typical_p=0.5)),
     ]
     for asked, params in cases:
         found = new_tokens(generate(model, ROWS[:2], num_return_sequences=2, **asked), 5)

@@ -195,6 +195,18 @@ def test_prompts_draft_for_each_other_on_request(trained, monkeypatch):
     assert again["completion_ids"] != plain["completion_ids"]
     alone, learnt, later = ([s.prior_tokens for s in call] for call in stats)
     assert alone == learnt == [0] * 4 and min(later) > 0
+    # weights halve in each epoch; those of a prior that is passed are its owner's
+    own = Rollout(prior=csd.Prior(learn=True))
+    rollouts = [rollout, own]
+    for r in rollouts:
+        r(prompts, trainer)
+    before = [r.prior.table.entry_total.clone() for r in rollouts]
+    monkeypatch.setattr(trainer.state, "epoch", (trainer.state.epoch or 0) + 2)
+    monkeypatch.setattr(csd.Prior, "add", lambda *answers: None)
+    for r in rollouts:
+        r(prompts, trainer)
+    assert torch.equal(rollout.prior.table.entry_total, before[0] >> 2)
+    assert torch.equal(own.prior.table.entry_total, before[1])
     with pytest.raises(TypeError, match="prior must be a csd"):
         Rollout(prior=3)
 

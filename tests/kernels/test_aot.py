@@ -33,6 +33,9 @@ KERNELS = {
     "layered_dag",
     "merge_partials",
     "observe",
+    "packed_attention",
+    "packed_attention_backward dkv",
+    "packed_attention_backward dq",
     "plan_attention",
     "plan_exact",
     "rms_norm",
@@ -83,6 +86,8 @@ WITHOUT = "|".join(
         # of attention with windows, caps and sinks, on sm_90 that which has all
         r", (window|cap|short values)$",
         r"^(sm_80|gfx942) (?!first_keys).*, sinks$",
+        # of packed samples that one alone
+        r"^sm_90 packed_attention[^,]*$",
     )
 )
 

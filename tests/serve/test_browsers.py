@@ -111,6 +111,8 @@ def test_a_key_that_admits_everyone_or_no_one_is_refused(key, toy_folder, capsys
         Clients(("good", key), False)
     assert main(["serve", toy_folder, "--api-key", "good", "--api-key", key]) == 2
     assert "api-key must" in capsys.readouterr().err
+    assert main(["serve", toy_folder, "--api-key", "good", "--learn-prior", key]) == 2
+    assert "learn-prior must be one of the API keys" in capsys.readouterr().err
     if not key.strip() or not key.isascii():
         monkeypatch.setattr("os.environ", {"CSD_API_KEYS": key})
         assert main(["serve", toy_folder]) == 2

@@ -29,6 +29,7 @@ def test_n_is_a_group_and_choice_i_is_sample_i(port, engine):
         "prompt_tokens": len(want.prompt_ids),
         "completion_tokens": sum(map(len, want.tokens)),
         "total_tokens": len(want.prompt_ids) + sum(map(len, want.tokens)),
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert answer["csd"]["seed"] == 7 and answer["csd"]["weights_version"] == 0
     assert answer["csd"]["tokens_per_step"] >= 1

@@ -13,7 +13,7 @@ from csd.models.demo import toy
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-
+from csd.serve.http.clients import owner_of
 
 WRONG = [
     ({"tool_choice": "required"}, "tool_choice"),
@@ -32,7 +32,7 @@ WRONG = [
     ({"suppress_tokens": [5], "allowed_token_ids": [5]}, "allowed_token_ids"),
     ({"logits_processor": "f"}, "logits_processor"),
     ({"tools": [{"type": "function"}]}, "tools"),
-    ({"typical_p": 0.4}, "typical_p"),
+    ({"epsilon_cutoff": 0.4}, "epsilon_cutoff"),
     ({"max_token": 5}, "max_token"),
     ({"n": 21}, "n"),
     ({"n": 0}, "n"),
@@ -191,6 +191,19 @@ def test_keys(engine):
         assert counters.shared_prompt_tokens == 3
         for stream in streams:
             stream.read()
+
+
+def test_a_prior_learns_from_the_keys_that_opt_in(engine):
+    one, two = owner_of(b"one"), owner_of(b"two")
+    service = csd.AsyncEngine(engine, max_tokens=300, budget=16, learn_from=[one])
+    with served(service, keys=("one", "two")) as (port, _):
+        body = {"prompt": "abc", "max_tokens": 20, "seed": 1, "ignore_eos": True}
+        texts = {
+            call(port, "/v1/completions", body, key)[1]["choices"][0]["text"]
+            for key in ("two", "one", "two")
+        }
+        assert len(texts) == 1 and two not in service.priors
+        assert service.priors[one].tokens == 20
 
 
 def test_weights_come_from_the_named_folder_alone(tmp_path):

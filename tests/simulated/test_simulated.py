@@ -265,7 +265,9 @@ def test_mixed_calls_keep_their_graphs(monkeypatch, captures):
     draw = random.Random(0)
     with Gpu(), engine("cuda", max_slots=16) as e:
         made, plainly = [], e._allocate
-        monkeypatch.setattr(e, "_allocate", lambda *a: (made.append(a), plainly(*a))[1])
+        monkeypatch.setattr(
+            e, "_allocate", lambda *a, **more: (made.append(a), plainly(*a, **more))[1]
+        )
         counts = []
         for _ in range(200):
             n, new = draw.choice((2, 4, 8)), draw.choice((64, 128, 256))

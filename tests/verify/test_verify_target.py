@@ -15,8 +15,10 @@ FILTERS = [
     dict(temperature=1.0, top_p=0.9),
     dict(temperature=2.0, top_p=0.3, top_k=11),
     dict(temperature=1.5, min_p=0.2),
-    dict(temperature=0.8, top_p=0.999999999, penalty=1.3),
-    dict(temperature=1.0, top_p=0.6, min_p=0.1, penalty=0.7),
+    dict(temperature=1.3, typical_p=0.7),
+    dict(temperature=2.0, top_k=30, top_p=0.95, min_p=0.01, typical_p=0.4),
+    dict(temperature=0.8, top_p=0.999999999, repetition_penalty=1.3),
+    dict(temperature=1.0, top_p=0.6, min_p=0.1, repetition_penalty=0.7),
 ]
 
 

@@ -7,12 +7,21 @@ a test fails where one differs from its result file.
 import re
 from pathlib import Path
 
-from tools.experiment_tables import answers, cpu, drafting, history, kernels, paper, replayed
+from tools.experiment_tables import (
+    answers,
+    cpu,
+    drafting,
+    history,
+    kernels,
+    lattice,
+    paper,
+    replayed,
+)
 
 PAGES = Path(__file__).parents[2] / "docs" / "experiments"
 TABLES = {
     f"{module.__name__.rpartition('.')[2]}.{name}": function
-    for module in (answers, cpu, drafting, history, kernels, paper, replayed)
+    for module in (answers, cpu, drafting, history, kernels, lattice, paper, replayed)
     for name, function in module.TABLES.items()
 }
 MARKED = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- /table -->", re.DOTALL)

@@ -84,19 +84,30 @@ def ablations_copying() -> str:
 
 def queue() -> str:
     rows, lines = load("queue")["rows"], []
-    names = {MATH: "Qwen2.5-Math, MATH, 50 prompts", GSM8K: "SmolLM2, GSM8K, 20 prompts"}
+    names = {
+        MATH: "Qwen2.5-Math, MATH, 50 prompts",
+        CLASSEVAL: "GPT-4, ClassEval, 60 prompts",
+        GSM8K: "SmolLM2, GSM8K, 20 prompts",
+    }
     for trace, name in names.items():
         samples = rows[trace][0]["together"]
         for row in rows[trace]:
             label = str(row["together"])
             if row["together"] == samples:
                 label = f"{name}: all {samples}"
-            elif row["together"] == samples // 4:
+            elif row["together"] == 1:
                 label += ", the default"
             lines.append(
-                [label, f"{row['tau']:.2f}", f"{row['steps']:,}", f"{row['prompts a step']:.1f}"]
+                [
+                    label,
+                    f"{row['tau']:.2f}",
+                    f"{row['steps']:,}",
+                    f"{row['steps'] * row['samples a step']:,.0f}",
+                    f"{row['prompts a step']:.1f}",
+                ]
             )
-    return markdown(["samples of a prompt together", "tau", "steps", "prompts in flight"], lines)
+    head = ["samples of a prompt together", "tau", "steps", "sample-steps", "prompts in flight"]
+    return markdown(head, lines)
 
 
 def allocation() -> str:

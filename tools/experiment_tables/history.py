@@ -48,6 +48,9 @@ TRACES = {
     GSM8K: "GSM8K, SmolLM2",
     OWN: "own prompts, SmolLM2",
 }
+# largest trust in a group's context beside a prior, unless a row names another
+TRUST = 0.8
+LEARNT = {"halves": "the other problems", "call": "earlier problems"}
 ENDS = {
     "MATH, 20 calls of 4 samples, 4 earlier": f"{MATH}, apart",
     "MATH, 25 prompts in one call, 32 slots": MATH,
@@ -106,18 +109,40 @@ def ablations() -> str:
 
 def prior() -> str:
     rows, lines = load("prior")["rows"], []
-    for r in (r for r in rows if "ratio" in r):
-        plain = only(rows, trace=r["trace"], drafter="consensus, halves", samples=r["samples"])
+    found = sorted(
+        (r for r in rows if "ratio" in r),
+        key=lambda r: ([*TRACES].index(r["trace"]), r["samples"]),
+    )
+    for r in found:
+        plain = only(
+            rows, trace=r["trace"], drafter=f"consensus, {r['prior']}", samples=r["samples"]
+        )
+        learnt = " and ".join(TRACES.get(x, x) for x in r["learnt"]) or LEARNT[r["prior"]]
+        if r["trust"] != TRUST:
+            learnt += f", trust {r['trust']}"
+        loops = r["trace"] in (MATH, CLASSEVAL) and r["draft_ratio"]
+        time = f"{r['draft_ratio']:.2f}" if loops else ""
         lines.append(
             [
-                f"{TRACES[r['trace']]}, {r['problems']} problems",
-                str(r["samples"]),
+                f"{TRACES[r['trace']]}, N = {r['samples']}",
+                learnt,
                 f"{plain['tau']:.2f}",
                 f"{r['tau']:.2f}",
-                between(r["ratio"], r["ratio_interval"]),
+                between(r["ratio"], r["ratio_interval"], 3),
+                time,
             ]
         )
-    return markdown(["", "N", "without", "with", "ratio"], fold(lines))
+    head = ["", "learnt from", "without", "with", "ratio", "drafter's time"]
+    return markdown(head, fold(lines))
+
+
+def votes() -> str:
+    lines = [
+        [r["engine"], *(f"{r[name]:,}" for name in r if name != "engine")]
+        for r in load("vote_steps")["rows"]
+    ]
+    columns = [name for name in load("vote_steps")["rows"][0] if name != "engine"]
+    return markdown(["", *columns], lines)
 
 
 def _rate(x: float) -> str:
@@ -174,6 +199,7 @@ TABLES = {
     "kinds": kinds,
     "ablations": ablations,
     "prior": prior,
+    "votes": votes,
     "steps": steps,
     "ends": ends,
     "grpo": grpo,

@@ -16,6 +16,8 @@ from bench.lib.kernel_shape import Shape
 from csd.graph.consensus import WITH_HISTORY, WITH_PRIOR
 from csd.graph.model.distributions import CANDIDATES
 from csd.graph.prior import PRIOR_CONFIG
+from csd.kernels.attention.packed.triton.backward import packed_attention_backward_triton
+from csd.kernels.attention.packed.triton.forward import packed_attention_triton
 from csd.kernels.draft.paper.layered_dag import layered_dag_triton
 from csd.kernels.draft.paper.suffix_match import suffix_match_triton
 from csd.kernels.draft.sample_words import sample_words_triton
@@ -69,6 +71,8 @@ def launches(shape: Shape, dtype: str) -> list[tuple[str, Callable[[], object]]]
             for name, named in PROPERTIES.items()
             for of in (ops, exact_triton())
         ),
+        ("", partial(packed, model)),
+        *((name, partial(packed, model, **named)) for name, named in PROPERTIES.items()),
         ("with residual", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x)),
         ("of rows", lambda: first_norm(ops, model)),
         ("plus one", lambda: ops.rms_norm(model.x, model.norm, 1e-5, model.x, plus_one=True)),
@@ -275,6 +279,19 @@ def attention(
         sinks=empty(H) if sinks else None,
         **named,
         **layout,
+    )
+
+
+def packed(model: _Model, sinks: bool = False, dv: int = 1, **named: Any) -> None:
+    """Launch the attention of packed samples and its gradients."""
+    shape, empty = model.shape, model.empty
+    H, K, D = shape.heads, shape.kv_heads, shape.head_dim
+    q, k, v, out = (empty(ROWS, n, d) for n, d in ((H, D), (K, D), (K, D // dv), (H, D // dv)))
+    end, position = (empty(ROWS, dtype=torch.int32) for _ in range(2))
+    named["sinks"] = empty(H) if sinks else None
+    _, lse = packed_attention_triton(q, k, v, end, position, D**-0.5, **named)
+    packed_attention_backward_triton(
+        torch.empty_like(out), q, k, v, out, lse, end, position, D**-0.5, **named
     )
 
 

@@ -1,15 +1,17 @@
 """Many prompts in one batch: tokens per step, by the number of a prompt's samples drawn at once.
 
     python -m bench queue TRACES [--slots 32] [--together 1 2 4 8] [--nodes 16] [--history 4]
-        [--json F]
+        [--prior] [--json F]
 
 The engine itself admits, refills and drafts, with recorded samples in place of a model's. Steps
-count the whole batch until the last sample has ended; a model's attention would read each prompt in
-flight once per step.
+count the whole batch until the last sample has ended, and work is the number of samples in flight,
+summed over steps; a model's attention would read each prompt in flight once per step. `--prior`
+adds the same with a prior that learns along the run.
 """
 
 import argparse
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +130,10 @@ def run(
     steps = len(watch.live)
     return {
         "together": together,
+        "prior": prior,
         "tau": sum(job.stats.tokens for job in requests) / sum(watch.live),
         "steps": steps,
+        "work": sum(watch.live),
         "samples a step": sum(watch.live) / steps,
         "rows a step": sum(watch.rows) / steps,
         "prompts a step": sum(watch.prompts) / steps,
@@ -162,12 +166,9 @@ def drawn(
     loaded = Loaded(model, model.config, None, None, torch.device("cpu"), torch.float32)
     engine = csd.Engine(loaded, max_slots=slots, together=together)
     watch = Watch()
-    engine.ops = replace(
-        engine.ops,
-        verify=watch,
-        draft_tree=Posterior(traces).draft,
-        plan_attention=lambda **where: None,
-    )
+    engine.ops = replace(engine.ops, verify=watch, plan_attention=lambda **where: None)
+    if any(t.top for t in traces):
+        engine.ops = replace(engine.ops, draft_tree=Posterior(traces).draft)
     requests = forced_requests(traces)
     for request, past in zip(requests, given, strict=True):
         request.history = past
@@ -197,6 +198,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, default=8, help="drafted tokens a slot and step")
     parser.add_argument("--history", type=int, default=0, help="samples of a prompt known before")
     parser.add_argument("--problems", type=int, help="the first so many of each file")
+    parser.add_argument("--prior", action="store_true", help="also with a prior that learns")
     parser.add_argument("--json")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -206,8 +208,8 @@ def main(argv: list[str] | None = None) -> None:
         name = Path(path).name.split(".jsonl")[0]
         print(f"{name}: {len(traces)} prompts, {sum(len(t.samples) for t in traces)} samples")
         rows = []
-        for together in args.together:
-            rows.append(run(traces, args.slots, together, args.nodes, args.history))
+        for together, prior in product(args.together, (False, True)[: 1 + args.prior]):
+            rows.append(run(traces, args.slots, together, args.nodes, args.history, prior))
             print(table(rows[-1:]), flush=True)
         found[name] = rows
     result = {"bench": "queue", "slots": args.slots, "nodes": args.nodes, "history": args.history}

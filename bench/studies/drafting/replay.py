@@ -10,8 +10,9 @@ their share of the drafted nodes (accept), and the drafter's time for one sample
 insertion (draft, in microseconds of CPU time, which other programs change little).
 
 `--prior halves` replays every second problem with the graph alone and with a prior learnt from the
-other problems' samples; `--prior call` replays all problems in order, each with a prior of those
-before it. Their rows have the ratio of the two, with its interval over problems.
+other problems' samples, or from the files of `--learn`; `--prior call` replays all problems in
+order, each with a prior of those before it. Their rows have the ratio of the two, with its interval
+over problems, and the ratio of the drafter's times.
 
 New rows replace the same rows of an existing F one by one, so a long run can be split by trace,
 drafter, samples and nodes, and an interrupted run keeps its rows. `--table F` prints the tables of
@@ -22,8 +23,10 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +36,8 @@ from bench.studies.drafting.replay_rows import KEY, add_ratios, ratio, tables, t
 from csd.engine.results.record import SOURCES
 from csd.evaluate.replay import Replayed, replay
 from csd.graph.drafter_registry import make_drafter, names
-from csd.graph.prior import Prior
+from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, Prior, is_prior
+from csd.kernels.backends import choose
 from csd.kernels.ops import reference
 from csd.traces.traces import Trace, read_traces
 
@@ -116,8 +120,8 @@ def main(argv: list[str] | None = None) -> None:
         "--learn",
         nargs="+",
         default=[],
-        metavar="TRACES",
-        help="files from which `--prior halves` learns in place of the other problems",
+        metavar="FILE",
+        help="traces or priors from which `--prior halves` learns in place of the other problems",
     )
     parser.add_argument("--problems", type=int, help="the first so many of each file")
     parser.add_argument("--skip", type=int, default=0, help="without these first ones")
@@ -139,8 +143,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.json and Path(args.json).exists():
         result = json.loads(Path(args.json).read_text())
     arguments = {k: v for k, v in vars(args).items() if k not in ("json", "table")}
-    arguments["traces"] = [_name(path) for path in args.traces]
-    what = [*arguments["traces"], *args.drafters, *map(str, [*args.samples, *args.nodes])]
+    arguments |= {name: [*map(_name, arguments[name])] for name in ("traces", "learn")}
+    drafters = ["prior", args.prior, *map(_name, args.learn)] if args.prior else args.drafters
+    what = [*arguments["traces"], *drafters, *map(str, [*args.samples, *args.nodes])]
     start = time.time()
     for path in args.traces:
         for row in _rows(path, args):
@@ -154,7 +159,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _name(path: str) -> str:
-    return Path(path).name.split(".jsonl")[0]
+    return Path(path).name.split(".jsonl")[0].removesuffix(".csdprior")
 
 
 def _rows(path: str, args) -> Iterator[dict]:
@@ -179,36 +184,50 @@ def _rows(path: str, args) -> Iterator[dict]:
 
 def _prior_rows(path: str, args, traces: list[Trace], recorded: int) -> Iterator[dict]:
     """Yield rows of the graph alone and with a prior, by samples and nodes."""
-    learnt: list[Trace] = [t for file in args.learn for t in read_traces(file)]
+    files, learnt = [f for f in args.learn if is_prior(f)], []
     if args.prior == "halves":
-        learnt, traces = learnt or traces[::2], traces[1::2]
+        learnt = [t for file in args.learn if file not in files for t in read_traces(file)]
+        learnt, traces = traces[::2] if not args.learn else learnt, traces[1::2]
+    # recordings without probabilities have no noise, and run the machine's own loops
+    ops = choose(None, torch.device("cpu"), torch.float32)
+    source = " + ".join(map(_name, args.learn)) or args.prior
+
+    # a prior's file may have an entry of each token
+    contexts = MAX_CONTEXTS if files else DEFAULT_CONTEXTS
+
+    def drafter(prior: Prior | None = None) -> Any:
+        size = 0 if prior is None else contexts
+        made = make_drafter("consensus", ops, torch.device("cpu"), prior_contexts=size)
+        made.use_prior(prior)
+        return made
+
+    # compile the loops outside the drafter's times
+    short = replace(traces[0], samples=[traces[0].samples[0][:8]], top=None)
+    for warm in (None, Prior(contexts=contexts)):
+        replay(short, drafter(warm), 1, 4)
     for samples in (n for n in args.samples if n <= recorded):
         for nodes in args.nodes:
             options = dict(share=args.share, seed=args.seed, clock=time.process_time)
-            plain = [
-                replay(t, make("consensus", [], None), samples, nodes, **options) for t in traces
-            ]
-            prior, found = Prior(), []
-            for trace in learnt if args.prior == "halves" else []:
+            prior, results, alone = Prior(contexts=contexts), [], []
+            for file in files:
+                prior.merge(Prior.load(file))
+            for trace in learnt:
                 prior.add(trace.prompt, trace.samples, trace.top)
             for trace in traces:
-                drafter = make_drafter(
-                    "consensus",
-                    reference(),
-                    torch.device("cpu"),
-                    prior_contexts=prior.config.capacity,
-                )
-                drafter.use_prior(prior)
-                found.append(replay(trace, drafter, samples, nodes, **options))
+                alone.append(replay(trace, drafter(), samples, nodes, **options))
+                results.append(replay(trace, drafter(prior), samples, nodes, **options))
                 if args.prior == "call":
-                    prior.add(trace.prompt, trace.samples[:samples], trace.top)
-            first = summary("consensus", plain, samples, nodes)
-            row = summary(f"prior of {args.prior}", found, samples, nodes)
+                    prior.add(
+                        trace.prompt, trace.samples[:samples], trace.top and trace.top[:samples]
+                    )
+            first = summary(f"consensus, {args.prior}", alone, samples, nodes)
+            row = summary(f"prior of {source}", results, samples, nodes)
             row |= {"learnt_tokens": prior.tokens, "learnt": [_name(x) for x in args.learn]}
             row["ratio"] = ratio(row, first, range(len(traces)))
             row["ratio_interval"] = interval(partial(ratio, row, first), len(traces))
-            for each in (first | {"drafter": f"consensus, {args.prior}"}, row):
-                yield {"trace": _name(path)} | each
+            row["draft_ratio"] = row["draft_microseconds"] / first["draft_microseconds"]
+            for each in (first, row):
+                yield {"trace": _name(path), "prior": args.prior} | each
 
 
 if __name__ == "__main__":

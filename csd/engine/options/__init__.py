@@ -1,26 +1,37 @@
-"""The arguments of `csd.generate`, each defined once.
+"""The arguments of `csd.generate`, each declared once.
 
-`Options` is the static type of the keyword arguments, and the `Option` next to each type holds its
-default, its check, its command-line flag and its description (`arguments.py`). Derived from them
-are the checks of a call (`read_options`), the signatures that editors show and the list in
-`help(csd.generate)` (`show.shows`), and the flags of the `csd` command (`show.add_flags`).
+`Options` is the static type of the keyword arguments, and the `csd.utils.arguments.Option` next to
+each type holds its default, its check, its help, its flag, and its names in the generation config
+and in requests (`arguments.py`, `csd/state/filters.py`). Derived from them are the checks of a call
+(`read_options`), a prompt's `SamplingParams`, the signatures that editors show and the list in
+`help(csd.generate)` (`show.shows`), the flags of the `csd` command (`show.add_flags`), and the
+fields of `csd serve` (`csd.serve.http.names`).
 """
 
-from collections.abc import Mapping
-from typing import Any, get_args, get_type_hints
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from csd.engine.options.arguments import (
     DraftingOptions,
     EndOptions,
     LoadingOptions,
-    Option,
+    LogitOptions,
+    PromptOptions,
     ResultOptions,
-    SamplingOptions,
+    SampleOptions,
 )
+from csd.state.filters import FILTERS, FilterOptions
+from csd.utils.arguments import checked, options_of
 from csd.utils.other_names import unknown_argument
 
 
-class Options(SamplingOptions, EndOptions, DraftingOptions, ResultOptions, total=False):
+class SamplingOptions(FilterOptions, LogitOptions, EndOptions, total=False):
+    """The arguments that make a prompt's `SamplingParams`."""
+
+
+class Options(
+    SampleOptions, SamplingOptions, PromptOptions, DraftingOptions, ResultOptions, total=False
+):
     """The keyword arguments of `Engine.generate` and `Engine.stream`."""
 
 
@@ -28,25 +39,38 @@ class GenerateOptions(Options, LoadingOptions, total=False):
     """The keyword arguments of `csd.generate` and `csd.stream`, which also load the model."""
 
 
-def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
-    """Type and `Option` of each argument in `kind`, in the order of their definition."""
-    hints = get_type_hints(kind, include_extras=True)
-    order = dict.fromkeys(name for base in (Options, kind) for name in base.__annotations__)
-    return {name: get_args(hints[name])[:2] for name in order}
+SAMPLING = frozenset(options_of(SamplingOptions))
 
 
-def read_options(given: Mapping[str, Any], kind: type = Options) -> dict[str, Any]:
-    """Returns all arguments in `kind`, checked; missing arguments get their defaults.
+class ReadOptions(dict[str, Any]):
+    """All arguments of a call by name, checked."""
 
-    Raises TypeError for an unknown argument.
+
+def read_options(given: Mapping[str, Any], kind: type = Options) -> ReadOptions:
+    """Returns all arguments of `kind`, checked; missing arguments get their defaults.
+
+    Arguments that have been read are returned as they are. Raises TypeError for an unknown
+    argument, and the errors of `checked`.
     """
+    if isinstance(given, ReadOptions):
+        return given
     known_options = options_of(kind)
     for name in given:
         if name not in known_options:
             raise unknown_argument(name, known_options)
-    found = {}
-    for name, (_, option) in known_options.items():
-        found[name] = given.get(name, option.default)
-        if option.check is not None and (checked := option.check(found[name])) is not None:
-            found[name] = checked
-    return found
+    return ReadOptions(
+        (name, checked(kind, name, given[name]) if name in given else option.default)
+        for name, (_, option) in known_options.items()
+    )
+
+
+def read_without_config(given: Mapping[str, Any], names: Collection[str]) -> ReadOptions:
+    """`read_options` of the arguments in `names`, in which a filter that is not given is off.
+
+    Raises TypeError for an argument that is not in `names`.
+    """
+    for name in given:
+        if name not in names:
+            raise unknown_argument(name, names)
+    values = {name: v for name, v in given.items() if v is not None or name not in FILTERS}
+    return read_options(FILTERS | values)

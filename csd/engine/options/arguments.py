@@ -1,7 +1,10 @@
 """Arguments of `csd.generate` by group, each with its default, check, flag and description.
 
-SamplingOptions  the samples' distribution: which samples, filters, penalties, bans, grammars
-EndOptions       where prompts, samples and texts are cut, and when a prompt is done
+SampleOptions    which samples are drawn
+FilterOptions    the filters of the samples' distribution (`csd.state.filters`)
+LogitOptions     changes of logits before these: bias, bans, penalties, functions, grammars
+EndOptions       where samples and texts end
+PromptOptions    how prompts are cut, and when a prompt is done
 DraftingOptions  drafts: none of them changes a token with the verifier `match`
 ResultOptions    the form of prompts, and the reports and records of a call
 LoadingOptions   a model that a call loads by name
@@ -9,7 +12,6 @@ LoadingOptions   a model that a call loads by name
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Annotated, Any, TypedDict
@@ -17,70 +19,65 @@ from typing import Annotated, Any, TypedDict
 import torch
 
 from csd.engine.options.checks import (
-    check_device,
     check_drafter,
     check_dtype,
     check_function,
     check_history,
     check_prior,
     check_record,
-    check_revision,
-    check_seed_or_none,
     check_template,
     check_tokenizer,
     check_type,
-    or_none,
 )
-from csd.engine.options.params import check_option
+from csd.engine.options.grammar import check_schema, check_text
+from csd.engine.options.logit_params import (
+    LONGEST,
+    check_allowed,
+    check_bias,
+    check_functions,
+    check_id_list,
+    check_tags,
+    check_words,
+)
 from csd.engine.results.logprobs import MOST_TOP
 from csd.engine.results.result import Samples
 from csd.engine.results.until import OnText, Until, UntilRule
 from csd.graph.drafter_registry import names
 from csd.graph.prior import Prior
-from csd.models.load.choose_decoder import check_decoder
+from csd.models.load.choose_decoder import DECODERS
 from csd.state.slots import MAX_STOP_IDS
 from csd.traces.history import History
 from csd.utils.arguments import (
     LARGEST,
+    STEEPEST,
+    Option,
     check_budget,
     check_flag,
     check_ids,
+    check_number,
     check_one_of,
+    check_seed,
     check_strings,
     check_whole,
 )
 from csd.verify.multi_draft import DRAWS
 
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One argument. Its flags are "--" plus its name with hyphens, and `short`."""
-
-    default: Any
-    help: str
-    # maps a value to the one to use, or to None if it is used unchanged; raises TypeError or
-    # ValueError naming the argument
-    check: Callable[[Any], Any] | None = None
-    # parser on the command line: a function of the text, bool, or list for a repeatable flag
-    flag: Callable[[str], Any] | None = None
-    short: str | None = None
-
-
 # most samples of a prompt per call: each is an object in memory
 MOST_SAMPLES = 1 << 20
 
 
-class SamplingOptions(TypedDict, total=False):
-    """Arguments that decide which token is drawn at a position."""
+class SampleOptions(TypedDict, total=False):
+    """Arguments that choose the samples to draw."""
 
     num_samples: Annotated[
         int,
         Option(
             1,
             "number of samples per prompt",
-            partial(check_whole, "num_samples", low=1, high=MOST_SAMPLES),
+            partial(check_whole, low=1, high=MOST_SAMPLES),
             int,
             "-n",
+            fields="n",
         ),
     ]
     first_sample: Annotated[
@@ -89,8 +86,9 @@ class SamplingOptions(TypedDict, total=False):
             0,
             "index of the first sample: two calls of 8 samples, with 0 and then 8, draw the same "
             "as one call of 16",
-            partial(check_whole, "first_sample", low=0, high=LARGEST),
+            partial(check_whole, low=0, high=LARGEST),
             int,
+            fields="first_sample",
         ),
     ]
     seed: Annotated[
@@ -99,59 +97,16 @@ class SamplingOptions(TypedDict, total=False):
             None,
             "random seed; the same seed draws the same samples. By default drawn from torch's "
             "generator and returned as `out.seed`",
-            check_seed_or_none,
+            check_seed,
             int,
+            fields="seed",
         ),
     ]
-    temperature: Annotated[
-        float | None,
-        Option(
-            None,
-            "sampling temperature; 0 is greedy. By default the value of the model's generation "
-            "config, else 1. Temperature, top-k, top-p, min-p and repetition penalty are defined "
-            "as in transformers",
-            or_none(check_option, "temperature"),
-            float,
-        ),
-    ]
-    top_k: Annotated[
-        int | None,
-        Option(
-            None,
-            "keep the k most likely tokens, and all tokens tied with the last of them; 0 is off. "
-            "By default the value of the generation config, else off",
-            or_none(check_option, "top_k"),
-            int,
-        ),
-    ]
-    top_p: Annotated[
-        float | None,
-        Option(
-            None,
-            "nucleus sampling: keep the most likely tokens whose probabilities sum to this value; "
-            "1 is off. By default the value of the generation config, else off",
-            or_none(check_option, "top_p"),
-            float,
-        ),
-    ]
-    min_p: Annotated[
-        float | None,
-        Option(
-            None,
-            "minimum probability of a token, relative to the most likely one; 0 is off",
-            or_none(check_option, "min_p"),
-            float,
-        ),
-    ]
-    repetition_penalty: Annotated[
-        float | None,
-        Option(
-            None,
-            "penalty on tokens that the prompt or the sample already contains; 1 is off",
-            or_none(check_option, "repetition_penalty"),
-            float,
-        ),
-    ]
+
+
+class LogitOptions(TypedDict, total=False):
+    """Arguments that change logits before the filters, depending on a sample's own prefix only."""
+
     logit_bias: Annotated[
         dict[int, float] | None,
         Option(
@@ -159,7 +114,9 @@ class SamplingOptions(TypedDict, total=False):
             "{token id: value} to add to the model's logits; -inf bans a token. This option and "
             "the following ones, up to `grammar`, change a sample's logits depending only on its "
             "own prefix, before the filters; drafts do not change what is sampled",
-            or_none(check_option, "logit_bias"),
+            check_bias,
+            off=(),
+            fields="logit_bias",
         ),
     ]
     bad_words: Annotated[
@@ -169,8 +126,12 @@ class SamplingOptions(TypedDict, total=False):
             "strings or lists of token ids that must not be sampled. In a list of several tokens, "
             "the last one is banned after the others. A string is banned with and without a space "
             "before it",
-            or_none(check_option, "bad_words"),
+            check_words,
             list,
+            off=(),
+            config="bad_words_ids",
+            processor="NoBadWordsLogitsProcessor.bad_word_ids",
+            fields="bad_words",
         ),
     ]
     allowed_token_ids: Annotated[
@@ -178,13 +139,20 @@ class SamplingOptions(TypedDict, total=False):
         Option(
             None,
             "token ids that may be sampled; all others are banned, end tokens included",
-            or_none(check_option, "allowed_token_ids"),
+            check_allowed,
+            fields="allowed_token_ids",
         ),
     ]
     suppress_tokens: Annotated[
         list[int] | None,
         Option(
-            None, "token ids that must not be sampled", or_none(check_option, "suppress_tokens")
+            None,
+            "token ids that must not be sampled",
+            check_id_list,
+            off=(),
+            config="suppress_tokens",
+            processor="SuppressTokensLogitsProcessor.suppress_tokens",
+            fields="suppress_tokens",
         ),
     ]
     no_repeat_ngram_size: Annotated[
@@ -192,8 +160,12 @@ class SamplingOptions(TypedDict, total=False):
         Option(
             None,
             "size of n-grams that must not occur twice in prompt and sample; 0 is off",
-            or_none(check_option, "no_repeat_ngram_size"),
+            partial(check_whole, low=0, high=LONGEST),
             int,
+            off=0,
+            config="no_repeat_ngram_size",
+            processor="NoRepeatNGramLogitsProcessor.ngram_size",
+            fields="no_repeat_ngram_size",
         ),
     ]
     frequency_penalty: Annotated[
@@ -202,8 +174,10 @@ class SamplingOptions(TypedDict, total=False):
             None,
             "value subtracted from a token's logit for each time the sample already contains it; "
             "0 is off",
-            or_none(check_option, "frequency_penalty"),
+            partial(check_number, low=-STEEPEST, high=STEEPEST),
             float,
+            off=0.0,
+            fields="frequency_penalty",
         ),
     ]
     presence_penalty: Annotated[
@@ -211,8 +185,10 @@ class SamplingOptions(TypedDict, total=False):
         Option(
             None,
             "value subtracted from the logits of tokens that the sample already contains; 0 is off",
-            or_none(check_option, "presence_penalty"),
+            partial(check_number, low=-STEEPEST, high=STEEPEST),
             float,
+            off=0.0,
+            fields="presence_penalty",
         ),
     ]
     logits_processor: Annotated[
@@ -222,7 +198,8 @@ class SamplingOptions(TypedDict, total=False):
             "a LogitsProcessor of transformers, a function of token ids [rows, length] and logits "
             "[rows, vocabulary] that returns new logits, or a list of these. Rows are possible "
             "prefixes of samples, in any order: the result for a row may depend only on that row",
-            or_none(check_option, "logits_processor"),
+            check_functions,
+            off=(),
         ),
     ]
     max_thinking_tokens: Annotated[
@@ -231,8 +208,9 @@ class SamplingOptions(TypedDict, total=False):
             None,
             "maximum number of tokens of a thought; then the tokens that end the thought are "
             "forced, and `out[i].forced` marks them",
-            or_none(check_option, "max_thinking_tokens"),
+            partial(check_whole, low=0, high=LARGEST),
             int,
+            fields="max_thinking_tokens",
         ),
     ]
     thinking_tags: Annotated[
@@ -242,7 +220,8 @@ class SamplingOptions(TypedDict, total=False):
             "begin and end of a thought, as strings or lists of token ids; by default those of "
             "the chat template. A third entry is the text written to end a thought, which must "
             "itself end with the end",
-            or_none(check_option, "thinking_tags"),
+            check_tags,
+            fields="thinking_tags",
         ),
     ]
     json_schema: Annotated[
@@ -252,28 +231,22 @@ class SamplingOptions(TypedDict, total=False):
             "JSON schema of the texts: a dict, a JSON string or a pydantic class. End tokens are "
             "allowed only where the text is complete. This option, `regex` and `grammar` need "
             "llguidance (`pip install 'csd-llm[grammar]'`)",
-            or_none(check_option, "json_schema"),
+            check_schema,
+            fields="response_format",
         ),
     ]
     regex: Annotated[
         str | None,
-        Option(
-            None, "regular expression that the texts match", or_none(check_option, "regex"), str
-        ),
+        Option(None, "regular expression that the texts match", check_text, str, fields="regex"),
     ]
     grammar: Annotated[
         str | None,
-        Option(
-            None,
-            "grammar of the texts, in Lark syntax",
-            or_none(check_option, "grammar"),
-            str,
-        ),
+        Option(None, "grammar of the texts, in Lark syntax", check_text, str, fields="grammar"),
     ]
 
 
 class EndOptions(TypedDict, total=False):
-    """Arguments that decide where samples and prompts end."""
+    """Arguments that decide where samples and their texts end."""
 
     max_new_tokens: Annotated[
         int | None,
@@ -281,8 +254,10 @@ class EndOptions(TypedDict, total=False):
             None,
             "maximum number of new tokens per sample; by default 512, limited by the model's "
             "context",
-            or_none(check_option, "max_new_tokens"),
+            partial(check_whole, low=1, high=LARGEST),
             int,
+            off=512,
+            fields="max_tokens max_completion_tokens",
         ),
     ]
     min_new_tokens: Annotated[
@@ -290,8 +265,10 @@ class EndOptions(TypedDict, total=False):
         Option(
             0,
             "minimum number of new tokens: no end token is sampled before",
-            or_none(check_option, "min_new_tokens"),
+            partial(check_whole, low=0, high=LARGEST),
             int,
+            processor="MinNewTokensLengthLogitsProcessor.min_new_tokens",
+            fields="min_tokens",
         ),
     ]
     stop: Annotated[
@@ -299,8 +276,11 @@ class EndOptions(TypedDict, total=False):
         Option(
             None,
             "strings that end a sample; they are searched in its text including special tokens",
-            or_none(check_strings, "stop"),
+            check_strings,
             list,
+            off=(),
+            config="stop_strings",
+            fields="stop",
         ),
     ]
     stop_token_ids: Annotated[
@@ -308,7 +288,9 @@ class EndOptions(TypedDict, total=False):
         Option(
             None,
             "end tokens in addition to the model's own",
-            or_none(check_ids, "stop_token_ids", max_count=MAX_STOP_IDS),
+            partial(check_ids, max_count=MAX_STOP_IDS),
+            off=(),
+            fields="stop_token_ids",
         ),
     ]
     end_token_ids: Annotated[
@@ -317,25 +299,21 @@ class EndOptions(TypedDict, total=False):
             None,
             "end tokens that replace the model's own, which come from its generation config and "
             "its tokenizer",
-            or_none(check_ids, "end_token_ids", max_count=MAX_STOP_IDS),
+            partial(check_ids, max_count=MAX_STOP_IDS),
         ),
     ]
     ignore_eos: Annotated[
         bool,
-        Option(
-            False,
-            "do not end a sample at an end token",
-            partial(check_flag, "ignore_eos"),
-            bool,
-        ),
+        Option(False, "do not end a sample at an end token", check_flag, bool, fields="ignore_eos"),
     ]
     include_stop: Annotated[
         bool,
         Option(
             False,
             "keep the stop string or end token at the end of a text",
-            partial(check_flag, "include_stop"),
+            check_flag,
             bool,
+            fields="include_stop_str_in_output",
         ),
     ]
     skip_special_tokens: Annotated[
@@ -343,17 +321,24 @@ class EndOptions(TypedDict, total=False):
         Option(
             True,
             "remove special tokens from texts",
-            partial(check_flag, "skip_special_tokens"),
+            check_flag,
             bool,
+            fields="skip_special_tokens",
         ),
     ]
+
+
+class PromptOptions(TypedDict, total=False):
+    """Arguments that decide how prompts are cut, and when one has ended."""
+
     truncate_prompt: Annotated[
         int | None,
         Option(
             None,
             "keep only N tokens of a longer prompt: its last ones, behind leading special tokens",
-            or_none(check_whole, "truncate_prompt", low=1),
+            partial(check_whole, low=1),
             int,
+            fields="truncate_prompt_tokens",
         ),
     ]
     on_error: Annotated[
@@ -364,7 +349,7 @@ class EndOptions(TypedDict, total=False):
             '"return" returns a result without samples, whose `error` has the reason, and draws '
             "the other prompts. A sample that cannot continue has an `error`, which "
             '"raise" raises once all samples have ended',
-            partial(check_one_of, "on_error", names=("raise", "return")),
+            partial(check_one_of, names=("raise", "return")),
             str,
         ),
     ]
@@ -376,7 +361,7 @@ class EndOptions(TypedDict, total=False):
             "of the prompt's samples. It is called with the first sample, the first two, and so "
             "on, by index, once all of these have finished. True cancels the rest, so the result "
             "does not depend on drafts or batch",
-            partial(check_function, "until", 1, "csd.Vote() or a function of samples"),
+            partial(check_function, arguments=1, expected="csd.Vote() or a function of samples"),
         ),
     ]
 
@@ -398,9 +383,7 @@ def _listed(names: Iterable[str]) -> str:
 class DraftingOptions(TypedDict, total=False):
     """Arguments that decide what is drafted and how it is verified."""
 
-    speculate: Annotated[
-        bool, Option(True, "use speculative decoding", partial(check_flag, "speculate"), bool)
-    ]
+    speculate: Annotated[bool, Option(True, "use speculative decoding", check_flag, bool)]
     verifier: Annotated[
         str,
         Option(
@@ -410,7 +393,7 @@ class DraftingOptions(TypedDict, total=False):
             "the graph or from a draft model, and accept or resample them (`csd.verify`). They "
             "keep the samples' distribution, but tokens depend on siblings, batch and budget, and "
             "a seed repeats them only for the same call with an integer `budget`",
-            partial(check_one_of, "verifier", names=VERIFIERS),
+            partial(check_one_of, names=VERIFIERS),
         ),
     ]
     drafter: Annotated[
@@ -468,7 +451,7 @@ class ResultOptions(TypedDict, total=False):
         Option(
             None,
             "mask for a 2-D tensor of prompts: 0 marks padding",
-            partial(check_type, "attention_mask", (torch.Tensor,), "a 2-D tensor"),
+            partial(check_type, kinds=(torch.Tensor,), expected="a 2-D tensor"),
         ),
     ]
     chat_template_kwargs: Annotated[
@@ -486,7 +469,7 @@ class ResultOptions(TypedDict, total=False):
             None,
             "show one line per phase of a first call and a progress bar in tokens; None shows "
             "them on a terminal only",
-            or_none(check_flag, "progress"),
+            check_flag,
         ),
     ]
     callback: Annotated[
@@ -495,7 +478,7 @@ class ResultOptions(TypedDict, total=False):
             None,
             "function called as callback(prompt index, sample index, new tokens, their text), "
             "once per step for each sample with new tokens",
-            partial(check_function, "callback", 4, "a function"),
+            partial(check_function, arguments=4, expected="a function"),
         ),
     ]
     record: Annotated[str | None, Option(None, "path of a trace file to write", check_record, str)]
@@ -505,7 +488,7 @@ class ResultOptions(TypedDict, total=False):
             0,
             "number of most likely tokens to keep at each position, up to 20, with their raw "
             "log-probabilities, in `out[i].top_logprobs`",
-            partial(check_whole, "top_logprobs", low=0, high=MOST_TOP),
+            partial(check_whole, low=0, high=MOST_TOP),
             int,
         ),
     ]
@@ -514,7 +497,7 @@ class ResultOptions(TypedDict, total=False):
         Option(
             False,
             "keep the entropy of the model's distribution at each position in `out[i].entropies`",
-            partial(check_flag, "entropy"),
+            check_flag,
             bool,
         ),
     ]
@@ -523,7 +506,7 @@ class ResultOptions(TypedDict, total=False):
         Option(
             False,
             "keep the raw log-probabilities of the prompt's tokens in `out.prompt_logprobs`",
-            partial(check_flag, "prompt_logprobs"),
+            check_flag,
             bool,
         ),
     ]
@@ -532,7 +515,7 @@ class ResultOptions(TypedDict, total=False):
         Option(
             False,
             "keep the drafts of each step in `out[i].drafts`",
-            partial(check_flag, "drafts"),
+            check_flag,
             bool,
         ),
     ]
@@ -546,7 +529,7 @@ class LoadingOptions(TypedDict, total=False):
         Option(
             None,
             "device of a model given by name; by default a GPU if there is one",
-            check_device,
+            partial(check_type, kinds=(str, torch.device), expected="a name or a torch.device"),
             str,
         ),
     ]
@@ -561,7 +544,13 @@ class LoadingOptions(TypedDict, total=False):
         ),
     ]
     revision: Annotated[
-        str | None, Option(None, "branch, tag or commit of a model on the hub", check_revision, str)
+        str | None,
+        Option(
+            None,
+            "branch, tag or commit of a model on the hub",
+            partial(check_type, kinds=(str,), expected="a name"),
+            str,
+        ),
     ]
     decoder: Annotated[
         str,
@@ -570,7 +559,7 @@ class LoadingOptions(TypedDict, total=False):
             'decoder that runs the model: "fused" is csd\'s own, "module" the model\'s own '
             'module; "auto", the default, takes the fused one if it supports the family and the '
             "module is unmodified",
-            check_decoder,
+            partial(check_one_of, names=DECODERS),
             str,
         ),
     ]

@@ -8,7 +8,6 @@ allowed after the property, but no key.
 import json
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -36,7 +35,7 @@ def dead_parts(params: Any, tokenizer: Any, vocab: int, tokens: list[int]) -> li
         return []
     read: dict[str, int] = {}
     for pointer, keys in parts:
-        other = replace(params, json_schema=_without(schema, keys))
+        other = params.replace(json_schema=_without(schema, keys))
         read[pointer] = _read(other, tokenizer, vocab, tokens)
     patterns = {p: count for p, count in read.items() if p.split("/")[-2] == PATTERNS and count}
     # a key that no property and no pattern has left is the pattern's

@@ -38,13 +38,11 @@ _VALID_SIZE = 1024
 _LOCK = threading.Lock()
 
 
-def check_schema(name: str, value: Any) -> str | None:
+def check_schema(name: str, value: Any) -> str:
     """Returns a JSON schema as text. Takes a dict, a text or a class of pydantic.
 
     Raises TypeError or ValueError for any other value.
     """
-    if value is None:
-        return None
     if hasattr(value, "model_json_schema"):
         value = value.model_json_schema()
     if isinstance(value, str):
@@ -62,10 +60,8 @@ def check_schema(name: str, value: Any) -> str | None:
         raise TypeError(f"{name} must hold only JSON values: {error}") from error
 
 
-def check_text(name: str, value: Any) -> str | None:
-    """Returns `value`. Raises TypeError or ValueError unless it is None or a non-empty text."""
-    if value is None:
-        return None
+def check_text(name: str, value: Any) -> str:
+    """Returns `value`. Raises TypeError or ValueError unless it is a non-empty text."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {shown(value)}")
     if not value:

@@ -12,7 +12,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from csd.engine.options.grammar import GRAMMARS, check_schema, check_text, source
+from csd.engine.options import LogitOptions
+from csd.engine.options.grammar import GRAMMARS, source
+from csd.utils.arguments import checked
 from csd.utils.isolated_python import environment
 
 SECONDS = 5  # of the CPU
@@ -41,8 +43,7 @@ _LOCK = threading.Lock()
 
 def check_compiles(given: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the argument, for a grammar that takes too long or panics."""
-    texts = {name: check_text(name, given.get(name)) for name in GRAMMARS[1:]}
-    found = source(texts | {"json_schema": check_schema("json_schema", given.get("json_schema"))})
+    found = source({name: checked(LogitOptions, name, given.get(name)) for name in GRAMMARS})
     if found is None:
         return
     name, text = found

@@ -1,7 +1,7 @@
 """Arguments that change logits before any filter, checked and resolved for a model."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -10,23 +10,6 @@ from csd.engine.options.thinking import find_tags, spell, spell_behind, spell_ta
 from csd.engine.options.thought_tags import Tag
 from csd.utils.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
 from csd.utils.check import shown
-
-# fields of `SamplingParams` that change a row's logits, with the value that turns each off
-OFF: dict[str, Any] = {
-    "logit_bias": (),
-    "bad_words": (),
-    "allowed_token_ids": None,
-    "suppress_tokens": (),
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "no_repeat_ngram_size": 0,
-    "logits_processor": (),
-    "max_thinking_tokens": None,
-    "thinking_tags": None,
-    "json_schema": None,
-    "regex": None,
-    "grammar": None,
-}
 
 # characters behind which bad words are tokenized; a tokenizer may join a word with one of them
 NEIGHBOURS = ("\n", "a", "(")
@@ -42,8 +25,6 @@ def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
 
     Raises TypeError or ValueError for anything but a dict of ids to numbers, or a tuple of pairs.
     """
-    if value is None:
-        return ()
     if isinstance(value, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in value):
         value = dict(value)
     if not isinstance(value, Mapping):
@@ -62,8 +43,6 @@ def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
 
 def check_words(name: str, value: Any) -> tuple[Any, ...]:
     """Strings and tuples of token ids. Raises TypeError or ValueError for anything else."""
-    if value is None:
-        return ()
     if hasattr(value, "tolist"):
         # numpy arrays and torch tensors
         value = value.tolist()
@@ -102,10 +81,8 @@ def check_id_list(name: str, value: Any) -> tuple[int, ...]:
     return tuple(sorted(set(check_ids(name, value, LARGEST))))
 
 
-def check_allowed(name: str, value: Any) -> tuple[int, ...] | None:
-    """Distinct token ids in ascending order, at least one; None, which allows all, stays None."""
-    if value is None:
-        return None
+def check_allowed(name: str, value: Any) -> tuple[int, ...]:
+    """Distinct token ids in ascending order, at least one."""
     found = check_id_list(name, value)
     if not found:
         raise ValueError(f"{name} must have at least one token id, got {shown(value)}")
@@ -114,8 +91,6 @@ def check_allowed(name: str, value: Any) -> tuple[int, ...] | None:
 
 def check_functions(name: str, value: Any) -> tuple[Callable, ...]:
     """Functions of token ids and logits. Raises TypeError naming the first that is not one."""
-    if value is None:
-        return ()
     # transformers' LogitsProcessorList is callable too, and passes more than two arguments on
     listed = tuple(value) if isinstance(value, list | tuple) else (value,)
     for function in listed:
@@ -127,10 +102,8 @@ def check_functions(name: str, value: Any) -> tuple[Callable, ...]:
     return listed
 
 
-def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
+def check_tags(name: str, value: Any) -> tuple[Any, ...]:
     """Two or three strings or tuples of token ids. Raises TypeError or ValueError."""
-    if value is None:
-        return None
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, str) or not isinstance(value, Collection) or len(value) not in (2, 3):
@@ -149,28 +122,33 @@ def check_tags(name: str, value: Any) -> tuple[Any, ...] | None:
     return found
 
 
-def row_params(given: Mapping[str, Any], config: Any, tokenizer: Any, vocab: int) -> dict[str, Any]:
-    """Options that change logits, of the call, else of `config`, as `SamplingParams` fields."""
-    found: dict[str, Any] = {n: given[n] for n in OFF if given.get(n) is not None}
-    for name in ("no_repeat_ngram_size", "suppress_tokens"):
-        if name not in found and getattr(config, name, None):
-            found[name] = getattr(config, name)
-    if "bad_words" not in found and getattr(config, "bad_words_ids", None):
-        # transformers ignores a bad word that is a single end token
-        ends = check_ids("eos_token_id", getattr(config, "eos_token_id", None), LARGEST)
-        words = check_words("bad_words_ids", config.bad_words_ids)
-        found["bad_words"] = [word for word in words if word not in {(end,) for end in ends}]
-    if "bad_words" in found:
-        words = check_words("bad_words", found["bad_words"])
-        found["bad_words"] = _spelled(words, tokenizer)
-    if found.get("max_thinking_tokens") is not None:
-        tags = check_tags("thinking_tags", given.get("thinking_tags")) or find_tags(tokenizer)
-        found["thinking_tags"] = spell_tags(tags, tokenizer, vocab)
-    elif "thinking_tags" in found:
+def without_ends(words: tuple[Any, ...], generation_config: Any) -> tuple[Any, ...]:
+    """Bad words of a generation config; transformers ignores one that is a single end token."""
+    ends = check_ids("eos_token_id", getattr(generation_config, "eos_token_id", None), LARGEST)
+    return tuple(word for word in words if word not in {(end,) for end in ends})
+
+
+def row_params(rules: Mapping[str, Any], tokenizer: Any, vocab: int) -> dict[str, Any]:
+    """Checked options that change logits, as `SamplingParams` has them for a model."""
+    found = dict(rules)
+    found["bad_words"] = _spelled(rules["bad_words"], tokenizer)
+    tags = rules["thinking_tags"]
+    if rules["max_thinking_tokens"] is not None:
+        found["thinking_tags"] = spell_tags(tags or find_tags(tokenizer), tokenizer, vocab)
+    elif tags is not None:
         raise ValueError("thinking_tags needs max_thinking_tokens, which is not given")
     check_one(found)
     check_grammar(found, tokenizer, vocab)
-    _check_vocab(found, vocab)
+    check_vocabulary(
+        {
+            "logit_bias": [token for token, _ in found["logit_bias"]],
+            "bad_words": [token for word in found["bad_words"] for token in word],
+            "thinking_tags": [t for tag in found["thinking_tags"] or () for t in tag],
+            "allowed_token_ids": found["allowed_token_ids"] or (),
+            "suppress_tokens": found["suppress_tokens"],
+        },
+        vocab,
+    )
     return found
 
 
@@ -204,15 +182,11 @@ def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], .
     return tuple(found)
 
 
-def _check_vocab(found: Mapping[str, Any], vocab: int) -> None:
-    ids: dict[str, list[int]] = {
-        "logit_bias": [token for token, _ in check_bias("logit_bias", found.get("logit_bias"))],
-        "bad_words": [token for word in found.get("bad_words", ()) for token in word],
-        "thinking_tags": [t for tag in found.get("thinking_tags") or () for t in tag],
-    }
-    for name in ("allowed_token_ids", "suppress_tokens"):
-        ids[name] = check_ids(name, found.get(name), LARGEST)
+def check_vocabulary(ids: Mapping[str, Sequence[int]], vocab: int) -> None:
+    """Raises ValueError for token ids, by argument, that exceed the model's vocabulary.
+
+    Ids of tokenizers and of transformers' lists may do so.
+    """
     for name, tokens in ids.items():
-        # ids of tokenizers and of transformers' lists may exceed the model's vocabulary
         if tokens and max(tokens) >= vocab:
             raise ValueError(f"{name} must lie in the vocabulary of {vocab}, got {max(tokens)}")

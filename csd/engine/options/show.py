@@ -6,7 +6,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from csd.engine.options import GenerateOptions, options_of, read_options
+from csd.engine.options import GenerateOptions, read_options
+from csd.utils.arguments import options_of
 
 # flags of every command that loads a model
 LOADING = ("device", "dtype", "revision")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from csd.engine.options.checks import _EXPECTED, check_history
+from csd.engine.options.checks import _EXPECTED
 from csd.engine.requests.errors import every
 from csd.engine.requests.request import Request
 from csd.engine.results.result import UNFINISHED, Sample, Samples
@@ -37,7 +37,6 @@ def set_history(
 
     Raises TypeError or ValueError that names the entry that cannot be served.
     """
-    check_history(history)
     if history is None:
         return
     if isinstance(history, History):

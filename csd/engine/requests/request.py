@@ -7,8 +7,7 @@ from typing import Any
 
 from csd.engine.options.grammar import has_grammar
 from csd.engine.options.params import SamplingParams
-from csd.engine.options.thinking import forced_places
-from csd.engine.options.thoughts import leaves_thought_open
+from csd.engine.options.thinking import forced_places, leaves_thought_open
 from csd.engine.results.logprobs import PromptScores
 from csd.engine.results.record import SOURCES, Draft
 from csd.engine.results.result import Sample, Samples
@@ -44,11 +43,18 @@ class Request:
     errors: dict[int, Exception] = field(default_factory=dict)  # of samples that cannot continue
     scores: PromptScores | None = None  # if requested: of the prompt's tokens read so far
     group: int = -1
+    prior_part: int = 0  # part of the prior's table that it drafts from
     pages: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it
     tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
     in_thought: bool | None = None  # whether the prompt leaves a thought open, once it was decoded
+    # prompts of one scope use each other's pages; None: the prompt is read whole and not kept
+    scope: str | None = ""
+    # requests in flight with the same object draft for each other, whatever their prompts
+    graph: Any = None
+    graph_key: int = -1  # of the group while it is in flight
+    units: list[bytes] | None = None  # digests of the prompt's units in the prefix index
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.samples)
@@ -65,6 +71,13 @@ class Request:
                 f"{LARGEST}, got {samples.start} with {len(samples)} samples of prompt {index}"
             )
         return cls(index, prompt, params, samples, seed, prompt_key(seed, prompt))
+
+    def drawing(self, samples: range, seed: int, graph: Any) -> "Request":
+        """This request, before its start, with other samples, seed and graph; without any samples
+        if it is refused."""
+        samples = samples if self.error is None else range(samples.start, samples.start)
+        key = prompt_key(seed, self.prompt)
+        return replace(self, samples=samples, seed=seed, key=key, graph=graph, stats=Stats())
 
     @property
     def done(self) -> bool:

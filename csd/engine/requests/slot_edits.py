@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from csd.engine.options.params import FILTERS
 from csd.engine.requests.request import Request
+from csd.state.filters import FILTERS
 from csd.state.slots import MAX_STOP_IDS, Slots
 from csd.utils.device import upload
 
@@ -43,9 +43,7 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
         "stop_ids": [_padded(x.stopping_ids, MAX_STOP_IDS) for x in params],
         "ban_ids": [_padded(x.end_ids, MAX_STOP_IDS) for x in params],
     }
-    for name in FILTERS:
-        field = "penalty" if name == "repetition_penalty" else name
-        values[field] = [getattr(x, name) for x in params]
+    values |= {name: [getattr(x, name) for x in params] for name in FILTERS}
     rows = [(getattr(slots, name), rows) for name, rows in values.items()]
     rows.append((slot_pages, [_padded(r.pages, slot_pages.shape[1]) for r in refills]))
     at = [r.slot for r in refills]
@@ -60,7 +58,7 @@ def clear_slot(slots: Slots, s: int) -> None:
     # fill_, since x[s] = value would synchronize with the device
     slots.live[s].fill_(False)
     slots.group[s].fill_(-1)
-    slots.penalty[s].fill_(1)
+    slots.repetition_penalty[s].fill_(1)
 
 
 def seen_words(tokens: list[int], words: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Caches, slots and graphs of an engine, allocated for a call and reused by calls that fit."""
 
+import math
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from csd.engine.step.budget import (
 )
 from csd.engine.step.static_step import StaticStep, sizes_for
 from csd.engine.step.step import Step
-from csd.graph.drafter import StaticDrafter
+from csd.graph.drafter import Drafter, StaticDrafter
 from csd.graph.drafter_registry import make_drafter
 from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
@@ -39,6 +40,9 @@ from csd.state.kv_cache import PAGE, KVCache
 from csd.state.slots import Slots
 from csd.utils.device import free_bytes
 from csd.utils.torch_state import plain_torch
+
+# most pages for idle units: 262,144 tokens of prompts, more than the memory of all but tiny models
+MOST_SPARE = 4096
 
 
 class Resources:
@@ -50,6 +54,7 @@ class Resources:
     max_slots: int
     memory: float
     prefill_chunk: int
+    prefix_cache: float
     static: bool
     exact: bool
     _ops: Ops
@@ -71,6 +76,35 @@ class Resources:
     def captured(self) -> dict:
         """CUDA graphs of the steps, by pool size and operation; empty on a CPU."""
         return self._step.captures.graphs if isinstance(self._step, StaticStep) else {}
+
+    @property
+    def _unit(self) -> int | None:
+        """Tokens of a unit of the prefix index; None if prompts share nothing.
+
+        A unit's keys and values must follow from its text alone. Products and norms of an exact
+        decoder do so row by row, and attention on a CPU page by page. Else a whole chunk is needed,
+        and so it is for states, which are copied at its end.
+        """
+        if not self.prefix_cache:
+            return None
+        by_pages = self.exact and self.device.type == "cpu" and self.prefill_chunk % PAGE == 0
+        if by_pages and not getattr(self.decoder.config, "states", None):
+            return PAGE
+        return math.lcm(self.prefill_chunk, PAGE)
+
+    @property
+    def _states_bytes(self) -> int:
+        """Bytes of the states that a unit keeps; 0 for a model without recurrent layers."""
+        states = getattr(self.decoder.config, "states", None)
+        return states.slot_bytes(self.dtype) if states else 0
+
+    def _spare_pages(self, free: int, drafter: Drafter) -> int:
+        """Pages for idle units, of `free` bytes that a call leaves."""
+        if self._unit is None:
+            return 0
+        page = KVCache.bytes_per_page(self.decoder.config, self.dtype) + drafter.cache_bytes(1)
+        page += self._states_bytes * PAGE // self._unit
+        return min(int(self.prefix_cache * max(free, 0)) // page, MOST_SPARE)
 
     def _budget(self, settings: RunSettings, step: Step) -> FixedBudget | FixedPool:
         sizes = None
@@ -111,12 +145,13 @@ class Resources:
             return changed_bytes(asked, sets, rows, longest, vocab, self.dtype)
 
         least = Room.least(wanted, rows(wanted.slots))
-        before = None
+        before = idle = None
         if self._step is not None:
             before = Room.of(self._step.cache)
             fits = before == before.with_room_for(least) or least == self._limited
             fits = fits and self._drafter.suits(tokens, history)
-            fits = fits and self._drafter.prior_contexts == contexts
+            has = self._drafter.prior_contexts, self._drafter.prior_parts
+            fits = fits and has == (contexts, 1)
             # changed rows are not part of the caches: this call may be the first that needs them
             more = changed(before.rows) - self._counted
             fits = fits and (more <= 0 or more <= self.memory * free_bytes(self.device))
@@ -126,6 +161,8 @@ class Resources:
             # them, and capture all graphs again, at every call
             tokens, history = max(tokens, self._text[0]), history or self._text[1]
             tokens = max(tokens, before.with_room_for(least).rounded_pages * PAGE)
+            same = self._step.cache.dtype == self.dtype
+            idle = self._step.cache.copy_idle(free_bytes(self.device) // 4) if same else None
             # drop the old caches first: their memory counts as free below
             self._drop()
 
@@ -165,7 +202,16 @@ class Resources:
         with torch.inference_mode(False):
             self._drafter, self._text, self._limited = made, (tokens, history), limited
             tables = room.slot_pages, room.prompt_pages
-            step = self._allocate(room.slots, *tables, room.pages, made.context, room.rows)
+            used = room.bytes(self.decoder.config, self.dtype, gathers)
+            used += made.cache_bytes(room.pages) + changed(room.rows)
+            spare = self._spare_pages(free - used, made)
+            units = spare * PAGE // self._unit if self._unit and self._states_bytes else None
+            pages = room.pages + spare
+            step = self._allocate(
+                room.slots, *tables, pages, made.context, room.rows, spare=spare, units=units
+            )
+            if idle is not None:
+                step.cache.paste_idle(idle)
             made.attach(self.decoder, step.cache)
         if isinstance(step, StaticStep) and isinstance(made, StaticDrafter):
             from csd.engine.first_call.compile_kernels import compile_kernels
@@ -215,8 +261,15 @@ class Resources:
         pages: int,
         context: int,
         rows: int | None = None,
+        *,
+        spare: int = 0,
+        units: int | None = None,
     ) -> Step:
-        """Allocate a step without a drafter; slots keep `context` tokens, pools have `rows`."""
+        """Allocate a step without a drafter; slots keep `context` tokens, pools have `rows`.
+
+        spare: of the pages, those that samples and prompts in flight do not need. units: most units
+        of the prefix index; None: as many as there are pages.
+        """
         cache = KVCache(
             self.decoder.config,
             slots=slots,
@@ -227,6 +280,9 @@ class Resources:
             dtype=self.dtype,
             device=self.device,
             reach=self._reach,
+            unit=self._unit,
+            units=units,
+            spare=spare,
         )
         state = Slots.empty(
             slots,

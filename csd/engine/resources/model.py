@@ -15,6 +15,7 @@ from csd.engine.call import RunSettings
 from csd.engine.first_call.check import require_check
 from csd.engine.requests.request import Request
 from csd.engine.resources.caches import Resources
+from csd.engine.resources.weights import weights_state
 from csd.engine.rules.changes import Changes, log_uncaptured
 from csd.engine.step.static_step import StaticStep
 from csd.engine.step.step import Step
@@ -26,6 +27,7 @@ from csd.models.fused.config import ModelSizes
 from csd.models.fused.decoder import Decoder
 from csd.models.load import Loaded, load
 from csd.models.module.decoder import ModuleDecoder
+from csd.state.kv_cache import KVCache
 from csd.utils.device import peak_bytes
 from csd.utils.phases import phase
 from csd.utils.torch_state import plain_torch
@@ -49,7 +51,7 @@ def step_of_call(
     verifier: MultiDraftVerifier | TeacherForcing | None = None
     # without drafts, or if sampling is greedy, every verifier just samples the target
     drawn = settings.speculate and settings.verifier != "match"
-    if drawn and requests[0].params.temperature > 0:
+    if drawn and not requests[0].params.greedy:
         verifier = MultiDraftVerifier(settings.verifier, drafter, step.ops)
     elif settings.forcing is not None:
         verifier = settings.forcing(step.ops, step.cache.rows)
@@ -203,6 +205,16 @@ class ModelResources(Resources):
         for request in requests:
             request.stats.decoder = getattr(self.decoder, "name", "own")
             request.stats.fused_ruled_out = getattr(self.decoder, "why", None)
+
+    def _check_prefix_cache(self, cache: KVCache) -> None:
+        """Drop the units of prompts that the current weights, adapters or settings did not read."""
+        index = cache.allocator.index
+        if index is None:
+            return
+        key = weights_state(self._loaded, begun=True), self.prefill_chunk, torch.get_num_threads()
+        if key != index.key:
+            cache.allocator.forget_all()
+            index.key = key
 
     def _step_of_call(
         self, step: Step, requests: list[Request], settings: RunSettings, tokenizer: Any

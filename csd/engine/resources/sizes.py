@@ -60,7 +60,7 @@ class Room:
     def of(cls, cache: KVCache) -> "Room":
         slots, slot_pages = cache.slot_pages.shape
         prompt_pages = cache.prompt_pages.shape[1]
-        return cls(slots, slot_pages, prompt_pages, cache.pages, cache.rows)
+        return cls(slots, slot_pages, prompt_pages, cache.pages - cache.spare, cache.rows)
 
     @classmethod
     def least(cls, sizes: Sizes, rows: int) -> "Room":

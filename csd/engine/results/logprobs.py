@@ -19,7 +19,7 @@ MOST_TOP = 20
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """The likeliest tokens and the entropy at each position of a sample, both at temperature 1."""
+    """The likeliest tokens and the entropy at each position of a sample, both of the model."""
 
     top: int = 0  # number of tokens
     entropy: bool = False
@@ -81,7 +81,7 @@ ROWS = 64
 
 @dataclass(slots=True)
 class PromptScores:
-    """Log-probabilities at temperature 1 of each token but the first, and of the likeliest tokens.
+    """Raw log-probabilities of each token but the first, and of the likeliest tokens.
 
     count: number of likeliest tokens recorded at each position.
     """

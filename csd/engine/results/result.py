@@ -25,8 +25,8 @@ class Sample:
     index: int
     text: str | None  # without what ended it, unless `include_stop`; None without a tokenizer
     tokens: list[int]  # with the end token, and the token that completes a stop string
-    logprobs: list[float]  # by the processed distribution; the model's own at temperature 0
-    raw_logprobs: list[float]  # by the model's distribution at temperature 1
+    logprobs: list[float]  # by the processed distribution; the model's own if greedy
+    raw_logprobs: list[float]  # by the model's own distribution
     finish_reason: str  # "stop", "length", "cancelled" or "error"
     stop_reason: str | int | None = None  # the stop string or end token that ended it
     sources: list[str] = field(default_factory=list)  # source of each token's draft, or ""

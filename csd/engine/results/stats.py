@@ -12,6 +12,7 @@ class Stats:
     """Statistics of one prompt's samples. Seconds are of the whole call, for all of its prompts."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of these, tokens whose keys and values an earlier prompt had computed
     tokens: int = 0
     call_tokens: int = 0  # tokens of all prompts of the call
     steps: int = 0  # steps in which the prompt had a sample in flight

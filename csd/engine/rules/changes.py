@@ -176,7 +176,8 @@ class Changes:
 
     def without_rules(self, slots: Slots) -> Slots:
         """Slots for changed rows, which include the repetition penalty and bans of end tokens."""
-        return replace(slots, penalty=self.ones, min_new=self.zeros)
+        off: dict[str, Any] = dict(repetition_penalty=self.ones, min_new=self.zeros)
+        return replace(slots, **off)
 
     def emptied(self, s: int) -> tuple[int, bool]:
         """First position of slot s from which no token could be drawn, else -1, and True if none

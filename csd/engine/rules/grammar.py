@@ -4,7 +4,8 @@ With a thinking budget, the budget governs the thought, and the grammar the text
 `Thinking` does both, with the methods of the grammar's matcher.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,7 +197,8 @@ class Grammars:
 
         most: largest number of rows. A forced chain is added as a child of its node, whether or
         not that has other children. It costs only its rows: it is accepted unless the text
-        continues with other tokens.
+        continues with other tokens. So the chains behind roots, which are reached for certain, get
+        their rows before drafted nodes; the others get those that are left.
         """
         listed = zip(
             pool.token.tolist(),
@@ -209,18 +211,27 @@ class Grammars:
         rows = [Row(*row) for row in listed]
         start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
         generated = slots.generated.tolist()
-        live = [s for s in pool.slot.tolist() if s >= 0]
-        room = most - len(live)
-        trees: dict[int, list[Row]] = {}
-        bits: list[np.ndarray] = []
-        forced: list[int] = []
-        for s in dict.fromkeys(live):
-            own = [
+        drafts = {
+            s: [
                 row._replace(parent=row.parent - start[s]) if row.parent >= 0 else row
                 for row in rows[start[s] : start[s] + nodes[s]]
             ]
-            tree = _Tree(own, self._ends[s], self._vocab, min(room, MAX_NODES - len(own)))
+            for s in dict.fromkeys(s for s in pool.slot.tolist() if s >= 0)
+        }
+        chains = {s: self._missing(own, s, slots, generated) for s, own in drafts.items()}
+        drafts = _cheapest(drafts, most - sum(chains.values()), chains)
+        room = most - sum(map(len, drafts.values()))
+        trees: dict[int, list[Row]] = {}
+        bits: list[np.ndarray] = []
+        forced: list[int] = []
+        for s, own in drafts.items():
+            # rows of the chains behind other slots' roots are not to be used
+            chains[s] = min(chains[s], room)
+            others = sum(chains.values()) - chains[s]
+            mine = min(max(room - others, chains[s]), MAX_NODES - len(own))
+            tree = _Tree(own, self._ends[s], self._vocab, mine)
             walked = self._walk(tree, s, slots, generated)
+            chains[s] = 0
             if walked:
                 room -= max(len(tree.rows) - len(own), 0)
             trees[s] = tree.rows if walked else own
@@ -234,6 +245,18 @@ class Grammars:
         planned = pool_of_rows(drafted, slots, len(bits))
         self._planned = planned, np.stack(bits), forced
         return planned
+
+    def _missing(self, own: list[Row], s: int, slots: Slots, generated: list[int]) -> int:
+        """Number of tokens that are forced behind the root of slot s, but not drafted there."""
+        matcher = self._guarded(s, lambda: self._at(s, slots, generated))
+        chain = [] if matcher is None else self._guarded(s, matcher.compute_ff_tokens) or []
+        at, chain = 0, chain[:MAX_DEPTH]
+        for depth, token in enumerate(chain):
+            below = [n for n, row in enumerate(own) if row.parent == at and row.token == token]
+            if not below:
+                return len(chain) - depth
+            at = below[0]
+        return 0
 
     def rows(
         self, pool: Pool, slots: Slots, forced: torch.Tensor | None, given: bool = False
@@ -278,22 +301,30 @@ class Grammars:
     def _walk(
         self, tree: "_Tree", s: int, slots: Slots, generated: list[int], given: bool = False
     ) -> bool:
-        """Walk the tree of slot s with its matcher; False if it has none.
+        """Walk the tree of slot s with its matcher; False if it has none."""
+
+        def walk() -> bool:
+            matcher = self._at(s, slots, generated, given)
+            if matcher is not None:
+                tree.walk(0, matcher)
+            return matcher is not None
+
+        return bool(self._guarded(s, walk))
+
+    def _guarded(self, s: int, use: Callable[[], Any]) -> Any:
+        """Returns use(), which reads the matcher of slot s; None if it raises.
 
         A matcher that raises, as where its memory is used up, leaves its sample without a grammar
         until the request ends with the error.
         """
         try:
-            matcher = self._at(s, slots, generated, given)
-            if matcher is not None:
-                tree.walk(0, matcher)
-            return matcher is not None
+            return use()
         except (KeyboardInterrupt, SystemExit):
             raise
         # a panic of a matcher's library is a BaseException
         except BaseException as error:
             self._matchers[s], self._requests[s].fault = None, error
-            return False
+            return None
 
     def _at(self, s: int, slots: Slots, generated: list[int], given: bool = False) -> Any:
         """The matcher of slot s, after it has read all tokens that the sample has committed."""
@@ -336,14 +367,18 @@ class _Tree:
         row = self.own[place]
         at = self._keep(row._replace(parent=above), place, matcher)
         forced = matcher.compute_ff_tokens() if self.room > 0 else []
-        for child, below in enumerate(self.own):
-            if below.parent == place and self._allows(at, below.token):
-                if forced and forced[0] == below.token:
-                    forced = []
-                branch = matcher.deep_copy()
-                if branch.consume_token(below.token):
-                    self.walk(child, branch, at)
-        self._extend(at, forced, matcher.deep_copy())
+        children = [
+            (child, below.token)
+            for child, below in enumerate(self.own)
+            if below.parent == place and self._allows(at, below.token)
+        ]
+        # the forced chain first, also where a drafted node begins it: it is the likeliest
+        if forced and forced[0] not in {token for _, token in children}:
+            self._extend(at, forced, matcher.deep_copy())
+        for child, token in sorted(children, key=lambda x: x[1] not in forced[:1]):
+            branch = matcher.deep_copy()
+            if branch.consume_token(token):
+                self.walk(child, branch, at)
 
     def _extend(self, at: int, forced: list[int], matcher: Any) -> None:
         """Add a chain of forced tokens below row `at`, as far as there is room."""
@@ -365,6 +400,21 @@ class _Tree:
 
     def _allows(self, at: int, token: int) -> bool:
         return bool(self.bits[at][token // 8] >> (token % 8) & 1) and token not in self.ends
+
+
+def _cheapest(
+    trees: dict[int, list[Row]], most: int, chains: dict[int, int]
+) -> dict[int, list[Row]]:
+    """The roots, and the cheapest nodes of all slots that fit into `most` rows, parents first.
+
+    A slot keeps at most the nodes that leave room for its chain of `chains` rows.
+    """
+    cost = sorted((row.cost, s, n) for s, tree in trees.items() for n, row in enumerate(tree) if n)[
+        : max(most - len(trees), 0)
+    ]
+    # a node costs at least as much as its parent, and stands behind it
+    count = Counter(s for _, s, _ in cost)
+    return {s: tree[: min(1 + count[s], MAX_NODES - chains[s])] for s, tree in trees.items()}
 
 
 def _allowed(matcher: Any, ends: dict[int, bool], vocab: int) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from csd.engine.options.grammar import GRAMMARS
-from csd.engine.options.logit_params import OFF, WORD_TOKENS
-from csd.engine.options.params import SamplingParams
+from csd.engine.options.logit_params import WORD_TOKENS
+from csd.engine.options.params import RULES, SamplingParams
 from csd.engine.options.thought_tags import Tag
 from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import write_rows
@@ -43,12 +43,12 @@ HOST = ("logits_processor", *GRAMMARS)
 
 def changes_rows(params: SamplingParams) -> bool:
     """True if any option other than repetition_penalty and min_new_tokens changes logits."""
-    return any(getattr(params, name) != off for name, off in OFF.items())
+    return any(getattr(params, name) != params.DEFAULTS[name] for name in RULES)
 
 
 def set_of(params: SamplingParams) -> tuple:
     """Key of a request's rules; requests with equal keys share one row of `Rules`."""
-    return tuple(getattr(params, name) for name in OFF if name not in HOST)
+    return tuple(getattr(params, name) for name in RULES if name not in HOST)
 
 
 def asked_by(requests: Sequence[Request]) -> Asked | None:

@@ -13,21 +13,25 @@ from csd.kernels.attention.prompt import PromptChunk, PromptRows
 from csd.kernels.states.prompt import PromptStates
 from csd.models.exact import by_chunks, reads_together
 from csd.models.fused.config import scale_of
+from csd.state.kv_cache import PAGE
+from csd.state.prefix_cache import Unit
 
 
 @dataclass(slots=True)
 class Prefill:
     """Reads all but the last token of a prompt; the last one is the first root of its samples.
 
-    Chunks begin at multiples of `chunk_size`, whatever is read or run between two of them, so that
-    a prompt's keys and values are the same in every batch.
+    The beginning that the prefix index has is not read. The rest is read in chunks that begin at
+    multiples of `chunk_size`, or of a unit of the index, whatever is read or run between two of
+    them, so that a prompt's keys and values are the same in every batch.
     """
 
     step: Step
     request: Request
     key: int  # of the group, never used before
     chunk_size: int
-    at: int = 0  # number of tokens read
+    at: int = 0  # number of tokens whose keys and values are in the pages
+    kept: int = 0  # number of units of the prefix index that are among them
     observed: int = 0  # tokens that the drafter has processed, by its own count
     pieces: Iterator[int] | None = None  # enters past samples; rows of each piece
 
@@ -42,11 +46,19 @@ class Prefill:
     ) -> "Prefill":
         """Reserve the pages of a group for the request's prompt."""
         request.group = group
-        tokens = len(request.prompt) - 1
-        request.pages = step.cache.take(step.cache.prompt_pages, group, tokens, chunk_size)
+        cache, tokens = step.cache, len(request.prompt) - 1
+        # digests of an earlier run may be of other units
+        request.units = None
+        units = units_of(step, request, chunk_size)
+        pages = [page for unit in units for page in unit.pages]
+        request.pages = cache.take(cache.prompt_pages, group, tokens, chunk_size, pages)
+        request.stats.cached_tokens = len(pages) * PAGE
+        if units and cache.states is not None:
+            cache.states.begin_prompt(group, units[-1].states)
         # from here on, other groups cannot reuse the drafter's memory for this one
         step.slots.group_key[group].fill_(key)
-        return cls(step, request, key, chunk_size)
+        step.slots.prior_part[group].fill_(request.prior_part)
+        return cls(step, request, key, chunk_size, len(pages) * PAGE, len(units))
 
     @property
     def chunk(self) -> int:
@@ -66,7 +78,28 @@ class Prefill:
             following = self.request.prompt[self.at + 1 : end + 1]
             self.request.scores.read(self.step.decoder.logits, hidden, following)
         self.at = end
+        self._keep_units()
         self._observe(end)
+
+    def _keep_units(self) -> None:
+        """Let later prompts use the units that have been read."""
+        cache, digests = self.step.cache, self.request.units
+        index = cache.allocator.index
+        if index is None or not digests:
+            return
+        states = None
+        while self.kept < len(digests) and (self.kept + 1) * index.tokens <= self.at:
+            first = self.kept * index.pages
+            pages = self.request.pages[first : first + index.pages]
+            if cache.states is not None:
+                # a chunk of such a model is a unit
+                states = cache.states.copy_of(self.request.group)
+            cache.allocator.keep(digests[self.kept], pages, states)
+            self.kept += 1
+
+    def will_keep(self, digest: bytes) -> bool:
+        """True if the unit of this digest is one that this prompt has still to read."""
+        return digest in (self.request.units or [])[self.kept :]
 
     def enter_history(self) -> int:
         """Enter the next piece of the past samples; returns its number of rows, 0 at the end.
@@ -94,6 +127,23 @@ class Prefill:
             self.observed = step.drafter.observe_prompt(
                 self.key, self.request.prompt, self.observed, read, step.slots
             )
+
+
+def units_of(step: Step, request: Request, chunk_size: int) -> list[Unit]:
+    """Units of the prefix index that the request's prompt begins with.
+
+    Sets `request.units`, the digests of all of its units; none if it is read whole: its logits are
+    read, its drafter reads the hidden states of all tokens, or it overwrites its own beginning.
+    """
+    index, tokens = step.cache.allocator.index, request.prompt[:-1]
+    if index is None or request.scope is None or request.scores is not None:
+        return []
+    reads_states = step.drafting and step.drafter is not None and step.drafter.reads_hidden
+    if reads_states or step.cache.wraps(len(tokens), chunk_size):
+        return []
+    if request.units is None:
+        request.units = index.digests(request.scope, tokens)
+    return index.find(request.units)
 
 
 def read_chunks(prefills: Sequence[Prefill]) -> None:

@@ -137,7 +137,7 @@ class StaticStep(Step):
         The budget chooses the number of rows from records that have already been read.
         """
         clock = Clock(self.seconds)
-        rows, nodes = budget.pool(live_count)
+        rows, nodes = budget.pool_shape(live_count)
         pending = self.start(rows, nodes, owners, step)
         clock.lap("step")
         return pending

@@ -112,8 +112,8 @@ def draft_pool(
         return ops.roots(slots, live_count)
     pool = drafter.propose(slots, live_count + most_nodes)
     cost, costs, penalties = ops.node_costs(pool, slots)
-    kept = budget.choose(live_count, costs, penalties)
-    budget.keep(kept)
+    kept = budget.select(live_count, costs, penalties)
+    budget.record_selection(kept)
     return ops.prune(pool, live_count + kept, cost)
 
 
@@ -170,7 +170,7 @@ class Step:
     def propose(self, live_count: int, budget: Budget) -> Pool:
         """Propose the draft trees of all live slots, in one pool."""
         drafter = self.drafter if self.drafting else None
-        most_nodes = 0 if drafter is None else budget.ask(live_count)
+        most_nodes = 0 if drafter is None else budget.num_draft_tokens(live_count)
         if drafter is not None and most_nodes:
             self.waited = insert_deferred(drafter, self.slots)
         pool = draft_pool(

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from csd.engine.options.thoughts import leaves_thought_open
+from csd.engine.options.thinking import leaves_thought_open
 from csd.engine.results.result import Sample
 from csd.evaluate.vote import Decision, vote
 from csd.utils import check as schema

@@ -102,7 +102,9 @@ class DraftSpec:
         if value is None:
             return None
         several = isinstance(value, tuple | list)
-        checked = tuple(check_temperature(t) for t in (value if several else (value,)))
+        checked = tuple(
+            check_temperature("temperature", t) for t in (value if several else (value,))
+        )
         if several and len(checked) != self.k:
             raise ValueError(
                 f"temperature must have one entry for each of k={self.k}, got {shown(value)}"

@@ -50,6 +50,10 @@ class NetworkDrafter(Drafter):
                 f"model has {vocab}"
             )
 
+    @property
+    def reads_hidden(self) -> bool:
+        return self.net.wants_hidden
+
     def cache_bytes(self, pages: int) -> int:
         return pages * KVCache.bytes_per_page(self.net.config, self.net.dtype)
 

@@ -13,9 +13,9 @@ with an error that names the difference or the rank; the next call can run.
 import math
 import threading
 import zlib
-from collections.abc import Generator, Iterator
-from dataclasses import asdict, fields
-from typing import Any, Unpack
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine, Feed
-from csd.engine.options import Options
-from csd.engine.options.logit_params import OFF
+from csd.engine.options.params import RULES
 from csd.engine.requests.request import Request
 from csd.engine.results.result import Sample
 from csd.engine.step.budget import FixedBudget, StepTimeTable
@@ -65,11 +64,14 @@ class ParallelEngine(Engine):
         loaded = Loaded(decoder, decoder.config, tokenizer, generation_config, link.device, dtype)
         if options.get("static"):
             raise ValueError("static must be False: rank 0's decisions go over the host")
-        super().__init__(loaded, **options | {"static": False})
+        if options.get("prefix_cache"):
+            given = options["prefix_cache"]
+            raise ValueError(f"prefix_cache must be False over several ranks, got {given!r}")
+        super().__init__(loaded, **options | {"static": False, "prefix_cache": False})
 
-    def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
-        """`Engine.prepare`, except that only rank 0 writes a recording."""
-        call = super().prepare(prompt, **options)
+    def call_of(self, prompt: Any, given: Mapping[str, Any]) -> Call:
+        """`Engine.call_of`, except that only rank 0 writes a recording."""
+        call = super().call_of(prompt, given)
         if self.link.rank:
             call.record = None
         return call
@@ -137,8 +139,8 @@ class ParallelEngine(Engine):
             self.link.agree(None)
         return step
 
-    def _allocate(self, *sizes: Any) -> Step:
-        step = super()._allocate(*sizes)
+    def _allocate(self, *sizes: Any, **options: Any) -> Step:
+        step = super()._allocate(*sizes, **options)
         values = {f.name: getattr(step, f.name) for f in fields(step)}
         if self.link.rank:
             return FollowerStep(**values | {"drafting": False}, link=self.link)
@@ -216,8 +218,8 @@ class ParallelEngine(Engine):
 def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:
     """Name of the first option in use that csd does not support over several ranks, or None."""
     for request in requests:
-        for name, off in OFF.items():
-            if getattr(request.params, name) != off:
+        for name in RULES:
+            if getattr(request.params, name) != request.params.DEFAULTS[name]:
                 return name
         if request.scores is not None:
             return "prompt_logprobs"
@@ -232,5 +234,5 @@ def _shared_arguments(requests: list[Request]) -> dict[str, Any]:
     if requests:
         samples = requests[0].samples
         shared |= {"num_samples": len(samples), "first_sample": samples.start}
-        shared |= asdict(requests[0].params)
+        shared |= vars(requests[0].params)
     return shared

@@ -31,7 +31,7 @@ from csd.state.verdict import Verdict
 
 # written by commit only, with the same values on every rank
 _COMMITTED = ("tokens", "logprobs", "raw_logprobs")
-_GROUPS = ("prompt_len", "group_key")
+_GROUPS = ("prompt_len", "group_key", "prior_part")
 # [S] each: at least one of these changes when the host puts another sample into a slot
 _OCCUPANT = ("live", "group", "key", "sample", "generated")
 _STATE = (*_OCCUPANT, "context")

@@ -1,11 +1,12 @@
 """`attn_implementation="csd_tree"`: the tree attention inside a stock `transformers` model.
 
     model.set_attn_implementation("csd_tree")
-    logits = model(**tree.inputs).logits[0]    # [M, V], with tree a csd.Tree
+    logits = model(**tree.inputs).logits[0]    # [M, V], with tree a csd.Tree or a csd.PackedTree
 
 A forward call without `tree=` runs `sdpa` with its masks. With `tree=`, the batch has one row of M
-tokens, which are nodes of draft trees: csd's kernel lets each attend to its prompt, its sample's
-committed tokens and its ancestors.
+tokens. Those of a `csd.Tree` are nodes of draft trees: csd's kernel lets each attend to its prompt,
+its sample's committed tokens and its ancestors. Those of a `csd.PackedTree` are whole samples
+without repeated prefixes, and their attention has a backward.
 
 `import csd` does not import transformers. The name is registered once transformers' models are
 imported, before csd or after it.
@@ -22,11 +23,12 @@ from typing import Any
 
 import torch
 
+from csd.integrations.transformers.packed_tree import PackedTree
 from csd.integrations.transformers.tree import Tree
 
 NAME = "csd_tree"
 MODELS = "transformers.modeling_utils"
-# arguments that a model may pass to its attention and that tree attention does not support
+# arguments that a model may pass to its attention and that trees do not support, or not all
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "cache")
 
 
@@ -75,10 +77,10 @@ def tree_attention_forward(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    tree: Tree | None = None,
+    tree: Tree | PackedTree | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of a layer. tree: a `csd.Tree`, or None for sdpa. Returns [B, M, H, D] and None.
+    """Attention of a layer. Returns [B, M, H, D] and None. tree: None for sdpa.
 
     With a tree, B is 1, T is M, and `attention_mask` is ignored: the tree is the mask.
     """
@@ -106,12 +108,17 @@ def tree_attention_forward(
             "position_ids must give the positions of the tree's nodes, but the family of "
             f"{type(module).__name__} does not take them: csd_tree does not support it"
         )
-    for name in UNSUPPORTED:
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{name} must be None for tree attention, got {kwargs[name]!r}")
+    properties = {name: kwargs[name] for name in UNSUPPORTED if kwargs.get(name) is not None}
+    supported = PackedTree.properties if isinstance(tree, PackedTree) else {}
+    other = [name for name in properties if name not in supported]
+    if other:
+        got = properties[other[0]]
+        raise ValueError(f"{other[0]} must be None for tree attention, got {got!r}")
     if dropout:
         raise ValueError(f"dropout must be 0 for tree attention, got {dropout}: call model.eval()")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(tree, PackedTree):
+        return tree.attend(module, query, key, value, scale, **properties), None
     out = tree.attend(module.layer_idx, query, key, value, scale)
     tree.count(module.layer_idx)
     return out, None

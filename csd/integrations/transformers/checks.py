@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 
+from csd.engine.options import SamplingOptions
 from csd.engine.options.params import asks_for
+from csd.utils.arguments import options_of
 
 # generation config: option -> values that change nothing here
 _CONFIG = {
@@ -39,17 +41,10 @@ _ARGUMENTS = (
 )
 
 # logits processor -> its attribute -> the option of the generation config that makes it
-_PROCESSORS = {
-    "RepetitionPenaltyLogitsProcessor": ("penalty", "repetition_penalty"),
-    "MinLengthLogitsProcessor": ("min_length", "min_length"),
-    "MinNewTokensLengthLogitsProcessor": ("min_new_tokens", "min_new_tokens"),
-    "TemperatureLogitsWarper": ("temperature", "temperature"),
-    "TopKLogitsWarper": ("top_k", "top_k"),
-    "TopPLogitsWarper": ("top_p", "top_p"),
-    "MinPLogitsWarper": ("min_p", "min_p"),
-    "NoRepeatNGramLogitsProcessor": ("ngram_size", "no_repeat_ngram_size"),
-    "NoBadWordsLogitsProcessor": ("bad_word_ids", "bad_words_ids"),
-    "SuppressTokensLogitsProcessor": ("suppress_tokens", "suppress_tokens"),
+_PROCESSORS = {"MinLengthLogitsProcessor": ("min_length", "min_length")} | {
+    processor: (attribute, option.config or name)
+    for name, (_, option) in options_of(SamplingOptions).items()
+    for processor, _, attribute in [option.processor.partition(".")]
 }
 # processors that read more than a row's own tokens and logits: its index in the batch, a model,
 # state of earlier calls

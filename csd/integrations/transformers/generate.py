@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from csd.engine.generate import engine_for
-from csd.engine.options.params import resolve
+from csd.engine.options import SamplingOptions, read_options
+from csd.engine.options.params import limited, resolve
 from csd.engine.requests.request import LiveSample, OnTokens, Request
 from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows
 from csd.integrations.transformers.checks import check_lists, refuse_call, refuse_config
+from csd.state.filters import GREEDY
 from csd.traces.history import History
 from csd.utils.torch_state import plain_torch
 
@@ -83,9 +85,9 @@ def hf_generate(
 
     `generate` calls it with the arguments up to `streamer` and `model_kwargs`. Batches may have any
     size; padding is removed by `attention_mask`, and equal rows are one group, adjacent or not. The
-    generation config that `generate` made applies: `do_sample`,
-    temperature, top_k (50 by transformers' default), top_p, min_p, repetition_penalty,
-    no_repeat_ngram_size, bad_words_ids, suppress_tokens, lengths and end tokens. Processors that
+    generation config that `generate` made applies: `do_sample`, filters (top_k is 50 by
+    transformers' default), no_repeat_ngram_size, bad_words_ids, suppress_tokens, lengths and end
+    tokens. Processors that
     the caller passes get rows without padding, and must be functions of these rows alone.
 
     Arguments of csd, which `generate` passes through:
@@ -132,16 +134,11 @@ def hf_generate(
     width = input_ids.shape[1]
     # lengths are the same for all rows
     longest = max(range(len(rows)), key=lambda i: len(rows[i]))
-    params = resolve(
-        config,
-        context=model_config.context,
-        prompt_tokens=len(rows[longest]),
-        name=f"row {longest}",
-        vocab=vocab,
-        temperature=None if generation_config.do_sample else 0,
-        logits_processor=functions or None,
-        **_lengths(generation_config, width),
-    )
+    given: dict[str, Any] = _lengths(generation_config, width)
+    given |= dict(logits_processor=functions) if functions else {}
+    given |= {} if generation_config.do_sample else GREEDY
+    params = resolve(config, read_options(given, SamplingOptions), vocab=vocab)
+    params = limited(params, model_config.context, len(rows[longest]), f"row {longest}")
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()))
     samples = draw_rows(

@@ -137,7 +137,8 @@ class Tree:
             )
         if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
             raise RuntimeError(
-                "tree attention has no backward: call the model under torch.no_grad()"
+                "tree attention over a cache has no backward: call the model under "
+                "torch.no_grad(), or train on a csd.PackedTree"
             )
         self.node_k[layer].copy_(key[0].transpose(0, 1))
         self.node_v[layer].copy_(value[0].transpose(0, 1))

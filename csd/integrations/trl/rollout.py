@@ -7,16 +7,17 @@ from typing import Any
 import torch
 
 from csd.engine.generate import engine_for
-from csd.engine.options.checks import check_prior
-from csd.engine.options.params import SamplingParams, check_option, config_ends, resolve
+from csd.engine.options import Options, SamplingOptions, read_options
+from csd.engine.options.params import SamplingParams, config_ends, limited, resolve
 from csd.engine.results.result import Sample
-from csd.graph.prior import Prior
+from csd.graph.prior import MOST_HALVINGS, Prior
 from csd.integrations.groups import draw_rows, earlier_copies
 from csd.integrations.trl.early import EarlyEnds
 from csd.kernels.common.noise import prompt_key
 from csd.models.fused.config import ModelSizes
+from csd.state.filters import GREEDY
 from csd.traces.history import History
-from csd.utils.arguments import check_budget, check_flag, check_whole
+from csd.utils.arguments import check_flag, check_whole, checked
 from csd.utils.check import shown
 from csd.utils.lazy import check_installed
 
@@ -31,8 +32,9 @@ class Rollout:
     weights in their dtype, updated after each optimiser step; peft adapters are applied unmerged.
 
     exact: as in `csd.Engine`; None for its default, and in csd's `GRPOTrainer` for True.
-    budget, speculate, prior: as in `csd.generate`; a call is the rows that a process draws at once,
-    and prior=True learns over all calls.
+    budget, speculate, prior: as in `csd.generate`; a call is the rows that a process draws at once.
+        prior=True learns over all calls, and halves its weights in each epoch, so that what the
+        policy no longer says is drafted less and then forgotten.
         history: number of epochs whose completions of a prompt draft for its later ones, on any
         process; 0 turns it off. It does not change completions and losses. Evaluation neither uses
         nor extends it.
@@ -49,8 +51,8 @@ class Rollout:
         log has csd/tau and csd/tokens_per_second of its first process. `ends.sizes`, with `until`:
         the number of samples drawn of each group in the last call.
 
-    Sampling follows `GRPOConfig`: temperature, top_k, top_p, min_p, repetition_penalty,
-    max_completion_length and `generation_kwargs` as far as csd implements them.
+    Sampling follows `GRPOConfig`: its filters, `max_completion_length` and `generation_kwargs`, as
+    far as csd implements them.
     """
 
     def __init__(
@@ -68,12 +70,12 @@ class Rollout:
         full_reward: float = 1.0,
         audit: float = 0.05,
     ):
-        self.budget, self.speculate = check_budget(budget), speculate
-        self.prior = check_prior(prior)
-        self.thought = {
-            "max_thinking_tokens": check_option("max_thinking_tokens", max_thinking_tokens),
-            "thinking_tags": check_option("thinking_tags", thinking_tags),
-        }
+        running: dict[str, Any] = dict(budget=budget, speculate=speculate, prior=prior)
+        self.running = {name: checked(Options, name, value) for name, value in running.items()}
+        self.prior: Prior | None = self.running["prior"]
+        self._forgets, self._epoch = prior is True, 0
+        thought = dict(max_thinking_tokens=max_thinking_tokens, thinking_tags=thinking_tags)
+        self.thought = {name: checked(Options, name, value) for name, value in thought.items()}
         self.history: History | None = None
         if check_whole("history", history, 0):
             # no limit on an epoch's samples
@@ -108,6 +110,7 @@ class Rollout:
         engine = engine_for(model, exact=self.exact)
         tokenizer = tokenizer_of(trainer)
         history = self.history if trainer.model.training else None
+        self._forget(trainer)
         # lengths are the same for all rows
         longest = max(range(len(rows)), key=lambda i: len(rows[i]))
         params = sampling_of(
@@ -126,10 +129,8 @@ class Rollout:
                 params,
                 seed=seed,
                 first_sample=[indices[i] for i in places],
-                budget=self.budget,
-                speculate=self.speculate,
+                **self.running,
                 history=history,
-                prior=self.prior,
                 keep=False,
                 known=known,
             )
@@ -162,6 +163,13 @@ class Rollout:
             ]
         return found
 
+    def _forget(self, trainer: Any) -> None:
+        """Halve the weights of the rollout's own prior for each epoch that has begun since."""
+        epoch = int(trainer.state.epoch or 0)
+        if self._forgets and self.prior is not None and epoch > self._epoch:
+            self.prior.decay(min(epoch - self._epoch, MOST_HALVINGS))
+        self._epoch = epoch
+
     def _seed(self, trainer: Any) -> int:
         """Seed of a call: equal on all processes, new in each call, unaffected by evaluations."""
         step = (trainer.state.global_step, int(trainer.model.training))
@@ -175,21 +183,19 @@ def tokenizer_of(trainer: Any) -> Any:
     return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
-def sampling_of(trainer: Any, model: ModelSizes, prompt_tokens: int, **more: Any) -> SamplingParams:
-    """Sampling parameters of a trainer's completions; more: arguments of `resolve`."""
+def sampling_of(
+    trainer: Any, model: ModelSizes, prompt_tokens: int, name: str = "the prompt", **more: Any
+) -> SamplingParams:
+    """Sampling parameters of a trainer's completions; more: other arguments of `generate`."""
     config = trainer.generation_config
-    return resolve(
-        config,
-        context=model.context,
-        prompt_tokens=prompt_tokens,
-        vocab=model.vocab,
-        temperature=None if config.do_sample else 0,
+    given = more | dict(
         max_new_tokens=config.max_new_tokens,
-        min_new_tokens=config.min_new_tokens,
-        tokenizer=tokenizer_of(trainer),
+        min_new_tokens=config.min_new_tokens or 0,
         end_token_ids=config_ends(config, model.vocab),
-        **more,
     )
+    options = read_options(given | ({} if config.do_sample else GREEDY), SamplingOptions)
+    params = resolve(config, options, vocab=model.vocab, tokenizer=tokenizer_of(trainer))
+    return limited(params, model.context, prompt_tokens, name)
 
 
 def _log(trainer: Any, tokens: int, sample_steps: int, seconds: float) -> None:

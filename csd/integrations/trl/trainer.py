@@ -12,11 +12,9 @@ from trl import GRPOTrainer as StockTrainer
 from csd.gradient.logprobs import flat_logprobs
 from csd.gradient.policy import policy_of
 from csd.integrations.trl.rollout import Rollout, sampling_of
+from csd.state.filters import CUTS
 
 LOG = logging.getLogger("csd")
-
-# values with which no token is removed
-OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 class GRPOTrainer(StockTrainer):
@@ -54,10 +52,10 @@ class GRPOTrainer(StockTrainer):
                 "router_aux_loss_coef must be 0 for csd's GRPOTrainer, which computes no routers' "
                 f"loss, got {self.router_aux_loss_coef}"
             )
-        cut = {name: getattr(self.args, name) for name in ("top_k", "top_p", "min_p")}
-        if self.beta and any(cut[name] not in (None, off) for name, off in OFF.items()):
+        cut = {name: getattr(self.args, name, None) for name in CUTS}
+        if self.beta and any(cut[name] not in (None, off) for name, off in CUTS.items()):
             raise NotImplementedError(
-                "beta must be 0 with top_k, top_p or min_p on, since the divergence from a "
+                "beta must be 0 with filters that drop tokens, since the divergence from a "
                 f"reference that removes other tokens is infinite, got beta={self.beta} with {cut}"
             )
         policy = policy_of(self.accelerator.unwrap_model(self.model)).policy

@@ -222,5 +222,5 @@ def empty_slots(rows: int, groups: int, context: int) -> Slots:
     slots = Slots.empty(rows, vocab=1, max_new=1, context=context)
     slots.temperature.fill_(0)
     slots.group_key = torch.full((groups,), -1)
-    slots.prompt_len = torch.zeros(groups, dtype=torch.int32)
+    slots.prompt_len, slots.prior_part = torch.zeros(2, groups, dtype=torch.int32)
     return slots

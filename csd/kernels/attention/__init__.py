@@ -144,7 +144,8 @@ def tree_attention(
     its own position // chunk. softcap: scores are softcap * tanh(score / softcap). sinks: [H], one
     more score per head, without a value. `work` must be made for the same window and chunk.
 
-    CPU tensors run the loop or the reference, which need no work list. Not differentiable.
+    CPU tensors run the loop or the reference, which need no work list. Not differentiable;
+    `packed_attention` is.
     """
     check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)
     check_properties(q, window, chunk, softcap, sinks)
@@ -246,7 +247,9 @@ def check_reach_of(work: Any, window: int | None, chunk: int | None) -> None:
 
 def _refuse_grad(*tensors: torch.Tensor) -> None:
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError("tree_attention has no backward: call it under torch.no_grad()")
+        raise RuntimeError(
+            "tree_attention has no backward: call it under torch.no_grad(), or use packed_attention"
+        )
 
 
 def _check_rows(q: torch.Tensor, node_k: torch.Tensor, node_v: torch.Tensor) -> None:

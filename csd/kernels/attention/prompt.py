@@ -5,12 +5,12 @@
 for row r of a chunk, which follows `start` tokens of its prompt. PyTorch's own attention computes
 it on every device: a prompt is read only once, and PyTorch's kernels are hard to beat there.
 
-`attend_chunk` takes one chunk. `attend_visible` takes one with a window, a chunk size, a cap on
-scores or sinks (`reference.py` has the formula); with a cap or sinks it multiplies as the reference
-does. `prompt_attention` takes several chunks, whose rows and keys are concatenated: in 16 bits on a
-GPU by one launch of flash attention over ragged lengths, else by one call per chunk. Both give a
-chunk the same bits whatever other chunks there are: neither splits keys by the number of chunks,
-and no block of queries has rows of two chunks.
+`attend_chunk` takes one chunk, on a CPU the rows of one page at a time. `attend_visible` takes rows
+with a window, a chunk size, a cap on scores or sinks (`reference.py` has the formula); with a cap
+or sinks it multiplies as the reference does. `prompt_attention` takes several chunks, whose rows
+and keys are concatenated: in 16 bits on a GPU by one launch of flash attention over ragged lengths,
+else by one call per chunk. Both give a chunk the same bits whatever other chunks there are: neither
+splits keys by the number of chunks, and no block of queries has rows of two chunks.
 
 `PromptRows` has the rows of a pass and their places in the pages, computed once per pass. Place p
 of prompt g is token p % 64 of page prompt_pages[g, p // 64]; `index` counts the tokens of all
@@ -41,6 +41,8 @@ def attend_chunk(
     scale: float,
 ) -> torch.Tensor:
     """Returns the attention [R, H, D] of rows r that are the prompt's tokens start + r."""
+    if q.device.type == "cpu":
+        return _attend_pages(q, k, v, start, scale)
     rows, end = q.shape[0], k.shape[0]
     # [1, heads, tokens, D]
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -64,6 +66,40 @@ def attend_chunk(
         enable_gqa=True,
     )
     return out[0].transpose(0, 1)
+
+
+def pieces_of(start: int, rows: int, device: torch.device) -> list[slice]:
+    """Rows of a chunk at positions `start` on that one call of PyTorch's attention takes.
+
+    On a CPU the rows of one page each: PyTorch's kernel there takes blocks of rows and keys that
+    depend on their numbers, so only then do the bits of a whole page's rows follow from its place,
+    whatever the chunk.
+    """
+    if device.type != "cpu":
+        return [slice(0, rows)]
+    ends = [*range(PAGE - start % PAGE, rows, PAGE), rows]
+    return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def _attend_pages(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, scale: float
+) -> torch.Tensor:
+    """`attend_chunk` on a CPU, by a call for each of `pieces_of` with the keys up to its end."""
+    # zero up to a page, in which a row sees the tokens up to its own: the last columns are the page
+    mask = q.new_zeros(PAGE, -(-k.shape[0] // PAGE) * PAGE)
+    mask[:, -PAGE:].fill_(float("-inf")).triu_(1)
+    outs = []
+    for piece in pieces_of(start, q.shape[0], q.device):
+        at, end = start + piece.start, start + piece.stop
+        page = at // PAGE * PAGE
+        # [1, heads, tokens, D]
+        rows, keys, values = (x.transpose(0, 1)[None] for x in (q[piece], k[:end], v[:end]))
+        visible = mask[at - page : end - page, mask.shape[1] - PAGE - page :][:, :end]
+        out = F.scaled_dot_product_attention(
+            rows, keys, values, attn_mask=visible, scale=scale, enable_gqa=True
+        )
+        outs.append(out[0].transpose(0, 1))
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def takes_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:

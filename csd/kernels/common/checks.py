@@ -6,14 +6,23 @@ argument, the expected value and the given one.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
 
-from csd.state.slots import MAX_STOP_IDS
+from csd.state.slots import MAX_STOP_IDS, Slots
 from csd.state.verdict import TOP
 
-INT, LONG, FLOAT, WIDE = torch.int32, torch.int64, torch.float32, torch.float64
+INT, LONG, FLOAT = torch.int32, torch.int64, torch.float32
+
+# letters of shapes in `Slots` -> dimensions
+_SLOTS: dict[str, str | int] = {"W": "words", "I": MAX_STOP_IDS}
+
+
+def _dims(shape: str) -> tuple[str | int, ...]:
+    return tuple(_SLOTS.get(letter, letter) for letter in shape)
+
 
 # fields of a step's records that operations take: a letter or number per dimension, and the dtype
 # (None: any floating-point one)
@@ -26,32 +35,7 @@ FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] =
         "slot_start": (("S",), INT),
         "slot_nodes": (("S",), INT),
     },
-    "slots": {
-        **dict.fromkeys(
-            (
-                "group",
-                "sample",
-                "generated",
-                "step",
-                "progress_penalty",
-                "top_k",
-                "max_new",
-                "min_new",
-            ),
-            (("S",), INT),
-        ),
-        **dict.fromkeys(("temperature", "top_p", "min_p", "penalty"), (("S",), WIDE)),
-        **dict.fromkeys(("stop_ids", "ban_ids"), (("S", MAX_STOP_IDS), INT)),
-        "live": (("S",), torch.bool),
-        "key": (("S",), LONG),
-        "context": (("S", "N"), INT),
-        "seen": (("S", "words"), INT),
-        "tokens": (("S", "T"), INT),
-        "logprobs": (("S", "T"), None),
-        "raw_logprobs": (("S", "T"), None),
-        "prompt_len": (("G",), INT),
-        "group_key": (("G",), LONG),
-    },
+    "slots": {f.name: (_dims(f.metadata["shape"]), f.metadata["dtype"]) for f in fields(Slots)},
     "verdict": {
         **dict.fromkeys(("logprob", "raw_logprob"), (("M",), None)),
         **dict.fromkeys(("accept_count", "finish"), (("S",), INT)),
@@ -80,6 +64,7 @@ FIELDS: dict[str, dict[str, tuple[tuple[str | int, ...], torch.dtype | None]]] =
         **dict.fromkeys(("slot_start", "slot_nodes"), (("S",), INT)),
         "group_start": (("G + 1",), INT),
     },
+    "packed": dict.fromkeys(("end", "position"), (("R",), INT)),
     "texts": {
         "group_key": (("R",), LONG),
         **dict.fromkeys(("sample", "length"), (("R",), INT)),

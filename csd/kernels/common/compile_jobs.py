@@ -50,6 +50,7 @@ def named(target: str) -> Target:
 
 # operations of the kernels in a file or folder of `csd.kernels` that has another name
 OPERATIONS = {
+    "attention.packed.triton.backward": "packed_attention_backward",
     "attention.triton.exact": "exact_attention",
     "draft.paper.triton": "suffix_match",
     "draft.triton": "draft_tree",

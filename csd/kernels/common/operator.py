@@ -38,13 +38,14 @@ class Implementations:
     triton: Callable
     # imports the loop of the backend "cpu"; returns the predicate of its arguments and the loop
     import_loop: Callable[[], tuple[Callable[..., bool], Callable]] | None = None
+    compiled: bool = True  # numba compiles the loop
     loop: Callable | None = None  # the imported loop
     takes: Callable[..., bool] | None = None  # whether the loop supports the arguments
 
     def load_loop(self) -> None:
-        """Imports the loop, if there is one and loops can be compiled on this machine."""
+        """Imports the loop, if there is one and it can be compiled on this machine."""
         if self.import_loop is not None:
-            if compiles():
+            if compiles() or not self.compiled:
                 self.takes, self.loop = self.import_loop()
             self.import_loop = None
 
@@ -100,6 +101,7 @@ def operator(
     triton: Callable,
     *,
     loop: Callable[[], tuple[Callable[..., bool], Callable]] | None = None,
+    compiled: bool = True,
     written: Sequence[str] = (),
     schema: str | None = None,
     fake: Callable | None = None,
@@ -108,12 +110,13 @@ def operator(
     """Registers csd::name and returns PyTorch's CustomOpDef.
 
     loop: imports the loop of the backend "cpu"; returns the predicate of the arguments that it
-    supports, and the loop. written: arguments that are modified in place. schema: arguments and
-    results in PyTorch's schema syntax, by default inferred from the reference's signature. fake:
-    returns results of the right shape without values; without it the operator returns nothing.
+    supports, and the loop. compiled: False if it runs without numba. written: arguments that are
+    modified in place. schema: arguments and results in PyTorch's schema syntax, by default inferred
+    from the reference's signature. fake: returns results of the right shape without values; without
+    it the operator returns nothing.
     unpacked: wraps an implementation into a function of the operator's own arguments.
     """
-    implementations = OPERATIONS[name] = Implementations(reference, triton, loop)
+    implementations = OPERATIONS[name] = Implementations(reference, triton, loop, compiled)
     if schema is None:
         schema = torch.library.infer_schema(reference, mutates_args=written)
     if fake is None:

@@ -1,10 +1,10 @@
 """Draft every live slot's tree from the consensus graph: one pool of the likeliest nodes.
 
 A node's contexts of all orders are looked up in its group, then those of the prior's orders in the
-prior's table if there is one, and last the context of the group as a whole (order 0). With W_n the
-total of its context of order n, w_n(t) the weight of successor t, c the smoothing weight and L the
-largest trust in a context, both with values of their own for the prior, and the longest context
-first in each table:
+group's part of the prior's table if there is one, and last the context of the group as a whole
+(order 0). With W_n the total of its context of order n, w_n(t) the weight of successor t, c the
+smoothing weight and L the largest trust in a context, both with values of their own for the prior,
+and the longest context first in each table:
 
     lam_n = L * W_n / (W_n + c)                     0 where the context is absent
     share_n = lam_n * product of (1 - lam_m) over the contexts m before it
@@ -57,6 +57,7 @@ in 10^9.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -86,6 +87,7 @@ _SLOTS = (
     "progress_penalty",
     "prompt_len",
     "group_key",
+    "prior_part",
 )
 # fields of a GraphConfig that drafting reads, besides its sizes
 _CONFIG = (
@@ -118,8 +120,9 @@ def with_config(run: Callable) -> Callable:
     def call(
         table: dict, slots: Any, prior: list, rows: int, ways: int, prior_ways: int, *numbers: Any
     ) -> Pool:
-        orders, prior_orders, *drafting, nodes = numbers
-        graph = Table(ways, **table, prior=Table(prior_ways, *prior) if prior else None)
+        prior_parts, orders, prior_orders, *drafting, nodes = numbers
+        of_prior = replace(Table(prior_ways, *prior), parts=prior_parts) if prior else None
+        graph = Table(ways, **table, prior=of_prior)
         config = GraphConfig(
             orders=tuple(orders),
             prior_orders=tuple(prior_orders),
@@ -154,6 +157,7 @@ _draft_tree = RecordOperator(
         "SymInt rows",
         "SymInt ways",
         "SymInt prior_ways",
+        "SymInt prior_parts",
         "SymInt[] orders",
         "SymInt[] prior_orders",
         *numbers(GraphConfig, _CONFIG),
@@ -172,7 +176,8 @@ def draft_tree(
 ) -> Pool:
     """Returns the likeliest nodes of all live slots' trees, in a pool of `rows` rows.
 
-    table: of the groups; `table.prior`, if any, is of all groups. rows: at least the number of live
+    table: of the groups; `table.prior`, if any, is of all groups, each of which reads the part
+    `slots.prior_part` of it. rows: at least the number of live
     slots. nodes: most drafted nodes over all slots, by default as many as fit.
     """
     device, sizes = slots.live.device, {"S": slots.count}
@@ -194,7 +199,7 @@ def draft_tree(
         )
     values = (getattr(config, name) for name in _CONFIG)
     max_drafted = rows if nodes is None else nodes
-    ways = config.ways, table.prior.ways if table.prior is not None else 1
+    ways = config.ways, *((1, 1) if table.prior is None else (table.prior.ways, table.prior.parts))
     orders = list(config.orders), list(config.prior_orders)
     return _draft_tree(table, slots, prior, rows, *ways, *orders, *values, max_drafted)
 

@@ -68,6 +68,7 @@ class Estimates:
     context: np.ndarray
     stop_ids: np.ndarray
     prompt_len: np.ndarray
+    prior_part: np.ndarray
 
     def __init__(self, table: Table, slots: Any, config: GraphConfig, noise: DraftNoise | None):
         self.table, self.config, self.noise = table.arrays(), config, noise
@@ -159,7 +160,8 @@ class Estimates:
         prior = self.table.prior
         if prior is not None:
             nobody = np.full_like(slot, PRIOR_KEY)
-            entries.append(_entries(prior, nobody, context, self.config.prior_orders))
+            part = self.prior_part[self.group[slot]]
+            entries.append(_entries(prior, nobody, context, self.config.prior_orders, part))
             totals.append(prior.entry_total.take(entries[1]))
         entries.append(self.whole[slot, None])
         totals.append(self.table.entry_total.take(entries[-1]))
@@ -233,6 +235,7 @@ def _entries(
     owner: np.ndarray,  # [F] int64
     context: np.ndarray,  # [F, N]
     orders: tuple[int, ...],
+    part: np.ndarray | None = None,  # [F], of the table; by default its only one
 ) -> np.ndarray:
     """[F, O]: entries of the contexts of all orders, longest first, -1 where absent."""
     orders, N = orders[::-1], table.entry_tokens.shape[1]
@@ -242,7 +245,8 @@ def _entries(
     tokens = np.where(inside, context[:, None, :], -1).reshape(code.size, -1)
     # a table may hold longer contexts than the slots keep
     tokens = np.pad(tokens, ((0, 0), (0, N - tokens.shape[1])), constant_values=-1)
-    entry = find_contexts(table, owner.repeat(len(orders)), tokens, code.ravel())
+    parts = 0 if part is None else part.repeat(len(orders))
+    entry = find_contexts(table, owner.repeat(len(orders)), tokens, code.ravel(), parts)
     return entry.reshape(code.shape)
 
 

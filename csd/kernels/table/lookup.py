@@ -63,9 +63,10 @@ def find_contexts(
     group_key: np.ndarray,  # [K] int64
     tokens: np.ndarray,  # [K, N], latest first, -1 beyond the context's order
     code: np.ndarray,  # [K] int64, hashes
+    part: np.ndarray | int = 0,  # [K], of the table
 ) -> np.ndarray:
     """Entry [K] of each context, -1 if it is absent."""
-    bucket = code & (table.buckets - 1)
+    bucket = (code & (table.buckets - 1)) + part * np.int64(table.buckets)
     # [K, ways]
     same = table.entry_hash.reshape(-1, table.ways).take(bucket, 0) == code[:, None]
     entry = bucket * table.ways + same.argmax(1)

@@ -31,6 +31,7 @@ import torch
 
 from csd.kernels.common.operator import Fields, RecordOperator, launcher
 from csd.kernels.verify.reference import verify_ref
+from csd.state.filters import FILTERS
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict, empty_verdict
@@ -43,11 +44,7 @@ _SLOTS = (
     "key",
     "sample",
     "generated",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "penalty",
+    *FILTERS,
     "seen",
     "max_new",
     "min_new",

@@ -48,7 +48,7 @@ def advance_slots_ref(slots: Slots, verdict: Verdict) -> None:
     old = slots.context.gather(1, (offset - count).clamp(min=0))
     slots.context.copy_(torch.where(offset < count, fresh, old))
 
-    penalised = slots.penalty != 1
+    penalised = slots.repetition_penalty != 1
     if bool(penalised.any()):
         mark_seen(slots.seen, torch.where(penalised[:, None], token, -1))
     slots.step += (count[:, 0] > 0).int()
@@ -69,7 +69,10 @@ _WRITTEN = ("live", "generated", "context", "step", "tokens", "logprobs", "raw_l
 _READ = ("sample", "logprob", "raw_logprob", "accept_row", "accept_count", "finish")
 _advance_slots = RecordOperator(
     "advance_slots",
-    (Fields("slots", (*_WRITTEN, "penalty"), written=_WRITTEN), Fields("verdict", _READ)),
+    (
+        Fields("slots", (*_WRITTEN, "repetition_penalty"), written=_WRITTEN),
+        Fields("verdict", _READ),
+    ),
     advance_slots_ref,
     advance_slots_triton,
 )

@@ -13,6 +13,7 @@ import torch
 
 from csd.kernels.verify.passes import Draws, Passes, Paths
 from csd.kernels.verify.reference_rows import draw_ref, heads_ref, log_sum_ref, sample_rows
+from csd.state.filters import is_greedy
 from csd.state.pool import COST_ONE, MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, STOP, TOP, Verdict
@@ -89,7 +90,7 @@ def verdict_of(
 ) -> Verdict:
     """Returns the verdict of rows that have been sampled; others must have token -1."""
     live = pool.slot >= 0
-    greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0
+    greedy = is_greedy(slots, pool.slot.clamp(min=0).long())
     sample = torch.where(live, sampled.token, -1)
     accept_row, accept_count, finish = passes.descend(sample, pool, slots)
     raw_logprob, bad = _raw_logprob(
@@ -117,7 +118,7 @@ def _raw_logprob(
     slots: Slots,
     passes: Passes,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[M]: log-probabilities of committed samples at temperature 1; [S] bool: bad slots."""
+    """[M]: raw log-probabilities of committed samples; [S] bool: bad slots."""
     rows = accept_row[accept_row >= 0].long()
     raw = torch.zeros_like(log_total)
     chosen = logits[rows]

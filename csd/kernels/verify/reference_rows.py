@@ -10,6 +10,7 @@ import torch
 
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.verify.passes import HEAD_WIDTH, MAX_HEAD, Draws, Heads, Passes, Rows
+from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import TOP
@@ -87,13 +88,8 @@ def sample_rows(
     passes: Passes,
 ) -> Draws:
     """Draws of the pool's `rows` [R], with the logits [R, V]."""
-    s = pool.slot[rows].clamp(min=0).long()
+    x, temperature, s, greedy = _of_rows(logits, rows, pool, slots)
     position = slots.generated[s] + pool.depth[rows]
-    greedy = slots.temperature[s] == 0
-
-    x = row_logits(logits, rows, pool, slots)
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    temperature = torch.where(greedy, 1.0, slots.temperature[s]).to(dtype)
     heads = passes.heads(x, temperature, slots, s, greedy)
     row = Rows(s, position, greedy, pool.slot[rows] >= 0)
     drawn = passes.draw(heads, row, slots, logits.shape[1])
@@ -104,6 +100,25 @@ def sample_rows(
         z_sample = z.gather(1, drawn.token[of, None])[:, 0]
         drawn.logprob[of] = z_sample - drawn.log_total[of]
     return drawn
+
+
+def _of_rows(
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits [R, V] that the `rows` sample from, divisors [R], slots [R] and greedy [R] bool."""
+    s = pool.slot[rows].clamp(min=0).long()
+    greedy = is_greedy(slots, s)
+    x = row_logits(logits, rows, pool, slots)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x, torch.where(greedy, 1.0, slots.temperature[s]).to(dtype), s, greedy
+
+
+def row_scores(
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
+) -> tuple[torch.Tensor, Heads, torch.Tensor]:
+    """Scores z [R, V] of the pool's `rows`, their heads, and exp(z) of the rest [R, V], else 0."""
+    x, temperature, s, greedy = _of_rows(logits, rows, pool, slots)
+    return heads_and_rest(x, temperature, slots, s, greedy)
 
 
 def row_logits(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots) -> torch.Tensor:
@@ -150,7 +165,7 @@ def _penalise(
     logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots, s: torch.Tensor
 ) -> torch.Tensor:
     """Applies the repetition penalty to tokens of the prompt, the sample and the row's own path."""
-    if bool((slots.penalty == 1).all()):
+    if bool((slots.repetition_penalty == 1).all()):
         return logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     vocab = logits.shape[1]
@@ -163,7 +178,7 @@ def _penalise(
     on_path = same & (((pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1) == 1)
     m, j = on_path.nonzero(as_tuple=True)
     seen[m, pool.token[j].long()] = True
-    penalty = slots.penalty[s].to(logits.dtype)[:, None]
+    penalty = slots.repetition_penalty[s].to(logits.dtype)[:, None]
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
@@ -213,6 +228,10 @@ def _compact(
     if bool((min_p > 0).any()):
         score = torch.where(score.exp() >= min_p, score, -torch.inf)
         rest = rest.masked_fill_(rest < min_p, 0)
+        rest_mass = row_sum(rest)
+    typical_p = torch.where(greedy, 1, slots.typical_p[s]).to(z.dtype)
+    if bool((typical_p < 1).any()):
+        score, rest = _typical(token, score, z, rest, typical_p)
         rest_mass = row_sum(rest)
     return z, Heads(token, score, rest_mass), rest
 
@@ -275,3 +294,49 @@ def _top_p(
         passes.scatter_(1, order, below > tail[row, None])
         rest = rest.index_put((row,), rest[row] * passes)
     return score, rest, row_sum(rest)
+
+
+def _typical(
+    token: torch.Tensor,
+    score: torch.Tensor,
+    z: torch.Tensor,
+    rest: torch.Tensor,
+    typical_p: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drops the tokens whose surprise is far from the row's entropy; returns score and rest.
+
+    With d = -z >= 0 a token's surprise is d + log(sum exp(-d)), and the entropy is the mean of it,
+    so their difference is |d - mean d|. The tokens with the smallest differences are kept, up to
+    the first at which their mass reaches typical_p, and those tied with it. They usually lie in
+    the head; if the head has too little mass nearer than the rest, the whole row is sorted.
+    """
+    head = score.exp()
+    total = head_sum(head) + row_sum(rest)
+    distance = torch.where(rest > 0, -z, 0)
+    mean = head_sum(torch.where(head > 0, head * -score, 0)) + row_sum(rest * distance)
+    mean = (mean / total)[:, None]
+    target = (typical_p * total)[:, None]
+    shift = torch.where(head > 0, (score + mean).abs(), torch.inf)
+    reach = _reach(shift, head, target)
+
+    filtered = typical_p < 1
+    near = head_sum(torch.where(shift <= HEAD_WIDTH - mean, head, 0))[:, None]
+    deep = filtered & ((near < target)[:, 0] & (rest > 0).any(-1))
+    rest = rest.masked_fill((filtered & ~deep)[:, None], 0)
+    if bool(deep.any()):
+        row = deep.nonzero()[:, 0]
+        # the last column takes the padding of heads
+        mass = torch.cat([rest[row], torch.zeros_like(rest[row, :1])], dim=1)
+        mass = mass.scatter_(1, token[row], head[row])[:, :-1]
+        shifts = torch.where(mass > 0, (z[row] + mean[row]).abs(), torch.inf)
+        reach[row] = _reach(shifts, mass, target[row])
+        rest = rest.index_put((row,), rest[row] * (shifts <= reach[row]))
+    kept = (shift <= reach) | ~filtered[:, None]
+    return torch.where(kept, score, -torch.inf), rest
+
+
+def _reach(shift: torch.Tensor, mass: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """[R, 1] smallest shift up to which tokens [R, W] have a mass of at least target [R, 1]."""
+    ascending, order = shift.sort(dim=-1, stable=True)
+    short = (mass.gather(1, order).cumsum(-1) < target).sum(-1, keepdim=True)
+    return ascending.gather(1, short.clamp(max=shift.shape[1] - 1))

@@ -27,10 +27,11 @@ from csd.models.load.checkpoint import (
     read_model,
     read_tokenizer,
 )
-from csd.models.load.choose_decoder import check_decoder, decoder_of, rules_out_fused
+from csd.models.load.choose_decoder import DECODERS, decoder_of, rules_out_fused
 from csd.models.module.decoder import ModuleDecoder
 from csd.models.module.sizes import current_sizes
 from csd.models.text_model import unwrapped
+from csd.utils.arguments import check_one_of
 from csd.utils.device import BUSY, warn_of_unseen_gpu
 from csd.utils.torch_state import plain_torch
 
@@ -134,7 +135,7 @@ def load(
     dtype: None takes the checkpoint's if the device multiplies bfloat16 in hardware; on such a CPU
     a GGUF file runs in bfloat16, and float16 becomes float32. Elsewhere None is float32.
     """
-    check_decoder(decoder)
+    check_one_of("decoder", decoder, DECODERS)
     model = unwrapped(model)
     if isinstance(model, Loaded):
         return model

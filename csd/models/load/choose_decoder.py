@@ -13,14 +13,8 @@ from csd.models.fused.fusable import checked_config
 from csd.models.fused.fuse import fuse
 from csd.models.module.admit import admit
 from csd.models.module.decoder import ModuleDecoder
-from csd.utils.arguments import check_one_of
 
 DECODERS = ("auto", "fused", "module")
-
-
-def check_decoder(value: Any) -> None:
-    """Raises TypeError or ValueError, naming `decoder`."""
-    check_one_of("decoder", value, names=DECODERS)
 
 
 def decoder_of(model: Any, wanted: str) -> DecoderLike:

@@ -33,6 +33,11 @@ from csd.serve.http.response import Answer
 T = TypeVar("T")
 
 
+def owner_of(key: bytes) -> str:
+    """Owner of the requests with an API key."""
+    return hashlib.sha256(key).hexdigest()
+
+
 class Clients:
     """Owners of requests, by API key.
 
@@ -52,12 +57,12 @@ class Clients:
         """
         if not self._keys:
             return "anyone" if self._shares else None
-        return hashlib.sha256(self._key(request)).hexdigest()
+        return owner_of(self._key(request))
 
     def client(self, request: Request) -> str:
         """Client whose shares a request uses: its key's digest, or its address."""
         if self._keys:
-            return hashlib.sha256(self._key(request)).hexdigest()
+            return owner_of(self._key(request))
         return request.client.host if request.client is not None else ""
 
     def sharing(self, client: str) -> str | None:

@@ -22,6 +22,7 @@ def snapshot(
         "sample_steps": counters.sample_steps,
         "tokens_per_step": counters.tokens_per_step,
         "prompt_tokens": counters.prompt_tokens,
+        "cached_prompt_tokens": counters.cached_prompt_tokens,
         "shared_prompt_tokens": counters.shared_prompt_tokens,
         "shared_samples": counters.shared_samples,
         "requests": counters.requests + counters.withdrawn,
@@ -36,6 +37,7 @@ def snapshot(
         "waiting": engine.waiting,
         "pages": counters.pages,
         "free_pages": counters.free_pages,
+        "cached_pages": counters.cached_pages,
         "answering": answering,
         "reading": reading,
         "responses": dict(responses),
@@ -50,9 +52,13 @@ _METRICS = {
     "steps": ("counter", "Steps of the engine."),
     "sample_steps": ("counter", "Steps of the engine, summed over the samples in each step."),
     "prompt_tokens": ("counter", "Prompt tokens read by the model."),
+    "cached_prompt_tokens": (
+        "counter",
+        "Prompt tokens not read, because an earlier prompt begins with the same ones.",
+    ),
     "shared_prompt_tokens": (
         "counter",
-        "Prompt tokens whose keys and values were already in the cache.",
+        "Prompt tokens not read, because an equal prompt was in flight.",
     ),
     "shared_samples": (
         "counter",
@@ -69,6 +75,7 @@ _METRICS = {
     "waiting": ("gauge", "Requests waiting for a slot."),
     "pages": ("gauge", "Pages of the cache of keys and values."),
     "free_pages": ("gauge", "Free pages of that cache."),
+    "cached_pages": ("gauge", "Of the free pages, those that have beginnings of earlier prompts."),
     "answering": ("gauge", "HTTP requests being answered."),
     "reading": ("gauge", "Bodies whose text is being read, or waits for it."),
     "weights_version": ("gauge", "Updates of the weights since the start."),

@@ -50,6 +50,8 @@ class Asked:
 
     def submit(self, engine: AsyncEngine, owner: str | None, client: str | None = None) -> None:
         """Submit all prompts to the engine; if it refuses one, all are cancelled."""
+        # nothing of a request without an owner stays after its end
+        keeps = owner is not None
         # without an owner a random one, so that equal prompts of one request are one group
         owner = owner or secrets.token_hex(8)
         first, taken = self.options.pop("first_sample", 0), {}  # type: ignore[var-annotated]
@@ -61,6 +63,7 @@ class Asked:
                     prompt,
                     owner=owner,
                     client=client,
+                    prefix_cache=keeps,
                     stream=self.stream,
                     first_sample=start,
                     top_logprobs=self.top or 0,

@@ -249,7 +249,7 @@ class Answer:
         (text,) = self.texts.of([token])
         return {"token": text, "logprob": _finite(logprob), "bytes": self.texts.raw(token)}
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Token counts of the prompts, each counted once, and of all choices."""
         handles = self.asked.handles
         prompt = sum(len(h.prompt_ids) for h in handles)
@@ -260,6 +260,9 @@ class Answer:
             "prompt_tokens": prompt,
             "completion_tokens": new,
             "total_tokens": prompt + new,
+            "prompt_tokens_details": {
+                "cached_tokens": sum(h.request.stats.cached_tokens for h in handles)
+            },
         }
 
     def extras(self) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_text_needs_a_tokenizer():
     [
         dict(num_beams=4),
         dict(guidance_scale=1.5),
-        dict(typical_p=0.9),
+        dict(eta_cutoff=0.01),
         dict(begin_suppress_tokens=[3]),
     ],
     ids=str,

@@ -10,9 +10,12 @@ import torch
 import csd
 from csd.cli import eval as cli_eval
 from csd.cli import main, trace
-from csd.engine.options import GenerateOptions, Options, options_of, read_options
-from csd.engine.options.params import FILTERS, SAMPLING, SamplingParams
+from csd.engine.options import SAMPLING, GenerateOptions, Options, read_options
+from csd.engine.options.params import SamplingParams
 from csd.engine.options.show import add_flags
+from csd.state.filters import FILTERS, dtype_of
+from csd.state.slots import Slots
+from csd.utils.arguments import options_of
 
 pytestmark = pytest.mark.quick
 
@@ -68,8 +71,18 @@ def test_flags_have_the_defaults_and_texts_of_the_definition(flags):
 
 
 def test_sampling_arguments_are_the_fields_of_the_parameters():
-    named = {f.name for f in fields(SamplingParams)} - {"end_ids"}
-    named |= {"stop_token_ids", "end_token_ids"}
+    named = {*SamplingParams.DEFAULTS} - {"end_ids"} | {"stop_token_ids", "end_token_ids"}
     assert named == SAMPLING
     assert set(options_of(Options)) >= SAMPLING
-    assert FILTERS == ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    assert vars(SamplingParams()) == SamplingParams.DEFAULTS
+    with pytest.raises(TypeError, match="unknown parameters"):
+        SamplingParams(temprature=1.0)
+
+
+def test_filters_have_a_tensor_of_the_slots_that_turns_them_off():
+    slots = Slots.empty(2, 40, 4, 2)
+    assert {f.name for f in fields(Slots)} >= {*FILTERS}
+    for name, off in FILTERS.items():
+        tensor = getattr(slots, name)
+        assert tensor.tolist() == [off] * 2 and tensor.dtype == dtype_of(name)
+        assert getattr(SamplingParams(), name) == off

@@ -6,9 +6,10 @@ import pytest
 
 import csd
 from csd.cli.main import main
-from csd.engine.options import GenerateOptions, Options, options_of
+from csd.engine.options import GenerateOptions, Options
 from csd.integrations.ray import Sampler
 from csd.models.demo import toy
+from csd.utils.arguments import options_of
 from csd.utils.other_names import _NAMES, _REMARKS
 
 MODEL, TOKENIZER = toy()

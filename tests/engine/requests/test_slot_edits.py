@@ -63,7 +63,7 @@ def test_each_slot_gets_its_sample(slots):
         "top_k": (5, 0),
         "top_p": (0.9, 1.0),
         "min_p": (0.05, 0.0),
-        "penalty": (1.3, 1.0),
+        "repetition_penalty": (1.3, 1.0),
         "max_new": (12, 512),
         "min_new": (2, 0),
     }
@@ -103,4 +103,4 @@ def test_seen_words_are_those_of_a_step(vocab):
 
 def test_a_cleared_slot_is_dead_and_free(slots):
     clear_slot(slots, 2)
-    assert not slots.live[2] and slots.group[2] == -1 and slots.penalty[2] == 1
+    assert not slots.live[2] and slots.group[2] == -1 and slots.repetition_penalty[2] == 1

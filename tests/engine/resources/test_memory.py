@@ -20,8 +20,9 @@ from csd.engine.resources.sizes import Demand, slots_that_fit
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import changed_bytes
 from csd.models.demo import toy
-from csd.state.kv_cache import KVCache, PageAllocator, pages_for
+from csd.state.kv_cache import KVCache, pages_for
 from csd.state.logit_rules import Asked
+from csd.state.prefix_cache import PageAllocator
 from csd.utils.device import free_bytes, peak_bytes
 
 LLAMA = SHAPES["llama-3.1-8b"]
@@ -238,9 +239,9 @@ def allocations(monkeypatch, engine):
     """A list that grows with each cache that `engine` makes."""
     made, plain = [], engine._allocate
 
-    def noted(*args):
+    def noted(*args, **options):
         made.append(args)
-        return plain(*args)
+        return plain(*args, **options)
 
     monkeypatch.setattr(engine, "_allocate", noted)
     return made

@@ -432,3 +432,55 @@ def test_requests_with_dead_ends_leave_others_alone():
 def _until_error(handle):
     with pytest.raises(ValueError):
         yield from handle
+
+
+LONG = {
+    "type": "object",
+    "properties": {
+        "identifier": {"enum": ["ab", "abc", "xyz"]},
+        "an_unusually_long_name_of_a_flag": {"type": "boolean"},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["identifier", "an_unusually_long_name_of_a_flag", "size"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+def spans(tokens, matcher):
+    """For each token of a sample: how many tokens from it on are those that the grammar forces."""
+    found = []
+    for i, token in enumerate(tokens):
+        forced, n = matcher.compute_ff_tokens(), 0
+        while n < len(forced) and tokens[i + n : i + n + 1] == [forced[n]]:
+            n += 1
+        found.append(n)
+        matcher.consume_token(token)
+    return found
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, LONG])
+@pytest.mark.parametrize("samples", [1, 6])
+@pytest.mark.parametrize("drafter", ["consensus", "prompt-lookup"])
+def test_forced_spans_take_no_steps_of_their_own(made, schema, samples, drafter):
+    """A step commits a drawn token and up to 16 forced ones behind it, whatever else is drafted.
+
+    The budget has rows for the forced tokens of all samples, but not for these and other drafts.
+    """
+    e, tokenizer = made
+    options = dict(max_new_tokens=200, temperature=1.3, json_schema=schema, min_new_tokens=0)
+    out = e.generate(
+        "a b", num_samples=samples, seed=0, budget=16 * samples, drafter=drafter, **options
+    )
+    request = e.prepare("a b", **options).requests[0]
+    fresh = matcher_of(request.params, tokenizer, e.config.vocab)
+    for sample in out:
+        # the end token is drawn, not forced
+        span = spans(sample.tokens[:-1], fresh.deep_copy())
+        at = most = 0
+        while at < len(sample.tokens):
+            most += 1
+            at += min(span[at], 16) + 1 if at < len(span) else 1
+        assert len(set(sample.steps)) <= most
+        free = 1 + sum(n == 0 for n in span)
+        assert most <= free + 3 and len(sample.tokens) > 1.5 * most

@@ -27,10 +27,10 @@ def timed(cost):
 def test_a_probe_comes_after_twice_the_steps_of_the_last_cool_down():
     budget, asked = timed(steep()), []
     for _ in range(80):
-        nodes = budget.ask(1)
+        nodes = budget.num_draft_tokens(1)
         asked.append(nodes > 0)
         if nodes:
-            budget.keep(budget.choose(1, costs(0.5)))
+            budget.record_selection(budget.select(1, costs(0.5)))
     assert [i for i, a in enumerate(asked) if a][:5] == [0, 3, 8, 17, 34]
 
 
@@ -38,10 +38,10 @@ def test_choose_has_no_effect_before_keep():
     """Growing a tree asks many times a step; only what is kept in the end counts."""
     budget = timed(steep())
     for _ in range(5):
-        assert budget.choose(1, costs(0.5)) == 0
-    assert budget.ask(1) > 0
-    budget.keep(0)
-    assert [budget.ask(1) > 0 for _ in range(4)] == [False, False, True, True]
+        assert budget.select(1, costs(0.5)) == 0
+    assert budget.num_draft_tokens(1) > 0
+    budget.record_selection(0)
+    assert [budget.num_draft_tokens(1) > 0 for _ in range(4)] == [False, False, True, True]
 
 
 def test_measurements_take_a_hundredth_of_the_time():

@@ -51,10 +51,14 @@ def test_and_of_verifiers_that_draw(verifier):
 
 
 def test_a_step_has_no_more_rows_than_its_trees():
-    assert FixedBudget(2**31).ask(3) == FixedBudget(2**31).pool(3)[1] == 3 * (MAX_NODES - 1)
-    assert FixedBudget(7).ask(3) == 7
-    assert FixedPool(2**31, sizes_for(2)).pool(2)[0] == 128
-    assert FixedPool(2**31, sizes_for(64)).pool(64) == (512, 512)
+    assert (
+        FixedBudget(2**31).num_draft_tokens(3)
+        == FixedBudget(2**31).pool_shape(3)[1]
+        == 3 * (MAX_NODES - 1)
+    )
+    assert FixedBudget(7).num_draft_tokens(3) == 7
+    assert FixedPool(2**31, sizes_for(2)).pool_shape(2)[0] == 128
+    assert FixedPool(2**31, sizes_for(64)).pool_shape(64) == (512, 512)
 
 
 def test_their_rows_are_counted_in_memory(monkeypatch, expected):

@@ -10,6 +10,7 @@ from draft_cases import (
     CONFIG,
     equal_slots,
     one_slot,
+    parts_of_prior,
     random_graph,
     random_prior,
     random_slots,
@@ -26,6 +27,7 @@ from csd.kernels.draft import draft_tree_ref
 from csd.kernels.draft.constants import level_cost
 from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_CHILDREN, MAX_NODES
+from csd.state.pool import PRIOR as SOURCE
 
 
 def check_invariants(pool, slots):
@@ -147,6 +149,21 @@ def test_a_prior_equals_the_model(seed):
         pool = draft_tree_ref(graph.table(), slots, count + extra, config)
         assert_equal_fields(pool, draft(graph, slots, count + extra))
         check_invariants(pool, slots)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_group_reads_only_its_part_of_a_prior(seed):
+    rng = random.Random(6000 + seed)
+    graph = random_graph(rng, vocab=9, tokens=20)
+    slots = random_slots(rng, 5, vocab=9, live=True)
+    table = graph.table()
+    table.prior, alone = parts_of_prior(rng, vocab=9)
+    for i, part in enumerate(alone):
+        slots.prior_part.fill_(i)
+        pool = draft_tree_ref(table, slots, 90, CONFIG)
+        assert (pool.source == SOURCE).any()
+        slots.prior_part.fill_(0)
+        assert_equal_fields(pool, draft_tree_ref(replace(table, prior=part), slots, 90, CONFIG))
 
 
 def test_a_prior_drafts_where_the_group_has_no_text():

@@ -14,6 +14,7 @@ from draft_cases import (
     PRIOR,
     equal_slots,
     one_slot,
+    parts_of_prior,
     random_graph,
     random_prior,
     random_slots,
@@ -87,6 +88,18 @@ def test_a_prior_equals_the_reference(seed):
     slots = random_slots(rng, count, config, vocab, live=True)
     for extra in (1, 17, 300):
         both(graph.table(), slots, count + extra, config)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_of_a_prior_equal_the_reference(seed):
+    rng = random.Random(7000 + seed)
+    graph = random_graph(rng, vocab=9, tokens=20)
+    slots = random_slots(rng, 9, vocab=9, live=True)
+    table = graph.table()
+    table.prior, _ = parts_of_prior(rng, vocab=9)
+    slots.prior_part.copy_(torch.randint(3, slots.prior_part.shape))
+    for rows in (12, 60, 300):
+        both(table, slots, rows, CONFIG)
 
 
 def test_a_prior_drafts_where_the_group_has_no_text():

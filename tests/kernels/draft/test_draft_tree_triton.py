@@ -12,6 +12,7 @@ from draft_cases import (
     CONFIG,
     equal_slots,
     one_slot,
+    parts_of_prior,
     random_graph,
     random_prior,
     random_slots,
@@ -129,6 +130,17 @@ def test_a_prior_equals_the_reference(poison, seed, orders, prior_orders, succes
     assert (pool.source == SOURCE).any() and (pool.source == SIBLING).any()
 
 
+def test_parts_of_a_prior_equal_the_reference(poison):
+    rng = random.Random(7000)
+    graph = random_graph(rng, vocab=9, tokens=20)
+    slots = random_slots(rng, 5, vocab=9, live=True)
+    slots.prior_part[:2] = torch.tensor([2, 1])
+    table = graph.table()
+    table.prior, _ = parts_of_prior(rng, vocab=9)
+    pool = both(table, slots, 60, replace(CONFIG, max_depth=6))
+    assert (pool.source == SOURCE).any()
+
+
 def test_ties_go_by_slot_depth_token_and_parent(poison):
     rng = random.Random(0)
     graph = random_graph(rng, weights=[4096], vocab=4, groups=(11,))
@@ -182,7 +194,9 @@ def test_out_is_overwritten_whole():
 
 
 def table_tensors(table):
-    return [getattr(table, f.name) for f in fields(table) if f.name not in ("ways", "prior")]
+    return [
+        getattr(table, f.name) for f in fields(table) if f.name not in ("ways", "prior", "parts")
+    ]
 
 
 @pytest.mark.parametrize("prior", [False, True])
@@ -199,7 +213,7 @@ def test_operator():
     table = random_graph(random.Random(1)).table()
     slots = random_slots(random.Random(2), 5)
     numbers = [getattr(CONFIG, name) for name in module._CONFIG]
-    sizes = 20, CONFIG.ways, 4, list(CONFIG.orders), [1, 2]
+    sizes = 20, CONFIG.ways, 4, 1, list(CONFIG.orders), [1, 2]
     for prior in ([], table_tensors(random_prior(random.Random(2)).table())):
         args = module._draft_tree.pack(table, slots, prior, *sizes, *numbers, 9)
         torch.library.opcheck(torch.ops.csd.draft_tree.default, tuple(args))

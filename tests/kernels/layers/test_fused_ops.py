@@ -30,7 +30,7 @@ def few_splits(monkeypatch):
 def decided(seed, count=7, rows=30):
     """Trees of which some are accepted and some slots end."""
     pool, slots = trees(seed, count, rows)
-    slots.penalty[::2], slots.temperature[1::3] = 1.2, 0
+    slots.repetition_penalty[::2], slots.temperature[1::3] = 1.2, 0
     slots.stop_ids[:, 0] = 1
     return random_logits(pool.rows, 97, seed), pool, slots
 

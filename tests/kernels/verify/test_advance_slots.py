@@ -20,7 +20,7 @@ module = import_module("csd.kernels.verify.advance_slots")
 @pytest.mark.parametrize("penalty", [1.0, 1.2])
 def test_equals_the_reference(seed, penalty):
     pool, slots = trees(seed, rows=60)
-    slots.penalty[::2] = penalty
+    slots.repetition_penalty[::2] = penalty
     slots.stop_ids[:, 0] = 1
     # token 31 sits on the sign bit, and tokens of one step share words
     logits = random_logits(pool.rows, 97, seed)

@@ -10,6 +10,7 @@ import torch
 from host_reads import NoHostReads
 from live_bytes import LiveBytes
 
+from csd.engine.options import SamplingOptions
 from csd.engine.options.logit_params import WORD_TOKENS, WORDS_TOKENS
 from csd.engine.options.params import SamplingParams
 from csd.engine.options.thinking import forced_places
@@ -20,6 +21,7 @@ from csd.kernels.verify.rules import change_rows, only, path_tokens
 from csd.kernels.verify.rules import rows as row_rules
 from csd.state.pool import Pool
 from csd.state.slots import Slots
+from csd.utils.arguments import checked
 
 VOCAB, SLOTS, LONGEST = 37, 5, 24
 ENDS = (7, 9)
@@ -181,7 +183,7 @@ def test_tables_of_banned_sequences_take_their_tokens_alone():
     assert live.peak < 64 * WORDS_TOKENS
     for words, limit in (((1,) * (WORD_TOKENS + 1),), WORD_TOKENS), (many + many, WORDS_TOKENS):
         with pytest.raises(ValueError, match=f"bad_words must have at most {limit} tokens"):
-            SamplingParams(bad_words=words)
+            checked(SamplingOptions, "bad_words", words)
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["eager", "static"])

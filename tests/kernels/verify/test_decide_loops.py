@@ -113,7 +113,7 @@ LEFT = {
     "top-k": lambda x, pool, slots: slots.top_k.fill_(5),
     "top-p": lambda x, pool, slots: slots.top_p.fill_(0.8),
     "min-p": lambda x, pool, slots: slots.min_p.fill_(0.05),
-    "penalty": lambda x, pool, slots: slots.penalty.fill_(1.3),
+    "penalty": lambda x, pool, slots: slots.repetition_penalty.fill_(1.3),
     "end tokens later": lambda x, pool, slots: slots.min_new.fill_(1 << 20),
     "a long head and NaN": lambda x, pool, slots: x.fill_(1.0)[:, 40].fill_(-torch.nan),
     "no logit is finite": lambda x, pool, slots: x.fill_(-torch.inf),
@@ -152,7 +152,7 @@ def test_one_slot_may_need_the_passes():
     slots.temperature[:] = 0.9
     assert loops._followed(logits, pool, slots) is not None
     for s in range(slots.count):
-        for field, value in (("top_k", 5), ("penalty", 1.1), ("min_new", 1 << 20)):
+        for field, value in (("top_k", 5), ("repetition_penalty", 1.1), ("min_new", 1 << 20)):
             other = deepcopy(slots)
             getattr(other, field)[s] = value
             assert loops._followed(logits, pool, other) is None
@@ -172,7 +172,7 @@ def test_settings_that_change_no_draw_are_not_left():
     assert_equal_fields(loops._followed(logits, pool, slots), want)
     idle = 2
     pool.slot_nodes[idle], pool.slot[pool.slot == idle] = 0, -1
-    slots.penalty[idle], slots.top_k[idle] = 1.3, 5
+    slots.repetition_penalty[idle], slots.top_k[idle] = 1.3, 5
     slots.temperature[idle] = 0.7
     assert_same_paths(loops._followed(logits, pool, slots), logits, pool, slots)
 
@@ -208,7 +208,7 @@ def test_slots_advance_and_the_snapshot_is_written(poison, dtype, kept, with_sna
         slots.logprobs, slots.raw_logprobs = slots.logprobs.to(kept), slots.raw_logprobs.to(kept)
         # token 31 sits on the sign bit of its word, and a slot's last token has no place behind
         logits[::3, 31] += 20
-        slots.penalty[::2] = 1.2 if seed == 3 else 1
+        slots.repetition_penalty[::2] = 1.2 if seed == 3 else 1
         slots.max_new[2], slots.generated[2] = slots.tokens.shape[1], slots.tokens.shape[1] - 1
         moved = deepcopy(slots)
         verdict = loops.verify(logits, pool, moved)

@@ -53,8 +53,13 @@ FILTERS = {
     "small-top-p": {"top_p": 1e-6},
     "min-p": {"min_p": 0.05},
     "small-min-p": {"min_p": 1e-6},
-    "penalty": {"penalty": 1.3},
-    "all": {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "penalty": 1.1},
+    "typical": {"typical_p": 0.7},
+    "small-typical": {"typical_p": 0.05},
+    "typical-of-top-k": {"top_k": 20, "typical_p": 0.5},
+    "typical-of-top-p": {"top_p": 0.9, "typical_p": 0.8},
+    "typical-of-min-p": {"min_p": 0.01, "typical_p": 0.8},
+    "penalty": {"repetition_penalty": 1.3},
+    "all": {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.9, "repetition_penalty": 1.1},
 }
 
 
@@ -75,14 +80,32 @@ def test_filters(poison, few_splits, options):
 
 def test_a_long_vocabulary(poison):
     pool, slots = trees(1, vocab=5003, rows=20)
-    slots.top_k[::3], slots.top_p[1::3] = 50, 0.9
+    slots.top_k[::3], slots.top_p[1::3], slots.typical_p[2::3] = 50, 0.9, 0.8
     both(random_logits(pool.rows, 5003, scale=2.0), pool, slots)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"top_p": 0.999}, {"top_k": 700}, {"top_k": 1500, "top_p": 0.9}, {"min_p": 0.3}],
-    ids=["plain", "top-p-in-the-rest", "top-k-past-the-list", "top-k-with-a-rest", "min-p"],
+    [
+        {},
+        {"top_p": 0.999},
+        {"top_k": 700},
+        {"top_k": 1500, "top_p": 0.9},
+        {"min_p": 0.3},
+        {"typical_p": 0.7},
+        {"typical_p": 0.999},
+        {"top_k": 1500, "typical_p": 0.9},
+    ],
+    ids=[
+        "plain",
+        "top-p-in-the-rest",
+        "top-k-past-the-list",
+        "top-k-with-a-rest",
+        "min-p",
+        "typical",
+        "typical-in-the-rest",
+        "typical-of-top-k",
+    ],
 )
 def test_what_no_list_holds(poison, monkeypatch, options):
     """Chunks with more of the head than their list takes, and cuts below the head."""

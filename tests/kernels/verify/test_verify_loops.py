@@ -18,7 +18,9 @@ FILTERS = {
     "top-k": {"top_k": 5},
     "top-p": {"top_p": 0.8},
     "min-p": {"min_p": 0.05},
-    "penalty": {"penalty": 1.3},
+    "typical": {"typical_p": 0.7},
+    "typical of top-p": {"top_p": 0.9, "typical_p": 0.7},
+    "penalty": {"repetition_penalty": 1.3},
     "greedy": {"temperature": 0.0},
     "end tokens later": {"min_new": 30},
 }

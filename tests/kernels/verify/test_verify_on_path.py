@@ -34,7 +34,7 @@ def sampled(monkeypatch):
 def test_what_is_committed_is_the_reference_s(monkeypatch, sampled, likely, seed, dtype):
     monkeypatch.setattr(on_path, "LIKELY", likely)
     pool, slots = trees(seed, rows=60)
-    slots.top_k[::3], slots.top_p[1::3], slots.penalty[2::3] = 20, 0.9, 1.2
+    slots.top_k[::3], slots.top_p[1::3], slots.repetition_penalty[2::3] = 20, 0.9, 1.2
     slots.temperature[::4] = 0
     logits = random_logits(pool.rows, 97, seed).to(dtype)
     got = verify_on_path(logits, pool, slots)

@@ -28,7 +28,7 @@ class Controller:
         self._asked.append(self.gate.should_draft())
         return self._asked[-1]
 
-    def learn(self, live_count: int, base: int, record: Record, shares: list[float]) -> None:
+    def update(self, live_count: int, base: int, record: Record, shares: list[float]) -> None:
         """Update from a step's record.
 
         live_count: number of live slots; base: rows of a step without drafts; shares: weight of
@@ -63,12 +63,12 @@ class AutoBudget(FixedBudget):
         self._kept = PER_SLOT  # number of nodes that recent steps verified
         self._penalties: Penalties = None
 
-    def ask(self, live_count: int) -> int:
+    def num_draft_tokens(self, live_count: int) -> int:
         if not self._control.should_draft():
             return 0
         return min(most_nodes(live_count), 2 * max(live_count, self._kept))
 
-    def choose(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
+    def select(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
         control, self._penalties = self._control, penalties
         calibration, best_rate = control.calibration, 1.0
         if control.gate.probe:
@@ -83,16 +83,16 @@ class AutoBudget(FixedBudget):
                 best, best_rate = k, rate
         return best
 
-    def keep(self, nodes: int) -> None:
+    def record_selection(self, nodes: int) -> None:
         self._kept = max(nodes, self._kept // 2)
         if not nodes:
             self._control.gate.back_off()
 
-    def learn(self, live_count: int, record: Record) -> None:
+    def update(self, live_count: int, record: Record) -> None:
         shares = [float(n > 0) for n in record.nodes]
         if self._penalties:
             shares = _shares(self._penalties)
-        self._control.learn(live_count, live_count, record, shares)
+        self._control.update(live_count, live_count, record, shares)
 
 
 class AutoPool(FixedPool):
@@ -119,7 +119,7 @@ class AutoPool(FixedPool):
         beyond = (known - full) * self._worth[-1] / 2
         return (sum(self._worth[:full]) + beyond) * share * self._control.calibration
 
-    def pool(self, live_count: int) -> tuple[int, int]:
+    def pool_shape(self, live_count: int) -> tuple[int, int]:
         sizes = [size for size in self.sizes if size >= live_count] or self.sizes[-1:]
         base, control = sizes[0], self._control
         if not control.should_draft():
@@ -135,9 +135,9 @@ class AutoPool(FixedPool):
             return base, 0
         return best, best
 
-    def learn(self, live_count: int, record: Record) -> None:
+    def update(self, live_count: int, record: Record) -> None:
         base = next((size for size in self.sizes if size >= live_count), self.sizes[-1])
-        self._control.learn(live_count, base, record, [float(n > 0) for n in record.nodes])
+        self._control.update(live_count, base, record, [float(n > 0) for n in record.nodes])
         if record.costs:
             self._worth = sorted(map(acceptance, record.costs), reverse=True)
             self._live = max(live_count, 1)

@@ -26,22 +26,22 @@ def most_nodes(live_count: int) -> int:
 class Budget(Protocol):
     """Protocol that chooses the number of drafted tokens that a step verifies."""
 
-    def ask(self, live_count: int) -> int:
+    def num_draft_tokens(self, live_count: int) -> int:
         """Drafted tokens to propose for a step over `live_count` slots; called once per step."""
 
-    def choose(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
+    def select(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
         """Number of the proposed tokens, cheapest first, that are worth verifying.
 
         costs: `Pool.cost` of each token plus its slot's progress penalty. penalties: of each slot.
         """
 
-    def keep(self, nodes: int) -> None:
+    def record_selection(self, nodes: int) -> None:
         """Record the number of a step's proposed tokens that are verified."""
 
-    def pool(self, live_count: int) -> tuple[int, int]:
+    def pool_shape(self, live_count: int) -> tuple[int, int]:
         """Returns the rows and the most drafted tokens of the next pool of fixed shapes."""
 
-    def learn(self, live_count: int, record: Record) -> None:
+    def update(self, live_count: int, record: Record) -> None:
         """Update from the record of a step over `live_count` slots; once per step, in order."""
 
 
@@ -51,20 +51,20 @@ class FixedBudget(Budget):
     def __init__(self, nodes: int):
         self.nodes = nodes
 
-    def ask(self, live_count: int) -> int:
+    def num_draft_tokens(self, live_count: int) -> int:
         return nodes_of(live_count, self.nodes)
 
-    def choose(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
+    def select(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
         return len(costs)
 
-    def keep(self, nodes: int) -> None:
+    def record_selection(self, nodes: int) -> None:
         pass
 
-    def pool(self, live_count: int) -> tuple[int, int]:
+    def pool_shape(self, live_count: int) -> tuple[int, int]:
         nodes = nodes_of(live_count, self.nodes)
         return live_count + nodes, nodes
 
-    def learn(self, live_count: int, record: Record) -> None:
+    def update(self, live_count: int, record: Record) -> None:
         pass
 
 
@@ -75,7 +75,7 @@ class FixedPool(FixedBudget):
         super().__init__(nodes)
         self.sizes = sizes
 
-    def pool(self, live_count: int) -> tuple[int, int]:
+    def pool_shape(self, live_count: int) -> tuple[int, int]:
         wanted = live_count + nodes_of(live_count, self.nodes)
         size = next((size for size in self.sizes if size >= wanted), self.sizes[-1])
         # not limited by the live slots: each number of nodes is captured as a separate graph

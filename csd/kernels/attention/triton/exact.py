@@ -506,8 +506,8 @@ def exact_attention(
 
     window, chunk, softcap, sinks: as in `tree_attention`; `work` must be made for the same.
 
-    CPU tensors run the reference, which needs no work list. Not differentiable. No node may be
-    deeper than MAX_DEPTH.
+    CPU tensors run the reference, which needs no work list. Not differentiable;
+    `packed_attention_backward` takes its result. No node may be deeper than MAX_DEPTH.
     """
     check_operands(q, node_k, node_v, k_pages, v_pages, layout, scale)
     check_properties(q, window, chunk, softcap, sinks)

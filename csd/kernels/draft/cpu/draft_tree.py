@@ -26,6 +26,7 @@ def _draft(
     frontier,
     tables,
     ways,
+    size,
     orders,
     betas,
     config,
@@ -47,6 +48,7 @@ def _draft(
         frontier,
         tables,
         ways,
+        size,
         orders,
         betas,
         config,
@@ -102,6 +104,7 @@ def draft_tree(
         slots.context.numpy(),
         slots.stop_ids.numpy(),
         owner,
+        slots.prior_part.numpy()[group],
     )
     arrays_of = table.arrays()
     # without a prior, an order of none is looked up in the groups' table
@@ -123,6 +126,7 @@ def draft_tree(
         config.frontier,
         tables,
         (config.ways, prior.ways),
+        prior.buckets * prior.ways,
         (order_sizes(config.orders), order_sizes(prior_orders)),
         np.array(betas),
         (

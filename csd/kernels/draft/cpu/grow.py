@@ -41,8 +41,10 @@ def estimate(
     context,  # [N], the node's, latest token first
     owner,  # key of its group
     whole,  # entry of the group as a whole, or -1
+    first,  # first entry of its part of the prior
     tables,  # `Entries` of the groups and of the prior
     ways,  # of both
+    size,  # entries of a part of the prior
     orders,  # [O], ascending, and [P], of the prior
     betas,  # [O + P + 1], longest context first, then the prior's, then the group as a whole
     config,  # smoothing, trust, own_weight, uncoupled; smoothing and trust of the prior
@@ -80,15 +82,16 @@ def estimate(
         elif o < O + P:
             n, of_prior = O + P - 1 - o, True
             entry = find_entry(
-                prior.entry_group,
-                prior.entry_hash,
-                prior.entry_tokens,
+                prior.entry_group[first : first + size],
+                prior.entry_hash[first : first + size],
+                prior.entry_tokens[first : first + size],
                 ways[1],
                 PRIOR_KEY,
                 context,
                 orders[1][n],
                 prior_codes[n],
             )
+            entry += first * (entry >= 0)
         if entry < 0:
             continue
         table = prior if of_prior else group
@@ -226,18 +229,19 @@ def grow(
     level,  # [S], cost of a level
     max_depth,
     frontier,  # most nodes of a slot to expand in a level
-    tables,  # as in `estimate`, like the next four
+    tables,  # as in `estimate`, like the next five
     ways,
+    size,
     orders,
     betas,
     config,
-    slots,  # sampled, key, sample, generated, max_new, context, stop_ids, key of the group
+    slots,  # sampled, key, sample, generated, max_new, context, stop_ids; key and part of the group
 ):
     """Returns the list's numbers, its contexts and its length: roots and candidates for the pool.
 
     A root's parent is -1. Costs include the slots' penalties.
     """
-    sampled, key, sample, generated, max_new, contexts, stop_ids, owner = slots
+    sampled, key, sample, generated, max_new, contexts, stop_ids, owner, part = slots
     L, S, N = live.shape[0], sampled.shape[0], contexts.shape[1]
     E = max(tables[0].succ_token.shape[1], tables[1].succ_token.shape[1])
     node, context = np.empty((SOME + L, 6), np.int64), np.empty((SOME + L, N), np.int32)
@@ -293,8 +297,10 @@ def grow(
                 context[f],
                 owner[s],
                 whole[s],
+                np.int64(part[s]) * size,
                 tables,
                 ways,
+                size,
                 orders,
                 betas,
                 config,

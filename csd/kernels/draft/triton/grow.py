@@ -107,6 +107,7 @@ def _grow_kernel(
     context_ptr,  # [S, N] int32
     stop_ids_ptr,  # [S, STOPS] int32
     group_key_ptr,  # [G] int64
+    prior_part_ptr,  # [G] int32
     entry_group_ptr,  # [C] int64
     entry_hash_ptr,  # [C] int64
     entry_tokens_ptr,  # [C, N] int32
@@ -129,7 +130,7 @@ def _grow_kernel(
     rows,
     max_drafted,  # most drafted nodes of all slots
     buckets,
-    prior_buckets,
+    prior_buckets,  # of a part
     max_depth,
     max_cost,  # largest cost of a path
     N: tl.constexpr,
@@ -168,7 +169,10 @@ def _grow_kernel(
     max_depth = tl.minimum(max_depth, tl.load(max_new_ptr + slot) - 1 - generated)
     key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)
     sampled = tl.load(temperature_ptr + slot) > 0
-    group_key = tl.load(group_key_ptr + tl.load(group_ptr + slot))
+    of_slot = tl.load(group_ptr + slot)
+    group_key = tl.load(group_key_ptr + of_slot)
+    # first entry of the group's part of the prior
+    first = tl.load(prior_part_ptr + of_slot).to(tl.int64) * prior_buckets * PRIOR_WAYS
     # longest first, then the prior's, then the group as a whole: the successors of ANY
     PRIOR_FIRST: tl.constexpr = len(ORDERS)
     PRIOR_END: tl.constexpr = PRIOR_FIRST + len(PRIOR_ORDERS)
@@ -194,13 +198,13 @@ def _grow_kernel(
         succ_source_ptr,
     )
     prior = (
-        prior_group_ptr,
-        prior_hash_ptr,
-        prior_tokens_ptr,
-        prior_total_ptr,
-        prior_token_ptr,
-        prior_weight_ptr,
-        prior_source_ptr,
+        prior_group_ptr + first,
+        prior_hash_ptr + first,
+        prior_tokens_ptr + first * PRIOR_N,
+        prior_total_ptr + first,
+        prior_token_ptr + first * PRIOR_E,
+        prior_weight_ptr + first * PRIOR_E,
+        prior_source_ptr + first * PRIOR_E,
     )
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
     group_penalty = slot_group_penalty(

@@ -56,6 +56,7 @@ def draft_tree_triton(
         context_ptr=slots.context,
         stop_ids_ptr=slots.stop_ids,
         group_key_ptr=slots.group_key,
+        prior_part_ptr=slots.prior_part,
         entry_group_ptr=table.entry_group,
         entry_hash_ptr=table.entry_hash,
         entry_tokens_ptr=table.entry_tokens,

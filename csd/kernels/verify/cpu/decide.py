@@ -23,7 +23,13 @@ POOL = dict.fromkeys(
     ("depth", "cost", "source", "token", "parent", "slot_nodes", "slot_start"), I32
 )
 SLOTS = dict(
-    live=torch.bool, generated=I32, step=I32, context=I32, tokens=I32, seen=I32, penalty=F64
+    live=torch.bool,
+    generated=I32,
+    step=I32,
+    context=I32,
+    tokens=I32,
+    seen=I32,
+    repetition_penalty=F64,
 )
 VERDICT = dict(
     sample=I32,
@@ -81,7 +87,7 @@ def _advance(s, sizes, slots, logprobs, verdict, chances, dtype_of, wide):
     live, generated = memory(slots.live, S, BOOL), memory(slots.generated, S, INT)
     step, context = memory(slots.step, S, INT), memory(slots.context, (S, N), INT)[s]
     tokens, seen = memory(slots.tokens, (S, T), INT)[s], memory(slots.seen, (S, W), INT)[s]
-    penalised = memory(slots.penalty, S, DOUBLE)[s] != 1
+    penalised = memory(slots.repetition_penalty, S, DOUBLE)[s] != 1
     to = memory(logprobs.logprobs, (S, T), dtype_of)[s]
     raw_to = memory(logprobs.raw_logprobs, (S, T), dtype_of)[s]
     sample, row = memory(verdict.sample, M, INT), memory(verdict.accept_row, (S, ACCEPT), INT)[s]

@@ -11,6 +11,7 @@ from csd.kernels.numba.tensors import LIKE, memory, read, readable, require
 from csd.kernels.numba.threads import by_threads
 from csd.kernels.verify.passes import HEAD_WIDTH, Heads
 from csd.kernels.verify.reference_rows import heads_ref
+from csd.state.filters import drops_tokens
 from csd.state.slots import Slots
 
 # numbers of a row that are processed at a time
@@ -50,6 +51,85 @@ def _log_sum(
     for m in prange(R):
         row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
         out[m] = row_log_sum(row, row_peak(row, z), z)
+
+
+@by_threads
+def _typical(
+    shape,  # R, V, W
+    x,  # [R, V]
+    temperature,  # [R]
+    typical_p,  # [R], 1 is off
+    score,  # [R, W], written: -inf for dropped tokens
+    count,  # [R]
+    rest,  # [R], written
+    deep,  # [R], written: whether the reference must compute the row
+    like,
+):
+    R, V, _ = shape
+    kind = type(temperature[0])
+    for m in prange(R):
+        if typical_p[m] < 1:
+            row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
+            deep[m] = row_typical(
+                row, temperature[m], typical_p[m], score[m, : count[m]], rest[m], z
+            )
+            rest[m] = 0
+
+
+@loop
+def row_typical(
+    row,  # [V]
+    temperature,
+    typical_p,
+    score,  # [W] of the head, written: -inf for dropped tokens
+    rest,  # mass of the other tokens
+    z,  # [PIECE], workspace of the temperature's type
+):
+    """Drop tokens of a head as the reference's `_typical`; True if the cut is below the head."""
+    kind = type(temperature)
+    total, moment = 0.0, 0.0
+    for w in range(score.shape[0]):
+        total += np.exp(score[w])
+        moment -= np.exp(score[w]) * score[w]
+    if rest > 0:
+        total += rest
+        moment += _rest_moment(row, row_peak(row, z), temperature, z)
+    mean, target = kind(moment / total), kind(typical_p * total)
+    shift, near = np.empty_like(score), 0.0
+    for w in range(score.shape[0]):
+        shift[w] = abs(score[w] + mean)
+        near += np.exp(score[w]) if shift[w] <= kind(HEAD_WIDTH) - mean else 0.0
+    if rest > 0 and near < target:
+        return True
+    reach, mass = kind(np.inf), 0.0
+    for w in np.argsort(shift):
+        mass += np.exp(score[w])
+        if mass >= target:
+            reach = shift[w]
+            break
+    for w in range(score.shape[0]):
+        if shift[w] > reach:
+            score[w] = -np.inf
+    return False
+
+
+@loop
+def _rest_moment(row, most, temperature, z):
+    """Sum of -z exp(z) of a row's tokens outside its head."""
+    kind = type(temperature)
+    low, zero, most = kind(-HEAD_WIDTH), kind(0), most / temperature
+    total = zero
+    for offset in range(0, row.shape[0], PIECE):
+        width = min(PIECE, row.shape[0] - offset)
+        part = row[offset : offset + width]
+        for j in range(width):
+            z[j] = read(part[j]) / temperature - most
+        z[width:] = -np.inf
+        for j in range(PIECE):
+            inside = z[j] < low and z[j] > -np.inf
+            z[j] = -z[j] * exp(z[j]) if inside else zero
+        total += added(z)
+    return total
 
 
 @loop
@@ -127,9 +207,10 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 def heads(
     x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
 ) -> Heads:
-    """Heads of rows x [R, V], as `heads_ref`, which computes rows with filters or long heads.
+    """Heads of rows x [R, V], as `heads_ref`, which computes long heads and most filtered rows.
 
-    s: [R], slots of the rows. Heads of more than MAX_HEAD tokens are long.
+    s: [R], slots of the rows. Heads of more than MAX_HEAD tokens are long. Of the filters,
+    typical_p alone has a loop, which leaves rows that it cuts below the head to the reference.
     """
     x = _wide(x)
     R, V = x.shape
@@ -148,8 +229,23 @@ def heads(
         rest.numpy(),
         LIKE[x.dtype],
     )
-    other = (slots.top_k[s] > 0) | (slots.top_p[s] < 1) | (slots.min_p[s] > 0)
-    other = (other & ~greedy) | (count > token.shape[1])
+    other = (drops_tokens(slots, s, but="typical_p") & ~greedy) | (count > token.shape[1])
+    typical_p = torch.where(greedy | other, 1, slots.typical_p[s]).to(rest.dtype)
+    if bool((typical_p < 1).any()):
+        deep = torch.zeros_like(other)
+        _typical(
+            x.numel(),
+            (R, V, token.shape[1]),
+            x.data_ptr(),
+            temperature.numpy(),
+            typical_p.numpy(),
+            score.numpy(),
+            count.numpy(),
+            rest.numpy(),
+            deep.numpy(),
+            LIKE[x.dtype],
+        )
+        other |= deep
     width = max(int(torch.where(other, 0, count).max()), 1) if R else 1
     hidden = torch.arange(width) >= count[:, None]
     token = token[:, :width].masked_fill_(hidden, V)

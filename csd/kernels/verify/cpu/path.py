@@ -21,6 +21,7 @@ from csd.kernels.verify.cpu.heads import MAX_HEAD, PIECE, row_head, row_log_sum,
 from csd.kernels.verify.cpu.passes import PASSES, child, ends, finished
 from csd.kernels.verify.reference import verify_on_path
 from csd.kernels.verify.reference_rows import sample_rows
+from csd.state.filters import CUTS, dtype_of
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict, empty_verdict
@@ -35,12 +36,16 @@ SLOTS = dict(
     max_new=I32,
     min_new=I32,
     temperature=F64,
-    top_k=I32,
-    top_p=F64,
-    min_p=F64,
-    penalty=F64,
+    repetition_penalty=F64,
     stop_ids=I32,
 )
+# index of the first filter that drops tokens, and the values of these filters that turn them off:
+# of whole numbers, then of others
+FIRST = len(SLOTS)
+WHOLE = {name: off for name, off in CUTS.items() if dtype_of(name) == I32}
+OTHER = {name: off for name, off in CUTS.items() if dtype_of(name) == F64}
+SLOTS |= dict.fromkeys(WHOLE, I32) | dict.fromkeys(OTHER, F64)
+WHOLE_OFF, OTHER_OFF = tuple(WHOLE.values()), tuple(OTHER.values())
 PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
 RowAddresses = namedtuple("RowAddresses", "sample logprob raw_logprob top_token top_prob")
 PathAddresses = namedtuple("PathAddresses", "accept_row accept_count finish bad")
@@ -116,10 +121,13 @@ def _is_plain(s, sizes, slots):
     """True if slot s samples unchanged logits: no filter, penalty or banned end token applies."""
     S = sizes[1]
     early = memory(slots.generated, S, INT)[s] < memory(slots.min_new, S, INT)[s]
-    if early or memory(slots.penalty, S, DOUBLE)[s] != 1:
+    if early or memory(slots.repetition_penalty, S, DOUBLE)[s] != 1:
         return False
-    top_k, top_p, min_p = memory(slots.top_k, S, INT), slots.top_p, memory(slots.min_p, S, DOUBLE)
-    filtered = top_k[s] > 0 or memory(top_p, S, DOUBLE)[s] < 1 or min_p[s] > 0
+    filtered = False
+    for i in range(len(WHOLE_OFF)):
+        filtered |= memory(slots[FIRST + i], S, INT)[s] != WHOLE_OFF[i]
+    for i in range(len(OTHER_OFF)):
+        filtered |= memory(slots[FIRST + len(WHOLE_OFF) + i], S, DOUBLE)[s] != OTHER_OFF[i]
     return not filtered or memory(slots.temperature, S, DOUBLE)[s] == 0
 
 

@@ -6,6 +6,7 @@ import torch
 
 from csd.kernels.verify.reference_rows import log_sum_ref
 from csd.kernels.verify.rules.rows import blocks
+from csd.state.filters import is_greedy
 from csd.state.logit_rules import Rules
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -71,7 +72,7 @@ def finish_rows(
         verdict.raw_logprob.zero_()
         raw = own_chance(logits[rows], verdict.sample[rows], log_sum)
         verdict.raw_logprob[rows] = raw.to(verdict.raw_logprob.dtype)
-    greedy = slots.temperature[pool.slot.clamp(min=0).long()] == 0
+    greedy = is_greedy(slots, pool.slot.clamp(min=0).long())
     verdict.logprob.copy_(torch.where(greedy, verdict.raw_logprob, verdict.logprob))
 
 

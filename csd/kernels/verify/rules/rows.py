@@ -105,7 +105,7 @@ def penalise(x: torch.Tensor, path: torch.Tensor, s: torch.Tensor, slots: Slots)
     bits = ((slots.seen[s][:, :, None] >> bit) & 1).flatten(1)[:, :vocab].bool()
     seen = torch.nn.functional.pad(bits, (0, 1))
     seen.scatter_(1, torch.where(path >= 0, path, vocab), True)
-    penalty = slots.penalty[s].to(x.dtype)[:, None]
+    penalty = slots.repetition_penalty[s].to(x.dtype)[:, None]
     # a slot without a penalty stores no bits, and a penalty of 1 changes nothing
     scaled = torch.where(x < 0, x * penalty, x / penalty)
     return torch.where(seen[:, :vocab] & (penalty != 1), scaled, x)

@@ -7,10 +7,11 @@ import triton
 
 from csd.kernels.verify.layout import empty_snapshot
 from csd.kernels.verify.triton.descend import _descend_kernel, _finish_kernel
-from csd.kernels.verify.triton.filters import GROUP
+from csd.kernels.verify.triton.rows import GROUP
 from csd.kernels.verify.triton.sample import _sample_kernel
 from csd.kernels.verify.triton.scan import _compact_kernel, _scan_kernel
 from csd.kernels.verify.triton.slots import slot_arguments, snapshot_arguments, snapshot_grid
+from csd.state.filters import CUTS
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, Verdict, empty_verdict
@@ -73,7 +74,7 @@ def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict)
         generated_ptr=slots.generated,
         min_new_ptr=slots.min_new,
         temperature_ptr=slots.temperature,
-        penalty_ptr=slots.penalty,
+        penalty_ptr=slots.repetition_penalty,
         seen_ptr=slots.seen,
         ban_ids_ptr=slots.ban_ids,
         top_ptr=tops,
@@ -109,7 +110,7 @@ def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict)
     _sample_kernel[(M,)](
         **row | {"num_warps": SAMPLE_WARPS},
         **raw,
-        **head,
+        **head | {f"{name}_ptr": getattr(slots, name) for name in CUTS},
         key_ptr=slots.key,
         index_ptr=slots.sample,
         list_token_ptr=scratch(M, LIST, dtype=torch.int32),

@@ -1,8 +1,8 @@
 """Sample one row per program, from its listed head or from all its logits.
 
-The list is used if it suffices: no chunk's list is truncated, and the cuts of top-k and top-p fall
-within it. Else the same passes read the row's logits, as often as needed. `draw_head` finds the
-winner of the head, and `draw_rest` a token of the rest.
+The list is used if it suffices: no chunk's list is truncated, and the cuts of the filters fall
+within it. Else the same passes read the row's logits, as often as needed. A cut is found bit by
+bit. `draw_head` finds the winner of the head, and `draw_rest` a token of the rest.
 """
 
 import triton
@@ -11,17 +11,13 @@ import triton.language as tl
 from csd.kernels.common import noise
 from csd.kernels.common.triton import gumbel32, keep_largest, philox_word, uniform32
 from csd.kernels.verify import passes as constants
-from csd.kernels.verify.triton.filters import (
+from csd.kernels.verify.triton.rows import (
     INF_BITS,
     LAST,
     distance,
-    head_mass,
-    kth_smallest,
     load_logits,
     load_row,
     load_tile,
-    passes,
-    tail_cut,
 )
 from csd.state.verdict import TOP as _TOP
 
@@ -32,10 +28,126 @@ MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
 
 
 @triton.jit
+def passes(d, token, cuts):
+    """Flags of the tokens that every filter keeps.
+
+    cuts: kth, the bits of the largest distance that top-k keeps; cut and cut_token, those of the
+    largest one that top-p keeps and the first token kept there; min_p; center and reach, the middle
+    and the half width of the distances that typical_p keeps.
+    """
+    kth, cut, cut_token, min_p, center, reach = cuts
+    bits = d.to(tl.int32, bitcast=True)
+    keep = (bits <= kth) & (d < float("inf")) & (tl.exp(-d) >= min_p)
+    keep &= tl.abs(d - center) <= reach
+    return keep & ((bits < cut) | ((bits == cut) & (token >= cut_token)))
+
+
+@triton.jit
+def head_mass(listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of exp(-distance) of the list."""
+    head = tl.zeros((), tl.float32)
+    for start in range(0, listed, BLOCK):
+        _, d = load_tile(start, listed, source, STOPS, BLOCK)
+        head += tl.sum(tl.exp(-d), 0)
+    return head
+
+
+@triton.jit
+def kth_smallest(k, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Bits of the k-th smallest distance, INF_BITS if there are fewer."""
+    kth = tl.zeros((), tl.int32)
+    for i in range(0, 31):
+        larger = kth | (1 << (30 - i))
+        below = tl.zeros((), tl.int32)
+        for start in range(0, size, BLOCK):
+            _, d = load_tile(start, listed, source, STOPS, BLOCK)
+            below += tl.sum((d.to(tl.int32, bitcast=True) < larger).to(tl.int32), 0)
+        kth = tl.where(below < k, larger, kth)
+    return tl.minimum(kth, INF_BITS)
+
+
+@triton.jit
+def kept_mass(rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Mass of the tokens that top-k keeps plus `rest`, and the last of the likeliest tokens."""
+    total = rest
+    last = tl.zeros((), tl.int32)
+    for start in range(0, size, BLOCK):
+        token, d = load_tile(start, listed, source, STOPS, BLOCK)
+        passing = d.to(tl.int32, bitcast=True) <= kth
+        total += tl.sum(tl.where(passing, tl.exp(-d), 0.0), 0)
+        last = tl.maximum(last, tl.max(tl.where(d == 0, token, 0), 0))
+    return total, last
+
+
+@triton.jit
+def tail_cut(tail, rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Bits of the largest distance that top-p keeps, and the first token kept at that distance.
+
+    All less likely tokens have a mass of at most `tail` together.
+    """
+    total, last = kept_mass(rest, kth, size, listed, source, STOPS, BLOCK)
+    cut = tl.zeros((), tl.int32)
+    for i in range(0, 31):
+        larger = cut | (1 << (30 - i))
+        mass = rest
+        for start in range(0, size, BLOCK):
+            _, d = load_tile(start, listed, source, STOPS, BLOCK)
+            bits = d.to(tl.int32, bitcast=True)
+            mass += tl.sum(tl.where((bits >= larger) & (bits <= kth), tl.exp(-d), 0.0), 0)
+        cut = tl.where(tl.div_rn(mass, total) > tail, larger, cut)
+    below = rest
+    for start in range(0, size, BLOCK):
+        _, d = load_tile(start, listed, source, STOPS, BLOCK)
+        bits = d.to(tl.int32, bitcast=True)
+        below += tl.sum(tl.where((bits > cut) & (bits <= kth), tl.exp(-d), 0.0), 0)
+    # the last of the likeliest tokens is kept, however sums are rounded
+    cut_token = tl.where(cut == 0, last, LAST)
+    for start in range(0, size, BLOCK):
+        token, d = load_tile(start, listed, source, STOPS, BLOCK)
+        equal = d.to(tl.int32, bitcast=True) == cut
+        mass = tl.where(equal, tl.exp(-d), 0.0)
+        upto = below + tl.cumsum(mass, 0)
+        inside = equal & (tl.div_rn(upto, total + 0 * upto) > tail)
+        cut_token = tl.minimum(cut_token, tl.min(tl.where(inside, token, LAST), 0))
+        below += tl.sum(mass, 0)
+    return cut, cut_token
+
+
+@triton.jit
+def kept_moments(cuts, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Mass of the tokens that all filters keep, and the sum of mass times distance."""
+    total = tl.zeros((), tl.float32)
+    moment = tl.zeros((), tl.float32)
+    for start in range(0, size, BLOCK):
+        token, d = load_tile(start, listed, source, STOPS, BLOCK)
+        passing = passes(d, token, cuts)
+        mass = tl.where(passing, tl.exp(-d), 0.0)
+        total += tl.sum(mass, 0)
+        moment += tl.sum(mass * tl.where(passing, d, 0.0), 0)
+    return total, moment
+
+
+@triton.jit
+def typical_reach(target, cuts, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Smallest half width around the cuts' center in which kept tokens have the mass `target`."""
+    center = cuts[4]
+    reach = tl.zeros((), tl.int32)
+    for i in range(0, 31):
+        larger = reach | (1 << (30 - i))
+        mass = tl.zeros((), tl.float32)
+        for start in range(0, size, BLOCK):
+            token, d = load_tile(start, listed, source, STOPS, BLOCK)
+            near = tl.abs(d - center).to(tl.int32, bitcast=True) < larger
+            mass += tl.sum(tl.where(near & passes(d, token, cuts), tl.exp(-d), 0.0), 0)
+        reach = tl.where(mass < target, larger, reach)
+    return tl.minimum(reach, INF_BITS).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def draw_head(
     rest,
     width,
-    cuts,  # kth, cut, cut_token and min_p, as `passes` takes them
+    cuts,  # as `passes` takes them
     noise_of,  # key, position, sample index and whether the row is greedy
     size,
     listed,
@@ -47,7 +159,6 @@ def draw_head(
 
     Leaders are the TOP likeliest tokens as codes [TOP] of distance, then token; larger: likelier.
     """
-    kth, cut, cut_token, min_p = cuts
     key, position, index, greedy = noise_of
     head = tl.zeros((), tl.float32)
     best = tl.full((), float("-inf"), tl.float32)
@@ -57,7 +168,7 @@ def draw_head(
     largest = tl.full((), LAST, tl.int64)
     for start in range(0, size, BLOCK):
         token, d = load_tile(start, listed, source, STOPS, BLOCK)
-        passing = passes(d, token, kth, cut, cut_token, min_p)
+        passing = passes(d, token, cuts)
         in_head = passing & (d <= width)
         mass = tl.exp(-d)
         head += tl.sum(tl.where(in_head, mass, 0.0), 0)
@@ -100,7 +211,6 @@ def draw_rest(
 
     The token is clamped to the last one of the rest.
     """
-    kth, cut, cut_token, min_p = cuts
     key, position, index, _ = noise_of
     row, _, _, temperature, top = source
     word = philox_word(key, 0 * vocab, position, index, REST)
@@ -120,7 +230,7 @@ def draw_rest(
     whole = tl.full((), -1, tl.int32)
     while (start < vocab) & (drawn == LAST):
         token, d = load_tile(start, whole, source, STOPS, BLOCK)
-        other = passes(d, token, kth, cut, cut_token, min_p) & (d > width)
+        other = passes(d, token, cuts) & (d > width)
         mass = tl.where(other, tl.exp(-d), 0.0)
         upto = below + tl.cumsum(mass, 0)
         drawn = tl.min(tl.where(other & (upto > target), token, LAST), 0)
@@ -194,6 +304,7 @@ def _sample_kernel(
     top_k_ptr,  # [S] int32
     top_p_ptr,  # [S] float64
     min_p_ptr,  # [S] float64
+    typical_p_ptr,  # [S] float64
     seen_ptr,  # [S, words] int32
     ban_ids_ptr,  # [S, STOPS] int32
     top_ptr,  # [M, SPLITS] float32
@@ -249,6 +360,7 @@ def _sample_kernel(
     k = tl.where((k < vocab) & (greedy == 0), k, 0)
     top_p = tl.where(greedy, 1.0, tl.load(top_p_ptr + slot).to(tl.float32))
     min_p = tl.where(greedy, 0.0, tl.load(min_p_ptr + slot).to(tl.float32))
+    typical_p = tl.where(greedy, 1.0, tl.load(typical_p_ptr + slot).to(tl.float32))
     key, index = tl.load(key_ptr + slot), tl.load(index_ptr + slot)
     tail = 1 - top_p
     # a head that has all of top-k's tokens has no rest
@@ -303,7 +415,28 @@ def _sample_kernel(
         cut, cut_token = tail_cut(tail, rest, kth, size, listed, source, STOPS, BLOCK)
         rest = tl.where(listed >= 0, 0.0, rest)
 
-    cuts, noise_of = (kth, cut, cut_token, min_p), (key, position, index, greedy)
+    center = tl.zeros((), tl.float32)
+    reach = tl.full((), float("inf"), tl.float32)
+    if typical_p < 1:
+        # unlisted tokens count for the mean
+        whole = tl.where(rest > 0, -1, listed)
+        cuts = (kth, cut, cut_token, min_p, center, reach)
+        total, moment = kept_moments(
+            cuts, tl.where(whole >= 0, size, vocab), whole, source, STOPS, BLOCK
+        )
+        center = tl.div_rn(moment, total)
+        if (listed >= 0) & (rest > 0):
+            # the cut falls within the list if tokens nearer than all others suffice
+            inner = tl.full((), HEAD_WIDTH, tl.float32) - center
+            near = (kth, cut, cut_token, min_p, center, inner)
+            mass, _ = kept_moments(near, size, listed, source, STOPS, BLOCK)
+            listed = tl.where(mass < typical_p * total, -1, listed)
+            size = tl.where(listed >= 0, listed, vocab)
+        cuts = (kth, cut, cut_token, min_p, center, reach)
+        reach = typical_reach(typical_p * total, cuts, size, listed, source, STOPS, BLOCK)
+        rest = tl.zeros((), tl.float32)
+    cuts = (kth, cut, cut_token, min_p, center, reach)
+    noise_of = (key, position, index, greedy)
     head, rest, best, sample, chosen, leaders = draw_head(
         rest, width, cuts, noise_of, size, listed, source, STOPS, BLOCK
     )

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.verify import passes as constants
-from csd.kernels.verify.triton.filters import GROUP, INF_BITS, distance, load_logits, load_row
+from csd.kernels.verify.triton.rows import GROUP, INF_BITS, distance, load_logits, load_row
 
 HEAD_WIDTH = tl.constexpr(constants.HEAD_WIDTH)
 MAX_HEAD = tl.constexpr(constants.MAX_HEAD)

@@ -316,7 +316,7 @@ def slot_arguments(slots: Slots) -> dict[str, Any]:
 
     N = slots.context.shape[1]
     return dict(
-        penalty_ptr=slots.penalty,
+        penalty_ptr=slots.repetition_penalty,
         generated_ptr=slots.generated,
         step_ptr=slots.step,
         live_ptr=slots.live,

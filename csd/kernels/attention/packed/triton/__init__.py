@@ -1,0 +1,1 @@
+"""The kernels of the packed attention and of its gradients."""

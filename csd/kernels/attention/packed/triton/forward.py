@@ -1,0 +1,233 @@
+"""The kernel of the packed attention: one program per tile of rows and key-value head.
+
+The formula is in `csd/kernels/attention/packed/`, the lists of blocks in `plan.py`. Scores are in
+base 2 (scale times log2 e), lse is stored as a natural logarithm.
+"""
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from csd.kernels.attention.packed.triton.plan import plan_packed
+from csd.kernels.attention.triton.kernel import _add_keys, _scores
+from csd.kernels.attention.triton.launch import DTYPES
+from csd.kernels.common.gpu import Chip, chip_of
+
+LOG2E = tl.constexpr(math.log2(math.e))
+LN2 = tl.constexpr(math.log(2))
+
+
+@triton.jit
+def _heads(
+    x_ptr,
+    row,
+    head,
+    mask,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """[N, BLOCK_D]: heads of rows of x [R, H, D], 0 where masked; row, head and mask are [N]."""
+    # [BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)
+    at = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
+    if BLOCK_D == D:
+        x = tl.load(x_ptr + at, mask=mask[:, None], other=0.0)
+    else:
+        x = tl.load(x_ptr + at, mask=mask[:, None] & (offs_d < D)[None, :], other=0.0)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def _store_heads(
+    x_ptr, x, row, head, mask, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Writes x [N, BLOCK_D] to the heads of rows; the reverse of `_heads`."""
+    # [BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)
+    at = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
+    tl.store(x_ptr + at, x.to(x_ptr.dtype.element_ty), mask=mask[:, None] & (offs_d < D)[None, :])
+
+
+@triton.jit
+def _sees(row, since, key, end, position):
+    """True where a row attends to a key; all are of shapes that broadcast to the tile's.
+
+    end, position: of the key. since: first position that the row attends to, or None.
+    """
+    seen = (key <= row) & (row < end)
+    if since is not None:
+        seen &= position >= since
+    return seen
+
+
+@triton.jit
+def _packed_attention_kernel(
+    q_ptr,  # [R, H, D]
+    k_ptr,  # [R, K, D]
+    v_ptr,  # [R, K, DV]
+    end_ptr,  # [R] int32
+    position_ptr,  # [R] int32
+    first_ptr,  # [R] int32, or None
+    sinks_ptr,  # [H], or None
+    visit_ptr,  # [T, B] int32
+    count_ptr,  # [T] int32
+    out_ptr,  # [R, H, DV]
+    lse_ptr,  # [R, H] float32
+    R,
+    B,
+    scale,  # times log2 e; with a cap, divided by it instead
+    cap,  # times log2 e
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    EACH: tl.constexpr = H // K
+    tile = tl.program_id(0)
+    kv = tl.program_id(1)
+    # [BLOCK_M]
+    offs_m = tl.arange(0, BLOCK_M)
+    row = tile * ROWS + offs_m // EACH
+    head = kv * EACH + offs_m % EACH
+    mask_m = (offs_m < ROWS * EACH) & (row < R)
+    # [BLOCK_N]
+    offs_n = tl.arange(0, BLOCK_N)
+    # [BLOCK_M, BLOCK_D]
+    q = _heads(q_ptr, row, head, mask_m, H, D, BLOCK_D, DTYPE)
+    since = None
+    if first_ptr is not None:
+        since = tl.load(first_ptr + row, mask=mask_m, other=0)[:, None]
+    # with a cap the scores are scaled already
+    unit = 1.0 if CAP else scale
+    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    for i in range(0, tl.load(count_ptr + tile)):
+        key = tl.load(visit_ptr + tile * B + i) * BLOCK_N + offs_n
+        mask_n = key < R
+        end = tl.load(end_ptr + key, mask=mask_n, other=0)
+        position = end
+        if first_ptr is not None:
+            position = tl.load(position_ptr + key, mask=mask_n, other=0)
+        # [BLOCK_N, ..]
+        k = _heads(k_ptr, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
+        v = _heads(v_ptr, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
+        # [BLOCK_M, BLOCK_N]
+        score = _scores(q, k, scale, cap, CAP, PRECISION)
+        seen = _sees(row[:, None], since, key[None, :], end[None, :], position[None, :])
+        score = tl.where(seen, score, float("-inf"))
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
+    # rows of no tile have no key
+    total = tl.where(total > 0.0, total, 1.0)
+    lse = tl.where(mask_m, peak * unit, 0.0) + tl.log2(total)
+    weight = 1.0 / total
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head, mask=mask_m, other=0.0).to(tl.float32) * LOG2E
+        top = tl.maximum(lse, sink)
+        both = top + tl.log2(tl.exp2(lse - top) + tl.exp2(sink - top))
+        weight *= tl.exp2(lse - both)
+        lse = both
+    _store_heads(out_ptr, acc * weight[:, None], row, head, mask_m, H, DV, BLOCK_V)
+    tl.store(lse_ptr + row.to(tl.int64) * H + head, lse * LN2, mask=mask_m)
+
+
+def tile_sizes(chip: Chip, dtype: str, D: int, each: int) -> dict[str, int]:
+    """Tile sizes of the kernels of rows; dtype: "fp16", "bf16" or "fp32"."""
+    if dtype == "fp32":
+        rows = max(16, triton.next_power_of_2(each))
+        return dict(BLOCK_M=rows, BLOCK_N=32 if D <= 128 else 16, num_warps=4, num_stages=1)
+    # with operands in registers a tile of four warps spills
+    warps = 4 if chip.is_amd or (chip.reads_shared and D <= 128) else 8
+    return dict(BLOCK_M=64, BLOCK_N=64 if D <= 128 else 32, num_warps=warps, num_stages=2)
+
+
+def constants(
+    kernel: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softcap: float | None
+) -> dict[str, Any]:
+    """Constants that all kernels of the packed attention have."""
+    (H, D), (K, DV), dtype = q.shape[1:], v.shape[1:], DTYPES[q.dtype]
+    # the interpreter computes wrong bfloat16 products without an error: use float32 there
+    wide = dtype == "bf16" and not isinstance(kernel, triton.JITFunction)
+    return dict(
+        H=H,
+        K=K,
+        D=D,
+        DV=DV,
+        BLOCK_D=max(16, triton.next_power_of_2(D)),
+        BLOCK_V=max(16, triton.next_power_of_2(DV)),
+        DTYPE=tl.float32 if wide else getattr(tl, str(q.dtype).removeprefix("torch.")),
+        PRECISION="ieee" if dtype == "fp32" else "tf32",
+        CAP=softcap is not None,
+    )
+
+
+def scales(scale: float, softcap: float | None) -> dict[str, float]:
+    """The factors of scores in base 2, as `_scores` takes them."""
+    log2e = math.log2(math.e)
+    return dict(scale=scale / softcap if softcap else scale * log2e, cap=(softcap or 0.0) * log2e)
+
+
+def check_dtype(q: torch.Tensor, each: int) -> None:
+    """Raises ValueError for a dtype, or a number of query heads, that the kernels do not have."""
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
+    if each > 64:
+        raise ValueError(f"H must be at most 64 times K, got {each} times")
+
+
+def packed_attention_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    end: torch.Tensor,
+    position: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns out and lse, as `packed_attention_ref`: one launch, and PyTorch's of the plan."""
+    (R, H, D), (K, DV) = q.shape, v.shape[1:]
+    check_dtype(q, H // K)
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    out = torch.empty(R, H, DV, dtype=q.dtype, device=q.device)
+    lse = torch.empty(R, H, dtype=torch.float32, device=q.device)
+    if R == 0:
+        return out, lse
+    tiles = tile_sizes(chip_of(q.device), DTYPES[q.dtype], max(D, DV), H // K)
+    rows = tiles["BLOCK_M"] // (H // K)
+    work = plan_packed(end, position, rows, tiles["BLOCK_N"], window, chunk)
+    _packed_attention_kernel[(work.visits.shape[0], K)](
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        end_ptr=end,
+        position_ptr=position,
+        first_ptr=work.first,
+        sinks_ptr=sinks,
+        visit_ptr=work.visits,
+        count_ptr=work.visit_count,
+        out_ptr=out,
+        lse_ptr=lse,
+        R=R,
+        B=work.visits.shape[1],
+        ROWS=rows,
+        **scales(scale, softcap),
+        **constants(_packed_attention_kernel, q, k, v, softcap),
+        **tiles,
+    )
+    return out, lse
