@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from csd.engine.options.thoughts import after_thoughts
+from csd.engine.options.thinking import after_thoughts
 from csd.serve.http.errors import Refused
 from csd.utils.check import shown
 
