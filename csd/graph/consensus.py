@@ -165,6 +165,7 @@ class ConsensusGraph(StaticDrafter):
     ) -> int:
         """Insert whole pieces of a prompt, and its end when all has been read."""
         end = len(prompt) - 1 if read == len(prompt) else read - read % PIECE
+        end = max(end, observed)
         if end > observed:
             first = max(observed + 1 - self.context, 0)
             piece = torch.tensor(prompt[first : end + 1], dtype=torch.int32)
