@@ -57,6 +57,12 @@ class Policy:
         products = _products.setdefault(
             self.ops.name, ExactProducts.for_kernels(self.ops.name, None)
         )
+        if self.ops.name == "triton":
+            # so are those of `csd.score`
+            self.why = (
+                "a GPU's sampler adds up a row's probabilities in an order of its own, so only the "
+                "logits have its bits"
+            )
         try:
             self.decoder = exact_decoder(loaded, self.ops.name, products)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""`csd.logprobs` with the kernels of a GPU, interpreted or compiled: the bits of their engine."""
+"""`csd.logprobs` with the kernels of a GPU, interpreted or compiled."""
 
 import checkpoints
 import pytest
@@ -15,7 +15,7 @@ PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
 
 @slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_values_have_the_bits_of_an_exact_engines_samples(
+def test_values_are_those_of_an_exact_engines_samples(
     dtype, monkeypatch, few_splits, ordered_products
 ):
     monkeypatch.setattr(module, "GPU_SIZES", (1, 17, 33))
@@ -27,8 +27,11 @@ def test_values_have_the_bits_of_an_exact_engines_samples(
             PROMPT, num_samples=2, max_new_tokens=20, seed=3, ignore_eos=True, budget=8, **asked
         )
         out = csd.logprobs(engine, PROMPT, drawn.tokens, **asked)
-    assert out.exact
-    assert [x.tolist() for x in out.logprobs] == drawn.logprobs
-    assert [x.tolist() for x in out.raw_logprobs] == drawn.raw_logprobs
+    assert not out.exact and "only the logits" in out.why
+    # logits of 97 tokens, whose sum the sampler's kernel adds up in another order
+    limit = 8 * torch.finfo(torch.float32).eps
+    for name in ("logprobs", "raw_logprobs"):
+        for x, y in zip(getattr(out, name), getattr(drawn, name), strict=True):
+            assert (x - torch.tensor(y)).abs().max() <= limit * max(1, -min(y))
     sum(x.sum() for x in out.logprobs).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
