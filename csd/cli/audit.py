@@ -68,6 +68,8 @@ def _audit(args: Namespace) -> int:
     check_flags(args, (*FLAGS, *LOADING))
     check_output()
     traces = [*read_traces(args.file)]
+    if not traces:
+        raise ValueError(f"{args.file} has no samples")
     sampling = {name: getattr(args, name) for name in FLAGS}
     engine = engine_for(args.model, **loading(args))
     tie = TIES[engine.dtype] if args.tie is None else check_number("tie", args.tie, 0)

@@ -10,7 +10,6 @@ import errno
 import os
 import sys
 import tempfile
-import unicodedata
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -18,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from csd.traces.history import History
 from csd.utils.arguments import check_whole
 from csd.utils.files import try_writing
+from csd.utils.terminal import without_controls
 
 
 @contextmanager
@@ -65,20 +65,6 @@ def show(text: str, suffix: str = ".txt") -> None:
             print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
         raise OSError(f"{error}; the output is in {keep(text, suffix)}") from error
-
-
-def without_controls(text: str) -> str:
-    """A text whose control characters are shown as escapes, but for tabs and ends of lines.
-
-    A terminal would obey a model's text, which can move the cursor, retitle the window or write to
-    the clipboard.
-    """
-    return "".join(
-        c
-        if c in "\n\t" or not unicodedata.category(c).startswith("C") or c == "\u200d"
-        else c.encode("unicode_escape", "backslashreplace").decode()
-        for c in text
-    )
 
 
 def keep(text: str, suffix: str) -> str:

@@ -35,9 +35,11 @@ from csd.engine.results.result import Samples
 from csd.evaluate.vote import vote
 from csd.models.text.prompts import as_message, has_chat
 from csd.state.filters import FILTERS
+from csd.utils.device import is_out_of_memory
 from csd.utils.lazy import warn_of_namesake
 from csd.utils.other_names import hint
 from csd.utils.phases import showing
+from csd.utils.terminal import one_line
 from csd.utils.version import __version__
 
 ABOUT = "Draw many samples of a prompt, faster than plain sampling and with the same tokens."
@@ -96,8 +98,12 @@ def main(argv: list[str] | None = None) -> int:
         MemoryError,
         ArithmeticError,
         NotImplementedError,
+        RuntimeError,
     ) as error:
-        print(f"csd: {_reason(error)}", file=sys.stderr)
+        if isinstance(error, RuntimeError) and not _is_of_user(error):
+            raise
+        # names of files, fields of files and texts of models are others'
+        print(f"csd: {one_line(_reason(error))}", file=sys.stderr)
         with suppress(OSError):
             flush_output()
         return 2
@@ -107,12 +113,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """The text of an error; of one that names a file, without its number."""
+    """The text of an error; of one that names a file, without its number; never empty."""
     if isinstance(error, OSError) and error.filename is not None:
         # bytes of a name that are no UTF-8 are shown as escapes
         name = str(error.filename).encode("utf-8", "backslashreplace").decode()
         return f"{name}: {error.strerror}"
-    return str(error)
+    if is_out_of_memory(error):
+        return f"out of memory: {error}".removesuffix(": ")
+    return str(error) or type(error).__name__
+
+
+def _is_of_user(error: RuntimeError) -> bool:
+    """True for errors that the command's user can remedy; others are csd's own, with traceback."""
+    return isinstance(error, NotImplementedError | RecursionError) or is_out_of_memory(error)
 
 
 def _meant(unknown: list[str], flags: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """`csd serve MODEL`: OpenAI's HTTP interface, in which `n` is a group."""
 
+import logging
 import os
 import sys
 from argparse import Namespace, _SubParsersAction
@@ -71,31 +72,46 @@ def add(commands: _SubParsersAction) -> None:
         help="name of the model in requests; by default the model's own",
     )
     parser.add_argument(
-        "--max-slots", type=int, default=64, help="maximum number of samples in flight"
+        "--max-slots",
+        "--max-num-seqs",
+        type=int,
+        default=64,
+        help="maximum number of samples in flight",
     )
     parser.add_argument(
         "--max-tokens",
+        "--max-model-len",
         type=int,
         help="maximum number of tokens of a prompt and one of its samples; by "
         "default the model's context, or less if memory is short",
     )
     parser.add_argument(
-        "--memory", type=float, default=0.9, help="share of the free memory that the caches may use"
+        "--memory",
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        help="share of the free memory that the caches may use",
     )
     parser.add_argument(
-        "--max-queue", type=int, default=256, help="maximum number of waiting requests"
+        "--max-queue", type=int, default=512, help="maximum number of waiting requests"
     )
     parser.add_argument(
         "--max-n", type=int, default=128, help="maximum number of choices per request"
     )
     parser.add_argument(
-        "--max-body", type=int, default=8 << 20, help="maximum size of a request's body, in bytes"
+        "--max-body", type=int, default=2 << 20, help="maximum size of a request's body, in bytes"
     )
     parser.add_argument(
-        "--max-requests", type=int, default=512, help="maximum number of requests answered at once"
+        "--max-requests", type=int, default=1024, help="maximum number of requests answered at once"
     )
     parser.add_argument(
         "--max-connections", type=int, default=2048, help="maximum number of open connections"
+    )
+    parser.add_argument(
+        "--access-log",
+        action="store_true",
+        help="write a line per request to standard error: address, method, path, status, seconds, "
+        "id",
     )
     parser.add_argument(
         "--share",
@@ -204,6 +220,12 @@ def _serve(args: Namespace) -> int:
         origins=tuple(origins),
         limits=limits,
     )
+
+    if args.access_log:
+        lines = logging.StreamHandler()
+        lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logging.getLogger("csd.access").addHandler(lines)
+        logging.getLogger("csd.access").setLevel(logging.INFO)
 
     def begun(port: int) -> None:
         print(

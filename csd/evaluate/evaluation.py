@@ -61,7 +61,8 @@ def _check_row(index: int, row: Any) -> None:
 
 
 def digest(path: str | Path) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def run(

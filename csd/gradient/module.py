@@ -1,8 +1,7 @@
 """A user's own module over packed rows, with gradients: the shared prompt runs once.
 
-The module computes all but its attention, which is that of packed rows
-(`csd.kernels.attention.packed`). Its products take any number of rows, so values equal those of the
-module's sampling up to rounding.
+The module computes all but its attention, which is that of packed rows. Its products
+take any number of rows, so values equal those of the module's sampling up to rounding.
 """
 
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from csd.gradient.rows import Rows
-from csd.kernels.attention.packed import packed_attention
+from csd.kernels.attention.packed import PackedLayout, packed_attention
 from csd.models.module.decoder import ModuleDecoder, Pass
 from csd.models.redirect import calls_go_to
 
@@ -69,7 +68,7 @@ class _PackedPass(Pass):
         out = packed_attention(
             query[0].transpose(0, 1),
             *self.kv[-1],
-            self.rows.layout,
+            PackedLayout(self.rows.end, self.rows.position),
             spec.scale,
             window=spec.window,
             chunk=spec.chunk,

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 import torch
 
-from csd.kernels.attention.packed import PackedLayout
-
 
 class Run(NamedTuple):
     """Rows that one completion of a group was the first to need; `above` are those before them."""
@@ -94,11 +92,6 @@ class Rows:
             origin,
             unshared,
         )
-
-    @property
-    def layout(self) -> PackedLayout:
-        """Mask of the rows' attention."""
-        return PackedLayout(self.end, self.position)
 
     @property
     def count(self) -> int:

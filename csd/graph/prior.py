@@ -27,7 +27,7 @@ from csd.kernels.backends import choose
 from csd.state.context_table import MAX_TOTAL, PRIOR_KEY, WEIGHT_ONE, GraphConfig, Table
 from csd.utils.arguments import check_flag, check_whole
 from csd.utils.check import shown
-from csd.utils.files import WholeFile
+from csd.utils.files import WholeFile, check_regular
 
 PRIOR_CONFIG = GraphConfig(orders=(1, 2), successors=8, capacity=1 << 16)
 # capacities of a prior's table
@@ -209,6 +209,7 @@ class Prior:
 
         Raises OSError, and ValueError for a file that is none, with the file and the reason.
         """
+        check_regular(path)
         # the library's own errors of files have neither number nor name
         with open(path, "rb"):
             pass
@@ -271,7 +272,11 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 
 def is_prior(path: str | PathLike[str]) -> bool:
-    """True if a file begins like one of `Prior.save`: with the length of a JSON header."""
+    """True if a file begins like one of `Prior.save`: with the length of a JSON header.
+
+    Raises OSError, and ValueError for a pipe, whose beginning cannot be read twice.
+    """
+    check_regular(path)
     with open(path, "rb") as file:
         start = file.read(9)
     return len(start) == 9 and start[8:] == b"{"

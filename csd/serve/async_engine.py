@@ -140,7 +140,7 @@ class AsyncEngine:
         model: Any,
         *,
         max_tokens: int | None = None,
-        max_queue: int = 256,
+        max_queue: int = 512,
         budget: str | int = "auto",
         speculate: bool = True,
         drafter: Any = None,
@@ -234,6 +234,7 @@ class AsyncEngine:
         prompt: OnePrompt | Any,
         *,
         owner: str | None = None,
+        client: str | None = None,
         stream: bool = True,
         score_prompt: int | None = None,
         detached: bool = False,
@@ -245,6 +246,8 @@ class AsyncEngine:
 
         owner: requests of one owner with equal prompts share keys, values and graph, and one with
             the beginning of an earlier prompt its pages; None shares with no request.
+        client: requests of one client take at most as many places of the queue as are left free,
+            so that others find one; None has no such limit.
         stream: True if the handle returns a sample's tokens and text as they are drawn, False if
             it returns finished samples only.
         detached: False cancels the request once its last reader has left before its end, or no
@@ -279,6 +282,7 @@ class AsyncEngine:
         handle = Handle(
             request,
             owner=owner,
+            client=client,
             until=call.settings.until,
             streams=stream,
             measures=call.settings.measures,
@@ -400,11 +404,10 @@ class AsyncEngine:
         error: their error; None counts them as cancelled.
         """
         handles = [*self._scheduler.handles.values()] if self._scheduler else self._inbox.take()
-        waiting = handles if self._scheduler is None else self._scheduler.queued()
         self.counters.slots = self.counters.groups = 0
-        for _ in waiting:
-            self._inbox.admitted()
         for handle in handles:
+            if not handle.admitted:
+                self._inbox.admitted(handle)
             self.counters.ended(handle.request.stats, 0, error is None, error is not None)
             handle.end(error, texts=False)
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
+import math
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,12 +47,13 @@ class Handle:
         request: Request,
         *,
         owner: str | None = None,
+        client: str | None = None,
         until: Until | None = None,
         streams: bool = True,
         measures: Measures | None = None,
         returns_errors: bool = False,
     ):
-        self.request, self.owner, self.until = request, owner, until
+        self.request, self.owner, self.client, self.until = request, owner, client, until
         self.streams, self.measures = streams, measures or Measures()
         # True: samples that cannot continue are results; else the first one's error is raised
         self.returns_errors = returns_errors
@@ -61,6 +64,8 @@ class Handle:
         self.weights, self.fingerprint = -1, ""
         self.admitted = False  # True once the request no longer waits
         self.error: BaseException | None = None
+        # of the monotonic clock: its submission, and its first token
+        self.submitted, self.first_token = time.perf_counter(), math.nan
         self.began: dict[str, float] = {}  # the engine's seconds by phase at admission
         self.withdraw: Callable[[Handle], None] = lambda _: None
         self.leave: Callable[[Handle], None] = lambda _: None

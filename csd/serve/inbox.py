@@ -12,6 +12,8 @@ from typing import Any
 
 from csd.engine.results.stats import Stats
 from csd.serve.handle import Handle
+from csd.serve.histogram import Histogram
+from csd.serve.places import Places
 
 
 @dataclass(slots=True)
@@ -37,6 +39,10 @@ class Counters:
     free_pages: int = 0
     cached_pages: int = 0  # of the free ones, pages of prompts that have ended
     pages: int = 0
+    # seconds from a request's submission to its first token, and then per token of its longest
+    # sample
+    first_token: Histogram = field(default_factory=Histogram)
+    per_token: Histogram = field(default_factory=Histogram)
 
     @property
     def tokens_per_step(self) -> float:
@@ -73,8 +79,8 @@ class Inbox:
     """
 
     def __init__(self, most: int, counters: Counters):
-        self.most, self._counters = most, counters
-        self.waiting = 0  # requests that have not been admitted
+        self._counters = counters
+        self._places = Places(most)  # of requests that have not been admitted, by client
         self.closed = False
         self.abandoned = False  # True: requests in flight end where they are
         self._reason = "the engine has been closed"
@@ -88,11 +94,15 @@ class Inbox:
         with self._changed:
             if self.closed:
                 raise Closed(self._reason)
-            if self.waiting >= self.most:
+            if not self._places.allows(handle.client):
+                held, most = self._places.held, self._places.count
                 raise QueueFull(
-                    f"the queue has max_queue={self.most} waiting requests: try again later"
+                    f"the queue has max_queue={most} waiting requests: try again later"
+                    if self._places.full
+                    else f"the queue of max_queue={most} requests has {held}, and this client's "
+                    "share of it is full: try again later"
                 )
-            self.waiting += 1
+            self._places.take(handle.client)
             handle.withdraw, handle.leave = self._withdraw, self._leave
             self._arrived.append(handle)
             self._changed.notify_all()
@@ -102,7 +112,7 @@ class Inbox:
             here = handle in self._arrived
             if here:
                 self._arrived.remove(handle)
-                self.waiting -= 1
+                self._places.give(handle.client)
                 self._counters.withdrawn += 1
             else:
                 self._withdrawn.append(handle)
@@ -136,6 +146,11 @@ class Inbox:
             self.closed = True
             self.abandoned = self.abandoned or abandon
             self._changed.notify_all()
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that have not been admitted."""
+        return self._places.held
 
     # for the engine's thread
 
@@ -171,15 +186,16 @@ class Inbox:
                 self._reason = str(error)
             jobs, self._jobs = [*self._jobs], deque()
             handles, self._arrived = [*self._arrived], deque()
-            self.waiting -= len(handles)
+            for handle in handles:
+                self._places.give(handle.client)
         for _, future in jobs:
             future.set_exception(Closed(self._reason))
         return handles
 
-    def admitted(self) -> None:
+    def admitted(self, handle: Handle) -> None:
         """Count a request as no longer waiting."""
         with self._changed:
-            self.waiting -= 1
+            self._places.give(handle.client)
 
     def jobs(self) -> list[Job]:
         with self._changed:

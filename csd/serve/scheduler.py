@@ -6,6 +6,8 @@ pages and graph. Whatever else is in flight, a request's samples are a function 
 seed, indices and parameters.
 """
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from copy import copy
@@ -332,15 +334,11 @@ class ServiceScheduler(Scheduler):
         stats.decoder = getattr(decoder, "name", "own")
         stats.fused_ruled_out = getattr(decoder, "why", None)
         handle.admitted = True
-        self.inbox.admitted()
+        self.inbox.admitted(handle)
 
     def ending(self) -> bool:
         # the progress penalty makes samples end together, but requests need not end together
         return super().ending() and len(self.active) == 1
-
-    def queued(self) -> list[Request]:
-        """Requests that have not been admitted."""
-        return list(self.queue)
 
     # results of a step
 
@@ -402,6 +400,9 @@ class ServiceScheduler(Scheduler):
             if not ended:
                 self.twins.keep_text(live, text)
         for handle in handles:
+            if math.isnan(handle.first_token):
+                handle.first_token = time.perf_counter()
+                self.counters.first_token.add(handle.first_token - handle.submitted)
             handle.push(live, tokens, text)
             self.touched[handle.request.index] = handle
 
@@ -417,7 +418,7 @@ class ServiceScheduler(Scheduler):
         if request in self.queue:
             self.queue.remove(request)
         if not handle.admitted:
-            self.inbox.admitted()
+            self.inbox.admitted(handle)
         if self.prefill is not None and self.prefill.request is request:
             self.prefill = None
             self.free_group(request)
@@ -446,4 +447,8 @@ class ServiceScheduler(Scheduler):
         cancelled = handle.until is None and "cancelled" in reasons and error is None
         failed = error is not None or len(request.errors) == len(reasons) > 0
         self.counters.ended(stats, ended, cancelled, failed)
+        longest = max((len(sample.tokens) for sample in request.finished.values()), default=0)
+        if longest > 1 and not math.isnan(handle.first_token):
+            seconds = time.perf_counter() - handle.first_token
+            self.counters.per_token.add(seconds / (longest - 1))
         handle.end(error)

@@ -14,6 +14,7 @@ import torch
 from csd.training.recipe import Method, Recipe
 from csd.training.texts import Text, batches
 from csd.utils.files import WholeFile, naming_file
+from csd.utils.input_files import check_no_pipes
 
 STATE = "training.pt"
 
@@ -29,6 +30,7 @@ class Folder:
         self.path = Path(path)
         with naming_file(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            check_no_pipes(self.path)
         if (self.path / "model.safetensors").exists():
             raise ValueError(f"out must be a folder without a head, got {str(path)!r}")
         # checked and locked before the first step

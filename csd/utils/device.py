@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -69,6 +70,10 @@ def free_bytes(device: torch.device) -> int:
         # torch reuses the memory of freed tensors that it has reserved
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reserved
+    return max(0, min(_available_bytes(), _address_space(), *_of_container()))
+
+
+def _available_bytes() -> int:
     try:
         with open("/proc/meminfo") as f:
             for line in f:
@@ -77,6 +82,41 @@ def free_bytes(device: torch.device) -> int:
     except OSError:
         pass
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _address_space() -> int:
+    """Bytes that this process may still map (ulimit -v)."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return sys.maxsize
+        with open("/proc/self/statm") as f:
+            return limit - int(f.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    # Windows has no such limit
+    except (ImportError, OSError):
+        return sys.maxsize
+
+
+# files of a container's limit and use of memory, in versions 2 and 1 of control groups
+CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+
+
+def _of_container() -> Iterator[int]:
+    """Bytes that this process's container may still use; nothing without a limit."""
+    for limit, used in CGROUPS:
+        try:
+            # "max" without a limit
+            yield int(Path(limit).read_text()) - int(Path(used).read_text())
+        except (OSError, ValueError):
+            continue
 
 
 def peak_bytes(device: torch.device) -> int | None:
@@ -174,4 +214,11 @@ def model(cpuinfo: str) -> str | None:
     return (
         " ".join(f"{n} {x[1]}" for n, x in zip(("implementer", "part"), numbers, strict=True) if x)
         or None
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for an error of an allocation, which torch raises as a RuntimeError on a CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "allocate memory" in str(error)
     )

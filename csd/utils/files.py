@@ -199,10 +199,10 @@ def check_grows(file: IO[bytes], path: str | Path) -> None:
         _write_and_take_back(file.fileno())
 
 
-def check_regular(path: str | Path) -> None:
+def check_regular(path: str | os.PathLike[str]) -> None:
     """Raises ValueError for a pipe, a device or a folder, which cannot be read again."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"{path} must be a regular file, which can be read again")
+        raise ValueError(f"{os.fspath(path)} must be a regular file, which can be read again")
 
 
 def lies_at(path: str | Path, file: IO[bytes]) -> bool:

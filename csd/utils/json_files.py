@@ -9,23 +9,25 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TypeVar, cast
 
 import numpy as np
 
 from csd.utils.check import check
+from csd.utils.input_files import open_input
 
-# most bytes of a line, and depth of its lists and objects, checked before it is parsed
-MAX_LINE, MAX_DEPTH = 1 << 28, 64
+# most bytes of a line, depth of its lists and objects, and number of these, which take 20 times the
+# bytes of their text; checked before it is parsed
+MAX_LINE, MAX_DEPTH, MAX_LISTS = 1 << 28, 64, 1 << 23
 
 T = TypeVar("T")
 
 
 def read_file(path: str | Path, kind: type[T]) -> T:
     """JSON value of a whole file, which must fit `kind`."""
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         data = file.read(MAX_LINE + 1)
     with naming(f"{path}"):
         return parse(data.removeprefix(b"\xef\xbb\xbf"), kind)
@@ -33,9 +35,11 @@ def read_file(path: str | Path, kind: type[T]) -> T:
 
 def read_lines(path: str | Path, kind: type[T]) -> Iterator[tuple[int, T]]:
     """Yield number, from 1, and JSON of each non-empty line of a file, which may be gzipped."""
-    opened = gzip.open(path) if str(path).endswith(".gz") else open(path, "rb")  # noqa: SIM115
     number = 0
-    with cast(IO[bytes], opened) as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(open_input(path))
+        if str(path).endswith(".gz"):
+            file = stack.enter_context(cast(IO[bytes], gzip.open(file)))  # noqa: SIM115
         while True:
             number += 1
             try:
@@ -80,13 +84,19 @@ def _not_json(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
+_NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
+
+
 def _check_depth(data: bytes) -> None:
+    """Raises ValueError for more lists and objects, or deeper ones, than a line may have."""
     # a count that includes brackets within strings is enough for usual lines
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return
     outside = re.sub(rb'"(?:[^"\\]|\\.)*+"?+', b"", data, flags=re.DOTALL)
-    brackets = np.frombuffer(outside, np.uint8)
-    brackets = brackets[np.isin(brackets, np.frombuffer(b"[]{}", np.uint8))]
-    step = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1)
-    if step.size and step.cumsum().max() > MAX_DEPTH:
+    brackets = np.frombuffer(outside.translate(None, _NO_BRACKETS), np.uint8)
+    opens = (brackets == ord("[")) | (brackets == ord("{"))
+    if opens.sum() > MAX_LISTS:
+        raise ValueError(f"must have at most {MAX_LISTS} lists and objects")
+    depth = np.where(opens, np.int8(1), np.int8(-1)).cumsum(dtype=np.int32)
+    if depth.size and depth.max() > MAX_DEPTH:
         raise ValueError(f"must have at most {MAX_DEPTH} levels of nested lists and objects")

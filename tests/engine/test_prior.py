@@ -92,7 +92,7 @@ def test_auto_keeps_more_nodes_where_a_prior_makes_them_likelier():
         slots.generated[0], slots.context[0, :2] = 0, torch.tensor([3, 9])
         pool = e._drafter.propose(slots, 17)
         costs = pool.cost[pool.depth > 0].tolist()
-        kept.append(AutoBudget(StepTimeTable([1, 64], [1.0, 9.0])).choose(1, costs))
+        kept.append(AutoBudget(StepTimeTable([1, 64], [1.0, 9.0])).select(1, costs))
         slots.live[0], slots.group[0] = False, -1
     assert kept[1] > kept[0]
 

@@ -128,7 +128,7 @@ def test_a_pass_has_a_chunk_of_tokens_at_most(passes):
 
 def test_prompts_wait_until_there_are_slots(passes):
     """Four samples of a prompt run together at first: no prompt is read before it has one."""
-    with engine_of(torch.float32, max_slots=8) as engine:
+    with engine_of(torch.float32, max_slots=8, together=4) as engine:
         engine.generate(some_prompts(), num_samples=16, max_new_tokens=3, seed=1, budget=0)
     assert passes[0] == [4] and passes[1] == "step"
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import csd
-from csd.cli.common import show, without_controls
+from csd.cli.common import show
+from csd.utils.terminal import without_controls
 
 HARM = "a\x1b]0;title\x07b\x9b2Jc\x7f\r\u202ed"
 

@@ -16,6 +16,10 @@ FAST = (
     "test_http_texts",
     "test_browsers",
     "test_client_limits",
+    "test_connections",
+    "test_shares",
+    "test_observed",
+    "test_tools",
 )
 
 

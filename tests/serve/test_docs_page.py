@@ -28,6 +28,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
     model, tokenizer = toy()
+    tokenizer.chat_template = "{% if tools %}tools {% endif %}" + tokenizer.chat_template
     for name in ("tiny", "HuggingFaceTB/SmolLM2-135M-Instruct"):
         for part in (model, tokenizer):
             part.save_pretrained(folder / name)
@@ -65,6 +66,11 @@ def test_the_client_of_openai(port, capsys):
     exec(PYTHON[0].replace("localhost:8000", f"127.0.0.1:{port}"), names)
     assert len(names["texts"]) == 8
     assert float(capsys.readouterr().out.split()[0]) >= 1
+    exec(PYTHON[1], names)
+    arguments = capsys.readouterr().out
+    call = names["answer"].choices[0].message.tool_calls[0]
+    assert call.function.name == "add" and arguments == call.function.arguments + "\n"
+    assert arguments.startswith("{")
 
 
 def test_curl(port):
@@ -78,9 +84,9 @@ def test_curl(port):
 def test_the_engine_in_python(place, monkeypatch):
     monkeypatch.chdir(place)
     names = {"csd": csd}
-    exec(PYTHON[1], names)
+    exec(PYTHON[2], names)
     assert [len(result) for result in names["results"]] == [4] * 3
-    assert len(PYTHON) == 2 and len(SHELL) == 3
+    assert len(PYTHON) == 3 and len(SHELL) == 3
 
 
 def test_the_table_names_every_field():

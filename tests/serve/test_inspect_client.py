@@ -80,3 +80,41 @@ def test_choices_and_log_probabilities(model, engine):
     for choice, sample in zip(out.choices, want, strict=True):
         found = [entry.logprob for entry in choice.logprobs.content]
         assert found == pytest.approx(sample.raw_logprobs)
+
+
+def test_the_loop_of_tools(engine, model, tmp_path, monkeypatch):
+    """A call is carried out, and its result is in the next prompt."""
+    pytest.importorskip("llguidance")
+    from inspect_ai.model import ChatMessageTool
+    from inspect_ai.solver import use_tools
+    from inspect_ai.tool import ToolFunction, tool
+
+    said = []
+
+    @tool
+    def say():
+        async def execute(number: bool):
+            """Say a value.
+
+            Args:
+                number: The value.
+            """
+            said.append(number)
+            return f"said {number}"
+
+        return execute
+
+    plain = engine.tokenizer.chat_template
+    calls = "{% for m in messages %}{{ m.tool_calls }}{{ m.tool_call_id }}{% endfor %}"
+    text = f"{plain}{{% if tools %}}<tool_call>{{{{ tools[0].function.name }}}}{calls}{{% endif %}}"
+    monkeypatch.setattr(engine.tokenizer, "chat_template", text)
+    task = inspect_ai.Task(
+        dataset=[Sample(input="Say it.", target="said")],
+        solver=[use_tools(say(), tool_choice=ToolFunction("say")), generate(tool_calls="single")],
+        config=GenerateConfig(max_tokens=60, temperature=0.9, seed=3),
+    )
+    (log,) = inspect_ai.eval(task, model=model, display="none", log_dir=str(tmp_path))
+    assert log.status == "success", log.error
+    (sample,) = log.samples
+    results = [m for m in sample.messages if isinstance(m, ChatMessageTool)]
+    assert len(said) >= 1 and [m.text for m in results][:1] == [f"said {said[0]}"]

@@ -130,3 +130,50 @@ def test_a_stream_that_is_left(url):
             return await client.chat.completions.create(**HOW)
 
     assert asyncio.run(leave()).choices
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "say",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"enum": ["a", "b"]}},
+            "required": ["word"],
+            "additionalProperties": False,
+        },
+    },
+}
+NAMED = {"type": "function", "function": {"name": "say"}}
+
+
+@pytest.fixture
+def reads_tools(engine, monkeypatch):
+    """A template with tools, calls and their results, as Hermes has them."""
+    pytest.importorskip("llguidance")
+    plain = engine.tokenizer.chat_template
+    calls = "{% for m in messages %}{{ m.tool_calls }}{{ m.tool_call_id }}{% endfor %}"
+    text = f"{plain}{{% if tools %}}<tool_call>{{{{ tools[0].function.name }}}}{calls}{{% endif %}}"
+    monkeypatch.setattr(engine.tokenizer, "chat_template", text)
+
+
+def test_tools(client, reads_tools):
+    how = HOW | dict(max_tokens=100, seed=1, tools=[TOOL], tool_choice=NAMED)
+    choice = client.chat.completions.create(**how).choices[0]
+    (call,) = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    assert (call.type, call.function.name) == ("function", "say")
+    assert call.function.arguments.strip().startswith("{") and call.id.startswith("call_")
+    with client.chat.completions.stream(**how) as stream:
+        final = stream.get_final_completion().choices[0]
+    (streamed,) = final.message.tool_calls
+    assert streamed.function.arguments == call.function.arguments
+    assert final.finish_reason == "tool_calls"
+
+
+def test_langchain_binds_tools(url, reads_tools):
+    langchain = pytest.importorskip("langchain_openai")
+    model = langchain.ChatOpenAI(model=NAME, base_url=url, api_key="k", max_tokens=100, seed=1)
+    bound = model.bind_tools([TOOL], tool_choice="say")
+    (call,) = bound.invoke("Say a.").tool_calls
+    assert call["name"] == "say" and call["args"]["word"] in ("a", "b")

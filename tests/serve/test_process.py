@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 from crowd import CLIENTS, body_of, client
-from served import call, opened, served
+from served import call, opened
 
 import csd
 
@@ -185,18 +185,6 @@ def test_a_drain_ends(toy_folder, work, signals, code):
     finally:
         process.kill()
         process.wait()
-
-
-def test_a_silent_connection_is_closed(monkeypatch, toy_folder):
-    from csd.serve.http import app as connections
-
-    monkeypatch.setattr(connections, "SECONDS", 0.2)
-    with served(toy_folder, max_tokens=100, budget=4) as (port, _):
-        for sent in (b"", b"POST /v1/comp"):
-            quiet = socket.create_connection(("127.0.0.1", port), timeout=10)
-            quiet.sendall(sent)
-            assert quiet.recv(1) == b""
-        assert call(port, "/health")[0] == 200
 
 
 def test_errors_precede_loading(toy_folder, capsys):

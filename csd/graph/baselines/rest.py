@@ -16,6 +16,7 @@ from csd.graph.host_tree import Tree
 from csd.state.kv_cache import KVCache
 from csd.state.pool import MAX_DEPTH, SIBLING
 from csd.utils.check import Token
+from csd.utils.files import check_regular
 from csd.utils.json_files import read_lines
 
 # separator of documents; number of tokens by which suffixes are sorted
@@ -43,6 +44,7 @@ class Datastore:
         """
         path = Path(path)
         if path.suffix == ".npy":
+            check_regular(path)
             tokens = _array(path)
             ends = np.flatnonzero(tokens == _END)
             return cls([part[part != _END].tolist() for part in np.split(tokens, ends)])

@@ -18,7 +18,6 @@ vocabulary of its own: draft token j is the target's j + d2t[j].
     h' = x + mlp(norm(x)),                    logits = lm_head norm(h')
 """
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,8 @@ from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder
 from csd.models.fused.linear import linear
 from csd.models.fused.rope import rope_tables
+from csd.utils.files import check_regular
+from csd.utils.json_files import read_file
 
 # with 4 layers, layers 2 and L - 3 exist; with 4 or 5, some of the three layers are the same
 FEWEST = 4
@@ -203,6 +204,7 @@ def read_head(
 
     dtype: by default the file's. Raises ValueError for a folder without a valid head.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
     from transformers import LlamaConfig
 
@@ -211,13 +213,20 @@ def read_head(
     if not (folder / "config.json").is_file() or not files:
         raise ValueError(f"{name} is not an EAGLE head: it needs config.json and *.safetensors")
     try:
-        settings = json.loads((folder / "config.json").read_text())
+        settings = read_file(folder / "config.json", dict)
+    except ValueError as error:
+        raise ValueError(f"{name} has an invalid config.json: {error}") from error
+    try:
         config = ModelConfig.from_transformers(LlamaConfig(**settings))
-    except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"{name} has an invalid config.json: {error}") from error
     weights: dict[str, torch.Tensor] = {}
     for file in files:
-        weights |= load_file(file, device=str(device))
+        check_regular(file)
+        try:
+            weights |= load_file(file, device=str(device))
+        except SafetensorError as error:
+            raise ValueError(f"{name} cannot be loaded: {file.name}: {error}") from error
     if "fc.weight" not in weights:
         raise ValueError(f"{name} has no weights 'fc.weight': it is not an EAGLE head")
     dtype = dtype or weights["fc.weight"].dtype

@@ -262,7 +262,8 @@ def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
     elif os.path.isdir(name):
         check_folder(name)
         path, options = name, {}
-    elif os.path.exists(name):
+    # a link that leads nowhere is no name of the hub either
+    elif os.path.lexists(name):
         raise ValueError(f"{name} is a file, but not a GGUF file or a model's folder")
     else:
         return name, {"revision": revision or "main"}

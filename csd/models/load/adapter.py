@@ -17,6 +17,7 @@ import torch
 
 from csd.models.load.checkpoint import quiet_libraries, read_tokenizer
 from csd.models.refuse import refuse_prompt_learning
+from csd.utils.input_files import check_no_pipes
 from csd.utils.lazy import check_installed
 
 FILE = "adapter_config.json"
@@ -91,6 +92,7 @@ def adapter_of(name: str, revision: str | None = None) -> Adapter | None:
         folder = name if os.path.isdir(name) else None
     if folder is None or not os.path.exists(path := os.path.join(folder, FILE)):
         return None
+    check_no_pipes(folder)
     # if the folder also holds a model, the adapter's base is ambiguous
     if os.path.exists(os.path.join(folder, "config.json")):
         raise ValueError(

@@ -5,6 +5,7 @@ Lines that other libraries print while they load are suppressed.
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from csd.models.load import gguf as gguf_model
 from csd.models.refuse import refuse_config
 from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
 from csd.utils.check import shown
+from csd.utils.input_files import check_no_pipes
 from csd.utils.json_files import read_file
 
 
@@ -58,17 +60,39 @@ def quiet_libraries() -> Iterator[None]:
                 disable_progress_bars()
 
 
-@contextmanager
-def without_report() -> Iterator[None]:
-    """Context in which transformers prints no table of the keys that a model does not use."""
-    from transformers.utils import logging as transformers
+class Report(logging.Filter):
+    """Context in which transformers does not print its table of keys, which this object keeps.
 
-    before = transformers.get_verbosity()
-    transformers.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.set_verbosity(before)
+    The table has each key of a file, as it is there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "LOAD REPORT" not in message:
+            return True
+        self.text = message
+        return False
+
+    def __enter__(self) -> "Report":
+        self._logger = logging.getLogger("transformers.modeling_utils")
+        self._logger.addFilter(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._logger.removeFilter(self)
+
+    def shapes(self) -> list[str]:
+        """Weights whose shapes in the file and by the config differ, with both."""
+        found = _MISMATCH.findall(self.text)
+        return [f"{name} {have} instead of {want}" for name, have, want in found]
+
+
+_SHAPE = r"torch\.Size\((\[[\d, ]*\])\)"
+_MISMATCH = re.compile(rf"^([\w.{{}}, ]+?) *\|.*ckpt: *{_SHAPE} vs model: *{_SHAPE}", re.MULTILINE)
 
 
 # buffers in old checkpoints that the module computes from its config
@@ -175,8 +199,7 @@ def read_model(
     if sizes is not None:
         before(sizes, config.dtype if isinstance(dtype, str) else dtype)
     try:
-        # errors below name the keys; a whole model has hundreds that its text model lacks
-        with without_report() if has_parts else nullcontext():
+        with Report() as report:
             model, seen = AutoModelForCausalLM.from_pretrained(
                 path, config=config, dtype=dtype, output_loading_info=True, **options
             )
@@ -185,6 +208,11 @@ def read_model(
     except MemoryError as error:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
     except Exception as error:
+        if shapes := report.shapes():
+            raise ValueError(
+                f"{name!r} cannot be loaded: the shapes of its weights do not match its "
+                f"config.json: {', '.join(shapes[:3])}"
+            ) from error
         raise ValueError(_no_model(name, error)) from error
     # transformers would continue with random weights
     if seen["missing_keys"]:
@@ -224,7 +252,8 @@ def gguf_config(name: str, path: str) -> ModelConfig:
 @contextmanager
 def _reading_gguf(name: str) -> Iterator[None]:
     try:
-        yield
+        with gguf_model.read_once():
+            yield
     except MemoryError as error:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
     # a malformed file may make its reader raise any exception
@@ -249,14 +278,13 @@ def _brief(error: Exception) -> str:
             "*.safetensors"
         )
     text = str(error)
-    if "ignore_mismatched_sizes" in text:
-        return "the shapes of its weights do not match its config.json; the list above shows them"
     if not isinstance(error, OSError | ValueError | RuntimeError):
         text = f"{type(error).__name__}: {text}"
     return text if len(text) <= 600 else text[:599] + "…"
 
 
 def check_folder(name: str) -> None:
+    check_no_pipes(name)
     have = os.listdir(name)
     if "config.json" not in have:
         raise ValueError(f"{name} is not a model folder: it has no config.json")
@@ -282,7 +310,8 @@ def read_tokenizer(folder: str, options: dict[str, Any]) -> Any:
     if local and not _TOKENIZER_FILES.intersection(os.listdir(folder)):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        with gguf_model.read_once() if "gguf_file" in options else nullcontext():
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except (OSError, ValueError, KeyError):
         # without a tokenizer, a checkpoint still serves prompts of token ids
         return None
@@ -295,7 +324,8 @@ def read_tokenizer(folder: str, options: dict[str, Any]) -> Any:
 
         path = os.path.join(folder, options["gguf_file"])
         try:
-            gguf_tokenizer.complete(tokenizer, path)
+            with gguf_model.read_once():
+                gguf_tokenizer.complete(tokenizer, path)
         except Exception as error:
             text = f"the tokenizer of {path!r} cannot be read: {_brief(error)}"
             raise ValueError(text) from error

@@ -4,15 +4,11 @@
 trusts whoever reaches it, and a browser reaches 127.0.0.1 for any page. A page's requests have its
 `Origin`; a page under a name that resolves to the server's address has that name as `Host`; and
 without a preflight a page can send only texts and forms.
-
-`Connection` is uvicorn's protocol, which also closes connections that send no request.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -21,11 +17,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from csd.serve.http import endpoints
+from csd.serve.http.access_log import Entry
 from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
 from csd.serve.http.server import Server
@@ -52,7 +49,7 @@ class Guard:
         if refused is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await refused.response()(scope, receive, send)
+            await Entry(Request(scope)).of(refused.response())(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": refused.message})
 
@@ -131,38 +128,6 @@ def check_host(name: str, value: str) -> str:
     if not value or _host(value) != value.lower():
         raise ValueError(f"{name} must be the name of a host without a port, got {shown(value)}")
     return value
-
-
-# limit for receiving the head of a connection's first request
-SECONDS = 20.0
-
-
-class Connection(H11Protocol):
-    """Connection that is closed after SECONDS without the complete head of a request."""
-
-    _silent: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._silent = self.loop.call_later(SECONDS, self._close_silent)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is not None:
-            self._be_patient()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._be_patient()
-        super().connection_lost(exc)
-
-    def _be_patient(self) -> None:
-        if self._silent is not None:
-            self._silent.cancel()
-            self._silent = None
-
-    def _close_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
 
 
 PATHS = {

@@ -20,9 +20,11 @@ from csd.utils.check import shown
 class Limits:
     """Limits of one request, and of all requests together."""
 
-    body: int = 8 << 20  # bytes
+    body: int = 2 << 20  # bytes
     choices: int = 128  # prompts times n
-    requests: int = 512  # answered at the same time
+    requests: int = 1024  # answered at the same time
+    # probabilities of likely tokens in one answer, which takes some 500 bytes for each
+    likely: int = 1 << 21
     body_seconds: float = 30.0  # to receive a body
     turns: int = 1024  # messages of a chat
     template: int = 1 << 20  # characters of messages, tools and chat_template_kwargs
@@ -41,9 +43,18 @@ class Limits:
 
 def read_names(tokenizer: Any) -> frozenset[str]:
     """Names that the tokenizer's chat template reads, or one of its named templates."""
+    return frozenset(name for text in _templates(tokenizer) for name in _undeclared(text))
+
+
+def template_text(tokenizer: Any) -> str:
+    """The tokenizer's chat template, or all of its named ones; "" without any."""
+    return "\n".join(_templates(tokenizer))
+
+
+def _templates(tokenizer: Any) -> list[str]:
     templates = getattr(tokenizer, "chat_template", None)
     texts = templates.values() if isinstance(templates, Mapping) else [templates]
-    return frozenset(name for text in texts if isinstance(text, str) for name in _undeclared(text))
+    return [text for text in texts if isinstance(text, str)]
 
 
 def check_template_names(given: Mapping[str, Any], tokenizer: Any) -> None:
@@ -99,14 +110,10 @@ def _undeclared(text: str) -> frozenset[str]:
 
 
 TEMPLATE = ("messages", "tools", "chat_template_kwargs")
-
-
 GRAMMARS = ("response_format", "regex", "grammar")
-
-
+# of `tool_choice`, that make no grammar of the tools
+FREE = (None, "none", "auto")
 STRINGS = ("stop", "bad_words", "thinking_tags")
-
-
 IDS = ("logit_bias", "allowed_token_ids", "suppress_tokens", "stop_token_ids")
 
 
@@ -118,10 +125,13 @@ def check_sizes(body: Mapping[str, Any], limits: Limits, context: int, vocab: in
     # a long context needs long messages
     longest = max(limits.template, 8 * context)
     _check_weight(TEMPLATE, body, longest)
-    for name in GRAMMARS:
+    for name in _grammars(body):
         value = body.get(name)
         _check_weight((name,), body, limits.grammar)
-        if isinstance(value, dict) and (entries := _entries(value, limits.entries)) is not None:
+        if (
+            isinstance(value, dict | list)
+            and (entries := _entries(value, limits.entries)) is not None
+        ):
             raise _over(name, f"at most {limits.entries} values", f"at least {entries}")
     for name in STRINGS:
         _check_length(name, body.get(name), limits.strings, "strings")
@@ -132,7 +142,15 @@ def check_sizes(body: Mapping[str, Any], limits: Limits, context: int, vocab: in
 
 def grammar_size(body: Mapping[str, Any], limits: Limits) -> int:
     """Characters of a checked body's grammars."""
-    return weight([body.get(name) for name in GRAMMARS if body.get(name)], 2 * limits.grammar)
+    values = [body.get(name) for name in _grammars(body) if body.get(name)]
+    return weight(values, 2 * limits.grammar)
+
+
+def _grammars(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Fields of a body that a grammar is compiled from."""
+    choice = body.get("tool_choice")
+    free = choice is None or (isinstance(choice, str) and choice in FREE)
+    return GRAMMARS if free else (*GRAMMARS, "tools")
 
 
 def weight(value: Any, most: int) -> int:

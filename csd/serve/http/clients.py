@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import heapq
 import hmac
-import json
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -27,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
 from csd.serve.http.events import error_event
+from csd.serve.http.json_parts import loads
 from csd.serve.http.request import Asked
 from csd.serve.http.response import Answer
 
@@ -59,11 +59,15 @@ class Clients:
             return "anyone" if self._shares else None
         return owner_of(self._key(request))
 
-    def reader(self, request: Request) -> str:
-        """Client whose share of the readers a request uses: its key's digest, or its address."""
+    def client(self, request: Request) -> str:
+        """Client whose shares a request uses: its key's digest, or its address."""
         if self._keys:
             return owner_of(self._key(request))
         return request.client.host if request.client is not None else ""
+
+    def sharing(self, client: str) -> str | None:
+        """The client, if others may come whose places it must leave; None with one key."""
+        return None if len(self._keys) == 1 else client
 
     def administrator(self, request: Request) -> None:
         """Raises Refused if there are keys and the request does not have the first one."""
@@ -152,7 +156,7 @@ async def receive_body(request: Request, limits: Limits, take: Callable[[int], A
 def parse_body(data: bytes) -> dict[str, Any]:
     """Returns the JSON object in a body. Raises Refused."""
     try:
-        body = json.loads(data)
+        body = loads(data)
     # bytes that are no text or no JSON, or nested too deeply
     except (ValueError, RecursionError) as error:
         raise Refused(f"the body must be JSON: {error}") from error
@@ -242,6 +246,26 @@ class EventStream(Response):
         except Exception as error:
             await body(error_event(self.answer.refused(error)))
         await body(b"", more=False)
+
+
+class WholeAnswer(Response):
+    """JSON of an answer. end: called once it has been sent, or its client has left."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: bytes, end: Callable[[], Any]):
+        super().__init__(content)
+        self.end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = "http.response.body"
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": kind, "body": self.body, "more_body": True})
+            # a server waits before this one until the client has read most of the other
+            await send({"type": kind, "body": b"", "more_body": False})
+        finally:
+            self.end()
 
 
 @dataclass(order=True, slots=True)

@@ -13,16 +13,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
 from csd.models.text.prompts import parse
+from csd.serve.http.access_log import Entry
 from csd.serve.http.checks import check_template_names
-from csd.serve.http.clients import EventStream, results_of, unless_gone
+from csd.serve.http.clients import EventStream, WholeAnswer, results_of, unless_gone
 from csd.serve.http.errors import Refused
 from csd.serve.http.events import events
+from csd.serve.http.json_parts import dumps
 from csd.serve.http.metrics import prometheus
 from csd.serve.http.request import Asked, read_chat, read_completion, read_messages
 from csd.serve.http.response import Answer
 from csd.serve.http.server import Server
 from csd.utils.arguments import check_ids
 from csd.utils.check import shown
+from csd.utils.terminal import one_line
 from csd.utils.version import __version__
 
 LOG = logging.getLogger("csd")
@@ -37,6 +40,7 @@ def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
 
     async def call(request: Request) -> Response:
         server: Server = request.app.state.server
+        entry = Entry(request)
         try:
             response = await endpoint(server, request)
         except ClientDisconnect:
@@ -45,10 +49,12 @@ def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         except Exception as error:
             refused = server.refused(error)
             if refused.status == 500:
-                LOG.error("%s %s: %s", request.method, request.url.path, error)
+                LOG.error(
+                    "%s %s: %s", request.method, shown(request.url.path), one_line(str(error))
+                )
             response = refused.response()
         server.count(response.status_code)
-        return response
+        return entry.of(response)
 
     return call
 
@@ -68,22 +74,23 @@ async def completions(server: Server, request: Request) -> Response:
 async def _complete(
     server: Server, request: Request, read: Callable[[dict[str, Any], Any], Asked]
 ) -> Response:
-    owner, client = server.clients.owner(request), server.clients.reader(request)
+    owner, client = server.clients.owner(request), server.clients.client(request)
 
     def submitted(body: dict[str, Any]) -> Asked:
         with Refused.reading(body, "messages" if "messages" in body else "prompt"):
             return server.submit(body, read, owner, client)
 
-    with server.answering() as slot:
+    with server.answering(client) as slot:
         asked = await server.read(request, client, submitted, Asked.cancel)
         slot.callback(asked.cancel)
         answer = Answer(asked, server.name, server.texts, server.refused)
+        # the request counts as open until its answer has been sent
         if asked.stream:
-            # the request counts as open until its last event
             end = slot.pop_all().close
             return EventStream(events(answer), answer, server.limits.send_seconds, end)
         results = await unless_gone(request.receive, results_of(asked))
-        return as_json(await run_in_threadpool(answer.whole, results))
+        content = await run_in_threadpool(lambda: dumps(answer.whole(results)).encode())
+        return WholeAnswer(content, slot.pop_all().close)
 
 
 async def models(server: Server, request: Request) -> Response:
@@ -107,7 +114,10 @@ async def health(server: Server, request: Request) -> Response:
 
 async def metrics(server: Server, request: Request) -> Response:
     server.clients.owner(request)
-    return Response(prometheus(server.snapshot()), media_type="text/plain; version=0.0.4")
+    return Response(
+        prometheus(server.snapshot(), server.engine.counters),
+        media_type="text/plain; version=0.0.4",
+    )
 
 
 async def stats(server: Server, request: Request) -> Response:
@@ -132,8 +142,9 @@ async def tokenize(server: Server, request: Request) -> Response:
             more = {"token_strs": server.texts.of(ids)} if body.get("return_token_strs") else {}
             return {"tokens": ids, "count": len(ids), "max_model_len": limits.context} | more
 
-    with server.answering():
-        return as_json(await server.read(request, server.clients.reader(request), read))
+    client = server.clients.client(request)
+    with server.answering(client):
+        return as_json(await server.read(request, client, read))
 
 
 def _ids_of(body: dict[str, Any], tokenizer: Any, limits: Any) -> list[int]:
@@ -169,8 +180,9 @@ async def detokenize(server: Server, request: Request) -> Response:
             ids = check_ids("tokens", body.get("tokens"), most, vocab)
             return {"prompt": server.texts.decode(ids)}
 
-    with server.answering():
-        return as_json(await server.read(request, server.clients.reader(request), read))
+    client = server.clients.client(request)
+    with server.answering(client):
+        return as_json(await server.read(request, client, read))
 
 
 async def tokenizer_info(server: Server, request: Request) -> Response:
@@ -193,7 +205,7 @@ async def update_weights(server: Server, request: Request) -> Response:
     if server.weights_folder is None:
         raise Refused("the server was started without --weights-folder", status=404)
     server.clients.administrator(request)
-    body = await server.read(request, server.clients.reader(request), dict)
+    body = await server.read(request, server.clients.client(request), dict)
     given = body.get("path")
     if not isinstance(given, str) or not given or "\0" in given:
         raise Refused(f"path must be the name of a folder, got {shown(given)}", param="path")
@@ -212,6 +224,5 @@ async def not_found(request: Request, error: Exception) -> Response:
     await asyncio.sleep(0)
     status = getattr(error, "status_code", 404)
     what = "has no such path" if status == 404 else "does not allow this method for the path"
-    return Refused(
-        f"the server {what}: {request.method} {request.url.path}", status=status
-    ).response()
+    refused = Refused(f"the server {what}: {request.method} {request.url.path}", status=status)
+    return Entry(request).of(refused.response())

@@ -1,6 +1,7 @@
 """Errors in OpenAI's format."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -59,6 +60,9 @@ class Refused(Exception):
         message = as_fields(str(error), body)
         # the engine checks its options for a prompt without tokens before the prompt is read
         message = message.replace(" of an empty prompt", "")
+        if body.get("tools") and not body.get("response_format"):
+            # whose schema is that of the tool to call
+            message = re.sub(r"^response_format\b", "tools", message)
         if prompt == "messages":
             message = as_messages(message)
         about = message.startswith(("prompt", "the prompt"))
@@ -90,6 +94,9 @@ class Refused(Exception):
         headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if self.status in (408, 413):
+            # the rest of the body is not read
+            headers["Connection"] = "close"
         return Response(
             json.dumps(self.body()), self.status, headers, media_type="application/json"
         )

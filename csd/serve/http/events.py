@@ -11,6 +11,7 @@ from typing import Any
 from csd.serve import Piece, Reader, news
 from csd.serve.http.errors import Refused
 from csd.serve.http.response import Answer, Offsets
+from csd.serve.http.tools import Stream
 
 
 async def events(answer: Answer) -> AsyncIterator[bytes]:
@@ -22,6 +23,7 @@ async def events(answer: Answer) -> AsyncIterator[bytes]:
     begun: set[int] = set()
     ended, total = 0, len(asked.handles) * asked.samples
     offsets: dict[int, Offsets] = {}
+    streams: dict[int, Stream] = {}
 
     def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
         if asked.include_usage:
@@ -36,7 +38,9 @@ async def events(answer: Answer) -> AsyncIterator[bytes]:
         lines = []
         for piece in pieces:
             index = answer.index(handle, piece.index)
-            for choice in _choices(answer, handle, piece, index not in begun, index, offsets):
+            for choice in _choices(
+                answer, handle, piece, index not in begun, index, offsets, streams
+            ):
                 begun.add(index)
                 ended += choice["finish_reason"] is not None
                 lines.append(event([choice]))
@@ -64,6 +68,7 @@ def _choices(
     first: bool,
     index: int,
     offsets: dict[int, Offsets],
+    streams: dict[int, Stream],
 ) -> list[dict[str, Any]]:
     """Choices of a piece: one for its text, and one for the finish reason if its sample ends."""
     asked, found = answer.asked, []
@@ -74,8 +79,20 @@ def _choices(
     if echoed:
         text = answer.echo(handle) + text
     has_scores = piece.tokens and (asked.top is not None or asked.token_ids)
-    if text or has_scores or first:
-        choice = _choice(asked.chat, index, text, first)
+    stream = None
+    if asked.tools is not None:
+        stream = streams.setdefault(index, asked.tools.stream())
+        deltas = [*stream.push(text, piece.sample is not None)]
+        # the first event has the role, and each one with scores is an event
+        if first or (has_scores and not deltas):
+            deltas.insert(0, {"content": ""} if first else {})
+        found = [_choice(True, index, "", False) | {"delta": delta} for delta in deltas]
+        if first:
+            found[0]["delta"] = {"role": "assistant"} | found[0]["delta"]
+    elif text or has_scores or first:
+        found = [_choice(asked.chat, index, text, first)]
+    if found:
+        choice = found[0]
         if asked.top is not None:
             if index not in offsets:
                 offsets[index] = Offsets(answer, handle)
@@ -90,14 +107,14 @@ def _choices(
             choice["token_ids"] = piece.tokens
             if first and not asked.chat:
                 choice["prompt_token_ids"] = handle.prompt_ids
-        found.append(choice)
     if piece.sample is not None:
         if piece.sample.finish_reason == "cancelled":
             # an error ends the request's other samples too
             handle.raise_error()
             raise Refused("the server is shutting down", status=503, code="shutting_down")
         end = _choice(asked.chat, index, "", False)
-        found.append(end | answer.end(handle, piece.sample))
+        calls = stream is not None and stream.calls > 0
+        found.append(end | answer.end(handle, piece.sample, calls))
     return found
 
 

@@ -25,7 +25,6 @@ IGNORED = (
     "prompt_cache_retention",
     "prompt_cache_options",
     "prediction",
-    "parallel_tool_calls",
     "priority",
     "session_id",
 )
@@ -36,6 +35,7 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     # of the two, OpenAI's default is "none" without tools, else "auto"
     "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -70,7 +70,11 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "vllm_xargs": ({},),
 }
 # of one endpoint: a chat template writes its own special tokens
-NOTHING_IN_CHAT = NOTHING | {"add_special_tokens": (False,)}
+NOTHING_IN_CHAT = NOTHING | {
+    "add_special_tokens": (False,),
+    "tool_choice": (),
+    "parallel_tool_calls": (True,),
+}
 NOTHING_IN_COMPLETIONS = NOTHING | {"add_special_tokens": (True,)}
 # of a chat template that does not read the field: one that does may have another default
 NOTHING_IF_UNREAD = {"reasoning_effort": ("medium",)}
@@ -123,6 +127,8 @@ CHAT = (
     "chat_template_kwargs",
     "add_generation_prompt",
     "continue_final_message",
+    "tool_choice",
+    "parallel_tool_calls",
     *TEMPLATE,
 )
 COMPLETIONS = ("prompt", "logprobs", "echo")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from csd.serve import AsyncEngine
+from csd.serve.histogram import Histogram
+from csd.serve.inbox import Counters
 
 
 def snapshot(
@@ -81,9 +83,29 @@ _METRICS = {
 }
 
 
-def prometheus(found: dict[str, Any]) -> str:
-    """The snapshot in Prometheus's text format."""
-    return "\n".join(_lines(found)) + "\n"
+# name -> description
+_HISTOGRAMS = {
+    "first_token": ("time_to_first_token_seconds", "Time from a request to its first token."),
+    "per_token": ("time_per_output_token_seconds", "Time per token behind the first one."),
+}
+
+
+def prometheus(found: dict[str, Any], counters: Counters) -> str:
+    """The snapshot, and the histograms of `counters`, in Prometheus's text format."""
+    return "\n".join([*_lines(found), *_histograms(counters)]) + "\n"
+
+
+def _histograms(counters: Counters) -> Iterator[str]:
+    for field, (name, text) in _HISTOGRAMS.items():
+        histogram: Histogram = getattr(counters, field)
+        full = f"csd_{name}"
+        yield from _head(full, "histogram", text)
+        buckets = [*histogram.cumulative()]
+        for bound, count in buckets:
+            yield f'{full}_bucket{{le="{bound}"}} {count}'
+        yield f"{full}_sum {histogram.sum}"
+        # the same number as of the last bucket, whatever is added meanwhile
+        yield f"{full}_count {buckets[-1][1]}"
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ SAMPLING = {
     for field in option.fields.split()
 }
 # fields beside those of options that errors begin with
-OTHERS = ("prompt", "messages", "chat_template_kwargs")
+OTHERS = ("prompt", "messages", "chat_template_kwargs", "tools")
 _PLURALS = {"must": "must", "cannot": "cannot", "does": "do", "is not": "are not"}
 
 

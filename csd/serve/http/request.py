@@ -8,7 +8,7 @@ from typing import Any
 from csd.engine.results.logprobs import MOST_TOP
 from csd.serve import AsyncEngine, Reader
 from csd.serve.http import fields
-from csd.serve.http.checks import check_template_names, read_names
+from csd.serve.http.checks import check_template_names, read_names, template_text
 from csd.serve.http.errors import Refused
 from csd.serve.http.fields import (
     NOTHING_IF_UNREAD,
@@ -17,10 +17,13 @@ from csd.serve.http.fields import (
     NOTHING_IN_STREAM_OPTIONS,
     asks_for_nothing,
 )
+from csd.serve.http.tools import Tools, read_tools
 from csd.utils.check import fits, shown
 
 # default max_tokens of a completion, as in OpenAI's interface
 COMPLETION_TOKENS = 16
+# and of a chat, unless the context is shorter
+CHAT_TOKENS = 512
 
 
 @dataclass(slots=True)
@@ -35,6 +38,7 @@ class Asked:
     top: int | None = None  # likeliest tokens per token; None: no log-probabilities
     token_ids: bool = False
     echo: bool = False
+    tools: Tools | None = None  # that the choices of a chat may call
     nothing_new: bool = False  # max_tokens is 0: one token is drawn and not shown
     handles: list[Reader] = field(default_factory=list)  # one per prompt
     ends: list[Callable[[], Any]] = field(default_factory=list)  # called once it has ended
@@ -44,7 +48,7 @@ class Asked:
         """Choices per prompt."""
         return self.options.get("num_samples", 1)
 
-    def submit(self, engine: AsyncEngine, owner: str | None) -> None:
+    def submit(self, engine: AsyncEngine, owner: str | None, client: str | None = None) -> None:
         """Submit all prompts to the engine; if it refuses one, all are cancelled."""
         # nothing of a request without an owner stays after its end
         keeps = owner is not None
@@ -58,6 +62,7 @@ class Asked:
                 handle = engine.submit(
                     prompt,
                     owner=owner,
+                    client=client,
                     prefix_cache=keeps,
                     stream=self.stream,
                     first_sample=start,
@@ -93,6 +98,10 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     given = fields.check_fields(body, fields.CHAT, NOTHING_IN_CHAT)
     messages = read_messages(given.get("messages"))
     options = fields.options_of(given)
+    single = not _an("parallel_tool_calls", given.get("parallel_tool_calls", True), bool)
+    tools = read_tools(given, template_text(tokenizer), single)
+    if tools is not None and tools.schema is not None:
+        options["json_schema"] = tools.schema
     template = _an("chat_template_kwargs", given.get("chat_template_kwargs", {}), dict)
     template = dict(template)
     check_template_names(template, tokenizer)
@@ -113,7 +122,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
             )
     if template:
         options["chat_template_kwargs"] = template
-    asked = Asked(True, [messages], options)
+    asked = Asked(True, [messages], options, tools=tools)
     wanted = _an("logprobs", given.get("logprobs", False), bool)
     if wanted:
         asked.top = _top("top_logprobs", given.get("top_logprobs", 0))

@@ -13,6 +13,7 @@ from csd.serve import Reader
 from csd.serve.handle import Top
 from csd.serve.http.errors import Refused
 from csd.serve.http.request import Asked
+from csd.serve.http.tools import Call, call_of
 
 # log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0
@@ -146,8 +147,14 @@ class Answer:
         new = len(tokens)
         choice: dict[str, Any] = {"index": self.index(handle, sample.index)}
         text = "" if sample.text is None or asked.nothing_new else sample.text
+        calls: list[Call] = []
         if asked.chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            content: str | None = text
+            if asked.tools is not None:
+                content, calls = asked.tools.read(text)
+            choice["message"] = {"role": "assistant", "content": content, "refusal": None}
+            if calls:
+                choice["message"]["tool_calls"] = [call_of(call) for call in calls]
         else:
             choice["text"] = self.echo(handle) + text if asked.echo else text
         choice["logprobs"] = None
@@ -160,18 +167,23 @@ class Answer:
                 else self.logprobs(*given, Offsets(self, handle), handle if asked.echo else None)
             )
             choice["csd"] = {"logprobs": sample.logprobs[:new]}
-        choice |= self.end(handle, sample)
+        choice |= self.end(handle, sample, bool(calls))
         if asked.token_ids:
             choice["token_ids"] = tokens
             if not asked.chat:
                 choice["prompt_token_ids"] = handle.prompt_ids
         return choice
 
-    def end(self, handle: Reader, sample: Sample) -> dict[str, Any]:
-        """Fields of a choice that state how it ended; `error` if it could not continue."""
+    def end(self, handle: Reader, sample: Sample, calls: bool = False) -> dict[str, Any]:
+        """Fields of a choice that state how it ended; `error` if it could not continue.
+
+        calls: True if it calls tools.
+        """
         if self.asked.nothing_new:
             return {"finish_reason": "length", "stop_reason": sample.stop_reason}
-        found = {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
+        reason = sample.finish_reason
+        reason = "tool_calls" if calls and reason == "stop" else reason
+        found = {"finish_reason": reason, "stop_reason": sample.stop_reason}
         if sample.error is None:
             return found
         return found | self.refused(handle.request.errors[sample.index]).body()

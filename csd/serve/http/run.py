@@ -1,6 +1,7 @@
 """The server's process, which on SIGTERM answers the accepted requests and exits."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -15,7 +16,8 @@ from typing import Any
 
 import uvicorn
 
-from csd.serve.http.app import Connection, make_app
+from csd.serve.http.app import make_app
+from csd.serve.http.connection import Connection
 from csd.serve.http.server import Server
 
 LOG = logging.getLogger("csd")
@@ -158,6 +160,10 @@ def serve(server: Server, *, drain: float = 30.0, **options: Any) -> None:
         # uvicorn raises a signal again at its end, after it has handled it
         signal.signal(signum, lambda *_: None)
     end_by(drain + ENDING)
+    # a collection of garbage takes tenths of a second over the modules and the model, which stay,
+    # and the values in one body are enough to begin one
+    gc.collect()
+    gc.freeze()
     running.run()
     if running.started:
         logging.shutdown()

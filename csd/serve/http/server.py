@@ -15,8 +15,9 @@ from csd.serve.http.clients import Clients, Readers, Shares, parse_body, receive
 from csd.serve.http.errors import Refused
 from csd.serve.http.metrics import snapshot
 from csd.serve.http.names import as_fields
-from csd.serve.http.request import Asked
+from csd.serve.http.request import CHAT_TOKENS, Asked
 from csd.serve.http.response import Texts
+from csd.serve.places import Places
 from csd.utils.check import shown
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class Server:
         self._grammars = Shares("grammars", some.grammars)
         self.created = int(time.time())
         self.responses: dict[int, int] = {}
-        self.open = 0  # requests that are being answered
+        self._places = Places(some.requests)  # of requests that are being answered, by client
         self._texts: tuple[Any, Texts] | None = None
         if engine.engine.tokenizer is not None:
             # the first call may change a tokenizer's settings, which several threads cannot do
@@ -85,27 +86,33 @@ class Server:
             "max_model_len": self.engine.longest,
         }
 
+    @property
+    def open(self) -> int:
+        """Number of requests that are being answered."""
+        return self._places.held
+
     @contextmanager
-    def answering(self) -> Iterator[ExitStack]:
+    def answering(self, client: str) -> Iterator[ExitStack]:
         """Count a request as open within the block, or until the yielded stack is closed elsewhere.
 
-        Raises Refused if too many are open or the server is shutting down.
+        Raises Refused if too many are open, in all or of the client, or the server is shutting
+        down.
         """
         if self.engine.closed:
             raise Refused("the server is shutting down", status=503, code="shutting_down")
-        if self.open >= self.limits.requests:
+        sharing = self.clients.sharing(client)
+        if not self._places.allows(sharing):
+            full = self._places.full
             raise Refused(
-                f"the server is already answering {self.limits.requests} requests",
-                status=503,
+                f"the server is already answering {self.open} requests"
+                + ("" if full else ", this client's share of them: wait for earlier ones"),
+                status=503 if full else 429,
                 code="too_many_requests",
             )
-        self.open += 1
+        self._places.take(sharing)
         with ExitStack() as stack:
-            stack.callback(self._close)
+            stack.callback(self._places.give, sharing)
             yield stack
-
-    def _close(self) -> None:
-        self.open -= 1
 
     async def read(
         self,
@@ -146,7 +153,7 @@ class Server:
             self._grammars.take(client, size)
             asked.ends.append(lambda: self._grammars.give(client, size))
         try:
-            asked.submit(self.engine, owner)
+            asked.submit(self.engine, owner, self.clients.sharing(client))
         except BaseException:
             asked.cancel()
             raise
@@ -188,10 +195,29 @@ class Server:
                 f"{what} must be at most {most} (--max-n of the server), got {got}", param="n"
             )
         longest, context = asked.options.get("max_new_tokens"), self.engine.longest
+        self._check_likely(asked, body)
         if isinstance(longest, int) and longest > context:
             name = as_fields("max_new_tokens", body)
             raise Refused(
                 f"{name} must be at most {context}, the context of the server, got "
                 f"{shown(longest)}",
+                param=name,
+            )
+
+    def _check_likely(self, asked: Asked, body: dict[str, Any]) -> None:
+        """Raises Refused if an answer would have too many probabilities of likely tokens."""
+        most, top = self.limits.likely, asked.top or 0
+        new, samples = asked.options.get("max_new_tokens"), asked.samples
+        # the engine refuses values of other types
+        if not isinstance(samples, int) or not isinstance(new, int | None):
+            return
+        tokens = len(asked.prompts) * samples * (CHAT_TOKENS if new is None else new)
+        # a token of a text has at least a character
+        tokens += sum(min(len(p), self.engine.longest) for p in asked.prompts if asked.echo)
+        if top * tokens > most:
+            name = "top_logprobs" if asked.chat else "logprobs"
+            raise Refused(
+                f"{name} times the tokens of all choices must be at most {most}, got {top} times "
+                f"{tokens}: request fewer choices, tokens or log-probabilities at once",
                 param=name,
             )

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
 
 from csd.models.fused.config import ModelConfig
@@ -63,7 +64,7 @@ def _header(path: str) -> tuple[Any, dict[str, Any], Any]:
 READER = "GGUFReader"
 
 
-_one_at_a_time = Lock()
+_one_at_a_time = RLock()
 
 
 def folder_and_file(name: str) -> tuple[str, str]:
@@ -80,18 +81,49 @@ def folder_and_file(name: str) -> tuple[str, str]:
     return str(path.parent), path.name
 
 
+# entries of a list in a header: of the tokens or merges of a vocabulary
+MAX_ENTRIES = 1 << 22
+
+
+def checked(reader: type) -> type:
+    """A `gguf.GGUFReader` that reads nothing behind the file's end, and no list without end.
+
+    gguf's own takes any length in a header, and reads what is not there as nothing.
+    """
+    from gguf import GGUFValueType
+
+    class Reader(reader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:
+            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise ValueError("the file ends within its header or its tensors")
+            return super()._get(offset, dtype, count, **order)
+
+        def _get_field_parts(self, offset: int, kind: int) -> Any:
+            if kind == GGUFValueType.ARRAY:
+                entries = int(self._get(offset + 4, np.uint64)[0])
+                if entries > MAX_ENTRIES:
+                    raise ValueError(f"its header has a list of {entries} entries")
+            return super()._get_field_parts(offset, kind)
+
+    return Reader
+
+
 @contextmanager
 def read_once() -> Iterator[None]:
     """Context in which a file's header is parsed once.
 
     The loaders of the model and of transformers' tokenizer both call `gguf.GGUFReader`, which is
-    cached meanwhile.
+    cached and `checked` meanwhile.
     """
     import gguf
 
     with _one_at_a_time:
         own = gguf.GGUFReader
-        setattr(gguf, READER, cache(own))
+        if not isinstance(own, type):
+            # within another such context
+            yield
+            return
+        setattr(gguf, READER, cache(checked(own)))
         try:
             yield
         finally:
