@@ -4,7 +4,7 @@ A prompt's rows, all but the last token's, are read in the engine's chunks (`pro
 others as draft trees (`tree_attention`): each run of rows is cut into chains, whose earlier rows
 are committed tokens in pages. A row's result in an exact engine does not depend on whether a key is
 a node or committed, so the bits are those of sampling. The gradient takes all rows at once
-(`packed_backward`).
+(`packed_attention_backward`).
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from csd.gradient.packed import packed_backward
 from csd.gradient.rows import Rows
 from csd.kernels.attention.layer import LayerAttention
+from csd.kernels.attention.packed import PackedLayout, packed_attention_backward
 from csd.kernels.attention.prompt import Chunks, VisibleKeys, attend_visible
 from csd.kernels.attention.reference import Properties, in_reach
 from csd.kernels.ops import Ops
@@ -220,5 +220,6 @@ class _Attend(torch.autograd.Function):
         scale = ctx.attention.scale if p is None else p.scale
         named = {} if p is None else dict(window=p.window, chunk=p.chunk, softcap=p.softcap)
         q, k, v, out = ctx.saved_tensors
-        found = packed_backward(grads[0], q, k, v, out, rows, scale, **named)
-        return *found, None, None, None
+        layout = PackedLayout(rows.end, rows.position)
+        found = packed_attention_backward(grads[0], q, k, v, out, None, layout, scale, **named)
+        return *found[:3], None, None, None

@@ -1,6 +1,6 @@
 """A user's own module over packed rows, with gradients: the shared prompt runs once.
 
-The module computes all but its attention, which is that of packed rows (`packed.py`). Its products
+The module computes all but its attention, which is that of packed rows. Its products
 take any number of rows, so values equal those of the module's sampling up to rounding.
 """
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from csd.gradient.packed import packed_attention
 from csd.gradient.rows import Rows
+from csd.kernels.attention.packed import PackedLayout, packed_attention
 from csd.models.module.decoder import ModuleDecoder, Pass
 from csd.models.redirect import calls_go_to
 
@@ -68,11 +68,11 @@ class _PackedPass(Pass):
         out = packed_attention(
             query[0].transpose(0, 1),
             *self.kv[-1],
-            self.rows,
+            PackedLayout(self.rows.end, self.rows.position),
             spec.scale,
             window=spec.window,
             chunk=spec.chunk,
             softcap=spec.softcap,
             sinks=sinks,
-        )
+        )[0]
         return out.to(query.dtype).contiguous()[None]

@@ -207,7 +207,7 @@ def test_errors():
         (lambda: packed_attention(x, x[:, :0], x, layout, 1.0), "H a multiple of K, got"),
         (lambda: packed_attention(x, x.double(), x, layout, 1.0), "k must be torch.float32, got"),
         (lambda: packed_attention(x, x, x[:2], layout, 1.0), r"v must have shape \(3, 2, 4\), got"),
-        (lambda: packed_attention(x, x, x, layout, 0.0), "scale must be positive, got 0.0"),
+        (lambda: packed_attention_triton(x, x, x, *layout, 0.0), "scale must be positive, got 0.0"),
         (lambda: packed_attention(x, x, x, layout, 1.0, window=0), "window must be"),
         (
             lambda: packed_attention(x, x, x, layout._replace(end=layout.end[:2]), 1.0),

@@ -137,7 +137,7 @@ def packed_attention(
     out is differentiable in q, k, v and sinks; lse is not. window, chunk, softcap, sinks: as in
     `tree_attention`. Raises ValueError for operands that do not fit each other.
     """
-    _check(q, k, v, layout, scale)
+    _check(q, k, v, layout)
     check_properties(q, window, chunk, softcap, sinks)
     found: tuple[torch.Tensor, torch.Tensor] = _packed_attention(
         q, k, v, *layout, scale, window, chunk, softcap, sinks
@@ -191,7 +191,7 @@ def packed_attention_backward(
     grad: gradient of out. out: of any forward that computes this attention. lse: of
     `packed_attention`, or None to compute it again. Not differentiable.
     """
-    _check(q, k, v, layout, scale)
+    _check(q, k, v, layout)
     check_properties(q, window, chunk, softcap, sinks)
     shape = *q.shape[:2], v.shape[2]
     for name, x in (("grad", grad), ("out", out)):
@@ -204,9 +204,7 @@ def packed_attention_backward(
     return dq, dk, dv, None if sinks is None else dsinks
 
 
-def _check(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float
-) -> None:
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout) -> None:
     if q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(
             "q, k and v must be [R, H, D], [R, K, D] and [R, K, Dv] with H a multiple of K, got "
@@ -217,6 +215,3 @@ def _check(
     for name, x, size in (("k", k, D), ("v", v, v.shape[2])):
         check_tensor(name, x, (R, K, size), q.dtype, q.device, any_layout=True)
     check_packed(layout, R, q.device)
-    # kernels take the maximum of scores before they scale it
-    if not scale > 0:
-        raise ValueError(f"scale must be positive, got {scale}")

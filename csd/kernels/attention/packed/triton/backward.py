@@ -20,7 +20,7 @@ from csd.kernels.attention.packed.triton.forward import (
     _heads,
     _sees,
     _store_heads,
-    check_dtype,
+    check_call,
     constants,
     packed_attention_triton,
     scales,
@@ -224,7 +224,7 @@ def packed_attention_backward_triton(
     Two launches, and PyTorch's of delta, of the plan and of the sums over parts.
     """
     (R, H, D), (K, DV) = q.shape, v.shape[1:]
-    check_dtype(q, H // K)
+    check_call(q, H // K, scale)
     if lse is None:
         properties = window, chunk, softcap, sinks
         lse = packed_attention_triton(q, k, v[..., :0], end, position, scale, *properties)[1]

@@ -180,8 +180,11 @@ def scales(scale: float, softcap: float | None) -> dict[str, float]:
     return dict(scale=scale / softcap if softcap else scale * log2e, cap=(softcap or 0.0) * log2e)
 
 
-def check_dtype(q: torch.Tensor, each: int) -> None:
-    """Raises ValueError for a dtype, or a number of query heads, that the kernels do not have."""
+def check_call(q: torch.Tensor, each: int, scale: float) -> None:
+    """Raises ValueError for a dtype, a number of heads or a scale that kernels do not take."""
+    # they take the maximum of scores before they scale it
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, got {scale}")
     if q.dtype not in DTYPES:
         raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
     if each > 64:
@@ -202,7 +205,7 @@ def packed_attention_triton(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns out and lse, as `packed_attention_ref`: one launch, and PyTorch's of the plan."""
     (R, H, D), (K, DV) = q.shape, v.shape[1:]
-    check_dtype(q, H // K)
+    check_call(q, H // K, scale)
     q, k, v = (x.contiguous() for x in (q, k, v))
     out = torch.empty(R, H, DV, dtype=q.dtype, device=q.device)
     lse = torch.empty(R, H, dtype=torch.float32, device=q.device)
