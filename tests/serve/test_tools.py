@@ -143,6 +143,12 @@ def template(engine, monkeypatch):
     monkeypatch.setattr(engine.tokenizer, "chat_template", reads + plain + "{# <tool_call> #}")
 
 
+@pytest.fixture
+def no_spaces(engine):
+    """Tokens that a random model may repeat between any two parts of JSON."""
+    return engine.tokenizer(" \n\t", add_special_tokens=False)["input_ids"]
+
+
 def streamed(port, body):
     """Messages of the choices, put together as clients do."""
     found = {}
@@ -176,6 +182,33 @@ def both(port, tools=LISTED, tokens=150, **fields):
         assert parts["reason"] == choice["finish_reason"]
         listed.append((message["content"], calls, choice["finish_reason"]))
     return listed
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_a_named_tool_gets_arguments_of_its_schema(port, template, no_spaces):
+    named = {"type": "function", "function": {"name": "say"}}
+    for content, calls, reason in both(port, tool_choice=named, suppress_tokens=no_spaces):
+        ((name, arguments),) = calls
+        assert (content, name, reason) == (None, "say", "tool_calls")
+        assert json.loads(arguments) in ({"word": "a"}, {"word": "b"})
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_a_required_choice_calls_tools(port, template, no_spaces):
+    for content, calls, reason in both(
+        port,
+        LISTED[1:2],
+        300,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        suppress_tokens=no_spaces,
+    ):
+        ((name, arguments),) = calls
+        assert content is None and reason == "tool_calls" and name in SCHEMAS
+        values = json.loads(arguments)
+        assert name != "say" or values["word"] in ("a", "b")
+        assert name != "add" or isinstance(values["x"], int)
+    assert Tools(SCHEMAS, "required", None).schema["$defs"] == {"1_word": {"enum": ["a", "b"]}}
 
 
 @pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")

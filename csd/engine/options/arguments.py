@@ -261,12 +261,13 @@ class EndOptions(TypedDict, total=False):
         ),
     ]
     min_new_tokens: Annotated[
-        int,
+        int | None,
         Option(
-            0,
+            None,
             "minimum number of new tokens: no end token is sampled before",
             partial(check_whole, low=0, high=LARGEST),
             int,
+            off=0,
             processor="MinNewTokensLengthLogitsProcessor.min_new_tokens",
             fields="min_tokens",
         ),

@@ -190,7 +190,7 @@ def sampling_of(
     config = trainer.generation_config
     given = more | dict(
         max_new_tokens=config.max_new_tokens,
-        min_new_tokens=config.min_new_tokens or 0,
+        min_new_tokens=config.min_new_tokens,
         end_token_ids=config_ends(config, model.vocab),
     )
     options = read_options(given | ({} if config.do_sample else GREEDY), SamplingOptions)
