@@ -53,7 +53,7 @@ def choose_exact(
     wanted: None takes the exact one if it costs no time. Raises as `exact_decoder` if it is true.
     """
     # in 16 bits, but not in float32, a library multiplies two rows in the time of one
-    free = loaded.dtype in HALVES or _any_rows(loaded.decoder)
+    free = loaded.dtype in HALVES or any_rows(loaded.decoder)
     if wanted is False or (wanted is None and not free):
         return loaded.decoder, False
     if wanted:
@@ -100,7 +100,8 @@ def _weights(decoder: Decoder) -> list[torch.Tensor]:
     return [w for w in (*layers, *chosen, *stacks, *head) if w is not None]
 
 
-def _any_rows(decoder: DecoderLike) -> bool:
+def any_rows(decoder: DecoderLike) -> bool:
+    """True if csd's own loops, which compute each row by itself, run all of its products."""
     return isinstance(decoder, Decoder) and all(map(in_loops, _weights(decoder)))
 
 

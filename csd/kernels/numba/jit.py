@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from numba import njit
 from numba.core import event
 
 from csd.kernels.numba.cache import UNKEPT, Kept
+from csd.kernels.numba.dispatch import LoopDispatcher
 from csd.utils import phases as preparation_phases
 
 CSD = Path(__file__).parents[2]
@@ -60,7 +60,8 @@ def _log() -> None:
         # the phase's own line shows the compilation
         return
     logging.getLogger("csd").warning(
-        "csd compiles loops for this CPU, about a minute in all, and caches them"
+        "csd compiles loops for this CPU, for any number of threads, and caches them: about half a "
+        "minute of CPU time for each dtype"
     )
 
 
@@ -90,10 +91,10 @@ def any_order(function: Any) -> Any:
 
 
 def compiled(function: Any, **options: Any) -> Any:
-    """Compile `function` with `njit` and csd's cache on disk; options: further ones of `njit`."""
-    usual: dict[str, Any] = dict(nogil=True, error_model="numpy", boundscheck=False)
-    options = usual | options
-    dispatcher, file = njit(function, **options), Path(function.__code__.co_filename)
+    """Compile `function` as `njit` does, with csd's cache on disk; options: those of `njit`."""
+    usual: dict[str, Any] = dict(nopython=True, nogil=True, error_model="numpy", boundscheck=False)
+    dispatcher: Any = LoopDispatcher(function, targetoptions=usual | options)
+    file = Path(function.__code__.co_filename)
     try:
         # numba compiles a function again when its own file has changed, but the compiled code also
         # contains code and constants of other files

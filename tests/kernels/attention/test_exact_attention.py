@@ -159,6 +159,6 @@ def test_the_loop_needs_weights_added_by_position(monkeypatch):
         return added(x[:old]) + added(x[old : old + nodes])
 
     monkeypatch.setattr(attention, "softmax", apart)
-    attend = njit(attention._attend.alone.py_func)
+    attend = njit(attention._attend.part.py_func)
     monkeypatch.setattr(attention, "_attend", lambda numbers, *args: attend(*args))
     assert broken(attention.tree_attention)

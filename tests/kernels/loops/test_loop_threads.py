@@ -105,40 +105,38 @@ FILL = """
 import sys
 import numpy as np
 import torch
-from numba import prange
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.threads import LEAST, by_threads, many
+from csd.kernels.numba.threads import LEAST, by_threads, parts_for, share
 
 @by_threads
-def fill(x):
-    for i in prange(x.shape[0]):
-        x[i] = 1
+def fill(part, parts, x):
+    first, last = share(x.shape[0], part, parts)
+    for i in range(first, last):
+        x[i] += part + 1
 
-alone, together = fill.alone, fill.together
+run = fill.run
 
 @loop
-def caller(is_large, x):
-    if is_large:
-        together(x)
-    else:
-        alone(x)
+def caller(parts, x):
+    run(parts, x)
 
 x = np.zeros(5)
 if sys.argv[1] == "callee":
     fill(LEAST, x)
 else:
     for numbers in map(int, sys.argv[2:]):
-        caller(many(numbers), x)
-hits = sum(caller.stats.cache_hits.values()) + sum(together.stats.cache_hits.values())
+        x[:] = 0
+        caller(parts_for(numbers), x)
+hits = sum(caller.stats.cache_hits.values()) + sum(run.stats.cache_hits.values())
 print(int(x.sum()), hits, torch.get_num_threads())
 """
 
 
 @slow
 @needs_threads
-def test_a_loop_finds_its_threads_though_another_process_compiled_what_it_calls(tmp_path):
-    """The caller is compiled while the callee comes from the cache, and is read from there itself
-    by a process whose first call needs no threads. PyTorch keeps its own number of them."""
+def test_a_loop_runs_in_all_threads_whichever_process_compiled_it(tmp_path):
+    """A process that reads a loop from the cache links OpenMP; PyTorch keeps its own number of
+    threads. Two of five numbers belong to the first of two parts."""
     path = tmp_path / "fill.py"
     path.write_text(FILL)
     given = os.environ | {
@@ -152,8 +150,21 @@ def test_a_loop_finds_its_threads_though_another_process_compiled_what_it_calls(
         return ran.stdout.split() or ran.stderr[-500:]
 
     large = str(threads.LEAST)
-    # what was written, how many loops came from the cache, and PyTorch's threads
-    assert printed(2, "callee") == ["5", "0", "2"]
-    assert printed(2, "caller", large) == ["5", "1", "2"]
-    assert printed(2, "caller", "1", large) == ["5", "1", "2"]
+    # the sum of what was added, how many loops came from the cache, and PyTorch's threads
+    assert printed(2, "callee") == ["8", "0", "2"]
+    assert printed(2, "callee") == ["8", "1", "2"]
+    assert printed(1, "caller", large) == ["5", "0", "1"]
+    assert printed(2, "caller", large) == ["8", "1", "2"]
+    assert printed(2, "caller", "1", large) == ["8", "1", "2"]
     assert printed(1, "caller", large) == ["5", "1", "1"]
+
+
+def test_an_error_in_a_part_is_raised_where_the_loop_is_called():
+    @threads.by_threads
+    def fails(part, parts, x):
+        if part == parts - 1:
+            raise ValueError("no")
+
+    for parts in (1, threads.threads()):
+        with pytest.raises(RuntimeError, match="a part of a loop failed"):
+            fails.run(parts, 0)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import prange, types
+from numba import types
 from numba.extending import intrinsic, overload
 
 from csd.kernels.attention.cpu.pages import (
@@ -36,7 +36,7 @@ from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import BLOCK, WIDTH
 from csd.kernels.numba.math import exp
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, require, rounded
-from csd.kernels.numba.threads import by_threads, threads
+from csd.kernels.numba.threads import by_threads, share, threads
 from csd.kernels.numba.tiles import ISA
 
 # tanh(x) = x + x z P(z), z = x^2, P by least squares of the relative error up to 0.625
@@ -157,6 +157,8 @@ def count(typing_context, word):
 
 @by_threads
 def _attend(
+    part,
+    parts,
     shape,  # M, H, K, D, Dv, n_pages
     q,  # [M, H, D]
     node_k,  # [M, K, D]
@@ -195,12 +197,13 @@ def _attend(
         memory(v_pages, (*tokens, Dv), like),
         memory(v_pages, (*tokens, Dv * like.itemsize), BYTES),
     )
-    each, (sides, parts) = H // K, shares
+    each, (sides, cuts) = H // K, shares
     numbers = np.empty(0, type(scale))
-    for unit in prange(len(groups) * sides * parts):
-        g, side, part = groups[unit // parts // sides], unit // parts % sides, unit % parts
+    begun, ended = share(len(groups) * sides * cuts, part, parts)
+    for unit in range(begun, ended):
+        g, side, cut = groups[unit // cuts // sides], unit // cuts % sides, unit % cuts
         begin, rows = group_start[g], group_start[g + 1] - group_start[g]
-        first, last = begin + rows * part // parts, begin + rows * (part + 1) // parts
+        first, last = begin + rows * cut // cuts, begin + rows * (cut + 1) // cuts
         if first == last:
             continue
         heads = side * K // sides, (side + 1) * K // sides

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from csd.kernels.attention.cpu.attention import attention_kinds, shares
 from csd.kernels.attention.cpu.workspace import PAGE
 from csd.kernels.attention.layer import LayerAttention
-from csd.kernels.layers.cpu.dispatch import attention, norm, norm_alone, product, rotary, swiglu
+from csd.kernels.layers.cpu.dispatch import attention, norm, product, rotary, swiglu
 from csd.kernels.layers.cpu.elementwise import EXP, rms_norm
 from csd.kernels.layers.cpu.linear import in_loops, numbers, scratch_size
 from csd.kernels.layers.cpu.lora import Stacks, add_lora
 from csd.kernels.numba.isa import instruction
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, memory, readable
-from csd.kernels.numba.threads import many, threads
+from csd.kernels.numba.threads import parts_for
 from csd.kernels.numba.tiles import ISA
 
 # weights of a layer, in the order in which the loop reads them
@@ -48,7 +48,7 @@ ALIGNED = 32
 @loop
 def _layers(
     sizes,  # L, M, hidden, H, K, D, F, n_pages
-    many,  # whether to use several threads for norms, rotary, attention, SwiGLU, each of `PRODUCTS`
+    threads,  # number for norms, rotary embedding, attention, SwiGLU, and each of `PRODUCTS`
     weights,  # [L, 9] addresses of `WEIGHTS`, 0 for none
     eps,
     residual,  # [M, hidden], the embeddings; written: the residual without the last layer's output
@@ -72,7 +72,7 @@ def _layers(
     """All layers of a decoder; tensors are addresses, except `weights` and `position`."""
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
-    norms, rotates, attends, gates, isa_qkv, isa_out, isa_gate_up, isa_down = many
+    norms, rotates, attends, gates, by_qkv, by_out, by_gate_up, by_down = threads
     size, width = like.itemsize, (H + 2 * K) * D
     memory(attended, M * H * D, like)[:] = 0
     for i in range(L):
@@ -83,14 +83,14 @@ def _layers(
         first = x if i else residual
         norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like, False)
         shape = M, width, hidden
-        product(plain, isa_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, isa)
+        product(plain, by_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, isa)
         add_lora(lora, i, 0, shape, normed, qkv, transposed, like)
         k_at, v_at = qkv + H * D * size, qkv + (H + K) * D * size
         if w[Q_NORM]:
             for m in range(M):
                 offset = m * width * size
-                norm_alone(H, D, qkv + offset, 0, w[Q_NORM], eps, qkv + offset, 0, like, False)
-                norm_alone(K, D, k_at + offset, 0, w[K_NORM], eps, k_at + offset, 0, like, False)
+                norm(1, H, D, qkv + offset, 0, w[Q_NORM], eps, qkv + offset, 0, like, False)
+                norm(1, K, D, k_at + offset, 0, w[K_NORM], eps, k_at + offset, 0, like, False)
         rotary(
             rotates,
             (M, H, K, D, D),
@@ -122,15 +122,15 @@ def _layers(
             *rows,
         )
         shape = M, hidden, H * D
-        product(plain, isa_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
+        product(plain, by_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
         add_lora(lora, i, 1, shape, attended, x, transposed, like)
         norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like, False)
         shape = M, 2 * F, hidden
-        product(plain, isa_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, isa)
+        product(plain, by_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, isa)
         add_lora(lora, i, 2, shape, normed, gate_up, transposed, like)
         swiglu(gates, M, F, gate_up, gated, like, False)
         shape = M, hidden, F
-        product(plain, isa_down, shape, gated, transposed, w[DOWN], 0, x, like, isa)
+        product(plain, by_down, shape, gated, transposed, w[DOWN], 0, x, like, isa)
         add_lora(lora, i, 3, shape, gated, x, transposed, like)
 
 
@@ -184,7 +184,7 @@ def forward(
     products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
     counts = M * c.hidden, M * H * D, M * H * D * PAGE, EXP * M * wide, *products
     lora, _kept = stacks.for_rows(M)
-    each = (None,) * len(counts) if threads() == 1 else tuple(map(many, counts))
+    each = tuple(map(parts_for, counts))
     caches = node_k, node_v, attend.k, attend.v
     _layers(
         (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]),

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import prange
 
 from csd.kernels.layers.constants import CUBIC, LINEAR
 from csd.kernels.numba.jit import any_order, loop
 from csd.kernels.numba.math import exp
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, require, rounded
-from csd.kernels.numba.threads import by_threads
+from csd.kernels.numba.threads import by_threads, share
 
 LOW = (torch.bfloat16, torch.float32)
 # coefficients of GELU's tanh approximation
@@ -33,6 +32,8 @@ def _squares(x):
 
 @by_threads
 def _rms_norm(
+    part,
+    parts,
     R,
     F,
     x,  # [R, F]
@@ -45,7 +46,8 @@ def _rms_norm(
     plus_one,
 ):
     """Write norms of R rows; x, residual, weight, y and total are addresses."""
-    for m in prange(R):
+    first, last = share(R, part, parts)
+    for m in range(first, last):
         row = m * F * like.itemsize
         x_m, y_m = memory(x + row, F, like), memory(y + row, F, like)
         scale, wide = memory(weight, F, like), np.empty(F, np.float32)
@@ -113,6 +115,8 @@ def rms_norm(
 
 @by_threads
 def _rotary(
+    part,
+    parts,
     shape,  # M, H, K, D, R
     q,  # [M, H, D]
     k,  # [M, K, D]
@@ -129,7 +133,8 @@ def _rotary(
     """Rotate queries and keys and copy values; tensors but `position` are addresses."""
     M, H, K, D, R = shape
     size = like.itemsize
-    for m in prange(M):
+    first, last = share(M, part, parts)
+    for m in range(first, last):
         offset = position[m] * R * size
         c, s = memory(cos + offset, R, like), memory(sin + offset, R, like)
         for h in range(H):
@@ -213,10 +218,11 @@ def rotary(
 
 
 @by_threads
-def _swiglu(R, F, gate_up, y, like, gelu):
+def _swiglu(part, parts, R, F, gate_up, y, like, gelu):
     """y [R, F] = SiLU(gate) up, or GELU(gate) up with `gelu`, of gate_up [R, 2 F]; addresses."""
     size = F * like.itemsize
-    for m in prange(R):
+    first, last = share(R, part, parts)
+    for m in range(first, last):
         source = gate_up + 2 * m * size
         gates, ups = memory(source, F, like), memory(source + size, F, like)
         y_m = memory(y + m * size, F, like)

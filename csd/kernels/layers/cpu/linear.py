@@ -10,16 +10,15 @@ are stored in the order in which they are read. `python -m bench products` compa
 
 import numpy as np
 import torch
-from numba import prange
 
-from csd.kernels.layers.cpu.unpacked import _product as plain
 from csd.kernels.layers.cpu.unpacked import fits as plain_fits
+from csd.kernels.layers.cpu.unpacked import multiply as plain
 from csd.kernels.numba.blocks import transpose
 from csd.kernels.numba.isa import instruction, multiplies
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import BLOCK
 from csd.kernels.numba.tensors import LIKE, memory, readable
-from csd.kernels.numba.threads import by_threads
+from csd.kernels.numba.threads import by_threads, parts_for, share
 from csd.kernels.numba.tiles import COLUMNS, ISA, LANES, ROWS, in_pairs, tile
 
 # most rows that are multiplied with a block of columns before the next block is read
@@ -28,8 +27,9 @@ MAX_ROWS = 6 * ROWS
 AHEAD = 4096
 
 
-@by_threads
-def _product(
+@loop
+def multiply(
+    threads,  # number of threads
     shape,  # M, N, K
     x,  # [M, K]
     transposed,  # [scratch_size(M, K)] float32, written: each tile's rows as [K, rows]
@@ -57,18 +57,43 @@ def _product(
             _transpose_rows(left, each, words, source, transposed, np.empty(0, np.float32))
         else:
             _transpose_rows(left, each, K, source, transposed, like)
-        for c in prange(N // COLUMNS):
-            block = weight + c * size
-            start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
-            for t in range(tiles):
-                first = t * each
-                rows = min(each, left - first)
-                # prefetch later lines of this block, or in each tile a share of the next block
-                step = size // words // tiles
-                ahead = block + AHEAD if tiles == 1 else block + size + t * step * words
-                out = y + ((top + first) * N + c * COLUMNS) * like.itemsize
-                offset = transposed + first * words * 4
-                tile(rows, words, offset, block, start, out, N, ahead, step, like, isa)
+        out = y + top * N * like.itemsize
+        sizes = N, words, size, left, each
+        multiply_columns(threads, sizes, transposed, weight, bias, zeros, out, like, isa)
+
+
+@by_threads
+def _columns(
+    part,
+    parts,
+    sizes,  # N, words, bytes of a block of columns, rows, rows of a tile
+    transposed,
+    weight,
+    bias,
+    zeros,  # [COLUMNS] float32
+    y,  # [rows, N], written
+    like,
+    isa,
+):
+    """Multiply the tiles of `transposed` with blocks of COLUMNS columns."""
+    N, words, size, left, each = sizes
+    tiles = -(-left // each)
+    begin, end = share(N // COLUMNS, part, parts)
+    for c in range(begin, end):
+        block = weight + c * size
+        start = bias + c * COLUMNS * 4 if bias else zeros.ctypes.data
+        for t in range(tiles):
+            first = t * each
+            rows = min(each, left - first)
+            # prefetch later lines of this block, or in each tile a share of the next block
+            step = size // words // tiles
+            ahead = block + AHEAD if tiles == 1 else block + size + t * step * words
+            out = y + (first * N + c * COLUMNS) * like.itemsize
+            offset = transposed + first * words * 4
+            tile(rows, words, offset, block, start, out, N, ahead, step, like, isa)
+
+
+multiply_columns = _columns.run
 
 
 @loop
@@ -136,8 +161,8 @@ def product(
     wide = None if bias is None else bias.float()
     is_plain = weight.dim() == 2
     transposed = torch.empty(scratch_size(M, K, is_plain), dtype=torch.float32)
-    (plain if is_plain else _product)(
-        numbers(weight, M),
+    (plain if is_plain else multiply)(
+        parts_for(numbers(weight, M)),
         (M, N, K),
         x.data_ptr(),
         transposed.data_ptr(),

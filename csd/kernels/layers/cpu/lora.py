@@ -13,13 +13,13 @@ from csd.kernels.layers.cpu.linear import in_loops, numbers
 from csd.kernels.numba.isa import instruction
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, rounded
-from csd.kernels.numba.threads import many, threads
+from csd.kernels.numba.threads import parts_for
 from csd.kernels.numba.tiles import ISA
 
-# addresses [L, 4, 2] of each layer's A and B by product; A's rows [L, 4], 0 for none; many [4, 2]:
-# whether products with A and B run in several threads, or None; wide, inner, delta: addresses of
+# addresses [L, 4, 2] of each layer's A and B by product; A's rows [L, 4], 0 for none; threads
+# [4, 2]: number for the products with A and B; wide, inner, delta: addresses of
 # buffers for x in the adapters' dtype, A x and B A x; like: array of it; isa: one of `tiles.ISA`
-Lora = namedtuple("Lora", "addresses rows many wide inner delta like isa")
+Lora = namedtuple("Lora", "addresses rows threads wide inner delta like isa")
 
 
 def add_lora(
@@ -35,7 +35,6 @@ def _add_lora(lora, i, index, shape, x, y, transposed, like):
         return lambda lora, i, index, shape, x, y, transposed, like: None
     kinds = dict(zip(lora.fields, lora.types, strict=True))
     same = kinds["like"].dtype == like.dtype
-    multiply = _alone if isinstance(kinds["many"], types.NoneType) else _in_threads
 
     def run(lora, i, index, shape, x, y, transposed, like):
         M, N, K = shape
@@ -46,22 +45,17 @@ def _add_lora(lora, i, index, shape, x, y, transposed, like):
         if not same:
             source = lora.wide
             _cast(M * K, x, source, like, lora.like)
-        multiply(lora, i, index, 0, (M, R, K), source, transposed, lora.inner)
-        multiply(lora, i, index, 1, (M, N, R), lora.inner, transposed, lora.delta)
+        _multiply(lora, i, index, 0, (M, R, K), source, transposed, lora.inner)
+        _multiply(lora, i, index, 1, (M, N, R), lora.inner, transposed, lora.delta)
         _add(M * N, lora.delta, y, lora.like, like)
 
     return run
 
 
 @loop
-def _alone(lora, i, index, which, shape, x, transposed, y):
-    laid_out(None, shape, x, transposed, lora.addresses[i, index, which], 0, y, lora.like, lora.isa)
-
-
-@loop
-def _in_threads(lora, i, index, which, shape, x, transposed, y):
+def _multiply(lora, i, index, which, shape, x, transposed, y):
     laid_out(
-        lora.many[index, which],
+        lora.threads[index, which],
         shape,
         x,
         transposed,
@@ -145,18 +139,16 @@ class Stacks(NamedTuple):
             return None, []
         widths = self.wide, int(self.rows.max()), self.most
         buffers = [torch.empty(M * wide, dtype=self.dtype) for wide in widths]
-        flags = None
-        if threads() > 1:
-            flags = np.array(
-                [
-                    [stack is not None and many(numbers(x, M)) for x in stack or (0, 0)]
-                    for stack in self.each
-                ]
-            )
+        counts = np.array(
+            [
+                [1 if stack is None else parts_for(numbers(x, M)) for x in stack or (0, 0)]
+                for stack in self.each
+            ]
+        )
         made = Lora(
             self.addresses,
             self.rows,
-            flags,
+            counts,
             *(x.data_ptr() for x in buffers),
             LIKE[self.dtype],
             ISA[instruction(self.dtype)],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import prange, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -28,7 +28,7 @@ from csd.kernels.numba.simd import (
     rounded,
 )
 from csd.kernels.numba.tensors import memory, readable
-from csd.kernels.numba.threads import by_threads
+from csd.kernels.numba.threads import by_threads, share
 from csd.kernels.numba.tiles import COLUMNS, FLOATS, INTS, LANES, WIDE, in_pairs, is_dot
 
 # most rows whose sums are held at once; most sums that leave registers for operands; most columns
@@ -145,8 +145,9 @@ class _Dots:
         return self.builder.load(self.builder.inttoptr(address, kind.as_pointer()), align=4)
 
 
-@by_threads
-def _product(
+@loop
+def multiply(
+    threads,  # number of threads
     shape,  # M, N, K
     x,  # [M, K]
     apart,  # [M, K] float32, written: x of bfloat16 by `_lay_apart`, for "fma"
@@ -157,20 +158,39 @@ def _product(
     isa,  # one of `tiles.ISA`
 ):
     """y = x W^T + bias; all tensors are addresses, like an array of the dtype of x, weight, y."""
-    M, N, K = shape
-    row = K * like.itemsize
-    steps = row // (4 * LANES)
-    source, width = x, row
+    M, _, K = shape
+    source, width = x, K * like.itemsize
     if not in_pairs(isa) and like.itemsize == 2:
         _lay_apart(M * K, x, apart)
         source, width = apart, 4 * K
+    multiply_columns(threads, shape, source, width, weight, bias, y, like, isa)
+
+
+@by_threads
+def _columns(
+    part,
+    parts,
+    shape,  # M, N, K
+    source,  # [M, width]: x, or `apart`
+    width,  # bytes of a row of `source`
+    weight,
+    bias,
+    y,
+    like,
+    isa,
+):
+    """Multiply all rows with blocks of COLUMNS columns."""
+    M, N, K = shape
+    row = K * like.itemsize
+    steps = row // (4 * LANES)
     passes = -(-M // MAX_ROWS)
     rows_per_pass = -(-M // passes)
+    begin, end = share(N // COLUMNS, part, parts)
     for top in range(0, M, rows_per_pass):
         left = min(rows_per_pass, M - top)
         tiles = -(-left // ROWS)
         each = -(-left // tiles)
-        for c in prange(N // COLUMNS):
+        for c in range(begin, end):
             first = c * COLUMNS
             start = bias + 4 * first if bias else 0
             for t in range(tiles):
@@ -179,6 +199,9 @@ def _product(
                 out = y + (r * N + first) * like.itemsize
                 offset = source + r * width
                 dots(rows, steps, offset, weight + first * row, start, out, N, like, isa)
+
+
+multiply_columns = _columns.run
 
 
 @loop

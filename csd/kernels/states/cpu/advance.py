@@ -2,12 +2,11 @@
 
 import numpy as np
 import torch
-from numba import prange
 
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put
 from csd.kernels.numba.tensors import LIKE, PLAIN, memory, require
-from csd.kernels.numba.threads import by_threads
+from csd.kernels.numba.threads import by_threads, share
 from csd.state.recurrent import CHUNK, TAIL
 
 
@@ -56,10 +55,11 @@ def head_of_tail(shape, row, g, h, key, update, decay, like):
 
 
 @by_threads
-def _advance(shape, state, key, update, decay, base, target, like):
+def _advance(part, parts, shape, state, key, update, decay, base, target, like):
     """Advance all layers' states [L, S, H, Dk, Dv] in place from base to target, chunk by chunk."""
     L, S, H, Hk, Dk, Dv = shape
-    for task in prange(L * S * H):
+    first, last = share(L * S * H, part, parts)
+    for task in range(first, last):
         row, h = task // H, task % H
         s = row % S
         if base[s] < target[s]:

@@ -6,13 +6,12 @@ as bytes.
 
 import numpy as np
 import torch
-from numba import prange
 
 from csd.kernels.layers.cpu.elementwise import EXP, LOW
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.math import exp
 from csd.kernels.numba.tensors import LIKE, PLAIN, memory, read, readable, require, rounded
-from csd.kernels.numba.threads import by_threads
+from csd.kernels.numba.threads import by_threads, share
 
 
 @loop
@@ -23,7 +22,7 @@ def _add_input(y, x, weight, like):
 
 
 @by_threads
-def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like):
+def _tree_conv(part, parts, shape, x, weight, bias, tail, slot, position, path, silu, y, like):
     """Write the convolution's outputs y [M, C], zeros in padding; W: width of the convolution."""
     M, C, W = shape
     # [W, C]: vectors read adjacent channels, but a channel's weights are adjacent in memory
@@ -31,7 +30,8 @@ def _tree_conv(shape, x, weight, bias, tail, slot, position, path, silu, y, like
     for c in range(C):
         for step in range(W):
             turned[step, c] = source[c, step]
-    for m in prange(M):
+    first, last = share(M, part, parts)
+    for m in range(first, last):
         size = like.itemsize
         out = memory(y + m * C * size, C, like)
         if slot[m] < 0:

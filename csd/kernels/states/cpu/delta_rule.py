@@ -13,14 +13,13 @@ row's state contains already are zeros.
 
 import numpy as np
 import torch
-from numba import prange
 
 from csd.kernels.attention.cpu.pages import _add_product
 from csd.kernels.numba.blocks import transpose
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put
 from csd.kernels.numba.tensors import LIKE, memory, require
-from csd.kernels.numba.threads import by_threads
+from csd.kernels.numba.threads import by_threads, share
 from csd.kernels.numba.tiles import ISA
 from csd.kernels.states.cpu.advance import add_chunk, head_of_tail, reads_states
 from csd.kernels.states.paths import DEPTHS
@@ -219,6 +218,8 @@ def slot_head(
 
 @by_threads
 def _tree_states(
+    part,
+    parts,
     shape,
     q,
     value,
@@ -246,7 +247,8 @@ def _tree_states(
     Slots and key heads run in parallel. Tensors up to `decay` and `out` are addresses.
     """
     S, H, Hk, Dk, Dv = shape
-    for task in prange((S + 1) * Hk):
+    first, last = share((S + 1) * Hk, part, parts)
+    for task in range(first, last):
         s, g = task // Hk, task % Hk
         if s == S:
             # padding rows, for the value heads of key head g

@@ -3,12 +3,11 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import prange
 
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.math import added, exp, peak
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, require
-from csd.kernels.numba.threads import by_threads
+from csd.kernels.numba.threads import by_threads, share
 from csd.kernels.verify.passes import HEAD_WIDTH, Heads
 from csd.kernels.verify.reference_rows import heads_ref
 from csd.state.filters import drops_tokens
@@ -22,6 +21,8 @@ MAX_HEAD = 1024
 
 @by_threads
 def _heads(
+    part,
+    parts,
     shape,  # R, V, W
     x,  # [R, V]
     temperature,  # [R]
@@ -33,7 +34,8 @@ def _heads(
 ):
     R, V, _ = shape
     kind = type(temperature[0])
-    for m in prange(R):
+    first, last = share(R, part, parts)
+    for m in range(first, last):
         row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
         highest = row_peak(row, z)
         count[m], rest[m] = row_head(row, highest, temperature[m], token[m], score[m], z)
@@ -41,6 +43,8 @@ def _heads(
 
 @by_threads
 def _log_sum(
+    part,
+    parts,
     shape,  # R, V
     x,  # [R, V]
     out,  # [R], written: log sum exp x
@@ -48,13 +52,16 @@ def _log_sum(
 ):
     R, V = shape
     kind = type(out[0])
-    for m in prange(R):
+    first, last = share(R, part, parts)
+    for m in range(first, last):
         row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
         out[m] = row_log_sum(row, row_peak(row, z), z)
 
 
 @by_threads
 def _typical(
+    part,
+    parts,
     shape,  # R, V, W
     x,  # [R, V]
     temperature,  # [R]
@@ -67,7 +74,8 @@ def _typical(
 ):
     R, V, _ = shape
     kind = type(temperature[0])
-    for m in prange(R):
+    first, last = share(R, part, parts)
+    for m in range(first, last):
         if typical_p[m] < 1:
             row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
             deep[m] = row_typical(

@@ -11,11 +11,10 @@ from collections import namedtuple
 
 import numpy as np
 import torch
-from numba import prange
 
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, addresses, memory, read, readable
-from csd.kernels.numba.threads import by_threads
+from csd.kernels.numba.threads import by_threads, share
 from csd.kernels.verify.cpu.draws import draw_row
 from csd.kernels.verify.cpu.heads import MAX_HEAD, PIECE, row_head, row_log_sum, row_peak
 from csd.kernels.verify.cpu.passes import PASSES, child, ends, finished
@@ -60,6 +59,8 @@ BOOL = np.empty(0, np.bool_)
 
 @by_threads
 def _follow(
+    part,
+    parts,
     sizes,  # M, S, V, I
     live,  # [L] slots that have rows
     resume,  # [L] the row at which each slot continues; written: the row that waits, `DONE`, `LEFT`
@@ -73,7 +74,8 @@ def _follow(
     like,
 ):
     """Follow each live slot's path, slots in parallel; x is an address."""
-    for i in prange(live.shape[0]):
+    first, last = share(live.shape[0], part, parts)
+    for i in range(first, last):
         resume[i] = _path(
             live[i],
             resume[i],
