@@ -1,4 +1,4 @@
-"""`csd doctor`: check every operation on this machine.
+"""`csd doctor`: check every operation on this machine; with a model, print when its drafts pay.
 
 `csd doctor --ops` prints the operations and their implementations by backend (`table`).
 """
@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 import csd.kernels
+from csd.cli import step_costs
 from csd.cli.common import add_command, stamped
 from csd.doctor import SMALL, check
 from csd.doctor.sizes import LARGE_VOCAB
+from csd.engine.engine import Engine
 from csd.kernels.backends import NAMES, loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.common.operator import OPERATIONS, load_loops
@@ -100,15 +102,32 @@ def _doctor(args: Namespace) -> int:
     how = dict(config=config, kernels=args.kernels, exact=args.exact)
     reports = [check(device, DTYPES[d], **how) for d in dtypes]
     passed = not any(report.failed for report in reports)
+    costs = _costs(args.model, device, args.dtype) if passed else None
     if args.json:
         output = {"passed": passed, "reports": [asdict(r) for r in reports]}
         output |= {"admission": admission} if admission else {}
+        output |= {"steps": costs} if costs else {}
         print(json.dumps(stamped("doctor", output)))
     else:
         if admission:
             print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")
         print("\n\n".join(report.table() for report in reports))
+        if costs:
+            print(f"\n{step_costs.shown(costs)}")
     return 0 if passed else 1
+
+
+def _costs(model: str | None, device: torch.device, dtype: str | None) -> dict[str, Any] | None:
+    """Step costs of a model with weights, on a CPU; None for sizes alone, and on a GPU."""
+    if model is None or device.type != "cpu":
+        return None
+    try:
+        engine = Engine(model, device=device, dtype=dtype)
+    except OSError:
+        # a folder with a config and no weights
+        return None
+    with engine:
+        return step_costs.step_costs(engine.step_times())
 
 
 def _admission(args: Namespace, device: torch.device) -> dict | None:

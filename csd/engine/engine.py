@@ -21,8 +21,11 @@ from csd.engine.resources.model import ModelResources
 from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
 from csd.engine.session import Session
+from csd.engine.step.budget import Controller
 from csd.engine.step.static_step import capture_all
 from csd.engine.step.step import Step
+from csd.engine.step.thread_choice import ThreadChoice
+from csd.models.exact import any_rows
 from csd.utils.arguments import check_flag, check_number, check_whole, checked
 from csd.utils.cache_folder import watch_forks
 from csd.utils.device import current, on_device, stream_of
@@ -151,8 +154,19 @@ class Engine(ModelResources):
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did
         self._ended = True  # whether the last call's slots and pages have been freed
         self._last: torch.cuda.Event | None = None  # end of the last call's work
+        self._threads = ThreadChoice(fixed=self.device.type != "cpu")
         self._group_keys = count(1)  # of the groups of all calls, never reused
         watch_forks(self)
+
+    def __repr__(self) -> str:
+        """The model's family, its dtype, device and decoder, and the number of slots."""
+        family = getattr(self.decoder.config, "family", type(self.decoder).__name__)
+        dtype = str(self.dtype).removeprefix("torch.")
+        decoder = getattr(self.decoder, "name", "own")
+        return (
+            f"<csd.Engine of {family} in {dtype} on {self.device}, {decoder} decoder, up to "
+            f"{self.max_slots} samples at once>"
+        )
 
     def __enter__(self) -> "Engine":
         return self
@@ -273,6 +287,10 @@ class Engine(ModelResources):
                 # the last call was interrupted again while it ended
                 self._drop()
             self._ended = False
+            self._threads.fixed = self.device.type != "cpu" or (
+                self.exact and not any_rows(self.decoder)
+            )
+            self._threads.begin()
             stream = stream_of(self.device)
             if stream is not None and self._last is not None:
                 # the last call may have run on another stream
@@ -303,12 +321,14 @@ class Engine(ModelResources):
                 self._fit_history(requests)
             tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer
             step = self._step_of_call(step, requests, settings, tokenizer)
+            control: Controller | None = None
             try:
                 before = preparation()
                 with current(self.device), showing(settings.progress):
                     budget = self._budget(settings, step)
                 for kind, seconds in preparation().items():
                     step.seconds[kind] += seconds - before[kind]
+                control = budget.control
                 make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
                 scheduler = make(
                     step,
@@ -320,12 +340,14 @@ class Engine(ModelResources):
                     together=self.together,
                     lag=self.lag,
                     group_keys=self._group_keys,
+                    threads=self._threads,
+                    expected=self._cost or (lambda rows: 1.0),
                 )
                 yield from on_device(scheduler.run(), self.device)
             finally:
                 with current(self.device, stream):
                     clear(step)
-                    self._end_call(requests, step.seconds)
+                    self._end_call(requests, step.seconds, control)
                 self._ended = True
                 self._last = None if stream is None else stream.record_event()
 

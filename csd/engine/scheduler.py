@@ -6,7 +6,7 @@ that ban all tokens.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from csd.engine.call import RunSettings
@@ -22,6 +22,7 @@ from csd.engine.results.until import Until
 from csd.engine.step.budget import Budget
 from csd.engine.step.prefill import Prefill, read_chunks, reads_several, units_of
 from csd.engine.step.step import Clock, Step
+from csd.engine.step.thread_choice import ThreadChoice
 from csd.state.kv_cache import in_turn
 from csd.state.pool import PROGRESS_PENALTY
 from csd.state.prefix_cache import PrefixIndex
@@ -35,6 +36,7 @@ class SlotFiller:
     """Assigns samples to free slots, and reads their prompts.
 
     lag: launched steps whose records may be unread. group_keys: keys of new groups, never reused.
+    threads: chooses the threads of each step. expected: seconds of a step by its number of rows.
     """
 
     def __init__(
@@ -49,10 +51,13 @@ class SlotFiller:
         together: int | None,
         lag: int,
         group_keys: Iterator[int],
+        threads: ThreadChoice | None = None,
+        expected: Callable[[int], float] = lambda rows: 1.0,
     ):
         self.step, self.settings, self.budget = step, settings, budget
         self.tokenizer, self.prefill_chunk = tokenizer, prefill_chunk
         self.together, self.lag, self.group_keys = together, lag, group_keys
+        self.threads, self.expected = threads or ThreadChoice(fixed=True), expected
         self.queue = deque(longest_first(requests))
         self.active: list[Request] = []
         self.failed: list[Request] = []  # with samples that could not continue
@@ -321,7 +326,10 @@ class Scheduler(SlotFiller):
             if live_count:
                 self.steps += 1
                 self.set_progress_penalty()
-                records.append(self.step.launch(live_count, self.budget, self.owners, self.steps))
+                with self.threads.step() as timer:
+                    pending = self.step.launch(live_count, self.budget, self.owners, self.steps)
+                    timer.expected = self.expected(pending.rows)
+                records.append(pending)
             # if no slot is live on the device, only records remain to be read
             while records and (len(records) > self.lag or not live_count):
                 record = self.step.read(records.popleft())

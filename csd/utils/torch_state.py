@@ -9,10 +9,12 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
+
+from csd.utils.cpus import usable_cpus
 
 T = TypeVar("T")
 # device types with their own autocast
@@ -34,6 +36,7 @@ class _State:
     precision: tuple[str, str]
     # kernels that scaled_dot_product_attention may use
     attention: tuple[bool, ...]
+    threads: int
 
     @classmethod
     def now(cls) -> "_State":
@@ -48,6 +51,7 @@ class _State:
             ),
             tuple(backend.fp32_precision for backend in _backends()),
             tuple(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION),
+            torch.get_num_threads(),
         )
 
 
@@ -59,6 +63,7 @@ _PLAIN = _State(
     (None,) * len(_KINDS),
     ("ieee", "ieee"),
     (True,) * len(_ATTENTION),
+    1,
 )
 
 
@@ -71,7 +76,8 @@ def _backends() -> tuple[Any, Any]:
 class plain_torch(ContextDecorator):
     """Context without autocast, gradients, inference mode, and defaults other than torch's own.
 
-    Also a decorator. Products of float32 are in float32.
+    Also a decorator. Products of float32 are in float32. PyTorch has at most as many threads as the
+    process may use CPUs.
     """
 
     def __enter__(self) -> None:
@@ -80,7 +86,8 @@ class plain_torch(ContextDecorator):
         self._stack = ExitStack()
         try:
             self._stack.enter_context(_eager())
-            self._stack.enter_context(_switched(before, _PLAIN))
+            plain = replace(_PLAIN, threads=min(before.threads, usable_cpus()))
+            self._stack.enter_context(_switched(before, plain))
         except BaseException:
             self._stack.close()
             raise
@@ -147,6 +154,9 @@ def _switched(now: _State, to: _State) -> AbstractContextManager[Any]:
                 enable = getattr(torch.backends.cuda, f"enable_{name}_sdp")
                 enable(wanted)
                 stack.callback(enable, was)
+        if now.threads != to.threads:
+            torch.set_num_threads(to.threads)
+            stack.callback(torch.set_num_threads, now.threads)
         return _Closing(stack.pop_all())
 
 

@@ -92,10 +92,10 @@ LOG = logging.getLogger("csd")
 
 
 @contextmanager
-def compile_in_parallel(dtype: torch.dtype, vocab: int, rows: list[int]) -> Iterator[None]:
+def compile_in_parallel(dtype: torch.dtype, vocab: int, rows: int) -> Iterator[None]:
     """Context that starts a helper process at the body's first compilation, and waits for it.
 
-    dtype, vocab: of a step's logits. rows: numbers of rows to compile for. With one thread no
+    dtype, vocab: of a step's logits. rows: number of rows to compile with. With one thread no
     process is started.
     """
     if not _can_start():
@@ -142,16 +142,15 @@ def _can_start() -> bool:
     return threads() > 1
 
 
-def compile_step_loops(dtype: torch.dtype, vocab: int, rows: list[int]) -> None:
+def compile_step_loops(dtype: torch.dtype, vocab: int, rows: int) -> None:
     """Compile the loops of a step, except for those of its layers."""
     ops, logprobs = loops(), torch.promote_types(dtype, torch.float32)
-    slots = Slots.empty(rows[-1], vocab, 1, 1, logprobs)
+    slots = Slots.empty(rows, vocab, 1, 1, logprobs)
     slots.group.zero_()
     slots.context[:, 0] = 0
-    for count in rows:
-        slots.live.copy_(torch.arange(slots.count) < count)
-        logits = torch.zeros(count, vocab, dtype=dtype)
-        compile_verify(ops, slots, logits, ops.roots(slots, count))
+    slots.live.fill_(True)
+    logits = torch.zeros(rows, vocab, dtype=dtype)
+    compile_verify(ops, slots, logits, ops.roots(slots, rows))
     compile_drafting(ops, dtype, logprobs)
 
 

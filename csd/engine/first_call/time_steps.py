@@ -2,7 +2,8 @@
 
 A machine measures each kind of step once. A table is the prior of the cost model
 (`csd/engine/step/budget`), which then follows measured steps. It affects how many tokens are
-drafted, never which tokens are drawn. A table from a disturbed measurement is not cached.
+drafted, never which tokens are drawn. A table from a disturbed measurement is cached with a mark:
+the next process that reads it measures each size once more, and the smaller times are cached.
 """
 
 import json
@@ -43,6 +44,7 @@ class StepTimesEntry(StepTimesFile):
     """Cached table of step times; `of` is the `step_times_key` of its steps."""
 
     of: str
+    steady: bool
 
 
 def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int]) -> str | None:
@@ -66,6 +68,7 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
     feed_forward = (w for w in (layer.gate_up, layer.down) if w is not None)
     weights = (layer.qkv, layer.out, *feed_forward, decoder.head)
     parts = {
+        "fields": sorted(StepTimesEntry.__annotations__),
         "csd": __version__,
         "torch": torch.__version__,
         "cpu": cpu_name(),
@@ -99,10 +102,13 @@ def load_step_times(key: str) -> StepTimeTable | None:
 
 
 def save_step_times(key: str, table: StepTimeTable) -> None:
-    """Cache a table, unless its measurement was disturbed."""
-    if not table.steady:
-        return
-    entry: StepTimesEntry = {"of": key, "rows": table.sizes, "seconds": table.seconds}
+    """Cache a table, with the mark of a disturbed measurement."""
+    entry: StepTimesEntry = {
+        "of": key,
+        "rows": table.sizes,
+        "seconds": table.seconds,
+        "steady": table.steady,
+    }
     try:
         save(path_of("steps", key), json.dumps(entry))
     except (OSError, RuntimeError) as error:
@@ -116,13 +122,27 @@ def _read(path: Path, key: str) -> StepTimeTable:
     if entry["of"] != key:
         raise ValueError(f"{path} has the times of other steps")
     try:
-        return StepTimeTable(entry["rows"], entry["seconds"])
+        return StepTimeTable(entry["rows"], entry["seconds"], entry["steady"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 # a step that takes more than this many times the smallest step's time is never worth its drafts
 NOT_WORTH = 6.0
+
+
+def refined(before: StepTimeTable, again: StepTimeTable) -> StepTimeTable:
+    """The smaller time of each size of two measurements.
+
+    It is steady if `again` is, or if the two agree: disturbances only add, and differ each time.
+    """
+    times: dict[int, list[float]] = {}
+    for table in (before, again):
+        for size, seconds in zip(table.sizes, table.seconds, strict=True):
+            times.setdefault(size, []).append(seconds)
+    agree = all(max(found) < OUTLIER * min(found) for found in times.values())
+    sizes = sorted(times)
+    return StepTimeTable(sizes, [min(times[size]) for size in sizes], again.steady or agree)
 
 
 def sizes_to_time(max_slots: int, static: bool) -> list[int]:
@@ -136,19 +156,20 @@ def sizes_to_time(max_slots: int, static: bool) -> list[int]:
 
 
 def compile_loops(step: Step, sizes: list[int]) -> None:
-    """Compile a CPU step's loops, or load them from the cache, for one thread and for several.
+    """Compile a CPU step's loops, or load them from the cache, for any number of threads.
 
     Otherwise a call's first steps would compile them, and the cost model would fit those times.
     """
     step.drafting = False
     step.slots.group.zero_()
-    dtype, few_and_many = step.cache.dtype, [sizes[0], sizes[-1]]
-    name = f"loops for this CPU in {str(dtype).removeprefix('torch.')}:"
-    with phase(name, None, kind="compile"):
-        with compile_in_parallel(dtype, step.decoder.config.vocab, few_and_many):
-            logits = [step.forward(_roots(step, rows)) for rows in few_and_many]
-        for x in logits:
-            compile_verify(step.ops, step.slots, x, _roots(step, x.shape[0]))
+    # loops have the same code for any number of rows; fewer rows take less time
+    dtype, rows = step.cache.dtype, sizes[1]
+    name = str(dtype).removeprefix("torch.")
+    line = f"loops for this CPU in {name}, for any number of threads:"
+    with phase(line, None, kind="compile"):
+        with compile_in_parallel(dtype, step.decoder.config.vocab, rows):
+            logits = step.forward(_roots(step, rows))
+        compile_verify(step.ops, step.slots, logits, _roots(step, rows))
         compile_drafting(step.ops, dtype, step.slots.logprobs.dtype)
         if step.cache.states is not None:
             compile_states(step.ops, step.cache.states.slots)
@@ -181,7 +202,9 @@ def time_graphs(step: StaticStep, sizes: list[int]) -> StepTimeTable:
         return measure(timed, sizes)
 
 
-def time_steps(step: Step, sizes: list[int], worth: float = NOT_WORTH) -> StepTimeTable:
+def time_steps(
+    step: Step, sizes: list[int], worth: float = NOT_WORTH, repeats: int = 3
+) -> StepTimeTable:
     """Seconds of forward and verify at each size, with as many slots as the largest size.
 
     No slot has a token to draw, so a CPU verifies few rows: its loops verify accepted paths only.
@@ -200,7 +223,7 @@ def time_steps(step: Step, sizes: list[int], worth: float = NOT_WORTH) -> StepTi
         # compile before timing
         compile_loops(step, sizes)
         with phase("measure steps", device, kind="measure"):
-            return measure(run, sizes, worth=worth)
+            return measure(run, sizes, repeats, worth)
 
     def timed(rows: int) -> None:
         run(rows)
@@ -211,7 +234,12 @@ def time_steps(step: Step, sizes: list[int], worth: float = NOT_WORTH) -> StepTi
         for rows in sizes:
             timed(rows)
     with phase("measure steps", device, kind="measure"):
-        return measure(timed, sizes)
+        return measure(timed, sizes, repeats)
+
+
+# seconds after which no further size is timed, but for the first FEWEST: steps of a busy machine
+# take long
+LONGEST, FEWEST = 5.0, 4
 
 
 def measure(
@@ -221,8 +249,11 @@ def measure(
 
     Other load on the machine only adds time, and alternation spreads it evenly over the sizes.
 
-    worth: sizes after the first that takes `worth` times the smallest are left out.
+    worth: sizes after the first that takes `worth` times the smallest are left out, and the
+    measurement ends after about LONGEST seconds; with inf it never depends on its own times. A
+    table with a size that was timed once is not steady.
     """
+    begun, longest = time.perf_counter(), LONGEST if worth < math.inf else math.inf
     times: dict[int, list[float]] = {size: [] for size in sizes}
 
     def time_once(size: int) -> None:
@@ -237,6 +268,9 @@ def measure(
         run(size)
     for _ in range(repeats):
         for size in [*times]:
+            done = sum(map(bool, times.values()))
+            if time.perf_counter() - begun > longest and done >= FEWEST:
+                break
             time_once(size)
             if too_long(size):
                 # measure again: another process may have caused the delay
@@ -244,6 +278,7 @@ def measure(
             if too_long(size):
                 times = {m: t for m, t in times.items() if m <= max(size, sizes[1])}
                 break
+    times = {size: found for size, found in times.items() if found}
     two_best = [sorted(t)[:2] for t in times.values()]
-    steady = all(t[-1] < OUTLIER * t[0] for t in two_best)
+    steady = all(len(t) > 1 and t[1] < OUTLIER * t[0] for t in two_best)
     return StepTimeTable([*times], [min(t) for t in times.values()], steady)

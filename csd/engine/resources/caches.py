@@ -11,6 +11,7 @@ from csd.engine.first_call.time_steps import (
     NOT_WORTH,
     compile_loops,
     load_step_times,
+    refined,
     save_step_times,
     sizes_to_time,
     step_times_key,
@@ -297,16 +298,27 @@ class Resources:
         return kind(self.decoder, None, cache, state, self._ops)
 
     @plain_torch()
-    def measure_steps(self, worth: float = NOT_WORTH) -> StepTimeTable:
+    def measure_steps(self, worth: float = NOT_WORTH, repeats: int = 3) -> StepTimeTable:
         """Seconds of forward and verify for a few pool sizes, measured on empty slots.
 
         worth: on a CPU, sizes after the first that takes `worth` times the smallest are left out.
+        repeats: most timings of each size.
         """
         static = self.static and self.device.type == "cuda"
         sizes = sizes_to_time(self.max_slots, static)
         with torch.inference_mode(False):
             step = self._allocate(sizes[-1], 1, 1, 1, 1)
-        return time_steps(step, sizes, worth)
+        return time_steps(step, sizes, worth, repeats)
+
+    @plain_torch()
+    def step_times(self) -> StepTimeTable:
+        """Seconds of steps without drafts by their rows, from the cache or measured and cached."""
+        if self._cost is None:
+            sizes = sizes_to_time(self.max_slots, False)
+            with torch.inference_mode(False):
+                step = self._allocate(sizes[-1], 1, 1, 1, 1)
+            self._cost = self._step_times(step)
+        return self._cost
 
     def _step_times(self, step: Step) -> StepTimeTable:
         """Cached step times; if there are none, measures and caches them.
@@ -318,8 +330,8 @@ class Resources:
         sizes = sizes_to_time(self.max_slots, False)
         key = step_times_key(self.decoder, self.dtype, self._ops.name, sizes)
         table = load_step_times(key) if key else None
-        if table is None:
-            table = self.measure_steps()
+        if table is None or not table.steady:
+            table = refined(table, self.measure_steps(repeats=1)) if table else self.measure_steps()
             if key:
                 save_step_times(key, table)
             return table

@@ -16,7 +16,9 @@ from csd.engine.first_call.check import require_check
 from csd.engine.requests.request import Request
 from csd.engine.resources.caches import Resources
 from csd.engine.resources.weights import weights_state
+from csd.engine.results.stats import shared_ngrams
 from csd.engine.rules.changes import Changes, log_uncaptured
+from csd.engine.step.budget import Controller
 from csd.engine.step.static_step import StaticStep
 from csd.engine.step.step import Step
 from csd.kernels.backends import choose
@@ -224,8 +226,13 @@ class ModelResources(Resources):
         self._changes = found.changes or self._changes
         return found
 
-    def _end_call(self, requests: list[Request], seconds: dict[str, float]) -> None:
-        """Write the statistics of the whole call into those of each request."""
+    def _end_call(
+        self, requests: list[Request], seconds: dict[str, float], control: Controller | None = None
+    ) -> None:
+        """Write the statistics of the whole call into those of each request.
+
+        control: of the call's automatic budget.
+        """
         dropped, peak = self._newly_dropped(requests), peak_bytes(self.device)
         tokens = sum(request.stats.tokens for request in requests)
         for request in requests:
@@ -233,3 +240,18 @@ class ModelResources(Resources):
             request.stats.call_tokens = tokens
             request.stats.peak_memory = peak
             request.stats.contexts_dropped = dropped
+            if control is not None:
+                _explain_drafts(request, control)
+
+
+# most samples, and most tokens of each, whose n-grams are compared
+COMPARED, BEGINNING = 64, 2048
+
+
+def _explain_drafts(request: Request, control: Controller) -> None:
+    """Write the gain of a call's drafts, and where they did not pay the reasons, to the stats."""
+    stats, gain = request.stats, control.gain
+    stats.draft_gain, stats.slots, stats.double_cost = gain.ratio, gain.live, control.double_cost
+    if stats.draft_gain is not None and not stats.pays and len(request.finished) > 1:
+        samples = list(request.finished.values())[:COMPARED]
+        stats.shared_ngrams = shared_ngrams([x.tokens[:BEGINNING] for x in samples])

@@ -203,6 +203,11 @@ class PendingRecord:
     def of(cls, snapshot: Snapshot, owners: Iterable, step: int) -> "PendingRecord":
         return cls(list(owners), step, snapshot.layout, snapshot.ints, snapshot.floats)
 
+    @property
+    def rows(self) -> int:
+        """Number of rows of the pool that the step ran."""
+        return next(shape[0] for part in self.layout for name, shape, _ in part if name == "cost")
+
     def read(self) -> Record:
         """Wait for the copy and unpack it."""
         if self.done is not None:

@@ -1,10 +1,14 @@
 """Counts and seconds of a prompt's samples."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from csd.engine.results.record import SOURCES
 from csd.utils.phases import KINDS
+
+# least gain that is called one: smaller ones are within the error of a step's estimate
+PAYS = 1.05
 
 
 @dataclass(slots=True)
@@ -27,6 +31,14 @@ class Stats:
     thoughts_cut: int = 0  # samples whose thought max_thinking_tokens ended
     history_left_out: int = 0  # tokens of past samples that did not fit in the graph
     contexts_dropped: int = 0  # contexts of the whole call that did not fit in the graph
+    # of the whole call, with an automatic budget: seconds without drafts, by the times of measured
+    # steps, divided by the seconds with them (`csd/engine/step/budget/gain.py`)
+    draft_gain: float | None = None
+    slots: int = 0  # most samples of the call in one step
+    # time of a step of twice as many rows, divided by that of a step of as many rows
+    double_cost: float | None = None
+    # where drafts did not pay: share of the samples' 8-grams that other samples have too
+    shared_ngrams: float | None = None
     # "compile" and "measure" occur in a first call, the other phases are sampling
     seconds: dict[str, float] = field(default_factory=dict)
     # most bytes torch allocated on the GPU, since the process began or its user reset the count
@@ -35,8 +47,23 @@ class Stats:
     fused_ruled_out: str | None = None  # the model's property that ruled out the fused decoder
 
     def __str__(self) -> str:
-        """One sentence: tokens, seconds, drafts, and seconds of compiling and measuring."""
-        return " ".join(part for part in _sentence(self) if part)
+        """Tokens, seconds, drafts, seconds of compiling and measuring, and whether drafts paid."""
+        parts = " ".join(part for part in _sentence(self) if part)
+        return f"{parts}; {why}" if (why := self.drafts) else parts
+
+    @property
+    def drafts(self) -> str:
+        """Gain of the call's drafts, or why they did not pay; empty if that is unknown."""
+        if self.draft_gain is None:
+            return ""
+        if self.pays:
+            return f"drafts: {self.draft_gain:.2f} x plain"
+        return "drafts do not pay here: " + ", and ".join(_reasons(self))
+
+    @property
+    def pays(self) -> bool:
+        """True if drafts are known to have saved time."""
+        return self.draft_gain is not None and self.draft_gain >= PAYS
 
     @property
     def sampling_seconds(self) -> float:
@@ -61,6 +88,28 @@ class Stats:
 def sampling_seconds(seconds: dict[str, float]) -> float:
     """Sum of the seconds of all phases except compiling and measuring."""
     return sum(value for phase, value in seconds.items() if phase not in KINDS)
+
+
+def _reasons(stats: Stats) -> Iterator[str]:
+    """Reasons for which drafts do not pay, by a call's statistics."""
+    if stats.double_cost is not None:
+        yield (
+            f"a step of {2 * stats.slots} rows costs {stats.double_cost:.1f} of one of "
+            f"{stats.slots}"
+        )
+    if stats.shared_ngrams is not None:
+        yield f"samples share {stats.shared_ngrams:.0%} of their 8-grams"
+    if stats.double_cost is None and stats.shared_ngrams is None:
+        yield f"{stats.draft_gain:.2f} x plain"
+
+
+def shared_ngrams(texts: Iterable[Sequence[int]], n: int = 8) -> float | None:
+    """Share of the texts' n-grams that stand in another text; None without n-grams."""
+    each = [Counter(zip(*(text[i:] for i in range(n)), strict=False)) for text in texts]
+    holders = Counter(gram for grams in each for gram in grams)
+    total = sum(sum(grams.values()) for grams in each)
+    shared = sum(count for grams in each for gram, count in grams.items() if holders[gram] > 1)
+    return shared / total if total else None
 
 
 def _sentence(stats: Stats) -> Iterator[str]:

@@ -146,13 +146,13 @@ class ParallelEngine(Engine):
             return FollowerStep(**values | {"drafting": False}, link=self.link)
         return LeaderStep(**values, link=self.link)
 
-    def measure_steps(self, worth: float = math.inf) -> StepTimeTable:
+    def measure_steps(self, worth: float = math.inf, repeats: int = 3) -> StepTimeTable:
         # worth=inf: no rank leaves passes out because of its own times, so all run the same ones;
         # only rank 0 uses the times
         if not self.link.rank:
             self.link.send("measure", None)
             self.link.agree(None)
-        return super().measure_steps(math.inf)
+        return super().measure_steps(math.inf, repeats)
 
     def _follow(self, requests: list[Request]) -> Iterator[tuple[Request, Sample]]:
         with self._lock:

@@ -52,7 +52,7 @@ def compiles(name="csd.kernels.numba.some"):
 
 
 def in_parallel():
-    return parallel_compile.compile_in_parallel(torch.bfloat16, 49, [1, 12])
+    return parallel_compile.compile_in_parallel(torch.bfloat16, 49, 12)
 
 
 def test_first_compiled_loop_starts_one_process_and_the_block_waits_for_it(processes):
@@ -78,7 +78,7 @@ def test_command_holds_the_job(processes, monkeypatch):
     given, before = [], torch.get_num_threads()
     monkeypatch.setattr(parallel_compile, "compile_step_loops", lambda *args: given.append(args))
     parallel_compile.main([job])
-    assert given == [(torch.bfloat16, 49, [1, 12])]
+    assert given == [(torch.bfloat16, 49, 12)]
     assert json.loads(job)["threads"] == torch.get_num_threads() == before
 
 

@@ -8,7 +8,13 @@ import torch
 
 import csd
 from bench.lib.shapes import SHAPES, random_model
-from csd.engine.first_call.time_steps import load_step_times, measure, save_step_times
+from csd.engine.first_call.time_steps import (
+    LONGEST,
+    load_step_times,
+    measure,
+    refined,
+    save_step_times,
+)
 from csd.engine.step.budget import StepTimeTable
 
 PROMPT = [5, 6, 7, 5, 6]
@@ -26,7 +32,7 @@ def measured(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engines = []
 
-    def measure(self):
+    def measure(self, repeats=3):
         engines.append(self)
         return StepTimeTable([1, 4, 16], [1.0, 1.5, 4.0])
 
@@ -136,7 +142,7 @@ def test_custom_decoders_are_not_cached(measured, tmp_path):
     assert len(measured) == 2 and not (tmp_path / "csd").exists()
 
 
-def test_disturbed_measurements_are_not_cached(monkeypatch, tmp_path):
+def test_disturbed_measurements_are_cached_with_a_mark_and_refined(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     now = [0.0]
     monkeypatch.setattr("csd.engine.first_call.time_steps.time.perf_counter", lambda: now[0])
@@ -153,6 +159,54 @@ def test_disturbed_measurements_are_not_cached(monkeypatch, tmp_path):
     quiet, busy = table([1, 1, 1, 9, 1]), table([1, 1, 1, 1, 1, 2, 3, 4, 5, 6, 7])
     assert quiet.steady and quiet.sizes == [1, 2, 4] and not busy.steady
     save_step_times("busy", busy)
-    assert load_step_times("busy") is None
+    assert load_step_times("busy").seconds == busy.seconds
+    assert not load_step_times("busy").steady
     save_step_times("quiet", quiet)
-    assert load_step_times("quiet").seconds == quiet.seconds
+    assert load_step_times("quiet").seconds == quiet.seconds and load_step_times("quiet").steady
+
+
+def test_a_marked_table_is_refined_until_two_measurements_agree(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    given = iter([[1.0, 5.0, 8.0], [3.0, 1.5, 9.0], [1.1, 1.6, 7.0]])
+    rounds = []
+
+    def measure(self, repeats=3):
+        rounds.append(repeats)
+        return StepTimeTable([1, 4, 16], next(given), steady=False)
+
+    monkeypatch.setattr(csd.Engine, "measure_steps", measure)
+    tables = []
+    for _ in range(4):
+        drawn(made := engine())
+        tables.append((made._cost.seconds, made._cost.steady))
+    assert tables == [
+        ([1.0, 5.0, 8.0], False),
+        ([1.0, 1.5, 8.0], False),
+        ([1.0, 1.5, 7.0], True),
+        ([1.0, 1.5, 7.0], True),
+    ]
+    # a process that refines a table times each size once, and none times a steady one
+    assert rounds == [3, 1, 1]
+
+
+def test_a_slow_measurement_ends_after_few_sizes(monkeypatch):
+    now, ran = [0.0], []
+    monkeypatch.setattr("csd.engine.first_call.time_steps.time.perf_counter", lambda: now[0])
+
+    def run(rows):
+        ran.append(rows)
+        now[0] += LONGEST
+
+    table = measure(run, [1, 2, 4, 8, 16, 32], worth=6.0)
+    # two runs that nothing times come first
+    assert ran == [1, 2, 1, 2, 4, 8] and table.sizes == [1, 2, 4, 8] and not table.steady
+    # ranks that measure together run the same passes, whatever their times are
+    ran.clear()
+    assert measure(run, [1, 2, 4, 8, 16, 32]).steady and len(ran) == 2 + 3 * 6
+
+
+def test_refined_tables_have_the_sizes_of_both():
+    one = StepTimeTable([1, 4], [1.0, 2.0], steady=False)
+    other = StepTimeTable([1, 4, 16], [1.1, 1.9, 5.0], steady=False)
+    for table in (refined(one, other), refined(other, one)):
+        assert table.sizes == [1, 4, 16] and table.seconds == [1.0, 1.9, 5.0] and table.steady

@@ -46,10 +46,11 @@ launch, new = Step.launch, []
 def loops():
     named = [x for module in MODULES for x in vars(module).values()]
     twins = [x for x in named if isinstance(x, threads.ByThreads)]
-    named += [loop for x in twins for loop in (x.alone, x.together)]
+    named += [loop for x in twins for loop in (x.part, x.run)]
     return {
         (x.py_func.__qualname__, types)
-        for x in named if isinstance(x, Dispatcher) for types in x.overloads
+        for x in named if isinstance(x, Dispatcher)
+        for types in (*x.overloads, *getattr(x, "parts", ()))
     }
 
 def watched(*args):
@@ -71,7 +72,7 @@ model = random_model(replace(SHAPES["tiny"], vocab=VOCAB), dtype=getattr(torch, 
 with csd.Engine(model, max_slots=4) as engine:
     if sys.argv[2] == "beside":
         compile_layers(engine)
-        compile_step_loops(engine.dtype, VOCAB, FEW_AND_MANY)
+        compile_step_loops(engine.dtype, VOCAB, FEW_AND_MANY[-1])
         before = loops()
         engine.measure_steps()
         print(*sorted(name for name, _ in loops() - before))

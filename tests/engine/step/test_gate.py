@@ -20,7 +20,7 @@ def measured():
 def timed(cost):
     """A budget of such a gate."""
     budget = AutoBudget(cost)
-    budget._control.gate = measured()
+    budget.control.gate = measured()
     return budget
 
 

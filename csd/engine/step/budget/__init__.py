@@ -22,7 +22,7 @@ A call begins with the uncorrected table. Measured times affect the budget, but 
 Steps of fixed shapes choose among pool sizes by the same rule.
 """
 
-from csd.engine.step.budget.auto import AutoBudget, AutoPool
+from csd.engine.step.budget.auto import AutoBudget, AutoPool, Controller
 from csd.engine.step.budget.estimator import StepTimesFile, StepTimeTable
 from csd.engine.step.budget.fixed import Budget, FixedBudget, FixedPool, most_nodes, nodes_of
 
@@ -30,6 +30,7 @@ __all__ = [
     "AutoBudget",
     "AutoPool",
     "Budget",
+    "Controller",
     "FixedBudget",
     "FixedPool",
     "StepTimeTable",

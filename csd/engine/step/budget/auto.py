@@ -5,6 +5,7 @@ from collections import deque
 from csd.engine.results.record import Record
 from csd.engine.step.budget.estimator import RECENT, StepTimeEstimator, StepTimeTable
 from csd.engine.step.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Penalties, most_nodes
+from csd.engine.step.budget.gain import Gain
 from csd.engine.step.budget.gate import SpeculationGate
 from csd.state.pool import acceptance, path_probability
 
@@ -13,7 +14,7 @@ class Controller:
     """Step times, calibration and drafting gate of one call, for eager and static steps."""
 
     def __init__(self, table: StepTimeTable):
-        self.times, self.gate = StepTimeEstimator(table), SpeculationGate()
+        self.times, self.gate, self.gain = StepTimeEstimator(table), SpeculationGate(), Gain()
         # numbers of drafted tokens, over about the last 100 expected ones; both start at RECENT
         self._expected = self._accepted = float(RECENT)
         self._asked: deque[bool] = deque()  # for each step not yet read: whether it might draft
@@ -42,6 +43,8 @@ class Controller:
             self._accepted = self._accepted * fade + record.accepted
         if not live_count or not seconds:
             return
+        plain = self.times.plain(base) if record.costs else record.model_seconds
+        self.gain.add(live_count, sum(record.count), seconds, plain)
         if record.costs:
             outlier = self.times.learn_drafted(base, record.rows, seconds)
             took = self.times.ratio(base, record.rows)
@@ -53,23 +56,29 @@ class Controller:
         else:
             self.gate.measured(self.times.learn_plain(record.rows, seconds))
 
+    @property
+    def double_cost(self) -> float | None:
+        """Time of a step of twice the slots' rows, in steps without drafts; None without steps."""
+        live = self.gain.live
+        return self.times.ratio(live, 2 * live) if live else None
+
 
 class AutoBudget(FixedBudget):
     """Chooses the number of nodes with the most expected tokens per second; 0 if none pay."""
 
     def __init__(self, table: StepTimeTable):
         super().__init__(0)
-        self._control = Controller(table)
+        self.control = Controller(table)
         self._kept = PER_SLOT  # number of nodes that recent steps verified
         self._penalties: Penalties = None
 
     def num_draft_tokens(self, live_count: int) -> int:
-        if not self._control.should_draft():
+        if not self.control.should_draft():
             return 0
         return min(most_nodes(live_count), 2 * max(live_count, self._kept))
 
     def select(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
-        control, self._penalties = self._control, penalties
+        control, self._penalties = self.control, penalties
         calibration, best_rate = control.calibration, 1.0
         if control.gate.probe:
             # acceptance may also have changed since the last drafts
@@ -86,13 +95,13 @@ class AutoBudget(FixedBudget):
     def record_selection(self, nodes: int) -> None:
         self._kept = max(nodes, self._kept // 2)
         if not nodes:
-            self._control.gate.back_off()
+            self.control.gate.back_off()
 
     def update(self, live_count: int, record: Record) -> None:
         shares = [float(n > 0) for n in record.nodes]
         if self._penalties:
             shares = _shares(self._penalties)
-        self._control.update(live_count, live_count, record, shares)
+        self.control.update(live_count, live_count, record, shares)
 
 
 class AutoPool(FixedPool):
@@ -104,7 +113,7 @@ class AutoPool(FixedPool):
 
     def __init__(self, table: StepTimeTable, sizes: list[int]):
         super().__init__(0, sizes)
-        self._control = Controller(table)
+        self.control = Controller(table)
         self._worth: list[float] = []  # acceptance probabilities of that step's nodes, descending
         self._live = 1  # live slots of that step
 
@@ -117,11 +126,11 @@ class AutoPool(FixedPool):
         known = nodes / share
         full = min(int(known), len(self._worth))
         beyond = (known - full) * self._worth[-1] / 2
-        return (sum(self._worth[:full]) + beyond) * share * self._control.calibration
+        return (sum(self._worth[:full]) + beyond) * share * self.control.calibration
 
     def pool_shape(self, live_count: int) -> tuple[int, int]:
         sizes = [size for size in self.sizes if size >= live_count] or self.sizes[-1:]
-        base, control = sizes[0], self._control
+        base, control = sizes[0], self.control
         if not control.should_draft():
             return base, 0
 
@@ -137,7 +146,7 @@ class AutoPool(FixedPool):
 
     def update(self, live_count: int, record: Record) -> None:
         base = next((size for size in self.sizes if size >= live_count), self.sizes[-1])
-        self._control.update(live_count, base, record, [float(n > 0) for n in record.nodes])
+        self.control.update(live_count, base, record, [float(n > 0) for n in record.nodes])
         if record.costs:
             self._worth = sorted(map(acceptance, record.costs), reverse=True)
             self._live = max(live_count, 1)

@@ -1,7 +1,7 @@
 """Budgets with a fixed number of drafted tokens, and the protocol of all budgets."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from csd.engine.results.record import Record
 from csd.state.pool import MAX_NODES
@@ -47,6 +47,9 @@ class Budget(Protocol):
 
 class FixedBudget(Budget):
     """At most `nodes` drafted tokens per step, over all samples together."""
+
+    # `auto.Controller` of an automatic budget: its step times and gain
+    control: Any = None
 
     def __init__(self, nodes: int):
         self.nodes = nodes
