@@ -69,6 +69,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Names for users; modules and functions that this file needs are left out."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """The names that few callers need, imported at the first access."""
     if name == "baselines":

@@ -4,6 +4,8 @@ import logging
 import os
 import sys
 from argparse import Namespace, _SubParsersAction
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -163,6 +165,18 @@ def add(commands: _SubParsersAction) -> None:
     parser.set_defaults(run=_serve)
 
 
+def _prepare(engine: Any) -> None:
+    """Run the first steps, which compile on a new machine, before any client waits for them.
+
+    Answers in JSON run further loops, so one is drawn too.
+    """
+    few = min(4, engine.longest - 1)
+    engine.submit([0], num_samples=2, max_new_tokens=few, ignore_eos=True, seed=0).result()
+    if find_spec("llguidance") is not None and engine.engine.tokenizer is not None:
+        schema = {"type": "boolean"}
+        engine.submit([0], num_samples=2, max_new_tokens=few, json_schema=schema, seed=1).result()
+
+
 def _serve(args: Namespace) -> int:
     check_flags(args, ("budget", "speculate", "prior", "device", "revision"))
     check_counts(args, COUNTS)
@@ -205,9 +219,7 @@ def _serve(args: Namespace) -> int:
         dtype=None if args.dtype is None else getattr(torch, args.dtype),
         **({"prefix_cache": False} if args.no_prefix_cache else {}),
     )
-    # the first steps on a machine compile, here before any client waits for them
-    few = min(4, engine.longest - 1)
-    engine.submit([0], num_samples=2, max_new_tokens=few, ignore_eos=True, seed=0).result()
+    _prepare(engine)
     name = args.served_model_name or os.path.basename(os.path.normpath(args.model))
     limits = Limits(body=args.max_body, choices=args.max_n, requests=args.max_requests)
     server = Server(

@@ -16,7 +16,14 @@ from pathlib import Path
 
 from csd.engine.options.thinking import after_thoughts
 from csd.evaluate.letters import option, options_in
-from csd.evaluate.numbers import last_numeral, number_of, numeral_at, plain_number, plain_text
+from csd.evaluate.numbers import (
+    last_numeral,
+    number_of,
+    numeral_at,
+    plain_number,
+    plain_text,
+    spelled,
+)
 from csd.models.text.prompts import check_prompt
 from csd.utils.check import fits, shown
 from csd.utils.json_files import naming, read_lines
@@ -267,12 +274,12 @@ def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str
 
 
 def canonical(answer: str) -> str:
-    r"""Normalise an answer: LaTeX without layout, numbers and fractions as reduced fractions.
+    r"""Normalise an answer: LaTeX without layout, numbers as decimals or else as reduced fractions.
 
-    0.5, 1/2, \frac12 and $\dfrac{1}{2}$ are 1/2, 1 1/2 is 3/2, 1.5e3 and 1 500 are 1500, and 12 cm
-    and 12\text{ cm} are 12. An option is its letter: C, (C), C: Paris and C. Paris are C.
-    Expressions are compared as text, so x+1 is not 1+x: equal spellings are equal answers, but
-    equal answers may be spelled differently.
+    0.5, 1/2, \frac12 and $\dfrac{1}{2}$ are 0.5, 2/6 is 1/3, 1 1/2 is 1.5, 1.5e3 and 1 500 are
+    1500, and 12 cm and 12\text{ cm} are 12. An option is its letter: C, (C), C: Paris and C. Paris
+    are C. Expressions are compared as text, so x+1 is not 1+x: equal spellings are equal answers,
+    but equal answers may be spelled differently.
     """
     text = plain_text(answer)
     text = re.sub(r"\\(left|right|displaystyle|[!,;: ])|~", " ", text)
@@ -287,7 +294,7 @@ def canonical(answer: str) -> str:
     # million is no unit
     number = number_of(bare) or number_of(_UNIT.sub("", bare))
     if number is not None:
-        return str(number)
+        return spelled(number)
     text = re.sub(_WORDS, r"\1", text)
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)

@@ -192,3 +192,17 @@ def _multiplied(match: re.Match, number: str) -> str:
         return _trimmed(digits + "0" * -decimals, "")
     digits = digits.zfill(decimals + 1)
     return _trimmed(digits[:-decimals], digits[-decimals:])
+
+
+def spelled(value: Fraction) -> str:
+    """A number as decimals if they are finite, else as a reduced fraction: 78.73, 1/3."""
+    left = value.denominator
+    for factor in (2, 5):
+        while left % factor == 0:
+            left //= factor
+    if value.denominator == 1 or left != 1:
+        return str(value)
+    # a finite decimal has at most as many places as its denominator has bits
+    places = next(n for n in range(value.denominator.bit_length()) if not 10**n % value.denominator)
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    return f"{'-' * (value < 0)}{digits[:-places]}.{digits[-places:]}"

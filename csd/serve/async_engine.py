@@ -26,6 +26,7 @@ from csd.serve.caches import ServedRoom
 from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
 from csd.serve.reader import Reader
+from csd.serve.repeats import Repeats
 from csd.serve.scheduler import ServiceScheduler
 from csd.serve.session import AsyncSession
 from csd.serve.weights import Weights
@@ -178,6 +179,7 @@ class AsyncEngine:
         self._weights = Weights()
         self._scheduler: ServiceScheduler | None = None  # of the requests in flight
         self._index = count()
+        self._repeats = Repeats()
         self._process = os.getpid()
         # folder, hub name or file of the model, as it was given; None for an object
         self.source = os.fspath(model) if isinstance(model, str | os.PathLike) else None
@@ -271,6 +273,7 @@ class AsyncEngine:
         request: Request = call.requests[0]
         request.index, request.scope = next(self._index), owner if prefix_cache else None
         request.graph = graph
+        self._repeats.note(request.key, request.samples.start)
         request.scores = scores or request.scores
         if has_grammar(request.params):
             # here, since the requests in flight wait for the engine's thread

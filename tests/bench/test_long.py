@@ -1,11 +1,13 @@
 """`python -m bench.long`: the plan, a row, the picture and the table that are made of a file."""
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
+from bench.e2e import readme as readme_command
 from bench.e2e.long import __main__ as long
 from bench.e2e.long import picture, readme_table
 from bench.e2e.long.drawn import Drawn, described, distinct
@@ -137,35 +139,67 @@ def test_a_run_goes_on_behind_the_rows_of_its_file(tmp_path, result):
 def test_the_table_is_made_of_the_file(result):
     block = readme_table.block(result)
     assert block.startswith(readme_table.BEGIN) and block.endswith(readme_table.END)
-    rows = [line.split(" | ") for line in block.splitlines() if line.startswith("| ")][2:]
-    assert tuple(row[0].removeprefix("| ").split(" (")[0] for row in rows) == ENGINES
+    rows = [line.split(" | ") for line in block.splitlines() if line.startswith("| ")]
+    names = tuple(row[0].removeprefix("| ").split(" (")[0] for row in rows[2:])
+    # engines that were timed, the fastest first
+    assert names == tuple(name for name in ENGINES if name != "llama.cpp")
     # the longest row, and of an engine's sides the fastest
-    assert "8 answers of 60 tokens" in block and "vLLM (ngram) | 420 | 1.1 s | 1.43" in block
-    assert rows[0][1:3] == ["600", "0.8 s"] and "llama.cpp | llama-cpp-python is not here" in block
+    assert "8 answers of 60 tokens" in rows[0][0] and "vLLM (ngram) | 1.1 | 1.38" in block
+    assert "llama.cpp is left out: llama-cpp-python is not here" in block
 
 
-def test_the_picture_is_made_of_the_file(result, tmp_path, capsys):
-    path = tmp_path / "long.json"
-    path.write_text(json.dumps(result))
-    long.main(["--plot", "--json", str(path)])
-    printed = capsys.readouterr().out.strip()
-    assert printed == f"{readme_table.block(result)}\n\n{readme_table.all_rows(result)}"
-    text = (tmp_path / "long.svg").read_text()
+def test_printed_ratios_are_quotients_of_the_printed_seconds_within_their_ranges():
+    for path in ("long.json", "readme.json"):
+        result = json.loads((ROOT / "bench/results" / path).read_text())
+        block = readme_table.block(result)
+        found = re.findall(
+            r"^\| (.+?) \| ([\d.]+) \| (?:([\d.]+) \(([\d.]+) to ([\d.]+)\))? *\|", block, re.M
+        )
+        own = next(float(seconds) for name, seconds, *_ in found if name == "csd")
+        assert len(found) > 2
+        for name, seconds, ratio, low, high in found:
+            if name != "csd":
+                assert float(ratio) == pytest.approx(float(seconds) / own, abs=0.006)
+                assert float(low) - 0.01 <= float(ratio) <= float(high) + 0.01
+        whole, engine, drafts = (
+            float(x)
+            for x in re.search(r"^([\d.]+) .* \*\*([\d.]+) .* \*\*([\d.]+)", block, re.M).groups()
+        )
+        assert whole == pytest.approx(engine * drafts, rel=0.01)
+
+
+def test_the_picture_is_made_of_the_file(result):
+    text = picture.svg(result)
     root = ET.fromstring(text)
     texts = ["".join(x.itertext()) for x in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"csd", "csd without drafts", "vLLM", "vLLM ngram", "20", "60"} <= set(texts)
+    assert {"csd", "csd without drafts", "vLLM (ngram)", "0.8", "1.1"} <= set(texts)
     assert "prefers-color-scheme: dark" in text and "llama.cpp" not in texts
-    # the engine beside its fastest peer, and the drafts beside the engine
-    assert {"1.19", "1.20", "engine: without drafts / vLLM ngram"} <= set(texts)
-    lines = [x for x in root.iter("{http://www.w3.org/2000/svg}path")]
-    assert len(lines) == 5 and all(len(x.attrib["d"].split("L")) == 2 for x in lines)
-    # no background
-    assert len([*root.iter("{http://www.w3.org/2000/svg}rect")]) == 2
-    assert set(picture.COLOURS) == {*CSD, *PEERS}
+    # one bar for each engine, whose length is its seconds
+    bars = [float(x.attrib["width"]) for x in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert len(bars) == 4 and bars == sorted(bars)
+    assert bars[-1] / bars[0] == pytest.approx(6.0, rel=0.01)
+
+
+def test_one_command_writes_readme_and_its_plot(result, tmp_path, monkeypatch):
+    readme, path = tmp_path / "README.md", tmp_path / "readme.json"
+    readme.write_text(f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n")
+    monkeypatch.setattr(readme_command, "ROOT", tmp_path)
+    ran = []
+
+    def run(args, cells):
+        ran.append((args.pairs, [cell.name for cell in cells]))
+        args.json.write_text(json.dumps(result))
+
+    monkeypatch.setattr(readme_command, "run", run)
+    for more in ([], ["--plot"]):
+        readme_command.main(["--json", str(path), *more])
+        assert readme.read_text() == f"before\n{readme_table.block(result)}\nafter\n"
+        assert path.with_suffix(".svg").read_text() == picture.svg(result)
+    assert ran == [(7, ["one worked problems, N=8, limit 1000"])]
 
 
 def test_readme_has_the_table_of_the_file():
-    readme, path = (ROOT / "README.md").read_text(), ROOT / long.RESULT
+    readme, path = (ROOT / "README.md").read_text(), ROOT / readme_command.RESULT
     begin, end = (readme.index(mark) for mark in (readme_table.BEGIN, readme_table.END))
     found = readme[begin : end + len(readme_table.END)]
     assert found == readme_table.block(json.loads(path.read_text()))

@@ -62,6 +62,24 @@ def test_different_answers(one, other):
     assert canonical(one) != canonical(other)
 
 
+@pytest.mark.parametrize(
+    ("answer", "want"),
+    [
+        ("78.73", "78.73"),
+        ("-0.05", "-0.05"),
+        (r"\frac{1}{8}", "0.125"),
+        ("1/3", "1/3"),
+        ("2/6", "1/3"),
+        ("-22/7", "-22/7"),
+        ("4/2", "2"),
+        ("1000.50", "1000.5"),
+    ],
+)
+def test_numbers_are_decimals_where_these_are_finite(answer, want):
+    assert canonical(answer) == want
+    assert canonical(want) == want
+
+
 def test_tasks_read_their_files(tmp_path):
     path = tmp_path / "problems.jsonl"
     path.write_text(json.dumps({"question": "How many?", "answer": "2+3=<<2+3=5>>5\n#### 1,005"}))
@@ -74,8 +92,8 @@ def test_tasks_read_their_files(tmp_path):
         json.dumps({"problem": "Find it.", "answer": r"\frac{1}{2}", "level": 3}) + "\n"
     )
     (problem,) = read(path, TASKS["math"])
-    assert problem.answer == "1/2"
-    assert TASKS["math"].extract(r"Thus \boxed{\dfrac12}.") == "1/2"
+    assert problem.answer == "0.5"
+    assert TASKS["math"].extract(r"Thus \boxed{\dfrac12}.") == "0.5"
 
     question = "Which is the capital?\nA. Rome\nB. Pisa"
     path.write_text(json.dumps({"question": question, "answer": "a"}))

@@ -1,6 +1,6 @@
 """Paged keys and values that the draft trees of a `transformers` model attend to."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +22,18 @@ class TreeCache:
         [1, K, P, D].
     samples: number of samples of each prompt; slots are numbered prompt after prompt.
     max_new_tokens: most tokens that a sample may commit.
+    ids: for each prompt its token ids, the last one included. With them, a cache that already holds
+        the last token is refused, and so is a first tree whose root is another token: its
+        predictions would be those of a prompt with the last token twice.
     """
 
-    def __init__(self, prompts: list, samples: list[int], max_new_tokens: int):
+    def __init__(
+        self,
+        prompts: list,
+        samples: list[int],
+        max_new_tokens: int,
+        ids: Sequence[Sequence[int]] | None = None,
+    ):
         if len(prompts) != len(samples) or not prompts:
             raise ValueError(
                 f"samples must have one number per prompt, got {len(samples)} for {len(prompts)}"
@@ -43,6 +52,9 @@ class TreeCache:
         S, width = sum(samples), pages_for(max_new_tokens)
         config = SimpleNamespace(layers=L, kv_heads=K, head_dim=D)
         pages = sum(map(pages_for, lengths)) + S * width
+        if ids is not None:
+            _check_ids(ids, lengths)
+        self._roots = None if ids is None else [int(tokens[-1]) for tokens in ids]
         # computed before any is allocated: the pages, their table entries, the slots' numbers
         needed = pages * KVCache.bytes_per_page(config, first.dtype) + S * (4 * width + 64)
         room = free_bytes(first.device)
@@ -107,6 +119,13 @@ class TreeCache:
             raise ValueError(
                 f"tokens and parents must have {S} lists, got {len(tokens)} and {len(parents)}"
             )
+        if self._roots is not None:
+            for s, root in enumerate(self._roots[g] for g in self._group):
+                if not self._len[s] and tokens[s] and tokens[s][0] != root:
+                    raise ValueError(
+                        f"the root of slot {s} must be its prompt's last token, {root}, until "
+                        f"tokens are committed, got {tokens[s][0]}"
+                    )
         words, depths = zip(*(_words(s, tokens[s], parents[s]) for s in range(S)), strict=True)
         nodes = [len(t) for t in tokens]
         start = [sum(nodes[:s]) for s in range(S)]
@@ -183,6 +202,18 @@ def _stack(past: Any, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError("a cache must have a key and a value of shape [B, K, P, D] in every layer")
     k, v = (torch.stack([pair[i][row] for pair in pairs]) for i in range(2))
     return k.transpose(1, 2).detach(), v.transpose(1, 2).detach()
+
+
+def _check_ids(ids: Sequence[Sequence[int]], lengths: list[int]) -> None:
+    """Raises ValueError unless each prompt's cache holds all of its tokens but the last."""
+    if len(ids) != len(lengths):
+        raise ValueError(f"ids must have one list per prompt, got {len(ids)} for {len(lengths)}")
+    for i, (tokens, length) in enumerate(zip(ids, lengths, strict=True)):
+        if length != len(tokens) - 1:
+            raise ValueError(
+                f"prompts[{i}] must be the cache of all but the last of its {len(tokens)} tokens, "
+                f"got one of {length}: the last token is the root of the first tree"
+            )
 
 
 def _words(slot: int, tokens: list[int], parents: list[int]) -> tuple[list[int], list[int]]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from csd.models.demo import DEMO, smollm2_path
 from csd.models.fused.config import ModelConfig, ModelSizes
 from csd.models.fused.decoder import Decoder, DecoderLike
 from csd.models.fused.fusable import DTYPES, checked_config
@@ -128,7 +129,8 @@ def load(
     """Load a model for decoding.
 
     model: a transformers model, a local folder with a model or a peft adapter, a hub name, a GGUF
-    file, a `Decoder`, or a `Loaded`, which is returned as it is.
+    file, "demo" (`csd.models.demo.smollm2_path`), a `Decoder`, or a `Loaded`, which is returned as
+    it is.
     before: called with device, dtype and sizes before weights are read, if the config names these.
     decoder: "auto", "fused" or "module" (`csd.models.load.choose_decoder`). packed: whether
     matrices of a model that is loaded by name get the layout in which a CPU multiplies few rows.
@@ -198,6 +200,8 @@ def _from_path(
     if device is None:
         warn_of_unseen_gpu()
     device = usable(device)
+    if name == DEMO and not os.path.exists(name):
+        name = smollm2_path()
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     adapter = adapter_of(name, revision)

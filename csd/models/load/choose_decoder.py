@@ -5,7 +5,6 @@ warning that names the reason. The other names force one decoder, and raise the 
 does not run the model.
 """
 
-import warnings
 from typing import Any
 
 from csd.models.fused.decoder import DecoderLike
@@ -13,6 +12,7 @@ from csd.models.fused.fusable import checked_config
 from csd.models.fused.fuse import fuse
 from csd.models.module.admit import admit
 from csd.models.module.decoder import ModuleDecoder
+from csd.utils.warnings import warn_caller
 
 DECODERS = ("auto", "fused", "module")
 
@@ -29,10 +29,10 @@ def decoder_of(model: Any, wanted: str) -> DecoderLike:
             raise
         raise type(error)(f"{error}. The fused decoder does not run it either: {why}") from error
     if why is not None:
-        warnings.warn(
-            f"csd uses the module of this {type(model).__name__} itself (decoder='module'), "
-            f"because its fused decoder does not support it: {why}",
-            stacklevel=2,
+        warn_caller(
+            f"csd runs this {type(model).__name__} by its transformers module: same tokens, slower "
+            f"than csd's fused decoder, which does not run it ({why.partition(';')[0]}). See "
+            "docs/models.md; decoder='module' asks for it without this notice"
         )
     return made
 
