@@ -39,7 +39,7 @@ $(VENV)/.docs: $(VENV)/.installed
 
 # the site of docs/, in build/site
 docs: install-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	REPO_URL="$$(git config --get remote.origin.url)" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: install
 	$(BIN)/python examples/demo.py

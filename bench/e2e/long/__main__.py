@@ -7,10 +7,10 @@
 Worked problems, programs and rewriting (`bench/e2e/long/prompts.py`), at temperature 0.7 without
 filters; the sides alternate within a row, with the same weights and number of threads. A row is
 written when it is complete, and a rerun with the same file continues after the last one. Rows that
-do not fit in --minutes are left out, but never the first ones of the plan. --plot draws the picture
-and prints README's table and that of all rows, from the file alone. llama.cpp needs `pip install
-llama-cpp-python` and a GGUF file, vLLM the environment of `make test-vllm`. The method is in
-docs/experiments/answers.md.
+do not fit in --minutes are left out, but never the first ones of the plan. --plot prints the table
+of all rows, from the file alone; `python -m bench readme` makes README's table and plot. llama.cpp
+needs `pip install llama-cpp-python` and a GGUF file, vLLM the environment of `make test-vllm`. The
+method is in docs/experiments/answers.md.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.e2e.long import picture, readme_table
+from bench.e2e.long import readme_table
 from bench.e2e.long.plan import Cell, kept, plan, summary
 from bench.lib.common import finish, merged, table, write
 
@@ -45,13 +45,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--limits", type=int, nargs="+", help="only rows of these limits")
     parser.add_argument("--samples", type=int, nargs="+", help="only rows of these numbers")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and its estimate")
-    parser.add_argument("--plot", action="store_true", help="draw the file, and measure nothing")
+    parser.add_argument("--plot", action="store_true", help="print the file's table only")
     parser.add_argument("--json", type=Path, default=RESULT)
     args = parser.parse_args(argv)
     if args.plot:
         result = json.loads(args.json.read_text())
-        args.json.with_suffix(".svg").write_text(picture.svg(result))
-        print(readme_table.block(result), readme_table.all_rows(result), sep="\n\n")
+        print(readme_table.all_rows(result))
         return
     cells = [
         cell

@@ -1,10 +1,10 @@
-"""Tables from a result file: README's with five rows, and the documentation's with all."""
+"""Tables from a result file: README's of the headline row, and the documentation's of all rows."""
 
 from bench.e2e.long.plan import CSD, LLAMA, TRANSFORMERS, VLLM
 from bench.lib.common import markdown
 
 SAMPLES = 8
-BEGIN, END = "<!-- bench.long: python -m bench.long --plot -->", "<!-- /bench.long -->"
+BEGIN, END = "<!-- python -m bench readme -->", "<!-- /bench readme -->"
 # engines of the table and their sides; the fastest side represents the engine
 ENGINES = {
     "csd": CSD[:1],
@@ -36,26 +36,64 @@ def fastest(row: dict) -> dict[str, str]:
 def block(result: dict) -> str:
     """Returns README's block with its markers."""
     row = headline(result)
-    sides, length = fastest(row), row["mean length"]
-    job = f"{SAMPLES} answers of {length:,.0f} tokens"
-    lines = []
-    for engine in ENGINES:
-        side = sides.get(engine)
-        if side is None:
-            why = result["left out"].get(ENGINES[engine][0], "no such side in this row")
-            lines.append([engine, why, "", ""])
-            continue
-        speed = row["tok/s"][side]
-        lines.append(
-            [
-                _named(engine, side),
-                f"{speed:,.0f}",
-                f"{SAMPLES * length / speed:.1f} s",
-                _ratio(row["csd / other"].get(side)),
-            ]
-        )
-    head = ["engine", "tokens per second", job, "csd against it, median of pairs"]
-    return "\n".join([BEGIN, "", markdown(head, lines), "", *_text(result, row), END])
+    lines = [
+        [_named(engine, side), f"{seconds:.1f}", "" if engine == "csd" else _times(row, side)]
+        for engine, side, seconds in by_seconds(row)
+    ]
+    head = [f"{job(result)}, {place(result)}", "seconds", "csd is faster (range of pairs)"]
+    return "\n".join([BEGIN, "", markdown(head, lines), "", _factors(row), "", _text(result), END])
+
+
+def by_seconds(row: dict) -> list[tuple[str, str, float]]:
+    """Engine, its fastest side and its seconds for the row's answers, the fastest engine first.
+
+    All engines are timed per token, so their seconds are of answers of one length, csd's.
+    """
+    tokens = SAMPLES * row["mean length"]
+    found = [(name, side, tokens / row["tok/s"][side]) for name, side in fastest(row).items()]
+    return sorted(found, key=lambda x: x[2])
+
+
+def job(result: dict) -> str:
+    """The answers of the row, in words."""
+    row = headline(result)
+    return f"{row['samples']} answers of {row['mean length']:,.0f} tokens"
+
+
+def place(result: dict) -> str:
+    """The model, the dtype and the machine."""
+    here, model = result["machine"], result["model"].removesuffix(".gguf")
+    return f"{model} in {result['dtype']}, {here['cores']} cores of {here['cpu']}"
+
+
+def quotient(row: dict, slow: str, fast: str) -> tuple[float, float, float]:
+    """Median rate of `fast` by that of `slow`, and the range of the same in the pairs.
+
+    A quotient of medians always lies in the range of the quotients of the pairs.
+    """
+    pairs = [a / b for a, b in zip(row["rates"][fast], row["rates"][slow], strict=True)]
+    return row["tok/s"][fast] / row["tok/s"][slow], min(pairs), max(pairs)
+
+
+def _times(row: dict, slow: str, fast: str = "csd") -> str:
+    """The quotient of the printed seconds, with the range of the pairs."""
+    tokens = SAMPLES * row["mean length"]
+    seconds = [float(f"{tokens / row['tok/s'][side]:.1f}") for side in (slow, fast)]
+    _, low, high = quotient(row, slow, fast)
+    return f"{seconds[0] / seconds[1]:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _factors(row: dict) -> str:
+    """The gain over the fastest other engine as two factors: the engine's, and the drafts'."""
+    plain, peers = CSD[1], [x for x in by_seconds(row) if x[0] not in CSD]
+    drafts = f"**{_times(row, plain)} by drafts**"
+    if not peers:
+        return drafts
+    engine, side, _ = peers[0]
+    return (
+        f"{_times(row, side)} against {_named(engine, side)} is **{_times(row, side, plain)} by "
+        f"csd's engine** times {drafts}."
+    )
 
 
 def _named(engine: str, side: str) -> str:
@@ -68,16 +106,16 @@ def _ratio(found: list[float] | None) -> str:
     return "{:.2f} ({:.2f} to {:.2f})".format(*found)
 
 
-def _text(result: dict, row: dict) -> list[str]:
-    here, pairs = result["machine"], len(row["rates"]["csd"])
-    return [
-        f"{result['model']} in {result['dtype']} on {here['cores']} cores of {here['cpu']}: "
-        f"{row['task']}, at most {row['limit']:,} tokens, temperature 0.7. Each engine runs in its "
-        f"fastest configuration, in turn with the others: rates are medians of {pairs} draws, and "
-        f"ratios medians of the {pairs} pairs with their range. {row['ended']:.0%} of the answers "
-        f"ended before the limit, and {row['distinct 8-grams']:.0%} of their 8-grams are distinct"
-        f"{'' if row['counts'] else ', so that the text is no measure of other text'}."
-    ]
+def _text(result: dict) -> str:
+    row, missing = headline(result), result["left out"]
+    pairs = len(row["rates"]["csd"])
+    engines = [name for name in ENGINES if ENGINES[name][0] in missing and name not in fastest(row)]
+    absent = "".join(f" {name} is left out: {missing[ENGINES[name][0]]}." for name in engines)
+    return (
+        f"{row['task'].capitalize()}, at most {row['limit']:,} tokens, temperature 0.7. Each "
+        "engine runs in its fastest configuration, in turn with the others; seconds are medians "
+        f"of {pairs} pairs. {row['ended']:.0%} of the answers ended before the limit.{absent}"
+    )
 
 
 def all_rows(result: dict) -> str:
