@@ -12,8 +12,9 @@ threads if llama-cpp-python is installed. Rates are medians over the rounds. The
 
 import argparse
 import importlib.util
-import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ def sides_of(
 ) -> dict[str, Callable[[int], float]]:
     """Functions that draw with a seed and return tokens per second, by name."""
     loaded = load(model, device="cpu")
-    busy = thread_choice.BUSY
+    recent = thread_choice.RECENT
     engines = {name: csd.Engine(loaded) for name in ("csd, 1 thread", "csd", "csd, fixed threads")}
 
     def drawer(name: str) -> Callable[[int], float]:
@@ -92,8 +93,8 @@ def sides_of(
 
         def draw(seed: int) -> float:
             torch.set_num_threads(number)
-            # never suspects another process, so it keeps all threads
-            thread_choice.BUSY = 0.0 if name == "csd, fixed threads" else busy
+            # without a trial it keeps all threads
+            thread_choice.RECENT = 10**9 if name == "csd, fixed threads" else recent
             start = time.perf_counter()
             out = engine.generate(
                 [{"role": "user", "content": PROMPT}],
@@ -125,22 +126,15 @@ def llama(model: str, tokenizer: Any, samples: int, tokens: int) -> Callable[[in
 
 @contextmanager
 def competing(count: int) -> Iterator[None]:
-    """Context in which `count` processes count in a loop."""
-    made = [multiprocessing.get_context("spawn").Process(target=_count) for _ in range(count)]
-    for process in made:
-        process.start()
+    """Context in which `count` processes run an empty loop."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(count)]
     try:
         yield
     finally:
-        for process in made:
-            process.terminate()
-            process.join()
-
-
-def _count() -> None:
-    number = 0
-    while True:
-        number += 1
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":

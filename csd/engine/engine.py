@@ -25,7 +25,7 @@ from csd.engine.step.budget import Controller
 from csd.engine.step.static_step import capture_all
 from csd.engine.step.step import Step
 from csd.engine.step.thread_choice import ThreadChoice
-from csd.models.exact import any_rows
+from csd.models.exact import any_threads
 from csd.utils.arguments import check_flag, check_number, check_whole, checked
 from csd.utils.cache_folder import watch_forks
 from csd.utils.device import current, on_device, stream_of
@@ -154,6 +154,7 @@ class Engine(ModelResources):
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did
         self._ended = True  # whether the last call's slots and pages have been freed
         self._last: torch.cuda.Event | None = None  # end of the last call's work
+        self._threads_agree: tuple[Any, bool] = None, False  # of a decoder and a number of threads
         self._threads = ThreadChoice(fixed=self.device.type != "cpu")
         self._group_keys = count(1)  # of the groups of all calls, never reused
         watch_forks(self)
@@ -287,9 +288,7 @@ class Engine(ModelResources):
                 # the last call was interrupted again while it ended
                 self._drop()
             self._ended = False
-            self._threads.fixed = self.device.type != "cpu" or (
-                self.exact and not any_rows(self.decoder)
-            )
+            self._threads.fixed = self.device.type != "cpu" or not self._any_threads()
             self._threads.begin()
             stream = stream_of(self.device)
             if stream is not None and self._last is not None:
@@ -350,6 +349,16 @@ class Engine(ModelResources):
                     self._end_call(requests, step.seconds, control)
                 self._ended = True
                 self._last = None if stream is None else stream.record_event()
+
+    def _any_threads(self) -> bool:
+        """True if an exact engine keeps its bits with another number of threads."""
+        threads = torch.get_num_threads()
+        if not self.exact or threads == 1:
+            return True
+        key = threads, id(self.decoder)
+        if self._threads_agree[0] != key:
+            self._threads_agree = key, any_threads(self.decoder, self._products, threads)
+        return self._threads_agree[1]
 
     def release_unless_busy(self) -> bool:
         """Free the caches unless a call is running; True if they were freed."""

@@ -71,7 +71,8 @@ class SlotFiller:
 
     def fill(self) -> int:
         """Fill free slots; returns the number of slots that hold samples. 0 ends the run."""
-        self.refill()
+        with self.threads.chosen():
+            self.refill()
         return sum(owner is not None for owner in self.owners)
 
     def set_progress_penalty(self) -> None:

@@ -100,6 +100,11 @@ def _weights(decoder: Decoder) -> list[torch.Tensor]:
     return [w for w in (*layers, *chosen, *stacks, *head) if w is not None]
 
 
+def any_threads(decoder: DecoderLike, products: ExactProducts, threads: int) -> bool:
+    """True if one thread and `threads` give the decoder's products the same bits, by trial."""
+    return isinstance(decoder, Decoder) and products.threads_agree(_weights(decoder), threads)
+
+
 def any_rows(decoder: DecoderLike) -> bool:
     """True if csd's own loops, which compute each row by itself, run all of its products."""
     return isinstance(decoder, Decoder) and all(map(in_loops, _weights(decoder)))

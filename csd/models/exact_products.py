@@ -31,6 +31,8 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tens
 SIZES = (1, 2, 3, 4, 5, 8, 13, 16, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 192, 256)
 FEW_SIZES = (1, 2, 3, 8, 16, 31, 32, 33, 64)
 LARGE = 1 << 24
+# numbers of rows with which one thread is compared with several
+THREAD_SIZES = (1, 2, 8, 16, 33, 64)
 LEAST = (1, 2, 4, 8, 16, 32)
 # numbers of rows for Triton's product, on both sides of each of its tile sizes
 GPU_SIZES = (1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129, 256, 512)
@@ -209,6 +211,28 @@ class ExactProducts:
         if blocks.least <= x.shape[0] <= blocks.most:
             return row_parts_triton(x, weight, bias)
         return self(x, weight, bias)
+
+    def threads_agree(self, weights: list[torch.Tensor], threads: int) -> bool:
+        """True if one thread and `threads` give products the same bits, by trial of each shape."""
+        before, tried = torch.get_num_threads(), set()
+        try:
+            for weight in weights:
+                if (
+                    in_loops(weight)
+                    or (kind := (weight.shape, weight.dtype, weight.layout)) in tried
+                ):
+                    continue
+                tried.add(kind)
+                x, trial, _ = _trial(THREAD_SIZES[-1], weight)
+                results = []
+                for count in (1, threads):
+                    torch.set_num_threads(count)
+                    results.append([self(x[:rows], trial) for rows in THREAD_SIZES])
+                if not all(map(torch.equal, *results)):
+                    return False
+        finally:
+            torch.set_num_threads(before)
+        return True
 
     def learn(self, weight: torch.Tensor) -> RowBlocks:
         """Blocks for matrices of the shape, dtype and layout of `weight`, tried once and cached."""

@@ -5,7 +5,7 @@ import torch
 
 import csd
 from csd.engine.step import thread_choice
-from csd.engine.step.thread_choice import BUSY, RECENT, SHARE, ThreadChoice
+from csd.engine.step.thread_choice import RECENT, SHARE, ThreadChoice
 from csd.models.demo import toy
 from csd.utils.cpus import group_quota, usable_cpus
 
@@ -24,50 +24,51 @@ class Machine:
     def __init__(self, choice):
         self.choice, self.now, self.steps = choice, 0.0, []
 
-    def run(self, seconds, one, two, busy):
+    def run(self, seconds, one, two):
         end = self.now + seconds
         while self.now < end:
             threads = self.choice._trial or self.choice.threads
             took = one if threads == 1 else two
             self.now += took
             self.steps.append((threads, took))
-            self.choice.learn(took, BUSY / 2 if busy and threads > 1 else 1.0, self.now)
+            self.choice.learn(took, took, self.now)
 
 
-def test_undisturbed_steps_keep_all_threads(two_threads):
+def test_undisturbed_steps_keep_all_threads_but_for_trials(two_threads):
     machine = Machine(ThreadChoice())
-    machine.run(60, one=0.05, two=0.03, busy=False)
-    assert {threads for threads, _ in machine.steps} == {2}
+    machine.run(60, one=0.05, two=0.03)
+    assert machine.choice.threads == 2
+    assert len(machine.steps) > (1 - 2 * SHARE) * 60 / 0.03
 
 
 @pytest.mark.parametrize("two", [0.1, 0.5, 3.0])
 def test_a_busy_machine_gets_one_thread_and_trials_take_their_share(two_threads, two):
     machine = Machine(ThreadChoice())
-    machine.run(RECENT * two + 5, one=0.05, two=two, busy=True)
+    machine.run(RECENT * two + 5, one=0.05, two=two)
     assert machine.choice.threads == 1
     machine.steps.clear()
-    machine.run(600, one=0.05, two=two, busy=True)
+    machine.run(600, one=0.05, two=two)
     best = len(machine.steps) * 0.05
     assert sum(took for _, took in machine.steps) < best * (1 + 2 * SHARE)
 
 
 def test_all_threads_return_when_the_others_have_ended(two_threads):
     machine = Machine(ThreadChoice())
-    machine.run(20, one=0.05, two=0.5, busy=True)
+    machine.run(20, one=0.05, two=0.5)
     assert machine.choice.threads == 1
-    machine.run(40, one=0.05, two=0.03, busy=False)
+    machine.run(40, one=0.05, two=0.03)
     assert machine.choice.threads == 2
     machine.steps.clear()
-    machine.run(10, one=0.05, two=0.03, busy=False)
-    assert {threads for threads, _ in machine.steps} == {2}
+    machine.run(60, one=0.05, two=0.03)
+    assert len(machine.steps) > (1 - 2 * SHARE) * 60 / 0.03
 
 
 def test_two_threads_that_are_faster_in_spite_of_others_stay(two_threads):
     machine = Machine(ThreadChoice())
-    machine.run(60, one=0.05, two=0.04, busy=True)
+    machine.run(60, one=0.05, two=0.04)
     assert machine.choice.threads == 2
     assert {threads for threads, _ in machine.steps} == {1, 2}
-    assert len(machine.steps) > (1 - SHARE) * 60 / 0.04
+    assert len(machine.steps) > (1 - 2 * SHARE) * 60 / 0.04
 
 
 def test_tokens_do_not_depend_on_the_choice_and_the_caller_keeps_its_threads(
@@ -77,8 +78,7 @@ def test_tokens_do_not_depend_on_the_choice_and_the_caller_keeps_its_threads(
     given = dict(num_samples=4, max_new_tokens=40, seed=0, tokenizer=tokenizer)
     with csd.Engine(model, self_check=False) as engine:
         want = engine.generate("a b a b", **given).tokens
-        # another process is suspected at every step, so both numbers of threads run
-        monkeypatch.setattr(thread_choice, "BUSY", 10.0)
+        # both numbers of threads run, by turns
         monkeypatch.setattr(thread_choice, "PAUSE", 0.0)
         ran, set_threads = set(), torch.set_num_threads
         monkeypatch.setattr(torch, "set_num_threads", lambda n: (ran.add(n), set_threads(n)))
@@ -115,3 +115,18 @@ def test_a_call_uses_no_more_threads_than_the_process_may(two_threads, monkeypat
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     assert usable_cpus() >= 1
+
+
+@pytest.mark.parametrize("agree", [True, False])
+def test_an_exact_engine_keeps_its_threads_where_products_differ(two_threads, monkeypatch, agree):
+    from csd.models.exact_products import ExactProducts
+
+    def product(x, weight, bias=None):
+        y = torch.nn.functional.linear(x, weight, bias)
+        return y if agree else y + torch.get_num_threads()
+
+    weights = [torch.randn(32, 64), torch.randn(16, 64)]
+    monkeypatch.setattr("csd.models.exact_products.in_loops", lambda weight: False)
+    products = ExactProducts(product)
+    assert products.threads_agree(weights, 2) is agree
+    assert torch.get_num_threads() == 2

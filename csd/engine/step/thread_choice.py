@@ -4,16 +4,16 @@ A step has hundreds of places at which its threads wait for one another. If anot
 core, each such place may wait until the operating system runs the delayed thread, for milliseconds.
 Then one thread, which waits for nobody, is many times faster than two.
 
-- Suspect. Threads that are never interrupted use `threads` seconds of CPU time per second. Less
-  than `BUSY` of that, over `RECENT` steps, means that another process uses a core.
-- Try. A few steps then run with one thread, and the faster number of threads is used further on.
-- Try again. While one thread runs, a few steps with all threads find out whether the others have
-  ended. A trial that cost x seconds more than the other number would have is followed by 1 / SHARE
-  times x seconds without a trial, so trials take at most `SHARE` of the time.
+- Try. After `RECENT` steps, a few steps run with the other number of threads, and the faster one is
+  used further on. CPU time does not show whether another process is in the way: threads that wait
+  for one another use it too, and so do the threads of a second library.
+- Try again, since other processes begin and end. A trial that cost x seconds more than the better
+  number would have is followed by x / `SHARE` seconds without a trial, so trials take at most about
+  that share of the time.
 
 Only the time of a step depends on the threads: csd's loops compute the same bits with any number of
-them. PyTorch's products promise that less, so an engine that is `exact` by PyTorch's products keeps
-its threads (`ThreadChoice.fixed`).
+them. PyTorch's products are compared, and an exact engine keeps its threads (`fixed`) if bits
+differ.
 """
 
 import time
@@ -25,12 +25,10 @@ from statistics import mean
 
 import torch
 
-# share of the CPU time of undisturbed threads below which another process is suspected
-BUSY = 0.85
 # steps that are averaged, and steps of a trial after its first
-RECENT, TRIAL = 8, 3
+RECENT, TRIAL = 4, 2
 # largest share of the time that trials may take, and seconds between two trials at least
-SHARE, PAUSE = 0.05, 1.0
+SHARE, PAUSE = 0.02, 1.0
 
 
 class ThreadChoice:
@@ -43,10 +41,10 @@ class ThreadChoice:
         self.fixed = fixed
         self.most = self.threads = torch.get_num_threads()
         # per recent step with `threads`: its seconds, in those of the same step by the table of
-        # step times, and its CPU seconds per second and thread
+        # step times
         self._took: deque[float] = deque(maxlen=RECENT)
-        self._used: deque[float] = deque(maxlen=RECENT)
         self._tried: list[float] = []  # `_took` of the steps of a trial that is running
+        self._spent = 0.0  # seconds of these steps
         self._trial: int | None = None  # the number of threads that it tries
         self._next = 0.0  # time before which no trial begins
 
@@ -65,47 +63,53 @@ class ThreadChoice:
         if self.fixed or self.most == 1:
             yield timer
             return
-        threads = self._trial or self.threads
-        torch.set_num_threads(threads)
+        torch.set_num_threads(self._trial or self.threads)
         try:
-            start, used = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             yield timer
             now = time.perf_counter()
-            share = (time.process_time() - used) / max(now - start, 1e-9) / threads
-            self.learn((now - start) / timer.expected, share, now)
+            self.learn((now - start) / timer.expected, now - start, now)
         finally:
             torch.set_num_threads(self.most)
 
-    def learn(self, took: float, used: float, now: float) -> None:
-        """Update from a step.
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Context of work between steps, such as the reading of prompts, with the chosen number."""
+        if self.fixed or self.threads == self.most:
+            yield
+            return
+        torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self.most)
 
-        took: its seconds, divided by those that the table expects. used: its CPU seconds per second
-        and thread. now: the time at which it ended, in seconds.
+    def learn(self, took: float, seconds: float, now: float) -> None:
+        """Update from a step of so many seconds.
+
+        took: the seconds, divided by those that the table expects. now: the time of its end.
         """
         if self._trial is not None:
             self._tried.append(took)
+            self._spent += seconds
             if len(self._tried) > TRIAL or (len(self._tried) > 1 and took > 2 * mean(self._took)):
                 self._end_trial(now)
             return
         self._took.append(took)
-        self._used.append(used)
-        if now < self._next or len(self._took) < RECENT:
-            return
-        if self.threads == 1 or mean(self._used) < BUSY:
+        if now >= self._next and len(self._took) == RECENT:
             self._trial = 1 if self.threads > 1 else self.most
 
     def _end_trial(self, now: float) -> None:
         """Use the faster number of threads, and set the time of the next trial."""
         # the first step of a trial may wait for threads that sleep
         found, before = mean(self._tried[1:]), mean(self._took)
-        lost = sum(self._tried) - len(self._tried) * min(found, before)
+        lost = self._spent * (1 - len(self._tried) * min(found, before) / sum(self._tried))
         if found < before:
             assert self._trial is not None
             self.threads = self._trial
             self._took.clear()
-            self._used.clear()
         self._next = now + max(PAUSE, lost / SHARE)
-        self._trial, self._tried = None, []
+        self._trial, self._tried, self._spent = None, [], 0.0
 
 
 @dataclass
