@@ -78,7 +78,9 @@ def are_sound(*results, n=None):
 
 def has_a_vote(names):
     decision = csd.vote(names["out"])
-    return are_sound(names["out"]) and len(decision.answers) == len(names["out"])
+    # a vote that is certain cancels the others, and counts the samples before the first of them
+    reasons = [*(sample.finish_reason for sample in names["out"]), "cancelled"]
+    return are_sound(names["out"]) and len(decision.answers) == reasons.index("cancelled")
 
 
 def is_explained(names):

@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def names_in(page):
     """Dotted names of csd in a page, but for the places that mkdocs reads."""
     text = re.sub(r"^::: .*$", "", page.read_text(), flags=re.MULTILINE)
-    return set(re.findall(r"\bcsd(?:\.[A-Za-z_]\w*)+", text))
+    return set(re.findall(r"(?<!['\"])\bcsd(?:\.[A-Za-z_]\w*)+", text))
 
 
 NAMED = sorted(set().union(*map(names_in, PAGES)))

@@ -52,7 +52,12 @@ def test_help_has_examples_that_parse_defaults_and_a_page(name, capsys):
 
 
 def test_flags_of_all_commands_are_in_one_order():
-    own = ("history", "dtype", "decoder")  # some commands have flags of theirs with these names
+    own = (
+        "history",
+        "dtype",
+        "decoder",
+        "prior",
+    )  # some commands have flags of theirs with these names
     names = [name for name in options_of(GenerateOptions) if name not in own]
     known = ["--" + name.replace("_", "-") for name in names]
     for name, parser in make_parser()[1].choices.items():

@@ -202,3 +202,16 @@ def test_live_branches_are_those_that_did_not_end():
             ended[0].append([10**6])
         with pytest.raises(ValueError, match="num_samples"):
             ended[0].fork(0)
+
+
+def test_text_needs_a_tokenizer():
+    model, tokenizer = toy()
+    with csd.Engine(model) as made:
+        session = made.session([1, 2, 3], num_samples=1, seed=0)
+        session.sample(max_new_tokens=4, ignore_eos=True)
+        with pytest.raises(ValueError, match="text needs a tokenizer: make the engine with"):
+            session[0].text  # noqa: B018
+    with csd.Engine(model, tokenizer=tokenizer) as made:
+        session = made.session([1, 2, 3], num_samples=1, seed=0)
+        session.sample(max_new_tokens=4, ignore_eos=True)
+        assert session[0].text == tokenizer.decode(session[0].tokens)

@@ -57,7 +57,7 @@ def test_replay_commits_like_the_host_drafter(tree, nodes):
 @pytest.mark.parametrize("name", ["paper", "paper-tree"])
 def test_samples_that_take_a_slot_later_draft_from_finished_ones(model, name):
     """Two slots, five samples: what finished ones said is still searched, of this group alone."""
-    engine = csd.Engine(model, max_slots=2)
+    engine = csd.Engine(model, max_slots=2, together=2)
     with engine:
         out = engine.generate(PROMPTS, drafter=name, budget=16, **OPTIONS)
         texts = engine._drafter.texts

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.quick
 OWN = [50, 51, 52, 53]
 
 
-def drafted(own, siblings, depth=1, prompt=(1, 2), probability=0.5, **options):
-    """Drafts for sample 0, whose text is `own`; siblings: its siblings' texts."""
+def drafted(own, others, depth=1, prompt=(1, 2), probability=0.5, **options):
+    """Drafts for sample 0, whose text is `own`; others: its siblings' texts."""
     drafter = Paper(**{"tree": True, "k": 2, "shrink": True, "edits": 0} | options)
     group = drafter.open(list(prompt))
-    for sample, tokens in enumerate([own, *siblings]):
+    for sample, tokens in enumerate([own, *others]):
         drafter.extend(group, sample, tokens, [probability] * len(tokens))
     tree = Tree(8, depth)
     drafter.draft(group, 0, tree)

@@ -270,7 +270,7 @@ def longrope():
 REFUSED: dict[str, tuple[dict, str]] = {
     "mamba2": (
         dict(num_heads=8, head_dim=8, state_size=8, n_groups=1, chunk_size=16),
-        "AttentionInterface",
+        "not purely recurrent models",
     ),
     "jamba": (
         EXPERTS | dict(mamba_d_state=8, mamba_dt_rank=4, attn_layer_offset=1, attn_layer_period=2),

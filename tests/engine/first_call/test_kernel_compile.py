@@ -12,7 +12,6 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from csd.engine.first_call import compile_kernels as kernel_compile
-from csd.engine.resources import caches as resources
 from csd.kernels.common.compile_jobs import named
 from csd.models.fused.config import ModelConfig
 
@@ -158,7 +157,7 @@ def test_interpreted_kernels_are_not_compiled(machine, monkeypatch):
 
 def test_an_engine_on_a_gpu_compiles_what_new_caches_launch(monkeypatch):
     steps = []
-    monkeypatch.setattr(resources, "compile_kernels", lambda step, exact: steps.append(step))
+    monkeypatch.setattr(kernel_compile, "compile_kernels", lambda step, exact: steps.append(step))
     with Gpu(), engine("cuda") as e:
         for _ in range(2):
             e.generate([1, 2, 3], num_samples=2, max_new_tokens=3, seed=0)

@@ -63,7 +63,7 @@ def test_a_forward_pass_reads_nothing_on_the_host(name):
 
 def long_texts(model, reach):
     """Log-probabilities of two samples whose texts are longer than a window, and pages taken."""
-    engine = csd.Engine(model, decoder="module", prefill_chunk=64)
+    engine = csd.Engine(model, decoder="module", prefill_chunk=64, prefix_cache=False)
     engine.decoder.config = replace(engine.decoder.config, reach=reach)
     out = engine.generate(
         PROMPT * 13,
