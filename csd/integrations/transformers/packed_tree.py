@@ -27,9 +27,9 @@ ATTENTION = ("full_attention", "sliding_attention")
 class PackedTree:
     """R rows of samples; `csd.Tree` is for drafts behind a cache.
 
-    token: [R] int64. rows[g][n]: [1 + tokens] int64, the rows of the last token of prompt g and of
-    the tokens of completion n: logits of rows[g][n][:-1] give its log-probabilities. layout: what
-    each row attends to.
+    token: [R] int64. `rows[g][n]`: [1 + tokens] int64, the rows of the last token of prompt g and
+    of the tokens of completion n: logits of `rows[g][n][:-1]` give its log-probabilities. layout:
+    what each row attends to.
     """
 
     # arguments of an attention, by transformers' names, and those of `packed_attention`
