@@ -5,6 +5,7 @@ experts there are fewer, and windows of narrow models are short, so that they hi
 files, tokens and training are left out.
 """
 
+from ast import literal_eval
 from functools import partial
 
 import torch
@@ -24,70 +25,46 @@ def rope(theta, **more):
     return dict(rope_type="default", rope_theta=theta) | more
 
 
-PUBLISHED: dict[str, dict] = {
-    "Llama-3.2-1B": dict(
-        model_type="llama",
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=131072,
-        rope_parameters=LLAMA3,
-        tie_word_embeddings=True,
-    ),
-    "Mistral-7B-v0.3": dict(
-        model_type="mistral",
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=32768,
-        rope_parameters=rope(1000000.0),
-        sliding_window=None,
-        tie_word_embeddings=False,
-    ),
+# in the order of COLUMNS; `MORE` has the other fields
+COLUMNS = "model_type hidden_size intermediate_size num_attention_heads num_key_value_heads"
+COLUMNS += " rms_norm_eps max_position_embeddings tie_word_embeddings"
+TABLE = """
+Llama-3.2-1B        llama         2048  8192    32  8 1e-05  131072  True
+Mistral-7B-v0.3     mistral       4096 14336    32  8 1e-05   32768 False
+Qwen2.5-0.5B        qwen2          896  4864    14  2 1e-06   32768  True
+Qwen3-0.6B          qwen3         1024  3072    16  8 1e-06   40960  True
+Qwen3-30B-A3B       qwen3_moe     2048  6144    32  4 1e-06   40960 False
+SmolLM3-3B          smollm3       2048 11008    16  4 1e-06   65536  True
+granite-3.3-2b-base granite       2048  8192    32  8 1e-05  131072  True
+phi-4               phi3          5120 17920    40 10 1e-05   16384 False
+OLMo-2-0425-1B      olmo2         2048  8192    16 16 1e-06    4096 False
+Mistral-7B-v0.1     mistral       4096 14336    32  8 1e-05   32768 False
+Phi-3-mini-4k       phi3          3072  8192    32 32 1e-05    4096 False
+Phi-4-mini          phi3          3072  8192    24  8 1e-05  131072  True
+Olmo-3-7B           olmo3         4096 11008    32 32 1e-06   65536 False
+gemma-2-2b          gemma2        2304  9216     8  4 1e-06    8192  True
+gemma-3-1b          gemma3_text   1152  6912     4  1 1e-06   32768  True
+gemma-3-12b         gemma3_text   3840 15360    16  8 1e-06  131072  True
+"""
+MORE: dict[str, dict] = {
+    "Llama-3.2-1B": dict(head_dim=64, rope_parameters=LLAMA3),
+    "Mistral-7B-v0.3": dict(rope_parameters=rope(1000000.0), sliding_window=None),
     "Qwen2.5-0.5B": dict(
-        model_type="qwen2",
-        hidden_size=896,
-        intermediate_size=4864,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=32768,
         rope_parameters=rope(1000000.0),
         use_sliding_window=False,
         sliding_window=32768,
         max_window_layers=24,
-        tie_word_embeddings=True,
     ),
     "Qwen3-0.6B": dict(
-        model_type="qwen3",
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_attention_heads=16,
-        num_key_value_heads=8,
         head_dim=128,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=40960,
         rope_parameters=rope(1000000.0),
         use_sliding_window=False,
         sliding_window=None,
         max_window_layers=28,
         attention_bias=False,
-        tie_word_embeddings=True,
     ),
     "Qwen3-30B-A3B": dict(
-        model_type="qwen3_moe",
-        hidden_size=2048,
-        intermediate_size=6144,
-        num_attention_heads=32,
-        num_key_value_heads=4,
         head_dim=128,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=40960,
         rope_parameters=rope(1000000.0),
         use_sliding_window=False,
         sliding_window=None,
@@ -99,16 +76,8 @@ PUBLISHED: dict[str, dict] = {
         num_experts=128,
         num_experts_per_tok=8,
         norm_topk_prob=True,
-        tie_word_embeddings=False,
     ),
     "SmolLM3-3B": dict(
-        model_type="smollm3",
-        hidden_size=2048,
-        intermediate_size=11008,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=65536,
         rope_parameters=rope(5000000.0),
         no_rope_layers=[1, 0],
         no_rope_layer_interval=4,
@@ -117,16 +86,8 @@ PUBLISHED: dict[str, dict] = {
         sliding_window=None,
         attention_bias=False,
         mlp_bias=False,
-        tie_word_embeddings=True,
     ),
     "granite-3.3-2b-base": dict(
-        model_type="granite",
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=131072,
         rope_parameters=rope(10000000.0),
         attention_multiplier=0.015625,
         embedding_multiplier=12.0,
@@ -134,67 +95,19 @@ PUBLISHED: dict[str, dict] = {
         logits_scaling=8.0,
         attention_bias=False,
         mlp_bias=False,
-        tie_word_embeddings=True,
     ),
     "phi-4": dict(
-        model_type="phi3",
-        hidden_size=5120,
-        intermediate_size=17920,
-        num_attention_heads=40,
-        num_key_value_heads=10,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=16384,
-        original_max_position_embeddings=16384,
-        rope_parameters=rope(250000.0),
-        sliding_window=None,
-        tie_word_embeddings=False,
+        original_max_position_embeddings=16384, rope_parameters=rope(250000.0), sliding_window=None
     ),
-    "OLMo-2-0425-1B": dict(
-        model_type="olmo2",
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_attention_heads=16,
-        num_key_value_heads=16,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=4096,
-        rope_parameters=rope(500000.0),
-        attention_bias=False,
-        tie_word_embeddings=False,
-    ),
-    "Mistral-7B-v0.1": dict(
-        model_type="mistral",
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=32768,
-        rope_parameters=rope(10000.0),
-        sliding_window=4096,
-        tie_word_embeddings=False,
-    ),
+    "OLMo-2-0425-1B": dict(rope_parameters=rope(500000.0), attention_bias=False),
+    "Mistral-7B-v0.1": dict(rope_parameters=rope(10000.0), sliding_window=4096),
     "Phi-3-mini-4k": dict(
-        model_type="phi3",
-        hidden_size=3072,
-        intermediate_size=8192,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=4096,
         original_max_position_embeddings=4096,
         rope_parameters=rope(10000.0),
         sliding_window=2047,
         attention_bias=False,
-        tie_word_embeddings=False,
     ),
     "Phi-4-mini": dict(
-        model_type="phi3",
-        hidden_size=3072,
-        intermediate_size=8192,
-        num_attention_heads=24,
-        num_key_value_heads=8,
-        rms_norm_eps=1e-5,
-        max_position_embeddings=131072,
         original_max_position_embeddings=4096,
         rope_parameters=dict(
             rope_type="longrope",
@@ -210,16 +123,8 @@ PUBLISHED: dict[str, dict] = {
         lm_head_bias=False,
         full_attn_mod=1,
         interpolate_factor=1,
-        tie_word_embeddings=True,
     ),
     "Olmo-3-7B": dict(
-        model_type="olmo3",
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=65536,
         rope_parameters=dict(
             sliding_attention=rope(500000.0),
             full_attention=dict(
@@ -235,17 +140,9 @@ PUBLISHED: dict[str, dict] = {
         sliding_window=4096,
         layer_types=["sliding_attention", "full_attention"],
         attention_bias=False,
-        tie_word_embeddings=False,
     ),
     "gemma-2-2b": dict(
-        model_type="gemma2",
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_attention_heads=8,
-        num_key_value_heads=4,
         head_dim=256,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=8192,
         rope_parameters=rope(10000.0),
         hidden_act="gelu_pytorch_tanh",
         hidden_activation="gelu_pytorch_tanh",
@@ -255,17 +152,9 @@ PUBLISHED: dict[str, dict] = {
         final_logit_softcapping=30.0,
         attention_bias=False,
         cache_implementation="hybrid",
-        tie_word_embeddings=True,
     ),
     "gemma-3-1b": dict(
-        model_type="gemma3_text",
-        hidden_size=1152,
-        intermediate_size=6912,
-        num_attention_heads=4,
-        num_key_value_heads=1,
         head_dim=256,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=32768,
         rope_theta=1000000,
         rope_local_base_freq=10000,
         rope_scaling=None,
@@ -277,17 +166,9 @@ PUBLISHED: dict[str, dict] = {
         final_logit_softcapping=None,
         attention_bias=False,
         cache_implementation="hybrid",
-        tie_word_embeddings=True,
     ),
     "gemma-3-12b": dict(
-        model_type="gemma3_text",
-        hidden_size=3840,
-        intermediate_size=15360,
-        num_attention_heads=16,
-        num_key_value_heads=8,
         head_dim=256,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=131072,
         rope_theta=1000000,
         rope_local_base_freq=10000,
         rope_scaling=dict(factor=8.0, rope_type="linear"),
@@ -298,9 +179,17 @@ PUBLISHED: dict[str, dict] = {
         attn_logit_softcapping=None,
         final_logit_softcapping=None,
         attention_bias=False,
-        tie_word_embeddings=True,
     ),
 }
+
+
+def _facts(row: str) -> tuple[str, dict]:
+    name, kind, *numbers = row.split()
+    values = [kind, *map(literal_eval, numbers)]
+    return name, dict(zip(COLUMNS.split(), values, strict=True)) | MORE[name]
+
+
+PUBLISHED: dict[str, dict] = dict(map(_facts, TABLE.strip().splitlines()))
 # published configs of these families that the module runs, and what rules out the fused decoder
 LEFT: dict[str, tuple[dict, str]] = {
     "Qwen1.5-MoE-like": (dict(model_type="qwen2_moe"), "model type 'qwen2_moe' is not supported"),
