@@ -20,15 +20,15 @@ FLOORS = {
 
 def commands() -> dict[str, Path]:
     """Returns the files that are commands, by name, ordered by folder of FLOORS."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for floor in FLOORS:
         for path in sorted((ROOT / "bench" / floor).rglob("*.py")):
             if 'if __name__ == "__main__":' in path.read_text() and _documented(path):
                 name = path.parent.name if path.stem == "__main__" else path.stem
-                if name in found:
-                    raise RuntimeError(f"two benchmarks are named {name}: {found[name]}, {path}")
-                found[name] = path
-    return found
+                if name in files:
+                    raise RuntimeError(f"two benchmarks are named {name}: {files[name]}, {path}")
+                files[name] = path
+    return files
 
 
 def _documented(path: Path) -> bool:
@@ -38,12 +38,12 @@ def _documented(path: Path) -> bool:
 
 def index() -> str:
     """Returns the index of commands, one line per command, by folder."""
-    found, lines = commands(), []
+    files, lines = commands(), []
     for floor, title in FLOORS.items():
-        names = [n for n, p in found.items() if p.relative_to(ROOT / "bench").parts[0] == floor]
+        names = [n for n, p in files.items() if p.relative_to(ROOT / "bench").parts[0] == floor]
         lines += [f"\n{floor}: {title}"] if names else []
         for name in names:
-            text = ast.get_docstring(ast.parse(found[name].read_text())) or ""
+            text = ast.get_docstring(ast.parse(files[name].read_text())) or ""
             lines.append(f"  {name:14} {text.splitlines()[0]}")
     return "\n".join([*lines, "\npytest bench/micro --benchmark-only times the operations."])
 
@@ -52,11 +52,11 @@ def main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__.splitlines()[0], index(), sep="\n")
         return 0
-    found = commands()
-    if argv[0] not in found:
-        print(f"NAME must be one of {', '.join(found)}; got {argv[0]}", file=sys.stderr)
+    files = commands()
+    if argv[0] not in files:
+        print(f"NAME must be one of {', '.join(files)}; got {argv[0]}", file=sys.stderr)
         return 2
-    module = ".".join(found[argv[0]].relative_to(ROOT).with_suffix("").parts)
+    module = ".".join(files[argv[0]].relative_to(ROOT).with_suffix("").parts)
     sys.argv = [f"python -m bench {argv[0]}", *argv[1:]]
     runpy.run_module(module.removesuffix(".__main__"), run_name="__main__")
     return 0

@@ -50,7 +50,7 @@ def seconds(rows: int) -> float:
 
 def rates() -> dict[tuple[str, str, str], float]:
     """Tokens per second of each scenario, relative to steps without drafts."""
-    found = {}
+    by_setting = {}
     for drafts, (live, chain, true) in DRAFTS.items():
         for load, (noise, factor) in LOADS.items():
             for kind in ("eager", "static"):
@@ -73,8 +73,8 @@ def rates() -> dict[tuple[str, str, str], float]:
                         auto = AutoPool(cost, [16, 32, 64, 128])
                     plain = machine.run(None, STEPS).rate()
                     gains.append(machine.run(auto, STEPS).rate() / plain)
-                found[drafts, load, kind] = mean(gains)
-    return found
+                by_setting[drafts, load, kind] = mean(gains)
+    return by_setting
 
 
 def main() -> None:

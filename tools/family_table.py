@@ -39,7 +39,7 @@ def row(name: str) -> list[str]:
 
 def needs(decoder) -> str:
     """The needs of a module's attention beyond one size and a scale."""
-    found = []
+    properties = []
     specs = [call.spec for call in decoder.calls]
     for what, has in (
         ("window", lambda s: s.window is not None),
@@ -51,19 +51,19 @@ def needs(decoder) -> str:
     ):
         count = sum(map(has, specs))
         if count:
-            found.append(what if count == len(specs) else f"{what} ({count} of {len(specs)})")
+            properties.append(what if count == len(specs) else f"{what} ({count} of {len(specs)})")
     if len({(s.heads, s.kv_heads, s.head_dim) for s in specs}) > 1:
-        found.append("heads that differ by layer")
+        properties.append("heads that differ by layer")
     layers = decoder.base.config.get_text_config().num_hidden_layers
     mixers = [call.function for call in decoder.mixers]
     # of convolutions in front of a core the core is named
     for name, what in CORES.items() if set(mixers) & set(CORES) else ((CONVOLUTION, CONVOLVED),):
         if name in mixers:
-            found.append(f"{what} ({mixers.count(name)} of {layers} layers)")
+            properties.append(f"{what} ({mixers.count(name)} of {layers} layers)")
     each = len(specs) / layers
     if each > 1:
-        found.append(f"{each:.3g} calls a layer")
-    return ", ".join(found)
+        properties.append(f"{each:.3g} calls a layer")
+    return ", ".join(properties)
 
 
 def brief(error: Exception) -> str:

@@ -36,8 +36,8 @@ COMPARES = re.compile(r"\b(within_eager|assert_close|allclose|equal_fields|dense
 
 def files() -> list[str]:
     """Test files that compare floats, but for those of benchmarks and of integrations."""
-    found = sorted((ROOT / "tests").rglob("test_*.py"))
-    names = [p.relative_to(ROOT).as_posix() for p in found if COMPARES.search(p.read_text())]
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    names = [p.relative_to(ROOT).as_posix() for p in paths if COMPARES.search(p.read_text())]
     return [n for n in names if not n.startswith(("tests/bench/", "tests/faults/"))]
 
 
@@ -85,11 +85,11 @@ def main(argv: list[str] | None = None) -> None:
     if args.json and Path(args.json).exists():
         rows = {row["file"]: row for row in json.loads(Path(args.json).read_text())["rows"]}
     for setting in args.settings:
-        for name, found in run(args.files, SETTINGS[setting]).items():
-            rows.setdefault(name, {"file": name})[setting] = found
-    kept = [rows[name] for name in sorted(rows)]
-    print(table([{"file": r["file"], **{s: r.get(s, "") for s in SETTINGS}} for r in kept]))
-    finish({"bench": "instruction_sets", "settings": SETTINGS, "rows": kept}, args.json)
+        for name, outcome in run(args.files, SETTINGS[setting]).items():
+            rows.setdefault(name, {"file": name})[setting] = outcome
+    ordered = [rows[name] for name in sorted(rows)]
+    print(table([{"file": r["file"], **{s: r.get(s, "") for s in SETTINGS}} for r in ordered]))
+    finish({"bench": "instruction_sets", "settings": SETTINGS, "rows": ordered}, args.json)
 
 
 if __name__ == "__main__":

@@ -54,15 +54,15 @@ def patch_overflow_checks() -> None:
 
 def patch_numpy_types() -> None:
     """A lookup makes a table of all types."""
-    slow, found = interpreter._get_np_dtype, {}
+    slow, by_name = interpreter._get_np_dtype, {}
 
     def numpy_type(ty):
         ty = ty.scalar
         if isinstance(ty, tl.pointer_type):
             return np.dtype(np.uint64)
-        if ty.name not in found:
-            found[ty.name] = slow(ty)
-        return found[ty.name]
+        if ty.name not in by_name:
+            by_name[ty.name] = slow(ty)
+        return by_name[ty.name]
 
     interpreter._get_np_dtype = numpy_type
 

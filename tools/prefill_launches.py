@@ -39,22 +39,22 @@ def launches(prompts: int, tokens: int, layers: int = LAYERS, exact: bool = Fals
     with Gpu(compiled=True, idle=True) as gpu, any_rows:
         decoder = random_decoder(config, CUDA, torch.bfloat16)
         with Engine(decoder, max_slots=prompts, self_check=False, exact=exact) as engine:
-            found = []
-            for given in (texts, texts, [text[:1] for text in texts]):
+            counts = []
+            for batch in (texts, texts, [text[:1] for text in texts]):
                 before = Counter(gpu.launched)
                 # logits of kernels that did nothing are no logits
                 csd.generate(
                     engine,
-                    given,
+                    batch,
                     num_samples=1,
                     max_new_tokens=1,
                     seed=1,
                     speculate=False,
                     on_error="return",
                 )
-                found.append(gpu.launched - before)
+                counts.append(gpu.launched - before)
     # the first call allocates
-    return found[1] - found[2]
+    return counts[1] - counts[2]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,12 +64,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--exact", action="store_true")
     args = parser.parse_args(argv)
-    found = launches(args.prompts, args.tokens, args.layers, args.exact)
-    products = sum(found[name] for name in PRODUCTS)
-    own = (n for name, n in found.items() if name.endswith("_kernel") and name not in PRODUCTS)
+    by_name = launches(args.prompts, args.tokens, args.layers, args.exact)
+    products = sum(by_name[name] for name in PRODUCTS)
+    own = (n for name, n in by_name.items() if name.endswith("_kernel") and name not in PRODUCTS)
     kernels = sum(own)
-    total = sum(found.values())
-    for name, count in found.most_common():
+    total = sum(by_name.values())
+    for name, count in by_name.most_common():
         print(f"{count:8d} {name}")
     print(
         json.dumps(

@@ -20,9 +20,9 @@ def costs(*probabilities):
 
 @cache
 def cost_of(probability):
-    found = round(-log2(probability ** (1 / 0.9) / 1.25) * COST_ONE)
-    assert acceptance(found) == pytest.approx(probability, abs=1e-5)
-    return found
+    score = round(-log2(probability ** (1 / 0.9) / 1.25) * COST_ONE)
+    assert acceptance(score) == pytest.approx(probability, abs=1e-5)
+    return score
 
 
 def record(probabilities, accepted, draft_seconds=0.0, model_seconds=0.0, rows=None, live=1):
@@ -61,28 +61,28 @@ class Machine:
         for step in range(begin, begin + steps):
             # the same disturbance whatever the step does
             rng = random.Random(self.seed * 10_000 + step)
-            rows, kept = self.live, []
+            rows, chosen = self.live, []
             spent = 0.0
             if budget and static:
                 rows, nodes = budget.pool_shape(self.live)
-                kept = self.drafted(step)[: max(nodes - self.live, 0)]
+                chosen = self.drafted(step)[: max(nodes - self.live, 0)]
             elif budget and (nodes := budget.num_draft_tokens(self.live)):
                 drafted = self.drafted(step)[:nodes]
                 keep = budget.select(self.live, costs(*drafted))
                 budget.record_selection(keep)
-                kept, rows, spent = drafted[:keep], self.live + keep, self.propose
-            spent += self.propose if static and kept else 0.0
+                chosen, rows, spent = drafted[:keep], self.live + keep, self.propose
+            spent += self.propose if static and chosen else 0.0
             noisy = self.load(step) * rng.lognormvariate(0, self.noise)
             if rng.random() < self.slow:
                 noisy *= 4
             share = self.true(step)
-            accepted = sum(rng.random() < share * p for p in kept)
+            accepted = sum(rng.random() < share * p for p in chosen)
             run.tokens.append(self.live + accepted)
             run.seconds.append((self.seconds(rows) + spent) * noisy)
-            run.nodes.append(len(kept))
+            run.nodes.append(len(chosen))
             if budget:
                 draft, model = spent * noisy, self.seconds(rows) * noisy
-                lag.append(record(kept, accepted, draft, model, rows, self.live))
+                lag.append(record(chosen, accepted, draft, model, rows, self.live))
                 if len(lag) > static:
                     budget.update(self.live, lag.pop(0))
         return run

@@ -26,15 +26,15 @@ PATH = "python -c 'from csd.models.demo import smollm2_path; print(smollm2_path(
 
 def steps(page: str) -> list[tuple[str, str]]:
     """Returns the title of the section and the shell command of each block of the page."""
-    title, found = "", []
+    title, blocks = "", []
     headings_and_blocks = r"^## ([^\n]+)$|^```(sh|python)\n(.*?)^```$"
     for m in re.finditer(headings_and_blocks, page, re.MULTILINE | re.DOTALL):
         if m[1]:
             title = m[1]
         else:
             code = m[3] if m[2] == "sh" else f"python - <<'END'\n{m[3]}END"
-            found.append((title, code.strip()))
-    return found
+            blocks.append((title, code.strip()))
+    return blocks
 
 
 def problems() -> str:
@@ -60,8 +60,8 @@ def main(argv: list[str] | None = None) -> int:
         clone, home = Path(folder, "csd"), Path(folder, "home")
         home.mkdir()
         # nothing that this machine compiled or downloaded before
-        kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
-        environment = kept | {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+        inherited = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
+        environment = inherited | {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
 
         def run(title: str, code: str) -> None:
             print(f"== {title}\n{code}", flush=True)

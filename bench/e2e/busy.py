@@ -73,7 +73,7 @@ def row_of(others: int, rates: dict[str, list[float]]) -> dict[str, Any]:
     ratios = [a / b for a, b in zip(rates["csd"], one, strict=True)]
     return {
         "others": others,
-        **{name: round(median(found), 1) for name, found in rates.items()},
+        **{name: round(median(values), 1) for name, values in rates.items()},
         "csd / 1 thread": round(median(ratios), 2),
         "lowest": round(min(ratios), 2),
     }
@@ -109,10 +109,10 @@ def sides_of(
 
         return draw
 
-    found = {name: drawer(name) for name in engines}
+    sides = {name: drawer(name) for name in engines}
     if importlib.util.find_spec("llama_cpp") is not None and model.endswith(".gguf"):
-        found["llama.cpp"] = llama(model, loaded.tokenizer, samples, tokens)
-    return found
+        sides["llama.cpp"] = llama(model, loaded.tokenizer, samples, tokens)
+    return sides
 
 
 def llama(model: str, tokenizer: Any, samples: int, tokens: int) -> Callable[[int], float]:

@@ -134,7 +134,7 @@ def run_unused(before: str, model: str, samples: int, rounds: int, tokens: int) 
         side.close()
     return [
         {"constraint": "unused"}
-        | {f"price, {how}": statistics.median(found) for how, found in prices.items()}
+        | {f"price, {how}": statistics.median(ratios) for how, ratios in prices.items()}
     ]
 
 

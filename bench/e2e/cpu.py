@@ -80,9 +80,9 @@ def main() -> None:
         for n in args.samples:
             for engine in engines:
                 prompts = TASKS[task]()
-                found = measure(engine, others, prompts, n, args.nodes, args.pairs, args.tokens)
-                rows += [{"task": task, "exact": engine.exact} | row for row in found]
-                print(table(rows[-len(found) :]), flush=True)
+                measured = measure(engine, others, prompts, n, args.nodes, args.pairs, args.tokens)
+                rows += [{"task": task, "exact": engine.exact} | row for row in measured]
+                print(table(rows[-len(measured) :]), flush=True)
     print(table(rows))
     finish({"bench": "cpu", "dtype": str(engines[0].dtype), "rows": rows}, args.json)
 
@@ -123,7 +123,7 @@ def measure(
         for name, other in others.items():
             rates[name].append(other.draw(chat, n, tokens, seed=i))
 
-    speeds = {name: statistics.median(found) for name, found in rates.items()}
+    speeds = {name: statistics.median(runs) for name, runs in rates.items()}
 
     def row(name: str) -> dict:
         def over(other: str) -> list[float]:

@@ -33,12 +33,12 @@ def seconds(engine: csd.Engine, prompt: str, **options) -> tuple[float, csd.Samp
 
 def differing(out: csd.Samples, plain: csd.Samples) -> list[int]:
     """For each sample that differs, the number of equal tokens before its first difference."""
-    found = []
+    first_differences = []
     for a, b in zip(out.tokens, plain.tokens, strict=True):
         if a != b:
             same = [x == y for x, y in zip(a, b, strict=False)]
-            found.append(same.index(False) if False in same else min(len(a), len(b)))
-    return found
+            first_differences.append(same.index(False) if False in same else min(len(a), len(b)))
+    return first_differences
 
 
 def row(engines: dict[bool, csd.Engine], samples: int, rounds: int, tokens: int) -> dict:
@@ -61,14 +61,14 @@ def row(engines: dict[bool, csd.Engine], samples: int, rounds: int, tokens: int)
                     took.setdefault((exact, name), []).append(spent)
             parted[exact] += differing(outs["auto"], outs["plain"])
     drawn = samples * (rounds + 1)
-    found: dict = {"samples": samples}
+    figures: dict = {"samples": samples}
     for name in ("plain", "drafted"):
         pairs = zip(took[True, name], took[False, name], strict=True)
-        found[f"price, {name}"] = statistics.median(a / b for a, b in pairs)
+        figures[f"price, {name}"] = statistics.median(a / b for a, b in pairs)
     for exact, name in ((True, "exact"), (False, "not exact")):
-        found[f"{name}: differ"] = f"{len(parted[exact])} of {drawn}"
-        found[f"{name}: after"] = min(parted[exact], default=None)
-    return found
+        figures[f"{name}: differ"] = f"{len(parted[exact])} of {drawn}"
+        figures[f"{name}: after"] = min(parted[exact], default=None)
+    return figures
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -48,9 +48,9 @@ def measure(
                 sides = ["none", *nodes]
                 for name in sides if pair % 2 else sides[::-1]:
                     start = time.perf_counter()
-                    found = run(**drafting(name))
+                    outputs = run(**drafting(name))
                     seconds[name] = time.perf_counter() - start
-                    tau[name] = found[0].stats.tokens_per_step
+                    tau[name] = outputs[0].stats.tokens_per_step
                 for name in sides:
                     rates[name].append(count / seconds[name])
                 for name in nodes:

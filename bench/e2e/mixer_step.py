@@ -47,8 +47,8 @@ def main(argv: list[str] | None = None) -> None:
             "rows": layers(args.nodes, args.nodes),
         }
         seconds = alternated({name: run(steps) for name, steps in sides.items()}, args.rounds)
-        found = {name: 1e3 * statistics.median(x) / args.layers for name, x in seconds.items()}
-        row: dict = {"slots": slots} | {f"{name}, ms": ms for name, ms in found.items()}
+        medians = {name: 1e3 * statistics.median(x) / args.layers for name, x in seconds.items()}
+        row: dict = {"slots": slots} | {f"{name}, ms": ms for name, ms in medians.items()}
         for other in ("roots", "rows"):
             pairs = zip(seconds["nodes"], seconds[other], strict=True)
             row[f"nodes / {other}"] = statistics.median(a / b for a, b in pairs)

@@ -93,7 +93,7 @@ def started(
     place = as_folder(path, model.dtype, model.tokenizer, folder)
     if any(kind == "llama" for kind, _ in args.start) and path.endswith(".gguf"):
         gguf = str(copy_in(path, model.dtype, folder / "model.gguf"))
-    found = {}
+    addresses = {}
     for kind, python in args.start:
         port = free_port()
         asked = command(
@@ -108,8 +108,8 @@ def started(
         )
         name = place if kind == "transformers" else NAME
         log = Path(tempfile.gettempdir()) / f"bench-serve-{kind}.log"
-        found[kind] = stack.enter_context(running(asked, name, port, log))
-    return found
+        addresses[kind] = stack.enter_context(running(asked, name, port, log))
+    return addresses
 
 
 def chat(i: int) -> list[dict]:

@@ -85,13 +85,13 @@ class Timed(csd.Engine):
 
     def milliseconds(self) -> dict[str, float]:
         """Median milliseconds over the last call's steps, from running sums of the phases."""
-        found: dict[str, list[float]] = defaultdict(list)
+        times: dict[str, list[float]] = defaultdict(list)
         for before, step in pairwise(self.steps[SKIP:]):
             for name in ("products", "head", "attention"):
-                found[name].append(step.get(name, 0.0))
+                times[name].append(step.get(name, 0.0))
             for name in PHASES:
-                found[name].append(step[name] - before[name])
-        return {name: 1e3 * statistics.median(each) for name, each in found.items()}
+                times[name].append(step[name] - before[name])
+        return {name: 1e3 * statistics.median(each) for name, each in times.items()}
 
 
 def row(engine: Timed, whole: Timed, samples: int, nodes: int, tokens: int) -> dict:
@@ -157,10 +157,10 @@ def main(argv: list[str] | None = None) -> None:
                 for _ in range(ROUNDS)
             ]
             for name in engines:
-                found = [each[name] for each in rounds]
+                runs = [each[name] for each in rounds]
                 rows.append(
                     {"kernels": name}
-                    | {key: statistics.median(each[key] for each in found) for key in found[0]}
+                    | {key: statistics.median(each[key] for each in runs) for key in runs[0]}
                 )
             print(table(rows[-len(engines) :]), flush=True)
     print(table(rows))

@@ -39,8 +39,8 @@ def main(argv: list[str] | None = None) -> None:
             times[name].append(engine.measure_steps(worth=math.inf))
     rows = times["seconds"][0].sizes
     result = {"bench": "step_times", "rows": rows}
-    for name, found in times.items():
-        result[name] = [min(each) for each in zip(*(f.seconds for f in found), strict=True)]
+    for name, tables in times.items():
+        result[name] = [min(each) for each in zip(*(t.seconds for t in tables), strict=True)]
     result["dtype"] = str(engines["seconds"].dtype)
     print(table([{"rows": m} | {n: result[n][i] for n in times} for i, m in enumerate(rows)]))
     if PLAIN in times:
@@ -84,10 +84,10 @@ def profile(engine: csd.Engine, rows: int, steps: int = 10) -> str:
         step = engine._allocate(rows + 1, 1, 1, 1, 1)
     sizes = [rows, rows + 1]
     time_steps(step, sizes)
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as found:
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profile_run:
         for _ in range(steps):
             time_steps(step, sizes)
-    return found.key_averages().table(sort_by="self_cpu_time_total", row_limit=20)
+    return profile_run.key_averages().table(sort_by="self_cpu_time_total", row_limit=20)
 
 
 if __name__ == "__main__":

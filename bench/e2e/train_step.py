@@ -146,28 +146,28 @@ def halves(
         model, tokenizer = loaded(dtype, layers)
         model = adapted(model) if adapters == "lora" else model
         model.train()
-        given = model, tokenizer, ["a"]
-        sides = {kind: trainer_of(kind, *given) for kind in ("csd", "trl")}
+        common = model, tokenizer, ["a"]
+        sides = {kind: trainer_of(kind, *common) for kind in ("csd", "trl")}
         for trainer in sides.values():
             # compiles the loops
             half(trainer, batch_of(4, 2, 2, 1000), wall)
         for case in cases:
             prompt, samples, tokens = map(int, case.split("x"))
             batch = batch_of(prompt, samples, tokens, model.config.vocab_size)
-            found: dict[str, list[dict]] = {kind: [] for kind in sides}
+            by_side: dict[str, list[dict]] = {kind: [] for kind in sides}
             for _ in range(repeat):
                 for kind, trainer in sides.items():
-                    found[kind].append(half(trainer, batch, wall))
-                    print(adapters, case, kind, found[kind][-1], flush=True)
+                    by_side[kind].append(half(trainer, batch, wall))
+                    print(adapters, case, kind, by_side[kind][-1], flush=True)
             kind = str(dtype).removeprefix("torch.")
             row: dict[str, Any] = {"weights": adapters, "dtype": kind, "case": case}
             for name in ("seconds", "memory_mb"):
-                of = {k: _median([x[name] for x in runs]) for k, runs in found.items()}
+                of = {k: _median([x[name] for x in runs]) for k, runs in by_side.items()}
                 row |= {f"csd_{name}": of["csd"], f"trl_{name}": of["trl"]}
                 row[f"{name.partition('_')[0]}_ratio"] = of["trl"] / of["csd"]
             row["rows"] = prompt + samples * (tokens - 1)
             row["rows_without_sharing"] = samples * (prompt + tokens)
-            norms = [runs[0]["gradient"] for runs in found.values()]
+            norms = [runs[0]["gradient"] for runs in by_side.values()]
             row["gradients_differ"] = abs(norms[0] - norms[1]) / norms[1]
             rows.append(row)
     return rows
@@ -189,7 +189,7 @@ def agreement(
     trainer = trainer_of("csd", model, tokenizer, prompts, **config)
     own = trl.GRPOTrainer._get_per_token_logps_and_entropies
     compute, end = trainer._compute_loss, time.monotonic() + 60 * minutes
-    found: list[dict] = []
+    differences: list[dict] = []
 
     def watched(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
@@ -200,19 +200,19 @@ def agreement(
         loss = compute(model, inputs)
         log = trainer._metrics["train"]
         row = {
-            "step": len(found) + 1,
+            "step": len(differences) + 1,
             "csd": log["csd/logp_diff_max"][-1],
             "trl": float(difference.max()),
             "tau": log["csd/tau"][-1],
         }
-        found.append(row)
+        differences.append(row)
         print(row, flush=True)
         trainer.control.should_training_stop |= time.monotonic() > end
         return loss
 
     trainer._compute_loss = watched
     trainer.train()
-    return found
+    return differences
 
 
 def draw(rows: list[dict], path: str) -> None:
@@ -261,8 +261,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.json and Path(args.json).exists():
         result |= json.loads(Path(args.json).read_text())
     if args.cases and args.weights:
-        given = args.cases, args.weights, args.repeat, dtype, args.layers, args.wall
-        rows = merged(result.get("halves", []), halves(*given), ("weights", "dtype", "case"))
+        common = args.cases, args.weights, args.repeat, dtype, args.layers, args.wall
+        rows = merged(result.get("halves", []), halves(*common), ("weights", "dtype", "case"))
         result["halves"] = rows
         result["half"] = {"layers": args.layers, "repeat": args.repeat, "wall": args.wall}
         print(table(rows))

@@ -147,20 +147,20 @@ def run_apart(args, names: list[str], seconds: float) -> None:
         commands[name] = command + (["--vllm", args.vllm] if args.vllm else [])
     for name, code in run_groups(commands, seconds).items():
         path = args.out / f"{name}.json"
-        found = json.loads(path.read_text()) if path.exists() else {"section": name, "rows": []}
-        if code and found.get("status") != "failed":
+        section = json.loads(path.read_text()) if path.exists() else {"section": name, "rows": []}
+        if code and section.get("status") != "failed":
             # killed by another process, or by a fault that Python cannot catch
-            found |= {"status": "failed", "error": f"the process ended with code {code}"}
-            write(found, path, indent=1)
+            section |= {"status": "failed", "error": f"the process ended with code {code}"}
+            write(section, path, indent=1)
 
 
 def report(args: Namespace, plan: list[Step], late: list[str], seconds: float) -> int:
     """Print the table and one JSON line, and draw the plots; returns the exit code."""
-    found, shown = {}, []
+    sections, shown = {}, []
     for step in plan:
         for name in step.sections:
             path = folder(args, step.call) / f"{name}.json"
-            found[f"{step.call}/{name}" if step.call else name] = data = (
+            sections[f"{step.call}/{name}" if step.call else name] = data = (
                 json.loads(path.read_text()) if path.exists() else {"rows": []}
             )
             if name == "end_to_end":
@@ -168,11 +168,11 @@ def report(args: Namespace, plan: list[Step], late: list[str], seconds: float) -
     status = {
         # a section that was cut at its box's end is "running" in its file, or has no file
         name: {"running": "cut"}.get(data.get("status", "cut"), data.get("status", "cut"))
-        for name, data in found.items()
+        for name, data in sections.items()
     }
     if shown:
         print(table([{k: r[k] for k in SHOWN} for r in shown]))
-    for name, data in found.items():
+    for name, data in sections.items():
         if "error" in data:
             print(f"{name} failed: {data['error']}")
     if late:
@@ -194,8 +194,8 @@ def report(args: Namespace, plan: list[Step], late: list[str], seconds: float) -
         **({"call": args.call} if args.call else {"minutes": args.minutes}),
         "seconds": round(seconds, 1),
         "sections": status,
-        "rows": {name: len(data["rows"]) for name, data in found.items()},
-        "left out": [why for data in found.values() for why in data.get("left out", [])]
+        "rows": {name: len(data["rows"]) for name, data in sections.items()},
+        "left out": [why for data in sections.values() for why in data.get("left out", [])]
         + [f"no time: {name}" for name in late],
         "against predictions": beside,
         "plots": plots,

@@ -16,11 +16,11 @@ def of_gpu(name: str | None, path: Path = PREDICTED) -> list[dict]:
     return [row for row in rows if name and row["gpu"] in name]
 
 
-def compared(found: dict[str, dict], predicted: list[dict]) -> list[dict]:
-    """Rows of all figures that have a prediction. found: contents of the sections' files."""
+def compared(sections: dict[str, dict], predicted: list[dict]) -> list[dict]:
+    """Rows of all figures that have a prediction. sections: contents of the sections' files."""
     rows = []
     steps = [p for p in predicted if p["section"] == "end_to_end"]
-    for row in found.get("end_to_end", {}).get("rows", []):
+    for row in sections.get("end_to_end", {}).get("rows", []):
         near = [p for p in steps if (p["shape"], p["N"]) == (row["shape"], row["N"])]
         for figure, size in (("step ms", row.get("rows")), ("plain step ms", 0)):
             if near and size is not None and row.get(figure):
@@ -35,11 +35,11 @@ def compared(found: dict[str, dict], predicted: list[dict]) -> list[dict]:
                     )
                 )
     us = {p["shape"]: p["us"] for p in predicted if p["section"] == "attention"}
-    for row in found.get("attention_shapes", {}).get("rows", []):
+    for row in sections.get("attention_shapes", {}).get("rows", []):
         if row.get("provider") == "csd" and row.get("us") and row["shape"] in us:
             rows.append(_row(row["shape"], "attention us", row["us"], us[row["shape"]]))
     drafting = [p["us"] for p in predicted if p["section"] == "drafters"]
-    for row in found.get("end_to_end", {}).get("rows", []):
+    for row in sections.get("end_to_end", {}).get("rows", []):
         phases = row.get("phases ms") or {}
         spent = [phases[name] for name in ("propose", "insert") if name in phases]
         if drafting and len(spent) == 2:

@@ -25,14 +25,14 @@ SHARE = 0.6
 
 def run(section: Section) -> None:
     """Add one row per number of samples: all prompts in turn, with drafts and without."""
-    found = largest(section)
-    if found is None:
+    checkpoint = largest(section)
+    if checkpoint is None:
         section.add(
             note="no checkpoint of csd's families in the Hugging Face cache",
             install="hf download Qwen/Qwen2.5-7B-Instruct",
         )
         return
-    name, folder = found
+    name, folder = checkpoint
     how = dict(device=section.device, self_check=False)
     with csd.Engine(str(folder), max_slots=max(SAMPLES), **how) as engine:
         for samples in SAMPLES:

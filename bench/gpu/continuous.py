@@ -16,10 +16,10 @@ SAMPLES = (16, 64)
 def run(section: Section) -> None:
     """Time the Llama shape with random weights, on which a step's time does not depend."""
     model = build(section)
-    kept = {"transformers": transformers.__version__}
+    version = {"transformers": transformers.__version__}
     missing = refusal(model)
     if missing:
-        section.add(note=missing, **kept)
+        section.add(note=missing, **version)
         return
     prompt, new = (1024, 128) if section.cuda else (32, 4)
     ids = torch.randint(RECORDED_VOCAB, (prompt,)).tolist()
@@ -32,13 +32,13 @@ def run(section: Section) -> None:
                 N=samples,
                 prompt=prompt,
                 new_tokens=new,
-                **kept,
+                **version,
                 **measured(section, model, ids, samples, new),
             )
         except Exception as error:
             # an error of another library is a result
             note = f"{type(error).__name__}: {error}"[:300]
-            section.add(N=samples, note=note, traceback=traced(error), **kept)
+            section.add(N=samples, note=note, traceback=traced(error), **version)
 
 
 def refusal(model) -> str | None:
@@ -70,19 +70,19 @@ def measured(section: Section, model, ids: list[int], samples: int, new: int) ->
         how["continuous_batching_config"] = transformers.ContinuousBatchingConfig(
             num_blocks=8, max_batch_tokens=64
         )
-    found: dict = {}
+    outputs: dict = {}
     # copies of one prompt, whose pages may be shared
     seconds = section.clock(
-        lambda: found.update(
+        lambda: outputs.update(
             model.generate_batch(
                 [ids] * samples, generation_config=config, record_timestamps=True, **how
             )
         )
     )
-    lengths = [len(out.generated_tokens) for out in found.values()]
+    lengths = [len(out.generated_tokens) for out in outputs.values()]
     if lengths != [new] * samples:
         raise RuntimeError(f"{samples} answers of {new} tokens were asked for, got {lengths}")
-    times = [out.timestamps for out in found.values()]
+    times = [out.timestamps for out in outputs.values()]
     begun, ended = max(t[0] for t in times), max(t[-1] for t in times)
     later = sum(at > begun for t in times for at in t)
     return {"seconds": seconds, "tokens_per_second": later / (ended - begun)}

@@ -26,8 +26,8 @@ def run(section: Section) -> None:
     cores = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(max(1, min(len(wanted), cores // 2))) as pool:
         reports = pool.map(lambda job: examined(section, job), wanted)
-        for job, found in zip(wanted, reports, strict=True):
-            add(section, job, found)
+        for job, outcome in zip(wanted, reports, strict=True):
+            add(section, job, outcome)
     wrong = [f"{r['shape']}, {r['dtype']}: {r['error']}" for r in section.rows if not r["passed"]]
     if wrong:
         raise RuntimeError("; ".join(wrong))
@@ -64,19 +64,19 @@ def examined(section: Section, job: dict) -> dict:
     return report | {"log": done.stderr[-6000:]}
 
 
-def add(section: Section, job: dict, found: dict) -> None:
-    if "late" in found:
+def add(section: Section, job: dict, outcome: dict) -> None:
+    if "late" in outcome:
         section.cut_off(f"the check of {job}")
         return
     wrong = [
         f"{c['name']}: {c['error'] or 'it was not called'}"
-        for c in found.get("checks", [])
+        for c in outcome.get("checks", [])
         if c["error"] or not c["calls"]
     ]
-    error = found.pop("error", None) or "; ".join(wrong) or None
+    error = outcome.pop("error", None) or "; ".join(wrong) or None
     if error is None:
-        found.pop("log", None)
-    section.add(**job, passed=error is None, error=error, **found)
+        outcome.pop("log", None)
+    section.add(**job, passed=error is None, error=error, **outcome)
     exact = ", exact" * job["exact"]
     print(f"  {job['shape']}, {job['dtype']}{exact}: {error or 'passed'}", flush=True)
 
@@ -85,17 +85,17 @@ def main(job: str) -> None:
     """Check the operations and print the report as one JSON object on the last line."""
     # with the tracebacks of checks that failed
     logging.basicConfig(level=logging.INFO)
-    given = json.loads(job)
+    options = json.loads(job)
     report = check(
-        given["device"],
-        getattr(torch, given["dtype"]),
-        SHAPES[given["shape"]],
-        exact=given["exact"],
+        options["device"],
+        getattr(torch, options["dtype"]),
+        SHAPES[options["shape"]],
+        exact=options["exact"],
     )
-    found = asdict(report)
+    output = asdict(report)
     # the job has the dtype
-    del found["dtype"]
-    print(json.dumps(found))
+    del output["dtype"]
+    print(json.dumps(output))
 
 
 if __name__ == "__main__":

@@ -34,16 +34,16 @@ class Timed(Drafter):
         self.seconds = 0.0
 
     def observe_prompt(self, *args) -> int:
-        found = []
+        results = []
         self.seconds += self._section.clock(
-            lambda: found.append(self._drafter.observe_prompt(*args))
+            lambda: results.append(self._drafter.observe_prompt(*args))
         )
-        return found[0]
+        return results[0]
 
     def propose(self, *args):
-        found = []
-        self.seconds += self._section.clock(lambda: found.append(self._drafter.propose(*args)))
-        return found[0]
+        results = []
+        self.seconds += self._section.clock(lambda: results.append(self._drafter.propose(*args)))
+        return results[0]
 
     def insert(self, *args, defer: bool = False) -> None:
         self.seconds += self._section.clock(lambda: self._drafter.insert(*args))
@@ -80,16 +80,16 @@ def measure(section: Section, engine, shape, picked, prompt_tokens: int, name: s
     run = forced(engine, picked, prompt_tokens, **options)
     # a few steps as a warm-up
     short = [replace(t, samples=[s[:WARM] for s in t.samples]) for t in picked]
-    found = []
+    results = []
     try:
         if section.cuda:
             forced(engine, short, prompt_tokens, **options)()
         before = sum(drafter.seconds for drafter in made)
-        seconds = section.clock(lambda: found.extend(run()))
+        seconds = section.clock(lambda: results.extend(run()))
     except ImportError as error:
         section.skip(f"drafter {label}: {error}")
         return
-    stats = [out.stats for out in found]
+    stats = [out.stats for out in results]
     steps = max(s.steps for s in stats)
     section.add(
         shape=shape,

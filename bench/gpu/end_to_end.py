@@ -143,6 +143,9 @@ def waits(run) -> dict:
             results = run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    found = sum("synchroniz" in str(w.message) for w in caught)
+    synchronisations = sum("synchroniz" in str(w.message) for w in caught)
     steps = max(out.stats.steps for out in results)
-    return {"synchronisations": found, "synchronisations a step": found / steps}
+    return {
+        "synchronisations": synchronisations,
+        "synchronisations a step": synchronisations / steps,
+    }

@@ -68,11 +68,11 @@ def within(errors: list[float], allowed: list[float], factor: float = 1.5) -> bo
 
 def differences(a, b) -> list[float]:
     """Differences of log-probabilities, up to each sample's first different token."""
-    found = []
+    gaps = []
     for s, t in zip(a, b, strict=True):
         rows = zip(s.tokens, t.tokens, s.raw_logprobs, t.raw_logprobs, strict=True)
         for x, y, p, q in rows:
             if x != y:
                 break
-            found.append(abs(p - q))
-    return found
+            gaps.append(abs(p - q))
+    return gaps

@@ -49,12 +49,12 @@ def device_seconds(run) -> dict[str, float]:
 
 def by_phase(events) -> dict[str, float]:
     """Seconds by phase of a profile's events, without those of the host."""
-    found: dict[str, float] = {}
+    by_phase: dict[str, float] = {}
     for event in events:
         if event.device_type == DeviceType.CUDA:
             phase = phase_of(event.name)
-            found[phase] = found.get(phase, 0.0) + event.self_device_time_total / 1e6
-    return found
+            by_phase[phase] = by_phase.get(phase, 0.0) + event.self_device_time_total / 1e6
+    return by_phase
 
 
 def phases(section: Section, engine, picked: list, prompt_tokens: int) -> dict:

@@ -100,8 +100,8 @@ def attention(c: ModelConfig, samples: int, rows: int) -> Iterator[Launch]:
 def seconds(
     c: ModelConfig, samples: int, rows: int, exact: bool = False, gated: bool = False
 ) -> float:
-    found = launches(c, samples, rows, exact, gated)
-    return sum(max(b / BANDWIDTH, f / RATE, LEAST) for b, f in found)
+    launched = launches(c, samples, rows, exact, gated)
+    return sum(max(b / BANDWIDTH, f / RATE, LEAST) for b, f in launched)
 
 
 def gated_product(c: ModelConfig, rows: int) -> float:

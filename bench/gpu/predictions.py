@@ -92,8 +92,8 @@ GPUS = {"H100": Gpu(3.35e12, 989e12), "H200": Gpu(4.8e12, 989e12)}
 
 def instructions(path: Path) -> dict[str, dict]:
     """Reads the rows of kernels compiled for sm_90 in bfloat16, by name."""
-    found = json.loads(path.read_text())
-    rows = found.get("rows") or found["after"]["rows"]
+    compiled = json.loads(path.read_text())
+    rows = compiled.get("rows") or compiled["after"]["rows"]
     return {r["kernel"]: r for r in rows if r["target"] == "sm_90" and r["dtype"] == "bf16"}
 
 
@@ -135,7 +135,7 @@ def step_launches(c: ModelConfig, samples: int, rows: int) -> list[tuple[float, 
         return [x for x in launches(c, samples, rows, False, attends=False)]
     chosen = c.experts * (1 - (1 - c.experts_per_token / c.experts) ** rows)
     dense = replace(c, family="qwen3", experts=0, experts_per_token=0, experts_sum_to_one=False)
-    found = list(launches(dense, samples, rows, False, attends=False))
+    shared = list(launches(dense, samples, rows, False, attends=False))
     # an expert's weights are read once if any row uses it, and each row multiplies by its experts
     extra = 3 * c.hidden * c.intermediate
     more = [
@@ -144,22 +144,22 @@ def step_launches(c: ModelConfig, samples: int, rows: int) -> list[tuple[float, 
             2 * rows * extra * c.layers * (c.experts_per_token - 1),
         )
     ]
-    return found + more + [x for _ in range(c.layers) for x in experts(c, rows)]
+    return shared + more + [x for _ in range(c.layers) for x in experts(c, rows)]
 
 
 def step_row(name: str, gpu_name: str, code: dict, samples: int, rows: int) -> dict:
     c, gpu = MODELS[name], GPUS[gpu_name]
-    found = step_launches(c, samples, rows)
+    launched = step_launches(c, samples, rows)
     attention = attention_seconds(c, gpu, code, samples, rows, PROMPT, GENERATED)
     drafting = drafting_seconds(gpu, code) if rows > pool(samples) else 0.0
-    others = sum(max(b / gpu.bandwidth, f / gpu.rate, LEAST) for b, f in found)
+    others = sum(max(b / gpu.bandwidth, f / gpu.rate, LEAST) for b, f in launched)
     row = {
         "section": "end_to_end",
         "gpu": gpu_name,
         "shape": name,
         "N": samples,
         "rows": rows,
-        "launches": len(found) + 2 * c.layers,
+        "launches": len(launched) + 2 * c.layers,
         "step ms": 1e3 * (others + c.layers * attention + drafting),
         "attention ms": 1e3 * c.layers * attention,
         "drafting ms": 1e3 * drafting,

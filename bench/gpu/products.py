@@ -37,13 +37,13 @@ def run(section: Section) -> None:
     for name, config in shapes(section).items():
         for product, (n, k) in matrices(config).items():
             weights = weights_of(n, k, section.device)
-            most = torch.randn(max(ROWS), k, device=section.device).to(torch.bfloat16)
-            first = F.linear(most[:COMPARED], weights[0])[0]
+            whole = torch.randn(max(ROWS), k, device=section.device).to(torch.bfloat16)
+            first = F.linear(whole[:COMPARED], weights[0])[0]
             for rows in ROWS:
                 if section.left <= 0:
                     section.cut_off(f"{product} of {name} from {rows} rows on")
                     break
-                x = most[:rows]
+                x = whole[:rows]
                 us = replayed([lambda w=w, x=x: F.linear(x, w) for w in weights], 10)[0]
                 section.add(
                     shape=name,

@@ -29,6 +29,6 @@ def settled(engine, call):
     The first captures if a pool size is new, or if it needs larger caches and so all graphs again.
     """
     before, count = engine.captured, len(engine.captured)
-    found = call()
+    first = call()
     now = engine.captured
-    return call() if now and (now is not before or len(now) > count) else found
+    return call() if now and (now is not before or len(now) > count) else first

@@ -114,5 +114,5 @@ def finish(result: dict, path: str | Path | None = None) -> None:
 def interval(statistic, count: int, draws: int = 2000) -> tuple[float, float]:
     """95% bootstrap interval of statistic(list of problem indices)."""
     rng = random.Random(0)
-    found = sorted(statistic(rng.choices(range(count), k=count)) for _ in range(draws))
-    return found[int(0.025 * draws)], found[int(0.975 * draws)]
+    resampled = sorted(statistic(rng.choices(range(count), k=count)) for _ in range(draws))
+    return resampled[int(0.025 * draws)], resampled[int(0.975 * draws)]

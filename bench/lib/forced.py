@@ -138,16 +138,16 @@ def forced_requests(
     requests = []
     for i, trace in enumerate(traces):
         indices = _indices(trace)
-        kept = trace.samples[:samples]
+        samples_drawn = trace.samples[:samples]
         params = SamplingParams(
             temperature=trace.temperature,
-            max_new_tokens=max_new_tokens or max(map(len, kept)),
+            max_new_tokens=max_new_tokens or max(map(len, samples_drawn)),
             end_ids=trace.stop_ids,
         )
         generator = torch.Generator().manual_seed(i)
         missing = max(prompt_tokens - len(trace.prompt), 0)
         front = torch.randint(max(trace.prompt) + 1, (missing,), generator=generator).tolist()
-        prompt, kept_indices = front + trace.prompt, indices[: len(kept)]
+        prompt, kept_indices = front + trace.prompt, indices[: len(samples_drawn)]
         requests.append(Request(i, prompt, params, kept_indices, _seed(trace), _key(trace)))
     return requests
 

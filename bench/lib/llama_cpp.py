@@ -52,8 +52,8 @@ def copy_in(path: str, dtype: torch.dtype, to: str | Path) -> Path:
 class LlamaCpp:
     """Draws samples of one prompt at temperature 0.7, each with its own seeded sampler."""
 
-    def __init__(self, path: str | Path, tokenizer: Any, most: int, cells: int = 8192):
-        """most: number of samples drawn at once; cells: cache cells of all sequences together."""
+    def __init__(self, path: str | Path, tokenizer: Any, max_sequences: int, cells: int = 8192):
+        """max_sequences: number of samples drawn at once; cells: cache cells of all sequences together."""
         import llama_cpp as lib
 
         self.lib, self.tokenizer = lib, tokenizer
@@ -61,13 +61,13 @@ class LlamaCpp:
         lib.llama_log_set(quiet, ctypes.c_void_p(0))
         self._quiet = quiet
         lib.llama_backend_init()
-        given = lib.llama_model_default_params()
+        model_params = lib.llama_model_default_params()
         # without mmap, weights may be repacked to the layout in which the CPU multiplies them
-        given.use_mmap = False
-        self.model = lib.llama_model_load_from_file(str(path).encode(), given)
+        model_params.use_mmap = False
+        self.model = lib.llama_model_load_from_file(str(path).encode(), model_params)
         params = lib.llama_context_default_params()
         threads = torch.get_num_threads()
-        params.n_ctx, params.n_batch, params.n_seq_max = cells, BATCH, most
+        params.n_ctx, params.n_batch, params.n_seq_max = cells, BATCH, max_sequences
         params.n_threads = params.n_threads_batch = threads
         # one cache for all sequences, since otherwise the prompt's cells would be copied
         with suppress(AttributeError):
@@ -100,12 +100,12 @@ class LlamaCpp:
         samplers = [self._sampler(seed * n + s) for s in range(n)]
         # all samples draw their first token from the logits of the prompt's last row
         last, position = {s: len(chunks[-1]) - 1 for s in range(n)}, len(prompt)
-        found: list[list[int]] = [[] for _ in range(n)]
+        sequences: list[list[int]] = [[] for _ in range(n)]
         for _ in range(tokens):
             following = []
             for s, row in last.items():
                 token = lib.llama_sampler_sample(samplers[s], context, row)
-                found[s].append(token)
+                sequences[s].append(token)
                 if not self.ends(token):
                     following.append((token, position, s))
             if not following:
@@ -115,7 +115,7 @@ class LlamaCpp:
             position += 1
         for sampler in samplers:
             lib.llama_sampler_free(sampler)
-        return found
+        return sequences
 
     def ends(self, token: int) -> bool:
         """True if a token ends a sample."""

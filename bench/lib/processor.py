@@ -62,8 +62,8 @@ def processor() -> dict:
 
 def instructions(cpuinfo: str) -> list[str]:
     """Instruction sets of `SETS` that the first core has, from the text of /proc/cpuinfo."""
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)
-    have = set(found[1].split()) if found else set()
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)
+    have = set(flags[1].split()) if flags else set()
     return [name for name in SETS if name in have]
 
 

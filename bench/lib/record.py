@@ -99,8 +99,8 @@ def record(
 
 def _short(tokens: list[int], probs: list[float], digits: int) -> list[list]:
     short = [round(p, digits) for p in probs]
-    kept = [(t, p) for t, p in zip(tokens, short, strict=True) if p > 0]
-    return [[t for t, _ in kept], [p for _, p in kept]]
+    positive = [(t, p) for t, p in zip(tokens, short, strict=True) if p > 0]
+    return [[t for t, _ in positive], [p for _, p in positive]]
 
 
 if __name__ == "__main__":

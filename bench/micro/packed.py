@@ -41,14 +41,14 @@ def main(argv: list[str] | None = None) -> None:
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
         for turn in range(args.rounds + 2):
             for name, run in made.items():
-                found = run()
+                seconds = run()
                 # the first two warm up
                 if turn >= 2:
-                    times[name].append(found)
+                    times[name].append(seconds)
         row: dict[str, object] = {"shape": shape}
         for i, part in enumerate(("forward", "backward")):
-            for name, found in times.items():
-                row[f"{name} {part}, ms"] = 1e3 * statistics.median(t[i] for t in found)
+            for name, seconds in times.items():
+                row[f"{name} {part}, ms"] = 1e3 * statistics.median(t[i] for t in seconds)
         pairs = zip(times["sdpa"], times["packed"], strict=True)
         row["sdpa / packed"] = statistics.median(sum(a) / sum(b) for a, b in pairs)
         rows.append(row)

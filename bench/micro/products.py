@@ -64,7 +64,7 @@ def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor],
     for by in backend.instructions(dtype):
         kinds[by] = partial(backend.by_columns, isa=by), partial(backend.product, isa=by)
         kinds[f"{by}, plain"] = lambda w: w, partial(backend.product, isa=by)
-    found = {}
+    by_name = {}
     for name, (layout, multiply) in kinds.items():
         weights = [layout(torch.randn(size).to(dtype)) for size in sizes]
 
@@ -72,8 +72,8 @@ def passes(shape: str, dtype: torch.dtype) -> dict[str, Callable[[torch.Tensor],
             for weight, (_, width) in zip(weights, sizes, strict=True):
                 multiply(x[:, :width].contiguous(), weight)
 
-        found[name] = call
-    return found
+        by_name[name] = call
+    return by_name
 
 
 def measured(sides: dict[str, Callable], rows: int, dtype: torch.dtype, rounds: int) -> dict:
@@ -87,13 +87,13 @@ def measured(sides: dict[str, Callable], rows: int, dtype: torch.dtype, rounds: 
             start = time.perf_counter()
             sides[name](x)
             seconds[name].append(time.perf_counter() - start)
-    found: dict = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
+    figures: dict = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
     if (taken := backend.instruction(dtype)) is not None:
         pytorch = zip(*(seconds[x] for x in ("plain", "onednn") if x in seconds), strict=True)
-        found |= {"taken": taken, "gain": _gain(map(min, pytorch), seconds[taken])}
+        figures |= {"taken": taken, "gain": _gain(map(min, pytorch), seconds[taken])}
         if f"{taken}, plain" in seconds:
-            found["gain, plain"] = _gain(seconds["plain"], seconds[f"{taken}, plain"])
-    return found
+            figures["gain, plain"] = _gain(seconds["plain"], seconds[f"{taken}, plain"])
+    return figures
 
 
 def _gain(others: Iterable[float], own: list[float]) -> float:

@@ -42,8 +42,8 @@ def step_makers(backend: str, shape: str, sizes: Sizes, dtype=torch.float32) -> 
     """Builders of jobs by operation and graph; each takes a seed."""
     ops = choose(backend, DEVICE, dtype)
     made = makers(ops, Shape.of(shape, SHAPES[shape]), sizes, DEVICE, dtype)
-    found = {" ".join([m.func.__name__, *m.keywords.values()]): m for m in made}
-    return found | state_makers(ops, shape == "tiny", sizes, DEVICE, dtype)
+    by_name = {" ".join([m.func.__name__, *m.keywords.values()]): m for m in made}
+    return by_name | state_makers(ops, shape == "tiny", sizes, DEVICE, dtype)
 
 
 OPERATIONS = list(step_makers("reference", "tiny", STEPS["tiny"]))

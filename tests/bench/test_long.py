@@ -11,7 +11,7 @@ from bench.e2e import readme as readme_command
 from bench.e2e.long import __main__ as long
 from bench.e2e.long import picture, readme_table
 from bench.e2e.long.drawn import Drawn, described, distinct
-from bench.e2e.long.plan import CSD, PEERS, TASKS, Cell, kept, plan
+from bench.e2e.long.plan import CSD, PEERS, TASKS, Cell, plan, supported
 from bench.e2e.long.prompts import ITEMS, prompt
 from bench.e2e.long.rows import drawn_in_turns
 
@@ -121,7 +121,7 @@ def test_the_plan_fits_in_an_hour_and_the_first_rows_have_all_sides():
     assert {c.slots for c in cells if c.kind == "many"} == {16, 64}
     full = plan(full=True, recorded=False)
     assert {c.sides for c in full if c.kind == "one"} == {(*CSD, *PEERS)}
-    assert kept(cells[:1], {"csd", "vLLM"})[0].sides == ("csd", "vLLM")
+    assert supported(cells[:1], {"csd", "vLLM"})[0].sides == ("csd", "vLLM")
 
 
 def test_a_run_goes_on_behind_the_rows_of_its_file(tmp_path, result):

@@ -43,11 +43,11 @@ def _steps(name: str) -> str:
 
 
 def _products(name: str) -> str:
-    found = load(name)["rows"]
-    sizes = sorted({r["rows"] for r in found})
+    records = load(name)["rows"]
+    sizes = sorted({r["rows"] for r in records})
     lines = []
     for dtype in ("bfloat16", "float32"):
-        rows = [only(found, dtype=dtype, rows=n) for n in sizes]
+        rows = [only(records, dtype=dtype, rows=n) for n in sizes]
         taken = rows[0]["taken"]
         ms = {
             f"{dtype}, `F.linear`": "plain",
@@ -67,19 +67,19 @@ def _products(name: str) -> str:
 
 
 def step_times() -> str:
-    found = load("step_times")
+    records = load("step_times")
     names = {
         "bfloat16": "seconds",
         "bfloat16, plain": "bfloat16, plain",
         "float32": "float32, packed",
         "float32, plain": "float32, plain",
     }
-    places = [i for i, rows in enumerate(found["rows"]) if rows != 2]
+    places = [i for i, rows in enumerate(records["rows"]) if rows != 2]
     lines = [
-        [label, *(f"{1000 * found[field][i]:.1f}" for i in places)]
+        [label, *(f"{1000 * records[field][i]:.1f}" for i in places)]
         for label, field in names.items()
     ]
-    return markdown(["rows", *(str(found["rows"][i]) for i in places)], lines)
+    return markdown(["rows", *(str(records["rows"][i]) for i in places)], lines)
 
 
 TABLES = {

@@ -111,10 +111,10 @@ def queue() -> str:
 
 
 def allocation() -> str:
-    found = load("allocation")
+    records = load("allocation")
     traces = {"own prompts, N = 16": OWN, "GSM8K, N = 16": GSM8K, "MATH, N = 8": MATH}
     lines = [
-        [rule, *(f"{only(found[t]['rules'], rule=rule)['ratio']:.2f}" for t in traces.values())]
+        [rule, *(f"{only(records[t]['rules'], rule=rule)['ratio']:.2f}" for t in traces.values())]
         for rule in RULES
     ]
     return markdown(["rule", *traces], lines)
@@ -145,10 +145,10 @@ def drafter_cost() -> str:
     rows, sizes, lengths = load("drafter_cost")["rows"], (4, 16, 64, 256), (512, 2048, 8192)
 
     def cell(drafter: str, field: str, N: int, shown) -> str:
-        found = [r for r in rows if (r["drafter"], r["N"]) == (drafter, N)]
-        if not found:
+        records = [r for r in rows if (r["drafter"], r["N"]) == (drafter, N)]
+        if not records:
             return "not run"
-        return " / ".join(shown(only(found, history=n)[field]) for n in lengths)
+        return " / ".join(shown(only(records, history=n)[field]) for n in lengths)
 
     lines = [[label, *(cell(*fields, N, _ms) for N in sizes)] for label, fields in COSTS.items()]
     last = "consensus, insert, us a committed token"

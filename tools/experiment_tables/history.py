@@ -67,9 +67,9 @@ def tau() -> str:
             for r in traces[trace]["rows"]
             if (r["drafter"], r["live"], r["nodes"]) == ("consensus", live, nodes)
         ]
-        found = {r["history"]: r["tau"] for r in rows if r["kind"] == kind}
-        found[0] = only(rows, history=0, kind="tokens")["tau"]
-        cells = (f"{found[n]:.2f}" if n in found else "" for n in counts)
+        records = {r["history"]: r["tau"] for r in rows if r["kind"] == kind}
+        records[0] = only(rows, history=0, kind="tokens")["tau"]
+        cells = (f"{records[n]:.2f}" if n in records else "" for n in counts)
         lines.append([label, str(nodes), *cells])
     return markdown(["trace", "nodes", "none", *map(str, counts[1:])], fold(lines))
 
@@ -94,10 +94,10 @@ def kinds() -> str:
 
 
 def ablations() -> str:
-    found = load("history_ablate")["traces"]
+    records = load("history_ablate")["traces"]
     names = {MATH: "MATH, {} problems", CLASSEVAL: "ClassEval, {}", GSM8K: "GSM8K, {}"}
-    rows = {trace: found[trace]["rows"] for trace in names}
-    head = ["", *(name.format(found[trace]["problems"]) for trace, name in names.items())]
+    rows = {trace: records[trace]["rows"] for trace in names}
+    head = ["", *(name.format(records[trace]["problems"]) for trace, name in names.items())]
     lines = [
         ["as it is, tau", *(f"{only(x, change='as it is')['tau']:.2f}" for x in rows.values())]
     ]
@@ -109,11 +109,11 @@ def ablations() -> str:
 
 def prior() -> str:
     rows, lines = load("prior")["rows"], []
-    found = sorted(
+    records = sorted(
         (r for r in rows if "ratio" in r),
         key=lambda r: ([*TRACES].index(r["trace"]), r["samples"]),
     )
-    for r in found:
+    for r in records:
         plain = only(
             rows, trace=r["trace"], drafter=f"consensus, {r['prior']}", samples=r["samples"]
         )

@@ -40,10 +40,10 @@ def growth() -> str:
 
 
 def roofline() -> str:
-    found, lines = load("roofline")["rows"], []
+    records, lines = load("roofline")["rows"], []
     for shape, sizes in STEPS.items():
         for samples, rows in sizes:
-            r = only(found, shape=shape, samples=samples, rows=rows)
+            r = only(records, shape=shape, samples=samples, rows=rows)
             over, device = r["predicted over plain"], r["device ms"]
             lines.append(
                 [

@@ -115,15 +115,15 @@ def live() -> str:
         return between(row["tau"], (row["low"], row["high"]), digits)
 
     for t in sorted({r["temperature"] for r in rows}):
-        found = {r["what"]: r for r in rows if r["temperature"] == t}
+        records = {r["what"]: r for r in rows if r["temperature"] == t}
         full = ("live", "replay, true noise", "replay, posterior noise")
         bare = ("replay, consensus, not coupled", "replay, trie-prompt", "replay, prompt-lookup")
         lines.append(
             [
                 str(t),
-                *(tau(found[what]) for what in full),
-                tau(found["true / posterior"], 3),
-                *(f"{found[what]['tau']:.2f}" for what in bare),
+                *(tau(records[what]) for what in full),
+                tau(records["true / posterior"], 3),
+                *(f"{records[what]['tau']:.2f}" for what in bare),
             ]
         )
     head = [
@@ -144,10 +144,10 @@ def eagle_times() -> str:
     drafters = dict.fromkeys(r["drafter"] for r in rows)
     lines = []
     for n, t in dict.fromkeys((r["samples"], r["temperature"]) for r in rows):
-        found = (only(rows, samples=n, temperature=t, drafter=d) for d in drafters)
+        records = (only(rows, samples=n, temperature=t, drafter=d) for d in drafters)
         cells = (
             f"{1e3 * median(r['draft_seconds']):.1f} / {sum(r['tokens']) / sum(r['seconds']):.0f}"
-            for r in found
+            for r in records
         )
         lines.append([f"N = {n}, T = {t:g}", *cells])
     return markdown(["draft, ms / tokens per second", *drafters], lines)

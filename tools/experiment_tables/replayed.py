@@ -28,7 +28,7 @@ def _rows() -> list[dict]:
 def copying() -> str:
     rows = _rows()
 
-    def found(drafter: str, trace: str, nodes: int) -> dict:
+    def record(drafter: str, trace: str, nodes: int) -> dict:
         name, samples = COPYING[trace]
         return only(rows, drafter=drafter, trace=name, samples=samples, nodes=nodes)
 
@@ -36,12 +36,12 @@ def copying() -> str:
         return [f"{cell(trace, 16)}; {cell(trace, 8)}" for trace in COPYING]
 
     def over(trace: str, nodes: int, first: int, step: int) -> str:
-        ours, theirs = (found(d, trace, nodes) for d in ("consensus", "trie-prompt"))
+        ours, theirs = (record(d, trace, nodes) for d in ("consensus", "trie-prompt"))
         count = len(ours["by_problem"]["problem"])
         return f"{ratio(ours, theirs, range(first, count, step)):.3f}"
 
     lines = [
-        [label, *both(lambda t, n, d=drafter: f"{found(d, t, n)['tau']:.2f}")]
+        [label, *both(lambda t, n, d=drafter: f"{record(d, t, n)['tau']:.2f}")]
         for label, drafter in DRAFTERS.items()
     ]
     halves = {

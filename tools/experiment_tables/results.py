@@ -18,10 +18,10 @@ def load(name: str) -> Any:
 
 def only(rows: Iterable[dict], /, **fields: Any) -> dict:
     """The one row that has these values; raises ValueError where there is not one."""
-    found = [r for r in rows if all(r.get(k) == v for k, v in fields.items())]
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} rows have {fields}, expected 1")
-    return found[0]
+    matches = [r for r in rows if all(r.get(k) == v for k, v in fields.items())]
+    if len(matches) != 1:
+        raise ValueError(f"{len(matches)} rows have {fields}, expected 1")
+    return matches[0]
 
 
 def change(ratio: float) -> str:

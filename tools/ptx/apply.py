@@ -27,8 +27,8 @@ def apply(i: Instruction, function, sources: list[str], target: str):
 def _in_float32(function, sources, target):
     def call(*xs):
         wide = [n.of_bf16(x) if k == "bf16" else x for x, k in zip(xs, sources, strict=True)]
-        found = function(*wide)
-        return n.to_bf16(found) if target == "bf16" else found
+        result = function(*wide)
+        return n.to_bf16(result) if target == "bf16" else result
 
     return call
 

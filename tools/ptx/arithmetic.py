@@ -68,13 +68,13 @@ def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def pick_bytes(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
     """prmt: four of the eight bytes of (b, a), by four bits of the selector each."""
     both = (b.astype(U64) << U64(32)) | a.astype(U64)
-    found = np.zeros(np.broadcast_shapes(a.shape, b.shape, selector.shape), U64)
+    result = np.zeros(np.broadcast_shapes(a.shape, b.shape, selector.shape), U64)
     for i in range(4):
         pick = (selector.astype(U64) >> U64(4 * i)) & U64(15)
         byte = (both >> ((pick & U64(7)) * U64(8))) & U64(255)
         byte = np.where(pick & U64(8), (byte >> U64(7)) * U64(255), byte)
-        found |= byte << U64(8 * i)
-    return found.astype(U32)
+        result |= byte << U64(8 * i)
+    return result.astype(U32)
 
 
 def _two_sum(a, b):

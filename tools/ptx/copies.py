@@ -51,12 +51,12 @@ def compiled(i: Instruction):
         raise NotImplementedError(f"no {'.'.join(i.op)} here: {i}")
     target, source = address(i.args[0]), address(i.args[1])
     size = i.args[2]
-    given = reader(i.args[3], "u32") if len(i.args) > 3 else None
+    source_size = reader(i.args[3], "u32") if len(i.args) > 3 else None
 
     def issue(crew, mask):
         to, of = target(crew).copy(), source(crew).copy()
         active = np.ones(crew.threads, bool) if mask is True else mask.copy()
-        wanted = np.full(crew.threads, size if given is None else given(crew))
+        wanted = np.full(crew.threads, size if source_size is None else source_size(crew))
         # all or nothing: the rest would be zero
         if not np.isin(wanted[active], (0, size)).all():
             raise NotImplementedError(f"a part of {size} bytes: {i}")

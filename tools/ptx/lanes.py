@@ -128,11 +128,11 @@ def _extreme(i, skip_nan, keep_nan, of_zeros):
     kind, function = i.op[-1], keep_nan if "NaN" in i.op else skip_nan
 
     def pick(a, b):
-        found = function(a, b)
-        if found.dtype.kind == "f":
+        result = function(a, b)
+        if result.dtype.kind == "f":
             # -0 is less than 0
-            found = np.where((a == 0) & (b == 0), of_zeros(a, b), found)
-        return np.maximum(found, 0) if "relu" in i.op else found
+            result = np.where((a == 0) & (b == 0), of_zeros(a, b), result)
+        return np.maximum(result, 0) if "relu" in i.op else result
 
     return apply(i, pick, [kind] * 2, kind)
 

@@ -38,12 +38,12 @@ def emulated(target: str = "sm_90", seed: int | None = 0):
     )
 
     def run(kernel, *args, grid, warmup, **options):
-        found = _compile(kernel, *args, grid=grid, warmup=True, **options)
-        given = kernel.signature.bind(*args, **_of(kernel, options))
-        given.apply_defaults()
-        kinds = found.src.signature
+        compiled = _compile(kernel, *args, grid=grid, warmup=True, **options)
+        bound = kernel.signature.bind(*args, **_of(kernel, options))
+        bound.apply_defaults()
+        kinds = compiled.src.signature
         values, places = [], []
-        for name, value in given.arguments.items():
+        for name, value in bound.arguments.items():
             if kinds[name] == "constexpr":
                 continue
             if isinstance(value, torch.Tensor):
@@ -52,13 +52,13 @@ def emulated(target: str = "sm_90", seed: int | None = 0):
                 value = value.data_ptr()
             values.append(value)
         if callable(grid):
-            grid = grid(dict(given.arguments))
+            grid = grid(dict(bound.arguments))
         sizes = (*grid, 1, 1)[:3]
-        machine = _kernel(found.asm["ptx"])
+        machine = _kernel(compiled.asm["ptx"])
         # two kinds of scratch memory that nothing asks for
         values += [0] * (len(machine.code.params) - len(values))
-        machine.launch(sizes, values, places, found.metadata.shared, seed)
-        return found
+        machine.launch(sizes, values, places, compiled.metadata.shared, seed)
+        return compiled
 
     before = driver._active
     driver.set_active(no_device)

@@ -61,14 +61,14 @@ class Global:
             return
         at = addresses[active].astype(np.int64)
         which = self._region(at, size * len(values), i)
-        given = [np.broadcast_to(v, crew.threads)[active] for v in values]
+        active_values = [np.broadcast_to(v, crew.threads)[active] for v in values]
         first = (at - _BEGIN) // size
         same = np.ones(len(at), bool)
-        for k, value in enumerate(given):
+        for k, value in enumerate(active_values):
             same &= _HOSTS[size][first + k] == value
         for region, place, who, here in self._note(crew, at, size * len(values), which, active):
             region.note_write(place, who, np.repeat(same[here], size * len(values)), i)
-        for k, value in enumerate(given):
+        for k, value in enumerate(active_values):
             _HOSTS[size][first + k] = value
             if (_HOSTS[size][first + k] != value).any():
                 raise MemoryFault(f"threads store different values at one address: {i}")
@@ -117,8 +117,8 @@ class Shared:
     def store(self, crew, addresses, values, size, mask, i) -> None:
         active = np.arange(crew.threads) if mask is True else mask.nonzero()[0]
         at = self._places(crew.program[active], addresses[active], size * len(values), i)
-        given = [np.broadcast_to(value, crew.threads)[active] for value in values]
-        self._put(at, given, size, _who(crew, active), i)
+        active_values = [np.broadcast_to(value, crew.threads)[active] for value in values]
+        self._put(at, active_values, size, _who(crew, active), i)
 
     def rows(self, crew, warps, addresses, i) -> np.ndarray:
         """[w, .., 4] words of rows of 16 bytes at addresses [w, ..], which the warps read."""

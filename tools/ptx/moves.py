@@ -73,8 +73,8 @@ def _cvt(i):
         inside = np.where(top | none, 0, np.clip(x, float(info.min), float(info.max)))
         small = x.dtype != np.float64 and dtype.itemsize < 8
         nothing = 0 if small else info.min if dtype.kind == "i" else info.max // 2 + 1
-        found = np.where(top, info.max, inside.astype(dtype))
-        return np.where(none, nothing, found).astype(dtype)
+        result = np.where(top, info.max, inside.astype(dtype))
+        return np.where(none, nothing, result).astype(dtype)
 
     return apply(i, convert, [source], target)
 

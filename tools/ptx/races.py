@@ -39,8 +39,8 @@ class Region:
     def note_write(self, place, who, same, i) -> None:
         """same: where the value was there already, which does no harm."""
         by = self.written[place]
-        for found in (by, self.read[place]):
-            self._check("writes what", place, who, found, ~same, i)
+        for access in (by, self.read[place]):
+            self._check("writes what", place, who, access, ~same, i)
         # of who wrote the same, none is forgotten
         together = np.where(by >> INTERVAL == who >> INTERVAL, who | WARPS, PROGRAMS)
         _put(self.written, place, np.where(_apart(by, who), together, who))
@@ -80,12 +80,12 @@ def _apart(by, who):
     return (by != 0) & (elsewhere | ((by >> INTERVAL == who >> INTERVAL) & (by != who)))
 
 
-def _put(record, place, found) -> None:
+def _put(record, place, access) -> None:
     """Record the threads of one instruction, all of them where they share a place."""
-    record[place] = found
-    kept = record[place]
-    lost = kept != found
+    record[place] = access
+    stored = record[place]
+    lost = stored != access
     if lost.any():
-        record[place[lost]] = found[lost] | WARPS
-        other = lost & (kept >> PROGRAM != found >> PROGRAM)
+        record[place[lost]] = access[lost] | WARPS
+        other = lost & (stored >> PROGRAM != access >> PROGRAM)
         record[place[other]] = PROGRAMS

@@ -79,8 +79,8 @@ def parse(text: str) -> Code:
         block = []
 
     for line in body.split("\n}\n", 1)[0].splitlines():
-        found = _LOC.search(line)
-        where = _place(found[1]) if found else where
+        matched = _LOC.search(line)
+        where = _place(matched[1]) if matched else where
         line = line.split("//")[0].strip()
         label = re.match(r"(\$\w+):", line)
         if label:
@@ -136,9 +136,9 @@ def _operand(text: str):
         base, _, offset = text[1:-1].replace(" ", "").partition("+")
         base = None if base == "global_smem" else _operand(base) if base[0] == "%" else base
         return Address(base, int(offset or "0", 0))
-    found = _REGISTER.fullmatch(text)
-    if found:
-        return Register(WIDTHS[found[1]], int(found[2]))
+    matched = _REGISTER.fullmatch(text)
+    if matched:
+        return Register(WIDTHS[matched[1]], int(matched[2]))
     if re.match(r"0[fF][0-9a-fA-F]{8}$", text):
         return Float(32, int(text[2:], 16))
     if re.match(r"0[dD][0-9a-fA-F]{16}$", text):

@@ -61,8 +61,8 @@ def _redux(i):
     def reduce(crew, mask):
         together(crew, mask, i)
         x = _warps(crew, get(crew))
-        found = REDUCTIONS[function].reduce(x, axis=1, dtype=x.dtype)
-        put(crew, np.repeat(found, 32), mask)
+        result = REDUCTIONS[function].reduce(x, axis=1, dtype=x.dtype)
+        put(crew, np.repeat(result, 32), mask)
 
     return reduce
 
@@ -115,16 +115,16 @@ def _stmatrix(i):
 
 def halves(kind: str, words: np.ndarray) -> np.ndarray:
     """float32 [..., 2 n] of words [..., n] that hold two numbers each."""
-    found = np.ascontiguousarray(words).view(np.uint16)
-    return n.of_bf16(found) if kind == "bf16" else found.view(np.float16).astype(np.float32)
+    result = np.ascontiguousarray(words).view(np.uint16)
+    return n.of_bf16(result) if kind == "bf16" else result.view(np.float16).astype(np.float32)
 
 
 def fragment_a(crew, gets, kind: str) -> np.ndarray:
     """[W, 16, 16]: register 2 c + r of lane 4 g + t holds row g + 8 r, columns 8 c + 2 t, + 1."""
     words = np.stack([_warps(crew, get(crew)) for get in gets], -1).reshape(-1, 8, 4, 2, 2)
-    found = halves(kind, words[..., None])
+    result = halves(kind, words[..., None])
     # [W, g, t, c, r, 2] to [W, r, g, c, t, 2]
-    return found.transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 16)
+    return result.transpose(0, 4, 1, 3, 2, 5).reshape(-1, 16, 16)
 
 
 def fragment_c(crew, gets) -> np.ndarray:
@@ -141,10 +141,10 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     NumPy's own product takes an order that changes with R and C, and with a row's place. A GPU's
     does not change with a row's place; its own order is not documented.
     """
-    found = a[..., 0, None] * b[..., None, 0, :]
+    result = a[..., 0, None] * b[..., None, 0, :]
     for k in range(1, a.shape[-1]):
-        found += a[..., k, None] * b[..., None, k, :]
-    return found
+        result += a[..., k, None] * b[..., None, k, :]
+    return result
 
 
 def put_c(crew, puts, matrix: np.ndarray, mask) -> None:
@@ -168,8 +168,8 @@ def _mma(i):
         words = np.stack([_warps(crew, get(crew)) for get in b], -1).reshape(-1, 8, 4, 2, 1)
         # register c of lane 4 g + t holds column g, rows 8 c + 2 t, + 1
         right = halves(kind, words).transpose(0, 3, 2, 4, 1).reshape(-1, 16, 8)
-        found = product(fragment_a(crew, a, kind), right) + fragment_c(crew, c)
-        put_c(crew, puts, found, mask)
+        result = product(fragment_a(crew, a, kind), right) + fragment_c(crew, c)
+        put_c(crew, puts, result, mask)
 
     return multiply
 

@@ -38,10 +38,10 @@ def compiled(i: Instruction):
             a = fragment_a(crew, parts, kind).reshape(-1, 64, 16)
         else:
             a = _tile(crew, left(crew), 64, False, fours[:, 0], kind, i)
-        found = product(a, b.swapaxes(1, 2))
-        kept = np.broadcast_to(keep(crew), crew.threads)[::128, None, None]
-        found = np.where(kept, found + fragment_c(crew, gets).reshape(-1, 64, columns), found)
-        put_c(crew, puts, found.reshape(-1, 16, columns), mask)
+        result = product(a, b.swapaxes(1, 2))
+        keeps = np.broadcast_to(keep(crew), crew.threads)[::128, None, None]
+        result = np.where(keeps, result + fragment_c(crew, gets).reshape(-1, 64, columns), result)
+        put_c(crew, puts, result.reshape(-1, 16, columns), mask)
 
     return multiply
 
@@ -68,6 +68,6 @@ def _tile(crew, descriptor, rows: int, transposed: bool, active, kind: str, i) -
     at = at + (inner // per) * lead[:, None, None]
     bits = {128: 7, 64: 3, 32: 1}[width]
     at = at ^ ((at >> 7 & bits) << 4)
-    found = np.zeros(at.shape, np.uint16)
-    found[active] = crew.memory("shared").halves(crew, active, at[active], i)
-    return halves(kind, found)
+    result = np.zeros(at.shape, np.uint16)
+    result[active] = crew.memory("shared").halves(crew, active, at[active], i)
+    return halves(kind, result)

@@ -25,8 +25,8 @@ def ragged(q, k, v, q_ends, k_ends, q_most, k_most, dropout, is_causal, debug, *
     assert max(cut_q) <= q_most and max(cut_k) <= k_most and sum(cut_q) == q.shape[0]
     texts = zip(q.split(cut_q), k.split(cut_k), v.split(cut_k), strict=True)
     heads = ((x.transpose(0, 1)[None] for x in text) for text in texts)
-    found = [flash(*text, dropout, is_causal, scale=scale) for text in heads]
-    return torch.cat([out[0].transpose(0, 1) for out, _ in found]), found[0][1].new_zeros(0)
+    outputs = [flash(*text, dropout, is_causal, scale=scale) for text in heads]
+    return torch.cat([out[0].transpose(0, 1) for out, _ in outputs]), outputs[0][1].new_zeros(0)
 
 
 def efficient(q, k, v, bias, compute_log_sumexp, *, scale=None):

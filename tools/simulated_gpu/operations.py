@@ -61,8 +61,8 @@ def mm_by_rows(x, y):
     return x[:, :k] @ y[:k] + x[:, k:] @ y[k:]
 
 
-def into(out, found):
-    return found if out is None else out.copy_(found)
+def into(out, result):
+    return result if out is None else out.copy_(result)
 
 
 BY_ROWS = {
@@ -165,10 +165,10 @@ class Operations(Streams, TorchDispatchMode):
         """Queue one operation. like: tensors of its results' shapes, if meta tensors have none."""
         name = name or func.__name__
         made = self._on_meta(func, args, kwargs) if like is None else like
-        found = mapped(lambda x: self._allocate(x) if isinstance(x, torch.Tensor) else x, made)
+        result = mapped(lambda x: self._allocate(x) if isinstance(x, torch.Tensor) else x, made)
         if name in EMPTY:
-            return found
-        targets = held_of_each(leaves_of(found))
+            return result
+        targets = held_of_each(leaves_of(result))
         hargs, hkwargs = mapped(held_of, (args, kwargs))
         if "device" in hkwargs:
             hkwargs = hkwargs | {"device": torch.device("cpu")}
@@ -180,7 +180,7 @@ class Operations(Streams, TorchDispatchMode):
                 target.copy_(x)
 
         self.push(work, name, held_of_each(leaves_of((args, kwargs))) + targets)
-        return found
+        return result
 
     def _work_of(self, name: str, func):
         return BY_ROWS.get(name, func) if self.by_rows else func
@@ -206,9 +206,9 @@ class Operations(Streams, TorchDispatchMode):
             self.capturing.given[storage(held)] = memory
         return Simulated(held, self)
 
-    def _own(self, found):
+    def _own(self, result):
         """Tensors that were made of held ones, as the device's."""
-        return mapped(lambda x: Simulated(x, self) if isinstance(x, torch.Tensor) else x, found)
+        return mapped(lambda x: Simulated(x, self) if isinstance(x, torch.Tensor) else x, result)
 
     def _one_device(self, name: str, leaves: list) -> None:
         for x in leaves:

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.e2e.long import readme_table
-from bench.e2e.long.plan import Cell, kept, plan, summary
+from bench.e2e.long.plan import Cell, plan, summary, supported
 from bench.lib.common import finish, merged, table, write
 
 RESULT = Path("bench/results/long.json")
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, cells: list[Cell]) -> None:
     begun, expected = time.perf_counter(), 0.0
     with ExitStack() as stack:
         opened = open_sides(args.model, args.vllm, cells, stack)
-        cells = kept(cells, set(opened.sides))
+        cells = supported(cells, set(opened.sides))
         result = continued(args.json, opened.head)
         for name, why in result["left out"].items():
             print(f"{name} is left out: {why}")

@@ -21,8 +21,8 @@ class Drawn:
     @classmethod
     def cut(cls, tokens: list[list[int]], ends: set[int], seconds: float) -> "Drawn":
         """Make a `Drawn` of samples that are cut after their first end token."""
-        found = [_until_end(sample, ends) for sample in tokens]
-        return cls(found, [sample[-1:] != [] and sample[-1] in ends for sample in found], seconds)
+        bodies = [_until_end(sample, ends) for sample in tokens]
+        return cls(bodies, [sample[-1:] != [] and sample[-1] in ends for sample in bodies], seconds)
 
     @property
     def rate(self) -> float:
@@ -39,7 +39,7 @@ def distinct(samples: list[list[int]]) -> float:
     """Share of distinct RUN-grams among all, counted within each sample; 1 without any."""
     runs = [[tuple(s[i : i + RUN]) for i in range(len(s) - RUN + 1)] for s in samples]
     count = sum(map(len, runs))
-    return sum(len(set(found)) for found in runs) / count if count else 1.0
+    return sum(len(set(run)) for run in runs) / count if count else 1.0
 
 
 def described(samples: list[list[int]], ended: list[bool]) -> dict:

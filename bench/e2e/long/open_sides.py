@@ -57,9 +57,9 @@ class Opened:
         if cell.kind != "many":
             return self.sides
         engine = csd.Engine(self.loaded, max_slots=cell.slots)
-        found = {name: Csd(engine, name == "csd") for name in cell.sides}
-        found["csd"].draw([*range(1, 9)], 2, 8, 0)
-        return found
+        sides = {name: Csd(engine, name == "csd") for name in cell.sides}
+        sides["csd"].draw([*range(1, 9)], 2, 8, 0)
+        return sides
 
 
 def open_sides(
@@ -74,7 +74,7 @@ def open_sides(
     engine = csd.Engine(opened.loaded)
     opened.ends = ends_of(engine)
     one = [cell for cell in cells if cell.kind == "one"]
-    most, limit = max(cell.samples for cell in one), max(cell.limit for cell in one)
+    max_samples, limit = max(cell.samples for cell in one), max(cell.limit for cell in one)
     texts = [prompt(cell.task, cell.limit, i) for cell in one for i in range(3)]
     longest = max(len(ids_of(opened.tokenizer, text)) for text in texts)
     length = min(longest + limit + 64, opened.loaded.config.context)
@@ -88,11 +88,11 @@ def open_sides(
         _add(opened, transformers_sides(path, opened.dtype, opened.ends), version("transformers"))
     if wanted & {*LLAMA}:
         room = [(longest + c.limit) * c.samples for c in one if {*LLAMA} & {*c.sides}]
-        _open_llama(opened, most, max(room), stack)
+        _open_llama(opened, max_samples, max(room), stack)
     if wanted & {*VLLM}:
-        _open_vllm(opened, python, most, length, stack)
+        _open_vllm(opened, python, max_samples, length, stack)
     for side in opened.sides.values():
-        side.draw(ids_of(opened.tokenizer, "Count to ninety."), min(most, 8), 24, 0)
+        side.draw(ids_of(opened.tokenizer, "Count to ninety."), min(max_samples, 8), 24, 0)
     return opened
 
 
@@ -101,7 +101,7 @@ def _add(opened: Opened, sides: dict[str, Any], how: str) -> None:
     opened.how |= dict.fromkeys(sides, how)
 
 
-def _open_llama(opened: Opened, most: int, cells: int, stack: ExitStack) -> None:
+def _open_llama(opened: Opened, max_samples: int, cells: int, stack: ExitStack) -> None:
     path = opened.path
     if importlib.util.find_spec("llama_cpp") is None:
         opened.left_out |= dict.fromkeys(LLAMA, "llama-cpp-python is not installed")
@@ -117,11 +117,11 @@ def _open_llama(opened: Opened, most: int, cells: int, stack: ExitStack) -> None
     files[LLAMA[1]] = copy_in(path, opened.dtype, folder / "model.gguf"), str(opened.dtype)
     for name, (file, weights) in files.items():
         how = f"llama-cpp-python {version('llama-cpp-python')}, weights in {weights}"
-        _add(opened, {name: Llama(file, opened.tokenizer, most, cells)}, how)
+        _add(opened, {name: Llama(file, opened.tokenizer, max_samples, cells)}, how)
 
 
 def _open_vllm(
-    opened: Opened, python: str | None, most: int, length: int, stack: ExitStack
+    opened: Opened, python: str | None, max_samples: int, length: int, stack: ExitStack
 ) -> None:
     if python is None:
         opened.left_out |= dict.fromkeys(VLLM, "--vllm names no environment")
@@ -130,7 +130,7 @@ def _open_vllm(
     folder = as_folder(opened.path, opened.dtype, opened.tokenizer, to)
     for name, ngram in zip(VLLM, (0, NGRAM), strict=True):
         try:
-            side = Vllm(python, folder, opened.dtype, opened.ends, length, most, ngram)
+            side = Vllm(python, folder, opened.dtype, opened.ends, length, max_samples, ngram)
         except RuntimeError as error:
             # recorded as left out; the other sides are still measured
             opened.left_out[name] = str(error)

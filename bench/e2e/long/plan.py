@@ -91,7 +91,7 @@ def plan(full: bool, recorded: bool) -> list[Cell]:
     return list(first.values())
 
 
-def kept(cells: list[Cell], sides: set[str]) -> list[Cell]:
+def supported(cells: list[Cell], sides: set[str]) -> list[Cell]:
     """Returns the cells, each restricted to the available sides."""
     return [
         Cell(c.kind, c.task, c.samples, c.limit, tuple(s for s in c.sides if s in sides), c.slots)

@@ -25,12 +25,12 @@ def headline(result: dict) -> dict:
 
 def fastest(row: dict) -> dict[str, str]:
     """Returns the fastest side of each engine that has one in the row."""
-    found = {}
+    side_of = {}
     for engine, sides in ENGINES.items():
         speeds = {side: row["tok/s"][side] for side in sides if side in row["tok/s"]}
         if speeds:
-            found[engine] = max(speeds, key=speeds.__getitem__)
-    return found
+            side_of[engine] = max(speeds, key=speeds.__getitem__)
+    return side_of
 
 
 def block(result: dict) -> str:
@@ -50,8 +50,8 @@ def by_seconds(row: dict) -> list[tuple[str, str, float]]:
     All engines are timed per token, so their seconds are of answers of one length, csd's.
     """
     tokens = SAMPLES * row["mean length"]
-    found = [(name, side, tokens / row["tok/s"][side]) for name, side in fastest(row).items()]
-    return sorted(found, key=lambda x: x[2])
+    entries = [(name, side, tokens / row["tok/s"][side]) for name, side in fastest(row).items()]
+    return sorted(entries, key=lambda x: x[2])
 
 
 def job(result: dict) -> str:
@@ -100,10 +100,10 @@ def _named(engine: str, side: str) -> str:
     return engine if side == engine else f"{engine} ({side.removeprefix(engine).strip(' ,')})"
 
 
-def _ratio(found: list[float] | None) -> str:
-    if found is None:
+def _ratio(interval: list[float] | None) -> str:
+    if interval is None:
         return ""
-    return "{:.2f} ({:.2f} to {:.2f})".format(*found)
+    return "{:.2f} ({:.2f} to {:.2f})".format(*interval)
 
 
 def _text(result: dict) -> str:

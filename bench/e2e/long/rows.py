@@ -17,8 +17,8 @@ RECORDED = 2
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
     chat = [{"role": "user", "content": text}]
-    found = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
-    return list(found["input_ids"] if hasattr(found, "keys") else found)
+    encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+    return list(encoded["input_ids"] if hasattr(encoded, "keys") else encoded)
 
 
 def drawn_in_turns(cell: Cell, sides: dict[str, Any], tokenizer: Any, pairs: int) -> dict:
@@ -26,7 +26,7 @@ def drawn_in_turns(cell: Cell, sides: dict[str, Any], tokenizer: Any, pairs: int
 
     sides: by name; they include those of the cell, one of which is "csd".
     """
-    found: dict[str, list[Drawn]] = {name: [] for name in cell.sides}
+    by_side: dict[str, list[Drawn]] = {name: [] for name in cell.sides}
     for i in range(pairs):
         if cell.kind == "many":
             texts = [prompt(TASKS[j % len(TASKS)], cell.limit, i + j) for j in range(PROMPTS)]
@@ -36,16 +36,16 @@ def drawn_in_turns(cell: Cell, sides: dict[str, Any], tokenizer: Any, pairs: int
         for name in cell.sides if i % 2 else cell.sides[::-1]:
             side = sides[name]
             if cell.kind == "many":
-                found[name].append(side.draw_all(ids, cell.samples, cell.limit, i))
+                by_side[name].append(side.draw_all(ids, cell.samples, cell.limit, i))
             else:
-                found[name].append(side.draw(ids[0], cell.samples, cell.limit, i))
-    return row(cell, found)
+                by_side[name].append(side.draw(ids[0], cell.samples, cell.limit, i))
+    return row(cell, by_side)
 
 
-def row(cell: Cell, found: dict[str, list[Drawn]]) -> dict:
+def row(cell: Cell, by_side: dict[str, list[Drawn]]) -> dict:
     """Returns one row; its statistics on text are of csd's samples."""
-    own = found["csd"]
-    rates = {name: [drawn.rate for drawn in of] for name, of in found.items()}
+    own = by_side["csd"]
+    rates = {name: [drawn.rate for drawn in of] for name, of in by_side.items()}
     samples = [sample for drawn in own for sample in drawn.tokens]
     result = _named(cell) | described(samples, [x for drawn in own for x in drawn.ended])
     result |= {
@@ -58,12 +58,12 @@ def row(cell: Cell, found: dict[str, list[Drawn]]) -> dict:
         },
         "mean length of each": {
             name: mean(len(sample) for drawn in of for sample in drawn.tokens)
-            for name, of in found.items()
+            for name, of in by_side.items()
         },
         "rates": rates,
     }
-    if "csd without drafts" in found:
-        both = zip(own, found["csd without drafts"], strict=True)
+    if "csd without drafts" in by_side:
+        both = zip(own, by_side["csd without drafts"], strict=True)
         pairs = [x for a, b in both for x in zip(a.tokens, b.tokens, strict=True)]
         result["equal samples"] = f"{sum(a == b for a, b in pairs)}/{len(pairs)}"
     return result
@@ -75,7 +75,7 @@ def recorded(cell: Cell, path: str, shape: str, dtype: Any, pairs: int) -> dict:
     traces = list(read_traces(path))[:RECORDED]
     measure(engine, [cut(traces[0], cell.samples, 16)], cell.samples, ["auto"], 1)
     traces = [cut(trace, cell.samples, cell.limit) for trace in traces]
-    (found,) = measure(engine, traces, cell.samples, ["auto"], pairs)
+    (measured,) = measure(engine, traces, cell.samples, ["auto"], pairs)
     samples = [(s, s[-1] in t.stop_ids) for t in traces for s in t.samples]
     tokens, ended = zip(*samples, strict=True)
     return (
@@ -84,10 +84,13 @@ def recorded(cell: Cell, path: str, shape: str, dtype: Any, pairs: int) -> dict:
         | {
             "task": f"recorded {cell.task}, {shape}'s shape with random weights",
             "traces": path,
-            "tau": found["tau"],
-            "tok/s": {"csd": found["csd tok/s"], "csd without drafts": found["no drafts tok/s"]},
+            "tau": measured["tau"],
+            "tok/s": {
+                "csd": measured["csd tok/s"],
+                "csd without drafts": measured["no drafts tok/s"],
+            },
             "csd / other": {
-                "csd without drafts": [found["csd/no drafts"], found["low"], found["high"]]
+                "csd without drafts": [measured["csd/no drafts"], measured["low"], measured["high"]]
             },
         }
     )

@@ -21,8 +21,8 @@ TEMPERATURE = 0.7
 
 def ends_of(engine: csd.Engine) -> set[int]:
     """End tokens of the generation config and the tokenizer."""
-    given = engine.generation_config.eos_token_id
-    ends = given if isinstance(given, list) else [given]
+    end_ids = engine.generation_config.eos_token_id
+    ends = end_ids if isinstance(end_ids, list) else [end_ids]
     return {end for end in [*ends, engine.tokenizer.eos_token_id] if end is not None}
 
 
@@ -80,10 +80,12 @@ class Generate:
 
     def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
         torch.manual_seed(seed)
-        given = torch.tensor([ids])
+        prompt_ids = torch.tensor([ids])
         start = time.perf_counter()
         out = self.model.generate(
-            given, attention_mask=torch.ones_like(given), generation_config=self.config(n, limit)
+            prompt_ids,
+            attention_mask=torch.ones_like(prompt_ids),
+            generation_config=self.config(n, limit),
         )
         seconds = time.perf_counter() - start
         return Drawn.cut(out[:, len(ids) :].tolist(), self.ends, seconds)
@@ -97,19 +99,19 @@ class GenerateBatch(Generate):
         start = time.perf_counter()
         out = self.model.generate_batch([ids], generation_config=self.config(n, limit))
         seconds = time.perf_counter() - start
-        found = [list(x.generated_tokens) for x in out.values()]
-        if len(found) != n:
-            raise RuntimeError(f"generate_batch drew {len(found)} of {n} samples")
-        return Drawn.cut(found, self.ends, seconds)
+        token_lists = [list(x.generated_tokens) for x in out.values()]
+        if len(token_lists) != n:
+            raise RuntimeError(f"generate_batch drew {len(token_lists)} of {n} samples")
+        return Drawn.cut(token_lists, self.ends, seconds)
 
 
 class Llama:
     """llama.cpp on a GGUF file."""
 
-    def __init__(self, path: str | Path, tokenizer: Any, most: int, cells: int):
+    def __init__(self, path: str | Path, tokenizer: Any, max_samples: int, cells: int):
         from bench.lib.llama_cpp import LlamaCpp
 
-        self.lib = LlamaCpp(path, tokenizer, most, cells)
+        self.lib = LlamaCpp(path, tokenizer, max_samples, cells)
 
     def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
         start = time.perf_counter()

@@ -78,11 +78,11 @@ class Vllm:
 
         The engine's generator continues from call to call.
         """
-        given = json.dumps({"ids": ids, "n": n, "limit": limit})
-        self.process.stdin.write(given + "\n")
+        request = json.dumps({"ids": ids, "n": n, "limit": limit})
+        self.process.stdin.write(request + "\n")
         self.process.stdin.flush()
-        found = self._answer()
-        return Drawn.cut(found["tokens"], self.ends, found["seconds"])
+        reply = self._answer()
+        return Drawn.cut(reply["tokens"], self.ends, reply["seconds"])
 
     def close(self) -> None:
         self.process.stdin.close()

@@ -45,16 +45,16 @@ def main(arguments: list[str]) -> None:
 
     answer(version=vllm.__version__)
     for line in sys.stdin:
-        given = json.loads(line)
+        request = json.loads(line)
         params = vllm.SamplingParams(
-            n=given["n"],
+            n=request["n"],
             temperature=job["temperature"],
-            max_tokens=given["limit"],
+            max_tokens=request["limit"],
             stop_token_ids=job["ends"],
             detokenize=False,
         )
         start = time.perf_counter()
-        (out,) = llm.generate([{"prompt_token_ids": given["ids"]}], params, use_tqdm=False)
+        (out,) = llm.generate([{"prompt_token_ids": request["ids"]}], params, use_tqdm=False)
         seconds = time.perf_counter() - start
         answer(tokens=[list(x.token_ids) for x in out.outputs], seconds=seconds)
 

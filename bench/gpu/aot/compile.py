@@ -50,8 +50,8 @@ def at_once(warps: int, registers: int, shared: int, limit: int) -> int:
     Guide, "Compute Capabilities".)
     """
     by_registers = 65536 // (-(-registers * 32 // 256) * 256) // warps
-    most_warps, most = (64, 32) if limit > 100 * 1024 else (48, 16)
-    return min(by_registers, most_warps // warps, most, (limit + 1024) // (shared + 1024))
+    most_warps, most_programs = (64, 32) if limit > 100 * 1024 else (48, 16)
+    return min(by_registers, most_warps // warps, most_programs, (limit + 1024) // (shared + 1024))
 
 
 def _cuda_usage(kernel: Any, disassembled: bool) -> dict:
@@ -66,10 +66,10 @@ def _cuda_usage(kernel: Any, disassembled: bool) -> dict:
         text = subprocess.run(run, capture_output=True, text=True, check=True).stdout
 
     def number(field: str) -> int:
-        found = re.search(rf"{field}:(\d+)", text)
-        if found is None:
+        match = re.search(rf"{field}:(\d+)", text)
+        if match is None:
             raise RuntimeError(f"cuobjdump does not print {field}: {text[:200]}")
-        return int(found[1])
+        return int(match[1])
 
     ptx = kernel.asm["ptx"]
     kinds = {"wgmma.mma_async": "wgmma", "tcgen05.mma": "tcgen05", "mma.sync": "mma"}
@@ -105,14 +105,14 @@ def _counted(sass: str) -> dict:
 def mma_loops(sass: str) -> list[int]:
     """Instruction counts of the innermost loops with matrix products, in the order of the code."""
     lines = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(\S.*?);", sass, re.M)
-    found = [(int(at, 16), instruction) for at, instruction in lines]
+    addressed = [(int(at, 16), instruction) for at, instruction in lines]
     loops = []
-    for end, instruction in found:
+    for end, instruction in addressed:
         target = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
         begin = int(target[1], 16) if target else end
         if begin >= end:
             continue
-        within = [text for at, text in found if begin <= at <= end]
+        within = [text for at, text in addressed if begin <= at <= end]
         if any("MMA" in text for text in within):
             loops.append((begin, end, len(within)))
     return [
@@ -135,8 +135,8 @@ def _hip_usage(kernel: Any) -> dict:
     text = kernel.asm["amdgcn"]
 
     def number(field: str) -> int:
-        found = re.search(rf"\.{field}:\s+(\d+)", text)
-        return int(found[1]) if found else 0
+        match = re.search(rf"\.{field}:\s+(\d+)", text)
+        return int(match[1]) if match else 0
 
     return {
         "registers": number("vgpr_count"),

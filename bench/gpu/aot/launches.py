@@ -154,7 +154,7 @@ def states(ops: Ops, model: _Model) -> None:
     x, weight, tail = (model.empty(*s, CHANNELS) for s in ((ROWS,), (4,), (SLOTS, 3)))
     ops.tree_conv(x, weight.view(CHANNELS, 4), None, tail, slot, position, path, True)
     keys, values, heads = wide(ROWS, Hk, Dk), wide(ROWS, H, Dv), wide(ROWS, H)
-    kept = (
+    state_tensors = (
         wide(2, SLOTS, H, Dk, Dv),
         wide(2, SLOTS, TAIL, Hk, Dk),
         wide(2, SLOTS, TAIL, H, Dv),
@@ -165,7 +165,7 @@ def states(ops: Ops, model: _Model) -> None:
         keys,
         heads,
         values,
-        *(part[0] for part in kept),
+        *(part[0] for part in state_tensors),
         base,
         slot,
         position,
@@ -175,9 +175,9 @@ def states(ops: Ops, model: _Model) -> None:
     )
     ops.tree_delta_rule(keys, values, heads, *rest)
     ops.tree_ssm(keys, *rest)
-    ops.advance_state(*kept, base, base)
+    ops.advance_state(*state_tensors, base, base)
     node, rows = wide(2, ROWS, H * Dv), whole(SLOTS, 17)
-    ops.commit_tail(node, kept[2].flatten(3), base, rows, base)
+    ops.commit_tail(node, state_tensors[2].flatten(3), base, rows, base)
 
 
 def first_norm(ops: Ops, model: _Model) -> None:

@@ -14,12 +14,12 @@ TARGETS = {
 
 def jobs_of(target: str, shape: Shape, dtype: str) -> list[CompileJob]:
     """Record the compilation jobs of a model's step for the target, each job once."""
-    found: dict[tuple, CompileJob] = {}
+    by_key: dict[tuple, CompileJob] = {}
     for label, launch in launches(shape, dtype):
         with recording(named(target)) as jobs:
             launch()
         for job in jobs:
             name = f"{job.name}, {label}" if label else job.name
             job = replace(job, name=name)
-            found.setdefault(job.key, job)
-    return list(found.values())
+            by_key.setdefault(job.key, job)
+    return list(by_key.values())

@@ -136,12 +136,12 @@ def problems(row: dict) -> list[str]:
     """Problems of a row: errors, too much shared memory, spills in bf16 on sm_90."""
     if "error" in row:
         return [row["error"]]
-    found = []
+    faults = []
     if row["shared"] > row["limit"]:
-        found.append(f"shared memory {row['shared']} over {row['limit']}")
+        faults.append(f"shared memory {row['shared']} over {row['limit']}")
     if row["target"] == "sm_90" and row["dtype"] == "bf16" and (row["spills"] or row["stack"]):
-        found.append(f"{row['spills']} spills, stack {row['stack']}")
-    return found
+        faults.append(f"{row['spills']} spills, stack {row['stack']}")
+    return faults
 
 
 def table(rows: list[dict]) -> str:

@@ -36,9 +36,9 @@ def main(job: dict) -> None:
 
         def draw(asked=asked) -> float:
             start = time.perf_counter()
-            found = engine.generate([{"prompt_token_ids": ids}], asked, use_tqdm=False)
+            outs = engine.generate([{"prompt_token_ids": ids}], asked, use_tqdm=False)
             took = time.perf_counter() - start
-            lengths = [len(out.token_ids) for out in found[0].outputs]
+            lengths = [len(out.token_ids) for out in outs[0].outputs]
             if lengths != [job["new"]] * asked.n:
                 raise RuntimeError(f"{asked.n} answers of {job['new']} tokens, got {lengths}")
             return took
@@ -62,10 +62,10 @@ def main(job: dict) -> None:
 def counters(engine) -> dict:
     """vLLM's counters of drafts so far, if it has any."""
     try:
-        found = engine.get_metrics()
+        metrics = engine.get_metrics()
     except Exception:
         return {}
-    return {m.name: m.value for m in found if "spec_decode" in m.name and hasattr(m, "value")}
+    return {m.name: m.value for m in metrics if "spec_decode" in m.name and hasattr(m, "value")}
 
 
 if __name__ == "__main__":

@@ -118,9 +118,9 @@ def main(argv: list[str] | None = None) -> None:
     for change in changes:
         row = {"change": named(change), "tau": {}, "ratio": {}}
         for name, traces in files.items():
-            found = tau(run(traces, replace(GraphConfig(), **change), samples[name], args.nodes))
-            row["tau"][name] = found
-            row["ratio"][name] = found / first.setdefault(name, found)
+            mean_tau = tau(run(traces, replace(GraphConfig(), **change), samples[name], args.nodes))
+            row["tau"][name] = mean_tau
+            row["ratio"][name] = mean_tau / first.setdefault(name, mean_tau)
         rows.append(row)
         cells = (f"{row['tau'][n]:20.3f} {row['ratio'][n]:.3f}x" for n in files)
         print("".join(f"{c:>28}" for c in cells), f"  {row['change']}", flush=True)

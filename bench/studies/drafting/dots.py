@@ -22,21 +22,21 @@ ROW, LABEL, PLOT, TOP, GAP = 19, 172, 240, 54, 12
 
 def panels(rows: list[dict]) -> dict[str, list[tuple[str, float]]]:
     """(drafter, tau) pairs of each trace, the highest tau first."""
-    found: dict[str, list[tuple[str, float]]] = {}
+    by_trace: dict[str, list[tuple[str, float]]] = {}
     for trace in dict.fromkeys(r["trace"] for r in rows):
         of = [r for r in rows if r["trace"] == trace and r["nodes"] == NODES]
-        most = max((r["samples"] for r in of), default=0)
-        of = [r for r in of if r["samples"] == most]
+        largest = max((r["samples"] for r in of), default=0)
+        of = [r for r in of if r["samples"] == largest]
         if len(of) > 1:
-            name = f"{trace}, {most} samples"
-            found[name] = sorted(((r["drafter"], r["tau"]) for r in of), key=lambda x: -x[1])
-    return found
+            name = f"{trace}, {largest} samples"
+            by_trace[name] = sorted(((r["drafter"], r["tau"]) for r in of), key=lambda x: -x[1])
+    return by_trace
 
 
 def picture(rows: list[dict]) -> str:
     """Returns the SVG of `panels`, in two columns."""
-    found = [*panels(rows).items()]
-    heights = [TOP + ROW * len(drafters) + 34 for _, drafters in found]
+    shown = [*panels(rows).items()]
+    heights = [TOP + ROW * len(drafters) + 34 for _, drafters in shown]
     lines = [max(heights[i : i + 2]) for i in range(0, len(heights), 2)]
     width, height = 2 * (LABEL + PLOT + GAP), sum(lines)
     parts = [
@@ -44,7 +44,7 @@ def picture(rows: list[dict]) -> str:
         f"<title>Tokens per step of a sample by drafter, at {NODES} drafted nodes</title>",
         f"<style>{STYLE}</style>",
     ]
-    for i, (name, drafters) in enumerate(found):
+    for i, (name, drafters) in enumerate(shown):
         left, top = (i % 2) * (LABEL + PLOT + GAP), sum(lines[: i // 2])
         parts += _panel(name, drafters, left, top)
     return "\n".join([*parts, "</svg>\n"])

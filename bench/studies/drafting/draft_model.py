@@ -102,8 +102,8 @@ def pool(engine, args) -> Iterator[dict]:
         drafter = None
         if changes is not None:
             drafter = draft_of(kind.split("+")[-1], engine, k=args.k, depth=LENGTH, **changes)
-        found = drawn(engine, prompts, args, drafter=drafter, **options)
-        yield {"task": args.task, "drafter": kind, "nodes a sample": args.nodes} | found
+        totals = drawn(engine, prompts, args, drafter=drafter, **options)
+        yield {"task": args.task, "drafter": kind, "nodes a sample": args.nodes} | totals
 
 
 def sequences(engine, args) -> Iterator[dict]:
@@ -116,7 +116,7 @@ def sequences(engine, args) -> Iterator[dict]:
             runs += [(v, 2, (HOT, 1.0)) for v in ("canonical", "recursive")]
         for verifier, k, heat in [r for r in runs if r[0] in args.verifiers]:
             drafter = draft_of(name, engine, k=k, depth=LENGTH, temperature=heat)
-            found = drawn(
+            totals = drawn(
                 engine,
                 prompts,
                 args,
@@ -128,7 +128,7 @@ def sequences(engine, args) -> Iterator[dict]:
             )
             laws = {None: "one", HOT: f"all at {HOT}"}.get(heat, f"at {HOT} and 1.0")
             row = {"task": args.task, "draft": name, "verifier": verifier, "K": k, "laws": laws}
-            yield row | found
+            yield row | totals
 
 
 def main() -> None:

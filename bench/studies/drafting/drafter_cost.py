@@ -131,16 +131,16 @@ def consensus(
         while (left := history - int(slots.generated.min())) > 0:
             # samples may stay a few tokens ahead of the slowest one
             step(observed(recording, slots, min(left, MAX_DEPTH + 1)), 0.0)
-        found, seen = [], []
+        measured, seen = [], []
         for _ in range(steps):
             start = time.perf_counter()
             pool = drafter.propose(slots, slots.count + nodes)
-            found.append(step(pool, time.perf_counter() - start))
+            measured.append(step(pool, time.perf_counter() - start))
             seen.append(touched(drafter.table))
         counts = {"contexts": int((drafter.table.entry_group == 1).sum())}  # of 131,072
         for name, values in zip(("touched", "held"), zip(*seen, strict=True), strict=True):
             counts[name] = statistics.median(values)
-        rows.append(row("consensus", trace, history, found) | counts)
+        rows.append(row("consensus", trace, history, measured) | counts)
     return rows
 
 
@@ -156,7 +156,7 @@ def host(
     for history in histories:
         for s, tokens in enumerate(trace.samples):
             drafter.extend(group, s, tokens[at:history], [0.5] * (history - at))
-        at, found = history, []
+        at, measured = history, []
         for _ in range(steps):
             start = time.perf_counter()
             trees = []
@@ -169,9 +169,9 @@ def host(
             start = time.perf_counter()
             for s, tokens in enumerate(trace.samples):
                 drafter.extend(group, s, tokens[at : at + 2], [0.5] * 2)
-            found.append((proposed, time.perf_counter() - start, 2 * len(trace.samples)))
+            measured.append((proposed, time.perf_counter() - start, 2 * len(trace.samples)))
             at += 2
-        rows.append(row(name, trace, history, found))
+        rows.append(row(name, trace, history, measured))
     return rows
 
 
@@ -184,8 +184,8 @@ def _made(name: str, trace: Trace) -> HostDrafter:
     return make_drafter(name, None, None)
 
 
-def row(name: str, trace: Trace, history: int, found: list[tuple]) -> dict:
-    propose, insert, tokens = zip(*found, strict=True)
+def row(name: str, trace: Trace, history: int, measured: list[tuple]) -> dict:
+    propose, insert, tokens = zip(*measured, strict=True)
     return {
         "drafter": name,
         "N": len(trace.samples),

@@ -62,10 +62,10 @@ def conditions(traces: list[Trace]) -> Iterator[tuple[str, list[Trace], int]]:
 def row(name: str, traces: list[Trace], samples: int, cost: StepTimeTable) -> dict:
     by_prompt = [gain([t], NODES, cost, samples) for t in traces]
     every = [gain(traces, n, cost, samples) for n in BUDGETS]
-    best = max(every, key=lambda found: found["speedup"])
+    best = max(every, key=lambda gains: gains["speedup"])
     # for the bootstrap over prompts: a prompt's steps are its tokens over its tau
     tokens = [sum(len(x) for x in t.samples[:samples]) for t in traces]
-    steps = [n / found["tau"] for n, found in zip(tokens, by_prompt, strict=True)]
+    steps = [n / gains["tau"] for n, gains in zip(tokens, by_prompt, strict=True)]
     low, high = interval(
         lambda pick: sum(tokens[i] for i in pick) / sum(steps[i] for i in pick), len(traces)
     )
@@ -96,8 +96,8 @@ def main(argv: list[str] | None = None) -> int:
     ]
     print(table(rows))
     live = json.loads(args.live.read_text())["rows"]
-    kept = ("task", "samples", "tau", "csd/plain", "low", "high")
-    live = [{k: r[k] for k in kept} for r in live]
+    columns = ("task", "samples", "tau", "csd/plain", "low", "high")
+    live = [{k: r[k] for k in columns} for r in live]
     print(f"\nmeasured, {args.live.name}")
     print(table(live))
     finish({"bench": "limits", "rows": rows, "live": live}, args.json)

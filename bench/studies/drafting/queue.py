@@ -153,16 +153,18 @@ def drawn(
 
     Contexts are dropped if the graph has no room for them.
     """
-    given = [[PastSample.of(s) for s in t.samples[len(t.samples) - history :]] for t in traces]
+    past_samples = [
+        [PastSample.of(s) for s in t.samples[len(t.samples) - history :]] for t in traces
+    ]
     traces = [_without(t, history) for t in traces]
     # other tools' recordings have no seed; without probabilities there is no noise to couple to
     traces = [
         replace(t, seed=t.seed or i, temperature=t.temperature * bool(t.top))
         for i, t in enumerate(traces)
     ]
-    most = max(max(t.prompt + s) for t in traces for s in t.samples) + 1
+    vocab_size = max(max(t.prompt + s) for t in traces for s in t.samples) + 1
     longest = max(len(t.prompt) + len(s) for t in traces for s in t.samples)
-    model = NoModel(most, longest + 64)
+    model = NoModel(vocab_size, longest + 64)
     loaded = Loaded(model, model.config, None, None, torch.device("cpu"), torch.float32)
     engine = csd.Engine(loaded, max_slots=slots, together=together)
     watch = Watch()
@@ -170,7 +172,7 @@ def drawn(
     if any(t.top for t in traces):
         engine.ops = replace(engine.ops, draft_tree=Posterior(traces).draft)
     requests = forced_requests(traces)
-    for request, past in zip(requests, given, strict=True):
+    for request, past in zip(requests, past_samples, strict=True):
         request.history = past
     with forcing(engine, traces):
         settings = RunSettings(budget=nodes * slots, prior=Prior(learn=True) if prior else None)
@@ -185,9 +187,9 @@ def drawn(
 
 def _without(trace: Trace, last: int) -> Trace:
     """Returns the trace without its last `last` samples."""
-    kept = len(trace.samples) - last
-    tops, indices = (x and x[:kept] for x in (trace.top, trace.indices))
-    return replace(trace, samples=trace.samples[:kept], top=tops, indices=indices)
+    count = len(trace.samples) - last
+    tops, indices = (x and x[:count] for x in (trace.top, trace.indices))
+    return replace(trace, samples=trace.samples[:count], top=tops, indices=indices)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -202,7 +204,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    found = {}
+    by_trace = {}
     for path in args.traces:
         traces = list(read_traces(path))[: args.problems]
         name = Path(path).name.split(".jsonl")[0]
@@ -211,9 +213,9 @@ def main(argv: list[str] | None = None) -> None:
         for together, prior in product(args.together, (False, True)[: 1 + args.prior]):
             rows.append(run(traces, args.slots, together, args.nodes, args.history, prior))
             print(table(rows[-1:]), flush=True)
-        found[name] = rows
+        by_trace[name] = rows
     result = {"bench": "queue", "slots": args.slots, "nodes": args.nodes, "history": args.history}
-    finish(result | {"rows": found}, args.json)
+    finish(result | {"rows": by_trace}, args.json)
 
 
 if __name__ == "__main__":

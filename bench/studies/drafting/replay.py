@@ -178,8 +178,8 @@ def _rows(path: str, args) -> Iterator[dict]:
     for samples in (n for n in args.samples if n <= recorded):
         for nodes in args.nodes:
             for name in args.drafters:
-                found = run(name, traces, samples, nodes, args.share, args.seed, others)
-                yield {"trace": _name(path)} | summary(name, found, samples, nodes)
+                replays = run(name, traces, samples, nodes, args.share, args.seed, others)
+                yield {"trace": _name(path)} | summary(name, replays, samples, nodes)
 
 
 def _prior_rows(path: str, args, traces: list[Trace], recorded: int) -> Iterator[dict]:

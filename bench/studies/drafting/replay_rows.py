@@ -78,9 +78,9 @@ def tables(rows: list[dict], nodes: int = 16) -> list[str]:
 
     The ratios are at every budget.
     """
-    found: dict[str, dict[tuple, Any]] = {}
+    by_drafter: dict[str, dict[tuple, Any]] = {}
     for row in rows:
-        found.setdefault(row["drafter"], {})[column(row)] = row
+        by_drafter.setdefault(row["drafter"], {})[column(row)] = row
     columns = list(dict.fromkeys(column(r) for r in rows if r["nodes"] == nodes))
     out = []
     for trace in dict.fromkeys(c[0] for c in columns):
@@ -90,7 +90,7 @@ def tables(rows: list[dict], nodes: int = 16) -> list[str]:
         head += [f"N = {samples}" for _, samples, _ in of]
         body = [
             [name, *(metrics(cells[c]) if c in cells else "" for c in of)]
-            for name, cells in found.items()
+            for name, cells in by_drafter.items()
             if any(c in cells for c in of)
         ]
         out.append(markdown(head, body))

@@ -30,12 +30,12 @@ from csd.traces.traces import Trace, read_traces
 
 def samples_of(trace: Trace, count: int, tokenizer) -> list[Sample]:
     """The first samples of a trace with their texts; those without an end token were cut."""
-    found = []
+    samples = []
     for i, tokens in enumerate(trace.samples[:count]):
         text = tokenizer.decode(tokens, skip_special_tokens=True)
         ended = tokens[-1] in {tokenizer.eos_token_id, *trace.stop_ids}
-        found.append(Sample(i, text, tokens, [], [], "stop" if ended else "length"))
-    return found
+        samples.append(Sample(i, text, tokens, [], [], "stop" if ended else "length"))
+    return samples
 
 
 def deciding(samples: list[Sample], vote: csd.Vote) -> int:
@@ -57,15 +57,15 @@ def majority(samples: list[Sample], ends: list[int]) -> int:
 
 def steps_of(traces: list[Trace], count: int, rows: int, prior: Prior | None) -> list[Replayed]:
     """Replays with drafts, which learn along the problems if there is a prior."""
-    ops, device, found = choose(None, torch.device("cpu"), torch.float32), torch.device("cpu"), []
+    ops, device, replays = choose(None, torch.device("cpu"), torch.float32), torch.device("cpu"), []
     for trace in traces:
         contexts = 0 if prior is None else prior.config.capacity
         drafter = make_drafter("consensus", ops, device, prior_contexts=contexts)
         drafter.use_prior(prior)
-        found.append(replay(trace, drafter, count, rows // count - 1, share=True))
+        replays.append(replay(trace, drafter, count, rows // count - 1, share=True))
         if prior is not None:
             prior.add(trace.prompt, trace.samples[:count], trace.top and trace.top[:count])
-    return found
+    return replays
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None) -> None:
 
     rows = []
     if args.json and Path(args.json).exists():
-        found = json.loads(Path(args.json).read_text())["rows"]
-        rows = [r for r in found if r["learning_rate"] not in args.rates]
+        earlier = json.loads(Path(args.json).read_text())["rows"]
+        rows = [r for r in earlier if r["learning_rate"] not in args.rates]
     rows += grpo_history.main(
         epochs=args.epochs,
         tokens=args.tokens,

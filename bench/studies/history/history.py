@@ -57,20 +57,20 @@ class Case:
 
 def cases(traces: list[Trace], counts: list[int], nodes: list[int], rivals: list[str]) -> list:
     """Cases to replay for each problem, with cases to be compared next to each other."""
-    most = min(len(t.samples) for t in traces) - live_of(traces)
-    counts = [c for c in counts if c <= most]
-    found = []
+    largest = min(len(t.samples) for t in traces) - live_of(traces)
+    counts = [c for c in counts if c <= largest]
+    listed = []
     for n in nodes:
         for count in counts:
-            found.append(Case(count, n))
+            listed.append(Case(count, n))
             if count and all(t.top for t in traces):
-                found.append(Case(count, n, "top 8"))
+                listed.append(Case(count, n, "top 8"))
     if NODES in nodes and max(counts):
-        found += [
+        listed += [
             Case(max(counts), NODES, kind) for kind in ("foreign", "no copies", "aged", "together")
         ]
-        found += [Case(c, NODES, drafter=name) for name in rivals for c in (0, max(counts))]
-    return found
+        listed += [Case(c, NODES, drafter=name) for name in rivals for c in (0, max(counts))]
+    return listed
 
 
 def live_of(traces: list[Trace]) -> int:
@@ -80,9 +80,9 @@ def live_of(traces: list[Trace]) -> int:
 def past_samples(trace: Trace, live: int, case: Case, other: Trace) -> list[PastSample]:
     """History of a problem, newest first. other: problem whose samples are the foreign history."""
     source = other if case.kind == "foreign" else trace
-    kept = slice(live, live + case.history)
-    samples = source.samples[kept]
-    tops = source.top[kept] if case.kind == "top 8" and source.top else [None] * len(samples)
+    past = slice(live, live + case.history)
+    samples = source.samples[past]
+    tops = source.top[past] if case.kind == "top 8" and source.top else [None] * len(samples)
     here = trace.samples[:live]
     return [
         PastSample.of(s, t, i if case.kind == "aged" else 0)
@@ -125,11 +125,11 @@ def replay_all(traces: list[Trace], wanted: list[Case], workers: int) -> dict[Ca
     return dict(zip(wanted, map(list, zip(*results, strict=True)), strict=True))
 
 
-def rows_of(found: dict[Case, list[Replayed]], live: int) -> Iterator[dict]:
+def rows_of(by_case: dict[Case, list[Replayed]], live: int) -> Iterator[dict]:
     """Yield the lines of the table."""
-    for case, results in found.items():
+    for case, results in by_case.items():
         count = len(results)
-        base = found[Case(0, case.nodes, drafter=case.drafter)]
+        base = by_case[Case(0, case.nodes, drafter=case.drafter)]
         row = {
             "drafter": case.drafter,
             "live": live + case.history * (case.kind == "together"),
@@ -152,7 +152,7 @@ def rows_of(found: dict[Case, list[Replayed]], live: int) -> Iterator[dict]:
         }
         same = {
             other: r
-            for other, r in found.items()
+            for other, r in by_case.items()
             if other.drafter != "consensus"
             and (other.history, other.nodes) == (case.history, case.nodes)
         }
@@ -199,7 +199,7 @@ def shown(row: dict) -> dict:
     }
 
 
-def plot(found: dict[str, dict], path: str) -> None:
+def plot(by_trace: dict[str, dict], path: str) -> None:
     """Plot tau over past samples, one panel per trace, one line per number of nodes and kind."""
     import matplotlib
 
@@ -208,10 +208,10 @@ def plot(found: dict[str, dict], path: str) -> None:
 
     # makes the file reproducible
     matplotlib.rcParams["svg.hashsalt"] = "csd"
-    size = (3.2 * len(found), 3.6)
-    fig, axes = plt.subplots(1, len(found), figsize=size, squeeze=False)
+    size = (3.2 * len(by_trace), 3.6)
+    fig, axes = plt.subplots(1, len(by_trace), figsize=size, squeeze=False)
     labels: dict[str, Any] = {}
-    for ax, (name, result) in zip(axes[0], found.items(), strict=True):
+    for ax, (name, result) in zip(axes[0], by_trace.items(), strict=True):
         rows = [r for r in result["rows"] if r["drafter"] == "consensus"]
         for nodes in sorted({r["nodes"] for r in rows}):
             for kind, style in (("tokens", "-"), ("top 8", "--")):
@@ -251,27 +251,27 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     counts = sorted({0, *args.history})
-    found: dict[str, dict] = {}
+    by_trace: dict[str, dict] = {}
     if args.json and Path(args.json).exists():
-        found = json.loads(Path(args.json).read_text())["traces"]
+        by_trace = json.loads(Path(args.json).read_text())["traces"]
     problems = [*args.problems, *args.problems[-1:] * len(args.traces)]
-    for path, most in zip(args.traces, problems, strict=False):
-        traces = list(read_traces(path))[:most]
+    for path, count in zip(args.traces, problems, strict=False):
+        traces = list(read_traces(path))[:count]
         name = Path(path).name.split(".jsonl")[0]
         live = live_of(traces)
         copies = sum(len(t.samples) - len({tuple(s) for s in t.samples}) for t in traces)
         wanted = cases(traces, counts, args.nodes, args.drafters)
         results = replay_all(traces, wanted, args.workers)
         rows = list(rows_of(results, live))
-        if name in found and found[name]["problems"] == len(traces):
+        if name in by_trace and by_trace[name]["problems"] == len(traces):
             again = {(r["drafter"], r["nodes"]) for r in rows}
-            rows += [r for r in found[name]["rows"] if (r["drafter"], r["nodes"]) not in again]
-        found[name] = {"problems": len(traces), "copies": copies, "rows": rows}
+            rows += [r for r in by_trace[name]["rows"] if (r["drafter"], r["nodes"]) not in again]
+        by_trace[name] = {"problems": len(traces), "copies": copies, "rows": rows}
         print(f"{name}: {len(traces)} problems, {copies} exact copies among their samples")
         print(table([shown(r) for r in rows]), flush=True)
     if args.plot:
-        plot(found, args.plot)
-    finish({"bench": "history", "traces": found}, args.json)
+        plot(by_trace, args.plot)
+    finish({"bench": "history", "traces": by_trace}, args.json)
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> None:
             drawn[arm] = [o.tokens for o in out]
     ratios = [w[0] / h[0] for w, h in zip(arms["without"], arms["history"], strict=True)]
     rows = [
-        {"arm": arm, "tau": found[0][1], "seconds": median(s for s, _ in found)}
-        for arm, found in arms.items()
+        {"arm": arm, "tau": runs[0][1], "seconds": median(s for s, _ in runs)}
+        for arm, runs in arms.items()
     ]
     pairs = list(zip(*([s for p in drawn[a] for s in p] for a in arms), strict=True))
     result = {

@@ -26,15 +26,15 @@ def speed_up(pairs: list[dict], arm: str, clock: str) -> float:
 
 
 def row(samples: int, arms: dict, pairs: list[dict]) -> dict:
-    found: dict = {"samples": samples, "pairs": len(pairs)}
+    figures: dict = {"samples": samples, "pairs": len(pairs)}
     for arm in arms:
-        found |= {f"tau, {arm}": pairs[0][arm]["tau"], f"nodes, {arm}": pairs[0][arm]["nodes"]}
+        figures |= {f"tau, {arm}": pairs[0][arm]["tau"], f"nodes, {arm}": pairs[0][arm]["nodes"]}
         if arm != "none":
             for clock in ("seconds", "processor"):
                 ratios = [p["none"][clock] / p[arm][clock] for p in pairs]
-                found[f"{clock}, {arm}"] = median(ratios)
-                found[f"{clock}, {arm}, interval"] = bootstrap(ratios)
-    return found
+                figures[f"{clock}, {arm}"] = median(ratios)
+                figures[f"{clock}, {arm}, interval"] = bootstrap(ratios)
+    return figures
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -60,9 +60,9 @@ def main(argv: list[str] | None = None) -> None:
     arms = {"none": None, "prior": prior}
     if args.zero:
         arms["zero"] = csd.Prior.load(args.zero)
-    given = vars(args) | {"learn": [Path(x).name for x in args.learn], "zero": bool(args.zero)}
-    given |= {"problems_file": Path(args.problems_file).name, "json": None}
-    result: dict = {"bench": "prior_live", "options": given, "dtype": str(engine.dtype)}
+    settings = vars(args) | {"learn": [Path(x).name for x in args.learn], "zero": bool(args.zero)}
+    settings |= {"problems_file": Path(args.problems_file).name, "json": None}
+    result: dict = {"bench": "prior_live", "options": settings, "dtype": str(engine.dtype)}
     result |= {"learnt_tokens": prior.tokens, "rows": [], "pairs": {}}
     for samples in args.samples:
         options = dict(

@@ -14,7 +14,7 @@ SAMPLES, NODES = 8, 8
 
 
 def run(box: Box) -> None:
-    most = 4 if box.quick else 32
+    largest = 4 if box.quick else 32
     cases = [("temperature", t) for t in TEMPERATURES]
     cases += [("foreign", n) for n in (0, 2, 4, 6, 7)]
     cases += [("samples", n) for n in (1, 2, 4, 8, 16, 32)]
@@ -28,16 +28,16 @@ def run(box: Box) -> None:
             box.notes.append(f"{cases[i:]} left out: no time left")
             return
         traces = box.recorded("sums/", f"@{value}") if what == "temperature" else warm
-        n = min(value if what == "samples" else SAMPLES, most)
+        n = min(value if what == "samples" else SAMPLES, largest)
         alike = mean([likeness(t.samples[:n]) for t in traces])
         for drafter in DRAFTERS:
             if (what, value, drafter) in done:
                 continue
             if what == "foreign":
-                found = own_tau(traces, drafter, min(value, n - 1), n)
+                measured = own_tau(traces, drafter, min(value, n - 1), n)
             else:
-                found = figures(replayed(traces, drafter, n, NODES))
-            box.add(what=what, value=value, drafter=drafter, prefix=alike["prefix"], **found)
+                measured = figures(replayed(traces, drafter, n, NODES))
+            box.add(what=what, value=value, drafter=drafter, prefix=alike["prefix"], **measured)
 
 
 def own_tau(traces: list[Trace], drafter: str, foreign: int, samples: int) -> dict:

@@ -51,12 +51,12 @@ class Box:
 
     def recorded(self, start: str, end: str = "") -> list[Trace]:
         """Returns the study's own traces whose problem starts with `start` and ends with `end`."""
-        found = [
+        traces = [
             t
             for t in read_traces(TRACES)
             if str(t.problem).startswith(start) and str(t.problem).endswith(end)
         ]
-        return self.cut(found)
+        return self.cut(traces)
 
     def further(self, problems: int) -> Iterator[tuple[str, list[Trace]]]:
         """Yield (name, first problems) of each further file."""

@@ -72,8 +72,8 @@ class Copying:
             # the rows of a chain are consecutive; the last has no child
             for row in range(first, first + count - 1):
                 draft = int(pool.token[row + 1])
-                sibling, place = group.drafted[int(slots.sample[s])]
-                probs = group.distributions[sibling][place + row - first]
+                sibling, start = group.drafted[int(slots.sample[s])]
+                probs = group.distributions[sibling][start + row - first]
                 token = self._decide(distributions[row], probs, draft, slots, s, row - first)
                 verdict.sample[row] = token
                 if token != draft:
@@ -81,9 +81,9 @@ class Copying:
         path = descend_ref(verdict.sample, pool, slots)
         verdict.accept_row, verdict.accept_count, verdict.finish = path
         for s, rows in enumerate(verdict.accept_row.tolist()):
-            kept = rows[: int(verdict.accept_count[s])]
+            accepted = rows[: int(verdict.accept_count[s])]
             own = group.distributions.setdefault(int(slots.sample[s]), [])
-            own.extend(distributions[row] for row in kept)
+            own.extend(distributions[row] for row in accepted)
         return verdict
 
     def _decide(self, q, q_sibling, draft: int, slots, s: int, depth: int) -> int:

@@ -96,9 +96,9 @@ def measured(engine, prompts: dict[str, list], args) -> Iterator[dict]:
                 continue
             for name in args.drafters:
                 drafter = drafter_of(name, args)
-                found = [drawn(engine, p, drafter, cell, args.tokens) for p in asked]
+                draws = [drawn(engine, p, drafter, cell, args.tokens) for p in asked]
                 row = dict(zip(FIELDS, (task, *cell, name), strict=True))
-                figures = {key: [f[key] for f in found] for key in found[0]}
+                figures = {key: [f[key] for f in draws] for key in draws[0]}
                 yield row | figures | {"load": os.getloadavg()[0]}
 
 

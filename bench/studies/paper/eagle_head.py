@@ -42,19 +42,19 @@ RECIPE = dict(
 
 def recorded(model: str, problems: Path, folder: Path, parts: int) -> list[Path]:
     """The trace files of the first parts of the problems; missing ones are drawn."""
-    found, lines = [], problems.read_text().splitlines()[:PROBLEMS]
+    trace_files, lines = [], problems.read_text().splitlines()[:PROBLEMS]
     for part in range(parts):
-        found.append(folder / f"gsm8k-{part:02}.jsonl")
-        if found[-1].exists():
+        trace_files.append(folder / f"gsm8k-{part:02}.jsonl")
+        if trace_files[-1].exists():
             continue
         asked = folder / f"gsm8k-{part:02}.prompts.jsonl"
         rows = [{"question": json.loads(line)["question"]} for line in lines[part::PARTS]]
         asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
         flags = [f"--{k.replace('_', '-')}={v}" for k, v in SAMPLING.items()]
-        code = csd_command(["record", model, str(asked), "-o", str(found[-1]), *flags])
+        code = csd_command(["record", model, str(asked), "-o", str(trace_files[-1]), *flags])
         if code:
             raise SystemExit(code)
-    return found
+    return trace_files
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -36,8 +36,10 @@ def _bars(ax, rows: list[dict]) -> None:
     drafters = list(dict.fromkeys(row["drafter"] for row in rows))
     width = 0.8 / len(drafters)
     for i, drafter in enumerate(drafters):
-        found = {(r["samples"], r["temperature"]): tau(r) for r in rows if r["drafter"] == drafter}
+        by_cell = {
+            (r["samples"], r["temperature"]): tau(r) for r in rows if r["drafter"] == drafter
+        }
         places = [k + (i - (len(drafters) - 1) / 2) * width for k in range(len(cells))]
-        ax.bar(places, [found.get(cell, 0.0) for cell in cells], width, label=drafter)
+        ax.bar(places, [by_cell.get(cell, 0.0) for cell in cells], width, label=drafter)
     ax.set_xticks(range(len(cells)), [f"N = {n}\nT = {t:g}" for n, t in cells])
     ax.axhline(1, color="grey", linewidth=0.8)

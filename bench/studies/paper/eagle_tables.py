@@ -25,12 +25,12 @@ def tables(result: dict, times: bool = False) -> list[str]:
         if times:
             cells += _times(r)
         body.append(cells)
-    found = [markdown(head + (["draft, ms", "tokens/s"] if times else []), body)]
+    parts = [markdown(head + (["draft, ms", "tokens/s"] if times else []), body)]
     pooled = _pooled(rows)
     if pooled:
         names = ["task", "N", "T", "nodes", "better of both", "pool to it (95%)"]
-        found.append(markdown(names, pooled))
-    return found
+        parts.append(markdown(names, pooled))
+    return parts
 
 
 def _pooled(rows: list[dict]) -> list[list[str]]:
@@ -38,7 +38,7 @@ def _pooled(rows: list[dict]) -> list[list[str]]:
     cells: dict[tuple, dict[str, dict]] = {}
     for r in rows:
         cells.setdefault(tuple(r[name] for name in KEY), {})[r["drafter"]] = r
-    found = []
+    body = []
     for key, by_name in cells.items():
         if not {"pool", "eagle", "consensus"} <= {*by_name}:
             continue
@@ -49,10 +49,8 @@ def _pooled(rows: list[dict]) -> list[list[str]]:
             return tau(pool, pick) / tau(better, pick)
 
         low, high = interval(share, len(pool["steps"]))
-        found.append(
-            [*map(str, key), better["drafter"], f"{share():.2f} ({low:.2f} to {high:.2f})"]
-        )
-    return found
+        body.append([*map(str, key), better["drafter"], f"{share():.2f} ({low:.2f} to {high:.2f})"])
+    return body
 
 
 def _cell(row: dict, figure: Callable, digits: int) -> str:

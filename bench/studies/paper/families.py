@@ -31,8 +31,10 @@ def run(box: Box) -> None:
     for name, traces in box.further(PROBLEMS):
         n = min(SAMPLES, *(len(t.samples) for t in traces))
         for drafter in ("consensus", "prompt-lookup", "trie-prompt", "paper-shrinking-tree"):
-            found = figures(replayed(traces, drafter, n, NODES))
-            box.add(family=name, how=f"replay, {drafter}", problems=len(traces), samples=n, **found)
+            measured = figures(replayed(traces, drafter, n, NODES))
+            box.add(
+                family=name, how=f"replay, {drafter}", problems=len(traces), samples=n, **measured
+            )
     box.notes += [f"needs other weights: {what}" for what in NEEDED]
 
 

@@ -74,18 +74,18 @@ def run(box: Box) -> None:
         )
         for drafter in ("consensus", "prompt-lookup", "trie-prompt"):
             options = {"coupled": False} if drafter == "consensus" else {}
-            found = replayed(traces, drafter, n, NODES, share=True, **options)
+            replays = replayed(traces, drafter, n, NODES, share=True, **options)
             name = "consensus, not coupled" if options else drafter
-            box.add(temperature=temperature, what=f"replay, {name}", **figures(found))
+            box.add(temperature=temperature, what=f"replay, {name}", **figures(replays))
 
 
 def questions(box: Box) -> list[str]:
     """Prompts of the file `box.prompts`, or without one the word problems of `bench.e2e.cpu`."""
-    found = PROBLEMS
+    texts = PROBLEMS
     if box.prompts:
         rows = [json.loads(line) for line in box.prompts.read_text().splitlines()[:4]]
-        found = [r.get("question") or r.get("problem") or r["prompt"] for r in rows]
-    return found[: 2 if box.quick else 4]
+        texts = [r.get("question") or r.get("problem") or r["prompt"] for r in rows]
+    return texts[: 2 if box.quick else 4]
 
 
 def record(engine, prompt: str, samples: int, tokens: int, temperature: float):

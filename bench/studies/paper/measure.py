@@ -19,11 +19,11 @@ def replayed(
     traces: list[Trace], drafter: str | Callable, samples: int, nodes: int, **options
 ) -> list[Replayed]:
     """Replay each trace. drafter: a name of `bench replay`, or a function that makes one."""
-    found = []
+    results = []
     for trace in traces:
         new = make(drafter, traces, trace.problem) if isinstance(drafter, str) else drafter()
-        found.append(replay(trace, new, samples, nodes, **options))
-    return found
+        results.append(replay(trace, new, samples, nodes, **options))
+    return results
 
 
 def figures(results: list[Replayed]) -> dict:
@@ -53,7 +53,7 @@ def likeness(samples: list[list[int]], texts: list[str] | None = None) -> dict:
     share of a sample's runs of RUN tokens that another sample also has; with texts also answers:
     number of different answers, and entropy: of the answers, in bits.
     """
-    found = {
+    similarity = {
         "distinct": len({tuple(s) for s in samples}),
         "prefix": sum(_shared(a, b) for a, b in combinations(samples, 2))
         / max(math.comb(len(samples), 2), 1),
@@ -62,8 +62,8 @@ def likeness(samples: list[list[int]], texts: list[str] | None = None) -> dict:
     if texts is not None:
         counts = Counter(answer_of(t) for t in texts)
         share = [c / len(texts) for c in counts.values()]
-        found |= {"answers": len(counts), "entropy": sum(-p * math.log2(p) for p in share)}
-    return found
+        similarity |= {"answers": len(counts), "entropy": sum(-p * math.log2(p) for p in share)}
+    return similarity
 
 
 def mean(rows: list[dict]) -> dict:

@@ -36,12 +36,12 @@ def _strictness(plt, rows):
             continue
         for colour, trace in enumerate(traces):
             for shape, style in (("chain", "-"), ("tree", "--")):
-                found = [
+                points = [
                     r
                     for r in rows
                     if (r["trace"], r["drafter"], r["knob"]) == (trace, shape, knobs[i])
                 ]
-                x, y = [r["value"] for r in found], [r["tau"] for r in found]
+                x, y = [r["value"] for r in points], [r["tau"] for r in points]
                 (labels[f"{trace}, {shape}"],) = ax.plot(
                     x, y, style, color=f"C{colour}", marker="o", markersize=4
                 )
@@ -71,8 +71,8 @@ def _agreement(plt, rows):
     lines: dict = {}
     for ax, kind in zip(axes[0], kinds, strict=True):
         for drafter in dict.fromkeys(r["drafter"] for r in rows):
-            found = [r for r in rows if (r["what"], r["drafter"]) == (kind, drafter)]
-            x, y = [r["value"] for r in found], [r["tau"] for r in found]
+            points = [r for r in rows if (r["what"], r["drafter"]) == (kind, drafter)]
+            x, y = [r["value"] for r in points], [r["tau"] for r in points]
             (lines[drafter],) = ax.plot(x, y, "o-")
         if kind == "samples":
             ax.set_xscale("log", base=2)
@@ -92,12 +92,12 @@ def _tasks(plt, rows):
     figure, ax = plt.subplots(figsize=(9, 4.2))
     bars = {}
     for i, drafter in enumerate(drafters):
-        found = {(r["task"], r["temperature"]): r for r in rows if r["drafter"] == drafter}
+        by_set = {(r["task"], r["temperature"]): r for r in rows if r["drafter"] == drafter}
         x = [j + i * 0.8 / len(drafters) for j in range(len(sets))]
-        y = [found[s]["tau"] for s in sets]
+        y = [by_set[s]["tau"] for s in sets]
         error = [
-            [found[s]["tau"] - found[s]["low"] for s in sets],
-            [found[s]["high"] - found[s]["tau"] for s in sets],
+            [by_set[s]["tau"] - by_set[s]["low"] for s in sets],
+            [by_set[s]["high"] - by_set[s]["tau"] for s in sets],
         ]
         bars[drafter] = ax.bar(x, y, 0.8 / len(drafters), yerr=error, error_kw={"lw": 0.7})
     middle = [j + 0.4 - 0.4 / len(drafters) for j in range(len(sets))]

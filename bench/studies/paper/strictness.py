@@ -37,8 +37,8 @@ def run(box: Box) -> None:
         for drafter in ("consensus", "prompt-lookup"):
             if (name, drafter, "", 0) in done:
                 continue
-            found = replayed(traces, drafter, SAMPLES, NODES)
-            box.add(trace=name, drafter=drafter, knob="", value=0, **figures(found))
+            results = replayed(traces, drafter, SAMPLES, NODES)
+            box.add(trace=name, drafter=drafter, knob="", value=0, **figures(results))
     cases = [
         (name, traces, shape, knob, options)
         for knob, settings in KNOBS.items()
@@ -53,13 +53,13 @@ def run(box: Box) -> None:
         def drafter(shape=shape, more=more):
             return Paper(tree=shape == "tree", **more)
 
-        found = replayed(traces, drafter, SAMPLES, NODES)
+        results = replayed(traces, drafter, SAMPLES, NODES)
         box.add(
             trace=name,
             drafter=shape,
             knob=knob,
             value=_value(knob, options),
-            **figures(found),
+            **figures(results),
         )
 
 

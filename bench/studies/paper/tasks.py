@@ -36,7 +36,7 @@ def run(box: Box) -> None:
                 # without the target's probabilities, like a server's log
                 base = "consensus"
                 known = [_without_top(t) for t in traces]
-            found = figures(replayed(known, base, SAMPLES, nodes))
+            measured = figures(replayed(known, base, SAMPLES, nodes))
             box.add(
                 task=task,
                 temperature=temperature,
@@ -44,7 +44,7 @@ def run(box: Box) -> None:
                 drafter=drafter,
                 prompts=len(traces),
                 prefix=alike["prefix"],
-                **found,
+                **measured,
             )
 
 

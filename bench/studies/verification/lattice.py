@@ -26,14 +26,14 @@ KINDS = ("independent", "nested scramble", "permutation", "antithetic", "inverse
 def scrambled(rng: np.random.Generator, shape: tuple[int, ...], N: int) -> np.ndarray:
     """Words in (0, 1) [*shape, N]: nested scrambles of the van der Corput numbers of 0 .. N - 1."""
     bits = max(N - 1, 0).bit_length()
-    place = np.zeros((*shape, N), np.int64)
+    stratum = np.zeros((*shape, N), np.int64)
     for level in range(bits):
         # a flip for each interval of this level: bit `level` of i is the next digit
         flips = rng.integers(0, 2, (*shape, 1 << level))
-        digit = np.broadcast_to(np.arange(N) >> level & 1, place.shape)
-        prefix = np.broadcast_to(np.arange(N) & ((1 << level) - 1), place.shape)
-        place = place << 1 | digit ^ np.take_along_axis(flips, prefix, -1)
-    return (place + rng.random(place.shape)) / (1 << bits)
+        digit = np.broadcast_to(np.arange(N) >> level & 1, stratum.shape)
+        prefix = np.broadcast_to(np.arange(N) & ((1 << level) - 1), stratum.shape)
+        stratum = stratum << 1 | digit ^ np.take_along_axis(flips, prefix, -1)
+    return (stratum + rng.random(stratum.shape)) / (1 << bits)
 
 
 def words(rng: np.random.Generator, kind: str, shape: tuple[int, ...], N: int) -> np.ndarray:
@@ -41,8 +41,8 @@ def words(rng: np.random.Generator, kind: str, shape: tuple[int, ...], N: int) -
     if kind == "independent":
         return rng.random((*shape, N))
     if kind == "permutation":
-        place = rng.permuted(np.broadcast_to(np.arange(N), (*shape, N)), axis=-1)
-        return (place + rng.random(place.shape)) / N
+        stratum = rng.permuted(np.broadcast_to(np.arange(N), (*shape, N)), axis=-1)
+        return (stratum + rng.random(stratum.shape)) / N
     if kind == "antithetic":
         half = rng.random((*shape, (N + 1) // 2))
         return np.concatenate([half, 1 - half], -1)[..., :N]
@@ -60,14 +60,14 @@ def draw(rng: np.random.Generator, kind: str, q: np.ndarray, draws: int, N: int)
 
 def distributions(traces: list[Trace], positions: int) -> list[np.ndarray]:
     """Top probabilities and their rest, once for each prefix of at most `positions` tokens."""
-    found = {}
+    by_prefix = {}
     for trace in traces:
         for tokens, tops in zip(trace.samples, trace.top or [], strict=True):
             for i, (_, probability) in enumerate(tops[:positions]):
                 p = np.array([x for x in probability if x > 0])
                 q = np.array([*p, max(1 - p.sum(), 1e-6)])
-                found[trace.problem, *tokens[:i]] = q / q.sum()
-    return [q for q in found.values() if q.max() < 0.95]
+                by_prefix[trace.problem, *tokens[:i]] = q / q.sum()
+    return [q for q in by_prefix.values() if q.max() < 0.95]
 
 
 def main(argv: list[str] | None = None) -> None:

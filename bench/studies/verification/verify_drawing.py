@@ -85,9 +85,9 @@ def _regions(plt, result: dict):
     x, y = points[:, 1] + points[:, 2] / 2, points[:, 2] * 3**0.5 / 2
     for line, of in zip(axes, ("target", "proposal"), strict=True):
         for axis, (name, probs) in zip(line, FIXED.items(), strict=True):
-            found = fewest(probs, of)
+            fewest_drafts = fewest(probs, of)
             for k in REGION_DRAFTS:
-                at = found == k
+                at = fewest_drafts == k
                 axis.scatter(x[at], y[at], s=3, c=COLOURS[k], linewidths=0, label=f"K = {k}")
             axis.plot([0, 1, 0.5, 0], [0, 0, 3**0.5 / 2, 0], "k-", linewidth=0.8)
             axis.plot(probs[1] + probs[2] / 2, probs[2] * 3**0.5 / 2, "r+", markersize=8)

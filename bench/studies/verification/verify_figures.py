@@ -68,10 +68,10 @@ def regions() -> list[dict]:
     rows = []
     for of in ("target", "proposal"):
         for name, probs in FIXED.items():
-            found = fewest(probs, of)
+            counts = fewest(probs, of)
             row = {"moves": of, "fixed": name}
             for k in REGION_DRAFTS:
-                row[f"K={k}"] = float(((found > 0) & (found <= k)).double().mean())
+                row[f"K={k}"] = float(((counts > 0) & (counts <= k)).double().mean())
             rows.append(row)
     return rows
 
@@ -99,13 +99,13 @@ def round_matrices(model: torch.nn.Module, bits: int = 4) -> None:
 @torch.inference_mode()
 def logits_at(model, texts: list[tuple[list[int], list[int]]], every: int) -> torch.Tensor:
     """Logits [n, V] at every `every`-th position of each (prompt, sample)."""
-    found = []
+    parts = []
     for prompt, sample in texts:
         ids = torch.tensor([prompt + sample[:-1]])
         # only the rows that are used, since a row has logits for the whole vocabulary
         at = torch.arange(len(prompt) - 1, ids.shape[1], every)
-        found.append(model(ids, logits_to_keep=at).logits[0])
-    return torch.cat(found)
+        parts.append(model(ids, logits_to_keep=at).logits[0])
+    return torch.cat(parts)
 
 
 def record(problems: int, tokens: int, every: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,15 +122,15 @@ def probs(logits: torch.Tensor, temperature: float, top_p: float = TOP_P) -> tor
     """Softmax at a temperature, cut to the fewest tokens of mass `top_p`: [n, V] float64."""
     p = (logits.double() / temperature).softmax(-1)
     values, order = p.sort(dim=-1, descending=True)
-    kept = torch.where(values.cumsum(-1) - values < top_p, values, 0)
-    p = torch.zeros_like(p).scatter_(1, order, kept)
+    masses = torch.where(values.cumsum(-1) - values < top_p, values, 0)
+    p = torch.zeros_like(p).scatter_(1, order, masses)
     return p / p.sum(-1, keepdim=True)
 
 
 def smaller(q: torch.Tensor, *p: torch.Tensor) -> list[torch.Tensor]:
     """Returns the distributions without the tokens whose probability is 0 in all of them."""
-    kept = torch.stack([x.amax(0) for x in (q, *p)]).amax(0) > 0
-    return [x[:, kept] for x in (q, *p)]
+    positive = torch.stack([x.amax(0) for x in (q, *p)]).amax(0) > 0
+    return [x[:, positive] for x in (q, *p)]
 
 
 def temperature(target: torch.Tensor, draft: torch.Tensor, steps=TEMPERATURES) -> list[dict]:
@@ -139,9 +139,9 @@ def temperature(target: torch.Tensor, draft: torch.Tensor, steps=TEMPERATURES) -
     for t in steps:
         q, p, first = smaller(whole, probs(draft, t), probs(draft, FIRST))
         for k in DRAFTS:
-            found = {"bound": optimal_acceptance(q, p, k)}
-            found |= {name: SCHEMES[name].acceptance(q, p, k) for name in PLOTTED[1:]}
-            for name, x in found.items():
+            acceptances = {"bound": optimal_acceptance(q, p, k)}
+            acceptances |= {name: SCHEMES[name].acceptance(q, p, k) for name in PLOTTED[1:]}
+            for name, x in acceptances.items():
                 rows.setdefault(("same", k, name), {})[f"T={t}"] = float(x.mean())
         two = torch.stack([first, p], 1)
         for name in ("canonical", "recursive", "single"):

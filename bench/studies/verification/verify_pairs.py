@@ -49,13 +49,13 @@ class Recorder(ConsensusGraph):
         self.positions += len(rows)
         targets = processed(self.logits[-1], rows, pool, slots_then).double()
         at, context = pool.slot[rows].tolist(), pool.context[rows].tolist()
-        found = successors(self, self._ops.draft_tree, slots, at, context)
+        drafted = successors(self, self._ops.draft_tree, slots, at, context)
         hits = self._coupled(rows, pool, slots_then)
-        for target, kept, hit in zip(targets, found, hits, strict=True):
-            if kept.token:
+        for target, candidate, hit in zip(targets, drafted, hits, strict=True):
+            if candidate.token:
                 probs = torch.zeros(2, MAX_CHILDREN + 1, dtype=torch.float64)
-                w = len(kept.token)
-                probs[0, :w], probs[1, :w] = target[kept.token], torch.tensor(kept.probs)
+                w = len(candidate.token)
+                probs[0, :w], probs[1, :w] = target[candidate.token], torch.tensor(candidate.probs)
                 probs[0, -1] = (1 - probs[0, :-1].sum()).clamp(min=0)
                 self.distributions.append(probs)
                 self.hits.append(hit)
@@ -78,11 +78,11 @@ class Recorder(ConsensusGraph):
             level.key = keys[at]
             decided = self._ops.verify_all(self.logits[-1], pool, replace(slots, key=keys))
             pad = len(rows) * (1 + MAX_CHILDREN)
-            found = self._ops.draft_tree(self.table, level, pad, config)
-            first, count = found.slot_start[:, None], found.slot_nodes[:, None]
-            place = torch.arange(1, MAX_CHILDREN + 1)
-            drafts = found.token[(first + place).clamp(max=pad - 1).long()]
-            drafts = torch.where(place < count, drafts, -1)
+            drafted = self._ops.draft_tree(self.table, level, pad, config)
+            first, count = drafted.slot_start[:, None], drafted.slot_nodes[:, None]
+            offset = torch.arange(1, MAX_CHILDREN + 1)
+            drafts = drafted.token[(first + offset).clamp(max=pad - 1).long()]
+            drafts = torch.where(offset < count, drafts, -1)
             hits += (drafts == decided.sample[rows][:, None]).cumsum(1)
         return hits / KEYS
 
@@ -116,9 +116,9 @@ def record(engine, prompts: list, samples: int, tokens: int, options: dict) -> P
         )
     finally:
         engine.decoder.logits = right
-    found = torch.stack(recorder[0].distributions)
+    drafted = torch.stack(recorder[0].distributions)
     hits = torch.stack(recorder[0].hits)
-    return Pairs(found[:, 0], found[:, 1], hits, recorder[0].positions)
+    return Pairs(drafted[:, 0], drafted[:, 1], hits, recorder[0].positions)
 
 
 def flat(pairs: int, vocab: int, generator) -> Pairs:

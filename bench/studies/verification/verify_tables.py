@@ -55,23 +55,23 @@ def _by_name(rows: list[dict]) -> dict[tuple[str, str], list[float]]:
 
 
 def _acceptance(rows: list[dict]) -> str:
-    found, kinds = _by_name(rows), list(dict.fromkeys(r["pairs"] for r in rows))
+    by_name, kinds = _by_name(rows), list(dict.fromkeys(r["pairs"] for r in rows))
     body = []
     for scheme, name in NAMES.items():
-        cells = [found.get((kind, scheme)) for kind in kinds]
+        cells = [by_name.get((kind, scheme)) for kind in kinds]
         body.append([name, *(" / ".join(map(_share, c)) if c else "" for c in cells)])
     return markdown(["K = 2 / 4 / 8", *kinds], body)
 
 
 def _order(rows: list[dict]) -> str:
     """Table of the share of pairs that violate ORDER; marks means that do so too."""
-    found, kinds = _by_name(rows), list(dict.fromkeys(r["pairs"] for r in rows))
+    by_name, kinds = _by_name(rows), list(dict.fromkeys(r["pairs"] for r in rows))
     body = []
     for better, worse in pairwise(ORDER):
         cells = []
         for kind in kinds:
-            shares = " / ".join(f"{x:.1%}" for x in found[kind, f"share {better} < {worse}"])
-            means = zip(found[kind, better], found[kind, worse], strict=True)
+            shares = " / ".join(f"{x:.1%}" for x in by_name[kind, f"share {better} < {worse}"])
+            means = zip(by_name[kind, better], by_name[kind, worse], strict=True)
             cells.append(shares + (", mean too" if any(a < b for a, b in means) else ""))
         body.append([f"{NAMES[better]} < {NAMES[worse]}", *cells])
     return markdown(["share of pairs, K = 2 / 4 / 8", *kinds], body)
@@ -85,12 +85,12 @@ def tau(row: dict, pick=None) -> float:
 def _trees(rows: list[dict]) -> str:
     """Table of tau, and its ratio to match's on the same problems, with its 95% interval."""
     settings = list(dict.fromkeys(r["setting"] for r in rows))
-    found = {(r["setting"], r["verifier"], r["draws"]): r for r in rows}
+    by_name = {(r["setting"], r["verifier"], r["draws"]): r for r in rows}
     body = []
     for verifier, draws in dict.fromkeys((r["verifier"], r["draws"]) for r in rows):
         cells = []
         for setting in settings:
-            row, match = found.get((setting, verifier, draws)), found[setting, "match", 0]
+            row, match = by_name.get((setting, verifier, draws)), by_name[setting, "match", 0]
             if row is None:
                 cells.append("")
             elif row is match:
@@ -105,9 +105,9 @@ def _trees(rows: list[dict]) -> str:
 
 def _times(rows: list[dict]) -> str:
     sizes = list(dict.fromkeys(r["vocabulary"] for r in rows))
-    found = {(r["vocabulary"], r["scheme"]): _three(r, " ms") for r in rows}
+    by_name = {(r["vocabulary"], r["scheme"]): _three(r, " ms") for r in rows}
     body = [
-        [scheme, *(" / ".join(map(_ms, found[size, scheme])) for size in sizes)]
+        [scheme, *(" / ".join(map(_ms, by_name[size, scheme])) for size in sizes)]
         for scheme in dict.fromkeys(r["scheme"] for r in rows)
     ]
     return markdown(["ms, K = 2 / 4 / 8", *(f"{size:,} tokens" for size in sizes)], body)
@@ -115,9 +115,9 @@ def _times(rows: list[dict]) -> str:
 
 def _choice(result: dict) -> str:
     """Text that advises on the choice of a verifier, at T = 0.7 unless stated otherwise."""
-    found = _by_name(result["acceptance"])
-    at = {s: found["T=0.7", s] for s in NAMES}
-    far = {s: found[FLAT, s] for s in NAMES if (FLAT, s) in found}
+    by_name = _by_name(result["acceptance"])
+    at = {s: by_name["T=0.7", s] for s in NAMES}
+    far = {s: by_name[FLAT, s] for s in NAMES if (FLAT, s) in by_name}
     few = {r["scheme"]: _three(r, " ms") for r in result["time"] if r["vocabulary"] == 9}
     taus = {
         r["verifier"]: tau(r)
@@ -182,13 +182,13 @@ def plot(rows: list[dict], path: str) -> None:
     # makes the file reproducible
     matplotlib.rcParams["svg.hashsalt"] = "csd"
     shown = ("bound", "canonical", "kseq", "recursive", "match, coupled", "match, fixed", "single")
-    found, names = _by_name(rows), list(dict.fromkeys(r["pairs"] for r in rows))
+    by_name, names = _by_name(rows), list(dict.fromkeys(r["pairs"] for r in rows))
     figure, axes = plt.subplots(1, len(names), figsize=(3 * len(names), 3.2), sharey=False)
     for name, axis in zip(names, axes, strict=True):
         for scheme in shown:
-            if (name, scheme) in found and not (name == FLAT and scheme.startswith("match")):
+            if (name, scheme) in by_name and not (name == FLAT and scheme.startswith("match")):
                 style = "k--" if scheme == "bound" else "o-"
-                values = found[name, scheme]
+                values = by_name[name, scheme]
                 axis.plot(DRAFTS, values, style, label=scheme, markersize=3, linewidth=1)
         axis.set_title(name, fontsize=9)
         axis.set_xticks(DRAFTS)
