@@ -58,7 +58,8 @@ class Stats:
             return ""
         if self.pays:
             return f"drafts: {self.draft_gain:.2f} x plain"
-        return "drafts do not pay here: " + ", and ".join(_reasons(self))
+        gain = f"drafts do not pay here ({self.draft_gain:.2f} x plain)"
+        return ": ".join([gain, ", and ".join(_reasons(self))]).removesuffix(": ")
 
     @property
     def pays(self) -> bool:
@@ -99,8 +100,6 @@ def _reasons(stats: Stats) -> Iterator[str]:
         )
     if stats.shared_ngrams is not None:
         yield f"samples share {stats.shared_ngrams:.0%} of their 8-grams"
-    if stats.double_cost is None and stats.shared_ngrams is None:
-        yield f"{stats.draft_gain:.2f} x plain"
 
 
 def shared_ngrams(texts: Iterable[Sequence[int]], n: int = 8) -> float | None:

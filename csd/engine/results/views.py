@@ -32,10 +32,12 @@ def use_page(make: Callable[[Any], str]) -> None:
 
 
 def line(sample: Any) -> str:
-    """A sample in one line, with its text shortened."""
-    text = "" if sample.text is None else " ".join(sample.text.split())
+    """A sample in one line, with its text shortened; without a text, its token ids."""
+    has_text = sample.text is not None
+    text = " ".join(sample.text.split()) if has_text else ", ".join(map(str, sample.tokens))
     cut = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-    return f"{sample.index}: {_tokens(len(sample.tokens))}, {sample.finish_reason}: {cut!r}"
+    content = repr(cut) if has_text else f"[{cut}]"
+    return f"{sample.index}: {_tokens(len(sample.tokens))}, {sample.finish_reason}: {content}"
 
 
 def lines(out: Any) -> str:

@@ -38,7 +38,7 @@ def test_long_texts_and_errors_keep_to_their_lines():
     failed = csd.Samples([], 3, [], Stats(), error="too long")
     assert repr(failed).splitlines() == ["0 samples, 0 tokens, seed 3", "  error: too long"]
     without_text = csd.Sample(2, None, [1, 2], [], [], "cancelled")
-    assert repr(without_text) == "Sample(2: 2 tokens, cancelled: '')"
+    assert repr(without_text) == "Sample(2: 2 tokens, cancelled: [1, 2])"
 
 
 def test_stats_are_one_sentence():
