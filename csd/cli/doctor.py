@@ -147,7 +147,7 @@ def _admission(args: Namespace, device: torch.device) -> dict | None:
     for name in LARGEST:
         if getattr(args, name) is None:
             setattr(args, name, getattr(sizes, name))
-    calls = {call.place: str(call.spec) for call in decoder.calls}
+    calls = {call.name: str(call.spec) for call in decoder.calls}
     return {
         "decoder": "module",
         "fused ruled out by": decoder.why,
@@ -210,7 +210,7 @@ def table() -> str:
     for i, ops in enumerate(backends.values()):
         for name, op in (ops.fused if ops else {}).items():
             cells = fused.setdefault(f"{name} (fused)", [""] * len(backends))
-            cells[i] = f"{_place(op.fn)}: {', '.join(x.__name__ for x in op.replaces)}"
+            cells[i] = f"{_path(op.fn)}: {', '.join(x.__name__ for x in op.replaces)}"
     rows += [[name, *cells] for name, cells in fused.items()]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -219,11 +219,11 @@ def _cells(functions: list[Callable | None]) -> list[str]:
     first, cells = functions[0], []
     for i, function in enumerate(functions):
         same = i > 0 and function is first
-        cells.append("reference" if same else "" if function is None else _place(function))
+        cells.append("reference" if same else "" if function is None else _path(function))
     return cells
 
 
-def _place(function: Any) -> str:
+def _path(function: Any) -> str:
     function = inspect.unwrap(function)
     # the function of a partial
     function = getattr(function, "func", function)

@@ -131,7 +131,7 @@ def policy_of(model: Any) -> Source:
     key = kernels, state_of(tuner_layers(module.modules()))
     if key not in made:
         loaded = load(module, decoder="auto")
-        loaded.kept = None
+        loaded.held = None
         ops = choose(kernels, loaded.device, loaded.dtype)
         made[key] = Policy(loaded, exact_triton() if ops.name == "triton" else ops)
     made[key].refresh()

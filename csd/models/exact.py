@@ -64,7 +64,7 @@ def choose_exact(
         made = exact_decoder(loaded, kernels, products)
     except ValueError:
         return loaded.decoder, False
-    free = all(b.least <= 2 and b.most >= FREE_ROWS for b in products.blocks.values())
+    free = all(b.min_rows <= 2 and b.max_rows >= FREE_ROWS for b in products.blocks.values())
     return (made, True) if free else (loaded.decoder, False)
 
 

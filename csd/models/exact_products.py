@@ -2,8 +2,8 @@
 
 A CPU's library selects its kernel by the number of rows, and kernels add in different orders. The
 range in which its results agree bit for bit depends on the machine, and is determined here by trial
-for each shape of a model's weights: any number of rows from `least` to `most` gives a row the same
-bits. Fewer rows are padded, more are multiplied in blocks.
+for each shape of a model's weights: any number of rows from `min_rows` to `max_rows` gives a row
+the same bits. Fewer rows are padded, more are multiplied in blocks.
 
 Measured ranges of oneDNN: in bfloat16 all of 2 to 256 with AVX512-BF16, as few as 32 with AMX; in
 float32 all but 1. csd's own loop (`csd/kernels/layers/cpu/linear.py`) agrees for every number of
@@ -43,8 +43,8 @@ TRITON = (row_linear_triton, gated_linear_triton)
 class RowBlocks(NamedTuple):
     """Smallest and largest number of rows between which a row's result has the same bits."""
 
-    least: int
-    most: int
+    min_rows: int
+    max_rows: int
 
 
 # for csd's own loop on a CPU, which computes each row separately
@@ -59,11 +59,11 @@ def in_blocks(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     rows = x.shape[0]
-    if blocks.least <= rows <= blocks.most or rows == 0:
+    if blocks.min_rows <= rows <= blocks.max_rows or rows == 0:
         return product(x, weight, bias)
-    if rows < blocks.least:
-        return product(F.pad(x, (0, 0, 0, blocks.least - rows)), weight, bias)[:rows]
-    parts = (in_blocks(product, blocks, part, weight, bias) for part in x.split(blocks.most))
+    if rows < blocks.min_rows:
+        return product(F.pad(x, (0, 0, 0, blocks.min_rows - rows)), weight, bias)[:rows]
+    parts = (in_blocks(product, blocks, part, weight, bias) for part in x.split(blocks.max_rows))
     return torch.cat(list(parts))
 
 
@@ -146,7 +146,7 @@ def _any_place(
     order: torch.Tensor,
 ) -> bool:
     """True if the rows have the same results in another order."""
-    n = blocks.most
+    n = blocks.max_rows
     moved = order[order < n]
     return torch.equal(product(x[:n][moved], weight, None), product(x[:n], weight, None)[moved])
 
@@ -208,7 +208,7 @@ class ExactProducts:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         blocks = self.learn(weight)
-        if blocks.least <= x.shape[0] <= blocks.most:
+        if blocks.min_rows <= x.shape[0] <= blocks.max_rows:
             return row_parts_triton(x, weight, bias)
         return self(x, weight, bias)
 

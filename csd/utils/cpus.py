@@ -34,7 +34,7 @@ def group_quota(group: Path) -> float | None:
             return None
     try:
         # "max", or -1, is no quota
-        found = int(quota) / int(period)
+        cpus = int(quota) / int(period)
     except (ValueError, ZeroDivisionError):
         return None
-    return found if found > 0 else None
+    return cpus if cpus > 0 else None

@@ -156,4 +156,4 @@ def test_another_order_for_one_row_is_found_in_rounded_results():
         return total.bfloat16()
 
     weight = torch.randn(128, 32, generator=torch.Generator().manual_seed(5)).bfloat16()
-    assert row_blocks(product, weight).least == 2
+    assert row_blocks(product, weight).min_rows == 2

@@ -167,7 +167,7 @@ class ModelResources(Resources):
 
     def leave_model(self) -> None:
         """Hold the user's module weakly from now on, as a cache of engines by module must."""
-        self._loaded.kept = None
+        self._loaded.held = None
 
     @property
     def ops(self) -> Ops:

@@ -131,11 +131,11 @@ class FusedAdapters:
         Of each parameter pair: A, B, (their ranks in the stack, B's rows), and their scale.
         """
         for copy, names in zip(self._copies, self._names, strict=True):
-            found = [
+            parameters = [
                 (layer.lora_A[name].weight, layer.lora_B[name].weight, at, layer.scaling[name])
                 for (layer, _, _, at), name in zip(copy.pieces, names, strict=True)
             ]
-            yield copy.stack, copy.a, copy.b, found
+            yield copy.stack, copy.a, copy.b, parameters
 
     def _pairs(self) -> Iterator[tuple[Any, str]]:
         for copy, names in zip(self._copies, self._names, strict=True):

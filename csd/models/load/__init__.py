@@ -57,7 +57,7 @@ class Loaded:
     module: weakref.ref | None = field(default=None, repr=False)
     wanted: str = "fused"  # a name in `csd.models.load.choose_decoder.DECODERS`
     # strong reference to a module that decodes, unless its user must keep it
-    kept: Any = field(default=None, repr=False)
+    held: Any = field(default=None, repr=False)
     _looked_for_tokenizer: bool = field(default=False, repr=False)
 
     def refresh(self) -> bool:
@@ -71,7 +71,7 @@ class Loaded:
             return False
         self.decoder = decoder = decoder_of(model, self.wanted)
         self.config = decoder.config
-        self.device, self.dtype = _place_of(decoder)
+        self.device, self.dtype = _device_and_dtype(decoder)
         return True
 
     def _is_current(self, model: Any) -> bool:
@@ -160,7 +160,7 @@ def load(
     made = decoder_of(model, decoder)
     loaded = _loaded(made, tokenizer, model.generation_config, weakref.ref(model))
     loaded.wanted = decoder
-    loaded.kept = model if isinstance(made, ModuleDecoder) else None
+    loaded.held = model if isinstance(made, ModuleDecoder) else None
     return loaded
 
 
@@ -170,11 +170,11 @@ def _loaded(
     generation_config: Any = None,
     module: weakref.ref | None = None,
 ) -> Loaded:
-    path = _place_of(decoder)
-    return Loaded(decoder, decoder.config, tokenizer, generation_config, *path, module)
+    device_and_dtype = _device_and_dtype(decoder)
+    return Loaded(decoder, decoder.config, tokenizer, generation_config, *device_and_dtype, module)
 
 
-def _place_of(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:
+def _device_and_dtype(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:
     if isinstance(decoder, ModuleDecoder):
         return decoder.device, decoder.dtype
     assert isinstance(decoder, Decoder)
@@ -208,7 +208,7 @@ def _from_path(
     base, revision = (name, revision) if adapter is None else (adapter.base, adapter.base_revision)
     if dtype is None:
         dtype = _default_dtype(device, base.endswith(".gguf"))
-    path, options = _place(base, revision)
+    path, options = _path_and_options(base, revision)
     read_once = gguf_model.read_once() if "gguf_file" in options else nullcontext()
     with read_once, quiet_libraries():
         on_config = _noted(before, device)
@@ -229,7 +229,7 @@ def _from_path(
     decoder, generation_config = decoder_of(model, wanted), model.generation_config
     if adapter is not None or not isinstance(decoder, Decoder):
         loaded = _loaded(decoder, tokenizer, generation_config, weakref.ref(model))
-        loaded.wanted, loaded.kept = wanted, model
+        loaded.wanted, loaded.held = wanted, model
         return loaded
     # without the model, each plain matrix is freed when its packed one is made
     del model
@@ -242,7 +242,7 @@ def config_of(name: str) -> ModelConfig:
     """Sizes of a model by its name, path or GGUF file; its weights are not read."""
     adapter = adapter_of(name)
     name = name if adapter is None else adapter.base
-    path, options = _place(name, None if adapter is None else adapter.base_revision)
+    path, options = _path_and_options(name, None if adapter is None else adapter.base_revision)
     if "gguf_file" in options:
         return gguf_config(name, os.path.join(path, options["gguf_file"]))
     config = read_config(name, path, options)[1]
@@ -254,11 +254,13 @@ def tokenizer_of(name: str, revision: str | None = None) -> Any:
     """Tokenizer of a model by its name; None if it has none. The weights are not read."""
     adapter = adapter_of(name, revision)
     if adapter is None:
-        return read_tokenizer(*_place(name, revision))
-    return adapter.tokenizer or read_tokenizer(*_place(adapter.base, adapter.base_revision))
+        return read_tokenizer(*_path_and_options(name, revision))
+    return adapter.tokenizer or read_tokenizer(
+        *_path_and_options(adapter.base, adapter.base_revision)
+    )
 
 
-def _place(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
+def _path_and_options(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
     """Folder or hub name of a model for transformers, and the options to load it with."""
     if name.endswith(".gguf"):
         folder, file = gguf_model.folder_and_file(name)

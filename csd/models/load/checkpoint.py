@@ -87,8 +87,8 @@ class Report(logging.Filter):
 
     def shapes(self) -> list[str]:
         """Weights whose shapes in the file and by the config differ, with both."""
-        found = _MISMATCH.findall(self.text)
-        return [f"{name} {have} instead of {want}" for name, have, want in found]
+        mismatches = _MISMATCH.findall(self.text)
+        return [f"{name} {have} instead of {want}" for name, have, want in mismatches]
 
 
 _SHAPE = r"torch\.Size\((\[[\d, ]*\])\)"

@@ -23,12 +23,12 @@ def read_completions(
         raise ValueError(
             f"completions must be {expected}, {len(prompts)} in all, got {shown(listed)}"
         )
-    found = []
+    token_ids = []
     for prompt, own in zip(prompts, map(as_lists, listed), strict=True):
         if isinstance(own, str) or not isinstance(own, Sequence) or not len(own):
             raise ValueError(f"completions must be {expected}, got {shown(own)}")
-        found.append([_ids(one, prompt, tokenizer, vocab) for one in own])
-    return found
+        token_ids.append([_ids(one, prompt, tokenizer, vocab) for one in own])
+    return token_ids
 
 
 def _ids(completion: Any, prompt: list[int], tokenizer: Any, vocab: int) -> list[int]:
