@@ -53,7 +53,7 @@ class LlamaCpp:
     """Draws samples of one prompt at temperature 0.7, each with its own seeded sampler."""
 
     def __init__(self, path: str | Path, tokenizer: Any, max_sequences: int, cells: int = 8192):
-        """max_sequences: number of samples drawn at once; cells: cache cells of all sequences together."""
+        """max_sequences: samples drawn at once; cells: cache cells of all sequences together."""
         import llama_cpp as lib
 
         self.lib, self.tokenizer = lib, tokenizer

@@ -225,7 +225,7 @@ def _show(out: Samples, tokenizer: Any, args: Namespace) -> None:
     decided = vote(out)
     answers = sum(answer is not None for answer in decided.answers)
     # a list or a story may have a last number, and is no answer
-    if answers and 2 * answers >= len(out) or decided.limited:
+    if (answers and 2 * answers >= len(out)) or decided.limited:
         lines.append(f"--- vote: {decided}")
     if decided.thoughts_cut:
         lines.append(f"--- thoughts cut: {decided.thoughts_cut} of {len(decided.answers)}")
