@@ -8,7 +8,7 @@ from html import escape
 from bench.e2e.long.plan import CSD
 from bench.e2e.long.readme_table import _named, by_seconds, headline, job, place
 
-WIDTH, LEFT, RIGHT = 780, 200, 700
+WIDTH, LEFT, RIGHT = 780, 236, 700
 TOP, HEIGHT, GAP = 60, 26, 12
 # (light mode, dark mode) of csd's bars and of the others'
 OWN, OTHER = ("#0b62d6", "#5ba4ff"), ("#8a929b", "#8a929b")
