@@ -52,8 +52,8 @@ def jobs(engine: csd.Engine, rows: list[dict], problems: int, tokens: int) -> di
         # token ids, since a text that is tokenized again may have other tokens
         text: list[int] = []
         for turn, row in enumerate(rest[:TURNS]):
-            said = f"User: {row['question']}\nAssistant:"
-            text = text + engine.tokenizer(said)["input_ids"]
+            turn = f"User: {row['question']}\nAssistant:"
+            text = text + engine.tokenizer(turn)["input_ids"]
             out = engine.generate(text, seed=turn, **one)
             text = text + out[0].tokens
             yield out

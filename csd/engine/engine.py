@@ -82,8 +82,8 @@ class Engine(ModelResources):
         quarter of a request's samples in an `AsyncEngine`. Later samples draft from finished ones.
         Results do not depend on it, except for the order in which samples finish.
     self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does,
-        before a model is loaded: about a minute, once per machine, version, dtype and sizes of
-        heads and vocabulary. Raises RuntimeError if a kernel is wrong.
+        before a model is loaded, once per machine, version, dtype and sizes of heads and
+        vocabulary. Raises RuntimeError if a kernel is wrong.
     decoder: "auto" runs csd's fused decoder if it supports the family and the module is plain, else
         the module itself, with a warning that gives the reason; "fused" and "module" run that one
         or raise. `engine.decoder.name` is the decoder in use, `engine.decoder.why` the reason
