@@ -13,8 +13,7 @@ import torch
 
 from csd.training.recipe import Method, Recipe
 from csd.training.texts import Text, batches
-from csd.utils.files import WholeFile, naming_file
-from csd.utils.input_files import check_no_pipes
+from csd.utils.files import WholeFile, check_no_pipes, naming_file
 
 STATE = "training.pt"
 

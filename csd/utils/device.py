@@ -1,8 +1,10 @@
-"""Devices: that of an engine, a GPU that torch cannot use, and the name of the CPU.
+"""Devices: that of an engine, a GPU that torch cannot use, and the name and number of the CPUs.
 
 For an engine: the current device and stream of its launches, copies to the device, and memory.
+CPUs that a process may use are those of its affinity, within the quota of its container.
 """
 
+import math
 import os
 import platform
 import re
@@ -21,6 +23,9 @@ import torch
 T = TypeVar("T")
 # CUDA's words for a device in compute-exclusive mode that another process holds
 BUSY = "busy or unavailable"
+# files with the quota and the period of a control group, in microseconds of CPU time per period
+CGROUP = Path("/sys/fs/cgroup")
+CPU_QUOTA_V1 = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
 
 
 def stream_of(device: torch.device) -> torch.cuda.Stream | None:
@@ -222,3 +227,34 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "allocate memory" in str(error)
     )
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may use at once, at least 1.
+
+    A container's quota is less than one CPU for each of its cores. PyTorch does not read it.
+    """
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    # macOS and Windows have no affinity
+    except AttributeError:
+        cpus = os.cpu_count() or 1
+    quota = group_quota(CGROUP)
+    return cpus if quota is None else max(1, min(cpus, math.ceil(quota)))
+
+
+def group_quota(group: Path) -> float | None:
+    """CPUs of a control group's quota; None without a quota, or without control groups."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((group / name).read_text().strip() for name in CPU_QUOTA_V1)
+        except OSError:
+            return None
+    try:
+        # "max", or -1, is no quota
+        cpus = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return cpus if cpus > 0 else None

@@ -1,6 +1,7 @@
-"""Files in folders that others may write to, such as caches and locks, and output files of a run.
+"""Input and output files, and files in folders that others may write to, such as caches and locks.
 
-An output file is tested before the run begins, and written completely or not at all.
+A file to read may have another's name and contents. An output file is tested before the run begins,
+and written completely or not at all.
 
 In a folder of others, another user may have put a link, a pipe or a file: a link that is followed
 would let this process empty the file of its own user that it leads to, and a pipe would block it.
@@ -234,3 +235,45 @@ def naming_file(path: str | Path) -> Iterator[None]:
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def open_input(path: str | Path) -> IO[bytes]:
+    """Open a file, device or pipe to read.
+
+    A pipe that no process has opened to write would block for ever, and is refused.
+
+    Raises OSError, which names the file, and ValueError for such a pipe.
+    """
+    # opening a pipe for reading does not wait for its writer
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(number).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        os.set_blocking(number, True)
+        file = os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+    try:
+        # waits if a writer has opened the pipe, and has written nothing yet
+        if stat.S_ISFIFO(mode) and not file.peek(1):
+            raise ValueError(f"{os.fspath(path)} is a pipe that no process writes to")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_no_pipes(folder: str | Path) -> None:
+    """Raises ValueError for a folder with a pipe, a socket or a device, which libraries would wait
+    for."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                mode = entry.stat().st_mode
+            # a link that leads nowhere is the error of whoever reads it
+            except OSError:
+                continue
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise ValueError(f"{entry.path} must be a regular file, not a pipe or a device")

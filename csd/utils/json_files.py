@@ -16,7 +16,7 @@ from typing import IO, TypeVar, cast
 import numpy as np
 
 from csd.utils.check import check
-from csd.utils.input_files import open_input
+from csd.utils.files import open_input
 
 # most bytes of a line, depth of its lists and objects, and number of these, which take 20 times the
 # bytes of their text; checked before it is parsed

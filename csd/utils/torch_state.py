@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from csd.utils.cpus import usable_cpus
+from csd.utils.device import usable_cpus
 
 T = TypeVar("T")
 # device types with their own autocast

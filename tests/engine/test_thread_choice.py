@@ -7,7 +7,7 @@ import csd
 from csd.engine.step import thread_choice
 from csd.engine.step.thread_choice import RECENT, SHARE, ThreadChoice
 from csd.models.demo import toy
-from csd.utils.cpus import group_quota, usable_cpus
+from csd.utils.device import group_quota, usable_cpus
 
 
 @pytest.fixture

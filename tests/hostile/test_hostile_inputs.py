@@ -12,7 +12,7 @@ import pytest
 
 from csd.cli.main import main
 from csd.utils import json_files, terminal
-from csd.utils.input_files import check_no_pipes, open_input
+from csd.utils.files import check_no_pipes, open_input
 
 GOOD = {"prompt_ids": [5, 6], "samples": [[7, 8, 9]]}
 TITLE = "\x1b]0;title\x07"

@@ -17,7 +17,7 @@ import torch
 
 from csd.models.load.checkpoint import quiet_libraries, read_tokenizer
 from csd.models.refuse import refuse_prompt_learning
-from csd.utils.input_files import check_no_pipes
+from csd.utils.files import check_no_pipes
 from csd.utils.lazy import check_installed
 
 FILE = "adapter_config.json"
