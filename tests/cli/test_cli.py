@@ -14,25 +14,13 @@ from csd.utils.files import WholeFile
 pytestmark = pytest.mark.quick
 
 
+def sample_command(model):
+    words = "-n 3 --max-new-tokens 12 --temperature 0.7 --seed 1 --budget 8 --json"
+    return ["sample", model, "What is 2 + 3?", *words.split()]
+
+
 def test_sample_prints_one_json_object(toy_folder, capsys):
-    code = main(
-        [
-            "sample",
-            toy_folder,
-            "What is 2 + 3?",
-            "-n",
-            "3",
-            "--max-new-tokens",
-            "12",
-            "--temperature",
-            "0.7",
-            "--seed",
-            "1",
-            "--budget",
-            "8",
-            "--json",
-        ]
-    )
+    code = main(sample_command(toy_folder))
     out = capsys.readouterr().out
     csd.release()
     assert code == 0
@@ -122,47 +110,30 @@ def test_ctrl_c_prints_what_was_drawn(toy_folder, capsys, monkeypatch):
 def test_dtype_by_its_name(toy_folder, capsys):
     words = ["sample", toy_folder, "Say 1.", "--max-new-tokens", "4", "--json", "--seed", "1"]
     assert main([*words, "--dtype", "float64"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     prompt = [{"role": "user", "content": "Say 1."}]
     out = csd.generate(
         toy_folder, prompt, num_samples=8, max_new_tokens=4, seed=1, dtype=torch.float64
     )
     engine = engine_for(toy_folder, dtype="float64")
     assert engine is engine_for(toy_folder, dtype=torch.float64)
-    assert engine.dtype == torch.float64 and out.tokens == found["tokens"]
+    assert engine.dtype == torch.float64 and out.tokens == printed["tokens"]
     csd.release()
 
 
 def test_history_is_read_and_added_to(toy_folder, capsys, tmp_path):
     path = tmp_path / "history.jsonl"
-    command = [
-        "sample",
-        toy_folder,
-        "What is 2 + 3?",
-        "-n",
-        "3",
-        "--max-new-tokens",
-        "12",
-        "--temperature",
-        "0.7",
-        "--seed",
-        "1",
-        "--budget",
-        "8",
-        "--json",
-        "--history",
-        str(path),
-    ]
-    found = []
+    command = [*sample_command(toy_folder), "--history", str(path)]
+    outputs = []
     for _ in range(2):
         assert main(command) == 0
-        found.append(json.loads(capsys.readouterr().out))
+        outputs.append(json.loads(capsys.readouterr().out))
     csd.release()
-    assert found[0]["tokens"] == found[1]["tokens"]
-    assert [f["stats"]["accepted"]["history"] > 0 for f in found] == [False, True]
+    assert outputs[0]["tokens"] == outputs[1]["tokens"]
+    assert [f["stats"]["accepted"]["history"] > 0 for f in outputs] == [False, True]
     assert [json.loads(x)["samples"] for x in path.read_text().splitlines()] == [
-        found[0]["tokens"],
-        found[0]["tokens"],
+        outputs[0]["tokens"],
+        outputs[0]["tokens"],
     ]
     path.write_text("no trace\n")
     assert main(command) == 2
