@@ -24,7 +24,7 @@ def test_dir_has_the_names_for_users_alone():
     assert {"trl", "ray", "vllm", "lm_eval"} <= set(dir(csd.integrations))
 
 
-def test_an_engine_says_what_it_runs():
+def test_repr_of_an_engine():
     model, tokenizer = toy()
     with csd.Engine(model, tokenizer=tokenizer, max_slots=4) as engine:
         text = repr(engine)
@@ -76,7 +76,11 @@ def test_demo_is_a_model_by_name(monkeypatch, tmp_path):
     for part in toys:
         part.save_pretrained(tmp_path / "elsewhere")
     monkeypatch.setattr(load, "smollm2_path", lambda: str(tmp_path / "elsewhere"))
-    assert load.load("demo", device="cpu").config.family == "qwen3"
+    loaded = load.load("demo", device="cpu")
+    assert loaded.config.family == "qwen3"
+    # `csd doctor demo` and `csd prior` read these alone
+    assert load.config_of("demo").vocab == loaded.config.vocab
+    assert load.tokenizer_of("demo").vocab_size == loaded.tokenizer.vocab_size
     # a folder of that name is the user's
     (tmp_path / "demo").mkdir()
     with pytest.raises((OSError, ValueError)):

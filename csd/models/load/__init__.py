@@ -200,8 +200,7 @@ def _from_path(
     if device is None:
         warn_of_unseen_gpu()
     device = usable(device)
-    if name == DEMO and not os.path.exists(name):
-        name = smollm2_path()
+    name = _file_of_demo(name)
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     adapter = adapter_of(name, revision)
@@ -240,6 +239,7 @@ def _from_path(
 
 def config_of(name: str) -> ModelConfig:
     """Sizes of a model by its name, path or GGUF file; its weights are not read."""
+    name = _file_of_demo(name)
     adapter = adapter_of(name)
     name = name if adapter is None else adapter.base
     path, options = _path_and_options(name, None if adapter is None else adapter.base_revision)
@@ -252,12 +252,18 @@ def config_of(name: str) -> ModelConfig:
 
 def tokenizer_of(name: str, revision: str | None = None) -> Any:
     """Tokenizer of a model by its name; None if it has none. The weights are not read."""
+    name = _file_of_demo(name)
     adapter = adapter_of(name, revision)
     if adapter is None:
         return read_tokenizer(*_path_and_options(name, revision))
     return adapter.tokenizer or read_tokenizer(
         *_path_and_options(adapter.base, adapter.base_revision)
     )
+
+
+def _file_of_demo(name: str) -> str:
+    """GGUF file of the demo's model for its name; any other name, or a folder of it, as it is."""
+    return smollm2_path() if name == DEMO and not os.path.exists(name) else name
 
 
 def _path_and_options(name: str, revision: str | None) -> tuple[str, dict[str, str]]:
