@@ -1,13 +1,15 @@
 """The command line."""
 
 import json
+from argparse import Namespace
 
 import pytest
 import torch
 
 import csd
-from csd.cli.main import main
+from csd.cli.main import _show, main
 from csd.engine.generate import engine_for
+from csd.engine.results.stats import Stats
 from csd.evaluate.resumable_results import ResumedFile
 from csd.utils.files import WholeFile
 
@@ -31,6 +33,15 @@ def test_sample_prints_one_json_object(toy_folder, capsys):
     assert set(result["finish_reasons"]) <= {"stop", "length"}
     assert result["seed"] == 1
     assert result["stats"]["tokens"] == sum(map(len, result["tokens"]))
+
+
+@pytest.mark.parametrize(("texts", "voted"), [("7 x", True), ("7 x y", False), ("x y", False)])
+def test_a_vote_is_shown_where_half_of_the_samples_have_an_answer(texts, voted, capsys):
+    samples = [
+        csd.Sample(i, text, [1], [-1.0], [-1.0], "stop") for i, text in enumerate(texts.split())
+    ]
+    _show(csd.Samples(samples, 0, [], Stats()), None, Namespace(json=False))
+    assert ("--- vote: 7" in capsys.readouterr().out) == voted
 
 
 def test_errors_are_one_line(capsys, tmp_path):
