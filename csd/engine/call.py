@@ -21,7 +21,7 @@ from csd.engine.results.result import Sample, Samples
 from csd.engine.results.until import Until, UntilRule
 from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
-from csd.models.fused.config import ModelSizes
+from csd.models.fused.config import TextSizes
 from csd.models.text.prompts import parse, truncate
 from csd.traces.history import History
 from csd.traces.traces import Trace, open_traces, write_traces
@@ -103,8 +103,9 @@ class RunSettings:
     @property
     def priors(self) -> list[Prior]:
         """Priors by part of the drafter's table (`Request.prior_part`); none without drafts."""
-        drafted = self.speculate and self.prior is not None
-        return [self.prior, *self.own_priors.values()] if drafted else []  # type: ignore[list-item]
+        if self.prior is None or not self.speculate:
+            return []
+        return [self.prior, *self.own_priors.values()]
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class Call:
         cls,
         prompt: Any,
         options: Mapping[str, Any],
-        config: ModelSizes,
+        config: TextSizes,
         generation_config: Any,
         tokenizer: Any,
     ) -> "Call":

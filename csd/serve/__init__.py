@@ -4,9 +4,13 @@
     inbox.py         queue of requests, cancellations and changes for that thread; totals
     scheduler.py     admission of requests between two steps, and the results of a step
     turns.py         owners' shares of the slots
+    places.py        clients' shares of the queue and of other places
     twins.py         samples that several requests share
     handle.py        the engine's side of a request: new tokens of its samples, its end
     reader.py        the caller's side of a request
+    session.py       texts that are continued in turns
+    repeats.py       notice of requests that repeat a prompt with its seed
+    histogram.py     counts of durations
     caches.py        caches whose sizes are fixed at the start
     weights.py       version and fingerprint of the weights that drew a request
     http/            `csd serve`: OpenAI's interface

@@ -80,7 +80,7 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
         prompt,
         # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
         asked | {"on_error": "raise"},
-        limits,  # type: ignore[arg-type]
+        limits,
         engine.generation_config,
         engine.tokenizer,
     )
@@ -102,14 +102,14 @@ def own_priors(prior: Prior | None, owners: Collection[str]) -> dict[str, Prior]
     """
     if isinstance(owners, str) or not all(isinstance(owner, str) for owner in owners):
         raise TypeError(f"learn_from must be a list of owners, got {shown(owners)}")
-    found = {}
+    priors = {}
     for owner in owners:
-        found[owner] = own = Prior(
+        priors[owner] = own = Prior(
             learn=True, contexts=OWN_CONTEXTS if prior is None else prior.config.capacity
         )
         if prior is not None:
             own.merge(prior)
-    return found
+    return priors
 
 
 LOG = logging.getLogger("csd")
@@ -152,11 +152,11 @@ class AsyncEngine:
         if max_tokens is not None:
             max_tokens = check_whole("max_tokens", max_tokens, 2)
         max_queue = check_whole("max_queue", max_queue, 1)
-        given: dict[str, Any] = dict(
+        settings: dict[str, Any] = dict(
             budget=budget, speculate=speculate, drafter=drafter, prior=prior
         )
         self._settings = RunSettings(
-            **{name: checked(Options, name, value) for name, value in given.items()}
+            **{name: checked(Options, name, value) for name, value in settings.items()}
         )
         prior = self._settings.prior
         if prior is not None and prior.learn:

@@ -88,8 +88,8 @@ class Handle:
     def take(self) -> tuple[list[Piece], bool]:
         """Take the unread pieces; returns them, and True if the request has ended."""
         with self._changed:
-            found, self._pieces = [*self._pieces.values()], {}
-            return found, self.done
+            pieces, self._pieces = [*self._pieces.values()], {}
+            return pieces, self.done
 
     def wait_for_news(self) -> None:
         """Wait for new pieces or the end."""

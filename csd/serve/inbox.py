@@ -75,12 +75,12 @@ class Closed(RuntimeError):
 class Inbox:
     """Queue that any thread writes and the engine's thread reads.
 
-    most: largest number of requests waiting for a slot.
+    limit: largest number of requests waiting for a slot.
     """
 
-    def __init__(self, most: int, counters: Counters):
+    def __init__(self, limit: int, counters: Counters):
         self._counters = counters
-        self._places = Places(most)  # of requests that have not been admitted, by client
+        self._places = Places(limit)  # of requests that have not been admitted, by client
         self.closed = False
         self.abandoned = False  # True: requests in flight end where they are
         self._reason = "the engine has been closed"
@@ -95,11 +95,11 @@ class Inbox:
             if self.closed:
                 raise Closed(self._reason)
             if not self._places.allows(handle.client):
-                held, most = self._places.held, self._places.count
+                held, limit = self._places.held, self._places.count
                 raise QueueFull(
-                    f"the queue has max_queue={most} waiting requests: try again later"
+                    f"the queue has max_queue={limit} waiting requests: try again later"
                     if self._places.full
-                    else f"the queue of max_queue={most} requests has {held}, and this client's "
+                    else f"the queue of max_queue={limit} requests has {held}, and this client's "
                     "share of it is full: try again later"
                 )
             self._places.take(handle.client)
@@ -167,9 +167,9 @@ class Inbox:
         if not self._arrived:
             return []
         with self._changed:
-            found = [*self._arrived]
+            handles = [*self._arrived]
             self._arrived.clear()
-            return found
+            return handles
 
     def withdrawn(self) -> list[Handle]:
         """Take the cancelled requests, some of which may already have ended."""
@@ -199,9 +199,9 @@ class Inbox:
 
     def jobs(self) -> list[Job]:
         with self._changed:
-            found = [*self._jobs]
+            jobs = [*self._jobs]
             self._jobs.clear()
-            return found
+            return jobs
 
     def wait(self) -> bool:
         """Block until there are requests or jobs; False if the inbox is closed and empty."""

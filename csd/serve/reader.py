@@ -93,8 +93,8 @@ class Reader:
                     return
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        async with aclosing(news([self])) as found:
-            async for _, pieces in found:
+        async with aclosing(news([self])) as updates:
+            async for _, pieces in updates:
                 for piece in pieces:
                     yield piece
 
@@ -116,8 +116,8 @@ class Reader:
 
     async def wait(self) -> Samples:
         """`result` without blocking the event loop."""
-        async with aclosing(news([self])) as found:
-            async for _ in found:
+        async with aclosing(news([self])) as updates:
+            async for _ in updates:
                 pass
         return self.result()
 

@@ -22,8 +22,8 @@ class Repeats:
         """Remember a request; logs the first repetition of this object's life."""
         if self._logged:
             return
-        place = key, first_sample
-        if place in self._seen:
+        request = key, first_sample
+        if request in self._seen:
             self._logged = True
             self._seen.clear()
             LOG.warning(
@@ -31,6 +31,6 @@ class Repeats:
                 "before: for other ones set n, leave the seed out, or send seed=-1"
             )
             return
-        self._seen[place] = None
+        self._seen[request] = None
         if len(self._seen) > MOST:
             self._seen.popitem(last=False)

@@ -58,13 +58,13 @@ def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | N
             "available since the model was changed"
         )
     if request.history:
-        kept = None
+        used = None
         if step.drafter is not None:
-            kept = step.drafter.max_history(request.history, len(scheduler.owners))
-        if kept is None:
+            used = step.drafter.max_history(request.history, len(scheduler.owners))
+        if used is None:
             return ValueError("history needs drafter='consensus' and speculate=True")
-        request.stats.history_left_out += sum(map(len, request.history[kept:]))
-        request.history = request.history[:kept]
+        request.stats.history_left_out += sum(map(len, request.history[used:]))
+        request.history = request.history[:used]
         request.stats.history_tokens = sum(map(len, request.history))
     return _admit_rules(scheduler, request)
 
@@ -177,10 +177,10 @@ class ServiceScheduler(Scheduler):
                 waiting[self.owner_of(request)] += len(request.waiting)
         self.short = False
         for owner in self.turns.order(live, waiting):
-            found = self.next_of(owner)
-            if found is not None:
+            candidate = self.next_of(owner)
+            if candidate is not None:
                 self.turns.served(owner)
-                return found
+                return candidate
             if self.short and self.frees_enough:
                 # no sample may take the pages that this owner waits for
                 return None

@@ -36,8 +36,8 @@ class Turns:
         owners = {*live, *waiting}
         self._last = {owner: turn for owner, turn in self._last.items() if owner in owners}
         share = share_of(self._slots, [live.get(o, 0) + waiting.get(o, 0) for o in owners])
-        found = [owner for owner in waiting if live.get(owner, 0) < share]
-        return sorted(found, key=lambda owner: (live.get(owner, 0), self._last.get(owner, 0)))
+        below = [owner for owner in waiting if live.get(owner, 0) < share]
+        return sorted(below, key=lambda owner: (live.get(owner, 0), self._last.get(owner, 0)))
 
     def served(self, owner: Hashable) -> None:
         """Count a turn of an owner."""

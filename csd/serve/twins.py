@@ -50,18 +50,18 @@ class Twins:
 
     def keep_text(self, live: LiveSample, text: str) -> None:
         """Store new text of a sample for requests that join later."""
-        place = live.request.index, live.index
-        self._texts[place] = self._texts.get(place, "") + text
+        key = live.request.index, live.index
+        self._texts[key] = self._texts.get(key, "") + text
 
     def end(self, request: Request, index: int) -> list[Request]:
         """Give an ended sample to the requests that waited for it; returns these."""
         self._texts.pop((request.index, index), None)
-        found = self._waiting.pop((request.index, index), [])
-        for other in found:
+        waiting = self._waiting.pop((request.index, index), [])
+        for other in waiting:
             other.finished[index] = request.finished[index]
             _copy_error(request, other, index)
             other.awaited.discard(index)
-        return found
+        return waiting
 
     def leave(self, request: Request) -> None:
         """Remove a request that is ended: waiting requests take over the samples it draws."""
@@ -69,8 +69,8 @@ class Twins:
             if request in others:
                 others.remove(request)
         request.awaited.clear()
-        for place in [place for place in self._waiting if place[0] == request.index]:
-            others, i = self._waiting.pop(place), place[1]
+        for key in [key for key in self._waiting if key[0] == request.index]:
+            others, i = self._waiting.pop(key), key[1]
             if not others:
                 continue
             heir, live = others.pop(0), request.live.pop(i, None)
@@ -89,10 +89,10 @@ class Twins:
                 heir.live[i] = live
             if others:
                 self._waiting[heir.index, i] = others
-            if place in self._texts:
-                self._texts[heir.index, i] = self._texts.pop(place)
-        for place in [place for place in self._texts if place[0] == request.index]:
-            del self._texts[place]
+            if key in self._texts:
+                self._texts[heir.index, i] = self._texts.pop(key)
+        for key in [key for key in self._texts if key[0] == request.index]:
+            del self._texts[key]
 
 
 def _copy_error(of: Request, to: Request, index: int) -> None:

@@ -8,7 +8,7 @@ import csd
 # what reads the clock itself: the time of an answer and of the totals
 TIMES = {
     "serve/http/metrics.py": 1,
-    "serve/http/response.py": 1,
+    "serve/http/api/response.py": 1,
     "serve/http/server.py": 1,
 }
 

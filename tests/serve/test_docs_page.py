@@ -14,9 +14,9 @@ import pytest
 import csd
 from csd.cli import serve as cli
 from csd.models.demo import toy
-from csd.serve.http import fields
-from csd.serve.http import fields as unsupported
 from csd.serve.http import names as field_names
+from csd.serve.http.api import fields
+from csd.serve.http.api import fields as unsupported
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/serve.md").read_text()

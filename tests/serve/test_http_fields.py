@@ -6,8 +6,8 @@ import pytest
 from served import CHAT, NAME, call, chat, events, served
 
 import csd
-from csd.serve.http import fields
-from csd.serve.http import fields as unsupported
+from csd.serve.http.api import fields
+from csd.serve.http.api import fields as unsupported
 from csd.serve.http.names import SAMPLING
 
 pytest.importorskip("starlette")

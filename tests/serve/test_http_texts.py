@@ -6,8 +6,8 @@ import pytest
 from text_tokenizers import tokenizer_of
 
 pytest.importorskip("starlette")
-from csd.serve.http.request import Asked
-from csd.serve.http.response import Answer, Offsets, Texts
+from csd.serve.http.api.request import Asked
+from csd.serve.http.api.response import Answer, Offsets, Texts
 
 # characters beyond ASCII are single bytes, and the first space of a text is stripped
 KIND, PROMPT = "byte fallback", "café is"

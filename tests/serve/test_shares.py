@@ -118,8 +118,8 @@ def test_a_key_leaves_requests_for_others(engine, keys, most):
 def test_an_answer_has_a_bounded_number_of_likely_tokens():
     pytest.importorskip("starlette")
     from csd.serve.http import Limits
+    from csd.serve.http.api.request import read_completion
     from csd.serve.http.errors import Refused
-    from csd.serve.http.request import read_completion
     from csd.serve.http.server import Server
 
     body = {"prompt": "ab", "n": 20, "max_tokens": 300, "logprobs": 20}

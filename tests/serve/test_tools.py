@@ -8,8 +8,8 @@ from served import call, chat, events
 
 pytest.importorskip("starlette")
 
+from csd.serve.http.api.tools import FORMS, Tools, read_tools
 from csd.serve.http.errors import Refused
-from csd.serve.http.tools import FORMS, Tools, read_tools
 
 PATH = "/v1/chat/completions"
 NUMBER = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}

@@ -25,13 +25,20 @@ from csd.state.kv_cache import LayerShape
 from csd.state.recurrent import StateSizes
 
 
-class ModelSizes(Protocol):
+class TextSizes(Protocol):
+    """Sizes of a model that limit its texts: tokens in the vocabulary, and positions."""
+
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+
+
+class ModelSizes(TextSizes, Protocol):
     """Sizes of any model that an engine reads."""
 
     @property
     def family(self) -> str: ...
-    @property
-    def vocab(self) -> int: ...
     @property
     def hidden(self) -> int: ...
     @property
@@ -42,8 +49,6 @@ class ModelSizes(Protocol):
     def kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
-    @property
-    def context(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ class Entry:
 
     def __init__(self, request: Request):
         self._request, self._begun = request, time.perf_counter()
-        given = request.headers.get(HEADER, "")
-        self.id = given if _ID.match(given) else uuid.uuid4().hex
+        own = request.headers.get(HEADER, "")
+        self.id = own if _ID.match(own) else uuid.uuid4().hex
 
     def of(self, response: Response) -> Response:
         """The response with the id, whose end writes the line."""

@@ -57,12 +57,12 @@ def _templates(tokenizer: Any) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def check_template_names(given: Mapping[str, Any], tokenizer: Any) -> None:
+def check_template_names(options: Mapping[str, Any], tokenizer: Any) -> None:
     """Raises Refused for a name in chat_template_kwargs that a client cannot set."""
     # the tokenizer sets the names of its special tokens
     own = {*_arguments(), *(getattr(tokenizer, "special_tokens_map", None) or ())}
     known = sorted(read_names(tokenizer) - own)
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in known:
             raise Refused(
                 f"chat_template_kwargs must not have {shown(name)}, got {shown(value)}: the "
@@ -153,10 +153,10 @@ def _grammars(body: Mapping[str, Any]) -> tuple[str, ...]:
     return GRAMMARS if free else (*GRAMMARS, "tools")
 
 
-def weight(value: Any, most: int) -> int:
-    """Number of characters and values in a value of JSON; counting ends beyond `most`."""
+def weight(value: Any, limit: int) -> int:
+    """Number of characters and values in a value of JSON; counting ends beyond `limit`."""
     total, left = 0, [value]
-    while left and total <= most:
+    while left and total <= limit:
         one = left.pop()
         total += 1
         if isinstance(one, str):
@@ -171,32 +171,32 @@ def weight(value: Any, most: int) -> int:
     return total
 
 
-def _entries(value: Any, most: int) -> int | None:
-    """The number of values in a value, if it is above `most`."""
+def _entries(value: Any, limit: int) -> int | None:
+    """The number of values in a value, if it is above `limit`."""
     total, left = 0, [value]
-    while left and total <= most:
+    while left and total <= limit:
         one = left.pop()
         inside = one if isinstance(one, list) else one.values() if isinstance(one, dict) else ()
         total += len(inside)
         left.extend(chain(inside))
-    return total if total > most else None
+    return total if total > limit else None
 
 
-def _check_weight(names: tuple[str, ...], body: Mapping[str, Any], most: int) -> None:
-    weights = {name: weight(body[name], most) for name in names if body.get(name)}
-    if (total := sum(weights.values())) > most:
+def _check_weight(names: tuple[str, ...], body: Mapping[str, Any], limit: int) -> None:
+    weights = {name: weight(body[name], limit) for name in names if body.get(name)}
+    if (total := sum(weights.values())) > limit:
         largest = max(weights, key=lambda name: weights[name])
         raise _over(
             " and ".join(weights),
-            f"at most {most} characters and values",
+            f"at most {limit} characters and values",
             f"at least {total}",
             largest,
         )
 
 
-def _check_length(name: str, value: Any, most: int, of: str) -> None:
-    if isinstance(value, list | dict) and len(value) > most:
-        raise _over(name, f"at most {most} {of}", str(len(value)))
+def _check_length(name: str, value: Any, limit: int, of: str) -> None:
+    if isinstance(value, list | dict) and len(value) > limit:
+        raise _over(name, f"at most {limit} {of}", str(len(value)))
 
 
 def _over(name: str, expected: str, got: str, param: str | None = None) -> Refused:

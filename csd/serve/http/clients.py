@@ -23,12 +23,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from csd.serve.http.api.events import error_event
+from csd.serve.http.api.request import Asked
+from csd.serve.http.api.response import Answer
 from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
-from csd.serve.http.events import error_event
 from csd.serve.http.json_parts import loads
-from csd.serve.http.request import Asked
-from csd.serve.http.response import Answer
 
 T = TypeVar("T")
 
@@ -75,8 +75,8 @@ class Clients:
             raise Refused("this path requires the first --api-key", status=403, code="not_allowed")
 
     def _key(self, request: Request) -> bytes:
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        key = given.strip().encode()
+        kind, _, credentials = request.headers.get("authorization", "").partition(" ")
+        key = credentials.strip().encode()
         if kind.lower() != "bearer" or not key:
             raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
         # all keys are compared, so that the time does not depend on which one matches
@@ -102,10 +102,10 @@ def check_keys(name: str, keys: Sequence[str]) -> None:
 
 
 class Shares:
-    """Bytes that each client holds at once, limited to `most`."""
+    """Bytes that each client holds at once, limited to `limit`."""
 
-    def __init__(self, what: str, most: int):
-        self._what, self._most = what, most
+    def __init__(self, what: str, limit: int):
+        self._what, self._limit = what, limit
         self._held: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -113,9 +113,9 @@ class Shares:
         """Raises Refused if the client would hold more than its limit."""
         with self._lock:
             held = self._held.get(client, 0) + size
-            if held > self._most:
+            if held > self._limit:
                 raise Refused(
-                    f"the {self._what} of this client's requests must have at most {self._most} "
+                    f"the {self._what} of this client's requests must have at most {self._limit} "
                     "bytes together: wait for earlier ones",
                     status=429,
                     code="too_many_bytes",
@@ -131,13 +131,13 @@ class Shares:
 
 async def receive_body(request: Request, limits: Limits, take: Callable[[int], Any]) -> bytes:
     """Returns the bytes of a body, after `take` of each part's size. Raises Refused."""
-    found = bytearray()
+    body = bytearray()
 
     async def read() -> None:
         async for chunk in request.stream():
             take(len(chunk))
-            found.extend(chunk)
-            if len(found) > limits.body:
+            body.extend(chunk)
+            if len(body) > limits.body:
                 raise Refused(
                     f"the body must have at most {limits.body} bytes",
                     status=413,
@@ -150,7 +150,7 @@ async def receive_body(request: Request, limits: Limits, take: Callable[[int], A
         raise Refused(
             f"the body was not received within {limits.body_seconds} seconds", status=408
         ) from error
-    return bytes(found)
+    return bytes(body)
 
 
 def parse_body(data: bytes) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from starlette.responses import HTMLResponse, Response
 
 from csd.models.text.prompts import parse
 from csd.serve.http.access_log import Entry
+from csd.serve.http.api.events import events
+from csd.serve.http.api.request import Asked, read_chat, read_completion, read_messages
+from csd.serve.http.api.response import Answer
 from csd.serve.http.checks import check_template_names
 from csd.serve.http.clients import EventStream, WholeAnswer, results_of, unless_gone
 from csd.serve.http.errors import Refused
-from csd.serve.http.events import events
 from csd.serve.http.json_parts import dumps
 from csd.serve.http.metrics import prometheus
-from csd.serve.http.request import Asked, read_chat, read_completion, read_messages
-from csd.serve.http.response import Answer
 from csd.serve.http.server import Server
 from csd.utils.arguments import check_ids
 from csd.utils.check import shown
@@ -173,11 +173,11 @@ async def detokenize(server: Server, request: Request) -> Response:
     """Text of the token ids in `tokens`."""
     server.clients.owner(request)
     _tokenizer(server)
-    vocab, most = server.engine.limits().vocab, server.limits.ids
+    vocab, limit = server.engine.limits().vocab, server.limits.ids
 
     def read(body: dict[str, Any]) -> dict[str, Any]:
         with Refused.reading(body, "tokens"):
-            ids = check_ids("tokens", body.get("tokens"), most, vocab)
+            ids = check_ids("tokens", body.get("tokens"), limit, vocab)
             return {"prompt": server.texts.decode(ids)}
 
     client = server.clients.client(request)
@@ -206,17 +206,17 @@ async def update_weights(server: Server, request: Request) -> Response:
         raise Refused("the server was started without --weights-folder", status=404)
     server.clients.administrator(request)
     body = await server.read(request, server.clients.client(request), dict)
-    given = body.get("path")
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise Refused(f"path must be the name of a folder, got {shown(given)}", param="path")
+    name = body.get("path")
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise Refused(f"path must be the name of a folder, got {shown(name)}", param="path")
     root = os.path.realpath(server.weights_folder)
-    place = os.path.realpath(os.path.join(root, given))
+    folder = os.path.realpath(os.path.join(root, name))
     # a symbolic link may lead out of the folder
-    if os.path.commonpath([root, place]) != root or not os.path.isdir(place):
+    if os.path.commonpath([root, folder]) != root or not os.path.isdir(folder):
         raise Refused(
-            f"path must be a folder within --weights-folder, got {shown(given)}", param="path"
+            f"path must be a folder within --weights-folder, got {shown(name)}", param="path"
         )
-    version = await run_in_threadpool(server.engine.update_weights, place)
+    version = await run_in_threadpool(server.engine.update_weights, folder)
     return as_json({"weights_version": version, "system_fingerprint": server.engine.fingerprint})
 
 

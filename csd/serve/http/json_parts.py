@@ -14,9 +14,18 @@ AT_ONCE = 1 << 14
 # likely ones
 LEVELS = 5
 
-_decoder: Any = json.JSONDecoder()
-# json's parser in Python
-_decoder.scan_once = json.scanner.py_make_scanner(_decoder)  # type: ignore[attr-defined]
+_scanners: Any = json.scanner
+
+
+class _Decoder(json.JSONDecoder):
+    """json's parser in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan_once = _scanners.py_make_scanner(self)
+
+
+_decoder = _Decoder()
 
 
 def loads(data: bytes) -> Any:

@@ -90,9 +90,9 @@ _HISTOGRAMS = {
 }
 
 
-def prometheus(found: dict[str, Any], counters: Counters) -> str:
+def prometheus(totals: dict[str, Any], counters: Counters) -> str:
     """The snapshot, and the histograms of `counters`, in Prometheus's text format."""
-    return "\n".join([*_lines(found), *_histograms(counters)]) + "\n"
+    return "\n".join([*_lines(totals), *_histograms(counters)]) + "\n"
 
 
 def _histograms(counters: Counters) -> Iterator[str]:
@@ -108,16 +108,16 @@ def _histograms(counters: Counters) -> Iterator[str]:
         yield f"{full}_count {buckets[-1][1]}"
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
+def _lines(totals: dict[str, Any]) -> Iterator[str]:
     for name, (kind, text) in _METRICS.items():
         full = f"csd_{name}_total" if kind == "counter" else f"csd_{name}"
         yield from _head(full, kind, text)
-        yield f"{full} {found[name]}"
+        yield f"{full} {totals[name]}"
     yield from _head("csd_accepted_total", "counter", "Drafted tokens accepted, by source.")
-    for source, count in found["accepted"].items():
+    for source, count in totals["accepted"].items():
         yield f'csd_accepted_total{{source="{source}"}} {count}'
     yield from _head("csd_responses_total", "counter", "HTTP responses, by status.")
-    for status, count in sorted(found["responses"].items()):
+    for status, count in sorted(totals["responses"].items()):
         yield f'csd_responses_total{{status="{status}"}} {count}'
 
 

@@ -10,13 +10,13 @@ from starlette.requests import Request
 
 from csd.engine.options.grammar_process import check_compiles
 from csd.serve import AsyncEngine
+from csd.serve.http.api.request import CHAT_TOKENS, Asked
+from csd.serve.http.api.response import Texts
 from csd.serve.http.checks import Limits, check_sizes, grammar_size
 from csd.serve.http.clients import Clients, Readers, Shares, parse_body, receive_body, unless_gone
 from csd.serve.http.errors import Refused
 from csd.serve.http.metrics import snapshot
 from csd.serve.http.names import as_fields
-from csd.serve.http.request import CHAT_TOKENS, Asked
-from csd.serve.http.response import Texts
 from csd.serve.places import Places
 from csd.utils.check import shown
 
@@ -168,17 +168,17 @@ class Server:
         refused = Refused.of(error)
         for path in filter(None, (self.engine.source, self.weights_folder)):
             if os.path.exists(path):
-                for place in sorted({path, os.path.abspath(path), os.path.realpath(path)}, key=len):
-                    if os.sep in place.strip(os.sep):
-                        refused.message = refused.message.replace(place, "[folder]")
+                for name in sorted({path, os.path.abspath(path), os.path.realpath(path)}, key=len):
+                    if os.sep in name.strip(os.sep):
+                        refused.message = refused.message.replace(name, "[folder]")
         return refused
 
     def check_model(self, body: dict[str, Any]) -> None:
         """Raises Refused if a body names another model."""
-        given = body.get("model")
-        if given not in (None, "", self.name, self.engine.source):
+        name = body.get("model")
+        if name not in (None, "", self.name, self.engine.source):
             raise Refused(
-                f"model must be {self.name!r}, the only one served, got {shown(given)}",
+                f"model must be {self.name!r}, the only one served, got {shown(name)}",
                 status=404,
                 param="model",
                 code="model_not_found",
@@ -186,13 +186,13 @@ class Server:
 
     def check_size(self, asked: Asked, body: dict[str, Any]) -> None:
         """Raises Refused if a request has more choices, or longer ones, than the limits."""
-        samples, most, prompts = asked.samples, self.limits.choices, len(asked.prompts)
+        samples, limit, prompts = asked.samples, self.limits.choices, len(asked.prompts)
         # the engine refuses values of other types
-        if isinstance(samples, int) and prompts * samples > most:
+        if isinstance(samples, int) and prompts * samples > limit:
             what = "n" if prompts == 1 else "n times the number of prompts"
             got = shown(samples) if prompts == 1 else f"{shown(samples)} times {prompts}"
             raise Refused(
-                f"{what} must be at most {most} (--max-n of the server), got {got}", param="n"
+                f"{what} must be at most {limit} (--max-n of the server), got {got}", param="n"
             )
         longest, context = asked.options.get("max_new_tokens"), self.engine.longest
         self._check_likely(asked, body)
@@ -206,7 +206,7 @@ class Server:
 
     def _check_likely(self, asked: Asked, body: dict[str, Any]) -> None:
         """Raises Refused if an answer would have too many probabilities of likely tokens."""
-        most, top = self.limits.likely, asked.top or 0
+        limit, top = self.limits.likely, asked.top or 0
         new, samples = asked.options.get("max_new_tokens"), asked.samples
         # the engine refuses values of other types
         if not isinstance(samples, int) or not isinstance(new, int | None):
@@ -214,10 +214,10 @@ class Server:
         tokens = len(asked.prompts) * samples * (CHAT_TOKENS if new is None else new)
         # a token of a text has at least a character
         tokens += sum(min(len(p), self.engine.longest) for p in asked.prompts if asked.echo)
-        if top * tokens > most:
+        if top * tokens > limit:
             name = "top_logprobs" if asked.chat else "logprobs"
             raise Refused(
-                f"{name} times the tokens of all choices must be at most {most}, got {top} times "
+                f"{name} times the tokens of all choices must be at most {limit}, got {top} times "
                 f"{tokens}: request fewer choices, tokens or log-probabilities at once",
                 param=name,
             )

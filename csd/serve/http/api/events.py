@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from csd.serve import Piece, Reader, news
+from csd.serve.http.api.response import Answer, Offsets
+from csd.serve.http.api.tools import Stream
 from csd.serve.http.errors import Refused
-from csd.serve.http.response import Answer, Offsets
-from csd.serve.http.tools import Stream
 
 
 async def events(answer: Answer) -> AsyncIterator[bytes]:
@@ -71,7 +71,7 @@ def _choices(
     streams: dict[int, Stream],
 ) -> list[dict[str, Any]]:
     """Choices of a piece: one for its text, and one for the finish reason if its sample ends."""
-    asked, found = answer.asked, []
+    asked, choices = answer.asked, []
     if asked.nothing_new:
         piece = Piece(piece.index, sample=piece.sample)
     text = piece.text
@@ -86,21 +86,21 @@ def _choices(
         # the first event has the role, and each one with scores is an event
         if first or (has_scores and not deltas):
             deltas.insert(0, {"content": ""} if first else {})
-        found = [_choice(True, index, "", False) | {"delta": delta} for delta in deltas]
+        choices = [_choice(True, index, "", False) | {"delta": delta} for delta in deltas]
         if first:
-            found[0]["delta"] = {"role": "assistant"} | found[0]["delta"]
+            choices[0]["delta"] = {"role": "assistant"} | choices[0]["delta"]
     elif text or has_scores or first:
-        found = [_choice(asked.chat, index, text, first)]
-    if found:
-        choice = found[0]
+        choices = [_choice(asked.chat, index, text, first)]
+    if choices:
+        choice = choices[0]
         if asked.top is not None:
             if index not in offsets:
                 offsets[index] = Offsets(answer, handle)
-            given = piece.tokens, piece.raw_logprobs, piece.top
+            scores = piece.tokens, piece.raw_logprobs, piece.top
             choice["logprobs"] = (
-                answer.chat_logprobs(*given)
+                answer.chat_logprobs(*scores)
                 if asked.chat
-                else answer.logprobs(*given, offsets[index], handle if echoed else None)
+                else answer.logprobs(*scores, offsets[index], handle if echoed else None)
             )
             choice["csd"] = {"logprobs": piece.logprobs}
         if asked.token_ids:
@@ -114,8 +114,8 @@ def _choices(
             raise Refused("the server is shutting down", status=503, code="shutting_down")
         end = _choice(asked.chat, index, "", False)
         calls = stream is not None and stream.calls > 0
-        found.append(end | answer.end(handle, piece.sample, calls))
-    return found
+        choices.append(end | answer.end(handle, piece.sample, calls))
+    return choices
 
 
 def _choice(chat: bool, index: int, text: str, first: bool) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def check_fields(
     Raises Refused, naming the field, for an unsupported one.
     """
     known = {*SAMPLING, *COMMON, *own}
-    found = {}
+    fields = {}
     for name, value in body.items():
         if name in IGNORED or asks_for_nothing(name, value, nothing):
             continue
@@ -152,28 +152,28 @@ def check_fields(
             raise Refused(
                 f"{name} is not supported, got {shown(value)}{instead(name, known)}", param=name
             )
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Convert fields to options of the engine. Raises Refused."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, option in SAMPLING.items():
         if name not in fields:
             continue
         value = fields[name]
-        if option in found and found[option] != value:
+        if option in options and options[option] != value:
             raise Refused(
                 f"{name} must equal max_tokens if both are given, got {shown(value)} and "
-                f"{shown(found[option])}",
+                f"{shown(options[option])}",
                 param=name,
             )
         read = _READ.get(name)
         value = value if read is None else read(value)
         if value is not None:
-            found[option] = value
-    return found
+            options[option] = value
+    return options
 
 
 def _read_top_k(value: Any) -> Any:
@@ -185,13 +185,13 @@ def _read_bias(value: Any) -> Any:
     """Convert the keys, token ids that are strings in JSON, to int; None if there are none."""
     if not isinstance(value, dict):
         raise Refused(f"logit_bias must be an object, got {shown(value)}", param="logit_bias")
-    found = {int(token): bias for token, bias in value.items() if token.isdecimal()}
+    biases = {int(token): bias for token, bias in value.items() if token.isdecimal()}
     # other spellings of a number could give one token two values
-    if [*map(str, found)] != [*value]:
+    if [*map(str, biases)] != [*value]:
         raise Refused(
             f"logit_bias must have token ids as keys, got {shown(value)}", param="logit_bias"
         )
-    return found or None
+    return biases or None
 
 
 def _read_format(value: Any) -> Any:

@@ -7,17 +7,17 @@ from typing import Any
 
 from csd.engine.results.logprobs import MOST_TOP
 from csd.serve import AsyncEngine, Reader
-from csd.serve.http import fields
-from csd.serve.http.checks import check_template_names, read_names, template_text
-from csd.serve.http.errors import Refused
-from csd.serve.http.fields import (
+from csd.serve.http.api import fields
+from csd.serve.http.api.fields import (
     NOTHING_IF_UNREAD,
     NOTHING_IN_CHAT,
     NOTHING_IN_COMPLETIONS,
     NOTHING_IN_STREAM_OPTIONS,
     asks_for_nothing,
 )
-from csd.serve.http.tools import Tools, read_tools
+from csd.serve.http.api.tools import Tools, read_tools
+from csd.serve.http.checks import check_template_names, read_names, template_text
+from csd.serve.http.errors import Refused
 from csd.utils.check import fits, shown
 
 # default max_tokens of a completion, as in OpenAI's interface
@@ -54,7 +54,8 @@ class Asked:
         keeps = owner is not None
         # without an owner a random one, so that equal prompts of one request are one group
         owner = owner or secrets.token_hex(8)
-        first, taken = self.options.pop("first_sample", 0), {}  # type: ignore[var-annotated]
+        first = self.options.pop("first_sample", 0)
+        taken: dict[str, int] = {}  # next free sample index of each prompt
         try:
             for prompt in self.prompts:
                 key = repr(prompt)
@@ -95,24 +96,24 @@ class Asked:
 
 def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     """Parse the body of a chat completion. Raises Refused, naming the field."""
-    given = fields.check_fields(body, fields.CHAT, NOTHING_IN_CHAT)
-    messages = read_messages(given.get("messages"))
-    options = fields.options_of(given)
-    single = not _an("parallel_tool_calls", given.get("parallel_tool_calls", True), bool)
-    tools = read_tools(given, template_text(tokenizer), single)
+    values = fields.check_fields(body, fields.CHAT, NOTHING_IN_CHAT)
+    messages = read_messages(values.get("messages"))
+    options = fields.options_of(values)
+    single = not _an("parallel_tool_calls", values.get("parallel_tool_calls", True), bool)
+    tools = read_tools(values, template_text(tokenizer), single)
     if tools is not None and tools.schema is not None:
         options["json_schema"] = tools.schema
-    template = _an("chat_template_kwargs", given.get("chat_template_kwargs", {}), dict)
+    template = _an("chat_template_kwargs", values.get("chat_template_kwargs", {}), dict)
     template = dict(template)
     check_template_names(template, tokenizer)
     for name in ("add_generation_prompt", "continue_final_message"):
-        if name in given:
-            template[name] = _an(name, given[name], bool)
-    read = read_names(tokenizer) if fields.TEMPLATE.keys() & given.keys() else ()
+        if name in values:
+            template[name] = _an(name, values[name], bool)
+    read = read_names(tokenizer) if fields.TEMPLATE.keys() & values.keys() else ()
     for name, kind in fields.TEMPLATE.items():
-        if name not in given:
+        if name not in values:
             continue
-        value = _an(name, given[name], kind)
+        value = _an(name, values[name], kind)
         if name in read:
             template[name] = value
         elif not asks_for_nothing(name, value, NOTHING_IF_UNREAD):
@@ -123,22 +124,22 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     if template:
         options["chat_template_kwargs"] = template
     asked = Asked(True, [messages], options, tools=tools)
-    wanted = _an("logprobs", given.get("logprobs", False), bool)
+    wanted = _an("logprobs", values.get("logprobs", False), bool)
     if wanted:
-        asked.top = _top("top_logprobs", given.get("top_logprobs", 0))
-    elif given.get("top_logprobs"):
+        asked.top = _top("top_logprobs", values.get("top_logprobs", 0))
+    elif values.get("top_logprobs"):
         raise Refused("top_logprobs needs logprobs: true", param="top_logprobs")
-    return _with_common(asked, given)
+    return _with_common(asked, values)
 
 
 def read_completion(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     """Parse the body of a completion. Raises Refused, naming the field."""
-    given = fields.check_fields(body, fields.COMPLETIONS, NOTHING_IN_COMPLETIONS)
-    options = {"max_new_tokens": COMPLETION_TOKENS} | fields.options_of(given)
-    asked = Asked(False, _prompts(given.get("prompt")), options)
-    asked.echo = _an("echo", given.get("echo", False), bool)
-    if "logprobs" in given:
-        asked.top = _top("logprobs", given["logprobs"])
+    values = fields.check_fields(body, fields.COMPLETIONS, NOTHING_IN_COMPLETIONS)
+    options = {"max_new_tokens": COMPLETION_TOKENS} | fields.options_of(values)
+    asked = Asked(False, _prompts(values.get("prompt")), options)
+    asked.echo = _an("echo", values.get("echo", False), bool)
+    if "logprobs" in values:
+        asked.top = _top("logprobs", values["logprobs"])
     if options["max_new_tokens"] == 0 and not isinstance(options["max_new_tokens"], bool):
         if not asked.echo:
             raise Refused("max_tokens of 0 needs echo: true", param="max_tokens")
@@ -146,15 +147,15 @@ def read_completion(body: Mapping[str, Any], tokenizer: Any) -> Asked:
         options["max_new_tokens"] = 1
     if asked.echo and asked.top is None and tokenizer is None:
         raise Refused("echo needs a tokenizer, and the model has none", param="echo")
-    return _with_common(asked, given)
+    return _with_common(asked, values)
 
 
-def _with_common(asked: Asked, given: Mapping[str, Any]) -> Asked:
-    asked.stream = _an("stream", given.get("stream", False), bool)
-    asked.token_ids = _an("return_token_ids", given.get("return_token_ids", False), bool)
+def _with_common(asked: Asked, values: Mapping[str, Any]) -> Asked:
+    asked.stream = _an("stream", values.get("stream", False), bool)
+    asked.token_ids = _an("return_token_ids", values.get("return_token_ids", False), bool)
     more = {
         name: value
-        for name, value in _an("stream_options", given.get("stream_options", {}), dict).items()
+        for name, value in _an("stream_options", values.get("stream_options", {}), dict).items()
         if not asks_for_nothing(name, value, NOTHING_IN_STREAM_OPTIONS)
     }
     if more and not asked.stream:
@@ -170,30 +171,30 @@ def _with_common(asked: Asked, given: Mapping[str, Any]) -> Asked:
     return asked
 
 
-def read_messages(given: Any) -> list[Any]:
+def read_messages(value: Any) -> list[Any]:
     """Returns a list of messages, not yet checked. Raises Refused for any other value."""
-    if not isinstance(given, list) or not given:
-        raise _wrong("messages", "a list of messages", given)
-    for i, message in enumerate(given):
+    if not isinstance(value, list) or not value:
+        raise _wrong("messages", "a list of messages", value)
+    for i, message in enumerate(value):
         # a list of numbers or texts would be token ids, or prompts of their own
         if not isinstance(message, dict):
             raise Refused(
                 f"messages[{i}] must be an object, got {shown(message)}", param="messages"
             )
-    return given
+    return value
 
 
-def _prompts(given: Any) -> list[Any]:
+def _prompts(value: Any) -> list[Any]:
     """Returns a list of prompts from a text, token ids, or a list of these."""
-    if isinstance(given, str) or (fits(given, list[int]) and given):
-        return [given]
+    if isinstance(value, str) or (fits(value, list[int]) and value):
+        return [value]
     if (
-        isinstance(given, list)
-        and given
-        and all(isinstance(one, str) or fits(one, list[int]) for one in given)
+        isinstance(value, list)
+        and value
+        and all(isinstance(one, str) or fits(one, list[int]) for one in value)
     ):
-        return given
-    raise _wrong("prompt", "a string, token ids, or a list of these", given)
+        return value
+    raise _wrong("prompt", "a string, token ids, or a list of these", value)
 
 
 def _top(name: str, value: Any) -> int:

@@ -11,9 +11,9 @@ from csd.models.text.streamed import TextStream
 from csd.models.text.token_bytes import token_bytes
 from csd.serve import Reader
 from csd.serve.handle import Top
+from csd.serve.http.api.request import Asked
+from csd.serve.http.api.tools import Call, call_of
 from csd.serve.http.errors import Refused
-from csd.serve.http.request import Asked
-from csd.serve.http.tools import Call, call_of
 
 # log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0
@@ -36,8 +36,8 @@ class Texts:
         """Bytes of a token, which may be a part of a character; None if they are not known."""
         if self._bytes is None:
             return [*f"token_id:{token}".encode()]
-        found = self._bytes.of(token)
-        return None if found is None else [*found]
+        data = self._bytes.of(token)
+        return None if data is None else [*data]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         if self._tokenizer is None:
@@ -67,7 +67,7 @@ class Offsets:
         if stream is None:
             self._start = sum(map(len, self._texts.of(self._prompt)))
             return places
-        return [min(place, self._start) for place in places]
+        return [min(offset, self._start) for offset in places]
 
     def of(self, tokens: Sequence[int]) -> list[int]:
         """Places of the choice's next tokens."""
@@ -120,8 +120,8 @@ class Answer:
 
     def index(self, handle: Reader, sample: int) -> int:
         """Index of a choice: the prompt's index times n, plus the sample's index in its prompt."""
-        place = self.asked.handles.index(handle)
-        return place * self.asked.samples + sample - handle.request.samples.start
+        number = self.asked.handles.index(handle)
+        return number * self.asked.samples + sample - handle.request.samples.start
 
     def whole(self, results: list[Samples]) -> dict[str, Any]:
         """Returns the answer to a request that is not streamed."""
@@ -160,11 +160,11 @@ class Answer:
         choice["logprobs"] = None
         if asked.top is not None:
             top = sample.top_logprobs
-            given = tokens, sample.raw_logprobs[:new], top[:new]
+            scores = tokens, sample.raw_logprobs[:new], top[:new]
             choice["logprobs"] = (
-                self.chat_logprobs(*given)
+                self.chat_logprobs(*scores)
                 if asked.chat
-                else self.logprobs(*given, Offsets(self, handle), handle if asked.echo else None)
+                else self.logprobs(*scores, Offsets(self, handle), handle if asked.echo else None)
             )
             choice["csd"] = {"logprobs": sample.logprobs[:new]}
         choice |= self.end(handle, sample, bool(calls))
@@ -183,10 +183,10 @@ class Answer:
             return {"finish_reason": "length", "stop_reason": sample.stop_reason}
         reason = sample.finish_reason
         reason = "tool_calls" if calls and reason == "stop" else reason
-        found = {"finish_reason": reason, "stop_reason": sample.stop_reason}
+        fields = {"finish_reason": reason, "stop_reason": sample.stop_reason}
         if sample.error is None:
-            return found
-        return found | self.refused(handle.request.errors[sample.index]).body()
+            return fields
+        return fields | self.refused(handle.request.errors[sample.index]).body()
 
     def chat_logprobs(
         self, tokens: list[int], logprobs: list[float], top: list[Top]
@@ -236,10 +236,10 @@ class Answer:
         pairs = self._named(likeliest)
         if chance is not None:
             pairs.append((text, chance))
-        found: dict[str, float] = {}
+        by_text: dict[str, float] = {}
         for name, x in pairs:
-            found[name] = max(found.get(name, NEVER), _finite(x))
-        return found
+            by_text[name] = max(by_text.get(name, NEVER), _finite(x))
+        return by_text
 
     def _named(self, likeliest: Top) -> list[tuple[str, float]]:
         texts = self.texts.of([token for token, _ in likeliest])

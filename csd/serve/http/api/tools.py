@@ -78,8 +78,8 @@ class Tools:
         if self.choice == "required":
             calls = _listed(after_thoughts(text).strip(), self.schemas, "arguments")
             return (None, calls) if calls else (text, [])
-        found = None if self.form is None else FORMS[self.form].read(text, self.schemas)
-        return (text, []) if found is None else (found[0] or None, found[1])
+        result = None if self.form is None else FORMS[self.form].read(text, self.schemas)
+        return (text, []) if result is None else (result[0] or None, result[1])
 
     def stream(self) -> "Stream":
         return Stream(self)
@@ -217,10 +217,10 @@ def _mistral(text: str, names: Mapping[str, Any]) -> tuple[str, list[Call]] | No
         return before.rstrip(), calls
     calls = []
     for part in rest.split("[TOOL_CALLS]"):
-        name, found, arguments = part.strip().partition("{")
+        name, brace, arguments = part.strip().partition("{")
         call = {
             "name": name.strip().removesuffix("[ARGS]"),
-            "arguments": _json(found + arguments),
+            "arguments": _json(brace + arguments),
         }
         own = _call(call, names, "arguments")
         if own is None:
@@ -315,8 +315,8 @@ def _listed(text: str, names: Mapping[str, Any], key: str) -> list[Call]:
     """The calls of a list as JSON; empty unless all are calls."""
     value = _json(text)
     calls = [_call(one, names, key) for one in value] if isinstance(value, list) else []
-    found = [call for call in calls if call is not None]
-    return found if len(found) == len(calls) else []
+    valid = [call for call in calls if call is not None]
+    return valid if len(valid) == len(calls) else []
 
 
 def _may_think(text: str) -> bool:
@@ -332,13 +332,13 @@ def _with_own_names(schema: Any, prefix: str, definitions: dict[str, Any]) -> An
             return [renamed(one) for one in value]
         if not isinstance(value, dict):
             return value
-        found = {key: renamed(one) for key, one in value.items()}
-        place = value.get("$ref")
-        if isinstance(place, str):
+        copy = {key: renamed(one) for key, one in value.items()}
+        pointer = value.get("$ref")
+        if isinstance(pointer, str):
             for name in ("$defs", "definitions"):
-                if place.startswith(f"#/{name}/"):
-                    found["$ref"] = f"#/$defs/{prefix}{place.removeprefix(f'#/{name}/')}"
-        return found
+                if pointer.startswith(f"#/{name}/"):
+                    copy["$ref"] = f"#/$defs/{prefix}{pointer.removeprefix(f'#/{name}/')}"
+        return copy
 
     if not isinstance(schema, dict):
         return schema

@@ -1,0 +1,11 @@
+"""OpenAI's API: bodies of requests, and answers to them, whole or as events.
+
+    request.py         parsing and checks of a body
+    fields.py          the engine's option for each field; fields that are ignored or refused, and
+                       values that ask for nothing
+    tools.py           calls of tools, read from texts or made certain by a grammar
+    response.py        choices, log-probabilities and usage
+    events.py          the same as events, while tokens are drawn
+
+Access, limits and errors of clients are outside of this folder.
+"""
