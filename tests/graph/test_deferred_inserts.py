@@ -1,6 +1,7 @@
 """Updates of steps without drafts that wait, as rows and in a graph that is read again."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from csd.graph import deferred_inserts as module
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.deferred_inserts import DeferredInserts
 from csd.kernels.ops import reference
-from csd.kernels.table.observe import observe_ref
+from csd.kernels.table.observe import observe, observe_ref, observe_triton
 from csd.kernels.verify import verify_ref
 from csd.state.context_table import GraphConfig
 from csd.state.pool_builder import roots
@@ -64,7 +65,8 @@ def lines(seen):
     return sorted(rows[seen.group_key >= 0].tolist())
 
 
-def test_deferred_inserts_equal_single_ones():
+@pytest.mark.parametrize("observation", [observe_ref, observe_triton, observe])
+def test_deferred_inserts_equal_single_ones(observation):
     slots, made = steps(1, 5)
     later, alone = DeferredInserts(), []
     for pool, verdict in made:
@@ -72,7 +74,8 @@ def test_deferred_inserts_equal_single_ones():
         later.add(pool, slots, verdict)
         advance(slots, verdict)
     assert alone
-    assert lines(later.observe(slots, CONFIG, reference())) == sorted(alone)
+    ops = replace(reference(), observe=observation)
+    assert lines(later.observe(slots, CONFIG, ops)) == sorted(alone)
     assert later.rows == 0
 
 

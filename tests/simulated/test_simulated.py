@@ -18,6 +18,7 @@ from bench.lib.shapes import random_model
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.request import Request
 from csd.engine.step import static_step
+from csd.engine.step.budget import FixedBudget
 from csd.engine.step.static_step import CAPTURING, Captures
 from csd.graph import consensus
 from csd.graph.model.eagle import read_head
@@ -101,6 +102,27 @@ def test_steps_of_any_shape(kernels, monkeypatch):
     monkeypatch.setattr(consensus, "GraphConfig", partial(GraphConfig, capacity=1 << 10))
     with Gpu():
         assert_same_samples(generate("cuda", dict(kernels=kernels, static=False), **asked), want)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_of_any_shape_with_mixed_budgets(seed, monkeypatch):
+    """Inserts of steps without drafts wait for the next step that drafts."""
+    asked = ASKED | dict(prompt=PROMPTS, num_samples=4, max_new_tokens=16)
+    monkeypatch.setattr(consensus, "GraphConfig", partial(GraphConfig, capacity=1 << 10))
+    numbers = []
+
+    def mixed(budget, live_count):
+        numbers.append(draw.choice((0, 0, 3, 12)))
+        return numbers[-1]
+
+    monkeypatch.setattr(FixedBudget, "num_draft_tokens", mixed)
+    draw = random.Random(seed)
+    want = generate("cpu", dict(kernels="reference"), budget=12, **asked)
+    draw = random.Random(seed)
+    with Gpu():
+        got = generate("cuda", dict(static=False, lag=0), budget=12, **asked)
+    assert_same_samples(got, want)
+    assert 0 in numbers and {3, 12} & {*numbers}
 
 
 def test_steps_are_timed_without_waiting_for_the_device():

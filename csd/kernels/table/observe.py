@@ -140,7 +140,7 @@ _observe = RecordOperator(
 
 def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
     """Observations of the step that gave `verdict` over `pool`; the slots are not yet advanced."""
-    A = max(verdict.accept_row.shape[-1], SUCCESSORS)
-    sizes = {"M": pool.rows, "S": slots.count, "A": A}
+    # M and S follow from the fields that are read: deferred steps have no others in common
+    sizes = {"A": max(verdict.accept_row.shape[-1], SUCCESSORS)}
     _observe.check(sizes, pool.slot.device, pool, slots, verdict)
     return _observe(pool, slots, verdict, config.soft_weight, config.hard_weight)

@@ -199,9 +199,8 @@ def _observe_kernel(
 
 def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
     """One launch."""
-
     out = observed_rows(pool, slots)
-    _observe_kernel[(triton.cdiv(pool.rows + slots.count, BLOCK_R),)](
+    _observe_kernel[(triton.cdiv(out.group_key.shape[0], BLOCK_R),)](
         **observe_arguments(pool, slots, verdict, config, out), BLOCK_R=BLOCK_R, num_warps=1
     )
     return out
