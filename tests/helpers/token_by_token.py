@@ -34,23 +34,3 @@ class TokenByToken:
         if self.first is None:
             self.first = copy.deepcopy((self.read, self.cache, self.logits))
         return SimpleNamespace(logits=self.logits)
-
-
-TOKENS = 24  # of a sample
-
-
-def prompt(length):
-    return [(7 * i + 3) % 61 for i in range(length)]
-
-
-def drawn(engine, prompt_ids, budget, samples=4, tokens=TOKENS, **params):
-    return engine.generate(
-        prompt_ids,
-        num_samples=samples,
-        seed=4,
-        max_new_tokens=tokens,
-        budget=budget,
-        temperature=0.7,
-        end_token_ids=[],
-        **params,
-    )
