@@ -140,12 +140,13 @@ def logprobs(
         parts = [x.new_zeros(is_token.shape).masked_scatter(is_token, x) for x in values]
     else:
         parts = [_listed(x, lists, many) for x in values]
+    why = policy.why_with(params)
     return Logprobs(
         parts[0],
         parts[1],
         parts[2] if entropy else None,
-        policy.why is None,
-        policy.why,
+        why is None,
+        why,
         trie.count,
         trie.unshared,
     )
