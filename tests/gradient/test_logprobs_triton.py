@@ -8,6 +8,7 @@ from targets import slow
 
 import csd
 from csd.models import exact_products as module
+from csd.models.fused import lora
 
 pytestmark = pytest.mark.compiled
 
@@ -62,5 +63,7 @@ def test_values_are_those_of_an_exact_engines_samples(asked, dtype, products):
 
 
 @slow
-def test_values_of_adapters_are_those_of_an_exact_engines_samples(products):
+def test_values_of_adapters_are_those_of_an_exact_engines_samples(products, monkeypatch):
+    # as on a GPU; a CPU's loops read another layout
+    monkeypatch.setattr(lora, "packed", lambda weight: weight)
     compared(adapted(dtype=torch.float32), **FILTERS)
