@@ -147,7 +147,7 @@ def _admission(args: Namespace, device: torch.device) -> dict | None:
     for name in LARGEST:
         if getattr(args, name) is None:
             setattr(args, name, getattr(sizes, name))
-    calls = {call.name: str(call.spec) for call in decoder.calls}
+    calls = {call.place: str(call.spec) for call in decoder.calls}
     return {
         "decoder": "module",
         "fused ruled out by": decoder.why,

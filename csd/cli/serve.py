@@ -216,11 +216,6 @@ def _serve(args: Namespace) -> int:
             raise ValueError("--learn-prior must be one of the API keys, got another one")
     hosts = [check_host("--allowed-host", name) for name in args.allowed_host]
     origins = [check_origin("--allow-origin", origin) for origin in args.allow_origin]
-    print(
-        f"csd: loading {args.model}; csd serves once its loops are compiled and its steps timed",
-        file=sys.stderr,
-        flush=True,
-    )
     engine = AsyncEngine(
         args.model,
         max_slots=args.max_slots,

@@ -66,7 +66,7 @@ def attention_difference(call: Call) -> float:
             # a NaN is not admitted either
             if not off <= allowed:
                 raise NotAdmitted(
-                    f"{call.name} computes another attention than {spec}, which csd derived from "
+                    f"{call.place} computes another attention than {spec}, which csd derived from "
                     f"its call: results for {what} at {length} keys differ by {off:.2g} of the "
                     "largest number"
                 )
@@ -192,7 +192,7 @@ def state_difference(call: MixerCall) -> float:
     # a NaN is not admitted either
     if not off <= OFF:
         raise NotAdmitted(
-            f"{call.name} computes another function than {call}, which csd derived from its "
+            f"{call.place} computes another function than {call}, which csd derived from its "
             f"call: results over {PROMPT + NODES} tokens differ by {off:.2g} of the largest number"
         )
     return off

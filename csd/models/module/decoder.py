@@ -112,7 +112,7 @@ class Pass:
     ) -> Call:
         call = self.calls[self.at] if self.at < len(self.calls) else None
         if call is None or call.module() is not module:
-            due = "none" if call is None else call.name
+            due = "none" if call is None else call.place
             raise RuntimeError(
                 f"attention call {self.at + 1} of a pass is of a {type(module).__name__}, "
                 f"expected {due}: the module calls attention in another order than in its test "
@@ -134,7 +134,7 @@ class Pass:
         """Raises RuntimeError if a call differs from the probed one."""
         spec, rows = call.spec, query.shape[2]
         if mask is not None and mask.numel() != 1:
-            raise RuntimeError(f"{call.name} uses its own attention mask, of shape {mask.shape}")
+            raise RuntimeError(f"{call.place} uses its own attention mask, of shape {mask.shape}")
         scale, softcap = named.get("scaling"), named.get("softcap")
         for what, want, got in (
             ("queries", (1, spec.heads, rows, spec.head_dim), query.shape),
@@ -146,7 +146,7 @@ class Pass:
         ):
             if want != got:
                 raise RuntimeError(
-                    f"{call.name} must call attention with {what} {want}, as in its test pass, "
+                    f"{call.place} must call attention with {what} {want}, as in its test pass, "
                     f"got {got}"
                 )
 

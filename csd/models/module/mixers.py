@@ -57,7 +57,7 @@ class OtherCall(ValueError):
 class MixerCall:
     """A call in a pass of a module."""
 
-    name: str  # of the module
+    place: str  # name of the module
     function: str
     size: ConvSize | StateSize
     device: torch.device
@@ -71,7 +71,7 @@ class MixerCall:
         return self.function, self.size, plain
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.function} of {self.size}"
+        return f"{self.place}: {self.function} of {self.size}"
 
 
 def size_of(function: str, arguments: dict[str, Any]) -> ConvSize | StateSize:

@@ -57,7 +57,7 @@ class NotAdmitted(ValueError):
 class Call:
     """An attention call in a pass of a module."""
 
-    name: str  # of the module, and number of the call if it has several
+    place: str  # name of the module, and number of the call if it has several
     module: weakref.ref
     spec: AttentionSpec
     mask_function: Callable | None
@@ -67,7 +67,7 @@ class Call:
     layer: int = 0  # layer of the cache that has its keys and values
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.spec}"
+        return f"{self.place}: {self.spec}"
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class _Noted:
         mask: torch.Tensor | None,
         named: dict[str, Any],
     ) -> torch.Tensor:
-        module_name = self._name_of(module)
+        module_name = self._place(module)
         if query.shape[:1] + query.shape[2:3] != (1, TOKENS) or key.shape[2] != TOKENS:
             raise NotAdmitted(
                 f"{module_name} attends from {query.shape[2]} rows to {key.shape[2]} keys in a "
@@ -217,7 +217,7 @@ class _Noted:
             owner = owner_of(model, named["weight"])
         else:
             # a core follows its mixer's convolution
-            owner = self.mixers[-1].name if self.mixers else name
+            owner = self.mixers[-1].place if self.mixers else name
         try:
             size = size_of(name, named)
         except OtherCall as error:
@@ -226,7 +226,7 @@ class _Noted:
         self.mixers.append(MixerCall(owner, name, size, device, own, named))
         return own(**named)
 
-    def _name_of(self, module: nn.Module) -> str:
+    def _place(self, module: nn.Module) -> str:
         name = self.names.get(module, type(module).__name__)
         before = sum(call.module() is module for call in self.calls)
         return f"{name} (call {before + 1})" if before else name

@@ -93,7 +93,7 @@ def test_a_call_with_another_property_is_not_admitted(case):
     decoder = ModuleDecoder(model)
     call = decoder.calls[at]
     call.spec = replace(call.spec, **change)
-    with pytest.raises(NotAdmitted, match=rf"{call.name}.* computes another attention than"):
+    with pytest.raises(NotAdmitted, match=rf"{call.place}.* computes another attention than"):
         admit(decoder)
 
 
