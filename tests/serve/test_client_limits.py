@@ -231,3 +231,25 @@ def test_a_grammar_beyond_llguidances_limits_is_an_error_not_a_short_text(port, 
         body = {"prompt": "ab", "max_tokens": 200, "seed": 1, "ignore_eos": True} | more
         status, answer = call(port, TEXTS, body)
         assert status == 400 and answer["error"]["param"] in more, answer
+
+
+def test_work_that_ends_with_its_time_limit_is_refused():
+    """On a busy machine both happen before the loop sees either."""
+    import time
+
+    from csd.serve.http.clients import Readers
+    from csd.serve.http.errors import Refused
+
+    async def late():
+        readers = Readers(1, 1, 0.02)
+        reading = asyncio.ensure_future(readers.run("one", 1, lambda: time.sleep(0.05)))
+        await asyncio.sleep(0.01)
+        time.sleep(0.2)
+        try:
+            await reading
+        finally:
+            readers.close()
+
+    with pytest.raises(Refused) as refused:
+        asyncio.run(late())
+    assert refused.value.status == 503 and refused.value.code == "reading_too_long"

@@ -308,6 +308,7 @@ class Readers:
         loop = asyncio.get_running_loop()
         turn = _Turn(size, next(self._serial), asyncio.Event())
         future: Future[T] | None = None
+        limit = asyncio.timeout(self._seconds)
 
         def ended(done: Future[T]) -> None:
             # the loop may have ended before the work
@@ -324,11 +325,12 @@ class Readers:
                 self._next.append(client)
             heapq.heappush(self._waiting.setdefault(client, []), turn)
             self._begin()
-            async with asyncio.timeout(self._seconds):
+            async with limit:
                 await turn.begun.wait()
             future = self._pool.submit(work)
             future.add_done_callback(ended)
-            async with asyncio.timeout(self._seconds):
+            limit = asyncio.timeout(self._seconds)
+            async with limit:
                 return await asyncio.shield(asyncio.wrap_future(future))
         except BaseException as error:
             if future is not None:
@@ -337,7 +339,8 @@ class Readers:
                 self._end(client)
             else:
                 self._leave(client, turn)
-            if isinstance(error, TimeoutError) and (future is None or not future.done()):
+            # the work may end, or raise a TimeoutError of its own, at the same time
+            if isinstance(error, TimeoutError) and limit.expired():
                 raise Refused(
                     f"the request was not read within {self._seconds:g} seconds: send fewer or "
                     "smaller requests at once",
