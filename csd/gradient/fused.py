@@ -72,7 +72,7 @@ class FusedPass:
                 x, residual = checkpoint(run, x, residual, use_reentrant=False)
             else:
                 x, residual = run(x, residual)
-        return made._norm(ops, x, made.norm, residual)[0]
+        return made.rms_norm(ops, x, made.norm, residual)[0]
 
 
 def _layer(decoder: Decoder, i: int, rows: Rows, attention: RowsAttention, ops: Any) -> Callable:

@@ -46,6 +46,15 @@ class Sizes:
         return self.slots * self.slot_held + min(self.slots, self.groups) * self.prompt_held
 
 
+@dataclass(slots=True)
+class ServedSizes:
+    """Sizes of an `AsyncEngine`'s caches; the last two are set when these are allocated."""
+
+    requested: int | None  # tokens of a prompt and a sample together; None: the model's context
+    longest: int = 0  # the largest such number that is served
+    pages: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """Sizes that allocated caches have room for, whichever call they were made for."""
