@@ -130,7 +130,7 @@ class Engine(ModelResources):
         self_check = check_flag("self_check", self_check)
         if not isinstance(exact, str) and exact is not None:
             exact = check_flag("exact", exact)
-        given: dict[str, Any] = dict(
+        loading: dict[str, Any] = dict(
             dtype=dtype, device=device, revision=revision, tokenizer=tokenizer, decoder=decoder
         )
         drafter = checked(Options, "drafter", drafter) or "consensus"
@@ -140,7 +140,7 @@ class Engine(ModelResources):
             exact,
             static,
             self_check,
-            **{name: checked(GenerateOptions, name, value) for name, value in given.items()},
+            **{name: checked(GenerateOptions, name, value) for name, value in loading.items()},
         )
         self.max_slots = max_slots
         self.memory = memory
@@ -201,10 +201,10 @@ class Engine(ModelResources):
         """Check the arguments of a call and return it for `draw`. Raises as `generate` does."""
         return self.call_of(prompt, options)
 
-    def call_of(self, prompt: Any, given: Mapping[str, Any]) -> Call:
+    def call_of(self, prompt: Any, arguments: Mapping[str, Any]) -> Call:
         """Returns the call of arguments as a mapping, which may have been read before."""
         try:
-            options = read_options(given)
+            options = read_options(arguments)
             own = None if options["tokenizer"] is not None else self.tokenizer
             return Call.read(prompt, options, self.config, self.generation_config, own)
         except Exception as error:
@@ -312,7 +312,7 @@ class Engine(ModelResources):
                 check_served(requests, self.decoder.config)
                 drafter = settings.drafter or self._default_drafter
                 nodes = settings.budget if settings.speculate else 0
-                given = nodes if isinstance(nodes, int) else 0
+                fixed_nodes = nodes if isinstance(nodes, int) else 0
                 priors = settings.priors
                 for prior in priors:
                     prior.check(None, self.decoder.config.vocab)
@@ -320,10 +320,10 @@ class Engine(ModelResources):
                     request.stats.prior_tokens = priors[0].tokens
                 if feed is None:
                     step = self._prepare(
-                        requests, drafter, settings.prior if priors else None, given
+                        requests, drafter, settings.prior if priors else None, fixed_nodes
                     )
                 else:
-                    step = feed.prepare(self, drafter, given)
+                    step = feed.prepare(self, drafter, fixed_nodes)
                 for part, prior in enumerate(priors):
                     self._drafter.use_prior(prior, part)
                 self._check_prefix_cache(step.cache)

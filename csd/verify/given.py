@@ -39,8 +39,8 @@ def given_chances(
     total = sample_rows(logits, rows, pool, slots, passes).log_total
     x = row_logits(logits, rows, pool, slots)
     heat = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
-    most = x.amax(-1).to(heat.dtype) / heat
-    chance = x[row, token].to(heat.dtype) / heat[row] - most[row] - total[row]
+    peak = x.amax(-1).to(heat.dtype) / heat
+    chance = x[row, token].to(heat.dtype) / heat[row] - peak[row] - total[row]
     if is_filtered(slots, s):
         chance = torch.where(
             _kept(x, heat, slots, s, greedy, passes, row, token), chance, -torch.inf
@@ -66,11 +66,11 @@ def _kept(
     """[T] bool: the filters keep the token at its row; the sampler's heads decide."""
     heads = passes.heads(x, heat, slots, s, greedy)
     same = heads.token[row] == token[:, None]
-    kept = (same & (heads.score[row] > -torch.inf)).any(-1)
+    passes_filters = (same & (heads.score[row] > -torch.inf)).any(-1)
     # below the head
     rest = (~same.any(-1)).nonzero()[:, 0]
     if rest.shape[0]:
-        at, place = row[rest].unique(return_inverse=True)
-        left = heads_and_rest(x[at], heat[at], slots, s[at], greedy[at])[2]
-        kept[rest] = left[place, token[rest]] > 0
-    return kept | greedy[row]
+        rows, index = row[rest].unique(return_inverse=True)
+        left = heads_and_rest(x[rows], heat[rows], slots, s[rows], greedy[rows])[2]
+        passes_filters[rest] = left[index, token[rest]] > 0
+    return passes_filters | greedy[row]

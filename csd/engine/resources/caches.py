@@ -314,16 +314,16 @@ class Resources:
 
     def _fit_history(self, requests: list[Request]) -> None:
         """Drop the oldest past samples that do not fit in the graph; counts them in the stats."""
-        given = [request for request in requests if request.history]
+        with_history = [request for request in requests if request.history]
         groups = min(len(requests), self.max_slots)
-        if given and self._drafter.max_history((), groups) is None:
+        if with_history and self._drafter.max_history((), groups) is None:
             raise ValueError(
                 f"history needs drafter='consensus', got drafter={self._drafter_name!r}"
             )
-        for request in given:
-            kept = self._drafter.max_history(request.history, groups)
-            left = request.history[kept:]
-            request.history = request.history[:kept]
+        for request in with_history:
+            count = self._drafter.max_history(request.history, groups)
+            left = request.history[count:]
+            request.history = request.history[:count]
             request.stats.history_tokens = sum(map(len, request.history))
             request.stats.history_left_out = sum(map(len, left))
 
@@ -435,9 +435,9 @@ class Resources:
         On a GPU 0 unless the call has a history: reading the count makes the host wait.
         """
         before = self._dropped
-        found = None if self._drafter is None else self._drafter.dropped
+        dropped = None if self._drafter is None else self._drafter.dropped
         waits = self.device.type != "cpu" and not any(r.history for r in requests)
-        if found is None or waits:
+        if dropped is None or waits:
             return 0
-        self._dropped = int(found)
+        self._dropped = int(dropped)
         return self._dropped - before

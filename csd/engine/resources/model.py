@@ -63,7 +63,7 @@ def step_of_call(
     vocab, static = step.decoder.config.vocab, isinstance(step, StaticStep)
     changes = Changes.of_call(requests, step.slots, vocab, before, static, tokenizer)
     if changes is not None:
-        changes.given = isinstance(verifier, TeacherForcing)
+        changes.teacher_forced = isinstance(verifier, TeacherForcing)
     if changes is not None and changes.asked.host and static:
         log_uncaptured(step.slots.live.device)
         step = _dynamic(step)
@@ -257,9 +257,9 @@ class ModelResources(Resources):
         self, step: Step, requests: list[Request], settings: RunSettings, tokenizer: Any
     ) -> Step:
         """The engine's step with the settings of this call, over the same memory."""
-        found = step_of_call(step, requests, settings, self._drafter, tokenizer, self._changes)
-        self._changes = found.changes or self._changes
-        return found
+        configured = step_of_call(step, requests, settings, self._drafter, tokenizer, self._changes)
+        self._changes = configured.changes or self._changes
+        return configured
 
     def _end_call(
         self, requests: list[Request], seconds: dict[str, float], control: Controller | None = None

@@ -45,7 +45,7 @@ def weights_state(loaded: Loaded, begun: bool = False) -> Hashable:
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for s in sums:
         by_device.setdefault(s.device, []).append(s)
-    read = tuple(tuple(torch.stack(found).tolist()) for found in by_device.values())
+    read = tuple(tuple(torch.stack(parts).tolist()) for parts in by_device.values())
     return tensor_versions(loaded, begun), read
 
 
