@@ -84,22 +84,23 @@ def audited(model: Any, tokenizer: Any, samples: int) -> dict:
         (trace,) = read_traces(path)
     engine = engine_for(model)
     tie = TIES[engine.dtype]
-    honest = summary([s for found in audit(engine, [trace]) for s in found], tie)
+    honest = summary([s for audits in audit(engine, [trace]) for s in audits], tie)
     trace.samples[0][7] += 1
-    (found,) = audit(engine, [trace])
-    tampered = summary(found, tie)
+    (audits,) = audit(engine, [trace])
+    tampered = summary(audits, tie)
     print(f"as recorded: {honest['different']} of {honest['tokens']} tokens differ")
-    print(f"tampered: {tampered['different']} differ, first at place {found[0].different(tie)[0]}")
+    first = audits[0].different(tie)[0]
+    print(f"tampered: {tampered['different']} differ, first at position {first}")
     return {"honest": honest, "tampered": tampered}
 
 
 def main(model: Any, tokenizer: Any = None, samples: int = 8, grammar: bool = True) -> dict:
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     if grammar:
-        found["json"] = best_json(model, tokenizer, samples)
-    found["thought"] = short_thought(model, tokenizer, samples)
-    found["audit"] = audited(model, tokenizer, samples)
-    return found
+        report["json"] = best_json(model, tokenizer, samples)
+    report["thought"] = short_thought(model, tokenizer, samples)
+    report["audit"] = audited(model, tokenizer, samples)
+    return report
 
 
 if __name__ == "__main__":

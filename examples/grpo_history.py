@@ -65,16 +65,16 @@ def train(
     if name is None:
         model, tokenizer = toy()
     else:
-        place: dict[str, Any] = {"pretrained_model_name_or_path": name}
+        source: dict[str, Any] = {"pretrained_model_name_or_path": name}
         if name.endswith(".gguf"):
-            place = {
+            source = {
                 "pretrained_model_name_or_path": str(Path(name).parent),
                 "gguf_file": Path(name).name,
             }
-        model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         # the weights of a GGUF file are float32 by now, which the trainer does not see
         model.is_quantized = False
-        tokenizer = AutoTokenizer.from_pretrained(**place)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
     rollout = Measured(history)
     trainer = GRPOTrainer(
         model=model,
@@ -127,7 +127,7 @@ def main(
     plot: str | None = None,
     json_path: str | None = None,
 ) -> list[dict]:
-    found: list[dict] = []
+    records: list[dict] = []
     for rate in rates:
         first: tuple | None = None
         for history in histories:
@@ -142,7 +142,7 @@ def main(
                     raise RuntimeError(
                         f"history={history} changed the {what} of {changed} of {len(here)} calls"
                     )
-            found += [{"learning_rate": rate, "history": history, **row} for row in rows]
+            records += [{"learning_rate": rate, "history": history, **row} for row in rows]
             for row in rows:
                 print(
                     f"learning rate {rate:g}, history {history}, epoch {row['epoch']}: "
@@ -150,13 +150,13 @@ def main(
                 )
     print("completions and losses are the same with every history")
     if json_path:
-        Path(json_path).write_text(json.dumps(found) + "\n")
+        Path(json_path).write_text(json.dumps(records) + "\n")
     if plot:
-        draw(found, plot)
-    return found
+        draw(records, plot)
+    return records
 
 
-def draw(found: list[dict], path: str) -> None:
+def draw(records: list[dict], path: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -171,9 +171,9 @@ def draw(found: list[dict], path: str) -> None:
         ("tokens per sample and step", "seconds of rollouts"),
         strict=True,
     ):
-        for n, rate in enumerate(sorted({r["learning_rate"] for r in found})):
-            for history in sorted({r["history"] for r in found}):
-                line = [r for r in found if (r["learning_rate"], r["history"]) == (rate, history)]
+        for n, rate in enumerate(sorted({r["learning_rate"] for r in records})):
+            for history in sorted({r["history"] for r in records}):
+                line = [r for r in records if (r["learning_rate"], r["history"]) == (rate, history)]
                 ax.plot(
                     [r["epoch"] for r in line],
                     [r[key] for r in line],
@@ -182,8 +182,8 @@ def draw(found: list[dict], path: str) -> None:
                     marker="o",
                     label=f"history {history}, rate {rate:g}",
                 )
-        ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.08 * max(r[key] for r in found)))
-        ax.set_xticks(sorted({r["epoch"] for r in found}))
+        ax.set(xlabel="epoch", ylabel=label, ylim=(0, 1.08 * max(r[key] for r in records)))
+        ax.set_xticks(sorted({r["epoch"] for r in records}))
         ax.grid(alpha=0.3)
     fig.legend(*axes[0].get_legend_handles_labels(), ncols=3, loc="lower center")
     fig.tight_layout(rect=(0, 0.14, 1, 1))

@@ -37,7 +37,7 @@ def main(
     # the harness reads tasks from YAML files, and JSON is YAML
     file = Path(tempfile.mkdtemp()) / "gsm8k_local.yaml"
     file.write_text(json.dumps(task))
-    found = simple_evaluate(
+    results = simple_evaluate(
         model="csd",
         model_args={"pretrained": model, "device": "cpu", "dtype": "float32"},
         tasks=[str(file)],
@@ -45,10 +45,10 @@ def main(
         gen_kwargs=gen_kwargs,
         bootstrap_iters=0,
     )
-    for name, value in found["results"]["gsm8k_cot_self_consistency"].items():
+    for name, value in results["results"]["gsm8k_cot_self_consistency"].items():
         if name.startswith("exact_match,"):
             print(f"{name}: {value:.3f}")
-    return found
+    return results
 
 
 if __name__ == "__main__":

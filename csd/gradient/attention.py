@@ -69,8 +69,8 @@ class RowsAttention:
         properties: Properties | None = None,
     ) -> torch.Tensor:
         """Returns [R, H, D]; differentiable."""
-        found: torch.Tensor = _Attend.apply(q, k, v, self, layer, properties)
-        return found
+        out: torch.Tensor = _Attend.apply(q, k, v, self, layer, properties)
+        return out
 
     def forward(
         self,
@@ -82,16 +82,16 @@ class RowsAttention:
     ) -> torch.Tensor:
         out = torch.empty_like(q)
         for chunk in self._prompts:
-            found = self._prompt(chunk, q[chunk.rows], k, v, properties)
-            out.index_copy_(0, chunk.rows, found)
+            of_chunk = self._prompt(chunk, q[chunk.rows], k, v, properties)
+            out.index_copy_(0, chunk.rows, of_chunk)
         pages = [x[self._index].view(-1, PAGE, *x.shape[1:]) for x in (k, v)]
         for chains in self._chains:
             at = chains.rows
-            for kept, x in zip(self._kv, (k[at], v[at], *pages), strict=True):
-                kept[layer] = x
+            for buffers, x in zip(self._kv, (k[at], v[at], *pages), strict=True):
+                buffers[layer] = x
             out.index_copy_(0, at, chains.attention(layer, q[at], properties=properties))
-        for kept in self._kv:
-            kept.clear()
+        for buffers in self._kv:
+            buffers.clear()
         return out
 
     def _prompt(
@@ -121,24 +121,26 @@ class RowsAttention:
 
     def _prompt_chunks(self, size: int) -> list[_Chunk]:
         """Chunk c of every prompt that has one, for each c; the last row is a tree's root."""
-        found = []
+        chunks = []
         longest = max(group.prompt - 1 for group in self.rows.groups)
         for start in range(0, longest, size):
-            there = [group for group in self.rows.groups if group.prompt - 1 > start]
-            stops = [min(start + size, group.prompt - 1) for group in there]
-            rows = [range(g.start + start, g.start + n) for g, n in zip(there, stops, strict=True)]
-            keys = [range(g.start, g.start + n) for g, n in zip(there, stops, strict=True)]
+            groups = [group for group in self.rows.groups if group.prompt - 1 > start]
+            stops = [min(start + size, group.prompt - 1) for group in groups]
+            rows = [range(g.start + start, g.start + n) for g, n in zip(groups, stops, strict=True)]
+            keys = [range(g.start, g.start + n) for g, n in zip(groups, stops, strict=True)]
             lengths = tuple(map(len, rows))
             ends = [torch.tensor([0, *map(len, x)]).cumsum(0) for x in (rows, keys)]
-            sizes = Chunks((start,) * len(there), lengths, *(x.int().to(self.device) for x in ends))
-            found.append(_Chunk(self._rows_of(rows), self._rows_of(keys), sizes))
-        return found
+            sizes = Chunks(
+                (start,) * len(groups), lengths, *(x.int().to(self.device) for x in ends)
+            )
+            chunks.append(_Chunk(self._rows_of(rows), self._rows_of(keys), sizes))
+        return chunks
 
     def _rows_of(self, ranges: list[range]) -> torch.Tensor:
         return torch.tensor([i for each in ranges for i in each], device=self.device)
 
     def _pages(self) -> tuple[tuple[list[list[int]], list[list[int]]], list[int]]:
-        """Page lists of prompts and of runs, and the row at each place of the pages."""
+        """Page lists of prompts and of runs, and the row of each entry of the pages."""
         index: list[int] = []
 
         def pages_of(rows: list[int]) -> list[int]:
@@ -171,7 +173,7 @@ class RowsAttention:
         words = [w - (1 << 64) if w >= 1 << 63 else w for w in words]
         lengths = [self.rows.groups[g].prompt - 1 for g in groups]
         of_slots = [i for i, n in enumerate(nodes) for _ in range(n)]
-        where = dict(
+        layout = dict(
             prompt_pages=_table([prompts[g] for g in groups]),
             prompt_len=torch.tensor(lengths, dtype=torch.int32),
             slot_pages=_table([path for _, path in slots]),
@@ -182,13 +184,13 @@ class RowsAttention:
             slot_nodes=torch.tensor(nodes, dtype=torch.int32),
             group_start=torch.tensor(bounds, dtype=torch.int32),
         )
-        where = {name: x.to(self.device) for name, x in where.items()}
+        layout = {name: x.to(self.device) for name, x in layout.items()}
         c, plan = self.config, self.ops.plan_attention
-        work = plan(heads=c.heads, kv_heads=c.kv_heads, **where)
+        work = plan(heads=c.heads, kv_heads=c.kv_heads, **layout)
         starts = [run.start + at for run, _ in slots]
         rows = self._rows_of([range(s, s + n) for s, n in zip(starts, nodes, strict=True)])
         attend, (node_k, node_v, k, v) = self.ops.tree_attention, self._kv
-        attention = LayerAttention(attend, node_k, node_v, k, v, where, work, self.scale, plan)
+        attention = LayerAttention(attend, node_k, node_v, k, v, layout, work, self.scale, plan)
         attention.works[c.heads, c.kv_heads, None, None] = work
         return _Chains(rows, attention)
 
@@ -221,5 +223,5 @@ class _Attend(torch.autograd.Function):
         named = {} if p is None else dict(window=p.window, chunk=p.chunk, softcap=p.softcap)
         q, k, v, out = ctx.saved_tensors
         layout = PackedLayout(rows.end, rows.position)
-        found = packed_attention_backward(grads[0], q, k, v, out, None, layout, scale, **named)
-        return *found[:3], None, None, None
+        of_qkv = packed_attention_backward(grads[0], q, k, v, out, None, layout, scale, **named)
+        return *of_qkv[:3], None, None, None

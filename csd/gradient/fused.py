@@ -7,6 +7,7 @@ place for autograd. `Decoder.layer` runs unchanged over differentiable operation
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from csd.gradient.attention import RowsAttention
 from csd.gradient.operations import (
     GradientOps,
-    Kept,
     Laid,
+    LayerBuffer,
     Stacked,
     Whole,
     WithoutRow,
@@ -43,15 +44,15 @@ class FusedPass:
     def __init__(self, module: nn.Module, decoder: Decoder, ops: Ops, chunk: int):
         self.decoder, self.ops, self.chunk = decoder, ops, chunk
         base: Any = base_of(module)
-        self._made = made = copy.copy(decoder)
+        self._decoder = run = copy.copy(decoder)
         embedding = base.model.embed_tokens
-        made.embedding, made.norm = embedding.weight, base.model.norm.weight
+        run.embedding, run.norm = embedding.weight, base.model.norm.weight
         if embedding.padding_idx is not None:
-            made.embedding = WithoutRow.apply(embedding.weight, embedding.padding_idx)
-        made.linear, made.parts, made.gated = linear(decoder.linear), None, None
-        made.add_lora = _add_lora
+            run.embedding = WithoutRow.apply(embedding.weight, embedding.padding_idx)
+        run.linear, run.parts, run.gated = linear(decoder.linear), None, None
+        run.add_lora = _add_lora
         stacks = _stacks(decoder.adapters)
-        made.layers = [
+        run.layers = [
             _with_parameters(decoder, layer, part, stacks)
             for layer, part in zip(decoder.layers, base.model.layers, strict=True)
         ]
@@ -63,29 +64,29 @@ class FusedPass:
 
         recompute: whether the backward computes each layer again in place of keeping its tensors.
         """
-        made, ops = self._made, cast(Any, GradientOps(self.ops))
-        attention = RowsAttention(rows, self.ops, made.config, self.chunk)
-        x, residual = made.embedded(rows.token), None
-        for i in range(len(made.layers)):
-            run = _layer(made, i, rows, attention, ops)
+        decoder, ops = self._decoder, cast(Any, GradientOps(self.ops))
+        attention = RowsAttention(rows, self.ops, decoder.config, self.chunk)
+        x, residual = decoder.embedded(rows.token), None
+        for i in range(len(decoder.layers)):
+            run = _layer(decoder, i, rows, attention, ops)
             if recompute and torch.is_grad_enabled():
                 x, residual = checkpoint(run, x, residual, use_reentrant=False)
             else:
                 x, residual = run(x, residual)
-        return made.rms_norm(ops, x, made.norm, residual)[0]
+        return decoder.rms_norm(ops, x, decoder.norm, residual)[0]
 
 
 def _layer(decoder: Decoder, i: int, rows: Rows, attention: RowsAttention, ops: Any) -> Callable:
     def run(x: torch.Tensor, residual: torch.Tensor | None) -> Any:
-        keys, values = Kept(), Kept()
+        keys, values = LayerBuffer(), LayerBuffer()
 
         def attend(
             layer: int, q: torch.Tensor, properties: Properties | None = None
         ) -> torch.Tensor:
             return attention(layer, q, keys.take(), values.take(), properties)
 
-        given: Any = (rows.token, rows.position, attend, keys, values, ops)
-        return decoder.layer(i, x, residual, *given)
+        call: Any = partial(decoder.layer, i, x, residual)
+        return call(rows.token, rows.position, attend, keys, values, ops)
 
     return run
 
@@ -102,13 +103,11 @@ def _with_parameters(decoder: Decoder, layer: Layer, module: Any, stacks: dict) 
     norms = {name: norm.weight for name, norm in norms_of(decoder.config, module).items()}
     experts: Any = layer.experts
     if experts is not None:
-        given = experts_of(module)
+        own = experts_of(module)
         # one gradient of each matrix, not one of the whole tensor for each expert
-        given = {n: w if n == "router" else w.unbind(0) for n, w in given.items()}
-        experts = Experts(**given, per_token=experts.per_token, sum_to_one=experts.sum_to_one)
-    lora = {
-        name: [Stack(*pair) for pair in _laid(found, stacks)] for name, found in layer.lora.items()
-    }
+        matrices = {n: w if n == "router" else w.unbind(0) for n, w in own.items()}
+        experts = Experts(**matrices, per_token=experts.per_token, sum_to_one=experts.sum_to_one)
+    lora = {name: [Stack(*pair) for pair in _laid(own, stacks)] for name, own in layer.lora.items()}
     return replace(layer, **products, **norms, experts=experts, lora=lora)
 
 
@@ -116,24 +115,24 @@ def _stacks(adapters: FusedAdapters | None) -> dict[int, tuple]:
     """Differentiable plain matrices of each stack, by the stack's identity."""
     if adapters is None:
         return {}
-    found = {}
+    matrices = {}
     for stack, a, b, pieces in adapters.pieces():
         parts_a = [weight for weight, _, _, _ in pieces]
         parts_b = [weight for _, weight, _, _ in pieces]
         places_a = [(rows, slice(None), 1.0) for _, _, (rows, _), _ in pieces]
         places_b = [(out, rows, scale) for _, _, (rows, out), scale in pieces]
-        found[id(stack)] = (
+        matrices[id(stack)] = (
             # copies, since the next call's adapters are written to the same memory
             Stacked.apply(Whole(a.clone()), places_a, *parts_a),
             Stacked.apply(Whole(b.clone()), places_b, *parts_b),
         )
-    return found
+    return matrices
 
 
-def _laid(found: list[Stack], stacks: dict[int, tuple]) -> list[tuple]:
+def _laid(own: list[Stack], stacks: dict[int, tuple]) -> list[tuple]:
     return [
         tuple(Laid(laid, plain) for laid, plain in zip(stack, stacks[id(stack)], strict=True))
-        for stack in found
+        for stack in own
     ]
 
 

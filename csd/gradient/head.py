@@ -32,7 +32,7 @@ from csd.state.slots import Slots
 from csd.verify.given import given_chances, is_filtered
 
 # numbers of a chunk's logits, and rows of a chunk at most
-NUMBERS, MOST_ROWS = 1 << 23, 256
+NUMBERS, MAX_ROWS = 1 << 23, 256
 
 
 @dataclass(slots=True)
@@ -67,10 +67,10 @@ class Scoring:
         self._logits, self._ops, self.params, self.entropy = logits, ops, params, entropy
         self.vocab, self.dtype, device = vocab, dtype, rows.token.device
         # rows that score tokens, each once
-        self.rows, place = rows.row.unique(return_inverse=True)
+        self.rows, index = rows.row.unique(return_inverse=True)
         self._completions = completions
         self._prefix: list[tuple[int, int, int]] = [(0, 0, 0)] * len(self.rows)
-        for i, origin in zip(place.tolist(), rows.origin, strict=True):
+        for i, origin in zip(index.tolist(), rows.origin, strict=True):
             self._prefix[i] = origin
         self._requests = [
             Request.of(g, prompt, params, range(1), g) for g, prompt in enumerate(prompts)
@@ -78,15 +78,15 @@ class Scoring:
         for request in self._requests:
             request.group = 0
         self.count = len(rows.target)
-        size = max(1, min(MOST_ROWS, NUMBERS // self.vocab))
-        order = place.argsort(stable=True)
+        size = max(1, min(MAX_ROWS, NUMBERS // self.vocab))
+        order = index.argsort(stable=True)
         bounds = torch.arange(0, len(self.rows) + size, size, device=device)
-        cuts = torch.searchsorted(place[order], bounds).tolist()
+        cuts = torch.searchsorted(index[order], bounds).tolist()
         self.chunks = [
             Chunk(
                 slice(start, min(start + size, len(self.rows))),
                 pairs := order[cuts[i] : cuts[i + 1]],
-                place[pairs] - start,
+                index[pairs] - start,
                 rows.target[pairs],
             )
             for i, start in enumerate(range(0, len(self.rows), size))
@@ -148,8 +148,8 @@ class Scoring:
         at = torch.arange(pool.rows, device=z.device)
         temperature = self.params.temperature
         with torch.enable_grad():
-            given = z.detach().to(torch.promote_types(z.dtype, torch.float32)).requires_grad_()
-            changed, plain = self._changed(given, pool, slots)
+            leaf = z.detach().to(torch.promote_types(z.dtype, torch.float32)).requires_grad_()
+            changed, plain = self._changed(leaf, pool, slots)
             changed = row_logits(changed, at, pool, plain)
         x = changed.detach()
         s = pool.slot.long()
@@ -166,9 +166,9 @@ class Scoring:
         total = torch.zeros_like(x)
         _add_chosen(total, chunk, grad, p)
         total /= temperature
-        if changed is given:
+        if changed is leaf:
             return total
-        return torch.autograd.grad(changed, given, total)[0]
+        return torch.autograd.grad(changed, leaf, total)[0]
 
     def _changed(
         self, logits: torch.Tensor, pool: Pool, slots: Slots
@@ -184,12 +184,12 @@ class Scoring:
         """Slots that are at a chunk's rows, one each, and the pool of their roots."""
         prefixes = self._prefix[chunk.hidden]
         count = len(prefixes)
-        longest = max(place for _, _, place in prefixes)
+        longest = max(length for _, _, length in prefixes)
         device = chunk.row.device
         slots = Slots.empty(count, self.vocab, max(longest, 1), 1, self.dtype, device)
         refills = [Refill(i, self._requests[g], 0, []) for i, (g, _, _) in enumerate(prefixes)]
         fill_slots(slots, torch.zeros(count, 1, dtype=torch.int32, device=device), refills)
-        before = [self._completions[g][n][:place] for g, n, place in prefixes]
+        before = [self._completions[g][n][:length] for g, n, length in prefixes]
         slots.generated.copy_(torch.tensor([len(x) for x in before]))
         tokens = [[*x, *[-1] * (slots.tokens.shape[1] - len(x))] for x in before]
         slots.tokens.copy_(torch.tensor(tokens))
@@ -275,7 +275,7 @@ class _HeadGradient:
     ):
         self.head, self.hidden, self.weights = head, hidden, weights
         # products of chunks are added up, which 16 bits would round each time
-        self.found = [
+        self.grads = [
             torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) if need else None
             for x, need in zip((hidden, *weights), needs, strict=True)
         ]
@@ -295,7 +295,7 @@ class _HeadGradient:
 
     def add(self, rows: slice, z: torch.Tensor, grad: torch.Tensor) -> None:
         """Add the gradients that follow from that of the chunk's logits z, grad [R, V]."""
-        h, (of_hidden, *of_weights) = self.hidden[rows], self.found
+        h, (of_hidden, *of_weights) = self.hidden[rows], self.grads
         if self.head.cap is not None:
             grad = grad * (1 - (z.to(grad.dtype) / self.head.cap) ** 2)
         grad = (grad / self.head.divisor).to(h.dtype)
@@ -310,17 +310,17 @@ class _HeadGradient:
             of_weights[0] += grad.mT @ h
         for i in range(0, len(stacks), 2):
             a, b = stacks[i : i + 2]
-            given, x = grad.to(a.dtype), h.to(a.dtype)
-            inner, (of_a, of_b) = given @ b, of_weights[i + 1 : i + 3]
+            of_out, x = grad.to(a.dtype), h.to(a.dtype)
+            inner, (of_a, of_b) = of_out @ b, of_weights[i + 1 : i + 3]
             if of_hidden is not None:
                 of_hidden[rows] += inner @ a
             if of_a is not None:
                 of_a += inner.mT @ x
             if of_b is not None:
-                of_b += given.mT @ (x @ a.mT)
+                of_b += of_out.mT @ (x @ a.mT)
 
     def gradients(self) -> Iterator[torch.Tensor | None]:
-        for x, grad in zip((self.hidden, *self.weights), self.found, strict=True):
+        for x, grad in zip((self.hidden, *self.weights), self.grads, strict=True):
             yield None if grad is None else grad.to(x.dtype)
 
 
@@ -331,5 +331,5 @@ def scores(
 
     hidden: [R, hidden] of all rows. weights: of the head, as `_HeadGradient` takes them.
     """
-    found: tuple[torch.Tensor, ...] = _Score.apply(scoring, head, hidden[scoring.rows], *weights)
-    return found
+    values: tuple[torch.Tensor, ...] = _Score.apply(scoring, head, hidden[scoring.rows], *weights)
+    return values

@@ -109,43 +109,45 @@ def logprobs(
                 f"{len(completions)}"
             )
         rows = [row[:n] for row, n in zip(completions.tolist(), lengths, strict=True)]
-        kept = [i for i, row in enumerate(rows) if row]
-        owners = [i if many else 0 for i in kept]
-        given = read_completions([rows[i] for i in kept], prompts[:1], False, None, config.vocab)[0]
+        filled = [i for i, row in enumerate(rows) if row]
+        owners = [i if many else 0 for i in filled]
+        flat = read_completions([rows[i] for i in filled], prompts[:1], False, None, config.vocab)[
+            0
+        ]
     else:
         lists = read_completions(completions, prompts, many, tokenizer, config.vocab)
         owners = [i for i, own in enumerate(lists) for _ in own]
-        given = [tokens for own in lists for tokens in own]
-    longest = max(map(len, given), default=1)
+        flat = [tokens for own in lists for tokens in own]
+    longest = max(map(len, flat), default=1)
     asked |= {"ignore_eos": asked["end_token_ids"] is None, "max_new_tokens": longest}
     params = resolve(None, asked, vocab=config.vocab, tokenizer=tokenizer)
     params = limited(params, config.context, max(map(len, prompts)), "prompt")
-    flat, made = flat_logprobs(
+    values, trie = flat_logprobs(
         module,
         policy,
         [prompts[i] for i in owners],
-        given,
+        flat,
         params,
         chunk=chunk,
         entropy=entropy,
         checkpoint=checkpoint,
     )
     if padded:
-        there = torch.zeros(completions.shape, dtype=torch.bool)
+        is_token = torch.zeros(completions.shape, dtype=torch.bool)
         for i, n in enumerate(lengths):
-            there[i, :n] = True
-        there = there.to(flat[0].device)
-        values = [x.new_zeros(there.shape).masked_scatter(there, x) for x in flat]
+            is_token[i, :n] = True
+        is_token = is_token.to(values[0].device)
+        parts = [x.new_zeros(is_token.shape).masked_scatter(is_token, x) for x in values]
     else:
-        values = [_listed(x, lists, many) for x in flat]
+        parts = [_listed(x, lists, many) for x in values]
     return Logprobs(
-        values[0],
-        values[1],
-        values[2] if entropy else None,
+        parts[0],
+        parts[1],
+        parts[2] if entropy else None,
         policy.why is None,
         policy.why,
-        made.count,
-        made.unshared,
+        trie.count,
+        trie.unshared,
     )
 
 
@@ -173,7 +175,7 @@ def flat_logprobs(
     unique = [[*prompt] for prompt in groups]
     with plain_torch(), torch.set_grad_enabled(grad):
         rows = Rows.of(unique, listed, device)
-        found = policy.values(
+        values = policy.values(
             module,
             rows,
             unique,
@@ -186,7 +188,7 @@ def flat_logprobs(
         starts = torch.tensor([0, *map(len, completions)]).cumsum(0).tolist()
         order = [j for own in groups.values() for i in own for j in range(*starts[i : i + 2])]
         back = torch.tensor(order, device=device).argsort()
-        return [x[back] for x in found], rows
+        return [x[back] for x in values], rows
 
 
 def _lengths(completions: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
@@ -198,19 +200,18 @@ def _lengths(completions: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
             f"mask must be a tensor of the completions' shape {tuple(completions.shape)}, got "
             f"{shown(mask)}"
         )
-    there = mask.bool()
-    lengths = there.sum(-1)
+    is_token = mask.bool()
+    lengths = is_token.sum(-1)
     first = torch.arange(mask.shape[1], device=mask.device) < lengths[:, None]
-    if not bool((first == there).all()):
+    if not bool((first == is_token).all()):
         raise ValueError("mask must be 1 for the tokens of a row, then 0 for padding after them")
-    found: list[int] = lengths.tolist()
-    return found
+    return [int(n) for n in lengths.tolist()]
 
 
 def _listed(flat: torch.Tensor, lists: list[list[list[int]]], many: bool) -> Any:
     parts = iter(flat.split([len(tokens) for own in lists for tokens in own]))
-    found = [[next(parts) for _ in own] for own in lists]
-    return found if many else found[0]
+    by_prompt = [[next(parts) for _ in own] for own in lists]
+    return by_prompt if many else by_prompt[0]
 
 
 def _refuse_dropout(module: nn.Module) -> None:

@@ -37,8 +37,8 @@ class ModulePass:
             with calls_go_to(answer, decoder.parts):
                 logits = decoder.run(ids, position, mask)
             answer.end()
-            found: torch.Tensor = logits[0]
-            return found
+            of_rows: torch.Tensor = logits[0]
+            return of_rows
 
         return decoder.adapters.run(once)
 

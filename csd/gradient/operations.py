@@ -46,8 +46,8 @@ def joined(whole: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
     """`whole` with the gradients of `parts`, of which it consists."""
     if not any(part.requires_grad for part in parts):
         return whole
-    found: torch.Tensor = Joined.apply(Whole(whole), *parts)
-    return found
+    out: torch.Tensor = Joined.apply(Whole(whole), *parts)
+    return out
 
 
 class WithoutRow(Function):
@@ -93,8 +93,8 @@ class _Linear(Function):
         product: Callable,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        found: torch.Tensor = product(x, weight if laid is None else laid, bias)
-        return found
+        out: torch.Tensor = product(x, weight if laid is None else laid, bias)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
@@ -120,8 +120,8 @@ class _Norm(Function):
         plus_one: bool,
         norm: Callable,
     ) -> Any:
-        given = dict(plus_one=True) if plus_one else {}
-        y, r = norm(x, weight, eps, residual, **given)
+        options = dict(plus_one=True) if plus_one else {}
+        y, r = norm(x, weight, eps, residual, **options)
         ctx.save_for_backward(r, weight)
         ctx.eps, ctx.plus_one = eps, plus_one
         return y if residual is None else (y, r)
@@ -174,28 +174,28 @@ class _Gated(Function):
     def forward(ctx: Any, gate_up: torch.Tensor, gelu: bool, swiglu: Callable) -> torch.Tensor:
         ctx.save_for_backward(gate_up)
         ctx.gelu = gelu
-        found: torch.Tensor = swiglu(gate_up, **(dict(gelu=True) if gelu else {}))
-        return found
+        out: torch.Tensor = swiglu(gate_up, **(dict(gelu=True) if gelu else {}))
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         return swiglu_backward(grads[0], ctx.saved_tensors[0], ctx.gelu), None, None
 
 
-class Kept:
+class LayerBuffer:
     """Keys and values of the layer that is computed, in place of a step's buffers."""
 
     def __init__(self) -> None:
         self.value: torch.Tensor | None = None
 
-    def __getitem__(self, layer: int) -> "Kept":
+    def __getitem__(self, layer: int) -> "LayerBuffer":
         return self
 
     def take(self) -> torch.Tensor:
         """The tensor, which is then no longer held."""
-        found, self.value = self.value, None
-        assert found is not None
-        return found
+        tensor, self.value = self.value, None
+        assert tensor is not None
+        return tensor
 
 
 class GradientOps:
@@ -215,8 +215,8 @@ class GradientOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if rows is not None:
             x = embedding(rows, x)
-        found = _Norm.apply(x, weight, residual, eps, plus_one, self._ops.rms_norm)
-        return (found, x) if residual is None else found
+        out = _Norm.apply(x, weight, residual, eps, plus_one, self._ops.rms_norm)
+        return (out, x) if residual is None else out
 
     def rotary(
         self,
@@ -226,16 +226,17 @@ class GradientOps:
         position: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        node_k: Kept,
-        node_v: Kept,
+        node_k: LayerBuffer,
+        node_v: LayerBuffer,
     ) -> torch.Tensor:
-        given = q, k, v, position, cos, sin, self._ops.rotary
-        rotated, node_k.value, node_v.value = _Rotary.apply(*given)
+        rotated, node_k.value, node_v.value = _Rotary.apply(
+            q, k, v, position, cos, sin, self._ops.rotary
+        )
         return rotated
 
     def swiglu(self, gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
-        found: torch.Tensor = _Gated.apply(gate_up, gelu, self._ops.swiglu)
-        return found
+        out: torch.Tensor = _Gated.apply(gate_up, gelu, self._ops.swiglu)
+        return out
 
 
 def linear(product: Callable) -> Callable:
@@ -245,7 +246,7 @@ def linear(product: Callable) -> Callable:
         x: torch.Tensor, weight: torch.Tensor | Laid, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         laid, plain = (weight.laid, weight.plain) if isinstance(weight, Laid) else (None, weight)
-        found: torch.Tensor = _Linear.apply(x, plain, bias, laid, product)
-        return found
+        out: torch.Tensor = _Linear.apply(x, plain, bias, laid, product)
+        return out
 
     return call

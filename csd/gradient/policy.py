@@ -96,8 +96,10 @@ class Policy:
             run = FusedPass(module, decoder, self.ops, chunk)
             hidden, head = run.hidden(rows, recompute), Head(c.logit_divisor, c.final_cap)
             weights = [run.head, *run.head_stacks]
-        given = params, decoder.logits, self.ops, c.vocab, wide, entropy
-        return scores(Scoring(rows, prompts, completions, *given), head, hidden, weights)
+        scoring = Scoring(
+            rows, prompts, completions, params, decoder.logits, self.ops, c.vocab, wide, entropy
+        )
+        return scores(scoring, head, hidden, weights)
 
 
 class Source(NamedTuple):
@@ -126,12 +128,12 @@ def policy_of(model: Any) -> Source:
             "model must be a transformers model, or a csd.Engine made of one, whose parameters "
             f"get the gradients, got {type(model).__name__}"
         )
-    made = _policies.setdefault(module, {})
+    policies = _policies.setdefault(module, {})
     key = kernels, state_of(tuner_layers(module.modules()))
-    if key not in made:
+    if key not in policies:
         loaded = load(module, decoder="auto")
         loaded.kept = None
         ops = choose(kernels, loaded.device, loaded.dtype)
-        made[key] = Policy(loaded, exact_triton() if ops.name == "triton" else ops)
-    made[key].refresh()
-    return Source(module, made[key], chunk, tokenizer or made[key].loaded.own_tokenizer())
+        policies[key] = Policy(loaded, exact_triton() if ops.name == "triton" else ops)
+    policies[key].refresh()
+    return Source(module, policies[key], chunk, tokenizer or policies[key].loaded.own_tokenizer())

@@ -40,7 +40,7 @@ class Rows:
     runs: list[Run]
     row: torch.Tensor  # [T] int64, the row whose logits score the token
     target: torch.Tensor  # [T] int64
-    # [T]: group, completion of the group, and place in the completion
+    # [T]: group, completion of the group, and index in the completion
     origin: list[tuple[int, int, int]] = field(repr=False)
     unshared: int  # rows of passes over each completion with its prompt
 
@@ -69,18 +69,18 @@ class Rows:
             stop = len(token)
             groups.append(Group(start, len(prompt), stop))
             end += _ends(position[start:], start)
-            there: set[int] = set()
+            earlier: set[int] = set()
             for n, (tokens, path) in enumerate(zip(own, paths, strict=True)):
-                fresh = [r for r in path if r not in there]
+                fresh = [r for r in path if r not in earlier]
                 if fresh:
                     runs.append(Run(g, fresh[0], fresh[-1] + 1, path[: len(path) - len(fresh)]))
-                    there.update(fresh)
+                    earlier.update(fresh)
                 row += path
                 target += tokens
                 origin += [(g, n, i) for i in range(len(tokens))]
                 unshared += len(prompt) + len(tokens)
-        made = [torch.tensor(x, dtype=torch.int32) for x in (token, position, end)]
-        of_token, of_position, of_end = (x.to(device) for x in made)
+        tensors = [torch.tensor(x, dtype=torch.int32) for x in (token, position, end)]
+        of_token, of_position, of_end = (x.to(device) for x in tensors)
         return cls(
             of_token,
             of_position,
@@ -124,15 +124,15 @@ def _paths(
             path.append(node)
         nodes.append(path)
     # depth first: children in the order in which completions brought them
-    place = [first - 1] * len(children)
+    row_of = [first - 1] * len(children)
     waiting = [*reversed(children[0].values())]
     while waiting:
         node = waiting.pop()
-        place[node] = len(token)
+        row_of[node] = len(token)
         token.append(tokens[node])
         position.append(prompt - 1 + depths[node])
         waiting += reversed(children[node].values())
-    return [[place[node] for node in path] for path in nodes]
+    return [[row_of[node] for node in path] for path in nodes]
 
 
 def _ends(position: list[int], start: int) -> list[int]:

@@ -180,19 +180,19 @@ class Sampler:
             errors=errors if returns else None,
         )
 
-        given = resolve(
+        resolved = resolve(
             engine.generation_config,
             self.sampling,
             vocab=config.vocab,
             tokenizer=engine.tokenizer,
         )
         # raises for options that are invalid with every prompt, also if on_error is "return"
-        params = limited(given, config.context)
+        params = limited(resolved, config.context)
         requests = []
         for i, (ids, start) in enumerate(zip(rows, first, strict=True)):
             if i not in errors:
                 try:
-                    params = limited(given, config.context, len(ids), f"prompt {i}")
+                    params = limited(resolved, config.context, len(ids), f"prompt {i}")
                 except ValueError as error:
                     if not returns:
                         raise

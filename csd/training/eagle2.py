@@ -96,8 +96,8 @@ class TrainedHead(DraftHead):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int):
         super().__init__(config, dtype, device)
         c = config
-        self.fc = nn.Linear(2 * c.hidden, c.hidden, bias=False, **self.kept)
-        self.layers = nn.ModuleList([Layer(c, self.intermediate, c.hidden, **self.kept)])
+        self.fc = nn.Linear(2 * c.hidden, c.hidden, bias=False, **self.factory)
+        self.layers = nn.ModuleList([Layer(c, self.intermediate, c.hidden, **self.factory)])
         self._begin(seed)
 
     @torch.no_grad()
@@ -144,8 +144,8 @@ class ByStates:
         embedded = F.embedding(pairs.token[pairs.at], self.target.embedding)
         guess = self.head(embedded, before, pairs.lengths)[pairs.rows]
         weight = None if step is None else self.token_weight
-        following = pairs.token[pairs.place + 1]
-        return losses(self.target, guess, states[pairs.place], following, weight)
+        following = pairs.token[pairs.learnt_at + 1]
+        return losses(self.target, guess, states[pairs.learnt_at], following, weight)
 
     def mean(self, measured: Losses) -> float:
         return measured.mean(self.token_weight)

@@ -106,10 +106,10 @@ class Eagle3Head(DraftHead):
         super().__init__(target.config, dtype, target.device)
         c, self.token = target.config, token
         size = c.vocab if token is None else len(token)
-        self.fc = nn.Linear(3 * c.hidden, c.hidden, bias=False, **self.kept)
-        self.midlayer = MiddleLayer(c, self.intermediate, **self.kept)
-        self.norm = nn.RMSNorm(c.hidden, c.norm_eps, **self.kept)
-        self.lm_head = nn.Linear(c.hidden, size, bias=False, **self.kept)
+        self.fc = nn.Linear(3 * c.hidden, c.hidden, bias=False, **self.factory)
+        self.midlayer = MiddleLayer(c, self.intermediate, **self.factory)
+        self.norm = nn.RMSNorm(c.hidden, c.norm_eps, **self.factory)
+        self.lm_head = nn.Linear(c.hidden, size, bias=False, **self.factory)
         self._begin(seed)
         self._copy(target)
 
@@ -221,7 +221,7 @@ def chain_losses(
     """
     total, token = ChainLosses.none(depth), head.token
     dtype = torch.promote_types(head.dtype, torch.float32)
-    following = pairs.token[pairs.place + 1]
+    following = pairs.token[pairs.learnt_at + 1]
     # per step, ascending numbers of the learnt pairs whose states are guessed
     positions = [[base + step for base in pairs.chains(step)[0]] for step in range(len(guesses))]
     gradients: list[list[torch.Tensor]] = [[] for _ in guesses]
@@ -292,7 +292,7 @@ class ByChains:
         guesses = self.head(embedded, joined[pairs.at - 1], pairs, self.depth)
         decay = None if step is None else self.decay
         return chain_losses(
-            self.target, self.head, guesses, states[pairs.place], pairs, self.depth, decay
+            self.target, self.head, guesses, states[pairs.learnt_at], pairs, self.depth, decay
         )
 
     def mean(self, measured: ChainLosses) -> float:

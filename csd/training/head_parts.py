@@ -54,7 +54,7 @@ class DraftHead(nn.Module):
         super().__init__()
         c, self.config, self.dtype = config, config, dtype
         stored = torch.promote_types(dtype, torch.float32)
-        self.kept: dict[str, Any] = dict(dtype=stored, device=device)  # for parameters
+        self.factory: dict[str, Any] = dict(dtype=stored, device=device)  # for parameters
         # for a mixture of experts, as wide as all experts of a token together
         self.intermediate = c.intermediate * max(c.experts_per_token, 1)
         self.scale = c.head_dim**-0.5

@@ -32,9 +32,10 @@ class Pairs:
             for f, n, text in zip(self._first, self.lengths, texts, strict=False)
         ]
         made: dict[str, Any] = dict(device=device)
-        # token [M]: tokens of the batch; at [P], place [R]: indices in it of pairs, learnt pairs
+        # token [M]: tokens of the batch; at [P]: index in it of each pair, learnt_at [R]: of each
+        # learnt pair
         self.token = torch.tensor([t for text in texts for t in text.tokens], **made)
-        self.at, self.place = torch.tensor(index, **made), torch.tensor(learnt, **made)
+        self.at, self.learnt_at = torch.tensor(index, **made), torch.tensor(learnt, **made)
         # rows [R]: indices of learnt pairs among the pairs; position [P]: of pairs in their texts
         self.rows = torch.tensor([r for x in self._learnt for r in x], **made)
         self.position = torch.cat([torch.arange(n, **made) for n in self.lengths])

@@ -24,7 +24,7 @@ def gradients(model, loss):
 
 
 def weighted(values, seed=0):
-    """Sum of values, each with a random weight: a loss that tells tokens apart."""
+    """Sum of values, each with a random weight: a loss with a different weight for each token."""
     generator = torch.Generator().manual_seed(seed)
     return sum((x * torch.randn(x.shape, generator=generator).to(x.dtype)).sum() for x in values)
 

@@ -55,7 +55,7 @@ def test_more_prompts_than_places_release_the_idlest():
     for prompt in range(10):
         batch = begun(p, {0: ([prompt] * 5, [1, 2, 3, END])}, rows=2)
         batch.run()
-    assert len(p.rows.groups) == p.rows.places == 4
+    assert len(p.rows.groups) == p.rows.group_slots == 4
     assert [bytes(np.array([n] * 5, np.int32)) in p.rows.groups for n in (5, 6, 9)] == [
         False,
         True,

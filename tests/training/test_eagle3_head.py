@@ -49,7 +49,7 @@ def unrolled(head, target, texts, depth=DEPTH):
     pairs = Pairs(texts, CPU)
     states, joined = target.states_and_taps(texts)
     embedded = target.embedding[pairs.token[pairs.at]]
-    return head(embedded, joined[pairs.at - 1], pairs, depth), states[pairs.place], pairs
+    return head(embedded, joined[pairs.at - 1], pairs, depth), states[pairs.learnt_at], pairs
 
 
 TEXTS = [
@@ -195,7 +195,7 @@ def test_the_loss_and_its_gradients_are_the_formulas(token, monkeypatch):
                 at = torch.tensor(pairs.chains(step)[0]) + step
                 drafted = head.logits(guess)
                 total = total - decay**step * (p[at] * drafted.log_softmax(-1)).sum()
-                following = pairs.token[pairs.place[at] + 1]
+                following = pairs.token[pairs.learnt_at[at] + 1]
                 hits.append(int((of[drafted.argmax(-1)] == following).sum()))
             assert alone.hits[: len(hits)] == hits and alone.places[0] == len(states)
             assert alone.acceptance[0] == hits[0] / len(states)

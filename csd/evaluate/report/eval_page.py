@@ -82,11 +82,11 @@ def _curve(points: list[tuple[float, float, float, float]]) -> str:
     width, height, left, right, bottom, top = 560, 260, 56, 32, 34, 12
     step = (width - left - right) / max(1, len(points) - 1)
 
-    def place(i: int, value: float) -> str:
+    def point(i: int, value: float) -> str:
         return f"{left + i * step:.1f},{top + (height - top - bottom) * (1 - value):.1f}"
 
-    band = [place(i, p[2]) for i, p in enumerate(points)]
-    band += [place(i, points[i][3]) for i in reversed(range(len(points)))]
+    band = [point(i, p[2]) for i, p in enumerate(points)]
+    band += [point(i, points[i][3]) for i in reversed(range(len(points)))]
     marks = "".join(
         f'<text class="soft" x="{left + i * step:.1f}" y="{height - 12}" text-anchor="middle">'
         f"{p[0]:,.0f}</text>"
@@ -98,7 +98,7 @@ def _curve(points: list[tuple[float, float, float, float]]) -> str:
         for share in (0.0, 0.5, 1.0)
         for y in (top + (height - top - bottom) * (1 - share),)
     )
-    line = " ".join(place(i, p[1]) for i, p in enumerate(points))
+    line = " ".join(point(i, p[1]) for i, p in enumerate(points))
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img">{lines}'
         f'<polygon points="{" ".join(band)}" style="fill:var(--voted);opacity:.2"/>'

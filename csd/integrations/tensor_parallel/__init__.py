@@ -65,8 +65,8 @@ class ParallelEngine(Engine):
         if options.get("static"):
             raise ValueError("static must be False: rank 0's decisions go over the host")
         if options.get("prefix_cache"):
-            given = options["prefix_cache"]
-            raise ValueError(f"prefix_cache must be False over several ranks, got {given!r}")
+            value = options["prefix_cache"]
+            raise ValueError(f"prefix_cache must be False over several ranks, got {value!r}")
         super().__init__(loaded, **options | {"static": False, "prefix_cache": False})
 
     def call_of(self, prompt: Any, arguments: Mapping[str, Any]) -> Call:

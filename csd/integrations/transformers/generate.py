@@ -134,10 +134,10 @@ def hf_generate(
     width = input_ids.shape[1]
     # lengths are the same for all rows
     longest = max(range(len(rows)), key=lambda i: len(rows[i]))
-    given: dict[str, Any] = _lengths(generation_config, width)
-    given |= dict(logits_processor=functions) if functions else {}
-    given |= {} if generation_config.do_sample else GREEDY
-    params = resolve(config, read_options(given, SamplingOptions), vocab=vocab)
+    arguments: dict[str, Any] = _lengths(generation_config, width)
+    arguments |= dict(logits_processor=functions) if functions else {}
+    arguments |= {} if generation_config.do_sample else GREEDY
+    params = resolve(config, read_options(arguments, SamplingOptions), vocab=vocab)
     params = limited(params, model_config.context, len(rows[longest]), f"row {longest}")
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()))

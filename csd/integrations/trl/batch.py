@@ -59,9 +59,9 @@ class _Part:
             log = columns["log_extra"]
 
             def keep(column: str, values: list) -> None:
-                kept = self.logged.setdefault(column, [None] * len(drawn))
+                column_values = self.logged.setdefault(column, [None] * len(drawn))
                 for i, value in zip(rows, values, strict=True):
-                    kept[i] = value
+                    column_values[i] = value
 
             chosen = {
                 name: [value[i] for i in rows]

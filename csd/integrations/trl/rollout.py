@@ -33,8 +33,8 @@ class Rollout:
 
     exact: as in `csd.Engine`; None for its default, and in csd's `GRPOTrainer` for True.
     budget, speculate, prior: as in `csd.generate`; a call is the rows that a process draws at once.
-        prior=True learns over all calls, and halves its weights in each epoch, so that what the
-        policy no longer says is drafted less and then forgotten.
+        prior=True learns over all calls, and halves its weights in each epoch, so that the
+        influence of tokens that the policy has stopped sampling decays.
         history: number of epochs whose completions of a prompt draft for its later ones, on any
         process; 0 turns it off. It does not change completions and losses. Evaluation neither uses
         nor extends it.
@@ -73,7 +73,7 @@ class Rollout:
         running: dict[str, Any] = dict(budget=budget, speculate=speculate, prior=prior)
         self.running = {name: checked(Options, name, value) for name, value in running.items()}
         self.prior: Prior | None = self.running["prior"]
-        self._forgets, self._epoch = prior is True, 0
+        self._decays, self._epoch = prior is True, 0
         thought = dict(max_thinking_tokens=max_thinking_tokens, thinking_tags=thinking_tags)
         self.thought = {name: checked(Options, name, value) for name, value in thought.items()}
         self.history: History | None = None
@@ -110,7 +110,7 @@ class Rollout:
         engine = engine_for(model, exact=self.exact)
         tokenizer = tokenizer_of(trainer)
         history = self.history if trainer.model.training else None
-        self._forget(trainer)
+        self._decay_prior(trainer)
         # lengths are the same for all rows
         longest = max(range(len(rows)), key=lambda i: len(rows[i]))
         params = sampling_of(
@@ -141,32 +141,32 @@ class Rollout:
             drawn = [*draw([*range(len(rows))])]
         else:
             drawn = self.ends.draw(trainer, prompts, rows, seed, draw)
-        there = [s for s in drawn if s is not None]
-        self.tokens = sum(len(s.tokens) for s in there)
-        self.sample_steps = sum(len(set(s.steps)) for s in there)
+        samples = [s for s in drawn if s is not None]
+        self.tokens = sum(len(s.tokens) for s in samples)
+        self.sample_steps = sum(len(set(s.steps)) for s in samples)
         seconds = time.perf_counter() - start
         self.seconds += seconds
         _log(trainer, self.tokens, self.sample_steps, seconds)
         if history is not None:
             _add_everywhere(history, rows, drawn)
         # one padding token without loss stands for a sample that was not drawn
-        found = {
+        output = {
             "prompt_ids": rows,
             "completion_ids": [s.tokens if s else [tokenizer.pad_token_id] for s in drawn],
             "logprobs": [s.logprobs if s else [0.0] for s in drawn],
         }
         if self.ends is not None or self.thought["max_thinking_tokens"] is not None:
             # tokens that the model did not choose have no loss
-            found["env_mask"] = [
+            output["env_mask"] = [
                 [int(not f) for f in s.forced or [False] * len(s.tokens)] if s else [0]
                 for s in drawn
             ]
-        return found
+        return output
 
-    def _forget(self, trainer: Any) -> None:
+    def _decay_prior(self, trainer: Any) -> None:
         """Halve the weights of the rollout's own prior for each epoch that has begun since."""
         epoch = int(trainer.state.epoch or 0)
-        if self._forgets and self.prior is not None and epoch > self._epoch:
+        if self._decays and self.prior is not None and epoch > self._epoch:
             self.prior.decay(min(epoch - self._epoch, MOST_HALVINGS))
         self._epoch = epoch
 
@@ -188,12 +188,12 @@ def sampling_of(
 ) -> SamplingParams:
     """Sampling parameters of a trainer's completions; more: other arguments of `generate`."""
     config = trainer.generation_config
-    given = more | dict(
+    arguments = more | dict(
         max_new_tokens=config.max_new_tokens,
         min_new_tokens=config.min_new_tokens,
         end_token_ids=config_ends(config, model.vocab),
     )
-    options = read_options(given | ({} if config.do_sample else GREEDY), SamplingOptions)
+    options = read_options(arguments | ({} if config.do_sample else GREEDY), SamplingOptions)
     params = resolve(config, options, vocab=model.vocab, tokenizer=tokenizer_of(trainer))
     return limited(params, model.context, prompt_tokens, name)
 

@@ -116,13 +116,13 @@ class GRPOTrainer(StockTrainer):
         grad = torch.is_grad_enabled()
         width = input_ids.shape[1] - logits_to_keep
         params = sampling_of(self, policy.loaded.current_config(), width)
-        prompts, completions, there = _split(input_ids, attention_mask, logits_to_keep)
+        prompts, completions, is_token = _split(input_ids, attention_mask, logits_to_keep)
         recompute = grad and self.args.gradient_checkpointing and policy.why is None
         rows: Any = None
 
         def run() -> tuple[torch.Tensor, ...]:
             nonlocal rows
-            found, rows = flat_logprobs(
+            values, rows = flat_logprobs(
                 module,
                 policy,
                 prompts,
@@ -132,10 +132,10 @@ class GRPOTrainer(StockTrainer):
                 entropy=compute_entropy,
                 checkpoint=recompute,
             )
-            return tuple(found[::2])
+            return tuple(values[::2])
 
-        found = _through(model, run)
-        padded = [x.new_zeros(there.shape).masked_scatter(there, x) for x in found]
+        values = _through(model, run)
+        padded = [x.new_zeros(is_token.shape).masked_scatter(is_token, x) for x in values]
         if grad:
             log = self._metrics["train" if self.model.training else "eval"]
             log["csd/rows"].append(rows.count)
@@ -151,8 +151,8 @@ class GRPOTrainer(StockTrainer):
             return
         mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
         difference = ((logps - drawn).abs() * mask).max()
-        most = self.accelerator.gather(difference).max().item()
-        self._metrics["train"]["csd/logp_diff_max"].append(most)
+        largest = self.accelerator.gather(difference).max().item()
+        self._metrics["train"]["csd/logp_diff_max"].append(largest)
 
 
 def _in_turn(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
@@ -173,18 +173,18 @@ def _in_turn(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
 def _split(
     input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int
 ) -> tuple[list[list[int]], list[list[int]], torch.Tensor]:
-    """Prompts and completions without padding, and where the completions' tokens are [B, T]."""
-    there = attention_mask[:, -width:].bool()
+    """Prompts and completions without padding, and a mask [B, T] of the completions' tokens."""
+    is_token = attention_mask[:, -width:].bool()
     # TRL masks a truncated completion out, and its row has no tokens then
     before = attention_mask[:, :-width].bool()
-    ids, kept = input_ids.tolist(), there.any(1).tolist()
+    ids, filled = input_ids.tolist(), is_token.any(1).tolist()
     prompts, completions = [], []
-    for row, prompt, own, has in zip(ids, before.tolist(), there.tolist(), kept, strict=True):
+    for row, prompt, own, has in zip(ids, before.tolist(), is_token.tolist(), filled, strict=True):
         if has:
             first, last = row[:-width], row[-width:]
             prompts.append([t for t, p in zip(first, prompt, strict=True) if p])
             completions.append([t for t, p in zip(last, own, strict=True) if p])
-    return prompts, completions, there
+    return prompts, completions, is_token
 
 
 def _through(model: Any, run: Callable) -> Any:

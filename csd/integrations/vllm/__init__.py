@@ -69,7 +69,7 @@ class Proposer:
             self._begin,
             self._release,
         )
-        self._slots = empty_slots(rows, self.rows.places, config.context)
+        self._slots = empty_slots(rows, self.rows.group_slots, config.context)
         self._ends = end_tokens(model)
         self._slots.stop_ids[:, : len(self._ends)] = torch.tensor(self._ends, dtype=torch.int32)
         self._entering: deque[tuple[Group, Iterator]] = deque()
@@ -98,12 +98,12 @@ class Proposer:
         return [drafts.get(i, []) for i in range(len(sampled_token_ids))]
 
     def _begin(self, group: Group) -> None:
-        self._slots.group_key[group.place] = group.key
-        self._slots.prompt_len[group.place] = group.prompt.size - 1
+        self._slots.group_key[group.index] = group.key
+        self._slots.prompt_len[group.index] = group.prompt.size - 1
         self._entering.append((group, self._pieces(group)))
 
     def _release(self, group: Group) -> None:
-        self._slots.group_key[group.place] = -1
+        self._slots.group_key[group.index] = -1
         if self.history is not None:
             self.history.add(group.prompt.tolist(), [ids for _, ids in sorted(group.finished)])
 
@@ -124,7 +124,7 @@ class Proposer:
         while self._entering and left:
             group, pieces = self._entering.popleft()
             # a group that has been released is dropped
-            if int(self._slots.group_key[group.place]) == group.key and next(pieces, self) != self:
+            if int(self._slots.group_key[group.index]) == group.key and next(pieces, self) != self:
                 self._entering.append((group, pieces))
                 left -= 1
 
@@ -156,7 +156,7 @@ class Proposer:
         row = torch.tensor(list(part))
         slots.live[row] = True
         for name, values in (
-            ("group", [s.group.place for s in samples]),
+            ("group", [s.group.index for s in samples]),
             ("sample", [s.number for s in samples]),
             ("step", [s.calls for s in samples]),
             ("max_new", [self.length - s.length for s in samples]),

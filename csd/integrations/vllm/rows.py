@@ -20,8 +20,8 @@ from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import RUNNING, TOP, Verdict
 
-# most tokens that a row may gain between two calls besides the new ones: vLLM skips the proposer
-# while a row of the batch is near the model's length
+# limit of tokens that a row may gain between two calls besides the new ones: vLLM skips the
+# proposer while a row of the batch is near the model's length
 GAP = 64
 
 
@@ -30,7 +30,7 @@ class Group:
     """The samples of one prompt."""
 
     key: int  # never reused
-    place: int  # index among the groups in flight
+    index: int  # among the groups in flight
     prompt: np.ndarray  # [P] int32
     finished: deque  # (number, token ids) of the samples that ended last
     last: int  # the latest call with one of its samples
@@ -70,11 +70,11 @@ class Rows:
         release: Callable[[Group], None],
     ):
         self.length, self.patience, self.keep = length, patience, keep
-        self.places = 2 * rows  # one is free even if this call's and the last's groups differ
+        self.group_slots = 2 * rows  # one is free even if this call's and the last's groups differ
         self.groups: dict[bytes, Group] = {}
         self.samples: list[Sample] = []  # in the order in which they began
         self._begin_group, self._release_group = begin, release
-        self._free = list(range(self.places))[::-1]
+        self._free = list(range(self.group_slots))[::-1]
         self._at: dict[int, Sample] = {}  # by row of the last call
         self._call = self._keys = 0
 
@@ -160,16 +160,16 @@ class Rows:
     def _release(self, group: Group) -> None:
         self._end([s for s in self.samples if s.group is group])
         self._release_group(group)
-        self._free.append(group.place)
+        self._free.append(group.index)
         del self.groups[group.prompt.tobytes()]
 
 
-# most tokens of a row per insertion
+# largest number of tokens of a row per insertion
 ENTERED = MAX_DEPTH + 1
 
 
 def windows(sample: Sample, first: int, count: int, N: int) -> np.ndarray:
-    """[count, N] int32: the N tokens before each of `count` places from `first` on, latest first.
+    """[count, N] int32: the N tokens before `count` positions from `first` on, latest first.
 
     Entries before the text's start are -1.
     """
