@@ -200,23 +200,17 @@ class Grammars:
         continues with other tokens. So the chains behind roots, which are reached for certain, get
         their rows before drafted nodes; the others get those that are left.
         """
-        listed = zip(
-            pool.token.tolist(),
-            pool.parent.tolist(),
-            pool.depth.tolist(),
-            pool.cost.tolist(),
-            pool.source.tolist(),
-            strict=True,
-        )
-        rows = [Row(*row) for row in listed]
-        start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
-        generated = slots.generated.tolist()
+        # two copies to the host
+        fields = [pool.token, pool.parent, pool.depth, pool.cost, pool.source, pool.slot]
+        *fields, slot = torch.stack(fields).tolist()
+        rows = [Row(*row) for row in zip(*fields, strict=True)]
+        start, nodes, generated = _slots_on_host(pool, slots)
         drafts = {
             s: [
                 row._replace(parent=row.parent - start[s]) if row.parent >= 0 else row
                 for row in rows[start[s] : start[s] + nodes[s]]
             ]
-            for s in dict.fromkeys(s for s in pool.slot.tolist() if s >= 0)
+            for s in dict.fromkeys(s for s in slot if s >= 0)
         }
         chains = {s: self._missing(own, s, slots, generated) for s, own in drafts.items()}
         drafts = _cheapest(drafts, max_rows - sum(chains.values()), chains)
@@ -284,8 +278,7 @@ class Grammars:
     ) -> tuple[np.ndarray, list[int]]:
         """Allowed tokens as bits [M, V / 8] uint8, and forced tokens [M], for an unplanned pool."""
         token, parent = torch.stack([pool.token, pool.parent]).tolist()
-        start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
-        generated = slots.generated.tolist()
+        start, nodes, generated = _slots_on_host(pool, slots)
         bits = np.full((pool.rows, (self._vocab + 7) // 8), 255, np.uint8)
         forced = [OTHER] * pool.rows
         for s in range(slots.count):
@@ -407,6 +400,11 @@ class _Tree:
 
     def _allows(self, index: int, token: int) -> bool:
         return bool(self.bits[index][token // 8] >> (token % 8) & 1) and token not in self.ends
+
+
+def _slots_on_host(pool: Pool, slots: Slots) -> list[list[int]]:
+    """First row, number of rows and number of generated tokens of each slot, in one copy."""
+    return torch.stack([pool.slot_start, pool.slot_nodes, slots.generated]).tolist()
 
 
 def _cheapest(
