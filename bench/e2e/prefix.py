@@ -1,6 +1,7 @@
 """Prompts that begin alike: seconds and tokens read with the prefix cache and without.
 
-    python -m bench prefix --data gsm8k_test.jsonl [MODEL] [--problems 16] [--tokens 100] --json F
+    python -m bench prefix --data gsm8k_test.jsonl [MODEL] [--vllm .venv-vllm/bin/python]
+        [--problems 64] [--tokens 100] [--rounds 2] --json F
 
 SmolLM2-135M when no model is given. The data are JSON lines with `question` and `answer`: the first
 8 are the worked examples of every prompt, and the next are the problems.
@@ -10,64 +11,131 @@ SmolLM2-135M when no model is given. The data are JSON lines with `question` and
     equal prompts   a training step's prompts, drawn twice with two seeds
     nothing shared  problems only, of about 400 tokens each, with few tokens to draw
 
-Both sides run in turn on one thread and begin each round with empty caches; "speed-up" is the
-median over rounds of the time without the cache divided by that with it, in CPU seconds of the
-process. "read" are tokens of prompts that the model has read, "again" the share of them that an
-earlier prompt of the round begins with too.
+The sides run in turn on one thread and begin each round with empty caches. "speed-up" is the median
+over rounds of the seconds without the cache divided by those with it, in CPU seconds of the
+process; "over vLLM" the same for vLLM's CPU build with its own prefix cache. "read" are tokens of
+prompts that the model has read, "again" the share of them that an earlier prompt of the round
+begins with too. Tokens and log-probabilities with the cache must equal those without.
 """
 
 import argparse
 import json
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import csd
-from bench.lib.common import finish, table
+from bench.e2e.long.vllm_side import Vllm, as_folder
+from bench.lib.common import finish, table, write
 from csd.models.demo import smollm2_path
 
-EXAMPLES, TURNS = 8, 6
-# a job: runs over an engine and yields the results of each call
-Job = Callable[[csd.Engine], Iterator[csd.Samples]]
+EXAMPLES, TURNS, SLOTS = 8, 6, 64
+
+
+@dataclass(slots=True)
+class Answer:
+    """Samples of one prompt: tokens and log-probabilities of each, and tokens not read."""
+
+    prompt: list[int]
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    cached: int
+
+
+# draws num_samples samples of max_new_tokens tokens for each prompt: (prompts, seed, samples,
+# tokens); a job runs over it and returns the answers of all its calls
+Draw = Callable[[list[list[int]], int, int, int], list[Answer]]
+Job = Callable[[Draw], list[Answer]]
+
+
+class Csd:
+    """csd's engine, with its prefix cache or without."""
+
+    def __init__(self, model: Any, cache: bool):
+        options = {} if cache else {"prefix_cache": False}
+        self.engine = csd.Engine(model, max_slots=SLOTS, **options)
+
+    def draw(self, prompts: list[list[int]], seed: int, samples: int, tokens: int) -> list[Answer]:
+        outs = self.engine.generate(
+            prompts,
+            seed=seed,
+            num_samples=samples,
+            max_new_tokens=tokens,
+            temperature=0.7,
+            ignore_eos=True,
+            progress=False,
+        )
+        return [Answer(o.prompt_ids, o.tokens, o.logprobs, o.stats.cached_tokens) for o in outs]
+
+    def run(self, job: Job) -> tuple[float, list[Answer]]:
+        """CPU seconds and answers of a job that begins with empty caches."""
+        self.engine.release()
+        start = time.process_time()
+        answers = job(self.draw)
+        return time.process_time() - start, answers
+
+
+class Other:
+    """vLLM's CPU build with its prefix cache."""
+
+    def __init__(self, python: str, engine: csd.Engine, path: str, length: int, folder: Path):
+        model = as_folder(path, engine.dtype, engine.tokenizer, folder)
+        self.vllm = Vllm(python, model, engine.dtype, set(), length, SLOTS)
+        self.spent, self.clear = 0.0, True
+
+    def draw(self, prompts: list[list[int]], seed: int, samples: int, tokens: int) -> list[Answer]:
+        out = self.vllm.call(prompts, samples, tokens, ignore_eos=True, clear=self.clear)
+        self.clear = False
+        self.spent += out["processor"]
+        answers = zip(prompts, out["samples"], out["cached"], strict=True)
+        return [Answer(ids, drawn, [], cached) for ids, drawn, cached in answers]
+
+    def run(self, job: Job) -> tuple[float, list[Answer]]:
+        self.spent, self.clear = 0.0, True
+        answers = job(self.draw)
+        return self.spent, answers
 
 
 def worked(rows: list[dict]) -> str:
     return "".join(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in rows)
 
 
-def jobs(engine: csd.Engine, rows: list[dict], problems: int, tokens: int) -> dict[str, Job]:
+def jobs(tokenizer: Any, rows: list[dict], problems: int, tokens: int) -> dict[str, Job]:
+    def ids(text: str) -> list[int]:
+        return tokenizer(text)["input_ids"]
+
     examples, rest = worked(rows[:EXAMPLES]), rows[EXAMPLES:]
     asked = [f"Question: {row['question']}\nAnswer:" for row in rest[:problems]]
-    many = dict(num_samples=8, max_new_tokens=tokens, temperature=0.7, ignore_eos=True)
-    one = dict(num_samples=1, max_new_tokens=tokens // 2, temperature=0.7, ignore_eos=True)
 
-    def evaluation(engine: csd.Engine) -> Iterator[csd.Samples]:
-        yield from engine.generate([examples + text for text in asked], seed=0, **many)
+    def evaluation(draw: Draw) -> list[Answer]:
+        return draw([ids(examples + text) for text in asked], 0, 8, tokens)
 
-    def chat(engine: csd.Engine) -> Iterator[csd.Samples]:
+    def chat(draw: Draw) -> list[Answer]:
         # token ids, since a text that is tokenized again may have other tokens
         text: list[int] = []
+        answers: list[Answer] = []
         for turn, row in enumerate(rest[:TURNS]):
-            said = f"User: {row['question']}\nAssistant:"
-            text = text + engine.tokenizer(said)["input_ids"]
-            out = engine.generate(text, seed=turn, **one)
-            text = text + out[0].tokens
-            yield out
+            text = text + ids(f"User: {row['question']}\nAssistant:")
+            (answer,) = draw([text], turn, 1, tokens // 2)
+            text = text + answer.tokens[0]
+            answers.append(answer)
+        return answers
 
-    def equal(engine: csd.Engine) -> Iterator[csd.Samples]:
-        for seed in (0, 1):
-            yield from engine.generate(asked[: problems // 2], seed=seed, **many)
+    def equal(draw: Draw) -> list[Answer]:
+        prompts = [ids(text) for text in asked[: problems // 2]]
+        return [answer for seed in (0, 1) for answer in draw(prompts, seed, 8, tokens)]
 
-    def nothing(engine: csd.Engine) -> Iterator[csd.Samples]:
-        texts = [row["question"] + " " + row["answer"] for row in rest]
-        ids = [engine.tokenizer(text)["input_ids"] for text in texts]
-        joined = [[*chain(*ids[i : i + 3])][:400] for i in range(0, 3 * problems, 3)]
-        few = many | dict(num_samples=2, max_new_tokens=8)
-        yield from engine.generate(joined, seed=0, **few)
+    def nothing(draw: Draw) -> list[Answer]:
+        texts = [ids(row["question"] + " " + row["answer"]) for row in rest]
+        joined = [[*chain(*texts[i : i + 3])][:400] for i in range(0, 3 * problems, 3)]
+        return draw(joined, 0, 2, 8)
 
     return {
         "evaluation": evaluation,
@@ -88,22 +156,49 @@ def seen_before(prompts: list[list[int]]) -> int:
     return count
 
 
-def run(engine: csd.Engine, job: Job) -> tuple[float, list[csd.Samples]]:
-    engine.release()
-    start = time.process_time()
-    outs = [*job(engine)]
-    return time.process_time() - start, outs
+def read(answers: list[Answer]) -> int:
+    return sum(len(answer.prompt) - 1 - answer.cached for answer in answers)
 
 
-def read(outs: list[csd.Samples]) -> int:
-    return sum(len(out.prompt_ids) - 1 - out.stats.cached_tokens for out in outs)
+def timed(sides: dict[str, Csd | Other], job: Job, rounds: int) -> dict[str, Any]:
+    """A job's row: the sides in turn, in the opposite order in every other round."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    answers: dict[str, list[Answer]] = {}
+    for i in range(rounds + 1):
+        for name in [*sides][:: (-1) ** i]:
+            spent, answers[name] = sides[name].run(job)
+            # warm-up: the first round compiles and measures
+            if i:
+                seconds[name].append(spent)
+        with_cache, without = ([(a.tokens, a.logprobs) for a in answers[n]] for n in CSD)
+        if with_cache != without:
+            raise AssertionError("tokens or log-probabilities with the cache differ")
+    total, now = read(answers["without"]), read(answers["with"])
+    fewest = total - seen_before([answer.prompt for answer in answers["with"]])
+    row: dict[str, Any] = {"prompts": len(answers["with"])}
+    row |= {f"read {name}": read(answers[name]) for name in sides}
+    row["again"] = (now - fewest) / now
+    row |= {f"seconds {name}": statistics.median(seconds[name]) for name in sides}
+
+    def ratio(name: str) -> float:
+        pairs = zip(seconds[name], seconds["with"], strict=True)
+        return statistics.median(a / b for a, b in pairs)
+
+    row["speed-up"] = ratio("without")
+    if "vLLM" in sides:
+        row["over vLLM"] = ratio("vLLM")
+    return row
+
+
+CSD = ("with", "without")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", help="as of csd.generate")
     parser.add_argument("--data", type=Path, required=True, help="JSON lines: question and answer")
-    parser.add_argument("--problems", type=int, default=16)
+    parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM")
+    parser.add_argument("--problems", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", nargs="+", help="names of jobs")
@@ -112,46 +207,26 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     lines = args.data.read_text().splitlines()[: EXAMPLES + 3 * args.problems]
     model = args.model or smollm2_path()
-    sides = {
-        on: csd.Engine(model, **({} if on else {"prefix_cache": False})) for on in (True, False)
-    }
-    rows = []
-    for name, job in jobs(
-        sides[True], [*map(json.loads, lines)], args.problems, args.tokens
-    ).items():
-        if args.only and name not in args.only:
-            continue
-        took: dict[bool, list[float]] = {True: [], False: []}
-        for i in range(args.rounds + 1):
-            outs = {}
-            for on in sorted(sides, reverse=i % 2 == 0):
-                seconds, outs[on] = run(sides[on], job)
-                # warm-up: the first round compiles and measures
-                if i:
-                    took[on].append(seconds)
-            same = [(out.tokens, out.logprobs) for out in outs[True]]
-            assert same == [(out.tokens, out.logprobs) for out in outs[False]]
-        prompts = [out.prompt_ids for out in outs[True]]
-        total, now = read(outs[False]), read(outs[True])
-        fewest = total - seen_before(prompts)
-        rows.append(
-            {
-                "job": name,
-                "prompts": len(prompts),
-                "read without": total,
-                "read with": now,
-                "again": (now - fewest) / now,
-                "seconds without": statistics.median(took[False]),
-                "seconds with": statistics.median(took[True]),
-                "speed-up": statistics.median(
-                    a / b for a, b in zip(took[False], took[True], strict=True)
-                ),
-            }
-        )
-        print(table(rows[-1:]), flush=True)
-    print(table(rows))
+    sides: dict[str, Csd | Other] = {name: Csd(model, cache=name == "with") for name in CSD}
+    engine = sides["with"].engine
+    named = jobs(engine.tokenizer, [*map(json.loads, lines)], args.problems, args.tokens)
     settings = {"problems": args.problems, "tokens": args.tokens, "rounds": args.rounds}
-    finish({"bench": "prefix", "exact": sides[True].exact, **settings, "rows": rows}, args.json)
+    result: dict[str, Any] = {"bench": "prefix", "exact": engine.exact, **settings, "rows": []}
+    with tempfile.TemporaryDirectory() as folder:
+        if args.vllm:
+            sides["vLLM"] = Other(args.vllm, engine, str(model), 4096, Path(folder))
+            result["vLLM"] = sides["vLLM"].vllm.version
+        for name, job in named.items():
+            if args.only and name not in args.only:
+                continue
+            row = {"job": name, **timed(sides, job, args.rounds)}
+            print(table([row]), flush=True)
+            result["rows"].append(row)
+            write(result, args.json)
+        if args.vllm:
+            sides["vLLM"].vllm.close()
+    print(table(result["rows"]))
+    finish(result, args.json)
     return 0
 
 

@@ -173,3 +173,8 @@ def in_plain_torch(items: Generator[T, None, None]) -> Generator[T, None, None]:
     finally:
         with plain_torch():
             items.close()
+
+
+def version_of(x: torch.Tensor) -> int:
+    """Number of writes in place that PyTorch counted; 0 for tensors of inference mode."""
+    return 0 if x.is_inference() else x._version

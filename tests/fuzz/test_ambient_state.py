@@ -8,7 +8,7 @@ import pytest
 import torch
 from families import build
 from fuzzing import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import csd
@@ -139,6 +139,8 @@ def within(states, act):
     st.sets(st.sampled_from(FLAGS), max_size=2),
     st.booleans(),
 )
+# weights that are tensors of inference mode
+@example("llama", ["inference mode"], "averaged", set(), True)
 def test_samples_do_not_depend_on_what_is_around_a_call(family, states, wrapper, flags, inside):
     model = build(family, torch.float32)
     if "output_attentions" in flags:

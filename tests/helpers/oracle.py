@@ -189,7 +189,10 @@ def processors(prompt_len, vocab, params: dict, end_ids, given=False) -> LogitsP
     if thinks:
         most = params["max_thinking_tokens"]
         found.append(Thought(prompt_len, tags, most, once=bool(grammar)))
-    if params.get("temperature", 1) not in (0, 1):
+    if params.get("temperature", 1) == 0:
+        # no draw, so no filter
+        return found
+    if params.get("temperature", 1) != 1:
         found.append(TemperatureLogitsWarper(params["temperature"]))
     if 0 < params.get("top_k", 0) < vocab:
         found.append(TopKLogitsWarper(params["top_k"]))
@@ -301,10 +304,6 @@ def given(model, prompt, tokens, *, seed, sample, end_ids=(), **params):
     """
     key, vocab = key_of(seed, prompt), model.config.vocab_size
     temperature, top_k = params.get("temperature", 1), params.get("top_k", 0)
-    if temperature == 0:
-        # no draw, so no filter: gaps are between logits
-        cuts = ("top_k", "top_p", "min_p", "typical_p")
-        params = {k: v for k, v in params.items() if k not in cuts}
     process = processors(len(prompt), vocab, params, end_ids, given=True)
     found = []
     for position, token in enumerate(tokens):

@@ -136,6 +136,17 @@ def prior() -> str:
     return markdown(head, fold(lines))
 
 
+def prior_live() -> str:
+    lines = []
+    for r in load("prior_live")["rows"]:
+        arms = [f"{r[f'tau, {arm}']:.2f}" for arm in ("none", "prior")]
+        clocks = ("seconds", "processor")
+        ratios = [between(r[f"{c}, prior"], r[f"{c}, prior, interval"], 2) for c in clocks]
+        lines.append([str(r["samples"]), str(r["slots"]), *arms, *ratios])
+    head = ["samples", "slots", "tau without", "tau with", "speed, seconds", "speed, CPU seconds"]
+    return markdown(head, lines)
+
+
 def votes() -> str:
     lines = [
         [r["engine"], *(f"{r[name]:,}" for name in r if name != "engine")]
@@ -199,6 +210,7 @@ TABLES = {
     "kinds": kinds,
     "ablations": ablations,
     "prior": prior,
+    "prior_live": prior_live,
     "votes": votes,
     "steps": steps,
     "ends": ends,

@@ -78,11 +78,30 @@ class Vllm:
 
         The engine's generator continues from call to call.
         """
-        given = json.dumps({"ids": ids, "n": n, "limit": limit})
-        self.process.stdin.write(given + "\n")
+        answer = self.call([ids], n, limit)
+        return Drawn.cut(answer["samples"][0], self.ends, answer["seconds"])
+
+    def call(
+        self,
+        prompts: list[list[int]],
+        n: int,
+        limit: int,
+        ignore_eos: bool = False,
+        clear: bool = False,
+    ) -> dict[str, Any]:
+        """Draw n samples of each prompt in one call.
+
+        Args:
+            clear: empty the prefix cache first.
+
+        Returns:
+            samples (tokens by prompt and sample), cached (tokens by prompt), seconds, and
+            processor: seconds of the worker's process.
+        """
+        request = dict(prompts=prompts, n=n, limit=limit, ignore_eos=ignore_eos, clear=clear)
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        found = self._answer()
-        return Drawn.cut(found["tokens"], self.ends, found["seconds"])
+        return self._answer()
 
     def close(self) -> None:
         self.process.stdin.close()

@@ -4,7 +4,8 @@
 
 JOB is JSON: model (a folder), dtype, length (most tokens of a sequence), samples (most at once),
 ends, temperature, ngram (drafted tokens, 0 for none). Writes one line of JSON when the model is
-loaded, and one for each line of JSON on standard input: ids, n, limit.
+loaded, and one for each line of JSON on standard input: prompts (token ids of each), n, limit,
+ignore_eos; and clear, which empties the prefix cache first.
 """
 
 import json
@@ -45,18 +46,26 @@ def main(arguments: list[str]) -> None:
 
     answer(version=vllm.__version__)
     for line in sys.stdin:
-        given = json.loads(line)
+        call = json.loads(line)
+        if call["clear"]:
+            llm.reset_prefix_cache()
         params = vllm.SamplingParams(
-            n=given["n"],
+            n=call["n"],
             temperature=job["temperature"],
-            max_tokens=given["limit"],
-            stop_token_ids=job["ends"],
+            max_tokens=call["limit"],
+            stop_token_ids=None if call["ignore_eos"] else job["ends"],
+            ignore_eos=call["ignore_eos"],
             detokenize=False,
         )
-        start = time.perf_counter()
-        (out,) = llm.generate([{"prompt_token_ids": given["ids"]}], params, use_tqdm=False)
-        seconds = time.perf_counter() - start
-        answer(tokens=[list(x.token_ids) for x in out.outputs], seconds=seconds)
+        prompts = [{"prompt_token_ids": ids} for ids in call["prompts"]]
+        start, spent = time.perf_counter(), time.process_time()
+        outs = llm.generate(prompts, params, use_tqdm=False)
+        answer(
+            seconds=time.perf_counter() - start,
+            processor=time.process_time() - spent,
+            samples=[[list(x.token_ids) for x in out.outputs] for out in outs],
+            cached=[out.num_cached_tokens or 0 for out in outs],
+        )
 
 
 def expand_by_request() -> None:

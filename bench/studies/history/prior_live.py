@@ -1,12 +1,13 @@
 """Seconds of a batch of problems with a prior of other problems' answers, and without.
 
     python -m bench prior_live PROBLEMS --learn TRACES [--skip 20] [--problems 40] [--samples 1 4 8]
-        [--tokens 64] [--pairs 7] [--json F]
+        [--tokens 64] [--slots 64] [--pairs 7] [--json F]
 
 SmolLM2-135M at temperature 0.7; PROBLEMS has a "question" in each line, TRACES are recorded answers
 to others. Both arms draft with the automatic budget, in turn; their tokens are compared. Times are
 seconds, and processor seconds, which other programs change less. The prior of the third arm,
 "zero", has no text: the model's likeliest tokens behind each single token (`csd warmup --prior`).
+An existing file keeps its rows of other numbers of samples or slots.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import csd
-from bench.lib.common import bootstrap, finish, table, write
+from bench.lib.common import bootstrap, finish, merged, table, write
 from csd.models.demo import smollm2_path
 from csd.traces.traces import read_traces
 
@@ -25,8 +26,8 @@ def speed_up(pairs: list[dict], arm: str, clock: str) -> float:
     return median(p["none"][clock] / p[arm][clock] for p in pairs)
 
 
-def row(samples: int, arms: dict, pairs: list[dict]) -> dict:
-    found: dict = {"samples": samples, "pairs": len(pairs)}
+def row(samples: int, slots: int, arms: dict, pairs: list[dict]) -> dict:
+    found: dict = {"samples": samples, "slots": slots, "pairs": len(pairs)}
     for arm in arms:
         found |= {f"tau, {arm}": pairs[0][arm]["tau"], f"nodes, {arm}": pairs[0][arm]["nodes"]}
         if arm != "none":
@@ -64,6 +65,9 @@ def main(argv: list[str] | None = None) -> None:
     given |= {"problems_file": Path(args.problems_file).name, "json": None}
     result: dict = {"bench": "prior_live", "options": given, "dtype": str(engine.dtype)}
     result |= {"learnt_tokens": prior.tokens, "rows": [], "pairs": {}}
+    if args.json and Path(args.json).exists():
+        before = json.loads(Path(args.json).read_text())
+        result |= {name: before[name] for name in ("rows", "pairs")}
     for samples in args.samples:
         options = dict(
             num_samples=samples,
@@ -95,9 +99,9 @@ def main(argv: list[str] | None = None) -> None:
             pair["equal"] = all(x == drawn[0] for x in drawn)
             if i:
                 pairs.append(pair)
-                result["pairs"][str(samples)] = pairs
-                rows = [r for r in result["rows"] if r["samples"] != samples]
-                result["rows"] = [*rows, row(samples, arms, pairs)]
+                result["pairs"][f"{samples} samples, {args.slots} slots"] = pairs
+                new = row(samples, args.slots, arms, pairs)
+                result["rows"] = merged(result["rows"], [new], ("samples", "slots"))
                 write(result, args.json)
         print(table([result["rows"][-1]]), flush=True)
     finish(result, args.json)

@@ -10,6 +10,7 @@ from csd.engine.step.prefill import read_prompt
 from csd.engine.step.step import Step
 from csd.models.load import Loaded
 from csd.state.kv_cache import PAGE
+from csd.utils.torch_state import version_of
 
 # of each PERIOD words of 8 bytes of a large tensor, the first SAMPLED are read
 PERIOD, SAMPLED = 512, 8
@@ -28,10 +29,11 @@ def tensor_versions(loaded: Loaded, begun: bool = False) -> Hashable:
         return None
     adapters = getattr(loaded.decoder, "adapters", None)
     active = adapters and (adapters.state if begun else adapters.now())
-    return active, *((p.data_ptr(), p._version) for p in module.parameters())
+    return active, *((p.data_ptr(), version_of(p)) for p in module.parameters())
 
 
-@torch.no_grad()
+# a view of a tensor that was made in this mode is made in it too
+@torch.inference_mode()
 def weights_state(loaded: Loaded, begun: bool = False) -> Hashable:
     """`tensor_versions`, and sums of words of all tensors, which optimizers may write unnoticed.
 

@@ -156,9 +156,11 @@ def _join(modules: Iterable[nn.Module], name: str) -> torch.Tensor:
     whole = _joined(params, sum(rows))
     if whole is not None:
         return whole
-    fused = torch.cat([p.data for p in params])
-    for param, view in zip(params, fused.split(rows), strict=True):
-        param.data = view
+    # parameters of inference mode can be views only of a tensor of that mode
+    with torch.inference_mode(params[0].is_inference()):
+        fused = torch.cat([p.data for p in params])
+        for param, view in zip(params, fused.split(rows), strict=True):
+            param.data = view
     return fused
 
 

@@ -17,6 +17,7 @@ import torch
 
 from csd.models.fused.linear import add_rounded, packed
 from csd.models.lora import GONE, base_linear, is_lora, settle, state_of, working
+from csd.utils.torch_state import version_of
 
 # ranks of a stack are padded to a multiple of this, as products in loops and tiles need
 RANKS = 32
@@ -143,9 +144,7 @@ class FusedAdapters:
                 yield layer, name
 
     def _versions(self) -> list:
-        # tensors of inference mode have no version
-        versions = (0 if w.is_inference() else w._version for w in self._weights)
-        return [*versions, *(d[name] for d, name in self._scales)]
+        return [*map(version_of, self._weights), *(d[name] for d, name in self._scales)]
 
     @torch.no_grad()
     def _read(self) -> None:

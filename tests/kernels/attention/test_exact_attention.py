@@ -160,5 +160,5 @@ def test_the_loop_needs_weights_added_by_position(monkeypatch):
 
     monkeypatch.setattr(attention, "softmax", apart)
     attend = njit(attention._attend.part.py_func)
-    monkeypatch.setattr(attention, "_attend", lambda numbers, *args: attend(*args))
+    monkeypatch.setattr(attention, "_attend", lambda numbers, *args: attend(0, 1, *args))
     assert broken(attention.tree_attention)
