@@ -154,6 +154,18 @@ def add(commands: _SubParsersAction) -> None:
         help="produce the same bits under any load, even where that is slower",
     )
     parser.add_argument(
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="format of calls of tools in the model's texts: hermes, llama3_json or mistral; auto, "
+        "the default, is that of the chat template, and none leaves them text",
+    )
+    parser.add_argument(
+        "--enable-auto-tool-choice",
+        action="store_true",
+        help="accepted for commands of vLLM; it is always on",
+    )
+    parser.add_argument(
         "--learn-prior",
         action="append",
         default=[],
@@ -188,9 +200,11 @@ def _serve(args: Namespace) -> int:
         check_installed(package, "serve", "csd serve")
     from csd.serve import AsyncEngine
     from csd.serve.http import Limits, Server, serve
+    from csd.serve.http.api.tools import check_parser
     from csd.serve.http.app import check_host, check_origin
     from csd.serve.http.clients import check_keys, owner_of
 
+    check_parser("--tool-call-parser", args.tool_call_parser)
     keys = args.api_key
     check_keys("--api-key", keys)
     if not keys and "CSD_API_KEYS" in os.environ:
@@ -231,6 +245,7 @@ def _serve(args: Namespace) -> int:
         hosts=tuple(hosts),
         origins=tuple(origins),
         limits=limits,
+        tool_call_parser=args.tool_call_parser,
     )
 
     if args.access_log:

@@ -57,13 +57,12 @@ def read(path: Path) -> bytes:
         return file.read(MAX_LINE + 1)
 
 
-def has(path: Path) -> bool:
-    """True if `read` can read the file."""
+def holds(path: Path, text: str) -> bool:
+    """True if the file has this text, and not a part of it or another one."""
     try:
-        read(path)
+        return read(path) == text.encode()
     except OSError:
         return False
-    return True
 
 
 def save(path: Path, text: str) -> None:

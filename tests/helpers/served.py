@@ -68,7 +68,7 @@ def call(port, path, body=None, key=None, method=None):
 
 
 def opened(port, path, body=None, key=None, method=None, headers=()):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
     headers = {"Content-Type": "application/json"} | dict(headers)
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"

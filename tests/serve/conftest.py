@@ -15,10 +15,12 @@ FAST = (
     "test_http_fields",
     "test_http_texts",
     "test_browsers",
+    "test_chat_turns",
     "test_client_limits",
     "test_connections",
     "test_shares",
     "test_observed",
+    "test_responses",
     "test_tools",
 )
 
@@ -49,7 +51,8 @@ def engine(model):
 def server(engine):
     from csd.serve.http import Limits
 
-    limits = Limits(body=20_000, choices=20)
+    # a busy machine may take long for what is limited by time of the CPU
+    limits = Limits(body=20_000, choices=20, read_seconds=120)
     with served(csd.AsyncEngine(engine, max_tokens=400, budget=8), limits=limits) as found:
         yield found
 

@@ -50,7 +50,8 @@ def test_a_page_of_another_origin_is_refused(port, origin):
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "a/json"])
 def test_a_post_needs_the_type_that_forms_cannot_have(port, kind):
-    for path in (CHATS, "/v1/completions", "/tokenize", "/detokenize", "/update_weights"):
+    texts = (CHATS, "/v1/completions", "/v1/responses")
+    for path in (*texts, "/tokenize", "/detokenize", "/update_weights"):
         assert asked(port, path, chat(), Content_Type=kind) == 415
     assert asked(port, CHATS, chat(), Content_Type="Application/JSON; charset=utf-8") == 200
 

@@ -11,12 +11,14 @@ import pytest
 from served import CHAT, call, chat
 
 from csd.engine.options import grammar
+from csd.serve.http.api import fields
 from csd.serve.http.names import SAMPLING
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
+RESPONSES = "/v1/responses"
 PROGRAM = "{{ (9**30000000) % 7 }}"
 
 
@@ -77,7 +79,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("path", [CHATS, TEXTS, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", [CHATS, TEXTS, RESPONSES, "/tokenize", "/detokenize"])
 def test_no_value_of_any_field_is_an_error_of_the_server(port, path):
     names = [
         *SAMPLING,
@@ -94,10 +96,14 @@ def test_no_value_of_any_field_is_an_error_of_the_server(port, path):
         "user",
         "none",
     ]
-    base = {"max_tokens": 2} | (chat() if path == CHATS else {"prompt": "ab"})
+    base = (chat() if path == CHATS else {"prompt": "ab"}) | {"max_tokens": 2}
+    if path == RESPONSES:
+        base = {"input": "ab", "max_output_tokens": 2}
+        # the others are read as those of a chat
+        names = [*fields.RESPONSES, "seed", "metadata", "store", "none"]
     for name in names:
         for value in ODD:
-            status, answer = call(port, path, base | {"max_tokens": 2, name: value})
+            status, answer = call(port, path, base | {name: value})
             assert status in (200, 400, 404), (name, str(value)[:50], answer)
     # a body that is nested more deeply than Python's stack
     status, answer = call(port, path, b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}")

@@ -71,6 +71,11 @@ def test_the_client_of_openai(port, capsys):
     call = names["answer"].choices[0].message.tool_calls[0]
     assert call.function.name == "add" and arguments == call.function.arguments + "\n"
     assert arguments.startswith("{")
+    exec(PYTHON[2], names)
+    answer = names["answer"]
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"{answer.output_text} {answer.usage.output_tokens}\n")
+    assert len(printed) > len(answer.output_text) + 3
 
 
 def test_curl(port):
@@ -84,9 +89,9 @@ def test_curl(port):
 def test_the_engine_in_python(place, monkeypatch):
     monkeypatch.chdir(place)
     names = {"csd": csd}
-    exec(PYTHON[2], names)
+    exec(PYTHON[3], names)
     assert [len(result) for result in names["results"]] == [4] * 3
-    assert len(PYTHON) == 3 and len(SHELL) == 3
+    assert len(PYTHON) == 4 and len(SHELL) == 3
 
 
 def test_the_table_names_every_field():
@@ -102,6 +107,13 @@ def test_the_table_names_every_field():
         "token_ids",
         "prompt_token_ids",
     }
+
+
+def test_the_table_names_every_field_of_a_response():
+    table = PAGE[PAGE.index("### Responses") : PAGE.index("### Paths")]
+    listed = set(re.findall(r"`([a-z_]+)[.`:]", table))
+    alone = {*fields.RESPONSES} - {*fields.CHAT}
+    assert alone <= listed and {*fields.INSTEAD_IN_RESPONSES} >= {"previous_response_id"} <= listed
 
 
 def test_the_flags_that_it_names_exist():

@@ -171,6 +171,71 @@ def test_tools(client, reads_tools):
     assert final.finish_reason == "tool_calls"
 
 
+ASKED = dict(model=NAME, input="Say 1.", max_output_tokens=16, temperature=0.9)
+
+
+def test_responses(client, engine):
+    answer = client.responses.create(**ASKED, extra_body={"seed": 3})
+    want = wanted(engine, 3, 1)
+    assert answer.output_text == want.texts[0] and answer.object == "response"
+    assert answer.usage.output_tokens == len(want.tokens[0])
+    cut = want.finish_reasons == ["length"]
+    assert answer.status == ("incomplete" if cut else "completed")
+    # the output of one response is part of the input of the next one
+    items = [*CHAT, *answer.output, {"role": "user", "content": "Say 2."}]
+    messages = [
+        *CHAT,
+        {"role": "assistant", "content": answer.output_text},
+        {"role": "user", "content": "Say 2."},
+    ]
+    after = client.responses.create(**ASKED | {"input": items}, extra_body={"seed": 4})
+    same = csd.generate(engine, messages, seed=4, max_new_tokens=16, temperature=0.9)
+    assert after.output_text == same.texts[0]
+
+
+def test_a_stream_of_a_response(client, engine):
+    how = ASKED | dict(include=["message.output_text.logprobs"], top_logprobs=2)
+    with client.responses.stream(**how, extra_body={"seed": 3}) as stream:
+        events = [*stream]
+    want = wanted(engine, 3, 1)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(event.delta for event in deltas) == want.texts[0]
+    final = events[-1].response
+    (part,) = final.output[0].content
+    assert part.text == want.texts[0]
+    assert [one.logprob for one in part.logprobs] == pytest.approx(want.raw_logprobs[0])
+    assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
+    plain = [*client.responses.create(**ASKED, stream=True, extra_body={"seed": 3})]
+    assert [event.type for event in plain if "delta" not in event.type] == [
+        event.type for event in events if "delta" not in event.type
+    ]
+    assert plain[-1].response.output_text == want.texts[0]
+
+
+def test_calls_of_a_response(client, reads_tools):
+    function = {"type": "function", **TOOL["function"]}
+    how = ASKED | dict(tools=[function], tool_choice={"type": "function", "name": "say"})
+    how |= dict(max_output_tokens=100, extra_body={"seed": 1})
+    (item,) = client.responses.create(**how).output
+    assert (item.type, item.name, item.status) == ("function_call", "say", "completed")
+    with client.responses.stream(**how) as stream:
+        (streamed,) = stream.get_final_response().output
+    assert streamed.arguments == item.arguments
+    result = {"type": "function_call_output", "call_id": item.call_id, "output": "said"}
+    more = how | dict(input=[*CHAT, item, result], tool_choice="none", max_output_tokens=9)
+    assert client.responses.create(**more).output_text
+
+
+def test_errors_of_a_response(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**ASKED | {"previous_response_id": "resp_1"})
+    assert caught.value.param == "previous_response_id"
+    # which only the engine detects
+    body = {"suppress_tokens": [5], "allowed_token_ids": [5]}
+    with pytest.raises(openai.APIError, match="allowed_token_ids"):
+        [*client.responses.create(**ASKED, stream=True, extra_body=body)]
+
+
 def test_langchain_binds_tools(url, reads_tools):
     langchain = pytest.importorskip("langchain_openai")
     model = langchain.ChatOpenAI(model=NAME, base_url=url, api_key="k", max_tokens=100, seed=1)

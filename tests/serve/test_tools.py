@@ -54,12 +54,12 @@ TEXTS = [
     ("mistral", "[1, 2]", "", []),
     ("mistral", f"[{ADD}, 5]", "", []),
     ("mistral", "plain [TOOL_ text", "", []),
-    ("llama", LLAMA[0], None, CALLS[:1]),
-    ("llama", f"<|python_tag|>{LLAMA[0]}; {LLAMA[1]}", None, CALLS),
-    ("llama", f"{LLAMA[0]} and more", "", []),
-    ("llama", "{5: 6}", "", []),
-    ("llama", f"So: {LLAMA[0]}", "", []),
-    ("llama", "", "", []),
+    ("llama3_json", LLAMA[0], None, CALLS[:1]),
+    ("llama3_json", f"<|python_tag|>{LLAMA[0]}; {LLAMA[1]}", None, CALLS),
+    ("llama3_json", f"{LLAMA[0]} and more", "", []),
+    ("llama3_json", "{5: 6}", "", []),
+    ("llama3_json", f"So: {LLAMA[0]}", "", []),
+    ("llama3_json", "", "", []),
     (None, f"<tool_call>{ADD}</tool_call>", "", []),
 ]
 
@@ -94,15 +94,37 @@ def test_text_without_calls_is_streamed_as_it_is_drawn():
         assert text.startswith(sent) and len(sent) > len(text) - 3, form
 
 
+def test_arguments_of_a_named_tool_are_streamed_without_outer_spaces():
+    tools = Tools(SCHEMAS, "say", None)
+    for text in (' {"word":\n "a b "}\n ', "{\n\n", " ", ""):
+        for size in range(1, len(text) + 2):
+            stream, arguments = tools.stream(), ""
+            for start in range(0, len(text) + 1, size):
+                deltas = stream.push(text[start : start + size], start + size > len(text))
+                for delta in deltas:
+                    arguments += delta["tool_calls"][0]["function"]["arguments"]
+            assert tools.read(text) == (None, [("say", arguments)])
+
+
 def test_formats_are_known_by_the_template():
     signs = {
         "hermes": "{{ '<tool_call>' }}",
         "mistral": "{{ '[TOOL_CALLS]' }}",
-        "llama": 'Respond as {"name": function, "parameters": dict}',
+        "llama3_json": 'Respond as {"name": function, "parameters": dict}',
         None: "{{ tools }}",
     }
     for form, template in signs.items():
         assert read_tools({"tools": LISTED}, template) == Tools(SCHEMAS, "auto", form)
+
+
+def test_a_format_that_the_server_names_is_not_the_templates():
+    fields, template = {"tools": LISTED}, "{{ '<tool_call>' }}"
+    for form in FORMS:
+        assert read_tools(fields, template, parser=form) == Tools(SCHEMAS, "auto", form)
+    assert read_tools(fields, template, parser="none") == Tools(SCHEMAS, "auto", None)
+    # a grammar's calls need no format
+    asked = fields | {"tool_choice": "required"}
+    assert read_tools(asked, template, parser="none") == Tools(SCHEMAS, "required", None)
 
 
 BAD = [
@@ -238,3 +260,28 @@ def test_a_schema_of_a_tool_is_bounded_as_a_grammar():
     with pytest.raises(Refused, match="at most 65536 characters") as refused:
         check_sizes(body | {"tool_choice": "required"}, Limits(), 400, 96)
     assert refused.value.param == "tools"
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_the_servers_format_is_that_of_chats_and_responses(port, server, template, monkeypatch):
+    called = r'\{"name": "add", "parameters": \{"x": [0-9]\}\}'
+    listed = [{"type": "function", **LISTED[0]["function"]}]
+    asked = dict(input="Add.", max_output_tokens=150, seed=1, tools=listed, regex=called)
+    for parser, names in (("llama3_json", ["add"]), ("auto", []), ("none", [])):
+        monkeypatch.setattr(server[1], "tool_call_parser", parser)
+        for content, calls, reason in both(port, regex=called):
+            assert [name for name, _ in calls] == names
+            assert (content is None) == bool(names)
+            assert reason == ("tool_calls" if names else "stop")
+        (item,) = call(port, "/v1/responses", asked)[1]["output"]
+        assert item["type"] == ("function_call" if names else "message")
+
+
+def test_another_format_is_refused_with_those_that_are_known(tmp_path, capsys):
+    from csd.cli.main import main
+
+    command = ["serve", str(tmp_path), "--enable-auto-tool-choice", "--tool-call-parser"]
+    assert main([*command, "qwen3_coder"]) == 2
+    error = capsys.readouterr().err
+    assert "--tool-call-parser must be one of auto, none, mistral, hermes, llama3_json" in error
+    assert "got 'qwen3_coder'" in error

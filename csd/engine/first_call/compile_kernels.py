@@ -29,7 +29,7 @@ from csd.engine.step.static_step import StaticStep, sizes_for
 from csd.kernels.common.compile_jobs import CompileJob, Target, recording
 from csd.kernels.common.gpu import chip_of
 from csd.models.fused.decoder import Decoder
-from csd.utils.cache_folder import alone, has, path_of, save
+from csd.utils.cache_folder import alone, holds, path_of, save
 from csd.utils.phases import note, phase
 from csd.utils.version import __version__
 
@@ -59,11 +59,11 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
     # a user may have no home
     except RuntimeError:
         return
-    if has(path):
+    if holds(path, key):
         return
     with alone(path):
         # another process, such as a rank of the same job, may have done it meanwhile
-        if has(path):
+        if holds(path, key):
             return
         announced = f"compiling kernels for {target.chip.name}, once per machine and version:"
         with phase("compile", device, announced, kind="compile"):

@@ -144,6 +144,7 @@ PATHS = {
     "/v1/models/{name:path}": ("GET", endpoints.models),
     "/v1/completions": ("POST", endpoints.completions),
     "/v1/chat/completions": ("POST", endpoints.chat_completions),
+    "/v1/responses": ("POST", endpoints.responses),
 }
 
 

@@ -24,7 +24,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from csd.serve.http.api.events import error_event
-from csd.serve.http.api.request import Asked
 from csd.serve.http.api.response import Answer
 from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
@@ -189,12 +188,16 @@ async def unless_gone(receive: Receive, result: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(work, leaving, return_exceptions=True)
 
 
-async def results_of(asked: Asked) -> list[Any]:
-    """Returns the results of all prompts. Raises the error that ended one."""
-    results = [await handle.wait() for handle in asked.handles]
+async def results_of(answer: Answer) -> list[Any]:
+    """Returns the results of all prompts. Raises Refused for the error that ended one."""
+    asked = answer.asked
+    try:
+        results = [await handle.wait() for handle in asked.handles]
+        asked.raise_error()
+    except Exception as error:
+        raise answer.refused(error) from error
     if any(sample.finish_reason == "cancelled" for result in results for sample in result):
         raise Refused("the server is shutting down", status=503, code="shutting_down")
-    asked.raise_error()
     return results
 
 

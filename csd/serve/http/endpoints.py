@@ -4,9 +4,10 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +18,8 @@ from csd.serve.http.access_log import Entry
 from csd.serve.http.api.events import events
 from csd.serve.http.api.request import Asked, read_chat, read_completion, read_messages
 from csd.serve.http.api.response import Answer
+from csd.serve.http.api.responses import ResponseAnswer, response_events
+from csd.serve.http.api.responses_body import ChatBody
 from csd.serve.http.checks import check_template_names
 from csd.serve.http.clients import EventStream, WholeAnswer, results_of, unless_gone
 from csd.serve.http.errors import Refused
@@ -33,6 +36,9 @@ LOG = logging.getLogger("csd")
 PAGE = Path(__file__).with_name("page.html")
 
 Endpoint = Callable[[Server, Request], Awaitable[Response]]
+Read = Callable[[dict[str, Any], Any], Asked]
+Submit = Callable[[dict[str, Any], Read], Asked]
+A = TypeVar("A", bound=Answer)
 
 
 def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -64,32 +70,67 @@ def as_json(value: Any) -> Response:
 
 
 async def chat_completions(server: Server, request: Request) -> Response:
-    return await _complete(server, request, read_chat)
+    def answer_of(body: dict[str, Any], submit: Submit) -> Answer:
+        read = partial(read_chat, parser=server.tool_call_parser)
+        return Answer(submit(body, read), server.name, server.texts, server.refused)
+
+    return await _complete(server, request, answer_of, events)
 
 
 async def completions(server: Server, request: Request) -> Response:
-    return await _complete(server, request, read_completion)
+    def answer_of(body: dict[str, Any], submit: Submit) -> Answer:
+        return Answer(submit(body, read_completion), server.name, server.texts, server.refused)
+
+    return await _complete(server, request, answer_of, events)
+
+
+async def responses(server: Server, request: Request) -> Response:
+    def answer_of(body: dict[str, Any], submit: Submit) -> ResponseAnswer:
+        with Refused.reading(body, "input"):
+            chat = ChatBody(body, server.tool_call_parser)
+
+        def refused(error: BaseException) -> Refused:
+            return chat.refusal(server.refused(error))
+
+        try:
+            asked = submit(chat.chat, chat.read)
+        except Refused as error:
+            raise refused(error) from error
+        return ResponseAnswer(body, asked, server.name, server.texts, refused)
+
+    return await _complete(server, request, answer_of, response_events)
 
 
 async def _complete(
-    server: Server, request: Request, read: Callable[[dict[str, Any], Any], Asked]
+    server: Server,
+    request: Request,
+    answer_of: Callable[[dict[str, Any], Submit], A],
+    events_of: Callable[[A], AsyncIterator[bytes]],
 ) -> Response:
+    """Answer a request for texts.
+
+    answer_of: makes the answer to a body, whose prompts its second argument submits. events_of: of
+    an answer that is streamed.
+    """
     owner, client = server.clients.owner(request), server.clients.client(request)
 
-    def submitted(body: dict[str, Any]) -> Asked:
+    def submit(body: dict[str, Any], read: Read) -> Asked:
         with Refused.reading(body, "messages" if "messages" in body else "prompt"):
             return server.submit(body, read, owner, client)
 
     with server.answering(client) as slot:
-        asked = await server.read(request, client, submitted, Asked.cancel)
-        slot.callback(asked.cancel)
-        answer = Answer(asked, server.name, server.texts, server.refused)
+        answer = await server.read(
+            request, client, lambda body: answer_of(body, submit), lambda some: some.asked.cancel()
+        )
+        slot.callback(answer.asked.cancel)
         # the request counts as open until its answer has been sent
-        if asked.stream:
+        if answer.asked.stream:
             end = slot.pop_all().close
-            return EventStream(events(answer), answer, server.limits.send_seconds, end)
-        results = await unless_gone(request.receive, results_of(asked))
-        content = await run_in_threadpool(lambda: dumps(answer.whole(results)).encode())
+            return EventStream(events_of(answer), answer, server.limits.send_seconds, end)
+        results = await unless_gone(request.receive, results_of(answer))
+        content = await run_in_threadpool(
+            lambda: dumps(answer.whole(results), answer.levels).encode()
+        )
         return WholeAnswer(content, slot.pop_all().close)
 
 

@@ -15,7 +15,7 @@ SAMPLING = {
 }
 # fields beside those of options that errors begin with
 OTHERS = ("prompt", "messages", "chat_template_kwargs", "tools")
-_PLURALS = {"must": "must", "cannot": "cannot", "does": "do", "is not": "are not"}
+PLURALS = {"must": "must", "cannot": "cannot", "does": "do", "is not": "are not"}
 
 
 def as_fields(message: str, body: Mapping[str, Any] | None = None) -> str:
@@ -34,7 +34,7 @@ def as_fields(message: str, body: Mapping[str, Any] | None = None) -> str:
 
 def as_messages(message: str) -> str:
     """An error about a prompt, in the terms of a chat completion's body."""
-    for verb, plural in _PLURALS.items():
+    for verb, plural in PLURALS.items():
         message = re.sub(rf"^prompt {verb}\b", f"messages {plural}", message)
     # the first place within the messages
     return re.sub(r"\b(as|have) '(?=\[\d)", r"\1 'messages", message, count=1)

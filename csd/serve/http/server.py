@@ -12,6 +12,7 @@ from csd.engine.options.grammar_process import check_compiles
 from csd.serve import AsyncEngine
 from csd.serve.http.api.request import CHAT_TOKENS, Asked
 from csd.serve.http.api.response import Texts
+from csd.serve.http.api.tools import check_parser
 from csd.serve.http.checks import Limits, check_sizes, grammar_size
 from csd.serve.http.clients import Clients, Readers, Shares, parse_body, receive_body, unless_gone
 from csd.serve.http.errors import Refused
@@ -34,6 +35,7 @@ class Server:
         are.
     weights_folder: the folder within which /update_weights loads folders; None: the path is off.
     hosts, origins: names of the server beside loopback, and origins of pages that may use it.
+    tool_call_parser: format of calls of tools in texts; "auto": that of the chat template.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class Server:
         hosts: tuple[str, ...] = (),
         origins: tuple[str, ...] = (),
         limits: Limits | None = None,
+        tool_call_parser: str = "auto",
     ):
+        self.tool_call_parser = check_parser("tool_call_parser", tool_call_parser)
         self.engine, self.name, self.weights_folder = engine, name, weights_folder
         self.clients, self.limits = Clients(keys, shares), limits or Limits()
         self.hosts, self.origins = hosts, origins
@@ -214,6 +218,7 @@ class Server:
         tokens = len(asked.prompts) * samples * (CHAT_TOKENS if new is None else new)
         # a token of a text has at least a character
         tokens += sum(min(len(p), self.engine.longest) for p in asked.prompts if asked.echo)
+        tokens *= asked.repeats
         if top * tokens > limit:
             name = "top_logprobs" if asked.chat else "logprobs"
             raise Refused(

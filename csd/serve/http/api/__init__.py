@@ -6,6 +6,8 @@
     tools.py           calls of tools, read from texts or made certain by a grammar
     response.py        choices, log-probabilities and usage
     events.py          the same as events, while tokens are drawn
+    responses_body.py  a body of /v1/responses as one of a chat completion
+    responses.py       its answer, whole or as events
 
 Access, limits and errors of clients are outside of this folder.
 """

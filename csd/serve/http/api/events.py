@@ -20,10 +20,7 @@ async def events(answer: Answer) -> AsyncIterator[bytes]:
     head = answer.head | {
         "object": "chat.completion.chunk" if asked.chat else "text_completion",
     }
-    begun: set[int] = set()
     ended, total = 0, len(asked.handles) * asked.samples
-    offsets: dict[int, Offsets] = {}
-    streams: dict[int, Stream] = {}
 
     def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
         if asked.include_usage:
@@ -34,22 +31,33 @@ async def events(answer: Answer) -> AsyncIterator[bytes]:
         fingerprint = {"system_fingerprint": asked.handles[0].fingerprint}
         return data(head | {"choices": choices} | fingerprint | more)
 
-    async for handle, pieces in news(asked.handles):
+    async for choices in choices_of(answer):
         lines = []
-        for piece in pieces:
-            index = answer.index(handle, piece.index)
-            for choice in _choices(
-                answer, handle, piece, index not in begun, index, offsets, streams
-            ):
-                begun.add(index)
-                ended += choice["finish_reason"] is not None
-                lines.append(event([choice]))
-        if lines:
-            yield b"".join(lines)
-    asked.raise_error()
+        for choice in choices:
+            ended += choice["finish_reason"] is not None
+            lines.append(event([choice]))
+        yield b"".join(lines)
     if asked.include_usage:
         yield event([], usage=answer.usage(), csd=answer.extras())
     yield b"data: [DONE]\n\n"
+
+
+async def choices_of(answer: Answer) -> AsyncIterator[list[dict[str, Any]]]:
+    """Yield choices with what is new of them. Raises the error that ended the request."""
+    begun: set[int] = set()
+    offsets: dict[int, Offsets] = {}
+    streams: dict[int, Stream] = {}
+    async for handle, pieces in news(answer.asked.handles):
+        choices = []
+        for piece in pieces:
+            index = answer.index(handle, piece.index)
+            new = _choices(answer, handle, piece, index not in begun, index, offsets, streams)
+            if new:
+                begun.add(index)
+            choices += new
+        if choices:
+            yield choices
+    answer.asked.raise_error()
 
 
 def data(value: dict[str, Any]) -> bytes:

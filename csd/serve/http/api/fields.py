@@ -76,6 +76,15 @@ NOTHING_IN_CHAT = NOTHING | {
     "parallel_tool_calls": (True,),
 }
 NOTHING_IN_COMPLETIONS = NOTHING | {"add_special_tokens": (True,)}
+NOTHING_IN_RESPONSES = NOTHING_IN_CHAT | {
+    "n": (1,),
+    "background": (False,),
+    "include": ([],),
+    "store": (False,),
+    "text": ({},),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+}
 # of a chat template that does not read the field: one that does may have another default
 NOTHING_IF_UNREAD = {"reasoning_effort": ("medium",)}
 NOTHING_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -95,6 +104,20 @@ INSTEAD = {
     "guided_grammar": "use grammar",
     "structured_outputs": "use response_format, regex or grammar",
 }
+_WHOLE = "send the whole conversation as input, since no response is stored"
+INSTEAD_IN_RESPONSES = INSTEAD | {
+    "n": "/v1/chat/completions has several choices",
+    "messages": "use input",
+    "max_tokens": "use max_output_tokens",
+    "max_completion_tokens": "use max_output_tokens",
+    "response_format": "use text.format",
+    "reasoning_effort": "use reasoning.effort",
+    "guided_json": "use text.format",
+    "structured_outputs": "use text.format, regex or grammar",
+    "previous_response_id": _WHOLE,
+    "conversation": _WHOLE,
+    "store": "no response is stored",
+}
 
 
 def asks_for_nothing(name: str, value: Any, nothing: Mapping[str, tuple[Any, ...]]) -> bool:
@@ -106,10 +129,10 @@ def asks_for_nothing(name: str, value: Any, nothing: Mapping[str, tuple[Any, ...
     )
 
 
-def instead(name: str, known: Collection[str]) -> str:
+def instead(name: str, known: Collection[str], hints: Mapping[str, str] = INSTEAD) -> str:
     """Clause of an error: the field to use instead of an unsupported one; "" if none is known."""
-    if name in INSTEAD:
-        return f"; {INSTEAD[name]}"
+    if name in hints:
+        return f"; {hints[name]}"
     # clients may know the option by its name in another library
     meant = similar(name, {*known, *SAMPLING.values()})
     field = None if meant is None else as_fields(meant)
@@ -132,25 +155,47 @@ CHAT = (
     *TEMPLATE,
 )
 COMPLETIONS = ("prompt", "logprobs", "echo")
+RESPONSES = (
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "text",
+    "reasoning",
+    "include",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+)
+# fields of both other endpoints that a response has by other names, or not at all
+NO_RESPONSES = ("n", "max_tokens", "max_completion_tokens", "response_format", "return_token_ids")
 
 
 def check_fields(
-    body: Mapping[str, Any], own: tuple[str, ...], nothing: Mapping[str, tuple[Any, ...]]
+    body: Mapping[str, Any],
+    own: tuple[str, ...],
+    nothing: Mapping[str, tuple[Any, ...]],
+    without: tuple[str, ...] = (),
+    hints: Mapping[str, str] = INSTEAD,
 ) -> dict[str, Any]:
     """Returns the fields of a body that have an effect.
 
-    own: fields of this endpoint only. nothing: values that ask for nothing, by field.
+    own: fields of this endpoint only. nothing: values that ask for nothing, by field. without:
+    fields that this endpoint does not have. hints: what to use instead of an unsupported field.
 
     Raises Refused, naming the field, for an unsupported one.
     """
-    known = {*SAMPLING, *COMMON, *own}
+    known = {*SAMPLING, *COMMON, *own} - {*without}
     fields = {}
     for name, value in body.items():
-        if name in IGNORED or asks_for_nothing(name, value, nothing):
+        ignored = name in IGNORED and name not in nothing
+        if ignored or asks_for_nothing(name, value, nothing):
             continue
         if name not in known:
             raise Refused(
-                f"{name} is not supported, got {shown(value)}{instead(name, known)}", param=name
+                f"{name} is not supported, got {shown(value)}{instead(name, known, hints)}",
+                param=name,
             )
         fields[name] = value
     return fields

@@ -38,6 +38,7 @@ class Asked:
     top: int | None = None  # likeliest tokens per token; None: no log-probabilities
     token_ids: bool = False
     echo: bool = False
+    repeats: int = 1  # times that the answer has its log-probabilities
     tools: Tools | None = None  # that the choices of a chat may call
     nothing_new: bool = False  # max_tokens is 0: one token is drawn and not shown
     handles: list[Reader] = field(default_factory=list)  # one per prompt
@@ -94,13 +95,16 @@ class Asked:
             self.ends.pop()()
 
 
-def read_chat(body: Mapping[str, Any], tokenizer: Any) -> Asked:
-    """Parse the body of a chat completion. Raises Refused, naming the field."""
+def read_chat(body: Mapping[str, Any], tokenizer: Any, parser: str = "auto") -> Asked:
+    """Parse the body of a chat completion. Raises Refused, naming the field.
+
+    parser: of calls in texts, as in `read_tools`.
+    """
     values = fields.check_fields(body, fields.CHAT, NOTHING_IN_CHAT)
     messages = read_messages(values.get("messages"))
     options = fields.options_of(values)
     single = not _an("parallel_tool_calls", values.get("parallel_tool_calls", True), bool)
-    tools = read_tools(values, template_text(tokenizer), single)
+    tools = read_tools(values, template_text(tokenizer), single, parser)
     if tools is not None and tools.schema is not None:
         options["json_schema"] = tools.schema
     template = _an("chat_template_kwargs", values.get("chat_template_kwargs", {}), dict)

@@ -14,6 +14,7 @@ from csd.serve.handle import Top
 from csd.serve.http.api.request import Asked
 from csd.serve.http.api.tools import Call, call_of
 from csd.serve.http.errors import Refused
+from csd.serve.http.json_parts import LEVELS
 
 # log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0
@@ -92,8 +93,10 @@ class Offsets:
 class Answer:
     """Parts common to the whole and the streamed answer to one request.
 
-    refused: returns the answer to an error.
+    refused: returns the answer to an error. levels: of a whole answer, that are written one by one.
     """
+
+    levels = LEVELS
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ With `tool_choice` "auto" the model writes calls in the format of its chat templ
 is no such call stays text. A named choice makes the text the arguments of that tool, by its JSON
 schema as grammar, and "required" a list of calls.
 
-Formats, known by a word of the template:
+Formats, known by a word of the template, or named by the server (`--tool-call-parser`):
 
 - Hermes and Qwen: `<tool_call>{"name": .., "arguments": {..}}</tool_call>` behind some text
 - Mistral: `[TOOL_CALLS][{"name": .., "arguments": {..}}]`, or `[TOOL_CALLS]name[ARGS]{..}`
@@ -105,8 +105,10 @@ class Stream:
             if not self.calls:
                 self.calls = 1
                 yield {"tool_calls": [{"index": 0} | call_of((tools.choice, ""))]}
-            if new := self._text[self._sent :]:
-                self._sent = len(self._text)
+            # as `Tools.read` has them; spaces are sent once more follows
+            arguments = self._text.strip()
+            if new := arguments[self._sent :]:
+                self._sent = len(arguments)
                 yield {"tool_calls": [{"index": 0, "function": {"arguments": new}}]}
             return
         if not ended:
@@ -136,10 +138,13 @@ def call_of(call: Call) -> dict[str, Any]:
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
-def read_tools(fields: Mapping[str, Any], template: str, single: bool = False) -> Tools | None:
+def read_tools(
+    fields: Mapping[str, Any], template: str, single: bool = False, parser: str = "auto"
+) -> Tools | None:
     """The tools of a chat completion's fields; None without any. Raises Refused.
 
     template: the model's chat template. single: True if choices should not have several calls.
+    parser: one of PARSERS: the format of calls, "auto" for that of the template, "none" for none.
     """
     listed, choice = fields.get("tools"), fields.get("tool_choice")
     if not listed:
@@ -175,7 +180,10 @@ def read_tools(fields: Mapping[str, Any], template: str, single: bool = False) -
         for name in GRAMMARS:
             if fields.get(name) is not None:
                 raise _wrong(name, "left out with a named or required tool", fields[name])
-    form = next((name for name, form in FORMS.items() if form.sign.search(template)), None)
+    if parser == "auto":
+        form = next((name for name, form in FORMS.items() if form.sign.search(template)), None)
+    else:
+        form = None if parser == "none" else parser
     # names that are choices of their own
     if choice in ("auto", "required"):
         schemas = {name: x for name, x in schemas.items() if name not in ("auto", "required")}
@@ -287,12 +295,22 @@ FORMS = {
         _certain_mistral,
     ),
     "hermes": Form(re.compile(r"<tool_call>"), _hermes, _before("<tool_call>")),
-    "llama": Form(
+    "llama3_json": Form(
         re.compile(r"<\|python_tag\|>|Environment: ipython|\"parameters\":"),
         _llama,
         _unless_begun("{", "<|python_tag|>"),
     ),
 }
+
+
+PARSERS = ("auto", "none", *FORMS)
+
+
+def check_parser(name: str, value: str) -> str:
+    """Returns the name of a format of calls. Raises ValueError, naming the argument."""
+    if value not in PARSERS:
+        raise ValueError(f"{name} must be one of {', '.join(PARSERS)}, got {shown(value)}")
+    return value
 
 
 def _json(text: str) -> Any:
