@@ -81,6 +81,18 @@ ELSEWHERE = {
         "tests/serve/test_http_fields.py",
         "test_the_field_that_an_error_names_instead_is_served",
     ),
+    "fields.py: use input": (
+        "tests/serve/test_responses.py",
+        "test_an_input_is_the_messages_of_a_chat",
+    ),
+    "fields.py: use max_output_tokens": (
+        "tests/serve/test_responses.py",
+        "test_the_text_is_that_of_a_chat",
+    ),
+    "fields.py: use text.format": (
+        "tests/serve/test_responses.py",
+        "test_a_format_is_a_grammar",
+    ),
     "fields.py: use grammar": (
         "tests/serve/test_http_fields.py",
         "test_the_field_that_an_error_names_instead_is_served",

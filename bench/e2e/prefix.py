@@ -14,8 +14,9 @@ SmolLM2-135M when no model is given. The data are JSON lines with `question` and
 The sides run in turn on one thread and begin each round with empty caches. "speed-up" is the median
 over rounds of the seconds without the cache divided by those with it, in CPU seconds of the
 process; "over vLLM" the same for vLLM's CPU build with its own prefix cache. "read" are tokens of
-prompts that the model has read, "again" the share of them that an earlier prompt of the round
-begins with too. Tokens and log-probabilities with the cache must equal those without.
+prompts that the model has read, "again" those that an earlier prompt of the round begins with too,
+as a share of the tokens of all prompts. Tokens and log-probabilities with the cache must equal
+those without.
 """
 
 import argparse
@@ -94,8 +95,8 @@ class Other:
         out = self.vllm.call(prompts, samples, tokens, ignore_eos=True, clear=self.clear)
         self.clear = False
         self.spent += out["processor"]
-        answers = zip(prompts, out["samples"], out["cached"], strict=True)
-        return [Answer(ids, drawn, [], cached) for ids, drawn, cached in answers]
+        pairs = zip(prompts, out["samples"], strict=True)
+        return [Answer(ids, drawn, [], 0) for ids, drawn in pairs]
 
     def run(self, job: Job) -> tuple[float, list[Answer]]:
         self.spent, self.clear = 0.0, True
@@ -176,8 +177,9 @@ def timed(sides: dict[str, Csd | Other], job: Job, rounds: int) -> dict[str, Any
     total, now = read(answers["without"]), read(answers["with"])
     fewest = total - seen_before([answer.prompt for answer in answers["with"]])
     row: dict[str, Any] = {"prompts": len(answers["with"])}
-    row |= {f"read {name}": read(answers[name]) for name in sides}
-    row["again"] = (now - fewest) / now
+    # vLLM counts the cached tokens of one sample of a prompt, so what it reads is not known
+    row |= {f"read {name}": read(answers[name]) for name in CSD}
+    row["again"] = (now - fewest) / total
     row |= {f"seconds {name}": statistics.median(seconds[name]) for name in sides}
 
     def ratio(name: str) -> float:

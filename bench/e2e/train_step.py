@@ -34,14 +34,14 @@ def loaded(dtype: torch.dtype, layers: int | None = None) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, _, file = str(smollm2_path()).rpartition("/")
-    place: dict[str, Any] = dict(pretrained_model_name_or_path=folder, gguf_file=file)
-    model = AutoModelForCausalLM.from_pretrained(**place, dtype=dtype)
+    source: dict[str, Any] = dict(pretrained_model_name_or_path=folder, gguf_file=file)
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
     # the weights of a GGUF file are dequantised by now, which the trainer does not see
     model.is_quantized = False
     if layers is not None:
         model.model.layers = model.model.layers[:layers]
         model.config.num_hidden_layers = layers
-    return model, AutoTokenizer.from_pretrained(**place)
+    return model, AutoTokenizer.from_pretrained(**source)
 
 
 def adapted(model: Any) -> Any:

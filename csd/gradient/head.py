@@ -24,12 +24,12 @@ from csd.engine.results.logprobs import Measures
 from csd.engine.rules.changes import Changes
 from csd.gradient.rows import Rows
 from csd.kernels.ops import Ops
+from csd.kernels.verify.given import is_filtered, raw_logprobs
 from csd.kernels.verify.reference_rows import heads_and_rest, row_logits
-from csd.kernels.verify.rules import change_rows, own_chance
+from csd.kernels.verify.rules import change_rows
 from csd.state.pool import Pool
 from csd.state.pool_builder import pool_of
 from csd.state.slots import Slots
-from csd.verify.given import given_chances, is_filtered
 
 # numbers of a chunk's logits, and rows of a chunk at most
 NUMBERS, MAX_ROWS = 1 << 23, 256
@@ -96,19 +96,19 @@ class Scoring:
     def values(self, chunk: Chunk, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Log-probabilities and raw ones [T] of a chunk's tokens, and entropies [T] if wanted."""
         logits = self._logits(hidden)
-        raw = own_chance(logits[chunk.row], chunk.token, lambda _: self._log_sums(logits, chunk))
-        found = [raw, raw]
-        if not self.params.greedy:
-            slots, pool = self._slots(chunk)
-            at = torch.arange(pool.rows, device=logits.device)
-            x, slots = self._changed(logits, pool, slots)
-            found[0] = given_chances(x, at, pool, slots, self._ops.passes, chunk.row, chunk.token)[
-                0
-            ]
+        slots, pool = self._slots(chunk)
+        x, slots = self._changed(logits, pool, slots)
+        passes = self._ops.passes
+        given = self._ops.given(x, pool, slots, passes, chunk.row, chunk.token)
+        values = [given.logprob, given.raw_logprob]
+        if x is not logits:
+            values[1] = raw_logprobs(logits, passes, chunk.row, chunk.token)
+            if self.params.greedy:
+                values[0] = values[1]
         if self.entropy:
             measured = Measures(entropy=True).of_rows(logits)[1]["entropy"]
-            found.append(measured[chunk.row])
-        return tuple(found)
+            values.append(measured[chunk.row])
+        return tuple(values)
 
     def all_values(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """`values` of all tokens [T]."""
@@ -118,9 +118,6 @@ class Scoring:
             for x, values in zip(out, self.values(chunk, hidden[chunk.hidden]), strict=True):
                 x[chunk.pairs] = values.to(self.dtype)
         return tuple(out)
-
-    def _log_sums(self, logits: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        return self._ops.passes.log_sum(logits)[chunk.row]
 
     def gradient(
         self, chunk: Chunk, z: torch.Tensor, grads: tuple[torch.Tensor | None, ...]

@@ -140,12 +140,13 @@ def logprobs(
         parts = [x.new_zeros(is_token.shape).masked_scatter(is_token, x) for x in values]
     else:
         parts = [_listed(x, lists, many) for x in values]
+    why = policy.why_with(params)
     return Logprobs(
         parts[0],
         parts[1],
         parts[2] if entropy else None,
-        policy.why is None,
-        policy.why,
+        why is None,
+        why,
         trie.count,
         trie.unshared,
     )
@@ -215,11 +216,16 @@ def _listed(flat: torch.Tensor, lists: list[list[list[int]]], many: bool) -> Any
 
 
 def _refuse_dropout(module: nn.Module) -> None:
-    """Raises ValueError for a module whose forward would draw dropout."""
+    """Raises ValueError for a module whose forward would draw dropout or a router's noise."""
     for name, part in module.named_modules():
-        rate = part.p if isinstance(part, nn.Dropout) else getattr(part, "attention_dropout", 0)
-        if part.training and isinstance(rate, float) and rate > 0:
-            raise ValueError(
-                f"{name} has dropout {rate} in training mode, with which no sample was drawn: set "
-                "it to 0, or call model.eval()"
-            )
+        if not part.training:
+            continue
+        rates = {"p": part.p} if isinstance(part, nn.Dropout) else vars(part)
+        for option, rate in rates.items():
+            noisy = option == "p" or "dropout" in option or "jitter" in option
+            if noisy and isinstance(rate, float) and rate > 0:
+                kind = "dropout" if "jitter" not in option else option
+                raise ValueError(
+                    f"{name or 'model'} has {kind} {rate} in training mode, with which no sample "
+                    "was drawn: set it to 0, or call model.eval()"
+                )

@@ -9,6 +9,8 @@ from torch import nn
 
 from csd.engine.engine import Engine
 from csd.engine.options.params import SamplingParams
+from csd.engine.requests.request import Request
+from csd.engine.rules.tables import asked_by
 from csd.gradient.fused import FusedPass
 from csd.gradient.head import Head, Scoring, scores
 from csd.gradient.module import ModulePass
@@ -57,16 +59,20 @@ class Policy:
         products = _products.setdefault(
             self.ops.name, ExactProducts.for_kernels(self.ops.name, None)
         )
-        if self.ops.name == "triton":
-            # so are those of `csd.score`
-            self.why = (
-                "a GPU's sampler adds up a row's probabilities in an order of its own, so only the "
-                "logits have its bits"
-            )
         try:
             self.decoder = exact_decoder(loaded, self.ops.name, products)
         except ValueError as error:
             self.why = str(error)
+
+    def why_with(self, params: SamplingParams) -> str | None:
+        """The reason for which values with these parameters are not exact, if any."""
+        request = Request.of(0, [0], params, range(1), 0)
+        if self.why is None and self.loaded.device.type == "cuda" and asked_by([request]):
+            return (
+                "PyTorch adds up the rows that constraints change, on a GPU in an order that "
+                "depends on their number"
+            )
+        return self.why
 
     def values(
         self,

@@ -26,6 +26,7 @@ def draw(
     history: Any = None,
     keep: bool = True,
     known: Sequence[list[Sample]] | None = None,
+    graphs: Sequence[object] | None = None,
     on_tokens: Callable | None = None,
     returns_errors: bool = False,
     **running: Any,
@@ -35,7 +36,8 @@ def draw(
     A prompt with an empty range of sample indices is not read.
 
     history: as in `csd.generate` for a list of prompts. keep: True adds the drawn samples to a
-        `History`. known: samples of each prompt that draft in addition to its history.
+        `History`. known: samples of each prompt that draft in addition to its history. graphs: of
+        each prompt; those with the same object draft for each other.
     running: `budget`, `speculate`, `drafter`, `prior`, as in `csd.generate`. on_tokens,
         returns_errors: as in `csd.engine.call.RunSettings`.
 
@@ -54,6 +56,8 @@ def draw(
     set_history(requests, history, True, engine.tokenizer, engine.config.vocab)
     for request, others in zip(requests, known or [[] for _ in requests], strict=True):
         request.history = [*(PastSample.of(s.tokens) for s in others), *request.history]
+    for request, graph in zip(requests, graphs or (), strict=graphs is not None):
+        request.graph = graph
     settings = RunSettings(
         record_top=wants_top(history),
         on_tokens=on_tokens,

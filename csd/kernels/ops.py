@@ -29,8 +29,9 @@ from csd.kernels.states.delta_rule import (
 from csd.kernels.states.tail import commit_tail_ref, commit_tail_triton
 from csd.kernels.table import graph_insert_ref, graph_insert_triton, insert_observed_triton
 from csd.kernels.table.observe import observe_ref, observe_triton
-from csd.kernels.verify import decide_triton, verify_ref, verify_triton
+from csd.kernels.verify import decide_triton, given_triton, verify_ref, verify_triton
 from csd.kernels.verify.advance_slots import advance_slots_ref, advance_slots_triton
+from csd.kernels.verify.given import given_ref
 from csd.kernels.verify.passes import Passes
 from csd.kernels.verify.reference import REFERENCE, verify_on_path
 from csd.kernels.verify.snapshot import snapshot_ref, snapshot_triton
@@ -68,6 +69,7 @@ class Ops:
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
+    given: Callable = given_ref  # log-probabilities of given tokens
     # operations of layers with a state
     tree_conv: Callable = tree_conv_ref
     tree_delta_rule: Callable = tree_delta_rule_ref
@@ -176,6 +178,7 @@ def triton() -> Ops:
         observe=observe_triton,
         graph_insert=graph_insert_triton,
         snapshot=snapshot_triton,
+        given=given_triton,
         tree_conv=tree_conv_triton,
         tree_delta_rule=tree_delta_rule_triton,
         tree_ssm=tree_ssm_triton,

@@ -104,7 +104,9 @@ def toy(seed: int = 0, layers: int = 2) -> tuple[Any, Any]:
     )
     tokenizer.padding_side = "left"
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}"
+        "{% for call in m['tool_calls'] or [] %}{{ call['function'] | tojson }}{% endfor %}"
+        "{{ '\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
     )
     config = Qwen3Config(

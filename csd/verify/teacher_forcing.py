@@ -11,12 +11,9 @@ import torch
 
 from csd.graph.host_tree import Tree, pool_of_trees
 from csd.kernels.ops import Ops
-from csd.kernels.verify.rules import blocks, own_chance
-from csd.state.filters import is_greedy
 from csd.state.pool import MAX_DEPTH, ROOT, Pool
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
-from csd.verify.given import given_chances
 
 
 class TeacherForcing:
@@ -53,8 +50,11 @@ class TeacherForcing:
         out.top_token.fill_(-1)
         out.top_prob.zero_()
         out.bad.fill_(False)
-        for rows in blocks(pool.rows):
-            self._measure(rows, logits, pool, slots, out)
+        row = torch.arange(pool.rows, device=logits.device)
+        passes, s = self._ops.passes, pool.slot.long()
+        given = self._ops.given(logits, pool, slots, passes, row, out.sample.long())
+        out.logprob, out.raw_logprob = given.logprob, given.raw_logprob
+        out.bad[s[given.bad]] = True
         out.accept_row.fill_(-1)
         out.accept_row[pool.slot.long(), pool.depth.long()] = torch.arange(
             pool.rows, dtype=torch.int32, device=logits.device
@@ -64,17 +64,6 @@ class TeacherForcing:
         ended = torch.tensor(remaining, device=logits.device) == pool.slot_nodes
         out.finish.copy_(torch.where(ended & (pool.slot_nodes > 0), LENGTH, RUNNING))
         return out
-
-    def _measure(
-        self, rows: slice, logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict
-    ) -> None:
-        row = torch.arange(pool.rows, device=logits.device)[rows]
-        part, token, s = logits[rows], out.sample[rows].long(), pool.slot[rows].long()
-        passes = self._ops.passes
-        raw = out.raw_logprob[rows] = own_chance(part, token, passes.log_sum)
-        chance, total = given_chances(part, row, pool, slots, passes, row - rows.start, token)
-        out.bad[s[~total.isfinite()]] = True
-        out.logprob[rows] = torch.where(is_greedy(slots, s), raw, chance)
 
     def _left(self, slots: Slots) -> dict[int, list[int]]:
         """Tokens of each live slot that are not committed yet."""

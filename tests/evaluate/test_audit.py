@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import grammar_oracle
 import pytest
 import torch
 from checkpoints import build
@@ -11,7 +12,7 @@ from checkpoints import build
 import csd
 from csd.cli.main import main
 from csd.evaluate.audit import audit, summary
-from csd.traces.traces import read_traces, write_traces
+from csd.traces.traces import Trace, read_traces, write_traces
 
 PROMPTS = [[5, 17, 3, 60, 17, 3, 9], [4, 4, 8]]
 ASKED = dict(num_samples=4, max_new_tokens=25, seed=7)
@@ -164,6 +165,17 @@ def test_behind_a_token_that_its_grammar_bans_a_sample_is_audited(tmp_path, exch
         samples = audited(e, traces, asked)
     assert [s.index for s in samples if s.different(1e-6)] == [1]
     assert samples[1].different(1e-6)[0] == 2 and len(samples[1].gaps) == 40
+
+
+def test_behind_another_spelling_all_tokens_are_allowed():
+    """The text is spelled "abc", "de"; its letters take several steps of an audit."""
+    pytest.importorskip("llguidance")
+    letters = [grammar_oracle.PIECES.index(letter) for letter in "abcde" * 40]
+    model = build("llama", dtype=torch.float64, vocab_size=97)
+    trace = Trace(0, [5, 17], [letters], temperature=0, top=[], seed=0, indices=[0], stop_ids=[])
+    with csd.Engine(model, tokenizer=grammar_oracle.Pieces()) as e:
+        (sample,) = audited(e, [trace], dict(regex="(abcde){40}"))
+    assert sample.gaps[0] == math.inf and max(sample.gaps[1:]) < math.inf
 
 
 def test_two_samples_of_one_index_are_refused(engine, tmp_path):

@@ -244,6 +244,11 @@ def test_what_cannot_be_served_is_refused():
     assert csd.logprobs(trained, PROMPT, [[1]]).exact
     with pytest.raises(ValueError, match=r"dropout 0\.1 in training mode"):
         csd.logprobs(trained.train(), PROMPT, [[1]])
+    trained = build("llama", torch.float32)
+    trained.model.layers[0].mlp.jitter_noise = 0.01
+    assert csd.logprobs(trained, PROMPT, [[1]]).exact
+    with pytest.raises(ValueError, match=r"mlp has jitter_noise 0\.01 in training mode"):
+        csd.logprobs(trained.train(), PROMPT, [[1]])
     with pytest.raises(NotImplementedError, match="layers with a state"):
         csd.logprobs(build("qwen3_5_text", torch.float32), PROMPT, [[1]])
 

@@ -116,20 +116,27 @@ class Grammar(LogitsProcessor):
                 opening = begin[len(own)]
         found = torch.zeros(self.vocab, dtype=torch.bool)
         matcher = LLMatcher(self.reader, self.grammar, log_level=0)
-        reads = matcher.try_consume_tokens(own) == len(own)
+        reads = all(
+            # drawn tokens are allowed
+            (not self.forced or token in self.listed(matcher))
+            and matcher.try_consume_tokens([token]) == 1
+            for token in own
+        )
         ended = any(token in (END, *self.ends) for token in own)
         if self.forced and opening < 0 and (ended or not reads):
             return torch.ones(self.vocab, dtype=torch.bool)
         assert reads or opening >= 0
         if reads:
-            # where the text can go on in one way, only in the tokens of its spelling
-            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            listed = np.unpackbits(bits, bitorder="little")[: self.vocab]
-            found[: len(listed)] = torch.from_numpy(listed.astype(bool))
+            found[self.listed(matcher)] = True
         if opening >= 0:
             found[opening] = True
         found[list(self.ends)] = reads and matcher.is_accepting()
         return found
+
+    def listed(self, matcher):
+        """Tokens by the bits; where the text can go on in one way, only those of its spelling."""
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        return np.unpackbits(bits, bitorder="little")[: self.vocab].nonzero()[0]
 
     def __call__(self, input_ids, scores):
         return scores.masked_fill(~self.allowed(input_ids[0].tolist()), -math.inf)

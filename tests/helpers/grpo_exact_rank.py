@@ -15,7 +15,8 @@ if __name__ == "__main__":
     main = main_of("grpo.py")
     main.__globals__["GRPOTrainer"] = GRPOTrainer
     rollout = Rollout(budget=16, exact=True)
-    trainer = main(steps=2, tokens=12, rollout=rollout, batch=4, optim="sgd", learning_rate=0.1)
+    config = dict(optim="sgd", learning_rate=0.1, gradient_accumulation_steps=2)
+    trainer = main(steps=2, tokens=12, rollout=rollout, batch=4, **config)
     model = trainer.accelerator.unwrap_model(trainer.model)
     log = [row for row in trainer.state.log_history if "loss" in row]
     row = {

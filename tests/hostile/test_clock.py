@@ -9,6 +9,7 @@ import csd
 TIMES = {
     "serve/http/metrics.py": 1,
     "serve/http/api/response.py": 1,
+    "serve/http/api/responses.py": 1,
     "serve/http/server.py": 1,
 }
 

@@ -103,8 +103,6 @@ def test_what_cannot_be_rolled_out_is_refused(trained):
     trainer = SimpleNamespace(use_vllm=True)
     with pytest.raises(NotImplementedError, match="use_vllm must be False"):
         Rollout()(["a"], trainer)
-    with pytest.raises(NotImplementedError, match="tools"):
-        Rollout()(["a"], SimpleNamespace(use_vllm=False, tools=[print]))
     sharded = torch.nn.Linear(1, 1)
     sharded.weight.ds_id = 0
     accelerator = SimpleNamespace(unwrap_model=lambda m: m)

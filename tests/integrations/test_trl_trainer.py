@@ -122,7 +122,8 @@ def test_processes_train_on_one_set_of_bits(tmp_path, torchrun):
     assert ranks[0]["logged"] == [0.0, 0.0]
     assert ranks[0]["weights"] == ranks[1]["weights"]
     # one process with the batch of both takes the same step, up to the order of sums
-    alone = weights(train(steps=2, optim="sgd", learning_rate=0.1, batch=8)[0])
+    config = dict(optim="sgd", learning_rate=0.1, gradient_accumulation_steps=2)
+    alone = weights(train(steps=2, batch=8, **config)[0])
     for name, total in ranks[0]["weights"].items():
         assert total == pytest.approx(float(alone[name].sum()), rel=1e-4, abs=1e-3), name
 

@@ -95,8 +95,8 @@ class Vllm:
             clear: empty the prefix cache first.
 
         Returns:
-            samples (tokens by prompt and sample), cached (tokens by prompt), seconds, and
-            processor: seconds of the worker's process.
+            samples (tokens by prompt and sample), seconds, and processor: seconds of the worker's
+            process.
         """
         request = dict(prompts=prompts, n=n, limit=limit, ignore_eos=ignore_eos, clear=clear)
         self.process.stdin.write(json.dumps(request) + "\n")

@@ -64,7 +64,6 @@ def main(arguments: list[str]) -> None:
             seconds=time.perf_counter() - start,
             processor=time.process_time() - spent,
             samples=[[list(x.token_ids) for x in out.outputs] for out in outs],
-            cached=[out.num_cached_tokens or 0 for out in outs],
         )
 
 

@@ -332,11 +332,19 @@ class Grammars:
         if matcher is not None and self._read[s] < generated[s]:
             # a sample's own tokens are always allowed, and after its end it has no rows
             tokens = slots.tokens[s, self._read[s] : generated[s]].tolist()
-            allowed = not any(t in self._ends[s] for t in tokens) and matcher.consume_tokens(tokens)
             self._read[s] = generated[s]
-            if teacher_forced and not allowed:
+            if not teacher_forced:
+                matcher.consume_tokens(tokens)
+            elif not all(self._reads(matcher, s, token) for token in tokens):
                 self._matchers[s] = matcher = None
         return matcher
+
+    def _reads(self, matcher: Any, s: int, token: int) -> bool:
+        """True if the matcher of slot s allowed a token that does not end the text, and read it."""
+        if token in self._ends[s]:
+            return False
+        bits = _allowed(matcher, self._ends[s], self._vocab)
+        return _has(bits, token) and matcher.consume_token(token)
 
 
 @dataclass(slots=True)
@@ -399,7 +407,12 @@ class _Tree:
         return len(self.rows) - 1
 
     def _allows(self, index: int, token: int) -> bool:
-        return bool(self.bits[index][token // 8] >> (token % 8) & 1) and token not in self.ends
+        return _has(self.bits[index], token) and token not in self.ends
+
+
+def _has(bits: np.ndarray, token: int) -> bool:
+    """True if the token's bit is set in bits [V / 8] uint8."""
+    return bool(bits[token // 8] >> (token % 8) & 1)
 
 
 def _slots_on_host(pool: Pool, slots: Slots) -> list[list[int]]:

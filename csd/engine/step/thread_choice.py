@@ -39,9 +39,9 @@ class ThreadChoice:
 
     def __init__(self, fixed: bool = False):
         self.fixed = fixed
-        self._reset()
+        self._start_over()
 
-    def _reset(self) -> None:
+    def _start_over(self) -> None:
         self.max_threads = self.threads = torch.get_num_threads()
         # per recent step with `threads`: its seconds, in those of the same step by the table of
         # step times
@@ -54,7 +54,7 @@ class ThreadChoice:
     def begin(self) -> None:
         """Begin a call: the caller may have changed PyTorch's number of threads."""
         if torch.get_num_threads() != self.max_threads:
-            self._reset()
+            self._start_over()
 
     @contextmanager
     def step(self) -> Iterator["StepTimer"]:

@@ -13,6 +13,7 @@ from csd.engine.results.result import Sample
 from csd.graph.prior import MOST_HALVINGS, Prior
 from csd.integrations.groups import draw_rows, earlier_copies
 from csd.integrations.trl.early import EarlyEnds
+from csd.integrations.trl.turns import Turns
 from csd.kernels.common.noise import prompt_key
 from csd.models.fused.config import ModelSizes
 from csd.state.filters import GREEDY
@@ -47,7 +48,7 @@ class Rollout:
         drawn completely, to count those with a sample below the full reward (`ends.mixed` of
         `ends.audited`).
 
-    tokens, sample_steps: of the last call; their ratio is tau. seconds: of all calls. The trainer's
+    tokens, sample_steps: of the last turn; their ratio is tau. seconds: of all calls. The trainer's
         log has csd/tau and csd/tokens_per_second of its first process. `ends.sizes`, with `until`:
         the number of samples drawn of each group in the last call.
 
@@ -89,6 +90,7 @@ class Rollout:
         self.exact = None if exact is None else check_flag("exact", exact)
         self.tokens = self.sample_steps = 0
         self.seconds = 0.0
+        self._turns: Turns | None = None
         self._step: tuple | None = None
         self._calls = 0
 
@@ -99,10 +101,11 @@ class Rollout:
         and `logprobs` of the completion's tokens in the distribution they were drawn from; with
         `until` or `max_thinking_tokens` also `env_mask`, which is 0 for tokens without loss.
 
-        Raises NotImplementedError for sharded weights, vLLM, tools and images, with which csd does
-        not work.
+        Raises NotImplementedError for sharded weights, vLLM and images, with which csd does not
+        work, for tools of TRL's own trainer, and for tools with `until` or `max_thinking_tokens`.
         """
         model = _model_of(trainer)
+        self._check_tools(trainer)
         rows, images, fields = trainer._tokenize_prompts(prompts)
         if images is not None or fields:
             raise NotImplementedError(f"csd samples text only, got images or {sorted(fields)}")
@@ -141,12 +144,10 @@ class Rollout:
             drawn = [*draw([*range(len(rows))])]
         else:
             drawn = self.ends.draw(trainer, prompts, rows, seed, draw)
-        samples = [s for s in drawn if s is not None]
-        self.tokens = sum(len(s.tokens) for s in samples)
-        self.sample_steps = sum(len(set(s.steps)) for s in samples)
-        seconds = time.perf_counter() - start
-        self.seconds += seconds
-        _log(trainer, self.tokens, self.sample_steps, seconds)
+        self._count(trainer, [s for s in drawn if s is not None], time.perf_counter() - start)
+        if trainer.tools:
+            texts = [[*row, *s.tokens] for row, s in zip(rows, drawn, strict=True) if s]
+            self._turns = Turns(seed, rows, indices, texts)
         if history is not None:
             _add_everywhere(history, rows, drawn)
         # one padding token without loss stands for a sample that was not drawn
@@ -162,6 +163,46 @@ class Rollout:
                 for s in drawn
             ]
         return output
+
+    def next_turn(
+        self, texts: list[list[int]], trainer: Any
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Draw one turn of samples of the last call, whose tools have answered.
+
+        texts: token ids of prompt, completion and answers so far, in the order of the samples.
+        Returns the turn's token ids and their log-probabilities.
+        """
+        if self._turns is None:
+            raise RuntimeError("next_turn needs a first turn by this rollout")
+        engine = engine_for(_model_of(trainer), exact=self.exact)
+        params = sampling_of(trainer, engine.config, max(map(len, texts)), **self.thought)
+        start = time.perf_counter()
+        length = trainer.max_completion_length
+        drawn = self._turns.draw(engine, texts, params, length, **self.running)
+        self._count(trainer, drawn, time.perf_counter() - start)
+        return [s.tokens for s in drawn], [s.logprobs for s in drawn]
+
+    def _count(self, trainer: Any, samples: list[Sample], seconds: float) -> None:
+        """Set the figures of a turn and log them."""
+        self.tokens = sum(len(s.tokens) for s in samples)
+        self.sample_steps = sum(len(set(s.steps)) for s in samples)
+        self.seconds += seconds
+        _log(trainer, self.tokens, self.sample_steps, seconds)
+
+    def _check_tools(self, trainer: Any) -> None:
+        if not trainer.tools:
+            return
+        if not getattr(trainer, "draws_later_turns", False):
+            raise NotImplementedError(
+                "tools need csd.integrations.trl.GRPOTrainer, got "
+                f"{type(trainer).__name__}: TRL's own trainer draws the turns after a tool's "
+                "answer by itself, without log-probabilities"
+            )
+        if self.ends is not None or self.thought["max_thinking_tokens"] is not None:
+            raise NotImplementedError(
+                "until and max_thinking_tokens must be None with tools, since TRL then computes "
+                "the loss mask without the rollout's"
+            )
 
     def _decay_prior(self, trainer: Any) -> None:
         """Halve the weights of the rollout's own prior for each epoch that has begun since."""
@@ -232,8 +273,6 @@ def _model_of(trainer: Any) -> torch.nn.Module:
     """The trainer's model without wrappers, whose parameters the optimiser updates."""
     if getattr(trainer, "use_vllm", False):
         raise NotImplementedError("use_vllm must be False, since csd replaces vLLM, got True")
-    if trainer.tools:
-        raise NotImplementedError("tools are not supported: a rollout of csd has one turn")
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if any(hasattr(p, "ds_id") for p in model.parameters()):
         raise NotImplementedError("DeepSpeed ZeRO-3 shards the weights; use ZeRO-2 or less, or DDP")

@@ -39,9 +39,16 @@ class GRPOTrainer(StockTrainer):
     csd/rows, csd/rows_without_sharing: rows of the passes with gradients, and rows of passes over
         each completion with its prompt.
 
-    Raises NotImplementedError for sharded weights, vLLM, tools, images, a router's auxiliary loss,
+    `tools` and `environment_factory` work with a `Rollout`: it draws every turn, and tokens of
+    tools have no loss. Later turns read their text as a prompt, so `csd/logp_diff_max` is then up
+    to rounding.
+
+    Raises NotImplementedError for sharded weights, vLLM, images, a router's auxiliary loss,
     and `beta` with filters that remove tokens; ValueError for dropout.
     """
+
+    # `Rollout` serves tools of trainers whose `_generate_single_turn` calls `next_turn`
+    draws_later_turns = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         if kwargs.get("rollout_func") is None:
@@ -79,6 +86,25 @@ class GRPOTrainer(StockTrainer):
             self._drawn_at = self.state.global_step
             self._buffered_inputs: Any = _in_turn(batch, steps)
         return self._buffered_inputs[self._step % steps]
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        # log-probabilities that are computed now are of no micro-batch
+        self._inputs = {}
+        batch = super()._generate_and_score_completions(inputs)
+        _without_removed(batch)
+        return batch
+
+    def _generate_single_turn(
+        self, prompt_ids: Any, images: Any, multimodal_fields: Any, *args: Any, **more: Any
+    ) -> Any:
+        """Draw the turns after tools' answers as the first one, by the rollout."""
+        if not isinstance(self.rollout_func, Rollout):
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, *args, **more
+            )
+        if images is not None or multimodal_fields:
+            raise NotImplementedError("csd's GRPOTrainer trains on text only, got images")
+        return self.rollout_func.next_turn(prompt_ids, self)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """TRL's training step; counts the seconds and tokens after the rollout."""
@@ -136,6 +162,8 @@ class GRPOTrainer(StockTrainer):
 
         values = _through(model, run)
         padded = [x.new_zeros(is_token.shape).masked_scatter(is_token, x) for x in values]
+        if "tool_mask" in self._inputs:
+            padded[0] = padded[0].masked_fill(self._inputs["tool_mask"] == 0, 0)
         if grad:
             log = self._metrics["train" if self.model.training else "eval"]
             log["csd/rows"].append(rows.count)
@@ -168,6 +196,14 @@ def _in_turn(batch: dict[str, Any], count: int) -> list[dict[str, Any]]:
         }
         for i in range(count)
     ]
+
+
+def _without_removed(batch: dict[str, Any]) -> None:
+    """Set log-probabilities of tools' tokens to 0: filters may remove such a token, and TRL's
+    loss multiplies them by a mask, with which -inf would be NaN."""
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        if "tool_mask" in batch and batch.get(name) is not None:
+            batch[name] = batch[name].masked_fill(batch["tool_mask"] == 0, 0)
 
 
 def _split(

@@ -36,7 +36,7 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict, empty_verdict
 
-__all__ = ["decide_triton", "verify", "verify_ref", "verify_triton"]
+__all__ = ["decide_triton", "given_triton", "verify", "verify_ref", "verify_triton"]
 
 _POOL = ("token", "parent", "slot", "depth", "ancestors", "slot_start", "slot_nodes")
 _SLOTS = (
@@ -65,6 +65,13 @@ def decide_triton() -> Callable:
     from csd.kernels.verify.triton.launch import decide_triton
 
     return decide_triton
+
+
+@launcher
+def given_triton() -> Callable:
+    from csd.kernels.verify.triton.launch import given_triton
+
+    return given_triton
 
 
 def _fake(logits: torch.Tensor, pool: Any, slots: Any) -> Verdict:

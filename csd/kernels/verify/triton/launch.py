@@ -1,11 +1,13 @@
 """The four launches of a verification, and the buffers between them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
+from csd.kernels.verify.given import Given, no_token
 from csd.kernels.verify.layout import empty_snapshot
+from csd.kernels.verify.passes import Passes
 from csd.kernels.verify.triton.descend import _descend_kernel, _finish_kernel
 from csd.kernels.verify.triton.rows import GROUP
 from csd.kernels.verify.triton.sample import _sample_kernel
@@ -50,8 +52,69 @@ def decide_triton(
     return verdict, *snapshot
 
 
+def given_triton(
+    logits: torch.Tensor,
+    pool: Pool,
+    slots: Slots,
+    passes: Passes,
+    row: torch.Tensor,
+    token: torch.Tensor,
+) -> Given:
+    """`csd.kernels.verify.given.given_ref` by the sampling kernel, once per token of a row."""
+    V = logits.shape[1]
+    none = no_token(logits)
+    rows = _scan_triton(logits.masked_fill(none[:, None], 0), pool, slots)
+    out = empty_verdict(pool.rows, slots.count, logits.device)
+    # each token of a row once, in the order of rows
+    pairs, index = (row * V + token).unique(return_inverse=True)
+    row, token = pairs // V, pairs % V
+    rank = torch.arange(len(pairs), device=row.device) - torch.searchsorted(row, row)
+    values = [torch.empty(len(pairs), device=row.device) for _ in range(2)]
+    for i in range(int(rank.max()) + 1):
+        now = (rank == i).nonzero()[:, 0]
+        at = row[now]
+        out.sample.zero_()
+        out.sample[at] = token[now].int()
+        rows.sample(out, given=True)
+        for value, of_rows in zip(values, (out.logprob, out.raw_logprob), strict=True):
+            value[now] = of_rows[at]
+    logprob, raw = (value[index] for value in values)
+    # of a row that allows no token
+    empty = none[row[index]]
+    return Given(
+        logprob.masked_fill(empty, -torch.inf), raw.masked_fill(empty, torch.nan), rows.bad > 0
+    )
+
+
+class _Rows(NamedTuple):
+    """Rows whose logits are read: arguments of the sampling kernel but its results."""
+
+    arguments: dict[str, Any]
+    bad: torch.Tensor  # [M] int32, out
+
+    def sample(self, out: Verdict, given: bool = False) -> None:
+        """Sample every row, or take `out.sample`, with the log-probabilities of the tokens."""
+        _sample_kernel[(self.bad.shape[0],)](
+            **self.arguments,
+            sample_ptr=out.sample,
+            logprob_ptr=out.logprob,
+            raw_logprob_ptr=out.raw_logprob,
+            top_token_ptr=out.top_token,
+            top_prob_ptr=out.top_prob,
+            bad_row_ptr=self.bad,
+            given=int(given),
+        )
+
+
 def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict) -> torch.Tensor:
     """The first three launches, which sample at every row. Returns the bad rows [M] int32."""
+    rows = _scan_triton(logits, pool, slots)
+    rows.sample(out)
+    return rows.bad
+
+
+def _scan_triton(logits: torch.Tensor, pool: Pool, slots: Slots) -> _Rows:
+    """The first two launches, which read the logits."""
     (M, V), device = logits.shape, logits.device
     groups = triton.cdiv(V, GROUP.value)
 
@@ -63,7 +126,6 @@ def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict)
     head_tokens = scratch(M, SPLITS, CAP, dtype=torch.int32)
     head_distances = scratch(M, SPLITS, CAP)
     head_counts, rests = scratch(M, SPLITS, dtype=torch.int32), scratch(M, SPLITS)
-    bad_rows = scratch(M, dtype=torch.int32)
 
     row = dict(
         logits_ptr=logits,
@@ -107,7 +169,7 @@ def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict)
         TILE=COMPACT_TILE,
         BLOCK_G=triton.next_power_of_2(groups),
     )
-    _sample_kernel[(M,)](
+    arguments = dict(
         **row | {"num_warps": SAMPLE_WARPS},
         **raw,
         **head | {f"{name}_ptr": getattr(slots, name) for name in CUTS},
@@ -117,14 +179,8 @@ def _sample_triton(logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict)
         list_distance_ptr=scratch(M, LIST),
         LIST=LIST,
         BLOCK=BLOCK,
-        sample_ptr=out.sample,
-        logprob_ptr=out.logprob,
-        raw_logprob_ptr=out.raw_logprob,
-        top_token_ptr=out.top_token,
-        top_prob_ptr=out.top_prob,
-        bad_row_ptr=bad_rows,
     )
-    return bad_rows
+    return _Rows(arguments, scratch(M, dtype=torch.int32))
 
 
 def _descent(pool: Pool, slots: Slots, out: Verdict, bad_rows: torch.Tensor) -> dict[str, Any]:

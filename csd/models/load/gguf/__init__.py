@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -71,13 +72,8 @@ def folder_and_file(name: str) -> tuple[str, str]:
     path = Path(name)
     if not path.is_file():
         raise ValueError(f"the file {name} does not exist")
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "GGUF files need two additional packages: pip install 'csd-llm[gguf]'"
-        ) from error
+    if not (find_spec("accelerate") and find_spec("gguf")):
+        raise ImportError("GGUF files need two additional packages: pip install 'csd-llm[gguf]'")
     return str(path.parent), path.name
 
 
