@@ -138,7 +138,7 @@ class Call:
         count, until = options["num_samples"], options["until"]
         if options["tokenizer"] is not None:
             tokenizer = options["tokenizer"]
-        kept, returns = options["truncate_prompt"], options["on_error"] == "return"
+        limit, returns = options["truncate_prompt"], options["on_error"] == "return"
         errors: dict[int, Exception] = {}
         prompts, many = parse(
             prompt,
@@ -147,13 +147,13 @@ class Call:
             options["attention_mask"],
             options["chat_template_kwargs"],
             # a prompt that is truncated may have any length
-            config.context if kept is None else None,
+            config.context if limit is None else None,
             errors if returns else None,
         )
-        prompts = [ids if kept is None else truncate(ids, kept, tokenizer) for ids in prompts]
-        given = resolve(generation_config, options, vocab=config.vocab, tokenizer=tokenizer)
+        prompts = [ids if limit is None else truncate(ids, limit, tokenizer) for ids in prompts]
+        unlimited = resolve(generation_config, options, vocab=config.vocab, tokenizer=tokenizer)
         # arguments that are invalid for any prompt are an error of the whole call
-        params = limited(given, config.context)
+        params = limited(unlimited, config.context)
         if params.stop and tokenizer is None:
             raise ValueError("stop strings need a tokenizer: pass tokenizer= or stop_token_ids")
         if isinstance(until, UntilRule):
@@ -170,7 +170,7 @@ class Call:
             if i not in errors:
                 try:
                     name = f"prompt {i}" if many else "the prompt"
-                    params = limited(given, config.context, len(ids), name)
+                    params = limited(unlimited, config.context, len(ids), name)
                 except ValueError as error:
                     if not returns:
                         raise

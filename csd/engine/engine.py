@@ -5,8 +5,8 @@ A call draws the samples of its own requests, or of those that arrive while it r
 """
 
 import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from itertools import chain, count
 from typing import Any, Literal, Protocol, Unpack, overload
 
@@ -130,7 +130,7 @@ class Engine(ModelResources):
         self_check = check_flag("self_check", self_check)
         if not isinstance(exact, str) and exact is not None:
             exact = check_flag("exact", exact)
-        given: dict[str, Any] = dict(
+        loading: dict[str, Any] = dict(
             dtype=dtype, device=device, revision=revision, tokenizer=tokenizer, decoder=decoder
         )
         drafter = checked(Options, "drafter", drafter) or "consensus"
@@ -140,7 +140,7 @@ class Engine(ModelResources):
             exact,
             static,
             self_check,
-            **{name: checked(GenerateOptions, name, value) for name, value in given.items()},
+            **{name: checked(GenerateOptions, name, value) for name, value in loading.items()},
         )
         self.max_slots = max_slots
         self.memory = memory
@@ -184,16 +184,27 @@ class Engine(ModelResources):
         most these sizes then capture and allocate nothing, except for options that change the
         computation of a step, such as constraints and `top_logprobs`. Raises as `generate` does.
         """
-        prepare_first_call(self, num_samples, prompt_tokens, max_new_tokens)
+        asked: dict[str, Any] = dict(num_samples=num_samples, seed=0, ignore_eos=True)
+        # a prompt of one token would be read by the first step only, without a prefill
+        prompt = [0] * check_whole("prompt_tokens", prompt_tokens, 2, self.config.context - 1)
+        call = self.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
+        # allocate caches of the requested sizes, which the short call below reuses
+        with self.between_calls():
+            clear(self._prepare(call.requests, self._default_drafter))
+        self.generate(prompt, max_new_tokens=min(2, max_new_tokens), **asked)
+        with self.between_calls():
+            step = self._prepare(call.requests, self._default_drafter)
+            capture_all(self._step_of_call(step, call.requests, call.settings, self.tokenizer))
+            clear(step)
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
         """Check the arguments of a call and return it for `draw`. Raises as `generate` does."""
         return self.call_of(prompt, options)
 
-    def call_of(self, prompt: Any, given: Mapping[str, Any]) -> Call:
+    def call_of(self, prompt: Any, arguments: Mapping[str, Any]) -> Call:
         """Returns the call of arguments as a mapping, which may have been read before."""
         try:
-            options = read_options(given)
+            options = read_options(arguments)
             own = None if options["tokenizer"] is not None else self.tokenizer
             return Call.read(prompt, options, self.config, self.generation_config, own)
         except Exception as error:
@@ -296,12 +307,12 @@ class Engine(ModelResources):
                 stream.wait_event(self._last)
             with current(self.device):
                 if self._loaded.refresh():
-                    self._take(self._loaded)
+                    self.take(self._loaded)
                 self._begin_call(requests)
                 check_served(requests, self.decoder.config)
                 drafter = settings.drafter or self._default_drafter
                 nodes = settings.budget if settings.speculate else 0
-                given = nodes if isinstance(nodes, int) else 0
+                fixed_nodes = nodes if isinstance(nodes, int) else 0
                 priors = settings.priors
                 for prior in priors:
                     prior.check(None, self.decoder.config.vocab)
@@ -309,10 +320,10 @@ class Engine(ModelResources):
                     request.stats.prior_tokens = priors[0].tokens
                 if feed is None:
                     step = self._prepare(
-                        requests, drafter, settings.prior if priors else None, given
+                        requests, drafter, settings.prior if priors else None, fixed_nodes
                     )
                 else:
-                    step = feed.prepare(self, drafter, given)
+                    step = feed.prepare(self, drafter, fixed_nodes)
                 for part, prior in enumerate(priors):
                     self._drafter.use_prior(prior, part)
                 self._check_prefix_cache(step.cache)
@@ -360,6 +371,18 @@ class Engine(ModelResources):
             self._threads_agree = key, any_threads(self.decoder, self._products, threads)
         return self._threads_agree[1]
 
+    @contextmanager
+    def between_calls(self) -> Iterator[None]:
+        """Context in which no call of the engine runs, on its device."""
+        self._not_within_a_stream()
+        with self._lock, current(self.device):
+            self._busy = threading.get_ident()
+            stream = stream_of(self.device)
+            if stream is not None and self._last is not None:
+                stream.wait_event(self._last)
+            yield
+            self._last = None if stream is None else stream.record_event()
+
     def release_unless_busy(self) -> bool:
         """Free the caches unless a call is running; True if they were freed."""
         if not self._lock.acquire(blocking=False):
@@ -385,36 +408,3 @@ class Engine(ModelResources):
     def _not_within_a_stream(self) -> None:
         if self._in_my_call():
             raise RuntimeError("this engine is still used by a stream; close the stream first")
-
-
-def prepare_first_call(
-    engine: Any, num_samples: int, prompt_tokens: int, max_new_tokens: int
-) -> None:
-    """Prepare calls of these sizes; the arguments are those of `Engine.warmup`."""
-    asked: dict[str, Any] = dict(num_samples=num_samples, seed=0, ignore_eos=True)
-    # a prompt of one token would be read by the first step only, without a prefill
-    prompt = [0] * check_whole("prompt_tokens", prompt_tokens, 2, engine.config.context - 1)
-    call = engine.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
-    requests, settings = call.requests, call.settings
-    # allocate caches of the requested sizes, which the short call below reuses
-    _between_calls(engine, requests, lambda step: None)
-    engine.generate(prompt, max_new_tokens=min(2, max_new_tokens), **asked)
-
-    def capture(step: Step) -> None:
-        capture_all(engine._step_of_call(step, requests, settings, engine.tokenizer))
-
-    _between_calls(engine, requests, capture)
-
-
-def _between_calls(engine: Any, requests: list[Request], run: Callable[[Step], None]) -> None:
-    """Call `run` with the step over the caches of `requests`, while no other call runs."""
-    engine._not_within_a_stream()
-    with engine._lock, current(engine.device):
-        engine._busy = threading.get_ident()
-        stream = stream_of(engine.device)
-        if stream is not None and engine._last is not None:
-            stream.wait_event(engine._last)
-        step = engine._prepare(requests, engine._default_drafter)
-        run(step)
-        clear(step)
-        engine._last = None if stream is None else stream.record_event()

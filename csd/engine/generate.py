@@ -108,16 +108,16 @@ def engine_for(
     dtype = checked(LoadingOptions, "dtype", dtype)
     loading: dict[str, Any] = dict(device=device, dtype=dtype, revision=revision)
     if isinstance(model, Engine):
-        given = loading | {"decoder": None if decoder == "auto" else decoder}
+        options = loading | {"decoder": None if decoder == "auto" else decoder}
         if exact is not None and model.exact != exact:
-            given["exact"] = exact
-        for name, value in given.items():
+            options["exact"] = exact
+        for name, value in options.items():
             if value is not None:
                 raise ValueError(f"{name} must be set when the Engine is made, got {value!r}")
         return model
     if isinstance(model, str) or hasattr(model, "__fspath__"):
-        place = os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
-        key, files = (place, revision, str(device), dtype, decoder, exact), _files(place)
+        path = os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
+        key, files = (path, revision, str(device), dtype, decoder, exact), _files(path)
         if key in _by_name and _by_name[key][1] != files:
             _by_name.pop(key)[0].release()
         if key not in _by_name:
@@ -128,15 +128,15 @@ def engine_for(
         return _by_name[key][0]
     model = unwrapped(model)
     try:
-        found = _by_model.get(model, {})
+        engines = _by_model.get(model, {})
     except TypeError:
         # an object without a hash or weak references is not a model: Engine raises below
-        found = {}
+        engines = {}
     wanted = decoder, exact
-    if wanted not in found:
+    if wanted not in engines:
         made = Engine(model, **loading, decoder=decoder, exact=exact)
         made.leave_model()
-        _by_model.setdefault(model, found)[wanted] = made
+        _by_model.setdefault(model, engines)[wanted] = made
     return _by_model[model][wanted]
 
 
@@ -156,20 +156,20 @@ def _make_room(wanted: int) -> None:
                 total -= size
 
 
-def _files(place: str) -> list[tuple[str, int, int]]:
+def _files(path_of_model: str) -> list[tuple[str, int, int]]:
     """Path, time of the last change in ns, and bytes of each of a local model's files."""
-    paths = [place]
-    if os.path.isdir(place):
-        paths = [os.path.join(place, name) for name in sorted(os.listdir(place))]
-    found = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
-    return [(path, stat.st_mtime_ns, stat.st_size) for path, stat in found]
+    paths = [path_of_model]
+    if os.path.isdir(path_of_model):
+        paths = [os.path.join(path_of_model, name) for name in sorted(os.listdir(path_of_model))]
+    stats = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
+    return [(path, stat.st_mtime_ns, stat.st_size) for path, stat in stats]
 
 
-def _call(model: Any, prompt: Any, given: GenerateOptions) -> tuple[Engine, Call]:
+def _call(model: Any, prompt: Any, arguments: GenerateOptions) -> tuple[Engine, Call]:
     """Returns the model's engine, and the call of the arguments, which are read once."""
     try:
         # before a model is loaded
-        options = read_options(given, GenerateOptions)
+        options = read_options(arguments, GenerateOptions)
         loading = {name: options[name] for name in options_of(LoadingOptions)}
         with showing(options["progress"]):
             engine = engine_for(model, **loading)

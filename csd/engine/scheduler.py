@@ -129,11 +129,11 @@ class SlotFiller:
     def assign(self, request: Request, s: int) -> Refill | None:
         """Assign slot s and pages to the request's next sample."""
         index = request.waiting.popleft()
-        most = request.params.max_new_tokens
-        pages = self.step.cache.take_for_sample(most)
+        max_new = request.params.max_new_tokens
+        pages = self.step.cache.take_for_sample(max_new)
         try:
             live = LiveSample(request, index, pages, self.tokenizer, self.streams(request))
-            refill = Refill(s, request, index, in_turn(pages, most))
+            refill = Refill(s, request, index, in_turn(pages, max_new))
             if self.step.changes is not None:
                 self.step.changes.begin(refill)
         except BaseException:
@@ -205,10 +205,10 @@ class SlotFiller:
             left = self.prefill_chunk - self.read_tokens
             if chunk > left and self.waited_for:
                 return False
-            most = min(self.prefill_chunk, self.step.cache.rows)
+            rows = min(self.prefill_chunk, self.step.cache.rows)
             if self.waited_for:
-                most = min(most, left)
-            prefills = [self.prefill, *self.with_it(most - chunk)]
+                rows = min(rows, left)
+            prefills = [self.prefill, *self.with_it(rows - chunk)]
             # count the tokens of all prompts of this pass, before their chunks advance
             self.read_tokens += sum(prefill.chunk for prefill in prefills)
             read_chunks(prefills)
@@ -419,9 +419,9 @@ class Scheduler(SlotFiller):
         """Number of tokens in `record` of the sample in slot s before the place where it cannot
         continue, and the error: no token left, or NaN."""
         changes, had = self.step.changes, len(live.tokens)
-        place, none_left = (-1, False) if changes is None else changes.emptied(s)
-        count = place - had
-        if place < 0:
+        position, none_left = (-1, False) if changes is None else changes.emptied(s)
+        count = position - had
+        if position < 0:
             raw = record.raw_logprobs[s][: record.count[s]]
             count = next((i for i, x in enumerate(raw) if x != x), 0)
         tokens, name = live.tokens + record.tokens[s][:count], self.name_of(live.request)

@@ -72,10 +72,10 @@ class Branch:
     def logprobs(self) -> list[float | None]:
         """For each of `tokens`, its log-probability by the processed distribution; None if it was
         appended."""
-        found: list[float | None] = []
+        logprobs: list[float | None] = []
         for span in self.spans:
-            found += [None] * len(span.tokens) if span.sample is None else span.sample.logprobs
-        return found
+            logprobs += [None] * len(span.tokens) if span.sample is None else span.sample.logprobs
+        return logprobs
 
     @property
     def prompt(self) -> list[int]:
@@ -167,7 +167,7 @@ class Turns:
 
         outs: of the requests of `requests_of(turn)`.
         """
-        found = []
+        samples = []
         for mates, out in zip(requests_of(turn), outs, strict=True):
             drawn = {sample.index: sample for sample in out}
             self.cached_tokens += out.stats.cached_tokens
@@ -177,8 +177,8 @@ class Turns:
                 failed = Sample(index, None, [], [], [], "error", error=out.error)
                 sample = drawn.get(index, failed)
                 branch.spans.append(Span(sample.tokens, sample))
-                found.append(sample)
-        return found
+                samples.append(sample)
+        return samples
 
 
 def requests_of(turn: Sequence[Branch]) -> list[list[Branch]]:

@@ -73,7 +73,7 @@ class FusedPass:
                 x, residual = checkpoint(run, x, residual, use_reentrant=False)
             else:
                 x, residual = run(x, residual)
-        return decoder._norm(ops, x, decoder.norm, residual)[0]
+        return decoder.rms_norm(ops, x, decoder.norm, residual)[0]
 
 
 def _layer(decoder: Decoder, i: int, rows: Rows, attention: RowsAttention, ops: Any) -> Callable:

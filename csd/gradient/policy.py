@@ -126,9 +126,8 @@ def policy_of(model: Any) -> Source:
     """
     kernels, chunk, tokenizer = None, CHUNK, None
     if isinstance(model, Engine):
-        kernels, chunk, tokenizer = model._kernels, model.prefill_chunk, model.tokenizer
-        held = model._loaded.module
-        model = None if held is None else held()
+        kernels, chunk, tokenizer = model.kernels, model.prefill_chunk, model.tokenizer
+        model = model.module
     module = unwrapped(model)
     if not isinstance(module, nn.Module):
         raise TypeError(

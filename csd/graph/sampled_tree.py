@@ -47,9 +47,9 @@ class Node:
     rank: int = 0  # among the slot's nodes of this depth
     row_cost: int = 0  # `Pool.cost`, by the row's expected acceptance
     children: list[int] = field(default_factory=list)  # numbers of its K draws, in order
-    drafts: list[int] = field(default_factory=list)  # indices of its draws in `kept`
+    drafts: list[int] = field(default_factory=list)  # indices of its draws in `successors`
     # successors, and the noise words of the draws from them; None until looked up
-    kept: Any = None  # Successors
+    successors: Any = None  # Successors
     words: Any = None  # [K] array
 
     def row(self) -> Row:
@@ -89,17 +89,17 @@ class SampledTrees:
             node, tree = trees[s][number], trees[s]
             if node.depth >= state.limit[s] or len(tree) + self.draws > MAX_NODES:
                 continue
-            if node.kept is None:
+            if node.successors is None:
                 self._look_up(waiting, slots, state)
                 waiting = []
-            if not node.kept.token:
+            if not node.successors.token:
                 continue
             cost = self._row_cost(node)
             costs += [cost] * self.draws
             if choose(costs) < len(costs):
                 break
             used += self.draws
-            node.drafts = draw(node.kept.probs, node.words)
+            node.drafts = draw(node.successors.probs, node.words)
             for i in node.drafts:
                 child = self._child(node, number, i, cost)
                 node.children.append(len(tree))
@@ -118,18 +118,18 @@ class SampledTrees:
 
     def _row_cost(self, node: Node) -> int:
         """Cost of one of the node's rows, by its expected acceptance before the draw."""
-        known = node.kept
+        known = node.successors
         hit = float((known.probability * (1 - (1 - known.probs) ** self.draws)).sum()) / self.draws
         return min(node.cost + round(-math.log2(hit) * COST_ONE), _MAX_COST)
 
     def _child(self, node: Node, number: int, i: int, row_cost: int) -> Node:
-        token = node.kept.token[i]
+        token = node.successors.token[i]
         return Node(
             token=token,
             slot=node.slot,
             depth=node.depth + 1,
-            cost=node.cost + node.kept.cost[i],
-            source=node.kept.source[i],
+            cost=node.cost + node.successors.cost[i],
+            source=node.successors.source[i],
             context=[token, *node.context[:-1]],
             parent=number,
             row_cost=row_cost,
@@ -140,7 +140,7 @@ class SampledTrees:
         kept_of = successors(self._graph, self._draft_tree, slots, slot, context)
         words = state.words(nodes, self.draws)
         for node, known, word in zip(nodes, kept_of, words, strict=True):
-            node.kept, node.words = known, word
+            node.successors, node.words = known, word
 
 
 @dataclass(slots=True)

@@ -19,10 +19,10 @@ from csd.engine.engine import Engine, OnePrompt
 from csd.engine.options import SAMPLING, Options, read_options
 from csd.engine.options.grammar import has_grammar, matcher_of
 from csd.engine.requests.request import Request
+from csd.engine.resources.sizes import ServedSizes
 from csd.engine.results.logprobs import MOST_TOP, PromptScores
 from csd.engine.step.step import Step
 from csd.graph.prior import Prior
-from csd.serve.caches import ServedRoom
 from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
 from csd.serve.reader import Reader
@@ -175,7 +175,7 @@ class AsyncEngine:
             )
         self.engine = model if isinstance(model, Engine) else Engine(model, **engine)
         self.counters = Counters()
-        self._inbox, self._room = Inbox(max_queue, self.counters), ServedRoom(max_tokens)
+        self._inbox, self._sizes = Inbox(max_queue, self.counters), ServedSizes(max_tokens)
         self._weights = Weights()
         self._scheduler: ServiceScheduler | None = None  # of the requests in flight
         self._index = count()
@@ -201,7 +201,7 @@ class AsyncEngine:
     @property
     def longest(self) -> int:
         """Largest number of tokens of a prompt and a sample together."""
-        return self._room.longest
+        return self._sizes.longest
 
     @property
     def weights(self) -> int:
@@ -343,7 +343,7 @@ class AsyncEngine:
 
     def prepare(self, engine: Engine, drafter: Any, nodes: int) -> Step:
         self._weights.mark(engine)
-        return self._room.step(engine, drafter, nodes, self._settings.priors)
+        return engine.prepare_served(self._sizes, drafter, nodes, self._settings.priors)
 
     def scheduler(
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any

@@ -266,8 +266,8 @@ class ServiceScheduler(Scheduler):
 
     def begin_prefill(self) -> Prefill:
         prefill = super().begin_prefill()
-        self.counters.prompt_tokens += len(prefill.request.prompt) - prefill.at
-        self.counters.cached_prompt_tokens += prefill.at
+        self.counters.prompt_tokens += len(prefill.request.prompt) - prefill.position
+        self.counters.cached_prompt_tokens += prefill.position
         return prefill
 
     def assign(self, request: Request, s: int) -> Refill | None:

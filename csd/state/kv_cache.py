@@ -199,17 +199,17 @@ class KVCache:
         """Reserves pages for a sample of at most `tokens` tokens; `in_turn` gives their table."""
         return self.allocator.take(pages_held(pages_for(tokens), self.reach))
 
-    def copy_idle(self, most: int) -> IdleUnits | None:
-        """Copies of idle units, the least recently used one first; most: largest number of bytes.
+    def copy_idle(self, max_bytes: int) -> IdleUnits | None:
+        """Copies of idle units, the least recently used one first; None if there are none.
 
-        None if there are none.
+        max_bytes: largest number of bytes.
         """
         index = self.allocator.index
         if index is None:
             return None
         numbers = sum(part.k[:, :1].nbytes + part.v[:, :1].nbytes for part in self.parts)
         units = index.idle()
-        units = units[max(0, len(units) - most // (numbers * index.pages)) :]
+        units = units[max(0, len(units) - max_bytes // (numbers * index.pages)) :]
         if not units:
             return None
         pages = torch.tensor([page for _, unit in units for page in unit.pages])
@@ -229,10 +229,10 @@ class KVCache:
         index.key = units.key
         first = len(units.digests) - count
         pages = self.allocator.take(count * index.pages)
-        at = upload(torch.tensor(pages), self.prompt_pages.device)
+        page_index = upload(torch.tensor(pages), self.prompt_pages.device)
         for part, (k, v) in zip(self.parts, units.parts, strict=True):
-            part.k[:, at] = k[:, first * index.pages :]
-            part.v[:, at] = v[:, first * index.pages :]
+            part.k[:, page_index] = k[:, first * index.pages :]
+            part.v[:, page_index] = v[:, first * index.pages :]
         for i in range(count):
             own = pages[i * index.pages : (i + 1) * index.pages]
             self.allocator.keep(units.digests[first + i], own, units.states[first + i])

@@ -110,13 +110,13 @@ class Unit(NamedTuple):
 class PrefixIndex:
     """Units by digest, with the order of eviction.
 
-    tokens, pages: of a unit. most: largest number of units; None: as many as there are pages.
+    tokens, pages: of a unit. limit: largest number of units; None: as many as there are pages.
     key: identity of the weights and of everything else, besides the tokens, that keys and values
         depend on.
     """
 
-    def __init__(self, tokens: int, pages: int, most: int | None = None):
-        self.tokens, self.pages, self.most = tokens, pages, most
+    def __init__(self, tokens: int, pages: int, limit: int | None = None):
+        self.tokens, self.pages, self.limit = tokens, pages, limit
         self.key: Hashable = None
         self._units: dict[bytes, Unit] = {}
         self._of: dict[int, bytes] = {}  # digest of each page's unit
@@ -127,7 +127,7 @@ class PrefixIndex:
 
     @property
     def full(self) -> bool:
-        return self.most is not None and len(self) >= self.most
+        return self.limit is not None and len(self) >= self.limit
 
     @property
     def idle_pages(self) -> int:
@@ -136,22 +136,22 @@ class PrefixIndex:
 
     def digests(self, scope: str, tokens: Sequence[int]) -> list[bytes]:
         """Digests of the text up to the end of each whole unit of `tokens`, within a scope."""
-        found, last = [], blake2b(scope.encode(), digest_size=32).digest()
-        for at in range(0, len(tokens) - self.tokens + 1, self.tokens):
-            unit = array("q", tokens[at : at + self.tokens]).tobytes()
+        digests, last = [], blake2b(scope.encode(), digest_size=32).digest()
+        for begin in range(0, len(tokens) - self.tokens + 1, self.tokens):
+            unit = array("q", tokens[begin : begin + self.tokens]).tobytes()
             last = blake2b(last + unit, digest_size=32).digest()
-            found.append(last)
-        return found
+            digests.append(last)
+        return digests
 
     def find(self, digests: Sequence[bytes]) -> list[Unit]:
         """The units of the longest beginning whose units are all here."""
-        found = []
+        units = []
         for digest in digests:
             unit = self._units.get(digest)
             if unit is None:
                 break
-            found.append(unit)
-        return found
+            units.append(unit)
+        return units
 
     def add(self, digest: bytes, pages: Sequence[int], states: Any = None) -> None:
         """Keep pages that have an owner as a unit; if there is one of this digest, it stays."""

@@ -87,13 +87,13 @@ def _decide(
     """Tokens [n] of the nodes; probs: [n, V], their target distributions."""
     words = _Words(nodes, slots)
     # [n, W + 1]: the kept successors, then all other tokens as one atom
-    width = max([len(n.kept.token) for n in nodes if n.children], default=0)
+    width = max([len(n.successors.token) for n in nodes if n.children], default=0)
     noise_index = torch.zeros((len(nodes), width), dtype=torch.int64)
     owns = torch.zeros((len(nodes), width), dtype=torch.bool)
     for i, node in enumerate(nodes):
         if node.children:
-            w = len(node.kept.token)
-            noise_index[i, :w] = torch.tensor(node.kept.token)
+            w = len(node.successors.token)
+            noise_index[i, :w] = torch.tensor(node.successors.token)
             owns[i, :w] = True
     # padding points to an extra index after the vocabulary
     column = torch.where(owns, noise_index, probs.shape[1])
@@ -109,7 +109,7 @@ def _decide(
     alike: dict[tuple[int, int], list[int]] = {}
     for i, node in enumerate(nodes):
         if node.children:
-            alike.setdefault((len(node.drafts), node.kept.probs.ndim), []).append(i)
+            alike.setdefault((len(node.drafts), node.successors.probs.ndim), []).append(i)
     for (count, _), members in alike.items():
         members_index = torch.tensor(members)
         drafts = torch.tensor([nodes[i].drafts for i in members])
@@ -124,7 +124,7 @@ def _decide(
 
 def _proposal(node: Node, width: int) -> torch.Tensor:
     """Proposal of a node, [width + 1] or [K, width + 1], without mass on all other tokens."""
-    probs = torch.from_numpy(node.kept.probs)
+    probs = torch.from_numpy(node.successors.probs)
     return torch.nn.functional.pad(probs, (0, width + 1 - probs.shape[-1]))
 
 

@@ -17,6 +17,6 @@ def processed(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
     """
     z, heads, rest = row_scores(logits[rows], rows, pool, slots)
     # the last column takes the padding of heads
-    kept = torch.cat([rest > 0, torch.zeros_like(rest[:, :1], dtype=torch.bool)], dim=1)
-    kept = kept.scatter_(1, heads.token, heads.score > -torch.inf)[:, :-1]
-    return torch.where(kept, z, -torch.inf).softmax(-1)
+    allowed = torch.cat([rest > 0, torch.zeros_like(rest[:, :1], dtype=torch.bool)], dim=1)
+    allowed = allowed.scatter_(1, heads.token, heads.score > -torch.inf)[:, :-1]
+    return torch.where(allowed, z, -torch.inf).softmax(-1)

@@ -319,7 +319,7 @@ def test_a_full_index_of_states_evicts_and_the_bits_stay():
     with csd.Engine(make(), **options) as engine, memories() as got:
         engine.generate(prompts[0], **ASKED)
         index = engine._step.cache.allocator.index
-        index.most = 3
+        index.limit = 3
         for prompt in prompts:
             engine.generate(prompt, **ASKED)
             assert len(index) <= 3

@@ -210,7 +210,7 @@ def test_text_needs_a_tokenizer():
         session = made.session([1, 2, 3], num_samples=1, seed=0)
         session.sample(max_new_tokens=4, ignore_eos=True)
         with pytest.raises(ValueError, match="text needs a tokenizer: make the engine with"):
-            session[0].text  # noqa: B018
+            _ = session[0].text
     with csd.Engine(model, tokenizer=tokenizer) as made:
         session = made.session([1, 2, 3], num_samples=1, seed=0)
         session.sample(max_new_tokens=4, ignore_eos=True)

@@ -42,7 +42,7 @@ def test_trees_take_all_draws_of_a_node_or_none(nodes):
     for parent, rows in children.items():
         node = drawn.nodes[parent]
         assert len(rows) == 3
-        assert pool.token[rows].tolist() == [node.kept.token[i] for i in node.drafts]
+        assert pool.token[rows].tolist() == [node.successors.token[i] for i in node.drafts]
     # expanded in order of the path's probability: none that was left out is likelier, save equal
     # draws and slots that are full
     for s in (0, 1):
@@ -55,7 +55,7 @@ def test_trees_take_all_draws_of_a_node_or_none(nodes):
                 for c in children.get(int(pool.parent[r]), [])
                 if c < r
             )
-            if first and (node.kept is None or node.kept.token):
+            if first and (node.successors is None or node.successors.token):
                 costs[r in children].append(node.cost)
         if nodes == 31:
             assert max(costs[True]) <= min(costs[False])
@@ -71,7 +71,7 @@ def test_trees_keep_within_limits():
     assert 1 in pool.token[(pool.slot == 0) & (pool.depth > 0)].tolist()
     for node in drawn.nodes:
         if node.children:
-            assert abs(node.kept.probs.sum() - 1) < 1e-12
+            assert abs(node.successors.probs.sum() - 1) < 1e-12
 
 
 def test_draws_depend_on_step_and_slot_alone():

@@ -204,7 +204,7 @@ def too_many_slots():
 
     def call(max_slots=4, max_tokens=4096, prefill_chunk=64, memory=1.0):
         model = engine(PrefixSum(), memory=memory, max_slots=max_slots, prefill_chunk=prefill_chunk)
-        with patch("csd.serve.caches.free_bytes", lambda device: 30_000_000):
+        with patch("csd.engine.resources.caches.free_bytes", lambda device: 30_000_000):
             csd.AsyncEngine(model, max_tokens=max_tokens).close()
 
     def remedy():

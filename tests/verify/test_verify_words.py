@@ -95,7 +95,7 @@ def test_steps_with_stratified_words_sample_the_target(verifier, filters, monkey
     assert (share - probs).abs().max() < 4e-3
     assert (share[probs == 0] == 0).all()
 
-    kept = drawn.nodes[0].kept
+    kept = drawn.nodes[0].successors
     target = probs[kept.token]
     target = torch.cat([target, 1 - target.sum(0, True)])[None]
     proposal = torch.cat([torch.from_numpy(kept.probs), torch.zeros(1)])[None]

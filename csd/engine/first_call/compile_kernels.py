@@ -48,8 +48,8 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
     device = step.slots.live.device
     if device.type != "cuda" or knobs.runtime.interpret:
         return
-    found = driver.active.get_current_target()
-    target = Target(found.backend, found.arch, found.warp_size, chip_of(device))
+    current = driver.active.get_current_target()
+    target = Target(current.backend, current.arch, current.warp_size, chip_of(device))
     versions = __version__, torch.__version__, triton.__version__, knobs.cache.dir
     config = step.decoder.config
     sizes = target, step.cache.dtype, config, exact, type(step.drafter).__name__
@@ -154,14 +154,14 @@ def jobs_of(step: StaticStep, target: Target) -> list[CompileJob]:
     torch.cuda._lazy_init = lambda: None
     if isinstance(step.decoder, Decoder):
         step.decoder.layers = step.decoder.layers[: step.decoder.config.unlike_layers]
-    found: dict[tuple, CompileJob] = {}
+    by_key: dict[tuple, CompileJob] = {}
     with recording(target) as jobs, WithoutMemory():
         for rows in sizes_for(step.slots.count):
             for nodes in (0, rows):
                 step.body(rows, nodes)
     for job in jobs:
-        found.setdefault(job.key, job)
-    return list(found.values())
+        by_key.setdefault(job.key, job)
+    return list(by_key.values())
 
 
 class WithoutMemory(TorchDispatchMode):

@@ -140,7 +140,7 @@ def refined(before: StepTimeTable, again: StepTimeTable) -> StepTimeTable:
     for table in (before, again):
         for size, seconds in zip(table.sizes, table.seconds, strict=True):
             times.setdefault(size, []).append(seconds)
-    agree = all(max(found) < OUTLIER * min(found) for found in times.values())
+    agree = all(max(seconds) < OUTLIER * min(seconds) for seconds in times.values())
     sizes = sorted(times)
     return StepTimeTable(sizes, [min(times[size]) for size in sizes], again.steady or agree)
 
@@ -177,10 +177,10 @@ def compile_loops(step: Step, sizes: list[int]) -> None:
 
 def _roots(step: Step, rows: int) -> Pool:
     slots = step.slots
-    place = torch.arange(slots.count, device=slots.live.device)
-    slots.live.copy_(place < rows)
+    index = torch.arange(slots.count, device=slots.live.device)
+    slots.live.copy_(index < rows)
     # different tokens: rows of one token would all read the same few experts
-    slots.context[:, 0] = place % step.decoder.config.vocab
+    slots.context[:, 0] = index % step.decoder.config.vocab
     return step.ops.roots(slots, rows)
 
 
@@ -278,7 +278,7 @@ def measure(
             if too_long(size):
                 times = {m: t for m, t in times.items() if m <= max(size, sizes[1])}
                 break
-    times = {size: found for size, found in times.items() if found}
+    times = {size: seconds for size, seconds in times.items() if seconds}
     two_best = [sorted(t)[:2] for t in times.values()]
     steady = all(len(t) > 1 and t[1] < OUTLIER * t[0] for t in two_best)
     return StepTimeTable([*times], [min(t) for t in times.values()], steady)

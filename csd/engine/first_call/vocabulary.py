@@ -105,6 +105,6 @@ def vocabulary_prior(engine: Any) -> Prior:
     )
     while not drafters or not drafters[-1].done:
         engine.generate(opening, **options)
-    found = Prior(contexts=MAX_CONTEXTS, tokenizer=tokenizer)
-    found.add_successors(torch.cat(drafters[-1].token), torch.cat(drafters[-1].probability))
-    return found
+    prior = Prior(contexts=MAX_CONTEXTS, tokenizer=tokenizer)
+    prior.add_successors(torch.cat(drafters[-1].token), torch.cat(drafters[-1].probability))
+    return prior

@@ -46,31 +46,31 @@ class ReadOptions(dict[str, Any]):
     """All arguments of a call by name, checked."""
 
 
-def read_options(given: Mapping[str, Any], kind: type = Options) -> ReadOptions:
+def read_options(arguments: Mapping[str, Any], kind: type = Options) -> ReadOptions:
     """Returns all arguments of `kind`, checked; missing arguments get their defaults.
 
     Arguments that have been read are returned as they are. Raises TypeError for an unknown
     argument, and the errors of `checked`.
     """
-    if isinstance(given, ReadOptions):
-        return given
+    if isinstance(arguments, ReadOptions):
+        return arguments
     known_options = options_of(kind)
-    for name in given:
+    for name in arguments:
         if name not in known_options:
             raise unknown_argument(name, known_options)
     return ReadOptions(
-        (name, checked(kind, name, given[name]) if name in given else option.default)
+        (name, checked(kind, name, arguments[name]) if name in arguments else option.default)
         for name, (_, option) in known_options.items()
     )
 
 
-def read_without_config(given: Mapping[str, Any], names: Collection[str]) -> ReadOptions:
+def read_without_config(arguments: Mapping[str, Any], names: Collection[str]) -> ReadOptions:
     """`read_options` of the arguments in `names`, in which a filter that is not given is off.
 
     Raises TypeError for an argument that is not in `names`.
     """
-    for name in given:
+    for name in arguments:
         if name not in names:
             raise unknown_argument(name, names)
-    values = {name: v for name, v in given.items() if v is not None or name not in FILTERS}
+    values = {name: v for name, v in arguments.items() if v is not None or name not in FILTERS}
     return read_options(FILTERS | values)

@@ -29,9 +29,9 @@ def dead_parts(params: Any, tokenizer: Any, vocab: int, tokens: list[int]) -> li
     if params.json_schema is None or params.max_thinking_tokens is not None:
         return []
     schema = json.loads(params.json_schema)
-    most = SEARCHED // len(params.json_schema)
-    parts = [*islice(_pointers(schema), most + 1)]
-    if len(parts) > most:
+    max_parts = SEARCHED // len(params.json_schema)
+    parts = [*islice(_pointers(schema), max_parts + 1)]
+    if len(parts) > max_parts:
         return []
     read: dict[str, int] = {}
     for pointer, keys in parts:
@@ -40,10 +40,10 @@ def dead_parts(params: Any, tokenizer: Any, vocab: int, tokens: list[int]) -> li
     patterns = {p: count for p, count in read.items() if p.split("/")[-2] == PATTERNS and count}
     # a key that no property and no pattern has left is the pattern's
     read = patterns or read
-    most = max(read.values(), default=0)
-    found = [pointer for pointer, count in read.items() if count == most > 0]
+    longest = max(read.values(), default=0)
+    pointers = [pointer for pointer, count in read.items() if count == longest > 0]
     # a part goes with the parts around it
-    return [p for p in found if not any(other.startswith(f"{p}/") for other in found)]
+    return [p for p in pointers if not any(other.startswith(f"{p}/") for other in pointers)]
 
 
 def _pointers(schema: dict, above: str = "", keys: tuple = ()) -> Iterator[tuple[str, tuple]]:

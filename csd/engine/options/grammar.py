@@ -78,21 +78,21 @@ def has_grammar(params: Any) -> bool:
     return any(getattr(params, name) is not None for name in GRAMMARS)
 
 
-def check_one(given: Mapping[str, Any]) -> None:
+def check_one(options: Mapping[str, Any]) -> None:
     """Raises ValueError if more than one grammar is given."""
-    names = [name for name in GRAMMARS if given.get(name) is not None]
+    names = [name for name in GRAMMARS if options.get(name) is not None]
     if len(names) > 1:
         raise ValueError(f"only one of {' and '.join(names)} may be given")
 
 
-def source(given: Mapping[str, Any]) -> tuple[str, str] | None:
+def source(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
     """Name of the argument that gives a grammar, and the grammar in llguidance's format."""
     for name in GRAMMARS:
-        if given.get(name) is not None:
+        if arguments.get(name) is not None:
             check_installed("llguidance", "grammar", name)
             from llguidance import LLMatcher
 
-            value = given[name]
+            value = arguments[name]
             make: dict[str, Callable[..., str]] = {
                 "json_schema": _of_schema,
                 "regex": LLMatcher.grammar_from_regex,
@@ -113,12 +113,12 @@ def _of_schema(text: str) -> str:
     return LLMatcher.grammar_from_json_schema(text, options)
 
 
-def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
+def check_grammar(options: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
     """Raises ValueError for a grammar that llguidance rejects; in a schema, with the place."""
-    found = source(given)
-    if found is None:
+    grammar = source(options)
+    if grammar is None:
         return
-    name, text = found
+    name, text = grammar
     if tokenizer is None:
         raise ValueError(f"{name} needs a tokenizer: pass tokenizer=")
     # all prompts of a call have the same grammar
@@ -131,7 +131,7 @@ def check_grammar(given: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
     message = _error_of(text, reader_of(tokenizer, vocab))
     if message is not None:
         located = name == "json_schema" and not message.startswith(PANIC)
-        where = f"; at {_place(given[name])}" if located else ""
+        where = f"; at {_place(options[name])}" if located else ""
         raise ValueError(f"{name} must be accepted by llguidance{where}: {message}")
     with _LOCK:
         valid[digest] = None
@@ -171,21 +171,21 @@ def _compiled(text: str, reader: Any) -> Any:
 def _place(text: str) -> str:
     """JSON pointer of a part of a schema that llguidance rejects, the innermost if it is short."""
     whole = json.loads(text)
-    found, inside, left = "", whole, PLACE_CHARACTERS
+    pointer, inside, left = "", whole, PLACE_CHARACTERS
     # references point into the whole schema
     shared = {k: v for k, v in whole.items() if k in ("$defs", "definitions")}
     while isinstance(inside, dict):
-        for place, _, part in parts_of(inside):
+        for step, _, part in parts_of(inside):
             schema = json.dumps(shared | part)
             left -= len(schema)
             if left < 0:
-                return found or "its top"
+                return pointer or "its top"
             if _error_of(_of_schema(schema)) is not None:
-                found, inside = found + place, part
+                pointer, inside = pointer + step, part
                 break
         else:
             break
-    return found or "its top"
+    return pointer or "its top"
 
 
 def parts_of(schema: dict) -> Iterator[tuple[str, tuple, dict]]:
@@ -210,10 +210,10 @@ def _escaped(name: str | int) -> str:
 
 def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:
     """Returns a matcher at the beginning of a sample; None without a grammar."""
-    found = source({name: getattr(params, name) for name in GRAMMARS})
-    if found is None:
+    grammar = source({name: getattr(params, name) for name in GRAMMARS})
+    if grammar is None:
         return None
-    return _compiled(found[1], reader_of(tokenizer, vocab))
+    return _compiled(grammar[1], reader_of(tokenizer, vocab))
 
 
 def reader_of(tokenizer: Any, vocab: int) -> Any:

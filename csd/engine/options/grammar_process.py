@@ -41,12 +41,12 @@ _SIZE = 1024
 _LOCK = threading.Lock()
 
 
-def check_compiles(given: Mapping[str, Any]) -> None:
+def check_compiles(arguments: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the argument, for a grammar that takes too long or panics."""
-    found = source({name: checked(LogitOptions, name, given.get(name)) for name in GRAMMARS})
-    if found is None:
+    grammar = source({name: checked(LogitOptions, name, arguments.get(name)) for name in GRAMMARS})
+    if grammar is None:
         return
-    name, text = found
+    name, text = grammar
     digest = hashlib.sha256(text.encode()).digest()
     with _LOCK:
         if digest in _COMPILED:

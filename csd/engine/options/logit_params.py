@@ -29,7 +29,7 @@ def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
         value = dict(value)
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a dict from token ids to numbers, got {shown(value)}")
-    found = []
+    pairs = []
     for token, bias in value.items():
         if isinstance(token, bool) or not isinstance(token, Integral):
             raise TypeError(f"{name} must have token ids as keys, got {shown(token)}")
@@ -37,8 +37,8 @@ def check_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
             raise ValueError(f"{name} must have token ids as keys, got {shown(token)}")
         if not (isinstance(bias, Real) and bias == -math.inf):
             bias = check_number(f"{name} of token {token}", bias, -STEEPEST, STEEPEST)
-        found.append((int(token), float(bias)))
-    return tuple(sorted(found))
+        pairs.append((int(token), float(bias)))
+    return tuple(sorted(pairs))
 
 
 def check_words(name: str, value: Any) -> tuple[Any, ...]:
@@ -51,19 +51,19 @@ def check_words(name: str, value: Any) -> tuple[Any, ...]:
     expected = f"{name} must be strings or lists of token ids"
     if isinstance(value, bytes | Mapping) or not isinstance(value, Collection):
         raise TypeError(f"{expected}, got {shown(value)}")
-    found: list[Any] = []
+    words: list[Any] = []
     for word in value:
         if isinstance(word, str):
-            found += check_strings(name, word)
+            words += check_strings(name, word)
         elif isinstance(word, Integral):
             raise TypeError(f"{expected}, got {shown(word)}: write [[{word}]] for one token")
         else:
             ids = tuple(check_ids(name, word, LARGEST))
             if not ids:
                 raise ValueError(f"{expected}, got an empty list")
-            found.append(ids)
-    _check_lengths(name, [word for word in found if not isinstance(word, str)])
-    return tuple(found)
+            words.append(ids)
+    _check_lengths(name, [word for word in words if not isinstance(word, str)])
+    return tuple(words)
 
 
 def _check_lengths(name: str, words: Collection[tuple[int, ...]]) -> None:
@@ -83,10 +83,10 @@ def check_id_list(name: str, value: Any) -> tuple[int, ...]:
 
 def check_allowed(name: str, value: Any) -> tuple[int, ...]:
     """Distinct token ids in ascending order, at least one."""
-    found = check_id_list(name, value)
-    if not found:
+    ids = check_id_list(name, value)
+    if not ids:
         raise ValueError(f"{name} must have at least one token id, got {shown(value)}")
-    return found
+    return ids
 
 
 def check_functions(name: str, value: Any) -> tuple[Callable, ...]:
@@ -112,14 +112,14 @@ def check_tags(name: str, value: Any) -> tuple[Any, ...]:
             "ids, and optionally the text that ends it when the budget is spent, got "
             f"{shown(value)}"
         )
-    found = tuple(
+    tags = tuple(
         tag if isinstance(tag, str | Tag) else check_words(name, [tag])[0] for tag in value
     )
-    if any(not tag for tag in found):
+    if any(not tag for tag in tags):
         raise ValueError(f"{name} must not be empty, got {shown(value)}")
-    if found[0] == found[1]:
+    if tags[0] == tags[1]:
         raise ValueError(f"{name} must have different begin and end, got {shown(value)}")
-    return found
+    return tags
 
 
 def without_ends(words: tuple[Any, ...], generation_config: Any) -> tuple[Any, ...]:
@@ -130,26 +130,26 @@ def without_ends(words: tuple[Any, ...], generation_config: Any) -> tuple[Any, .
 
 def row_params(rules: Mapping[str, Any], tokenizer: Any, vocab: int) -> dict[str, Any]:
     """Checked options that change logits, as `SamplingParams` has them for a model."""
-    found = dict(rules)
-    found["bad_words"] = _spelled(rules["bad_words"], tokenizer)
+    params = dict(rules)
+    params["bad_words"] = _spelled(rules["bad_words"], tokenizer)
     tags = rules["thinking_tags"]
     if rules["max_thinking_tokens"] is not None:
-        found["thinking_tags"] = spell_tags(tags or find_tags(tokenizer), tokenizer, vocab)
+        params["thinking_tags"] = spell_tags(tags or find_tags(tokenizer), tokenizer, vocab)
     elif tags is not None:
         raise ValueError("thinking_tags needs max_thinking_tokens, which is not given")
-    check_one(found)
-    check_grammar(found, tokenizer, vocab)
+    check_one(params)
+    check_grammar(params, tokenizer, vocab)
     check_vocabulary(
         {
-            "logit_bias": [token for token, _ in found["logit_bias"]],
-            "bad_words": [token for word in found["bad_words"] for token in word],
-            "thinking_tags": [t for tag in found["thinking_tags"] or () for t in tag],
-            "allowed_token_ids": found["allowed_token_ids"] or (),
-            "suppress_tokens": found["suppress_tokens"],
+            "logit_bias": [token for token, _ in params["logit_bias"]],
+            "bad_words": [token for word in params["bad_words"] for token in word],
+            "thinking_tags": [t for tag in params["thinking_tags"] or () for t in tag],
+            "allowed_token_ids": params["allowed_token_ids"] or (),
+            "suppress_tokens": params["suppress_tokens"],
         },
         vocab,
     )
-    return found
+    return params
 
 
 def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], ...]:
@@ -157,10 +157,10 @@ def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], .
 
     Both are tokenized behind other characters, as words in a text are.
     """
-    found: dict[tuple[int, ...], None] = {}
+    spellings: dict[tuple[int, ...], None] = {}
     for word in words:
         if not isinstance(word, str):
-            found[word] = None
+            spellings[word] = None
             continue
         texts = (word, " " + word.lstrip())
         if not any(spell("bad_words", text, tokenizer) for text in texts):
@@ -177,9 +177,9 @@ def _spelled(words: tuple[Any, ...], tokenizer: Any) -> tuple[tuple[int, ...], .
                 "bad_words must be strings that the tokenizer separates from a line break, a "
                 f"letter or a bracket before them, got {shown(word)}: pass its token ids"
             )
-        found |= dict.fromkeys(filter(None, spelled))
-    _check_lengths("bad_words", found)
-    return tuple(found)
+        spellings |= dict.fromkeys(filter(None, spelled))
+    _check_lengths("bad_words", spellings)
+    return tuple(spellings)
 
 
 def check_vocabulary(ids: Mapping[str, Sequence[int]], vocab: int) -> None:

@@ -71,8 +71,8 @@ def spell_tags(tags: tuple[Any, ...], tokenizer: Any, vocab: int) -> Tags:
     two or three. vocab: number of the model's logits. Raises ValueError for tags that do not fit
     together.
     """
-    found = [Tag.of(t) if not isinstance(t, str) else _tag(t, tokenizer, vocab) for t in tags]
-    begin, end, close = found[0], found[1], found[-1]
+    spelled = [Tag.of(t) if not isinstance(t, str) else _tag(t, tokenizer, vocab) for t in tags]
+    begin, end, close = spelled[0], spelled[1], spelled[-1]
     if not begin or not end or _ends_with(begin, end):
         raise ValueError(
             "thinking_tags must have a begin and an end of at least one token, and the begin must "
@@ -121,10 +121,10 @@ class Budget:
     once: a sample has at most one thought, which its prompt leaves open or which it begins with.
     """
 
-    def __init__(self, tags: Tags, most: int, prompt: list[int], once: bool = False):
+    def __init__(self, tags: Tags, limit: int, prompt: list[int], once: bool = False):
         self.begin, self.end = Tag.of(tags[0]), Tag.of(tags[1])
         self.close = [*tags[2]]
-        self.most, self.spent, self.open = most, 0, False
+        self.limit, self.spent, self.open = limit, 0, False
         self.over = False  # with `once`: True if no thought can follow
         self.rest: tuple[int, int] | None = None  # the token that ended it, and symbols before that
         self._rests = self.end.rests
@@ -136,13 +136,13 @@ class Budget:
             self._turn(token)
 
     def copy(self) -> "Budget":
-        found = copy(self)
-        found._began, found._ended = self._began.copy(), self._ended.copy()
-        return found
+        budget = copy(self)
+        budget._began, budget._ended = self._began.copy(), self._ended.copy()
+        return budget
 
     def forced(self) -> int:
         """The only token that may come next, or -1 if none is forced."""
-        if not self.open or self.spent < self.most:
+        if not self.open or self.spent < self.limit:
             return -1
         begun = self._begun()
         rest = self._rests[self._ended.begun()]
@@ -157,19 +157,19 @@ class Budget:
 
     def only(self) -> list[int]:
         """Tokens that must or may come next: the rest of the closing text or of the begin tag."""
-        found: list[int] = []
+        tokens: list[int] = []
         walk = self.copy()
-        while len(found) <= len(self.close) and (token := walk.forced()) >= 0:
-            found.append(token)
+        while len(tokens) <= len(self.close) and (token := walk.forced()) >= 0:
+            tokens.append(token)
             walk.push(token)
-        if found or not self._once or self.open or self.over:
-            return found
+        if tokens or not self._once or self.open or self.over:
+            return tokens
         read = 0
         for i, token in enumerate(self.begin.ids):
             if read == self._read:
                 return [*self.begin.ids[i:]]
             read += len(self.begin.symbols(token))
-        return found
+        return tokens
 
     def push(self, token: int) -> None:
         """Update the budget with the sample's next token."""
@@ -232,14 +232,14 @@ class Budget:
 
 
 def forced_places(
-    tags: Tags, most: int, prompt: list[int], tokens: list[int], once: bool = False
+    tags: Tags, limit: int, prompt: list[int], tokens: list[int], once: bool = False
 ) -> list[bool]:
     """Flags, one per token of a sample: True if the budget forced the token."""
-    budget, found = Budget(tags, most, prompt, once), []
+    budget, flags = Budget(tags, limit, prompt, once), []
     for token in tokens:
-        found.append(budget.forced() >= 0)
+        flags.append(budget.forced() >= 0)
         budget.push(token)
-    return found
+    return flags
 
 
 def after_thoughts(text: str, inside: bool = False) -> str:

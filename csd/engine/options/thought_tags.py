@@ -70,18 +70,18 @@ class Tag:
             for token, read in vocabulary(tokenizer, vocab).items():
                 # most tokens have nothing in common with the tag
                 if text[:1] in read or text[-1:] in read or read in text:
-                    found = step(text, read)
-                    if found != NONE:
-                        tokens[token], steps[token] = read, found
+                    taken = step(text, read)
+                    if taken != NONE:
+                        tokens[token], steps[token] = read, taken
             made[ids, text, vocab] = cls(ids, text, tokens, steps)
         return made[ids, text, vocab]
 
     @cached_property
     def kinds(self) -> tuple[list[Step], dict[int, int]]:
         """Different steps, the first of which has no effect, and the index of each token's."""
-        found = {NONE: 0}
-        of = {t: found.setdefault(s, len(found)) for t, s in self.steps.items()}
-        return [*found], of
+        index = {NONE: 0}
+        of = {t: index.setdefault(s, len(index)) for t, s in self.steps.items()}
+        return [*index], of
 
     @property
     def pattern(self) -> Symbols:
@@ -105,11 +105,11 @@ class Tag:
         """
         if self.text is None:
             return [-1] * len(self.ids)
-        found = []
-        for at in range(len(self.text)):
-            fits = [t for t, read in self.tokens.items() if self.text.startswith(read, at)]
-            found.append(max(fits, key=lambda t: (len(self.tokens[t]), -t), default=-1))
-        return found
+        tokens = []
+        for begin in range(len(self.text)):
+            fits = [t for t, read in self.tokens.items() if self.text.startswith(read, begin)]
+            tokens.append(max(fits, key=lambda t: (len(self.tokens[t]), -t), default=-1))
+        return tokens
 
 
 class Search:
@@ -123,11 +123,11 @@ class Search:
 
     def push(self, token: int) -> int:
         """Reads a token; the number of its symbols up to where the tag is complete, else 0."""
-        found = self.tag.steps.get(token, NONE)
-        ends, length = self.state & found.ends, len(self.tag.pattern)
-        self.state = ((self.state << found.k) & found.within) | found.suffix
+        step = self.tag.steps.get(token, NONE)
+        ends, length = self.state & step.ends, len(self.tag.pattern)
+        self.state = ((self.state << step.k) & step.within) | step.suffix
         lowest = (ends & -ends).bit_length() - 1
-        return max(found.whole, length - lowest if ends else 0)
+        return max(step.whole, length - lowest if ends else 0)
 
     def begun(self) -> int:
         """Number of the tag's symbols with which the text ends."""
@@ -197,14 +197,14 @@ def by_bytes(tokenizer: Any, vocab: int) -> dict[bytes, int]:
 
 def split(text: bytes, tokens: dict[bytes, int]) -> list[int]:
     """Tokens of `by_bytes` whose bytes are those of the text, longest first; [] without any."""
-    found = []
+    ids = []
     while text:
         size = next((n for n in range(len(text), 0, -1) if text[:n] in tokens), 0)
         if not size:
             return []
-        found.append(tokens[text[:size]])
+        ids.append(tokens[text[:size]])
         text = text[size:]
-    return found
+    return ids
 
 
 def joined(ids: Sequence[int], tokenizer: Any) -> bytes | None:

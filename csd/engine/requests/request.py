@@ -98,12 +98,12 @@ class Request:
         The order in which samples finish depends on their lengths, so `until` sees only this
         prefix.
         """
-        found = []
+        samples = []
         for i in self.samples:
             if i not in self.finished:
                 break
-            found.append(self.finished[i])
-        return found
+            samples.append(self.finished[i])
+        return samples
 
     def satisfies(self, until: Until) -> bool:
         """True if `until` is satisfied; it is called with each longer prefix in turn.
@@ -268,12 +268,12 @@ class LiveSample:
 
     def _forced(self) -> list[bool]:
         params = self.request.params
-        most, tags = params.max_thinking_tokens, params.thinking_tags
-        if most is None or tags is None:
+        limit, tags = params.max_thinking_tokens, params.thinking_tags
+        if limit is None or tags is None:
             return []
         begin, end, close = tags
         once = has_grammar(params)
-        return forced_places((begin, end, close), most, self.request.prompt, self.tokens, once)
+        return forced_places((begin, end, close), limit, self.request.prompt, self.tokens, once)
 
     def _even(self) -> None:
         """Cut all lists to one length: an interrupt may have come in the middle of an append."""

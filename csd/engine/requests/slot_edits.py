@@ -46,8 +46,8 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
     values |= {name: [getattr(x, name) for x in params] for name in FILTERS}
     rows = [(getattr(slots, name), rows) for name, rows in values.items()]
     rows.append((slot_pages, [_padded(r.pages, slot_pages.shape[1]) for r in refills]))
-    at = [r.slot for r in refills]
-    write_rows([(field, at, torch.tensor(column, dtype=field.dtype)) for field, column in rows])
+    index = [r.slot for r in refills]
+    write_rows([(field, index, torch.tensor(column, dtype=field.dtype)) for field, column in rows])
     penalised = [r for r in refills if r.request.params.repetition_penalty != 1]
     if penalised:
         words = torch.stack([seen_words(r.request.prompt, slots.seen.shape[1]) for r in penalised])

@@ -1,6 +1,12 @@
-"""Caches, slots and graphs of an engine, allocated for a call and reused by calls that fit."""
+"""Caches, slots and graphs of an engine, allocated for a call and reused by calls that fit.
+
+A call of `generate` has pages for the longest samples of all its slots. An `AsyncEngine` has as
+many pages as fit in memory, and a request waits until enough of them are free.
+"""
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -19,7 +25,14 @@ from csd.engine.first_call.time_steps import (
     time_steps,
 )
 from csd.engine.requests.request import Request
-from csd.engine.resources.sizes import Demand, Room, Sizes, graph_tokens, slots_that_fit
+from csd.engine.resources.sizes import (
+    Demand,
+    Room,
+    ServedSizes,
+    Sizes,
+    graph_tokens,
+    slots_that_fit,
+)
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import asked_by, changed_bytes, count_sets
 from csd.engine.step.budget import (
@@ -37,13 +50,18 @@ from csd.graph.drafter_registry import make_drafter
 from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
 from csd.models.fused.decoder import DecoderLike
-from csd.state.kv_cache import PAGE, KVCache
+from csd.state.kv_cache import PAGE, KVCache, pages_for
+from csd.state.logit_rules import Asked
 from csd.state.slots import Slots
 from csd.utils.device import free_bytes
 from csd.utils.torch_state import plain_torch
 
 # most pages for idle units: 262,144 tokens of prompts, more than the memory of all but tiny models
 MOST_SPARE = 4096
+# tokens per slot that a served graph has room for; a fuller graph drops its oldest contexts
+GRAPH_TOKENS = 1024
+# changes of rows that a served request may need
+ANY_CHANGE = Asked(functions=True, grammar=True, words=True)
 
 
 class Resources:
@@ -126,9 +144,7 @@ class Resources:
         prior: n-grams that the drafts are to use. nodes: drafted nodes per step, if their number is
         given.
         """
-        if drafter != self._drafter_name:
-            self._drafter_name = drafter
-            self._drop()
+        self._use_drafter(drafter)
         wanted = Sizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
         tokens = graph_tokens(requests, wanted)
         contexts = 0 if prior is None else prior.config.capacity
@@ -151,8 +167,7 @@ class Resources:
             before = Room.of(self._step.cache)
             fits = before == before.with_room_for(least) or least == self._limited
             fits = fits and self._drafter.suits(tokens, history)
-            has = self._drafter.prior_contexts, self._drafter.prior_parts
-            fits = fits and has == (contexts, 1)
+            fits = fits and self._has_prior(contexts, 1)
             # changed rows are not part of the caches: this call may be the first that needs them
             more = changed(before.rows) - self._counted
             fits = fits and (more <= 0 or more <= self.memory * free_bytes(self.device))
@@ -222,18 +237,93 @@ class Resources:
         self._step = step
         return step
 
+    def prepare_served(
+        self, sizes: ServedSizes, drafter: Any, nodes: int, priors: Sequence[Prior] = ()
+    ) -> Step:
+        """Returns a step for requests that arrive; allocates caches if the current are too small.
+
+        nodes: drafted nodes per step, if their number is given. priors: of the requests, of
+            equal sizes.
+
+        Raises MemoryError with the numbers if not even one page of a prompt and one of a sample
+        fit.
+        """
+        self._use_drafter(drafter)
+        config = self.decoder.config
+        contexts, parts = priors[0].config.capacity if priors else 0, max(len(priors), 1)
+        context = min(config.context, sizes.requested or config.context)
+        table, slots = pages_for(context), self.max_slots
+        rows = self._rows(slots, nodes, context)
+        tokens = slots * min(context, GRAPH_TOKENS)
+        if self._step is not None:
+            before = Room.of(self._step.cache)
+            wanted = Room(slots, table, table, sizes.pages, rows)
+            fits = sizes.pages and before == before.with_room_for(wanted)
+            fits = (
+                fits and self._step.cache.dtype == self.dtype and self._has_prior(contexts, parts)
+            )
+            if fits and self._drafter.suits(tokens, False):
+                return self._step
+        # drop the old caches first: their memory counts as free below
+        self._drop()
+        with torch.inference_mode(False):
+            made = make_drafter(drafter, self._ops, self.device, tokens, False, contexts, parts)
+        gathers = self._ops.name == "reference"
+        free = int(self.memory * free_bytes(self.device))
+
+        # later requests may need any change of rows, each a different one
+        changed = changed_bytes(ANY_CHANGE, slots, rows, context, config.vocab, self.dtype)
+
+        # copies of the states of recurrent layers, which are not in pages
+        states = self._states_bytes
+        units = int(self.prefix_cache * free) // states if states else None
+
+        def needed(pages: int) -> int:
+            room = Room(slots, table, table, pages, rows)
+            own = room.bytes(config, self.dtype, gathers) + made.cache_bytes(pages)
+            return own + changed + (units or 0) * states
+
+        # at most the pages of a longest prompt and a longest sample per slot
+        sizes.pages = bisect_right(range(1, 2 * slots * table + 1), free, key=needed)
+        if sizes.pages < 2:
+            raise MemoryError(
+                f"{slots} slots need {needed(2)} bytes in addition to the weights for texts of "
+                f"{PAGE} tokens, but only {free} may be used: lower max_slots, max_tokens or "
+                "prefill_chunk, or raise memory"
+            )
+        # for any division into prompt and sample, which have separate pages
+        sizes.longest = min(context, (sizes.pages - 1) * PAGE)
+        with torch.inference_mode(False):
+            # set first: `_allocate` chooses the class of the step by the drafter
+            self._drafter, self._text = made, (tokens, False)
+            step = self._allocate(slots, table, table, sizes.pages, made.context, rows, units=units)
+            made.attach(self.decoder, step.cache)
+        # set last: if the drafter does not fit the model, the next run allocates anew
+        self._step = step
+        return step
+
+    def _use_drafter(self, drafter: Any) -> None:
+        """Drop the caches if the drafter differs from the current one."""
+        if drafter != self._drafter_name:
+            self._drafter_name = drafter
+            self._drop()
+
+    def _has_prior(self, contexts: int, parts: int) -> bool:
+        """True if the drafter has room for priors of these sizes."""
+        return (self._drafter.prior_contexts, self._drafter.prior_parts) == (contexts, parts)
+
     def _fit_history(self, requests: list[Request]) -> None:
         """Drop the oldest past samples that do not fit in the graph; counts them in the stats."""
-        given = [request for request in requests if request.history]
+        with_history = [request for request in requests if request.history]
         groups = min(len(requests), self.max_slots)
-        if given and self._drafter.max_history((), groups) is None:
+        if with_history and self._drafter.max_history((), groups) is None:
             raise ValueError(
                 f"history needs drafter='consensus', got drafter={self._drafter_name!r}"
             )
-        for request in given:
-            kept = self._drafter.max_history(request.history, groups)
-            left = request.history[kept:]
-            request.history = request.history[:kept]
+        for request in with_history:
+            count = self._drafter.max_history(request.history, groups)
+            left = request.history[count:]
+            request.history = request.history[:count]
             request.stats.history_tokens = sum(map(len, request.history))
             request.stats.history_left_out = sum(map(len, left))
 
@@ -345,9 +435,9 @@ class Resources:
         On a GPU 0 unless the call has a history: reading the count makes the host wait.
         """
         before = self._dropped
-        found = None if self._drafter is None else self._drafter.dropped
+        dropped = None if self._drafter is None else self._drafter.dropped
         waits = self.device.type != "cpu" and not any(r.history for r in requests)
-        if found is None or waits:
+        if dropped is None or waits:
             return 0
-        self._dropped = int(found)
+        self._dropped = int(dropped)
         return self._dropped - before

@@ -4,7 +4,7 @@ The step of a call is the engine's step with the call's verifier, rules and reco
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from csd.engine.call import RunSettings
 from csd.engine.first_call.check import require_check
 from csd.engine.requests.request import Request
 from csd.engine.resources.caches import Resources
-from csd.engine.resources.weights import weights_state
+from csd.engine.resources.weights import logits_digest, tensor_versions, weights_state
 from csd.engine.results.stats import shared_ngrams
 from csd.engine.rules.changes import Changes, log_uncaptured
 from csd.engine.step.budget import Controller
@@ -63,7 +63,7 @@ def step_of_call(
     vocab, static = step.decoder.config.vocab, isinstance(step, StaticStep)
     changes = Changes.of_call(requests, step.slots, vocab, before, static, tokenizer)
     if changes is not None:
-        changes.given = isinstance(verifier, TeacherForcing)
+        changes.teacher_forced = isinstance(verifier, TeacherForcing)
     if changes is not None and changes.asked.host and static:
         log_uncaptured(step.slots.live.device)
         step = _dynamic(step)
@@ -131,12 +131,13 @@ class ModelResources(Resources):
         self._kernels, self.dtype = kernels, loaded.dtype
         self._ops = choose(kernels, loaded.device, loaded.dtype)
         self._products = ExactProducts.for_kernels(self._ops.name, exact)
-        self._take(loaded)
+        self.take(loaded)
         if self.exact and self._ops.name == "triton":
             self._ops = exact_triton()
         check_kernels(self.device, self.dtype, self.decoder.config)
 
-    def _take(self, loaded: Loaded) -> None:
+    def take(self, loaded: Loaded) -> None:
+        """Run another loaded model from now on, and drop the caches; called between two calls."""
         self._loaded = loaded
         if loaded.dtype != self.dtype and loaded.device.type == "cpu":
             # the module was cast, and loops exist for some dtypes only
@@ -168,6 +169,40 @@ class ModelResources(Resources):
     def leave_model(self) -> None:
         """Hold the user's module weakly from now on, as a cache of engines by module must."""
         self._loaded.held = None
+
+    @property
+    def kernels(self) -> str | None:
+        """Name of the requested backend; None: chosen by device and dtype."""
+        return self._kernels
+
+    @property
+    def module(self) -> Any:
+        """The user's module that the engine was made of; None without one."""
+        return self._loaded.current_module()
+
+    def load(self, folder: str) -> Loaded:
+        """The weights of a folder in the engine's dtype and on its device, for `take`; with the
+        folder's tokenizer, or the engine's if it has none."""
+        loaded = load(folder, dtype=self.dtype, device=self.device, decoder=self._loaded.wanted)
+        if loaded.tokenizer is None:
+            loaded.tokenizer = self.tokenizer
+        return loaded
+
+    def tensor_versions(self, begun: bool = False) -> Hashable:
+        """`csd.engine.resources.weights.tensor_versions` of the current model."""
+        return tensor_versions(self._loaded, begun)
+
+    def fingerprint(self) -> str:
+        """A digest of logits (`logits_digest`), the dtype, and "exact" or "rounding".
+
+        Equal fingerprints mean equal weights, dtype and arithmetic, whatever file the weights came
+        from. Called while no call runs.
+        """
+        with torch.inference_mode(False):
+            step = self._allocate(1, 1, 1, 1, 1)
+        kind = "exact" if self.exact else "rounding"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"csd-{logits_digest(step)}-{dtype}-{kind}"
 
     @property
     def ops(self) -> Ops:
@@ -222,9 +257,9 @@ class ModelResources(Resources):
         self, step: Step, requests: list[Request], settings: RunSettings, tokenizer: Any
     ) -> Step:
         """The engine's step with the settings of this call, over the same memory."""
-        found = step_of_call(step, requests, settings, self._drafter, tokenizer, self._changes)
-        self._changes = found.changes or self._changes
-        return found
+        configured = step_of_call(step, requests, settings, self._drafter, tokenizer, self._changes)
+        self._changes = configured.changes or self._changes
+        return configured
 
     def _end_call(
         self, requests: list[Request], seconds: dict[str, float], control: Controller | None = None

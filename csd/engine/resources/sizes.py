@@ -46,6 +46,15 @@ class Sizes:
         return self.slots * self.slot_held + min(self.slots, self.groups) * self.prompt_held
 
 
+@dataclass(slots=True)
+class ServedSizes:
+    """Sizes of an `AsyncEngine`'s caches; the last two are set when these are allocated."""
+
+    requested: int | None  # tokens of a prompt and a sample together; None: the model's context
+    longest: int = 0  # the largest such number that is served
+    pages: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """Sizes that allocated caches have room for, whichever call they were made for."""
@@ -180,7 +189,7 @@ class Demand:
     def check(self, room: int) -> None:
         """Raises MemoryError with the numbers if `room` bytes are too few."""
         if self.total > room:
-            new, prompts, step, total, most = map(
+            new, prompts, step, total, limit = map(
                 _size, (self.new, self.prompts, self.step, self.total, room)
             )
             step += " for a step"
@@ -189,7 +198,7 @@ class Demand:
             raise MemoryError(
                 f"the samples in flight ({self.slots}) need {total} in addition to the weights "
                 f"({new} for keys and values of new tokens, {prompts} for those of prompts, "
-                f"{step}), but only {most} may be used: lower max_new_tokens, shorten the prompt, "
+                f"{step}), but only {limit} may be used: lower max_new_tokens, shorten the prompt, "
                 "lower the engine's prefill_chunk to 512, or raise its memory"
             )
 

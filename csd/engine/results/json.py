@@ -32,12 +32,12 @@ def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
 
 def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:
     """Texts, by position, of tokens that are parts of a character: the last part gets all of it."""
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     held: list[int] = []
     for i, token in enumerate(tokens):
         held = [*held, i] if "\ufffd" in pieces[token] else []
         text = tokenizer.decode([tokens[j] for j in held]) if held else "\ufffd"
         if "\ufffd" not in text:
-            found |= dict.fromkeys(held, "") | {i: text}
+            texts |= dict.fromkeys(held, "") | {i: text}
             held = []
-    return found
+    return texts

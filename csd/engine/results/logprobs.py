@@ -37,10 +37,10 @@ class Measures:
         """
         row = verdict.accept_row.clamp(min=0).long()
         if not static:
-            kept = verdict.accept_row >= 0
-            logits = logits[row[kept]]
+            accepted = verdict.accept_row >= 0
+            logits = logits[row[accepted]]
             # entries after the end of a path index an arbitrary row
-            row = (kept.flatten().cumsum(0) - 1).clamp(min=0).view_as(row)
+            row = (accepted.flatten().cumsum(0) - 1).clamp(min=0).view_as(row)
         parts = [self.of_rows(logits[rows]) for rows in blocks(logits.shape[0])]
         tokens, values = (
             {name: torch.cat([part[kind][name] for part in parts])[row] for name in parts[0][kind]}

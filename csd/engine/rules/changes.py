@@ -45,7 +45,7 @@ class Changes:
     serial: int = field(default_factory=lambda: next(_SERIAL))
     static: bool = False  # whether the host must not read the device
     grammars: Grammars | None = None
-    given: bool = False  # whether tokens are given (teacher forcing), not drawn
+    teacher_forced: bool = False  # whether tokens are input rather than drawn
 
     @classmethod
     def of_call(
@@ -134,20 +134,20 @@ class Changes:
         if not refills:
             return
         P = self.rules.prompt.shape[1]
-        at = [r.slot for r in refills]
+        index = [r.slot for r in refills]
         prompts = [r.request.prompt[-P:] for r in refills]
         values = [
             (self.rules.of, [self.sets[set_of(r.request.params)] for r in refills]),
             (self.rules.prompt, [[-1] * (P - len(ids)) + ids for ids in prompts]),
             (self.rules.empty, [0] * len(refills)),
         ]
-        write_rows([(x, at, torch.tensor(found, dtype=x.dtype)) for x, found in values])
+        write_rows([(x, index, torch.tensor(column, dtype=x.dtype)) for x, column in values])
 
-    def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
-        """Returns the pool to run, of at most `most` rows: grammars remove nodes and add some."""
+    def plan(self, pool: Pool, slots: Slots, max_rows: int) -> Pool:
+        """Returns the pool to run, of at most `max_rows` rows: grammars remove and add nodes."""
         if self.grammars is None or not pool.rows:
             return pool
-        return self.grammars.plan(pool, slots, most)
+        return self.grammars.plan(pool, slots, max_rows)
 
     def decide(
         self, ops: Ops, logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
@@ -157,16 +157,16 @@ class Changes:
         x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
         banned = None
         if self.grammars is not None:
-            banned, forced = self.grammars.rows(pool, slots, forced, self.given)
+            banned, forced = self.grammars.rows(pool, slots, forced, self.teacher_forced)
             x.masked_fill_(banned, -torch.inf)
         if self.asked.functions:
-            apply_functions(x, forced, pool, slots, self.owners, self.given)
+            apply_functions(x, forced, pool, slots, self.owners, self.teacher_forced)
             if banned is not None:
                 # a function must not allow a token that the grammar bans
                 x.masked_fill_(banned, -torch.inf)
         if forced is not None:
             only(x, forced)
-        short = keep_full(x, logits, self.static, self.given)
+        short = keep_full(x, logits, self.static, self.teacher_forced)
         verdict = ops.verify(x, pool, self.without_rules(slots))
         finish_rows(
             verdict, logits, short, pool, slots, self.rules, ops.passes.log_sum, self.static
@@ -182,8 +182,8 @@ class Changes:
     def emptied(self, s: int) -> tuple[int, bool]:
         """First position of slot s from which no token could be drawn, else -1, and True if none
         was allowed there, False if a logit was NaN or +inf; waits for the device."""
-        place = int(self.rules.empty[s])
-        return abs(place) - 1, place > 0
+        position = int(self.rules.empty[s])
+        return abs(position) - 1, position > 0
 
 
 def log_uncaptured(device: torch.device) -> None:

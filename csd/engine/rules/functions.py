@@ -17,16 +17,17 @@ def apply_functions(
     pool: Pool,
     slots: Slots,
     owners: Sequence[Request | None],
-    given: bool = False,
+    teacher_forced: bool = False,
 ) -> None:
     """Apply the functions of the slots' requests to logits x [M, V], in place.
 
     Rows are processed level by level, so that functions are called only with prefixes that a
     sample can have: not for a row whose token its parent cannot draw, or whose token ends the
     sample. forced: [M], a row's only possible token or -1; rows with such a token are left as they
-    are. given: True if the tokens are input rather than drawn, so samples continue after any token.
+    are. teacher_forced: True if the tokens are input rather than drawn, so samples continue after
+    any token.
     """
-    rows = _Rows(forced, pool, slots, owners, given)
+    rows = _Rows(forced, pool, slots, owners, teacher_forced)
     for level in rows.levels():
         alike: dict[tuple[int, int], list[int]] = {}
         for row in rows.reached(level, x):
@@ -34,25 +35,25 @@ def apply_functions(
                 key = id(rows.functions(row)), len(rows.prefix(row))
                 alike.setdefault(key, []).append(row)
         for members in alike.values():
-            at = torch.tensor(members, device=x.device)
+            index = torch.tensor(members, device=x.device)
             ids = torch.tensor([rows.prefix(row) for row in members], device=x.device)
-            x[at] = _run(rows.functions(members[0]), ids, x[at])
+            x[index] = _run(rows.functions(members[0]), ids, x[index])
 
 
 def _run(functions: tuple, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     for function in functions:
         with callers_state():
-            found = function(ids, logits)
-        if not torch.is_tensor(found) or found.shape != logits.shape:
-            got = f"shape {list(found.shape)}" if torch.is_tensor(found) else shown(found)
+            changed = function(ids, logits)
+        if not torch.is_tensor(changed) or changed.shape != logits.shape:
+            got = f"shape {list(changed.shape)}" if torch.is_tensor(changed) else shown(changed)
             raise TypeError(
                 f"logits_processor must return logits of shape {list(logits.shape)}, got {got}"
             )
-        if not found.is_floating_point():
+        if not changed.is_floating_point():
             raise TypeError(
-                f"logits_processor must return floating-point logits, got {found.dtype}"
+                f"logits_processor must return floating-point logits, got {changed.dtype}"
             )
-        logits = found.to(logits)
+        logits = changed.to(logits)
     return logits
 
 
@@ -65,12 +66,16 @@ class _Rows:
         pool: Pool,
         slots: Slots,
         owners: Sequence[Request | None],
-        given: bool,
+        teacher_forced: bool,
     ):
         listed = torch.stack([pool.token, pool.parent, pool.slot, pool.depth]).tolist()
         self.token, self.parent, self.slot, self.depth = listed
         self.forced = [-1] * pool.rows if forced is None else forced.tolist()
-        self._stops, self._owners, self._given = slots.stop_ids.tolist(), owners, given
+        self._stops, self._owners, self._teacher_forced = (
+            slots.stop_ids.tolist(),
+            owners,
+            teacher_forced,
+        )
         self._generated = slots.generated.tolist()
         longest = max(self._generated, default=0)
         self._tokens = slots.tokens[:, :longest].tolist()
@@ -86,12 +91,12 @@ class _Rows:
 
     def levels(self) -> list[list[int]]:
         """Rows of slots that have functions, one list per depth."""
-        found: list[list[int]] = []
+        levels: list[list[int]] = []
         for row, s in enumerate(self.slot):
             if s >= 0 and self.functions(row):
-                found += [[] for _ in range(self.depth[row] + 1 - len(found))]
-                found[self.depth[row]].append(row)
-        return found
+                levels += [[] for _ in range(self.depth[row] + 1 - len(levels))]
+                levels[self.depth[row]].append(row)
+        return levels
 
     def reached(self, level: list[int], x: torch.Tensor) -> list[int]:
         """Rows of a level that a sample can reach, in order; stores their prefixes."""
@@ -100,22 +105,22 @@ class _Rows:
             parents = torch.tensor([self.parent[row] for row in below], device=x.device)
             tokens = torch.tensor([self.token[row] for row in below], device=x.device)
             scores = x[parents, tokens].tolist()
-        found = []
+        reached = []
         for row in level:
             if self.depth[row] == 0:
                 s = self.slot[row]
                 owner = self._owners[s]
                 assert owner is not None
                 self._prefixes[row] = owner.prompt + self._tokens[s][: self._generated[s]]
-                found.append(row)
+                reached.append(row)
         for i, row in enumerate(below):
             only = self.forced[self.parent[row]]
             drawn = self.token[row] == only if only >= 0 else scores[i] != -torch.inf
-            if drawn or self._given:
+            if drawn or self._teacher_forced:
                 self._prefixes[row] = [*self._prefixes[self.parent[row]], self.token[row]]
-                found.append(row)
-        return sorted(found)
+                reached.append(row)
+        return sorted(reached)
 
     def _goes_on(self, row: int) -> bool:
-        ended = not self._given and self.token[row] in self._stops[self.slot[row]]
+        ended = not self._teacher_forced and self.token[row] in self._stops[self.slot[row]]
         return self.parent[row] in self._prefixes and not ended

@@ -51,10 +51,10 @@ class Thinking:
         self._text = None if budget.open else fresh.deep_copy()
 
     def deep_copy(self) -> "Thinking":
-        found = copy(self)
-        found._budget = self._budget.copy()
-        found._text = None if self._text is None else self._text.deep_copy()
-        return found
+        matcher = copy(self)
+        matcher._budget = self._budget.copy()
+        matcher._text = None if self._text is None else self._text.deep_copy()
+        return matcher
 
     def consume_token(self, token: int) -> bool:
         budget, text = self._budget, self._text
@@ -109,8 +109,8 @@ class Thinking:
             return bits.tobytes()
         bits = np.zeros(size, np.uint8)
         if self._text is not None:
-            given = np.frombuffer(self._text.compute_bitmask(), np.uint8)[:size]
-            bits[: len(given)] = given
+            mask = np.frombuffer(self._text.compute_bitmask(), np.uint8)[:size]
+            bits[: len(mask)] = mask
         for token in [forced] if forced >= 0 else budget.openings():
             if forced >= 0 or self._fits(token):
                 bits[token // 8] |= 1 << token % 8
@@ -126,7 +126,7 @@ class Thinking:
         state = self._budget.state
         if state not in self._banned:
             ending = ((t, self._ended_at(t)) for t in self._budget.candidates())
-            self._banned[state] = [t for t, at in ending if self._after(t, at) is None]
+            self._banned[state] = [t for t, symbols in ending if self._after(t, symbols) is None]
         return self._banned[state]
 
     def _ended_at(self, token: int) -> int:
@@ -182,45 +182,39 @@ class Grammars:
         return ends
 
     def _matcher(self, fresh: Any, request: Request) -> Any:
-        most, tags = request.params.max_thinking_tokens, request.params.thinking_tags
-        if most is None or tags is None:
+        limit, tags = request.params.max_thinking_tokens, request.params.thinking_tags
+        if limit is None or tags is None:
             return fresh.deep_copy()
         begin, end, close = tags
-        budget = Budget((begin, end, close), most, request.prompt, once=True)
+        budget = Budget((begin, end, close), limit, request.prompt, once=True)
         tokens = {} if budget.end.text is None else by_bytes(self._tokenizer, self._vocab)
         key = (*(getattr(request.params, name) for name in GRAMMARS), end)
         banned = self._banned.setdefault(key, {})
         return Thinking(fresh, budget, self._vocab, tokens, banned)
 
-    def plan(self, pool: Pool, slots: Slots, most: int) -> Pool:
+    def plan(self, pool: Pool, slots: Slots, max_rows: int) -> Pool:
         """Remove nodes that no sample can reach from the pool, and add nodes that grammars force.
 
-        most: largest number of rows. A forced chain is added as a child of its node, whether or
+        max_rows: largest number of rows. A forced chain is added as a child of its node, whether or
         not that has other children. It costs only its rows: it is accepted unless the text
         continues with other tokens. So the chains behind roots, which are reached for certain, get
         their rows before drafted nodes; the others get those that are left.
         """
-        listed = zip(
-            pool.token.tolist(),
-            pool.parent.tolist(),
-            pool.depth.tolist(),
-            pool.cost.tolist(),
-            pool.source.tolist(),
-            strict=True,
-        )
-        rows = [Row(*row) for row in listed]
-        start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
-        generated = slots.generated.tolist()
+        # two copies to the host
+        fields = [pool.token, pool.parent, pool.depth, pool.cost, pool.source, pool.slot]
+        *fields, slot = torch.stack(fields).tolist()
+        rows = [Row(*row) for row in zip(*fields, strict=True)]
+        start, nodes, generated = _slots_on_host(pool, slots)
         drafts = {
             s: [
                 row._replace(parent=row.parent - start[s]) if row.parent >= 0 else row
                 for row in rows[start[s] : start[s] + nodes[s]]
             ]
-            for s in dict.fromkeys(s for s in pool.slot.tolist() if s >= 0)
+            for s in dict.fromkeys(s for s in slot if s >= 0)
         }
         chains = {s: self._missing(own, s, slots, generated) for s, own in drafts.items()}
-        drafts = _cheapest(drafts, most - sum(chains.values()), chains)
-        room = most - sum(map(len, drafts.values()))
+        drafts = _cheapest(drafts, max_rows - sum(chains.values()), chains)
+        room = max_rows - sum(map(len, drafts.values()))
         trees: dict[int, list[Row]] = {}
         bits: list[np.ndarray] = []
         forced: list[int] = []
@@ -250,28 +244,28 @@ class Grammars:
         """Number of tokens that are forced behind the root of slot s, but not drafted there."""
         matcher = self._guarded(s, lambda: self._at(s, slots, generated))
         chain = [] if matcher is None else self._guarded(s, matcher.compute_ff_tokens) or []
-        at, chain = 0, chain[:MAX_DEPTH]
+        node, chain = 0, chain[:MAX_DEPTH]
         for depth, token in enumerate(chain):
-            below = [n for n, row in enumerate(own) if row.parent == at and row.token == token]
+            below = [n for n, row in enumerate(own) if row.parent == node and row.token == token]
             if not below:
                 return len(chain) - depth
-            at = below[0]
+            node = below[0]
         return 0
 
     def rows(
-        self, pool: Pool, slots: Slots, forced: torch.Tensor | None, given: bool = False
+        self, pool: Pool, slots: Slots, forced: torch.Tensor | None, teacher_forced: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Tokens [M, V] bool that grammars ban after each row's prefix, and forced tokens [M].
 
         Rows after a banned token or an end token ban nothing: no sample reaches them.
-        forced: tokens that thinking budgets force without a grammar, or -1. given: True if the
-        tokens are input rather than drawn; after a token that the grammar does not allow, it bans
-        nothing.
+        forced: tokens that thinking budgets force without a grammar, or -1. teacher_forced: True if
+        the tokens are input rather than drawn; after a token that the grammar does not allow, it
+        bans nothing.
         """
         if self._planned is not None and self._planned[0] is pool:
             _, bits, own = self._planned
         else:
-            bits, own = self._of_pool(pool, slots, given)
+            bits, own = self._of_pool(pool, slots, teacher_forced)
         allowed = np.unpackbits(bits, axis=1, bitorder="little", count=self._vocab)
         device = pool.token.device
         if forced is not None:
@@ -279,11 +273,12 @@ class Grammars:
             forced = torch.where(listed == OTHER, forced, listed)
         return torch.from_numpy(allowed == 0).to(device), forced
 
-    def _of_pool(self, pool: Pool, slots: Slots, given: bool) -> tuple[np.ndarray, list[int]]:
+    def _of_pool(
+        self, pool: Pool, slots: Slots, teacher_forced: bool
+    ) -> tuple[np.ndarray, list[int]]:
         """Allowed tokens as bits [M, V / 8] uint8, and forced tokens [M], for an unplanned pool."""
         token, parent = torch.stack([pool.token, pool.parent]).tolist()
-        start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
-        generated = slots.generated.tolist()
+        start, nodes, generated = _slots_on_host(pool, slots)
         bits = np.full((pool.rows, (self._vocab + 7) // 8), 255, np.uint8)
         forced = [OTHER] * pool.rows
         for s in range(slots.count):
@@ -292,19 +287,24 @@ class Grammars:
             rows = range(start[s], start[s] + nodes[s])
             own = [Row(token[m], max(parent[m] - start[s], -1), 0, 0, ROOT) for m in rows]
             tree = _Tree(own, self._ends[s], self._vocab, 0)
-            if not self._walk(tree, s, slots, generated, given):
+            if not self._walk(tree, s, slots, generated, teacher_forced):
                 continue
-            for place, found, only in zip(tree.places, tree.bits, tree.forced, strict=True):
-                bits[start[s] + place], forced[start[s] + place] = found, only
+            for index, allowed, only in zip(tree.places, tree.bits, tree.forced, strict=True):
+                bits[start[s] + index], forced[start[s] + index] = allowed, only
         return bits, forced
 
     def _walk(
-        self, tree: "_Tree", s: int, slots: Slots, generated: list[int], given: bool = False
+        self,
+        tree: "_Tree",
+        s: int,
+        slots: Slots,
+        generated: list[int],
+        teacher_forced: bool = False,
     ) -> bool:
         """Walk the tree of slot s with its matcher; False if it has none."""
 
         def walk() -> bool:
-            matcher = self._at(s, slots, generated, given)
+            matcher = self._at(s, slots, generated, teacher_forced)
             if matcher is not None:
                 tree.walk(0, matcher)
             return matcher is not None
@@ -326,14 +326,14 @@ class Grammars:
             self._matchers[s], self._requests[s].fault = None, error
             return None
 
-    def _at(self, s: int, slots: Slots, generated: list[int], given: bool = False) -> Any:
+    def _at(self, s: int, slots: Slots, generated: list[int], teacher_forced: bool = False) -> Any:
         """The matcher of slot s, after it has read all tokens that the sample has committed."""
         matcher = self._matchers.get(s)
         if matcher is not None and self._read[s] < generated[s]:
             # a sample's own tokens are always allowed, and after its end it has no rows
             tokens = slots.tokens[s, self._read[s] : generated[s]].tolist()
             self._read[s] = generated[s]
-            if not given:
+            if not teacher_forced:
                 matcher.consume_tokens(tokens)
             elif not all(self._reads(matcher, s, token) for token in tokens):
                 self._matchers[s] = matcher = None
@@ -367,47 +367,47 @@ class _Tree:
         """Bits of a row that allows every token."""
         return np.full((self.vocab + 7) // 8, 255, np.uint8)
 
-    def walk(self, place: int, matcher: Any, above: int = -1) -> None:
-        """Keep own row `place`, up to which the matcher has read, and the reachable rows below it.
+    def walk(self, index: int, matcher: Any, above: int = -1) -> None:
+        """Keep own row `index`, up to which the matcher has read, and the reachable rows below it.
 
         above: index in `rows` of the row's parent.
         """
-        row = self.own[place]
-        at = self._keep(row._replace(parent=above), place, matcher)
+        row = self.own[index]
+        parent = self._keep(row._replace(parent=above), index, matcher)
         forced = matcher.compute_ff_tokens() if self.room > 0 else []
         children = [
             (child, below.token)
             for child, below in enumerate(self.own)
-            if below.parent == place and self._allows(at, below.token)
+            if below.parent == index and self._allows(parent, below.token)
         ]
         # the forced chain first, also where a drafted node begins it: it is the likeliest
         if forced and forced[0] not in {token for _, token in children}:
-            self._extend(at, forced, matcher.deep_copy())
+            self._extend(parent, forced, matcher.deep_copy())
         for child, token in sorted(children, key=lambda x: x[1] not in forced[:1]):
             branch = matcher.deep_copy()
             if branch.consume_token(token):
-                self.walk(child, branch, at)
+                self.walk(child, branch, parent)
 
-    def _extend(self, at: int, forced: list[int], matcher: Any) -> None:
-        """Add a chain of forced tokens below row `at`, as far as there is room."""
+    def _extend(self, parent: int, forced: list[int], matcher: Any) -> None:
+        """Add a chain of forced tokens below row `parent`, as far as there is room."""
         for token in forced:
-            row = self.rows[at]
-            if self.room <= 0 or row.depth >= MAX_DEPTH or not self._allows(at, token):
+            row = self.rows[parent]
+            if self.room <= 0 or row.depth >= MAX_DEPTH or not self._allows(parent, token):
                 break
             if not matcher.consume_token(token):
                 break
             self.room -= 1
-            at = self._keep(Row(token, at, row.depth + 1, row.cost, ROOT), -1, matcher)
+            parent = self._keep(Row(token, parent, row.depth + 1, row.cost, ROOT), -1, matcher)
 
-    def _keep(self, row: Row, place: int, matcher: Any) -> int:
+    def _keep(self, row: Row, index: int, matcher: Any) -> int:
         self.rows.append(row)
-        self.places.append(place)
+        self.places.append(index)
         self.bits.append(_allowed(matcher, self.ends, self.vocab))
         self.forced.append(matcher.forced() if isinstance(matcher, Thinking) else OTHER)
         return len(self.rows) - 1
 
-    def _allows(self, at: int, token: int) -> bool:
-        return _has(self.bits[at], token) and token not in self.ends
+    def _allows(self, index: int, token: int) -> bool:
+        return _has(self.bits[index], token) and token not in self.ends
 
 
 def _has(bits: np.ndarray, token: int) -> bool:
@@ -415,15 +415,20 @@ def _has(bits: np.ndarray, token: int) -> bool:
     return bool(bits[token // 8] >> (token % 8) & 1)
 
 
+def _slots_on_host(pool: Pool, slots: Slots) -> list[list[int]]:
+    """First row, number of rows and number of generated tokens of each slot, in one copy."""
+    return torch.stack([pool.slot_start, pool.slot_nodes, slots.generated]).tolist()
+
+
 def _cheapest(
-    trees: dict[int, list[Row]], most: int, chains: dict[int, int]
+    trees: dict[int, list[Row]], max_rows: int, chains: dict[int, int]
 ) -> dict[int, list[Row]]:
-    """The roots, and the cheapest nodes of all slots that fit into `most` rows, parents first.
+    """The roots, and the cheapest nodes of all slots that fit into `max_rows` rows, parents first.
 
     A slot keeps at most the nodes that leave room for its chain of `chains` rows.
     """
     cost = sorted((row.cost, s, n) for s, tree in trees.items() for n, row in enumerate(tree) if n)[
-        : max(most - len(trees), 0)
+        : max(max_rows - len(trees), 0)
     ]
     # a node costs at least as much as its parent, and stands behind it
     count = Counter(s for _, s, _ in cost)
@@ -432,12 +437,12 @@ def _cheapest(
 
 def _allowed(matcher: Any, ends: dict[int, bool], vocab: int) -> np.ndarray:
     """Bits [V / 8] uint8 of allowed next tokens; end tokens only where the text is complete."""
-    found = np.zeros((vocab + 7) // 8, np.uint8)
-    given = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(found)]
+    bits = np.zeros((vocab + 7) // 8, np.uint8)
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: len(bits)]
     if matcher.is_error():
         # beyond llguidance's limits, where it would end the text: no token is left
-        return found
-    found[: len(given)] = given
+        return bits
+    bits[: len(mask)] = mask
     accepts = matcher.is_accepting()
     for end, ends_there in ends.items():
         # a tokenizer may have more tokens than the model
@@ -445,8 +450,8 @@ def _allowed(matcher: Any, ends: dict[int, bool], vocab: int) -> np.ndarray:
             continue
         bit = 1 << end % 8
         allows = accepts and ends_there
-        found[end // 8] = found[end // 8] | bit if allows else found[end // 8] & (255 - bit)
-    return found
+        bits[end // 8] = bits[end // 8] | bit if allows else bits[end // 8] & (255 - bit)
+    return bits
 
 
 def asks_grammar(requests: Sequence[Request]) -> bool:

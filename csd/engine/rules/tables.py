@@ -135,7 +135,7 @@ def write_sets(rules: Rules, sets: Mapping[int, tuple[SamplingParams, WordTree]]
     """Write sets to their rows of the rules, in one copy to the device."""
     if not sets:
         return
-    rows = [_row(rules, at, params, tree) for at, (params, tree) in sets.items()]
+    rows = [_row(rules, index, params, tree) for index, (params, tree) in sets.items()]
     write_rows(
         [
             (field, [*sets], torch.stack([row[name] for row in rows]))
@@ -145,8 +145,10 @@ def write_sets(rules: Rules, sets: Mapping[int, tuple[SamplingParams, WordTree]]
     )
 
 
-def _row(rules: Rules, at: int, params: SamplingParams, tree: WordTree) -> dict[str, torch.Tensor]:
-    """Host tensors of one set, which gets row `at`, by field of `Rules`."""
+def _row(
+    rules: Rules, index: int, params: SamplingParams, tree: WordTree
+) -> dict[str, torch.Tensor]:
+    """Host tensors of one set, which gets row `index`, by field of `Rules`."""
     vocab, X = rules.bias.shape[1], rules.close.shape[1]
     bias = torch.zeros(vocab, dtype=rules.bias.dtype)
     for token, value in params.logit_bias:
@@ -168,7 +170,7 @@ def _row(rules: Rules, at: int, params: SamplingParams, tree: WordTree) -> dict[
     }
     return (
         {"bias": bias}
-        | _tree(rules, at, tree)
+        | _tree(rules, index, tree)
         | _of_tags(rules, begin, end)
         | {
             name: torch.tensor(value, dtype=getattr(rules, name).dtype)
@@ -177,9 +179,9 @@ def _row(rules: Rules, at: int, params: SamplingParams, tree: WordTree) -> dict[
     )
 
 
-def _tree(rules: Rules, at: int, tree: WordTree) -> dict[str, torch.Tensor]:
+def _tree(rules: Rules, index: int, tree: WordTree) -> dict[str, torch.Tensor]:
     vocab, E, B = rules.bias.shape[1], rules.word_edges.shape[1], rules.word_ends.shape[1]
-    row = torch.tensor([at])
+    row = torch.tensor([index])
     edges = no_edges(row, E, vocab)[0]
     parent, token = torch.from_numpy(tree.parent), torch.from_numpy(tree.token)
     edges[: len(token)] = word_edge(row, parent, token, E, vocab)
@@ -193,21 +195,21 @@ def _tree(rules: Rules, at: int, tree: WordTree) -> dict[str, torch.Tensor]:
 def _of_tags(rules: Rules, begin: Any, end: Any) -> dict[str, torch.Tensor]:
     """Host tensors of the tags of a thought, by field of `Rules`; None for no tags."""
     names = ("tag_kinds", "tag_steps", "tag_length", "rests")
-    found = {
+    tensors = {
         name: torch.full(x.shape[1:], -(name == "rests"), dtype=x.dtype)
         for name in names
         for x in [getattr(rules, name)]
     }
     if begin is None:
-        return found
+        return tensors
     for i, tag in enumerate((Tag.of(begin), Tag.of(end))):
         steps, of = tag.kinds
-        found["tag_steps"][i, :, : len(steps)] = torch.tensor(steps).T
-        found["tag_kinds"][i, [*of]] = torch.tensor([*of.values()], dtype=torch.int16)
-        found["tag_length"][i] = len(tag.pattern)
+        tensors["tag_steps"][i, :, : len(steps)] = torch.tensor(steps).T
+        tensors["tag_kinds"][i, [*of]] = torch.tensor([*of.values()], dtype=torch.int16)
+        tensors["tag_length"][i] = len(tag.pattern)
     rests = Tag.of(end).rests
-    found["rests"][: len(rests)] = torch.tensor(rests, dtype=torch.int32)
-    return found
+    tensors["rests"][: len(rests)] = torch.tensor(rests, dtype=torch.int32)
+    return tensors
 
 
 def _power(count: int) -> int:

@@ -30,8 +30,8 @@ class Prefill:
     request: Request
     key: int  # of the group, never used before
     chunk_size: int
-    at: int = 0  # number of tokens whose keys and values are in the pages
-    kept: int = 0  # number of units of the prefix index that are among them
+    position: int = 0  # number of tokens whose keys and values are in the pages
+    num_units: int = 0  # number of units of the prefix index that are among them
     observed: int = 0  # tokens that the drafter has processed, by its own count
     pieces: Iterator[int] | None = None  # enters past samples; rows of each piece
 
@@ -63,21 +63,23 @@ class Prefill:
     @property
     def chunk(self) -> int:
         """Number of tokens of the next chunk, 0 once all are read."""
-        return min(self.chunk_size, len(self.request.prompt) - 1 - self.at)
+        return min(self.chunk_size, len(self.request.prompt) - 1 - self.position)
 
     def next_chunk(self) -> PromptChunk:
         """Returns the part of the prompt that the next pass reads."""
-        tokens = self.request.prompt[self.at : self.at + self.chunk]
-        return PromptChunk(self.request.group, tokens, self.at, self.request.scores is not None)
+        tokens = self.request.prompt[self.position : self.position + self.chunk]
+        return PromptChunk(
+            self.request.group, tokens, self.position, self.request.scores is not None
+        )
 
     def finish_chunk(self, hidden: torch.Tensor) -> None:
         """Process a chunk after its pass; hidden: last hidden states [T, hidden] of its rows."""
         self.step.observe_hidden(hidden)
-        end = self.at + self.chunk
+        end = self.position + self.chunk
         if self.request.scores is not None:
-            following = self.request.prompt[self.at + 1 : end + 1]
+            following = self.request.prompt[self.position + 1 : end + 1]
             self.request.scores.read(self.step.decoder.logits, hidden, following)
-        self.at = end
+        self.position = end
         self._keep_units()
         self._observe(end)
 
@@ -88,18 +90,20 @@ class Prefill:
         if index is None or not digests:
             return
         states = None
-        while self.kept < len(digests) and (self.kept + 1) * index.tokens <= self.at:
-            first = self.kept * index.pages
+        while (
+            self.num_units < len(digests) and (self.num_units + 1) * index.tokens <= self.position
+        ):
+            first = self.num_units * index.pages
             pages = self.request.pages[first : first + index.pages]
             if cache.states is not None:
                 # a chunk of such a model is a unit
                 states = cache.states.copy_of(self.request.group)
-            cache.allocator.keep(digests[self.kept], pages, states)
-            self.kept += 1
+            cache.allocator.keep(digests[self.num_units], pages, states)
+            self.num_units += 1
 
     def will_keep(self, digest: bytes) -> bool:
         """True if the unit of this digest is one that this prompt has still to read."""
-        return digest in (self.request.units or [])[self.kept :]
+        return digest in (self.request.units or [])[self.num_units :]
 
     def enter_history(self) -> int:
         """Enter the next piece of the past samples; returns its number of rows, 0 at the end.
@@ -149,8 +153,8 @@ def units_of(step: Step, request: Request, chunk_size: int) -> list[Unit]:
 def read_chunks(prefills: Sequence[Prefill]) -> None:
     """Run the next chunk of each prompt in one pass; keys and values go to the groups' pages."""
     step, parts = prefills[0].step, [prefill.next_chunk() for prefill in prefills]
-    found = read_prompts(step, parts)
-    for prefill, hidden in zip(prefills, found, strict=True):
+    states = read_prompts(step, parts)
+    for prefill, hidden in zip(prefills, states, strict=True):
         prefill.finish_chunk(hidden)
 
 

@@ -112,9 +112,9 @@ def draft_pool(
         return ops.roots(slots, live_count)
     pool = drafter.propose(slots, live_count + most_nodes)
     cost, costs, penalties = ops.node_costs(pool, slots)
-    kept = budget.select(live_count, costs, penalties)
-    budget.record_selection(kept)
-    return ops.prune(pool, live_count + kept, cost)
+    count = budget.select(live_count, costs, penalties)
+    budget.record_selection(count)
+    return ops.prune(pool, live_count + count, cost)
 
 
 PHASES = ("propose", "forward", "verify", "commit", "insert")

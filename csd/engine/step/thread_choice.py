@@ -42,7 +42,7 @@ class ThreadChoice:
         self._start_over()
 
     def _start_over(self) -> None:
-        self.most = self.threads = torch.get_num_threads()
+        self.max_threads = self.threads = torch.get_num_threads()
         # per recent step with `threads`: its seconds, in those of the same step by the table of
         # step times
         self._took: deque[float] = deque(maxlen=RECENT)
@@ -53,7 +53,7 @@ class ThreadChoice:
 
     def begin(self) -> None:
         """Begin a call: the caller may have changed PyTorch's number of threads."""
-        if torch.get_num_threads() != self.most:
+        if torch.get_num_threads() != self.max_threads:
             self._start_over()
 
     @contextmanager
@@ -63,7 +63,7 @@ class ThreadChoice:
         The body sets `expected` of the context's value.
         """
         timer = StepTimer()
-        if self.fixed or self.most == 1:
+        if self.fixed or self.max_threads == 1:
             yield timer
             return
         torch.set_num_threads(self._trial or self.threads)
@@ -73,19 +73,19 @@ class ThreadChoice:
             now = time.perf_counter()
             self.learn((now - start) / timer.expected, now - start, now)
         finally:
-            torch.set_num_threads(self.most)
+            torch.set_num_threads(self.max_threads)
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
         """Context of work between steps, such as the reading of prompts, with the chosen number."""
-        if self.fixed or self.threads == self.most:
+        if self.fixed or self.threads == self.max_threads:
             yield
             return
         torch.set_num_threads(self.threads)
         try:
             yield
         finally:
-            torch.set_num_threads(self.most)
+            torch.set_num_threads(self.max_threads)
 
     def learn(self, took: float, seconds: float, now: float) -> None:
         """Update from a step of so many seconds.
@@ -100,14 +100,14 @@ class ThreadChoice:
             return
         self._took.append(took)
         if now >= self._next and len(self._took) == RECENT:
-            self._trial = 1 if self.threads > 1 else self.most
+            self._trial = 1 if self.threads > 1 else self.max_threads
 
     def _end_trial(self, now: float) -> None:
         """Use the faster number of threads, and set the time of the next trial."""
         # the first step of a trial may wait for threads that sleep
-        found, before = mean(self._tried[1:]), mean(self._took)
-        lost = self._spent * (1 - len(self._tried) * min(found, before) / sum(self._tried))
-        if found < before:
+        tried, before = mean(self._tried[1:]), mean(self._took)
+        lost = self._spent * (1 - len(self._tried) * min(tried, before) / sum(self._tried))
+        if tried < before:
             assert self._trial is not None
             self.threads = self._trial
             self._took.clear()

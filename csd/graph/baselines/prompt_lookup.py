@@ -14,21 +14,23 @@ class Text:
 
     size: int
     tokens: list[int] = field(default_factory=list)
-    place: dict[tuple, int] = field(default_factory=dict)  # n-gram -> index of its continuation
+    continuation: dict[tuple, int] = field(
+        default_factory=dict
+    )  # n-gram -> index of its continuation
 
     def append(self, token: int) -> None:
         end = len(self.tokens)
         for n in range(1, min(self.size, end) + 1):
-            self.place[tuple(self.tokens[end - n :])] = end
+            self.continuation[tuple(self.tokens[end - n :])] = end
         self.tokens.append(token)
 
     def copy(self) -> "Text":
-        return Text(self.size, self.tokens.copy(), self.place.copy())
+        return Text(self.size, self.tokens.copy(), self.continuation.copy())
 
     def follow(self) -> int:
         """Index of the continuation of the longest matching end of the text, or -1."""
         for n in range(min(self.size, len(self.tokens)), 0, -1):
-            index = self.place.get(tuple(self.tokens[-n:]))
+            index = self.continuation.get(tuple(self.tokens[-n:]))
             if index is not None:
                 return index
         return -1

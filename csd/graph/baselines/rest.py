@@ -98,7 +98,7 @@ def _suffix_order(tokens: np.ndarray) -> np.ndarray:
 
 
 class Rest(HostDrafter):
-    """datastore: one or its path. longest: tokens of a match. most: continuations that are read."""
+    """datastore: one or its path. longest: tokens of a match. max_places: continuations read."""
 
     def __init__(
         self, datastore: Datastore | str | Path, longest: int = 16, max_places: int = 1000
@@ -106,7 +106,7 @@ class Rest(HostDrafter):
         super().__init__()
         if not isinstance(datastore, Datastore):
             datastore = Datastore.load(datastore)
-        self.datastore, self.longest, self.most = datastore, longest, max_places
+        self.datastore, self.longest, self.max_places = datastore, longest, max_places
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
         vocab = decoder.config.vocab
@@ -128,7 +128,7 @@ class Rest(HostDrafter):
     def draft(self, group: Any, sample: int, tree: Tree) -> None:
         prompt, texts = group
         text = texts.get(sample, prompt)
-        places = self.datastore.find(text[-self.longest :], self.longest)[: self.most]
+        places = self.datastore.find(text[-self.longest :], self.longest)[: self.max_places]
         grow(tree, [self.datastore.tokens[p : p + MAX_DEPTH] for p in places], SIBLING)
 
 

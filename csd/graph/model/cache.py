@@ -59,6 +59,14 @@ class DraftNetwork(Protocol):
         """Select the network's input from the target's last pass; hidden: result of that pass."""
 
 
+def new_kv(net: DraftNetwork, rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Zeros for the keys and the values of rows: [layers, rows, kv_heads, head_dim]."""
+    c = net.config
+    shape = (c.layers, rows, c.kv_heads, c.head_dim)
+    k, v = torch.zeros(2, *shape, dtype=net.dtype, device=device)
+    return k, v
+
+
 class DraftCache:
     """Cache of S slots and S groups, with as many pages as the target's."""
 
@@ -118,7 +126,7 @@ class DraftCache:
         """Read a prompt's next tokens; hidden: the target's states of the tokens before them."""
         kv, part = self.kv, PromptChunk(group, chunk, self.base[group])
         rows = PromptRows.of([part], kv.prompt_pages)
-        node_k, node_v = self._scratch(len(chunk))
+        node_k, node_v = new_kv(self.net, len(chunk), self.device)
         attend = PromptAttention(
             self.ops.prompt_attention, node_k, node_v, kv.k, kv.v, rows, scale_of(self.net.config)
         )
@@ -158,13 +166,13 @@ class DraftCache:
             if hidden is not None:
                 states = torch.cat([hidden[s][:MAX_ROWS] for s in rows.slots])
                 hidden = {s: x[MAX_ROWS:] for s, x in hidden.items()}
-            node_k, node_v = self._scratch(rows.total)
-            out = self._forward(
+            node_k, node_v = new_kv(self.net, rows.total, self.device)
+            out = self.run(
                 rows,
                 words,
                 range(rows.total),
                 [t for s in rows.slots for t in piece[s]],
-                [self._place(s, host) + i for s in rows.slots for i in range(rows.count[s])],
+                [self.position_of(s, host) + i for s in rows.slots for i in range(rows.count[s])],
                 states,
                 node_k,
                 node_v,
@@ -199,7 +207,7 @@ class DraftCache:
         for s, x in rows.items():
             self.length[s] += len(x)
 
-    def _forward(
+    def run(
         self,
         rows: SlotRows,
         words: list[int],
@@ -223,7 +231,7 @@ class DraftCache:
         )
         work = self.ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **where)
         index = torch.tensor(list(row_index)).to(self.device)
-        new_k, new_v = self._scratch(len(token))
+        new_k, new_v = new_kv(self.net, len(token), self.device)
 
         whole = LayerAttention(
             self.ops.tree_attention,
@@ -248,15 +256,9 @@ class DraftCache:
             self._ints(token), self._ints(position), hidden, attend, new_k, new_v, self.ops
         )
 
-    def _place(self, s: int, host: HostSlots) -> int:
+    def position_of(self, s: int, host: HostSlots) -> int:
         """Position of the next token of slot s."""
         return self.base[host.group[s]] + self.length[s]
-
-    def _scratch(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        c = self.net.config
-        shape = (c.layers, rows, c.kv_heads, c.head_dim)
-        k, v = torch.zeros(2, *shape, dtype=self.net.dtype, device=self.device)
-        return k, v
 
     def _ints(self, values: Any) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.int32).to(self.device)
@@ -284,7 +286,7 @@ class Scratch:
         self.cache, self.host = cache, host
         self.words: dict[int, list[int]] = {s: [] for s in host.live}
         self.rows = SlotRows.of([], {})
-        self.k, self.v = cache._scratch(0)
+        self.k, self.v = new_kv(cache.net, 0, cache.device)
 
     def room(self, s: int) -> int:
         return MAX_ROWS - len(self.words[s])
@@ -311,19 +313,19 @@ class Scratch:
             self.host.live, {s: len(words) for s, words in self.words.items()}
         )
         before = [rows.start[s] + i for s in old.slots for i in range(old.count[s])]
-        k, v = cache._scratch(rows.total)
+        k, v = new_kv(cache.net, rows.total, cache.device)
         if before:
             moved = torch.tensor(before).to(cache.device)
             k.index_copy_(1, moved, self.k)
             v.index_copy_(1, moved, self.v)
         self.k, self.v = k, v
         index = [rows.start[s] + n for s, n in zip(slot, number, strict=True)]
-        out = cache._forward(
+        out = cache.run(
             rows,
             [w for s in rows.slots for w in self.words[s]],
             index,
             token,
-            [cache._place(s, self.host) + depth - 1 for s in slot],
+            [cache.position_of(s, self.host) + depth - 1 for s in slot],
             hidden,
             k,
             v,

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from csd.graph.model.cache import DraftNetwork
+from csd.graph.model.cache import DraftNetwork, new_kv
 from csd.graph.model.prefill import CHUNK
 from csd.graph.model.slots import SlotOrder
 from csd.kernels.attention.layer import LayerAttention, PromptAttention
@@ -106,7 +106,7 @@ class DeviceCache:
             tokens = prompt[start + self.skipped : stop + self.skipped]
             states = None if hidden is None else hidden[start - begin : stop - begin]
             rows = PromptRows.of([PromptChunk(0, tokens, start)], pages)
-            node_k, node_v = self._scratch(len(tokens))
+            node_k, node_v = new_kv(self.net, len(tokens), self.device)
             attend = PromptAttention(
                 self.ops.prompt_attention, node_k, node_v, self.k, self.v, rows, scale
             )
@@ -140,7 +140,7 @@ class DeviceCache:
             states = states[order.slot].flatten(0, 1)
         where = order.layout(R)
         words = ((2 << step.long()) - 1).expand(S, R).reshape(-1)
-        node_k, node_v = self._scratch(S * R)
+        node_k, node_v = new_kv(self.net, S * R, self.device)
         attend = self._attention(where, words, slots, node_k, node_v)
         hidden = self.net.forward(
             token[order.slot].reshape(-1).int(),
@@ -169,7 +169,7 @@ class DeviceCache:
     def nodes(self, count: int) -> Nodes:
         """Allocate `count` nodes per slot."""
         S = self.length.shape[0]
-        k, v = (x.unflatten(1, (S, count)) for x in self._scratch(S * count))
+        k, v = (x.unflatten(1, (S, count)) for x in new_kv(self.net, S * count, self.device))
         return Nodes(k, v, torch.zeros(S, 0, dtype=torch.int64, device=self.device))
 
     def read_level(
@@ -192,7 +192,7 @@ class DeviceCache:
         end = begin + F
         bit = torch.ones_like(above) << torch.arange(begin, end, device=self.device)
         nodes.words = torch.cat([nodes.words, above | bit], 1)
-        new_k, new_v = self._scratch(S * F)
+        new_k, new_v = new_kv(self.net, S * F, self.device)
         # by layer, set once the layer has computed the level's keys and values
         node_k: dict[int, torch.Tensor] = {}
         node_v: dict[int, torch.Tensor] = {}
@@ -245,9 +245,3 @@ class DeviceCache:
             scale_of(config),
             plan=plan,
         )
-
-    def _scratch(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        c = self.net.config
-        shape = (c.layers, rows, c.kv_heads, c.head_dim)
-        k, v = torch.zeros(2, *shape, dtype=self.net.dtype, device=self.device)
-        return k, v

@@ -42,7 +42,7 @@ class _Growing:
     """State of the running step: each slot's nodes, and the current node of each sequence."""
 
     nodes: dict[int, list[Node]]
-    at: dict[int, list[int]]
+    current: dict[int, list[int]]
 
 
 class Sequences:
@@ -66,7 +66,7 @@ class Sequences:
             hidden = drafter.prefill.catch_up(host, slots)
             row = {(s, 0): i for i, s in enumerate(host.live)}
             for s, (count, _) in depth.items():
-                step.at[s] = [0] * count
+                step.current[s] = [0] * count
             for level in range(1, max(d for _, d in depth.values()) + 1):
                 front = [s for s in host.live if s in depth and depth[s][1] >= level]
                 fresh = self._level(front, level, hidden, row, step, host, slots)
@@ -125,16 +125,16 @@ class Sequences:
     ) -> list[tuple[int, int]]:
         """Draw one token of every sequence; returns the new nodes (slot, number)."""
         drafter = self._drafter
-        stands = [(s, n) for s in front for n in dict.fromkeys(step.at[s])]
+        stands = [(s, n) for s in front for n in dict.fromkeys(step.current[s])]
         logits = drafter.net.logits(hidden[[row[x] for x in stands]])
         proposals = self._proposals(logits, stands, step, slots)
         fresh = []
         for s in front:
             tree, words = step.nodes[s], self._words(s, level, host, slots)
-            for n in dict.fromkeys(step.at[s]):
+            for n in dict.fromkeys(step.current[s]):
                 node = tree[n]
-                node.kept = proposal = proposals[s, n]
-                through = [k for k, node_of in enumerate(step.at[s]) if node_of == n]
+                node.successors = proposal = proposals[s, n]
+                through = [k for k, node_of in enumerate(step.current[s]) if node_of == n]
                 for i, k in enumerate(through):
                     probs = proposal.probs if proposal.probs.ndim == 1 else proposal.probs[i]
                     index = draw(probs, words[k : k + 1])[0]
@@ -142,10 +142,10 @@ class Sequences:
                     token = proposal.token[index]
                     number = drafter.trees[s].add(n - 1, token) + 1
                     if number == len(tree):
-                        tree.append(self._child(node, n, token, level, step.at[s], tree))
+                        tree.append(self._child(node, n, token, level, step.current[s], tree))
                         node.children.append(number)
                         fresh.append((s, number))
-                    step.at[s][k] = number
+                    step.current[s][k] = number
         return fresh
 
     def _child(
@@ -176,7 +176,7 @@ class Sequences:
         each = [dist.renormalised() for dist in by_heat]
         out = {}
         for i, (s, n) in enumerate(stands):
-            through = [k for k, node_of in enumerate(step.at[s]) if node_of == n]
+            through = [k for k, node_of in enumerate(step.current[s]) if node_of == n]
             probs = np.stack([each[k][i] for k in through])
             out[s, n] = Proposal(by_heat[0].token[i].tolist(), probs)
         return out

@@ -69,9 +69,9 @@ class ParallelEngine(Engine):
             raise ValueError(f"prefix_cache must be False over several ranks, got {value!r}")
         super().__init__(loaded, **options | {"static": False, "prefix_cache": False})
 
-    def call_of(self, prompt: Any, given: Mapping[str, Any]) -> Call:
+    def call_of(self, prompt: Any, arguments: Mapping[str, Any]) -> Call:
         """`Engine.call_of`, except that only rank 0 writes a recording."""
-        call = super().call_of(prompt, given)
+        call = super().call_of(prompt, arguments)
         if self.link.rank:
             call.record = None
         return call

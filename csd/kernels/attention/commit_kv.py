@@ -37,13 +37,13 @@ def commit_kv_ref(
         slot_len = slot_len - accept_count
     step = torch.arange(accept_row.shape[1], device=accept_row.device)
     slot, i = (step < accept_count[:, None]).nonzero(as_tuple=True)
-    place = slot_len.long()[slot] + i
-    page = slot_pages[slot, place // PAGE].long()
+    position = slot_len.long()[slot] + i
+    page = slot_pages[slot, position // PAGE].long()
     row = accept_row[slot, i].long()
     for node, pages in ((node_k, k_pages), (node_v, v_pages)):
         tokens = pages.view(pages.shape[0], -1, *pages.shape[3:])
         # `index_select` would copy all of a tensor whose layers are not contiguous to each other
-        tokens.index_copy_(1, page * PAGE + place % PAGE, node[:, row])
+        tokens.index_copy_(1, page * PAGE + position % PAGE, node[:, row])
 
 
 def commit_kv_triton(
@@ -155,8 +155,8 @@ def write_prompt(
     start: int,
 ) -> None:
     """Writes rows 0..R-1 of a prompt chunk to places start.. of a page list; one layer or all."""
-    place = torch.arange(start, start + k.shape[-3], device=k.device)
-    index = pages[place // PAGE].long() * PAGE + place % PAGE
+    position = torch.arange(start, start + k.shape[-3], device=k.device)
+    index = pages[position // PAGE].long() * PAGE + position % PAGE
     write_rows(k, v, k_pages, v_pages, index)
 
 

@@ -57,15 +57,15 @@ class LayerAttention:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q: [M, H, D]. Returns [M, H, D], or [M, H, Dv] for a call with properties."""
-        found = self.node_k[layer], self.node_v[layer], self.k[layer], self.v[layer]
+        tensors = self.node_k[layer], self.node_v[layer], self.k[layer], self.v[layer]
         if properties is None:
             scale = self.scale if scale is None else scale
-            return self.tree_attention(q, *found, **self.where, scale=scale, work=self.work)
+            return self.tree_attention(q, *tensors, **self.where, scale=scale, work=self.work)
         p = properties
         q, scale = _positive(q, p.scale)
         return self.tree_attention(
             q,
-            *found,
+            *tensors,
             **self.where,
             scale=scale,
             work=self._work_of(q.shape[1], p),

@@ -90,11 +90,11 @@ def _attend_pages(
     mask[:, -PAGE:].fill_(float("-inf")).triu_(1)
     outs = []
     for piece in pieces_of(start, q.shape[0], q.device):
-        at, end = start + piece.start, start + piece.stop
-        page = at // PAGE * PAGE
+        begin, end = start + piece.start, start + piece.stop
+        page = begin // PAGE * PAGE
         # [1, heads, tokens, D]
         rows, keys, values = (x.transpose(0, 1)[None] for x in (q[piece], k[:end], v[:end]))
-        visible = mask[at - page : end - page, mask.shape[1] - PAGE - page :][:, :end]
+        visible = mask[begin - page : end - page, mask.shape[1] - PAGE - page :][:, :end]
         out = F.scaled_dot_product_attention(
             rows, keys, values, attn_mask=visible, scale=scale, enable_gqa=True
         )
@@ -143,9 +143,11 @@ def visible_keys(
     first = 0 if window is None else max(0, start - window + 1)
     if chunk is not None:
         first = max(first, start // chunk * chunk)
-    at, own = (torch.arange(*ends, device=pages.device) for ends in ((first, end), (start, end)))
-    places = pages.long()[at // PAGE] * PAGE + at % PAGE
-    return VisibleKeys(places, in_reach(own[:, None], at, window, chunk))
+    position, own = (
+        torch.arange(*ends, device=pages.device) for ends in ((first, end), (start, end))
+    )
+    places = pages.long()[position // PAGE] * PAGE + position % PAGE
+    return VisibleKeys(places, in_reach(own[:, None], position, window, chunk))
 
 
 @without_autocast
@@ -208,10 +210,10 @@ def prompt_attention(
     if takes_flash(*(x.transpose(0, 1)[None] for x in (q, k, v))):
         # upper bounds of the lengths; with a bound of one row the kernel would use other code
         longest = max(2, *rows), max(2, *keys)
-        found: torch.Tensor = aten._flash_attention_forward(
+        out: torch.Tensor = aten._flash_attention_forward(
             q, k, v, chunks.row_ends, chunks.key_ends, *longest, 0.0, True, False, scale=scale
         )[0]
-        return found
+        return out
     parts = zip(q.split(rows), k.split(keys), v.split(keys), chunks.starts, strict=True)
     outs = [attend_chunk(*part, scale) for part in parts]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -262,7 +264,7 @@ class PromptRows:
             target[: len(x)] = x
         held = upload(host, prompt_pages.device)
         token, position, group, row_ends, key_ends = (
-            x[: len(given)] for x, given in zip(held, lists, strict=True)
+            x[: len(values)] for x, values in zip(held, lists, strict=True)
         )
         index = _index(prompt_pages, group, position)
         groups = [part.group for part in parts]
@@ -281,13 +283,13 @@ class PromptRows:
             table = self.prompt_pages[self.groups[0], : pages_for(keys[0])]
             return tokens_of(cache, table)[: keys[0]]
         if self._keys is None:
-            place = torch.cat([torch.arange(n) for n in keys])
+            position = torch.cat([torch.arange(n) for n in keys])
             group = torch.tensor(self.groups).repeat_interleave(torch.tensor(keys))
-            held = upload(torch.stack((group, place)).int(), cache.device)
+            held = upload(torch.stack((group, position)).int(), cache.device)
             self._keys = _index(self.prompt_pages, *held)
         return cache.flatten(0, 1).index_select(0, self._keys)
 
 
-def _index(prompt_pages: torch.Tensor, group: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    page = prompt_pages.flatten().index_select(0, group * prompt_pages.shape[1] + place // PAGE)
-    return page.long() * PAGE + place % PAGE
+def _index(prompt_pages: torch.Tensor, group: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    page = prompt_pages.flatten().index_select(0, group * prompt_pages.shape[1] + position // PAGE)
+    return page.long() * PAGE + position % PAGE

@@ -47,8 +47,8 @@ class PlacedGroup:
         """[T, r, n] bool: the row attends to the key."""
         key = window, chunk
         if key not in self._visible:
-            row, at = self.position[:, :, None], self.key_position[:, None]
-            self._visible[key] = self.on_path & in_reach(row, at, window, chunk)
+            row, key_position = self.position[:, :, None], self.key_position[:, None]
+            self._visible[key] = self.on_path & in_reach(row, key_position, window, chunk)
         return self._visible[key]
 
 
@@ -94,7 +94,7 @@ def place_keys(
         above = (words[row][:, :, None] >> torch.arange(r)) & 1 == 1
         position = P + old[:, None] + above.sum(-1) - 1
         committed = torch.arange(C)
-        at = torch.cat((torch.arange(P), P + committed)).expand(len(slots), -1)
+        key_position = torch.cat((torch.arange(P), P + committed)).expand(len(slots), -1)
         absent = committed >= old[:, None]
         whole = torch.ones(len(slots), r, P, dtype=torch.bool)
         groups.append(
@@ -105,7 +105,7 @@ def place_keys(
                 _places_of_rows(slot_pages[slots], C).to(device),
                 absent.to(device),
                 position.to(device),
-                torch.cat((at, position), 1).to(device),
+                torch.cat((key_position, position), 1).to(device),
                 torch.cat((whole, ~absent[:, None].expand(-1, r, -1), above), -1).to(device),
             )
         )
@@ -114,10 +114,10 @@ def place_keys(
 
 def _places_of_rows(pages: torch.Tensor, count: int) -> torch.Tensor:
     """[T, count]: places, among all pages' tokens, of the first tokens of page lists [T, pages]."""
-    at = torch.arange(count)
+    position = torch.arange(count)
     # a list that is shorter than another's ends with -1, and no row attends there
-    ids = pages.long().clamp(min=0)[:, at // PAGE]
-    return ids * PAGE + at % PAGE
+    ids = pages.long().clamp(min=0)[:, position // PAGE]
+    return ids * PAGE + position % PAGE
 
 
 def without_autocast(function: Callable) -> Callable:

@@ -54,7 +54,7 @@ class Norms:
 
     config: ModelConfig
 
-    def _norm(
+    def rms_norm(
         self,
         ops: Ops,
         x: torch.Tensor,
@@ -75,19 +75,19 @@ class Norms:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (norm of x + residual, x + residual); without a weight, the sum twice."""
         if weight is not None:
-            return self._norm(ops, x, weight, residual, **rows)
+            return self.rms_norm(ops, x, weight, residual, **rows)
         total = x if residual is None else residual + x
         return total, total
 
     def _left(self, ops: Ops, x: torch.Tensor, norm: torch.Tensor | None = None) -> torch.Tensor:
         """Addend of a layer's part to the residual: x, normed if `norm` is given, and scaled."""
         if norm is not None:
-            x, _ = self._norm(ops, x, norm)
+            x, _ = self.rms_norm(ops, x, norm)
         return x if self.config.residual_scale == 1 else x * self.config.residual_scale
 
     def _whole_norm(self, ops: Ops, x: torch.Tensor, weight: Any) -> torch.Tensor:
         """Norm of whole rows x [M, W], which may be slices of wider rows."""
-        return self._norm(ops, x[:, None], weight)[0][:, 0]
+        return self.rms_norm(ops, x[:, None], weight)[0][:, 0]
 
 
 class DecoderLike(Protocol):
@@ -205,7 +205,7 @@ class Decoder(Norms):
         x, residual = self.embedded(token), None
         for i in range(len(self.layers)):
             x, residual = self.layer(i, x, residual, token, position, attend, node_k, node_v, ops)
-        return self._norm(ops, x, self.norm, residual)[0]
+        return self.rms_norm(ops, x, self.norm, residual)[0]
 
     def embedded(self, token: torch.Tensor) -> torch.Tensor:
         """Input of the first layer [M, hidden]; in a Llama the embedding, whose norm gathers."""
@@ -247,8 +247,8 @@ class Decoder(Norms):
             k = self._whole_norm(ops, k, layer.k_norm)
         q, k, v = (x.view(*x.shape[:-1], -1, c.head_dim) for x in (q, k, v))
         if c.qk_norm and not c.whole_qk_norm:
-            q, _ = self._norm(ops, q, layer.q_norm)
-            k, _ = self._norm(ops, k, layer.k_norm)
+            q, _ = self.rms_norm(ops, q, layer.q_norm)
+            k, _ = self.rms_norm(ops, k, layer.k_norm)
         added = dict(bias=layer.qkv_bias) if q.dim() == 4 else {}
         # position 0 rotates nothing
         turned = c.rotated is None or c.rotated[i]
@@ -329,7 +329,7 @@ class HybridDecoder(Decoder):
             x = self._summed(x, layer.out, layer.lora.get("out"))
             x, residual = self._normed(ops, x, layer.post_norm, residual)
             x = self._fed(ops, x, layer)
-        return self._norm(ops, x, self.norm, residual)[0]
+        return self.rms_norm(ops, x, self.norm, residual)[0]
 
     def _attended(
         self,
@@ -347,7 +347,7 @@ class HybridDecoder(Decoder):
         q, k, v = product.split((2 * c.heads * D, K * D, K * D), -1)
         # each head has a query, then a gate
         q, gate = q.view(M, c.heads, 2, D).unbind(2)
-        q, _ = self._norm(ops, q, layer.q_norm)
-        k, _ = self._norm(ops, k.view(M, K, D), layer.k_norm)
+        q, _ = self.rms_norm(ops, q, layer.q_norm)
+        k, _ = self.rms_norm(ops, k.view(M, K, D), layer.k_norm)
         q = ops.rotary(q, k, v.view(M, K, D), position, self.cos, self.sin, *nodes)
         return attend(at, q).reshape(M, -1) * sigmoid(gate.reshape(M, -1))

@@ -66,7 +66,7 @@ class Loaded:
         For a fused decoder, weights' addresses, sizes and rotary frequencies are compared; for a
         module, its parts, hooks and config. Weights changed in place need no refresh.
         """
-        model = self._module()
+        model = self.current_module()
         if model is None or self._is_current(model):
             return False
         self.decoder = decoder = decoder_of(model, self.wanted)
@@ -87,7 +87,7 @@ class Loaded:
 
     def current_config(self) -> ModelSizes:
         """The module's current sizes. Raises as `load` does if csd no longer runs it."""
-        model = self._module()
+        model = self.current_module()
         if model is None:
             return self.config
         try:
@@ -99,18 +99,19 @@ class Loaded:
         return current_sizes(model, self.decoder.config)
 
     def current_generation_config(self) -> Any:
-        model = self._module()
+        model = self.current_module()
         return self.generation_config if model is None else model.generation_config
 
     def own_tokenizer(self) -> Any:
         """The given tokenizer, else the one of the module's folder, read once; None without one."""
-        model = self._module()
+        model = self.current_module()
         if self.tokenizer is None and model is not None and not self._looked_for_tokenizer:
             self.tokenizer = _tokenizer_of(model)
             self._looked_for_tokenizer = True
         return self.tokenizer
 
-    def _module(self) -> Any:
+    def current_module(self) -> Any:
+        """The user's module; None if there is none, or it is gone."""
         return None if self.module is None else self.module()
 
 

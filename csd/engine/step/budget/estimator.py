@@ -51,8 +51,8 @@ class StepTimeTable:
         Raises ValueError, naming the file, for anything else.
         """
         try:
-            found = read_file(path, StepTimesFile)
-            return cls(found["rows"], found["seconds"])
+            fields = read_file(path, StepTimesFile)
+            return cls(fields["rows"], fields["seconds"])
         except ValueError as error:
             raise ValueError(f"{path} is not a file of step times: {error}") from error
 
@@ -103,32 +103,32 @@ class StepTimeEstimator:
 
     def learn_plain(self, rows: int, seconds: float) -> bool:
         """Update from a step without drafts; returns True if its time was an outlier."""
-        found = seconds / self._table(rows) / self._level
-        side = _side(found) if self._seen else 0
+        ratio = seconds / self._table(rows) / self._level
+        side = _side(ratio) if self._seen else 0
         if side and side == self._side:
             self._seen = side = 0
         self._side = side
         self._seen = min(self._seen + 1, RECENT)
-        self._level *= 1 + ((found if self._seen == 1 else _clip(found)) - 1) / self._seen
+        self._level *= 1 + ((ratio if self._seen == 1 else _clip(ratio)) - 1) / self._seen
         return side != 0
 
     def learn_drafted(self, base: int, rows: int, seconds: float) -> bool:
         """Update from a step with drafts; returns True if its time was an outlier."""
         expected = self.ratio(base, rows)
-        found = seconds / self.plain(base) / expected
-        excess = _clip(found) * expected - self._table(rows) / self._table(base)
+        ratio = seconds / self.plain(base) / expected
+        excess = _clip(ratio) * expected - self._table(rows) / self._table(base)
         for i, size in enumerate(self._table.sizes):
             # weight 1/8 for each factor of 2 between the numbers of rows
             near = 2.0 ** (-3 * abs(math.log2(size / rows)))
             here = excess * (size / rows if excess < 0 else min(size / rows, 1.0))
             self._weight[i] = min(self._weight[i] + near, RECENT)
             self._excess[i] += near / self._weight[i] * (here - self._excess[i])
-        return _side(found) != 0
+        return _side(ratio) != 0
 
 
-def _side(found: float) -> int:
-    return (found > OUTLIER) - (found < 1 / OUTLIER)
+def _side(ratio: float) -> int:
+    return (ratio > OUTLIER) - (ratio < 1 / OUTLIER)
 
 
-def _clip(found: float) -> float:
-    return min(max(found, 1 / OUTLIER), OUTLIER)
+def _clip(ratio: float) -> float:
+    return min(max(ratio, 1 / OUTLIER), OUTLIER)

@@ -66,8 +66,10 @@ def properties_of(
     """A call's properties, None for a plain call; kind: numpy's type of the scores."""
     if window is chunk is softcap is sinks is None:
         return None
-    given = np.empty(0, kind) if sinks is None else sinks.detach().double().numpy().astype(kind)
-    return Properties(window or 0, chunk or 0, kind(softcap or 0), given)
+    sink_scores = (
+        np.empty(0, kind) if sinks is None else sinks.detach().double().numpy().astype(kind)
+    )
+    return Properties(window or 0, chunk or 0, kind(softcap or 0), sink_scores)
 
 
 def first_key(properties: Any, old: int, word: int) -> int:
@@ -111,9 +113,9 @@ def weigh(x, scale, old, nodes, word, sums, first, properties, head):
     if properties.softcap > 0:
         _cap(shown[: old - hidden + nodes], scale, properties.softcap)
         scale = type(scale)(1)
-    total, most = weights(shown, scale, old - hidden, nodes, word, sums)
+    total, peak = weights(shown, scale, old - hidden, nodes, word, sums)
     if properties.sinks.shape[0]:
-        total += exp(properties.sinks[head] - most * scale)
+        total += exp(properties.sinks[head] - peak * scale)
     return total
 
 
@@ -345,8 +347,8 @@ def tree_attention(
     work: result of `plan_attention` for the step, made from `layout` if None. out: tensor to write
     and return. Raises TypeError for tensors that loops do not read.
     """
-    given = q, node_k, node_v, k_pages, v_pages
-    require(readable(*given), "tree_attention", *given)
+    operands = q, node_k, node_v, k_pages, v_pages
+    require(readable(*operands), "tree_attention", *operands)
     (M, H, D), (K, Dv), pages = q.shape, node_v.shape[1:], k_pages.shape[0]
     out = q.new_empty(M, H, Dv) if out is None else out
     rows = work or plan_attention(H, 0, **layout)

@@ -29,16 +29,16 @@ def _commit_kv(
         for s in range(accept_count.shape[0]):
             first = slot_len[s] - (accept_count[s] if moved else 0)
             for i in range(accept_count[s]):
-                place = first + i
-                token = slot_pages[s, place // PAGE] * PAGE + place % PAGE
+                position = first + i
+                token = slot_pages[s, position // PAGE] * PAGE + position % PAGE
                 for kind in range(2):
                     size = sizes[kind]
                     row = layer * node_strides[kind] + accept_row[s, i] * size
                     offset = layer * page_strides[kind] + token * size
-                    given = memory(nodes[kind] + row, size, BYTES)
+                    node = memory(nodes[kind] + row, size, BYTES)
                     to = memory(pages[kind] + offset, size, BYTES)
                     for j in range(size):
-                        to[j] = given[j]
+                        to[j] = node[j]
 
 
 def reads_commit(

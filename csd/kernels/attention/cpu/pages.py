@@ -78,13 +78,13 @@ def _add_rows(
     last = builder.sub(end, end.type(1))
     each = [builder.add(first, first.type(r)) for r in range(rows)]
     each = [builder.select(builder.icmp_signed("<", r, last), r, last) for r in each]
-    given = [builder.add(builder.mul(r, width(x, x_)), x_offset) for r in each]
+    numbers = [builder.add(builder.mul(r, width(x, x_)), x_offset) for r in each]
     starts = [builder.add(builder.mul(r, width(y, y_)), y_offset) for r in each]
     to = [[builder.add(start, column) for column in columns] for start in starts]
     sums = [
         [
-            cgutils.alloca_once_value(builder, load(context, builder, y, y_, place, vector))
-            for place in row
+            cgutils.alloca_once_value(builder, load(context, builder, y, y_, element, vector))
+            for element in row
         ]
         for row in to
     ]
@@ -94,16 +94,16 @@ def _add_rows(
             load(context, builder, tile, tile_, builder.add(start, column), vector)
             for column in columns
         ]
-        for row, place in zip(sums, given, strict=True):
-            place = builder.add(place, loop.index)
-            number = builder.load(pointer(context, builder, x, x_, place, vector.element))
+        for row, element in zip(sums, numbers, strict=True):
+            element = builder.add(element, loop.index)
+            number = builder.load(pointer(context, builder, x, x_, element, vector.element))
             number = splat(builder, number, BLOCK)
             for total, part in zip(row, parts, strict=True):
                 added = add_product(builder, builder.load(total), number, part, pairs)
                 builder.store(added, total)
     for row, places in zip(sums, to, strict=True):
-        for total, place in zip(row, places, strict=True):
-            store(context, builder, y, y_, place, builder.load(total))
+        for total, element in zip(row, places, strict=True):
+            store(context, builder, y, y_, element, builder.load(total))
 
 
 @loop

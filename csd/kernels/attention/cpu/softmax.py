@@ -33,35 +33,35 @@ def weights(x, scale, old, nodes, word, sums):
     least = type(zero)(-np.inf)
     whole, wide = old // BLOCK * BLOCK, old // WIDTH * WIDTH
     rest = (1 << (old - whole)) - 1
-    top = kept(block(x, whole), rest, least)
+    top = select(block(x, whole), rest, least)
     for j in range(0, whole, BLOCK):
         top = larger(top, block(x, j))
     for j in range(0, nodes, BLOCK):
-        top = larger(top, kept(block(x, old + j), word >> j, least))
-    most = largest(top)
+        top = larger(top, select(block(x, old + j), word >> j, least))
+    peak = largest(top)
     for j in range(0, nodes, BLOCK):
-        put(kept(exponentials(block(x, old + j), most, scale), word >> j, zero), x, old + j)
+        put(select(exponentials(block(x, old + j), peak, scale), word >> j, zero), x, old + j)
     for j in range(WIDTH):
         sums[j] = 0
     total = lanes(sums, 0)
     for j in range(0, wide, WIDTH):
-        found = exponentials(lanes(x, j), most, scale)
-        put(found, x, j)
-        total = add_multiple(total, one, found)
+        weight = exponentials(lanes(x, j), peak, scale)
+        put(weight, x, j)
+        total = add_multiple(total, one, weight)
     put(total, sums, 0)
     for j in range(wide, whole + 1, BLOCK):
-        given = block(x, j)
+        score = block(x, j)
         bits = rest if j == whole else -1
-        found = exponentials(given, most, scale)
-        put(kept(found, bits, given), x, j)
-        put(add_multiple(block(sums, j - wide), one, kept(found, bits, zero)), sums, j - wide)
+        weight = exponentials(score, peak, scale)
+        put(select(weight, bits, score), x, j)
+        put(add_multiple(block(sums, j - wide), one, select(weight, bits, zero)), sums, j - wide)
     offset = old - wide
     seen = word if nodes == 64 else word & ((1 << nodes) - 1)
     while seen:
         sums[offset & (WIDTH - 1)] += x[old + lowest(seen)]
         offset += 1
         seen &= seen - 1
-    return added(sums), most
+    return added(sums), peak
 
 
 @intrinsic
@@ -75,16 +75,16 @@ def lowest(typing_context, word):
 
 
 @intrinsic
-def kept(typing_context, x, bits, other):
+def select(typing_context, x, bits, other):
     """Lanes of x where the bit is set, else those of `other`, a vector or a number."""
 
     def generate(context, builder, signature, args):
-        given, bits, value = args
+        chosen, bits, value = args
         if not isinstance(other, Lanes):
             value = splat(builder, value, x.count)
         mask = builder.trunc(bits, ir.IntType(x.count))
         mask = builder.bitcast(mask, ir.VectorType(ir.IntType(1), x.count))
-        return builder.select(mask, given, value)
+        return builder.select(mask, chosen, value)
 
     return x(x, types.int64, other), generate
 
@@ -114,13 +114,13 @@ def largest(typing_context, x):
 
 
 @intrinsic
-def exponentials(typing_context, x, most, scale):
+def exponentials(typing_context, x, peak, scale):
     """e^((x - most) scale) of each lane, equal to `csd.kernels.numba.math.exp` to the bit."""
 
     def generate(context, builder, signature, args):
-        given, *others = args
+        score, *others = args
         top, factor = (splat(builder, number, x.count) for number in others)
-        value = builder.fmul(builder.fsub(given, top), factor)
+        value = builder.fmul(builder.fsub(score, top), factor)
         if x.dtype == types.float32:
             return exponential(builder, value)
         kind = ir.FunctionType(value.type, [value.type])

@@ -139,10 +139,10 @@ def packed_attention(
     """
     _check(q, k, v, layout)
     check_properties(q, window, chunk, softcap, sinks)
-    found: tuple[torch.Tensor, torch.Tensor] = _packed_attention(
+    result: tuple[torch.Tensor, torch.Tensor] = _packed_attention(
         q, k, v, *layout, scale, window, chunk, softcap, sinks
     )
-    return found
+    return result
 
 
 def packed_lse(

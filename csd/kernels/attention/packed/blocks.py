@@ -206,14 +206,16 @@ def packed_backward_blocks(
         part = operands.rows(rows)
         q_block, dout_block = operands.q[:, part], dout[:, part]
         for keys, seen in masks.keys_of(rows):
-            at = slice(keys.first, keys.last)
+            columns = slice(keys.first, keys.last)
             score, slope = operands.scores(rows, keys, seen)
             weight = score.add_(less_lse[:, part]).exp_()
-            dv[:, at].baddbmm_(weight.transpose(1, 2), dout_block)
-            dscore = torch.baddbmm(less_delta[:, part], dout_block, values[:, at].transpose(1, 2))
+            dv[:, columns].baddbmm_(weight.transpose(1, 2), dout_block)
+            dscore = torch.baddbmm(
+                less_delta[:, part], dout_block, values[:, columns].transpose(1, 2)
+            )
             dscore.mul_(weight)
             if slope is not None:
                 dscore.mul_(slope)
-            dq[:, part].baddbmm_(dscore, operands.k[:, at])
-            dk[:, at].baddbmm_(dscore.transpose(1, 2), q_block)
+            dq[:, part].baddbmm_(dscore, operands.k[:, columns])
+            dk[:, columns].baddbmm_(dscore.transpose(1, 2), q_block)
     return _by_row(dq.mul_(scale), q), _by_row(dk, k), _by_row(dv, v), dsinks

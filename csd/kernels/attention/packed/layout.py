@@ -114,6 +114,6 @@ def _depth_first(parent: list[int]) -> tuple[list[int], list[int], list[int]]:
             free[above] += size[node]
         free[node] = row[node] + 1
     end, position = [0] * len(parent), [0] * len(parent)
-    for node, at in enumerate(row):
-        end[at], position[at] = at + size[node], depth[node]
+    for node, index in enumerate(row):
+        end[index], position[index] = index + size[node], depth[node]
     return row, end, position

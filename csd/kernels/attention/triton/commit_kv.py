@@ -36,11 +36,11 @@ def _commit_kv_kernel(
         return
     accepted = i < count
     row = tl.load(accept_row_ptr + slot * A + i, mask=accepted, other=0).to(tl.int64)
-    place = tl.load(slot_len_ptr + slot) + i
+    position = tl.load(slot_len_ptr + slot) + i
     if MOVED:
-        place -= tl.load(accept_count_ptr + slot)
-    page = tl.load(slot_pages_ptr + slot * slot_width + place // PAGE, mask=accepted, other=0)
-    token = page.to(tl.int64) * PAGE + place % PAGE
+        position -= tl.load(accept_count_ptr + slot)
+    page = tl.load(slot_pages_ptr + slot * slot_width + position // PAGE, mask=accepted, other=0)
+    token = page.to(tl.int64) * PAGE + position % PAGE
     source = (layer * node_k_stride + row * W)[:, None]
     source_v = (layer * node_v_stride + row * WV)[:, None]
     target = (layer * k_pages_stride + token * W)[:, None]

@@ -101,7 +101,7 @@ def _attend_segment(
     own = tl.load(row_ptr + row * 6 + 2, mask=mask_r & (limit < 0), other=0)
     # [BLOCK_R, 1]: end of the tokens that a row attends to
     sees = tl.where(limit < 0, own, limit)[:, None]
-    most = tl.max(sees)
+    last_end = tl.max(sees)
     if first_ptr is not None:
         # [BLOCK_R, 1]: the first token that it attends to
         part = (limit < 0).to(tl.int32)
@@ -131,7 +131,7 @@ def _attend_segment(
     for i in range(low * SUBS, end):
         token = i * BLOCK_N + offs_n
         # tokens that no row attends to may be NaN, and 0 * NaN is not 0
-        mask_n = token < most
+        mask_n = token < last_end
         start = page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N
         page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
         k = _tokens(k_pages_ptr, start, kv, offs_n, mask_n, K, D, BLOCK_D, DTYPE)
@@ -145,13 +145,13 @@ def _attend_segment(
         acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
 
     total = tl.where(total > 0.0, total, 1.0)
-    at = base + offs_r
+    index = base + offs_r
     tl.store(
-        o_ptr + at[:, None].to(tl.int64) * DV + offs_v[None, :],
+        o_ptr + index[:, None].to(tl.int64) * DV + offs_v[None, :],
         acc * (1.0 / total)[:, None],
         mask=mask_r[:, None] & mask_v[None, :],
     )
-    tl.store(lse_ptr + at, peak * unit + tl.log2(total), mask=mask_r)
+    tl.store(lse_ptr + index, peak * unit + tl.log2(total), mask=mask_r)
 
 
 @triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows", "programs"])
@@ -325,9 +325,9 @@ def _tail_kernel(
         begin = first + tl.load(row_ptr + row * 6 + 4 + part)
         for i in range(begin, first + tl.load(row_ptr + row * 6 + part)):
             # a loop over cuts, not a block of offsets, so that nothing is reduced over cuts
-            at = kv * partial_rows + (i * M + row) * EACH
-            lse = tl.load(lse_ptr + at + offs_e, mask=mask_e, other=float("-inf"))
-            o = tl.load(o_ptr + at * DV + offs_o, mask=mask_o, other=0.0)
+            index = kv * partial_rows + (i * M + row) * EACH
+            lse = tl.load(lse_ptr + index + offs_e, mask=mask_e, other=float("-inf"))
+            o = tl.load(o_ptr + index * DV + offs_o, mask=mask_o, other=0.0)
             top = tl.maximum(peak, lse)
             # a finite pivot keeps rows without a key so far from computing -inf - -inf
             pivot = tl.where(top == float("-inf"), 0.0, top)
@@ -346,20 +346,22 @@ def _tail_kernel(
     for j in range(0, length, BLOCK_N):
         # [BLOCK_N]
         t = j + tl.arange(0, BLOCK_N)
-        place = tl.load(tail_ptr + row * TAIL + t, mask=t < length, other=-1).to(tl.int64)
+        key_index = tl.load(tail_ptr + row * TAIL + t, mask=t < length, other=-1).to(tl.int64)
         # [BLOCK_N, 1]
-        is_node, is_old = (place < -1)[:, None], (place >= 0)[:, None]
-        old, new = (place * K + kv)[:, None], (-2 - place)[:, None]
+        is_node, is_old = (key_index < -1)[:, None], (key_index >= 0)[:, None]
+        old, new = (key_index * K + kv)[:, None], (-2 - key_index)[:, None]
         # [BLOCK_N, BLOCK_D]
         mask_old, mask_new = is_old & mask_d[None, :], is_node & mask_d[None, :]
-        at = new * node_stride + kv * D + offs_d[None, :]
+        offs_node = new * node_stride + kv * D + offs_d[None, :]
         k = tl.load(k_pages_ptr + (old * D + offs_d[None, :]), mask=mask_old, other=0.0)
-        k = tl.where(is_node, tl.load(node_k_ptr + at, mask=mask_new, other=0.0), k).to(DTYPE)
+        fresh = tl.load(node_k_ptr + offs_node, mask=mask_new, other=0.0)
+        k = tl.where(is_node, fresh, k).to(DTYPE)
         # [BLOCK_N, BLOCK_V]
         mask_old, mask_new = is_old & mask_v[None, :], is_node & mask_v[None, :]
-        at = new * node_v_stride + kv * DV + offs_v[None, :]
+        offs_node = new * node_v_stride + kv * DV + offs_v[None, :]
         v = tl.load(v_pages_ptr + (old * DV + offs_v[None, :]), mask=mask_old, other=0.0)
-        v = tl.where(is_node, tl.load(node_v_ptr + at, mask=mask_new, other=0.0), v).to(DTYPE)
+        fresh = tl.load(node_v_ptr + offs_node, mask=mask_new, other=0.0)
+        v = tl.where(is_node, fresh, v).to(DTYPE)
         # [BLOCK_E, BLOCK_N]
         score = _scores(q, k, scale, cap, CAP, PRECISION)
         if not CAP:

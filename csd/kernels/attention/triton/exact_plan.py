@@ -58,7 +58,7 @@ def _first_cut(skipped, pages, step):
 @triton.jit
 def _put_segments(
     segment_ptr,
-    at,
+    index,
     first,
     last,
     tile,
@@ -73,14 +73,14 @@ def _put_segments(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes the segments of the tile that begins at `row`, if one does, from index `at` on."""
+    """Writes the segments of the tile that begins at `row`, if one does, from `index` on."""
     begin = _first_cut(skipped, pages, step)
     count = tl.where(row == tile, tl.cdiv(pages, step), 0)
     for i in range(begin, count, BLOCK):
         # [BLOCK]
         c = i + tl.arange(0, BLOCK)
         mask = c < count
-        to = segment_ptr + (at + c - begin) * 6
+        to = segment_ptr + (index + c - begin) * 6
         tl.store(to, tile + 0 * c, mask=mask)
         tl.store(to + 1, tl.minimum(last - tile, ROWS) + 0 * c, mask=mask)
         tl.store(to + 2, source + 0 * c, mask=mask)
@@ -190,15 +190,15 @@ def _plan_exact_kernel(
     page = tl.load(slot_pages_ptr + slot.to(tl.int64) * slot_width + token // PAGE, mask=old)
     tail = tail_ptr + row.to(tl.int64) * TAIL
     tl.store(tail + t, page * PAGE + token % PAGE, mask=old)
-    at = committed - below + tl.cumsum(bit, 0) - 1
-    tl.store(tail + at, -2 - (start + b), mask=live & (bit == 1) & (at >= 0) & (at < TAIL))
+    index = committed - below + tl.cumsum(bit, 0) - 1
+    tl.store(tail + index, -2 - (start + b), mask=live & (bit == 1) & (index >= 0) & (index < TAIL))
 
     tile = group_first + (row - group_first) // ROWS * ROWS
-    at = group_before + (tile - group_first) // ROWS * (group_cuts - group_first_cut)
+    index = group_before + (tile - group_first) // ROWS * (group_cuts - group_first_cut)
     if live:
         _put_segments(
             segment_ptr,
-            at,
+            index,
             group_first,
             group_last,
             tile,
@@ -215,10 +215,10 @@ def _plan_exact_kernel(
         )
         tile = start + (row - start) // ROWS * ROWS
         cuts = tl.cdiv(pages, SLOT_PAGES) - slot_first_cut
-        at = slot_before + (tile - start) // ROWS * cuts
+        index = slot_before + (tile - start) // ROWS * cuts
         _put_segments(
             segment_ptr,
-            at,
+            index,
             start,
             start + nodes,
             tile,
@@ -289,9 +289,9 @@ def plan_exact_ref(
             source,
             max(low, skipped[source]),
             min(low + step, pages),
-            ((at + low // step) * M + tile) * each,
+            ((first_cut + low // step) * M + tile) * each,
         ]
-        for first, last, source, pages, step, at in sources
+        for first, last, source, pages, step, first_cut in sources
         for tile in range(first, last, rows)
         for low in range(0, pages, step)
         if skipped[source] < min(low + step, pages)

@@ -58,8 +58,8 @@ def first_keys_ref(layout: TreeLayout, window: int | None, chunk: int | None) ->
         P, C, root = prompts[g], lens[s], NONE
         for m in range(starts[s], starts[s] + nodes):
             word = int(layout.ancestors[m]) % 2**64
-            at = P + C + word.bit_count() - 1
-            first = max(0, at - (window or NONE) + 1, at - at % (chunk or NONE))
+            position = P + C + word.bit_count() - 1
+            first = max(0, position - (window or NONE) + 1, position - position % (chunk or NONE))
             root = min(root, first)
             made.row[m, 0], made.row[m, 1] = first, max(first - P, 0)
             for _ in range(first - P - C):
@@ -77,8 +77,8 @@ def _first_page(first: int, tokens: int) -> int:
 
 
 @triton.jit
-def _first(at, window, chunk):
-    return tl.maximum(tl.maximum(at - window + 1, at - at % chunk), 0)
+def _first(position, window, chunk):
+    return tl.maximum(tl.maximum(position - window + 1, position - position % chunk), 0)
 
 
 @triton.jit(do_not_specialize=["S", "G", "window", "chunk"])
@@ -143,8 +143,8 @@ def _first_keys_kernel(
             # [BLOCK_R]
             own = _first(prompt + tokens + tl.sum(bit, 1) - 1, window, chunk)
             hidden = own - prompt - tokens
-            kept = (bit == 1) & (tl.cumsum(bit, 1) > hidden[:, None])
-            seen = tl.sum(tl.where(kept, bit.to(tl.int64) << b.to(tl.int64), 0), 1)
+            visible = (bit == 1) & (tl.cumsum(bit, 1) > hidden[:, None])
+            seen = tl.sum(tl.where(visible, bit.to(tl.int64) << b.to(tl.int64), 0), 1)
             tl.store(row_ptr + row * 2, own, mask=node < nodes)
             tl.store(row_ptr + row * 2 + 1, tl.maximum(own - prompt, 0), mask=node < nodes)
             tl.store(seen_ptr + row, seen, mask=node < nodes)

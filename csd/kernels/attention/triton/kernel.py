@@ -29,13 +29,13 @@ def _tokens(
     offs_d = tl.arange(0, BLOCK_D)
     # [BLOCK_N, BLOCK_D]: 32-bit offsets from one pointer that all elements share
     offs = offs_n[:, None] * (K * D) + offs_d[None, :]
-    at = pages_ptr + (start * (K * D) + kv * D) + offs
+    ptrs = pages_ptr + (start * (K * D) + kv * D) + offs
     if mask_n is not None:
-        x = tl.load(at, mask=mask_n[:, None] & (offs_d < D)[None, :], other=0.0)
+        x = tl.load(ptrs, mask=mask_n[:, None] & (offs_d < D)[None, :], other=0.0)
     elif BLOCK_D == D:
-        x = tl.load(at)
+        x = tl.load(ptrs)
     else:
-        x = tl.load(at, mask=(offs_d < D)[None, :], other=0.0)
+        x = tl.load(ptrs, mask=(offs_d < D)[None, :], other=0.0)
     return x.to(DTYPE)
 
 
@@ -179,11 +179,11 @@ def _attend_tile(
         node = j + offs_n
         mask_n = node < nodes
         # [BLOCK_N, 1]
-        place = (node_first + node)[:, None].to(tl.int64)
-        offs = place * node_stride + kv * D + offs_d[None, :]
+        node_row = (node_first + node)[:, None].to(tl.int64)
+        offs = node_row * node_stride + kv * D + offs_d[None, :]
         k = tl.load(node_k_ptr + offs, mask=mask_n[:, None] & mask_d[None, :], other=0.0).to(DTYPE)
         if DV != D:
-            offs = place * node_v_stride + kv * DV + offs_v[None, :]
+            offs = node_row * node_v_stride + kv * DV + offs_v[None, :]
         v = tl.load(node_v_ptr + offs, mask=mask_n[:, None] & mask_v[None, :], other=0.0).to(DTYPE)
         # [BLOCK_R, BLOCK_N]
         score = _scores(q, k, scale, cap, CAP, PRECISION)
@@ -194,13 +194,13 @@ def _attend_tile(
     # a row without a key (only sub-blocks of other branches, or all before its window) has weight 0
     # in the merge
     total = tl.where(total > 0.0, total, 1.0)
-    at = base + offs_r
+    index = base + offs_r
     tl.store(
-        o_ptr + at[:, None].to(tl.int64) * DV + offs_v[None, :],
+        o_ptr + index[:, None].to(tl.int64) * DV + offs_v[None, :],
         acc * (1.0 / total)[:, None],
         mask=mask_r[:, None] & mask_v[None, :],
     )
-    tl.store(lse_ptr + at, peak * unit + tl.log2(total), mask=mask_r)
+    tl.store(lse_ptr + index, peak * unit + tl.log2(total), mask=mask_r)
 
 
 @triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows"])

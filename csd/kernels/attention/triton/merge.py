@@ -83,9 +83,9 @@ def _merge_partials_kernel(
         first = kv * partial_rows + tl.load(merge_ptr + row * 4 + 2 * part)
         for i in range(tl.load(merge_ptr + row * 4 + 2 * part + 1)):
             # a loop over splits, not a block of offsets, so that nothing is reduced over splits
-            at = first + i * STRIDE
-            lse = tl.load(lse_ptr + at + offs_e, mask=mask_e, other=float("-inf"))
-            o = tl.load(o_ptr + at * D + offs, mask=mask, other=0.0)
+            index = first + i * STRIDE
+            lse = tl.load(lse_ptr + index + offs_e, mask=mask_e, other=float("-inf"))
+            o = tl.load(o_ptr + index * D + offs, mask=mask, other=0.0)
             top = tl.maximum(peak, lse)
             # a finite pivot keeps rows without a key so far from computing -inf - -inf
             pivot = tl.where(top == float("-inf"), 0.0, top)

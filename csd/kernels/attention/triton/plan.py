@@ -85,13 +85,13 @@ def _put_tiles(
         mask = offs < lead_splits[:, None]
         low = tl.maximum(a[:, None], p * share)
         high = tl.minimum(b[:, None], (p + 1) * share)
-        at = segment_ptr + (n[:, None] + p) * 6
-        tl.store(at, tile_first[:, None] + 0 * p, mask=mask)
-        tl.store(at + 1, tl.minimum(last - tile_first, ROWS)[:, None] + 0 * p, mask=mask)
-        tl.store(at + 2, source[:, None] + 0 * p, mask=mask)
-        tl.store(at + 3, low - a[:, None] + skipped[:, None], mask=mask)
-        tl.store(at + 4, high - a[:, None] + skipped[:, None], mask=mask)
-        tl.store(at + 5, base[:, None] + p * ROWS * EACH, mask=mask)
+        ptrs = segment_ptr + (n[:, None] + p) * 6
+        tl.store(ptrs, tile_first[:, None] + 0 * p, mask=mask)
+        tl.store(ptrs + 1, tl.minimum(last - tile_first, ROWS)[:, None] + 0 * p, mask=mask)
+        tl.store(ptrs + 2, source[:, None] + 0 * p, mask=mask)
+        tl.store(ptrs + 3, low - a[:, None] + skipped[:, None], mask=mask)
+        tl.store(ptrs + 4, high - a[:, None] + skipped[:, None], mask=mask)
+        tl.store(ptrs + 5, base[:, None] + p * ROWS * EACH, mask=mask)
         # one tile holds the first unit of a program, one the last
         opens = mask & (p * share >= a[:, None])
         closes = mask & (tl.minimum((p + 1) * share, total) <= b[:, None])

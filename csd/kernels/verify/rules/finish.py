@@ -14,18 +14,18 @@ from csd.state.verdict import Verdict
 
 
 def keep_full(
-    x: torch.Tensor, logits: torch.Tensor, static: bool = True, given: bool = False
+    x: torch.Tensor, logits: torch.Tensor, static: bool = True, teacher_forced: bool = False
 ) -> torch.Tensor:
     """Replaces rows of x [M, V] from which no token can be drawn by those of the logits, in place.
 
     Such a row is no error if it is off all paths, and on a path it must still draw a token. static:
-    whether nothing may be read on the host. given: True if the tokens are input rather than drawn;
-    rows that allow no token then stay. Returns [M] int32: 1 for a row that allows no token, -1 for
-    one with a logit that is NaN or +inf, else 0.
+    whether nothing may be read on the host. teacher_forced: True if the tokens are input rather
+    than drawn; rows that allow no token then stay. Returns [M] int32: 1 for a row that allows no
+    token, -1 for one with a logit that is NaN or +inf, else 0.
     """
     peak = x.amax(-1)
     none = peak == -torch.inf
-    if given:
+    if teacher_forced:
         none = torch.zeros_like(none)
     odd = peak.isnan() | (peak == torch.inf)
     short = none.int() - odd.int()

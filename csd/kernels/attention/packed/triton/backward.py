@@ -96,9 +96,9 @@ def _dq_kernel(
     # [BLOCK_M, ..]
     q = _heads(q_ptr, row, head, mask_m, H, D, BLOCK_D, DTYPE)
     grad = _heads(grad_ptr, row, head, mask_m, H, DV, BLOCK_V, DTYPE)
-    at = row.to(tl.int64) * H + head
-    lse = tl.load(lse_ptr + at, mask=mask_m, other=0.0)[:, None] * LOG2E
-    delta = tl.load(delta_ptr + at, mask=mask_m, other=0.0)[:, None]
+    index = row.to(tl.int64) * H + head
+    lse = tl.load(lse_ptr + index, mask=mask_m, other=0.0)[:, None] * LOG2E
+    delta = tl.load(delta_ptr + index, mask=mask_m, other=0.0)[:, None]
     since = None
     if first_ptr is not None:
         since = tl.load(first_ptr + row, mask=mask_m, other=0)[:, None]
@@ -184,9 +184,9 @@ def _dkv_kernel(
         # [BLOCK_M, ..]
         q = _heads(q_ptr, row, head, mask_m, H, D, BLOCK_D, DTYPE)
         grad = _heads(grad_ptr, row, head, mask_m, H, DV, BLOCK_V, DTYPE)
-        at = row.to(tl.int64) * H + head
-        lse = tl.load(lse_ptr + at, mask=mask_m, other=0.0)[None, :] * LOG2E
-        delta = tl.load(delta_ptr + at, mask=mask_m, other=0.0)[None, :]
+        index = row.to(tl.int64) * H + head
+        lse = tl.load(lse_ptr + index, mask=mask_m, other=0.0)[None, :] * LOG2E
+        delta = tl.load(delta_ptr + index, mask=mask_m, other=0.0)[None, :]
         since = None
         if first_ptr is not None:
             since = tl.load(first_ptr + row, mask=mask_m, other=0)[None, :]

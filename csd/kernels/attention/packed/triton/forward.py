@@ -34,11 +34,11 @@ def _heads(
     """[N, BLOCK_D]: heads of rows of x [R, H, D], 0 where masked; row, head and mask are [N]."""
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
-    at = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
+    offs = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
     if BLOCK_D == D:
-        x = tl.load(x_ptr + at, mask=mask[:, None], other=0.0)
+        x = tl.load(x_ptr + offs, mask=mask[:, None], other=0.0)
     else:
-        x = tl.load(x_ptr + at, mask=mask[:, None] & (offs_d < D)[None, :], other=0.0)
+        x = tl.load(x_ptr + offs, mask=mask[:, None] & (offs_d < D)[None, :], other=0.0)
     return x.to(DTYPE)
 
 
@@ -49,8 +49,8 @@ def _store_heads(
     """Writes x [N, BLOCK_D] to the heads of rows; the reverse of `_heads`."""
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
-    at = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
-    tl.store(x_ptr + at, x.to(x_ptr.dtype.element_ty), mask=mask[:, None] & (offs_d < D)[None, :])
+    offs = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
+    tl.store(x_ptr + offs, x.to(x_ptr.dtype.element_ty), mask=mask[:, None] & (offs_d < D)[None, :])
 
 
 @triton.jit

@@ -31,9 +31,11 @@ def plan_packed(
 ) -> PackedWork:
     """rows: of a tile. keys: of a block."""
     R, first = end.shape[0], None
-    at = torch.arange(R, device=end.device, dtype=torch.int32)
+    index = torch.arange(R, device=end.device, dtype=torch.int32)
     # the last row of a tile and the largest end of a block, by tile and block
-    seen = (at[::keys] <= _largest(at, rows)[:, None]) & (_largest(end, keys) > at[::rows, None])
+    seen = (index[::keys] <= _largest(index, rows)[:, None]) & (
+        _largest(end, keys) > index[::rows, None]
+    )
     if window is not None or chunk is not None:
         first = torch.zeros_like(position)
         if window is not None:
@@ -48,8 +50,8 @@ def plan_packed(
 def _largest(x: torch.Tensor, size: int) -> torch.Tensor:
     """The largest number of each run of `size` numbers, the last run possibly shorter."""
     count = -(-x.shape[0] // size)
-    place = torch.arange(count * size, device=x.device).clamp(max=x.shape[0] - 1)
-    return x[place].view(count, size).amax(1)
+    index = torch.arange(count * size, device=x.device).clamp(max=x.shape[0] - 1)
+    return x[index].view(count, size).amax(1)
 
 
 def _listed(pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
