@@ -34,6 +34,7 @@ from csd.kernels.ops import Ops, reference
 from csd.models.demo import random_decoder
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.fuse import pack
+from csd.verify.teacher_forcing import TeacherForcing
 
 
 class _Launches:
@@ -134,6 +135,7 @@ class _Runs:
                 # a step without drafts makes its pool with a different operation
                 self._run(e, self._sizes.filtered(self._config.vocab), 0, drafted=False)
                 self._want = self._draw(e)
+                force(e, self._want, self._sizes.requests(self._config.vocab))
             with self._engine(static=self._statically(), captured=False) as e:
                 self._run_properties(e.ops, checks)
                 self._coverage.few_programs = e.ops.name == "triton" and not e.exact
@@ -224,6 +226,21 @@ class _Runs:
         for _ in e.run(requests, RunSettings(budget=nodes, speculate=drafted)):
             pass
         return requests
+
+
+def force(engine: Engine, drawn: list[Request], requests: list[Request]) -> None:
+    """Run steps of `requests` that commit the tokens of the same requests that are drawn."""
+    results = [request.result() for request in drawn]
+    tokens = {
+        (request.key, sample.index): list(sample.tokens)
+        for request, result in zip(drawn, results, strict=True)
+        for sample in result
+    }
+    settings = RunSettings(
+        budget=0, speculate=False, forcing=lambda ops, rows: TeacherForcing(tokens, ops, rows)
+    )
+    for _ in engine.run(requests, settings):
+        pass
 
 
 def _temperature(requests: list[Request], index: int) -> float:

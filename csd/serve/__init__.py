@@ -11,7 +11,6 @@
     session.py       texts that are continued in turns
     repeats.py       notice of requests that repeat a prompt with its seed
     histogram.py     counts of durations
-    caches.py        caches whose sizes are fixed at the start
     weights.py       version and fingerprint of the weights that drew a request
     http/            `csd serve`: OpenAI's interface
 

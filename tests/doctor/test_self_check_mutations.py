@@ -62,6 +62,7 @@ def calls(request):
             requests = SIZES.requests(SMALL.vocab)
             for _ in engine.run(requests, RunSettings(budget=nodes, speculate=nodes > 0)):
                 pass
+        run.force(engine, requests, SIZES.requests(SMALL.vocab))
     run_states(ops, torch.device("cpu"), request.param)
     return found
 

@@ -179,7 +179,7 @@ def test_until_is_a_requests_own():
 @slow
 def test_requests_wait_for_pages(monkeypatch):
     """Memory holds one prompt with two samples; more samples and prompts come when some end."""
-    from csd.serve import caches as room
+    from csd.engine.resources import caches as room
 
     model = PrefixSum(sharpness=4.0)
     e = engine(model, max_slots=8)

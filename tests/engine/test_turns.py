@@ -59,7 +59,7 @@ def test_a_request_of_many_samples_leaves_others_their_share(monkeypatch, begun,
     """It holds all slots when others come; each of these begins before its next round is over."""
     model, slots = PrefixSum(sharpness=3.0), 8
     if memory == "short":
-        from csd.serve import caches as room
+        from csd.engine.resources import caches as room
 
         monkeypatch.setattr(room.Room, "bytes", lambda self, *_: self.pages)
         monkeypatch.setattr(room, "changed_bytes", lambda *_: 0)

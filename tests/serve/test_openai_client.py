@@ -152,7 +152,9 @@ def reads_tools(engine, monkeypatch):
     """A template with tools, calls and their results, as Hermes has them."""
     pytest.importorskip("llguidance")
     plain = engine.tokenizer.chat_template
-    calls = "{% for m in messages %}{{ m.tool_calls }}{{ m.tool_call_id }}{% endfor %}"
+    call = "{{ call.id }}{{ call.function.name }}{{ call.function.arguments }}"
+    calls = f"{{% for call in m.tool_calls or () %}}{call}{{% endfor %}}{{{{ m.tool_call_id }}}}"
+    calls = f"{{% for m in messages %}}{calls}{{% endfor %}}"
     text = f"{plain}{{% if tools %}}<tool_call>{{{{ tools[0].function.name }}}}{calls}{{% endif %}}"
     monkeypatch.setattr(engine.tokenizer, "chat_template", text)
 
