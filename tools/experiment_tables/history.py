@@ -142,8 +142,16 @@ def prior_live() -> str:
         arms = [f"{r[f'tau, {arm}']:.2f}" for arm in ("none", "prior")]
         clocks = ("seconds", "processor")
         ratios = [between(r[f"{c}, prior"], r[f"{c}, prior, interval"], 2) for c in clocks]
-        lines.append([str(r["samples"]), str(r["slots"]), *arms, *ratios])
-    head = ["samples", "slots", "tau without", "tau with", "speed, seconds", "speed, CPU seconds"]
+        lines.append([str(r["samples"]), str(r["slots"]), str(r["pairs"]), *arms, *ratios])
+    head = [
+        "samples",
+        "slots",
+        "pairs",
+        "tau without",
+        "tau with",
+        "speed, seconds",
+        "speed, CPU seconds",
+    ]
     return markdown(head, lines)
 
 
