@@ -354,8 +354,8 @@ def command(line):
             file = stack.enter_context(open(out.strip(), "w"))
             stack.enter_context(contextlib.redirect_stdout(file))
         assert main(shlex.split(words)[1:]) == 0, line
-    given = shlex.split(words)
-    written = [given[given.index("-o") + 1]] if "-o" in given else []
+    arguments = shlex.split(words)
+    written = [arguments[arguments.index("-o") + 1]] if "-o" in arguments else []
     for name in [*written, *([out.strip()] if out else [])]:
         assert Path(name).exists() and (Path(name).is_dir() or Path(name).stat().st_size), line
 

@@ -92,10 +92,10 @@ def test_a_tree_cache_that_holds_the_root_is_refused():
     ids = tokenizer("a b", return_tensors="pt")["input_ids"]
     with torch.no_grad():
         whole, right = (model(x).past_key_values for x in (ids, ids[:, :-1]))
-    given = dict(samples=[2], max_new_tokens=8, ids=ids)
+    sizes = dict(samples=[2], max_new_tokens=8, ids=ids)
     with pytest.raises(ValueError, match="all but the last of its 3 tokens, got one of 3"):
-        csd.TreeCache([whole], **given)
-    cache = csd.TreeCache([right], **given)
+        csd.TreeCache([whole], **sizes)
+    cache = csd.TreeCache([right], **sizes)
     last = int(ids[0, -1])
     with pytest.raises(ValueError, match=f"slot 1 must be its prompt's last token, {last}"):
         cache.tree([[last], [last + 1]], [[-1], [-1]])

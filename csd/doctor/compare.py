@@ -142,7 +142,7 @@ def tensors(x: Any) -> list[torch.Tensor]:
 # arguments that are intermediate results, which the references do not take
 HANDED_ON = {"tree_attention": ("work", "partials")}
 # operations whose results are log-probabilities and probabilities
-OF_PROBABILITIES = {"verify", "decide", "given"}
+OF_PROBABILITIES = {"verify", "decide", "token_logprobs"}
 # a device's plan has no reference; the operation that uses it is compared
 UNCOMPARED = {"plan_attention"}
 

@@ -26,6 +26,7 @@ from csd.engine.step.static_step import capture_all
 from csd.engine.step.step import Step
 from csd.engine.step.thread_choice import ThreadChoice
 from csd.models.exact import any_threads
+from csd.models.load import Loaded
 from csd.utils.arguments import check_flag, check_number, check_whole, checked
 from csd.utils.cache_folder import watch_forks
 from csd.utils.device import current, on_device, stream_of
@@ -154,7 +155,6 @@ class Engine(ModelResources):
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did
         self._ended = True  # whether the last call's slots and pages have been freed
         self._last: torch.cuda.Event | None = None  # end of the last call's work
-        self._threads_agree: tuple[Any, bool] = None, False  # of a decoder and a number of threads
         self._threads = ThreadChoice(fixed=self.device.type != "cpu")
         self._group_keys = count(1)  # of the groups of all calls, never reused
         watch_forks(self)
@@ -366,10 +366,14 @@ class Engine(ModelResources):
         threads = torch.get_num_threads()
         if not self.exact or threads == 1:
             return True
-        key = threads, id(self.decoder)
-        if self._threads_agree[0] != key:
-            self._threads_agree = key, any_threads(self.decoder, self._products, threads)
-        return self._threads_agree[1]
+        if threads not in self._threads_agree:
+            self._threads_agree[threads] = any_threads(self.decoder, self._products, threads)
+        return self._threads_agree[threads]
+
+    def take(self, loaded: Loaded) -> None:
+        super().take(loaded)
+        # results of `_any_threads` for this model, by number of threads
+        self._threads_agree: dict[int, bool] = {}
 
     @contextmanager
     def between_calls(self) -> Iterator[None]:

@@ -24,9 +24,9 @@ from csd.engine.results.logprobs import Measures
 from csd.engine.rules.changes import Changes
 from csd.gradient.rows import Rows
 from csd.kernels.ops import Ops
-from csd.kernels.verify.given import is_filtered, raw_logprobs
 from csd.kernels.verify.reference_rows import heads_and_rest, row_logits
 from csd.kernels.verify.rules import change_rows
+from csd.kernels.verify.token_logprobs import is_filtered, raw_logprobs
 from csd.state.pool import Pool
 from csd.state.pool_builder import pool_of
 from csd.state.slots import Slots
@@ -99,8 +99,8 @@ class Scoring:
         slots, pool = self._slots(chunk)
         x, slots = self._changed(logits, pool, slots)
         passes = self._ops.passes
-        given = self._ops.given(x, pool, slots, passes, chunk.row, chunk.token)
-        values = [given.logprob, given.raw_logprob]
+        tokens = self._ops.token_logprobs(x, pool, slots, passes, chunk.row, chunk.token)
+        values = [tokens.logprob, tokens.raw_logprob]
         if x is not logits:
             values[1] = raw_logprobs(logits, passes, chunk.row, chunk.token)
             if self.params.greedy:

@@ -29,12 +29,12 @@ from csd.kernels.states.delta_rule import (
 from csd.kernels.states.tail import commit_tail_ref, commit_tail_triton
 from csd.kernels.table import graph_insert_ref, graph_insert_triton, insert_observed_triton
 from csd.kernels.table.observe import observe_ref, observe_triton
-from csd.kernels.verify import decide_triton, given_triton, verify_ref, verify_triton
+from csd.kernels.verify import decide_triton, token_logprobs_triton, verify_ref, verify_triton
 from csd.kernels.verify.advance_slots import advance_slots_ref, advance_slots_triton
-from csd.kernels.verify.given import given_ref
 from csd.kernels.verify.passes import Passes
 from csd.kernels.verify.reference import REFERENCE, verify_on_path
 from csd.kernels.verify.snapshot import snapshot_ref, snapshot_triton
+from csd.kernels.verify.token_logprobs import token_logprobs_ref
 from csd.state.pool_builder import node_costs, prune, roots
 
 
@@ -69,7 +69,7 @@ class Ops:
     observe: Callable
     graph_insert: Callable
     snapshot: Callable
-    given: Callable = given_ref  # log-probabilities of given tokens
+    token_logprobs: Callable = token_logprobs_ref  # of tokens that were not drawn here
     # operations of layers with a state
     tree_conv: Callable = tree_conv_ref
     tree_delta_rule: Callable = tree_delta_rule_ref
@@ -178,7 +178,7 @@ def triton() -> Ops:
         observe=observe_triton,
         graph_insert=graph_insert_triton,
         snapshot=snapshot_triton,
-        given=given_triton,
+        token_logprobs=token_logprobs_triton,
         tree_conv=tree_conv_triton,
         tree_delta_rule=tree_delta_rule_triton,
         tree_ssm=tree_ssm_triton,

@@ -19,8 +19,8 @@ import torch
 
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.ops import Ops
-from csd.kernels.verify.given import no_token
 from csd.kernels.verify.reference_rows import row_logits, row_scores
+from csd.kernels.verify.token_logprobs import no_token
 from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots

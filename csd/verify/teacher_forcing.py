@@ -52,9 +52,9 @@ class TeacherForcing:
         out.bad.fill_(False)
         row = torch.arange(pool.rows, device=logits.device)
         passes, s = self._ops.passes, pool.slot.long()
-        given = self._ops.given(logits, pool, slots, passes, row, out.sample.long())
-        out.logprob, out.raw_logprob = given.logprob, given.raw_logprob
-        out.bad[s[given.bad]] = True
+        values = self._ops.token_logprobs(logits, pool, slots, passes, row, out.sample.long())
+        out.logprob, out.raw_logprob = values.logprob, values.raw_logprob
+        out.bad[s[values.bad]] = True
         out.accept_row.fill_(-1)
         out.accept_row[pool.slot.long(), pool.depth.long()] = torch.arange(
             pool.rows, dtype=torch.int32, device=logits.device

@@ -152,12 +152,12 @@ def test_printed_ratios_are_quotients_of_the_printed_seconds_within_their_ranges
     for path in ("long.json", "readme.json"):
         result = json.loads((ROOT / "bench/results" / path).read_text())
         block = readme_table.block(result)
-        found = re.findall(
+        rows_of_table = re.findall(
             r"^\| (.+?) \| ([\d.]+) \| (?:([\d.]+) \(([\d.]+) to ([\d.]+)\))? *\|", block, re.M
         )
-        own = next(float(seconds) for name, seconds, *_ in found if name == "csd")
-        assert len(found) > 2
-        for name, seconds, ratio, low, high in found:
+        own = next(float(seconds) for name, seconds, *_ in rows_of_table if name == "csd")
+        assert len(rows_of_table) > 2
+        for name, seconds, ratio, low, high in rows_of_table:
             if name != "csd":
                 assert float(ratio) == pytest.approx(float(seconds) / own, abs=0.006)
                 assert float(low) - 0.01 <= float(ratio) <= float(high) + 0.01

@@ -75,15 +75,15 @@ def test_tokens_do_not_depend_on_the_choice_and_the_caller_keeps_its_threads(
     two_threads, monkeypatch
 ):
     model, tokenizer = toy()
-    given = dict(num_samples=4, max_new_tokens=40, seed=0, tokenizer=tokenizer)
+    options = dict(num_samples=4, max_new_tokens=40, seed=0, tokenizer=tokenizer)
     with csd.Engine(model, self_check=False) as engine:
-        want = engine.generate("a b a b", **given).tokens
+        want = engine.generate("a b a b", **options).tokens
         # both numbers of threads run, by turns
         monkeypatch.setattr(thread_choice, "PAUSE", 0.0)
         ran, set_threads = set(), torch.set_num_threads
         monkeypatch.setattr(torch, "set_num_threads", lambda n: (ran.add(n), set_threads(n)))
         for _ in range(3):
-            assert engine.generate("a b a b", **given).tokens == want
+            assert engine.generate("a b a b", **options).tokens == want
     assert ran == {1, 2}
     assert torch.get_num_threads() == 2
 

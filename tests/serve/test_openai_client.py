@@ -223,7 +223,7 @@ def test_calls_of_a_response(client, reads_tools):
     with client.responses.stream(**how) as stream:
         (streamed,) = stream.get_final_response().output
     assert streamed.arguments == item.arguments
-    result = {"type": "function_call_output", "call_id": item.call_id, "output": "said"}
+    result = {"type": "function_call_output", "call_id": item.call_id, "output": "done"}
     more = how | dict(input=[*CHAT, item, result], tool_choice="none", max_output_tokens=9)
     assert client.responses.create(**more).output_text
 

@@ -32,8 +32,8 @@ def test_old_requests_are_forgotten(caplog, monkeypatch):
 @pytest.mark.parametrize(("seeds", "want"), [([5, 5], 1), ([5, 6], 0), ([None, None], 0)])
 def test_requests_of_a_server(caplog, seeds, want):
     model, tokenizer = toy()
-    given = dict(num_samples=2, max_new_tokens=4, ignore_eos=True)
+    options = dict(num_samples=2, max_new_tokens=4, ignore_eos=True)
     with AsyncEngine(model, tokenizer=tokenizer, max_slots=2) as engine:
-        drawn = [engine.submit("ab", seed=seed, **given).result().tokens for seed in seeds]
+        drawn = [engine.submit("ab", seed=seed, **options).result().tokens for seed in seeds]
     assert logged(caplog) == want
     assert (drawn[0] == drawn[1]) is (seeds[0] == seeds[1] is not None)

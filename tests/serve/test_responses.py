@@ -166,8 +166,8 @@ def test_calls_and_their_results_are_messages():
         {"type": "message", "role": "assistant", "content": "So."},
         {"type": "function_call", "call_id": "1", "name": "say", "arguments": '{"word": "a"}'},
         {"type": "function_call", "call_id": "2", "name": "say", "arguments": '{"word": "b"}'},
-        {"type": "function_call_output", "call_id": "1", "output": "said a"},
-        {"type": "function_call_output", "call_id": "2", "output": "said b"},
+        {"type": "function_call_output", "call_id": "1", "output": "result a"},
+        {"type": "function_call_output", "call_id": "2", "output": "result b"},
         {"type": "function_call", "call_id": "3", "name": "say", "arguments": "{}"},
     ]
     calls = [
@@ -178,8 +178,8 @@ def test_calls_and_their_results_are_messages():
     assert chat["messages"] == [
         {"role": "user", "content": "Say a, then b."},
         {"role": "assistant", "content": "So.", "tool_calls": calls[:2]},
-        {"role": "tool", "tool_call_id": "1", "content": "said a"},
-        {"role": "tool", "tool_call_id": "2", "content": "said b"},
+        {"role": "tool", "tool_call_id": "1", "content": "result a"},
+        {"role": "tool", "tool_call_id": "2", "content": "result b"},
         {"role": "assistant", "content": None, "tool_calls": calls[2:]},
     ]
     function = {key: value for key, value in SAY.items() if key != "type"}

@@ -95,10 +95,10 @@ def test_steps_with_stratified_words_sample_the_target(verifier, filters, monkey
     assert (share - probs).abs().max() < 4e-3
     assert (share[probs == 0] == 0).all()
 
-    kept = drawn.nodes[0].successors
-    target = probs[kept.token]
+    successors = drawn.nodes[0].successors
+    target = probs[successors.token]
     target = torch.cat([target, 1 - target.sum(0, True)])[None]
-    proposal = torch.cat([torch.from_numpy(kept.probs), torch.zeros(1)])[None]
+    proposal = torch.cat([torch.from_numpy(successors.probs), torch.zeros(1)])[None]
     accepted = float((verdict.accept_count > 1).double().mean())
     assert accepted < 0.95
     # a token may also match a draft that was not taken

@@ -42,8 +42,8 @@ class ByThreads:
 def by_threads(function: Callable) -> ByThreads:
     """`function(part, parts, ..)`, which runs one part, as a loop that runs all parts at once."""
     part, name = loop(function), f"{function.__name__}_in_parts"
-    given = ", ".join(list(signature(function).parameters)[2:])
-    text = f"def {name}(parts, {given}):\n    in_parts(parts, part, ({given},))\n"
+    names = ", ".join(list(signature(function).parameters)[2:])
+    text = f"def {name}(parts, {names}):\n    in_parts(parts, part, ({names},))\n"
     # numba's cache identifies a function by its file, line and name
     above = "\n" * (function.__code__.co_firstlineno - 1)
     made = compile(above + text, function.__code__.co_filename, "exec").co_consts[0]
@@ -71,14 +71,14 @@ def in_parts(typing_context, parts, function, args):
         parts, _, packed = values
         code = function.dispatcher.part(called)
         context.add_linking_libs([code.library])
-        given = cgutils.unpack_tuple(builder, packed, len(args))
-        given = [
+        operands = cgutils.unpack_tuple(builder, packed, len(args))
+        operands = [
             context.cast(builder, value, kind, to)
-            for value, kind, to in zip(given, args, called[2:], strict=True)
+            for value, kind, to in zip(operands, args, called[2:], strict=True)
         ]
-        record = ir.LiteralStructType([INDEX, STATUS, *(value.type for value in given)])
+        record = ir.LiteralStructType([INDEX, STATUS, *(value.type for value in operands)])
         data = cgutils.alloca_once(builder, record)
-        for i, value in enumerate((parts, STATUS(0), *given)):
+        for i, value in enumerate((parts, STATUS(0), *operands)):
             builder.store(value, cgutils.gep_inbounds(builder, data, 0, i))
         kernel = _kernel(context, builder.module, code.fndesc, record)
         nothing, address = BYTES(None), builder.bitcast(data, BYTES)
@@ -125,12 +125,12 @@ def _kernel(context: Any, module: Any, code: Any, record: ir.Type) -> Any:
     with builder.if_then(several):
         builder.store(builder.ptrtoint(builder.load(which), INDEX), part)
     data = builder.bitcast(data, record.as_pointer())
-    parts, _, *given = (
+    parts, _, *operands = (
         builder.load(cgutils.gep_inbounds(builder, data, 0, i)) for i in range(len(record.elements))
     )
     function = context.declare_function(module, code)
     status, _ = context.call_conv.call_function(
-        builder, function, code.restype, code.argtypes, [builder.load(part), parts, *given]
+        builder, function, code.restype, code.argtypes, [builder.load(part), parts, *operands]
     )
     with cgutils.if_unlikely(builder, status.is_error):
         builder.store(STATUS(1), cgutils.gep_inbounds(builder, data, 0, 1))

@@ -36,7 +36,7 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict, empty_verdict
 
-__all__ = ["decide_triton", "given_triton", "verify", "verify_ref", "verify_triton"]
+__all__ = ["decide_triton", "token_logprobs_triton", "verify", "verify_ref", "verify_triton"]
 
 _POOL = ("token", "parent", "slot", "depth", "ancestors", "slot_start", "slot_nodes")
 _SLOTS = (
@@ -68,10 +68,10 @@ def decide_triton() -> Callable:
 
 
 @launcher
-def given_triton() -> Callable:
-    from csd.kernels.verify.triton.launch import given_triton
+def token_logprobs_triton() -> Callable:
+    from csd.kernels.verify.triton.launch import token_logprobs_triton
 
-    return given_triton
+    return token_logprobs_triton
 
 
 def _fake(logits: torch.Tensor, pool: Any, slots: Any) -> Verdict:

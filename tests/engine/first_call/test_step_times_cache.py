@@ -167,12 +167,12 @@ def test_disturbed_measurements_are_cached_with_a_mark_and_refined(monkeypatch, 
 
 def test_a_marked_table_is_refined_until_two_measurements_agree(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    given = iter([[1.0, 5.0, 8.0], [3.0, 1.5, 9.0], [1.1, 1.6, 7.0]])
+    timings = iter([[1.0, 5.0, 8.0], [3.0, 1.5, 9.0], [1.1, 1.6, 7.0]])
     rounds = []
 
     def measure(self, repeats=3):
         rounds.append(repeats)
-        return StepTimeTable([1, 4, 16], next(given), steady=False)
+        return StepTimeTable([1, 4, 16], next(timings), steady=False)
 
     monkeypatch.setattr(csd.Engine, "measure_steps", measure)
     tables = []

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from csd.kernels.verify.given import Given, no_token
 from csd.kernels.verify.layout import empty_snapshot
 from csd.kernels.verify.passes import Passes
+from csd.kernels.verify.token_logprobs import TokenLogprobs, no_token
 from csd.kernels.verify.triton.descend import _descend_kernel, _finish_kernel
 from csd.kernels.verify.triton.rows import GROUP
 from csd.kernels.verify.triton.sample import _sample_kernel
@@ -52,15 +52,15 @@ def decide_triton(
     return verdict, *snapshot
 
 
-def given_triton(
+def token_logprobs_triton(
     logits: torch.Tensor,
     pool: Pool,
     slots: Slots,
     passes: Passes,
     row: torch.Tensor,
     token: torch.Tensor,
-) -> Given:
-    """`csd.kernels.verify.given.given_ref` by the sampling kernel, once per token of a row."""
+) -> TokenLogprobs:
+    """`token_logprobs_ref` by the sampling kernel, once per token of a row."""
     V = logits.shape[1]
     none = no_token(logits)
     rows = _scan_triton(logits.masked_fill(none[:, None], 0), pool, slots)
@@ -75,13 +75,13 @@ def given_triton(
         at = row[now]
         out.sample.zero_()
         out.sample[at] = token[now].int()
-        rows.sample(out, given=True)
+        rows.sample(out, teacher_forced=True)
         for value, of_rows in zip(values, (out.logprob, out.raw_logprob), strict=True):
             value[now] = of_rows[at]
     logprob, raw = (value[index] for value in values)
     # of a row that allows no token
     empty = none[row[index]]
-    return Given(
+    return TokenLogprobs(
         logprob.masked_fill(empty, -torch.inf), raw.masked_fill(empty, torch.nan), rows.bad > 0
     )
 
@@ -92,7 +92,7 @@ class _Rows(NamedTuple):
     arguments: dict[str, Any]
     bad: torch.Tensor  # [M] int32, out
 
-    def sample(self, out: Verdict, given: bool = False) -> None:
+    def sample(self, out: Verdict, teacher_forced: bool = False) -> None:
         """Sample every row, or take `out.sample`, with the log-probabilities of the tokens."""
         _sample_kernel[(self.bad.shape[0],)](
             **self.arguments,
@@ -102,7 +102,7 @@ class _Rows(NamedTuple):
             top_token_ptr=out.top_token,
             top_prob_ptr=out.top_prob,
             bad_row_ptr=self.bad,
-            given=int(given),
+            teacher_forced=int(teacher_forced),
         )
 
 

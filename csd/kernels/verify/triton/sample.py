@@ -2,9 +2,9 @@
 
 The list is used if it suffices: no chunk's list is truncated, and the cuts of the filters fall
 within it. Else the same passes read the row's logits, as often as needed. A cut is found bit by
-bit. `draw_head` finds the winner of the head, and `draw_rest` a token of the rest. If tokens are
-given, one program computes the log-probability of its row's token in place of a winner's, by the
-same instructions, so that the bits are those of sampling.
+bit. `draw_head` finds the winner of the head, and `draw_rest` a token of the rest. With
+teacher_forced, a program computes the log-probability of the token that `sample` holds for its row,
+by the same instructions, so that the bits are those of sampling.
 """
 
 import triton
@@ -290,7 +290,7 @@ def _pack(
     tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["words", "given"])
+@triton.jit(do_not_specialize=["words", "teacher_forced"])
 def _sample_kernel(
     logits_ptr,  # [M, V]
     token_ptr,  # [M] int32
@@ -318,7 +318,7 @@ def _sample_kernel(
     rest_ptr,  # [M, SPLITS] float32
     list_token_ptr,  # [M, LIST] int32, scratch
     list_distance_ptr,  # [M, LIST] float32, scratch
-    sample_ptr,  # [M] int32, out; in if given
+    sample_ptr,  # [M] int32, out; in if teacher_forced
     logprob_ptr,  # [M] float32, out
     raw_logprob_ptr,  # [M] float32, out, of every row
     top_token_ptr,  # [M, TOP] int32, out
@@ -327,7 +327,7 @@ def _sample_kernel(
     vocab,
     words,
     chunk,
-    given,  # 1 if the tokens are given, 0 if they are drawn
+    teacher_forced,  # 1 if the tokens are read, 0 if they are drawn
     STOPS: tl.constexpr,
     SPLITS: tl.constexpr,
     CAP: tl.constexpr,
@@ -444,7 +444,7 @@ def _sample_kernel(
         rest, width, cuts, noise_of, size, listed, source, STOPS, BLOCK
     )
     log_total = tl.log(head + rest)
-    if (greedy == 0) & (rest > 0) & (given == 0):
+    if (greedy == 0) & (rest > 0) & (teacher_forced == 0):
         word = philox_word(key, vocab, position, index, SAMPLE)
         if tl.log(rest) + gumbel32(word) > best:
             sample, chosen = draw_rest(
@@ -462,7 +462,7 @@ def _sample_kernel(
                 BLOCK,
             )
 
-    if given != 0:
+    if teacher_forced != 0:
         sample = tl.load(sample_ptr + m)
         _, x = load_logits(row, sample + tl.zeros([1], tl.int32), STOPS)
         d = distance(x, top, temperature)

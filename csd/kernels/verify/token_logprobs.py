@@ -16,7 +16,7 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 
 
-class Given(NamedTuple):
+class TokenLogprobs(NamedTuple):
     """Values of T tokens at rows of a pool of M rows."""
 
     logprob: torch.Tensor  # [T], processed distribution; the raw one if greedy
@@ -24,14 +24,14 @@ class Given(NamedTuple):
     bad: torch.Tensor  # [M] bool, a logit of the row is NaN or +inf
 
 
-def given_ref(
+def token_logprobs_ref(
     logits: torch.Tensor,  # [M, V]
     pool: Pool,
     slots: Slots,
     passes: Passes,
     row: torch.Tensor,  # [T] int64, of the pool
     token: torch.Tensor,  # [T] int64
-) -> Given:
+) -> TokenLogprobs:
     """Values of tokens at rows. A token that filters remove has logprob -inf, as does any token
     of a row that allows none."""
     wide = torch.promote_types(logits.dtype, torch.float32)
@@ -45,7 +45,7 @@ def given_ref(
         chance, bad[rows] = _chances(part, of_rows, pool, slots, passes, at, token[pairs])
         greedy = is_greedy(slots, pool.slot[row[pairs]].long())
         logprob[pairs] = torch.where(greedy, raw[pairs], chance)
-    return Given(logprob, raw, bad)
+    return TokenLogprobs(logprob, raw, bad)
 
 
 def raw_logprobs(
