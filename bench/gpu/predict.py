@@ -37,7 +37,7 @@ LEAST = 2e-6
 STEPS = ((1, 1), (1, 16), (16, 16), (16, 64), (16, 128), (16, 192), (64, 64), (64, 256))
 PROMPT, GENERATED = 1024, 256
 # launches of a step outside its layers: propose, plan, commit and insert, and verify after the read
-# of all logits (`tests/helpers/step_kernels.py`); bytes of a number in bfloat16
+# of all logits (`tests/helpers/kernels/step_kernels.py`); bytes of a number in bfloat16
 OTHERS, ITEM = 12, 2
 LARGE = ("llama-3.1-8b", "qwen2.5-7b")
 
