@@ -4,13 +4,16 @@ import random
 import tempfile
 import zlib
 
+# before torch and triton, which read what it sets
+from helpers.chosen_device import COMPILED, DEVICE, ON_GPU
+
+# isort: split
 import interpreter
 import interpreter_types
 import numpy as np
 import pytest
 import torch
-from helpers import chosen_device, targets
-from helpers.chosen_device import COMPILED, ON_GPU
+from helpers import targets
 
 # what csd keeps for the user is neither read nor written
 KEPT = tempfile.TemporaryDirectory()
@@ -63,8 +66,8 @@ def pytest_configure(config):
     As options of every run they would make each one of processes to pytest-benchmark, which times
     nothing there.
     """
-    if chosen_device.DEVICE not in ("cpu", "cuda"):
-        got = repr(chosen_device.DEVICE)
+    if DEVICE not in ("cpu", "cuda"):
+        got = repr(DEVICE)
         raise pytest.UsageError(f"CSD_TEST_DEVICE must be 'cpu' or 'cuda', got {got}")
     if ON_GPU and os.environ.get("CSD_PTX"):
         raise pytest.UsageError("CSD_TEST_DEVICE=cuda and CSD_PTX exclude each other")

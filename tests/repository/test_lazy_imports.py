@@ -75,7 +75,7 @@ def lines_of(code, *arguments):
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent)))},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
