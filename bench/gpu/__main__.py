@@ -29,10 +29,10 @@ import torch
 from bench.gpu.against import PREDICTED, compared, of_gpu
 from bench.gpu.calls import CALLS, gathered
 from bench.gpu.calls import plan as plan_call
+from bench.gpu.lib.plots import draw
+from bench.gpu.lib.section import Section
 from bench.gpu.plan import BOXES, MINUTES, Step, chosen, steps
-from bench.gpu.plots import draw
 from bench.gpu.processes import run_groups
-from bench.gpu.section import Section
 from bench.lib.common import finish, table, traced, write
 
 # seconds before its box closes at which a section should end by itself
@@ -124,7 +124,7 @@ def run_here(args, name: str, seconds: float) -> int:
     section = Section(name, args.out, device, seconds, args.minutes, args.vllm, args.call)
     section.write("running")
     try:
-        importlib.import_module(f"bench.gpu.{name}").run(section)
+        importlib.import_module(f"bench.gpu.sections.{name}").run(section)
     except Exception as error:
         traceback.print_exc()
         section.facts["error"] = f"{type(error).__name__}: {error}"[:1000]

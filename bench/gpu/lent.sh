@@ -39,7 +39,7 @@ shown() {
 case "$1" in
 carry)
     mkdir -p $CARRIED
-    "$PYTHON" -m bench.gpu.compile $CHIP && pack $CARRIED/triton.tgz
+    "$PYTHON" -m bench.gpu.sections.compile $CHIP && pack $CARRIED/triton.tgz
     ;;
 1)
     mkdir -p "$OUT"

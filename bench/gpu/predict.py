@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.products import matrices
-from bench.gpu.roofline import step_seconds
+from bench.gpu.lib.roofline import step_seconds
+from bench.gpu.lib.workload import matrices
 from bench.lib.common import finish, table
 from bench.lib.shapes import SHAPES
 from csd.kernels.layers.row_linear import splits_of

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.gpu.lib.roofline import step_seconds
 from bench.gpu.predict import GENERATED, LEAST, PROMPT, launches
-from bench.gpu.roofline import step_seconds
 from bench.lib.common import finish, table
 from bench.lib.shapes import SHAPES
-from bench.micro.attention_job import shapes as attention_shapes
+from bench.micro.jobs.attention_job import shapes as attention_shapes
 from csd.engine.step.static_step import SIZES
 from csd.kernels.attention.triton.plan import tile_rows
 from csd.models.fused.config import ModelConfig

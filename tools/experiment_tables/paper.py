@@ -4,7 +4,7 @@ from statistics import median
 from typing import Any
 
 from bench.lib.common import markdown
-from bench.studies.paper import eagle_tables
+from bench.studies.eagle import eagle_tables
 from tools.experiment_tables.results import GSM8K, MATH, between, load, only
 
 TRACES = {"word problems": "sums", "GSM8K": GSM8K, "MATH": MATH}

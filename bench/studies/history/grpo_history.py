@@ -1,4 +1,4 @@
-"""`examples/grpo_history.py` on SmolLM2-135M: tau and seconds of the rollouts by epoch.
+"""`examples/grpo/grpo_history.py` on SmolLM2-135M: tau and seconds of the rollouts by epoch.
 
     python -m bench grpo_history [--rates 1e-6 1e-5] [--json F] [--plot F.svg]
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.lib.common import finish, table
 from csd.models.demo import smollm2_path
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "grpo"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.e2e.step_parts import main
+from bench.e2e.step.step_parts import main
 from csd.engine.step.step import PHASES
 
 pytestmark = pytest.mark.bench

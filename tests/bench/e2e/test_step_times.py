@@ -6,7 +6,7 @@ import pytest
 from helpers.runs.trace_file import trace_file
 from helpers.targets import slow
 
-from bench.e2e.step_times import main
+from bench.e2e.step.step_times import main
 from csd.cli import main as cli
 
 pytestmark = pytest.mark.bench

@@ -18,13 +18,14 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 
 from bench.gpu import __main__ as gpu
-from bench.gpu import checkpoint, doctor, parity, parity_logits, phases
-from bench.gpu.phases import by_phase, phase_of
+from bench.gpu.lib import parity_logits, phases
+from bench.gpu.lib.phases import by_phase, phase_of
+from bench.gpu.lib.roofline import parameters, step_seconds
+from bench.gpu.lib.section import Section
+from bench.gpu.lib.timed import timed
+from bench.gpu.lib.workload import groups
 from bench.gpu.plan import BOXES
-from bench.gpu.roofline import parameters, step_seconds
-from bench.gpu.section import Section
-from bench.gpu.timed import timed
-from bench.gpu.workload import groups
+from bench.gpu.sections import checkpoint, doctor, parity
 from bench.lib import common
 from bench.lib.shapes import SHAPES
 from csd.doctor import Check

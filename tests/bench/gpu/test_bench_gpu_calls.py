@@ -14,9 +14,10 @@ import pytest
 from helpers.targets import few
 
 from bench.gpu import __main__ as gpu
-from bench.gpu import calls, doctor, equality, parity, prefill
+from bench.gpu import calls
 from bench.gpu.calls import CALLS, SECONDS, Gathered, plan
-from bench.gpu.section import Section
+from bench.gpu.lib.section import Section
+from bench.gpu.sections import doctor, equality, parity, prefill
 
 pytestmark = pytest.mark.bench
 

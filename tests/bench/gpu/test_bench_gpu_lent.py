@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.gpu import compile as compile_ahead
 from bench.gpu.aot import SHAPES
+from bench.gpu.sections import compile as compile_ahead
 
 pytestmark = pytest.mark.bench
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 STAND_IN = """#!/bin/sh
 echo "$*" >> "$LOG"
 case "$*" in
-    *bench.gpu.compile*) mkdir -p "$TRITON_CACHE_DIR/k"; echo new > "$TRITON_CACHE_DIR/k/a.cubin";;
+    *sections.compile*) mkdir -p "$TRITON_CACHE_DIR/k"; echo new > "$TRITON_CACHE_DIR/k/a.cubin";;
     *bench.gpu*) cat "$TRITON_CACHE_DIR"/k/*; echo "RuntimeError: of a section"; exit {code} ;;
     *pytest*) echo "3 passed"; exit {tests} ;;
 esac
@@ -55,7 +55,7 @@ def lent(tmp_path):
 
 
 def test_kernels_are_carried_to_both_calls(lent):
-    assert lent.run("carry").lines == ["-m bench.gpu.compile sm_90"]
+    assert lent.run("carry").lines == ["-m bench.gpu.sections.compile sm_90"]
     shutil.rmtree(lent.TRITON_CACHE_DIR)
     first = lent.run("1")
     # at the path at which it was made

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import __main__ as gpu
-from bench.gpu import doctor, equality, parity
 from bench.gpu.plan import BOXES, MINUTES, box, chosen, steps
 from bench.gpu.processes import run_groups
+from bench.gpu.sections import doctor, equality, parity
 
 pytestmark = pytest.mark.bench
 

@@ -6,8 +6,8 @@ import pytest
 
 from bench.gpu import predictions
 from bench.gpu.against import PREDICTED, compared, of_gpu
+from bench.gpu.lib.roofline import parameters
 from bench.gpu.predict import launches
-from bench.gpu.roofline import parameters
 
 pytestmark = pytest.mark.bench
 

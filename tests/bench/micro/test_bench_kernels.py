@@ -14,12 +14,20 @@ from helpers.targets import few, slow
 
 from bench.gpu.aot import Shape
 from bench.lib.shapes import SHAPES
-from bench.micro import kernels, step_jobs, step_state
-from bench.micro.attention_job import JobShape, error_of, limit_for, make, shapes
-from bench.micro.attention_others import OTHERS
-from bench.micro.attention_rivals import FULL_RIVALS, RIVALS, _lines, own_of, prompt_of, visible
+from bench.micro import kernels
+from bench.micro.jobs import step_jobs, step_state
+from bench.micro.jobs.attention_job import JobShape, error_of, limit_for, make, shapes
+from bench.micro.jobs.attention_others import OTHERS
+from bench.micro.jobs.attention_rivals import (
+    FULL_RIVALS,
+    RIVALS,
+    _lines,
+    own_of,
+    prompt_of,
+    visible,
+)
+from bench.micro.jobs.suffix_gpu import suffix_gpu_job
 from bench.micro.kernels import ours
-from bench.micro.suffix_gpu import suffix_gpu_job
 from bench.micro.timing import DISTINCT, copies_for
 from csd.kernels.attention import tree_attention_ref
 from csd.kernels.attention.commit_kv import commit_kv_triton

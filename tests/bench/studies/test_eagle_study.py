@@ -7,7 +7,7 @@ import pytest
 from helpers.runs.trace_file import trace_file
 
 import csd
-from bench.studies.paper import eagle, eagle_head, eagle_tables
+from bench.studies.eagle import eagle, eagle_head, eagle_tables
 from csd.models.demo import toy
 
 pytestmark = pytest.mark.bench

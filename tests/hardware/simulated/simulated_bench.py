@@ -15,22 +15,20 @@ from simulated_gpu.clock import Clock, Killed
 from triton.runtime.interpreter import InterpreterBuilder
 
 from bench.gpu import __main__ as gpu
-from bench.gpu import (
+from bench.gpu.lib import exact_products, phases, workload
+from bench.gpu.sections import (
     attention,
     continuous,
     doctor,
     drafters,
     end_to_end,
     equality,
-    exact_products,
     first_call,
     parity,
-    phases,
     prefill,
     products,
-    workload,
 )
-from bench.gpu import compile as compile_ahead
+from bench.gpu.sections import compile as compile_ahead
 from bench.lib.shapes import SHAPES
 from csd.engine.step import static_step
 from csd.graph import consensus

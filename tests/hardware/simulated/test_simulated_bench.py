@@ -13,15 +13,17 @@ from simulated_bench import AT_ONCE, TINY, Run, tiny_shapes
 from simulated_gpu import Gpu
 from simulated_gpu.clock import Clock
 
-from bench.gpu import compile as compile_ahead
-from bench.gpu import drafters, equality, outside, parity, workload
 from bench.gpu.aot import Shape
 from bench.gpu.aot.run import OutOfTime
 from bench.gpu.calls import CALLS, SECONDS
+from bench.gpu.lib import workload
+from bench.gpu.lib.section import Section
 from bench.gpu.plan import box
-from bench.gpu.section import Section
-from bench.micro import attention_rivals, kernels, timing
-from bench.micro.attention_job import JobShape
+from bench.gpu.sections import compile as compile_ahead
+from bench.gpu.sections import drafters, equality, outside, parity
+from bench.micro import kernels, timing
+from bench.micro.jobs import attention_rivals
+from bench.micro.jobs.attention_job import JobShape
 from csd.kernels.common.compile_jobs import named
 
 SECTIONS = ("doctor", "compile", "products", "parity", "end_to_end", "prefill", "first_call")

@@ -203,13 +203,13 @@ def test_grpo_trains_an_adapter_whose_reward_rises():
             drawn.append(float((own - torch.tensor(out["logprobs"][0])).abs().max()))
             return out
 
-    trainer = main_of("grpo_lora.py")(steps=8, tokens=10, rollout=Watched())
+    trainer = main_of("grpo/grpo_lora.py")(steps=8, tokens=10, rollout=Watched())
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     # of about 0.1 at random
     assert sum(rewards[-2:]) / 2 > 2 * sum(rewards[:2]) / 2
     assert max(drawn) < 1e-5
     base = {n: w for n, w in trainer.model.named_parameters() if not w.requires_grad}
-    fresh = dict(main_of("grpo_lora.py").__globals__["toy_llama"]()[0].named_parameters())
+    fresh = dict(main_of("grpo/grpo_lora.py").__globals__["toy_llama"]()[0].named_parameters())
     kept = [n for n in base if n.endswith("q_proj.base_layer.weight")]
     for name in kept:
         plain = name.removeprefix("base_model.model.").replace(".base_layer", "")

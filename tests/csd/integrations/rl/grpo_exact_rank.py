@@ -12,7 +12,7 @@ from csd.integrations.trl import GRPOTrainer, Rollout
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main = main_of("grpo.py")
+    main = main_of("grpo/grpo.py")
     main.__globals__["GRPOTrainer"] = GRPOTrainer
     rollout = Rollout(budget=16, exact=True)
     config = dict(optim="sgd", learning_rate=0.1, gradient_accumulation_steps=2)

@@ -45,7 +45,7 @@ def early_ends():
         return found
 
     drawn.ends = rollout.ends
-    trainer = main_of("grpo_early_ends.py")(
+    trainer = main_of("grpo/grpo_early_ends.py")(
         steps=4, tokens=6, rollout=drawn, reward=rate, per_device_train_batch_size=4
     )
     logged = [row["groups/mean_size"] for row in trainer.state.log_history if "reward" in row]
@@ -62,7 +62,7 @@ def early_ends():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rollout = Recorded()
-    trainer = main_of("grpo.py")(steps=2, tokens=12, rollout=rollout, batch=4)
+    trainer = main_of("grpo/grpo.py")(steps=2, tokens=12, rollout=rollout, batch=4)
     weight = next(iter(trainer.model.parameters())).double().sum().item()
     prompt = rollout.drawn[-1]["prompt_ids"][0]
     history = prompt, [e.tokens.tolist() for e in rollout.history.of(prompt)]

@@ -45,7 +45,7 @@ def trained():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csd.Engine, "run", watched)
-        main = main_of("grpo.py")
+        main = main_of("grpo/grpo.py")
         trainer = main(steps=3, tokens=12, rollout=rollout)
     return SimpleNamespace(trainer=trainer, drawn=rollout.drawn, groups=groups)
 
@@ -115,7 +115,7 @@ def test_mixed_precision_with_gradient_checkpointing_is_drawn_by_csd():
     from csd.integrations.trl import Rollout
 
     rollout = Rollout()
-    trainer = main_of("grpo.py")(
+    trainer = main_of("grpo/grpo.py")(
         steps=2, tokens=6, rollout=rollout, bf16=True, gradient_checkpointing=True
     )
     assert rollout.tokens and "forward" in vars(trainer.model)
@@ -124,16 +124,16 @@ def test_mixed_precision_with_gradient_checkpointing_is_drawn_by_csd():
 
 def test_a_trainer_whose_head_is_cast_is_refused():
     with pytest.raises((TypeError, ValueError), match=r"lm_head|dtype"):
-        main_of("grpo.py")(steps=1, tokens=4, cast_lm_head_to_fp32=True, bf16=True)
+        main_of("grpo/grpo.py")(steps=1, tokens=4, cast_lm_head_to_fp32=True, bf16=True)
 
 
 def test_history_is_the_last_epochs_and_changes_nothing(monkeypatch):
     """The example as it stands: it compares completions and losses itself."""
-    found = main_of("grpo_history.py")(
+    found = main_of("grpo/grpo_history.py")(
         epochs=2, tokens=6, rates=(1e-2,), histories=(0, 2), prompts=2
     )
     assert [(r["history"], r["epoch"]) for r in found] == [(0, 1), (0, 2), (2, 1), (2, 2)]
-    monkeypatch.syspath_prepend(Path(__file__).parents[4] / "examples")
+    monkeypatch.syspath_prepend(Path(__file__).parents[4] / "examples" / "grpo")
     import grpo_history
 
     kept = {}
@@ -279,7 +279,7 @@ def test_what_a_spent_budget_of_thought_forces_bears_no_loss(monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", watched)
     # a space begins a thought, and an exclamation mark ends it
     rollout = Thinking(max_thinking_tokens=2, thinking_tags=(" ", "!"))
-    trainer = main_of("grpo.py")(steps=1, tokens=8, rollout=rollout)
+    trainer = main_of("grpo/grpo.py")(steps=1, tokens=8, rollout=rollout)
     end = trainer.processing_class.convert_tokens_to_ids("!")
     (found,), (mask,) = drawn, masks
     assert sum(0 in row for row in found["env_mask"]) > 0

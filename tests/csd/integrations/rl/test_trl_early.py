@@ -58,7 +58,7 @@ def train(rollout, judge, loss="grpo", tokens=6, **config):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRPOTrainer, "_generate_and_score_completions", scored)
-        found.trainer = main_of("grpo_early_ends.py")(
+        found.trainer = main_of("grpo/grpo_early_ends.py")(
             steps=1,
             tokens=tokens,
             rollout=drawn_of(rollout, drawn),
@@ -240,7 +240,7 @@ def test_evaluation_draws_all(early):
 
 
 def test_the_example_ends_more_groups_as_it_learns():
-    trainer = main_of("grpo_early_ends.py")(steps=14)
+    trainer = main_of("grpo/grpo_early_ends.py")(steps=14)
     sizes = [row["groups/mean_size"] for row in trainer.state.log_history if "reward" in row]
     assert len(sizes) == 14 and sizes[0] == SIZE and min(sizes[-5:]) < SIZE
 

@@ -31,7 +31,7 @@ def trained(monkeypatch, **config):
 
     monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", watched)
     rollout = Rollout(budget=8, exact=True)
-    main = main_of("grpo_tools.py")
+    main = main_of("grpo/grpo_tools.py")
     trainer = main(steps=1, rollout=rollout, temperature=TEMPERATURE, disable_tqdm=True, **config)
     return trainer, batches[0], rollout, toy()[0]
 

@@ -12,7 +12,7 @@ pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def train(file="grpo.py", stock=False, budget=16, **config):
+def train(file="grpo/grpo.py", stock=False, budget=16, **config):
     """Train an example; returns the trainer and its log."""
     import trl
 
@@ -24,7 +24,7 @@ def train(file="grpo.py", stock=False, budget=16, **config):
     return trainer, [row for row in trainer.state.log_history if "loss" in row]
 
 
-LORA = dict(file="grpo_lora.py", disable_dropout=True)
+LORA = dict(file="grpo/grpo_lora.py", disable_dropout=True)
 FILTERS = dict(temperature=0.7, top_p=0.9)
 CASES = {
     "full": dict(),
@@ -107,7 +107,7 @@ def test_what_the_trainer_does_not_do_is_refused():
     with pytest.raises(NotImplementedError, match="beta must be 0 with filters that drop tokens"):
         train(**LORA, steps=1, beta=0.1, top_p=0.9)
     with pytest.raises(ValueError, match=r"lora_dropout.* has dropout 0\.05 in training mode"):
-        train(file="grpo_lora.py", steps=1)
+        train(file="grpo/grpo_lora.py", steps=1)
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
         from csd.integrations import trl
 
@@ -130,4 +130,4 @@ def test_processes_train_on_one_set_of_bits(tmp_path, torchrun):
 
 
 def test_the_loop_of_the_example():
-    assert main_of("grpo_loop.py")(steps=3, tokens=12) == [0.0] * 3
+    assert main_of("grpo/grpo_loop.py")(steps=3, tokens=12) == [0.0] * 3
