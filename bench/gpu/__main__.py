@@ -26,7 +26,6 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.against import PREDICTED, compared, of_gpu
 from bench.gpu.calls import CALLS, gathered
 from bench.gpu.calls import plan as plan_call
 from bench.gpu.lib.plots import draw
@@ -177,15 +176,6 @@ def report(args: Namespace, plan: list[Step], late: list[str], seconds: float) -
             print(f"{name} failed: {data['error']}")
     if late:
         print(f"left out for lack of time: {', '.join(late)}")
-    measured = {"end_to_end": {"rows": shown}}
-    for path in {folder(args, step.call) / "attention_shapes.json" for step in plan}:
-        if path.exists():
-            measured["attention_shapes"] = json.loads(path.read_text())
-    gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
-    beside = compared(measured, of_gpu(gpu))
-    if beside:
-        print(f"measured over predicted (predictions of no measurement, {PREDICTED.name}):")
-        print(table(beside))
     # a lent machine has no time for them
     plots = [] if args.call else draw(shown, args.out)
     result = {
@@ -197,7 +187,6 @@ def report(args: Namespace, plan: list[Step], late: list[str], seconds: float) -
         "rows": {name: len(data["rows"]) for name, data in sections.items()},
         "left out": [why for data in sections.values() for why in data.get("left out", [])]
         + [f"no time: {name}" for name in late],
-        "against predictions": beside,
         "plots": plots,
     }
     write(result, args.out / "summary.json", indent=1)

@@ -4,12 +4,6 @@ from bench.gpu.aot import TARGETS
 from bench.lib.common import markdown
 from tools.experiment_tables.results import CLASSEVAL, GSM8K, MATH, OWN, fold, load, only
 
-SHAPES = {"llama-3.1-8b": "Llama-3.1-8B shape", "qwen2.5-7b": "Qwen2.5-7B shape"}
-# samples and rows of each shape that are shown
-STEPS = {
-    "llama-3.1-8b": ((16, 16), (16, 64), (16, 128), (64, 256)),
-    "qwen2.5-7b": ((16, 16), (16, 128), (64, 256)),
-}
 GROWTH = (
     ("GSM8K", GSM8K, 2),
     ("GSM8K", GSM8K, 8),
@@ -39,41 +33,6 @@ def growth() -> str:
     return markdown(head, fold(lines))
 
 
-def roofline() -> str:
-    records, lines = load("roofline")["rows"], []
-    for shape, sizes in STEPS.items():
-        for samples, rows in sizes:
-            r = only(records, shape=shape, samples=samples, rows=rows)
-            over, device = r["predicted over plain"], r["device ms"]
-            lines.append(
-                [
-                    SHAPES[shape],
-                    str(samples),
-                    str(rows),
-                    str(r["launches"]),
-                    f"{r['bound ms']:.2f}",
-                    f"{r['predicted ms']:.2f}",
-                    str(r["exact launches"]),
-                    f"{r['predicted exact ms']:.2f}",
-                    "1" if over == 1 else f"{over:.2f}",
-                    "not run" if device is None else f"{device:.2f}",
-                ]
-            )
-    head = [
-        "predicted, 1 prompt of 1,024 tokens",
-        "samples",
-        "rows",
-        "launches",
-        "roofline bound, ms",
-        "step, ms",
-        "exact launches",
-        "exact step, ms",
-        "over a plain step",
-        "device, ms",
-    ]
-    return markdown(head, fold(lines))
-
-
 def chips() -> str:
     rows = load("aot_chips")["rows"]
     targets = [t for t in TARGETS if any(r["target"] == t for r in rows)]
@@ -89,4 +48,4 @@ def chips() -> str:
     return markdown(["registers, KiB of shared memory, programs", *targets], lines)
 
 
-TABLES = {"chips": chips, "growth": growth, "roofline": roofline}
+TABLES = {"chips": chips, "growth": growth}

@@ -1,7 +1,7 @@
 """Time of matrix products with exact rows, compared to cuBLAS, by the number of rows.
 
 "gate_up, SwiGLU" is one Triton launch, compared to cuBLAS and a launch of SwiGLU. Engines without
-exact=True use the latter; `python -m bench predict` shows how much slower the former may be.
+exact=True use the latter.
 """
 
 from collections.abc import Callable
