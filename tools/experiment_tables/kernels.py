@@ -1,36 +1,8 @@
-"""Tables of kernels.md."""
+"""The table of kernels.md."""
 
 from bench.gpu.aot import TARGETS
 from bench.lib.common import markdown
-from tools.experiment_tables.results import CLASSEVAL, GSM8K, MATH, OWN, fold, load, only
-
-GROWTH = (
-    ("GSM8K", GSM8K, 2),
-    ("GSM8K", GSM8K, 8),
-    ("MATH", MATH, 2),
-    ("MATH", MATH, 8),
-    ("ClassEval", CLASSEVAL, 8),
-    ("our own", OWN, 8),
-    ("rewritten texts", "rewrite", 8),
-)
-
-
-def growth() -> str:
-    rows, lines = load("growth")["rows"], []
-    for label, trace, nodes in GROWTH:
-        row = only(rows, trace=trace, nodes=nodes)
-        fields = ("alone", "cut", "cut again", "deepest picked")
-        cells = (f"{row[name]:.1f}" for name in fields)
-        lines.append([f"{label}, {row['samples']}", str(nodes), *cells])
-    head = [
-        "trace, samples",
-        "nodes a sample",
-        "each slot alone",
-        "with the cut",
-        "cut after each level",
-        "deepest node picked",
-    ]
-    return markdown(head, fold(lines))
+from tools.experiment_tables.results import load, only
 
 
 def chips() -> str:
@@ -48,4 +20,4 @@ def chips() -> str:
     return markdown(["registers, KiB of shared memory, programs", *targets], lines)
 
 
-TABLES = {"chips": chips, "growth": growth}
+TABLES = {"chips": chips}

@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers.targets import few
 
-from bench.studies.drafting.replay import main, run, summary
+from bench.studies.drafting.replay import main, run, summary, tau
 from bench.studies.drafting.replay_rows import add_ratios, metrics, tables, text
-from csd.traces.traces import Trace
+from csd.traces.traces import Trace, read_traces
 
 pytestmark = pytest.mark.bench
 
 ROOT = Path(__file__).parents[3]
 REPLAY = ROOT / "bench/results/replay.json"
+STUDY = ROOT / "bench/traces/study.jsonl.gz"
 
 
 def test_a_row_has_the_metrics_that_papers_of_drafters_report():
@@ -140,3 +142,15 @@ def test_unreproduced_claims_match_the_files():
     for trace in dict.fromkeys(r["trace"] for r in strict["rows"]):
         ours, theirs = tau[trace, "chain", "eps, k = 4", 1], tau[trace, "prompt-lookup", "", 0]
         assert ours < theirs and f"{ours:.2f} against {theirs:.2f}" in page
+
+
+@few(1)
+@pytest.mark.parametrize("nodes", [4, 8])
+def test_consensus_is_not_below_prompt_lookup_without_agreement(nodes):
+    """Open writing at temperature 1.3, with the target's probabilities and without."""
+    traces = [t for t in read_traces(STUDY) if str(t.problem).startswith("writing/")]
+    traces = [t for t in traces if t.temperature == 1.3][:3]
+    assert len(set(map(tuple, traces[0].samples))) == 8
+    lookup = tau(run("prompt-lookup", traces, 8, nodes))
+    for drafter in ("consensus", "consensus-counts"):
+        assert tau(run(drafter, traces, 8, nodes)) >= lookup

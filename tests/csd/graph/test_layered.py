@@ -1,5 +1,7 @@
 """The source paper's method in tensors: what it drafts, and that a static step can hold it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from helpers.checks.host_reads import NoHostReads
@@ -9,8 +11,8 @@ from helpers.targets import few, slow
 from tiny_steps import OneDevice, step_with
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import bench
 import csd
-from bench.studies.paper.record_study import TRACES
 from csd.evaluate.replay import replay
 from csd.graph.baselines.multi_sample_paper import Paper
 from csd.graph.layered import LayeredDag
@@ -18,6 +20,7 @@ from csd.kernels.ops import reference, triton
 from csd.state.texts import DagConfig
 from csd.traces.traces import Trace, read_traces
 
+TRACES = Path(bench.__file__).parent / "traces" / "study.jsonl.gz"
 OPTIONS = dict(num_samples=5, max_new_tokens=40, seed=3, temperature=0.5)
 
 
