@@ -22,10 +22,6 @@ from csd.models.demo import smollm2_path
 from csd.traces.traces import read_traces
 
 
-def speed_up(pairs: list[dict], arm: str, clock: str) -> float:
-    return median(p["none"][clock] / p[arm][clock] for p in pairs)
-
-
 def row(samples: int, slots: int, arms: dict, pairs: list[dict]) -> dict:
     figures: dict = {"samples": samples, "slots": slots, "pairs": len(pairs)}
     for arm in arms:

@@ -196,7 +196,8 @@ def test_options_that_do_not_fit_are_named(tmp_path, monkeypatch, capsys, option
 # a section that adds rows until it is ended, in a process of its own as on a GPU
 ENDLESS = """
 import sys, time
-from bench.gpu import __main__ as gpu, calls, processes, prefill
+from bench.gpu import __main__ as gpu, calls
+from bench.gpu.sections import prefill
 
 calls.CALLS = {1: ((("prefill",), 60),)}
 

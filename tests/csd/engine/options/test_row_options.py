@@ -74,7 +74,6 @@ SETTINGS = {
         logits_processor=halved_after_three,
     ),
 }
-ON_HOST = ("function", "processors", "thought-closed", "all")
 
 
 @cache

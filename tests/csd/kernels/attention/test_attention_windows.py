@@ -30,8 +30,6 @@ from csd.kernels.ops import exact_triton, triton
 
 pytestmark = pytest.mark.compiled
 
-REACH = {"window-1", "window-7", "window-100", "chunk-8", "chunk-64", "all"}
-
 
 def on_gpu(attend):
     return lambda **case: attend(**laid_out(case))
