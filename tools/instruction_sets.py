@@ -1,6 +1,6 @@
 """Run the tests that compare floats as other processors would: other kernels, other sums.
 
-    python -m tools.instruction_sets [--files tests/csd/models/fused/test_pack.py ...] [--json F]
+    python -m tools.instruction_sets [--files tests/unit/models/fused/test_pack.py ...] [--json F]
 
 A line for each test file that bounds floats by arithmetic, in which a count of tests that passed
 stands for each setting of oneDNN's, ATen's and numba's instruction sets and of threads. A result

@@ -27,7 +27,7 @@ def test_a_gpu_that_is_not_there_is_refused():
     run = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [*run, str(TESTS / "csd/kernels/table/test_observe.py")],
+        [*run, str(TESTS / "unit/kernels/table/test_observe.py")],
         cwd=TESTS.parent,
         text=True,
         env=env | {"CSD_TEST_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""},

@@ -30,7 +30,7 @@ from csd.models.demo import toy
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / name for name in ("README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-# the blocks of the page about the server run in tests/csd/serve, beside one
+# the blocks of the page about the server run in tests/unit/serve, beside one
 PAGES += sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem != "serve")
 PAGES += sorted(
     p for name in ("howto", "generate", "kernels") for p in (ROOT / "docs" / name).glob("*.md")

@@ -30,71 +30,71 @@ EXECUTED = (
 # words of a message -> the test of another file that carries out its remedy
 ELSEWHERE = {
     "has an adapter in addition to its base model": (
-        "tests/csd/integrations/lora/test_adapter_folder.py",
+        "tests/unit/integrations/lora/test_adapter_folder.py",
         "test_a_folder_with_a_model_too_is_refused_and_peft_loads_it",
     ),
     "weights that fit nothing in a ": (
-        "tests/csd/integrations/lora/test_adapter_folder.py",
+        "tests/unit/integrations/lora/test_adapter_folder.py",
         "test_keys_that_fit_nothing_are_refused_until_they_are_renamed",
     ),
     "does not compute with; update peft": (
-        "tests/csd/integrations/lora/test_adapter_folder.py",
+        "tests/unit/integrations/lora/test_adapter_folder.py",
         "test_every_field_of_the_config_is_read_or_refused_by_name",
     ),
     "must name its base model": (
-        "tests/csd/integrations/lora/test_lora.py",
+        "tests/unit/integrations/lora/test_lora.py",
         "test_tokens_are_those_of_the_adapter_that_is_active",
     ),
     " tokens, the base model ": (
-        "tests/csd/integrations/lora/test_adapter_folder.py",
+        "tests/unit/integrations/lora/test_adapter_folder.py",
         "test_rows_that_would_be_random_are_refused",
     ),
     "still used by a stream; close the stream first": (
-        "tests/csd/engine/test_engine.py",
+        "tests/unit/engine/test_engine.py",
         "test_closing_a_stream_leaves_the_engine_usable",
     ),
     "no text fits the schema from here on; remove ": (
-        "tests/csd/engine/rules/test_grammar.py",
+        "tests/unit/engine/rules/test_grammar.py",
         "test_a_dead_end_of_a_schema_names_its_part_and_the_remedy_works",
     ),
     "joins the prompt's end  with : move ": (
-        "tests/csd/engine/results/test_sample_texts.py",
+        "tests/unit/engine/results/test_sample_texts.py",
         "test_a_completion_that_joins_with_its_prompt_is_refused_with_a_remedy",
     ),
     "write these words in the content of a message": (
-        "tests/csd/models/text/test_messages.py",
+        "tests/unit/models/text/test_messages.py",
         "test_calls_of_tools_that_a_template_leaves_out_are_refused",
     ),
     "set TRITON_CACHE_DIR to a writable folder": (
-        "tests/csd/engine/first_call/test_first_use.py",
+        "tests/unit/engine/first_call/test_first_use.py",
         "test_a_folder_that_cannot_be_written_is_named",
     ),
     "text_model.py: pass the folder or hub name of its checkpoint": (
-        "tests/csd/models/test_text_model.py",
+        "tests/unit/models/test_text_model.py",
         "test_a_whole_model_in_memory_is_refused_and_its_checkpoint_is_not",
     ),
     "pass --model MODEL to measure its step times": (
-        "tests/csd/cli/test_commands.py",
+        "tests/unit/cli/test_commands.py",
         "test_replay_with_a_model_answers_in_one_sentence",
     ),
     "fields.py: use re": (
-        "tests/csd/serve/http/test_http_fields.py",
+        "tests/unit/serve/http/test_http_fields.py",
         "test_the_field_that_an_error_names_instead_is_served",
     ),
     "fields.py: use input": (
-        "tests/csd/serve/http/test_responses.py",
+        "tests/unit/serve/http/test_responses.py",
         "test_an_input_is_the_messages_of_a_chat",
     ),
     "fields.py: use max_output_tokens": (
-        "tests/csd/serve/http/test_responses.py",
+        "tests/unit/serve/http/test_responses.py",
         "test_the_text_is_that_of_a_chat",
     ),
     "fields.py: use text.format": (
-        "tests/csd/serve/http/test_responses.py",
+        "tests/unit/serve/http/test_responses.py",
         "test_a_format_is_a_grammar",
     ),
     "fields.py: use grammar": (
-        "tests/csd/serve/http/test_http_fields.py",
+        "tests/unit/serve/http/test_http_fields.py",
         "test_the_field_that_an_error_names_instead_is_served",
     ),
     "can be written by other users: chmod go-w": (
@@ -102,19 +102,19 @@ ELSEWHERE = {
         "test_the_message_is_the_remedy",
     ),
     "cli/eval.py: \ninterrupted; run the same command again": (
-        "tests/csd/evaluate/test_evaluate.py",
+        "tests/unit/evaluate/test_evaluate.py",
         "test_ctrl_c_leaves_whole_problems",
     ),
     "cli/train_head.py: \ninterrupted; run the same command again": (
-        "tests/csd/training/test_train_head.py",
+        "tests/unit/training/test_train_head.py",
         "test_an_interrupted_run_ends_with_the_same_bits",
     ),
     "cli/trace.py: \ninterrupted; run the same command again": (
-        "tests/csd/cli/test_cli.py",
+        "tests/unit/cli/test_cli.py",
         "test_an_interrupted_recording_goes_on",
     ),
     "text needs a tokenizer: make the engine with tokenizer=": (
-        "tests/csd/engine/test_session.py",
+        "tests/unit/engine/test_session.py",
         "test_text_needs_a_tokenizer",
     ),
     " needs Triton, else kernels='reference' or 'cpu'": (
@@ -122,11 +122,11 @@ ELSEWHERE = {
         "test_csd_samples_without_triton_and_names_it_for_a_gpu",
     ),
     "this client's share of them: wait for earlier ones": (
-        "tests/csd/serve/http/test_shares.py",
+        "tests/unit/serve/http/test_shares.py",
         "test_a_key_leaves_requests_for_others",
     ),
     "for other ones set n, leave the seed out, or send seed=-1": (
-        "tests/csd/serve/processes/test_repeats.py",
+        "tests/unit/serve/processes/test_repeats.py",
         "test_requests_of_a_server",
     ),
     "pip install --force-reinstall --no-deps csd-llm": (

@@ -33,7 +33,7 @@ def launches(request, tmp_path_factory):
     if older:
         path = f"{OLDER}:{path}"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/csd/kernels/launches.py"), *map(str, request.param)],
+        [sys.executable, str(ROOT / "tests/unit/kernels/launches.py"), *map(str, request.param)],
         env=os.environ
         | {
             "TRITON_INTERPRET": "0",

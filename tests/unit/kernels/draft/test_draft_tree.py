@@ -1,4 +1,4 @@
-"""Drafts against the plain model of `tests/csd/kernels/draft/draft_model.py`, and their costs."""
+"""Drafts against the plain model of `tests/unit/kernels/draft/draft_model.py`, and their costs."""
 
 import random
 from dataclasses import replace

@@ -13,24 +13,24 @@ ROOT = Path(__file__).parents[3]
 # exact ones
 TESTS = [
     "hardware/ptx_machine/test_machine.py",
-    "csd/engine/lossless/test_engine_triton.py::test_equals_the_references[greedy]",
+    "unit/engine/lossless/test_engine_triton.py::test_equals_the_references[greedy]",
     (
-        "csd/kernels/attention/test_tree_attention.py"
+        "unit/kernels/attention/test_tree_attention.py"
         "::test_tree_attention_triton[(7, 1)-128-torch.float16-64-nodes]"
     ),
-    "csd/kernels/attention/test_tree_attention.py::test_tree_attention_triton_bfloat16",
+    "unit/kernels/attention/test_tree_attention.py::test_tree_attention_triton_bfloat16",
     (
-        "csd/kernels/attention/test_packed_attention.py"
+        "unit/kernels/attention/test_packed_attention.py"
         "::test_kernels_in_sixteen_bits[(3, 1)-20-8-torch.bfloat16]"
     ),
     (
-        "csd/kernels/layers/test_row_linear.py"
+        "unit/kernels/layers/test_row_linear.py"
         "::test_a_row_has_the_same_bits_among_any_others[40-64-torch.bfloat16]"
     ),
-    "csd/kernels/attention/test_attention_windows.py::test_kernels[groups-out-of-order-all-kernel]",
-    "csd/kernels/attention/test_attention_windows.py::test_kernels[one-row-all-exact]",
+    "unit/kernels/attention/test_attention_windows.py::test_kernels[groups-out-of-order-all-kernel]",
+    "unit/kernels/attention/test_attention_windows.py::test_kernels[one-row-all-exact]",
     (
-        "csd/kernels/attention/test_exact_tree.py"
+        "unit/kernels/attention/test_exact_tree.py"
         "::test_a_row_has_the_same_bits_in_any_step[81-torch.float16]"
     ),
 ]

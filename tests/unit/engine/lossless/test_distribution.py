@@ -97,7 +97,7 @@ def words_of(monkeypatch, script):
 
 
 def draw(logits, **options):
-    # whose words are scripted; tests/csd/kernels/loops/test_loop_noise.py has the loops' words
+    # whose words are scripted; tests/unit/kernels/loops/test_loop_noise.py has the loops' words
     model = LastToken(lambda t, p: logits.expand(t.shape[0], -1), len(logits))
     e = engine(model, kernels="reference")
     return csd.generate(e, [0], max_new_tokens=1, seed=0, budget=0, **options)
