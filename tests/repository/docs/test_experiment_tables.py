@@ -11,6 +11,7 @@ FINISHED = re.compile(r"<!-- finished table -->\n.*?<!-- /table -->", re.DOTALL)
 # first cells of the tables that no result file holds: settings, compiled code, simulated budgets,
 # and what was tried by hand
 BY_HAND = {
+    "commit",
     "side",
     "kernel",
     "drafts",
