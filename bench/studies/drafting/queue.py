@@ -178,7 +178,7 @@ def drawn(
         settings = RunSettings(budget=nodes * slots, prior=Prior(learn=True) if prior else None)
         for _ in engine.run(requests, settings):
             pass
-        dropped = int(engine._drafter.table.dropped)
+        dropped = int(engine.caches.drafter.table.dropped)
     for job, trace in zip(requests, traces, strict=True):
         if job.result().tokens != trace.samples:
             raise RuntimeError(f"trace {trace.problem!r} was not committed")
