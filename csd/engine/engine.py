@@ -77,8 +77,7 @@ class Engine:
     prefill_chunk: most prompt tokens read per pass. While samples are in flight, a longer prompt is
         read one chunk at a time, between two of their steps.
     kernels: backend "reference", "cpu" or "triton" (`csd.kernels.backends`); by default the one
-    that fits
-        the device and the dtype. `engine.ops.name` is the backend in use.
+        that fits the device and the dtype. `engine.ops.name` is the backend in use.
     static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
         default on a GPU. Drafters that read the device, and verifiers other than "match", run
         without fixed shapes.
