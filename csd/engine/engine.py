@@ -183,12 +183,12 @@ class Engine:
 
     @property
     def exact(self) -> bool:
-        """Whether bits are independent of drafts and batch."""
+        """True if bits are independent of drafts and batch."""
         return self.model.exact
 
     @property
     def static(self) -> bool:
-        """Whether steps have fixed shapes."""
+        """True if steps have fixed shapes."""
         return self.model.static
 
     @property

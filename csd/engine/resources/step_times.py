@@ -33,7 +33,7 @@ class StepTimes:
 
     @property
     def _kind(self) -> tuple:
-        """Whatever the times of steps depend on."""
+        """The properties that the times of steps depend on."""
         return self._model.decoder.config, self._model.device, self._model.dtype
 
     @property
