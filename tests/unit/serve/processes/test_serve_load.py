@@ -31,7 +31,7 @@ def test_every_request_is_answered_and_no_page_is_lost(engine):
     assert len(found) > CLIENTS / 3
     for i, texts in found.items():
         assert texts == expected(engine, i), (i, body_of(i))
-    cache = engine._step.cache
+    cache = engine.caches.step.cache
     assert len(cache.allocator) == cache.k.shape[1]
     counters = service.counters
     assert counters.failed == 0 and counters.requests >= len(found)
