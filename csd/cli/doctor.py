@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 import csd.kernels
-from csd.cli import step_costs
 from csd.cli.common import add_command, stamped
 from csd.doctor import SMALL, check
 from csd.doctor.sizes import LARGE_VOCAB
 from csd.engine.engine import Engine
+from csd.engine.step.budget import StepTimeTable
 from csd.kernels.backends import NAMES, loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.common.operator import OPERATIONS, load_loops
@@ -113,7 +113,7 @@ def _doctor(args: Namespace) -> int:
             print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")
         print("\n\n".join(report.table() for report in reports))
         if costs:
-            print(f"\n{step_costs.shown(costs)}")
+            print(f"\n{shown_costs(costs)}")
     return 0 if passed else 1
 
 
@@ -127,7 +127,7 @@ def _costs(model: str | None, device: torch.device, dtype: str | None) -> dict[s
         # a folder with a config and no weights
         return None
     with engine:
-        return step_costs.step_costs(engine.step_times())
+        return step_costs(engine.step_times())
 
 
 def _admission(args: Namespace, device: torch.device) -> dict | None:
@@ -228,3 +228,48 @@ def _path(function: Any) -> str:
     # the function of a partial
     function = getattr(function, "func", function)
     return f"{function.__module__}.{function.__qualname__}".removeprefix("csd.")
+
+
+# slots of the table's first part, as `csd.generate` with eight samples has
+SLOTS = 8
+
+
+def step_costs(table: StepTimeTable, slots: int = SLOTS) -> dict[str, Any]:
+    """Rows, their milliseconds, and the acceptance needed with `slots` samples in flight.
+
+    A step over L slots commits one token per slot without drafts. With d drafted tokens, of which a
+    share a is accepted, it commits 1 + a d / L tokens per slot and takes r times as long. So drafts
+    pay from the acceptance a = (r - 1) L / d on.
+
+    An acceptance of more than 1 is not attainable. It is None for steps without drafts.
+    """
+    base = table(slots)
+    rows = [
+        {
+            "rows": size,
+            "milliseconds": round(1000 * table(size), 2),
+            "acceptance_needed": round((table(size) / base - 1) * slots / (size - slots), 3)
+            if size > slots
+            else None,
+        }
+        for size in sorted({*table.sizes, slots})
+    ]
+    return {"slots": slots, "steady": table.steady, "rows": rows}
+
+
+def shown_costs(costs: dict[str, Any]) -> str:
+    """The table as text."""
+    lines = [
+        f"steps of this model, with {costs['slots']} samples in flight:",
+        "  rows  milliseconds  drafts pay where this share of them is accepted",
+    ]
+    for row in costs["rows"]:
+        needed = row["acceptance_needed"]
+        if needed is None:
+            words = "(no drafts)" if row["rows"] == costs["slots"] else ""
+        else:
+            words = f"{needed:.0%}" if needed <= 1 else "never"
+        lines.append(f"{row['rows']:6}  {row['milliseconds']:12.2f}  {words}".rstrip())
+    if not costs["steady"]:
+        lines.append("other work disturbed the measurement, so the next process repeats it")
+    return "\n".join(lines)

@@ -11,7 +11,7 @@ from csd.models.load import tokenizer_of
 from csd.models.load.checkpoint import quiet_libraries
 from csd.traces.traces import write_traces
 from csd.utils.arguments import check_number
-from csd.utils.json_files import naming, read_lines
+from csd.utils.files import naming, read_lines
 
 
 def add(commands: _SubParsersAction) -> None:

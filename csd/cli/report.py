@@ -5,8 +5,7 @@ from pathlib import Path
 
 from csd.cli.common import add_command
 from csd.evaluate.plot import read_results
-from csd.utils.files import WholeFile
-from csd.utils.json_files import naming, read_file, read_lines
+from csd.utils.files import WholeFile, naming, read_file, read_lines
 
 
 def add(commands: _SubParsersAction) -> None:

@@ -15,7 +15,7 @@ from csd.graph.drafter_registry import check_known, names
 from csd.models.text.prompts import as_message, check_prompt, has_chat
 from csd.state.filters import FILTERS
 from csd.state.pool import MAX_NODES
-from csd.utils.json_files import naming, read_lines
+from csd.utils.files import naming, read_lines
 from csd.utils.phases import showing
 
 RECORD_FLAGS = (

@@ -12,8 +12,8 @@ from csd.kernels.common.noise import ACCEPT, DRAFT, RESIDUAL, SELECT, philox_wor
 from csd.kernels.ops import reference
 from csd.verify import descend as descend_file
 from csd.verify import make_scheme
+from csd.verify.descend import processed
 from csd.verify.multi_draft import DRAWS
-from csd.verify.target import processed
 
 verifiers = pytest.mark.parametrize("verifier", sorted(DRAWS))
 

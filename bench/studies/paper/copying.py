@@ -16,8 +16,8 @@ from csd.graph.host_tree import Tree
 from csd.kernels.common.noise import ACCEPT, RESIDUAL, philox_words_ref, uniform
 from csd.kernels.verify.reference import descend_ref
 from csd.state.pool import SIBLING
+from csd.verify.descend import processed
 from csd.verify.scheme import inverse_cdf
-from csd.verify.target import processed
 
 K = 8
 

@@ -33,8 +33,7 @@ from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder
 from csd.models.fused.linear import linear
 from csd.models.fused.rope import rope_tables
-from csd.utils.files import check_regular
-from csd.utils.json_files import read_file
+from csd.utils.files import check_regular, read_file
 
 # with 4 layers, layers 2 and L - 3 exist; with 4 or 5, some of the three layers are the same
 FEWEST = 4

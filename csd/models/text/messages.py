@@ -11,7 +11,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from csd.models.text.left_out_fields import left_out, refuse_left_out
 from csd.utils.check import AtLeast, check, fits, shown
-from csd.utils.json_files import naming
+from csd.utils.files import naming
 
 
 class Message(TypedDict):

@@ -18,7 +18,7 @@ from csd.models.text.messages import (
     text_of,
 )
 from csd.utils.check import check, fits, shown
-from csd.utils.json_files import naming
+from csd.utils.files import naming
 
 
 def parse(
