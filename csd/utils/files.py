@@ -4,8 +4,9 @@ A file to read may have another's name and contents. An output file is tested be
 and written completely or not at all. A JSON file's size is bounded before it is parsed, then its
 values are checked; every error is a ValueError that names the file, its line and the place within.
 
-In a folder of others, as of caches and locks, another user may have put a link, a pipe or a file: a link that is followed
-would let this process empty the file of its own user that it leads to, and a pipe would block it.
+In a folder of others, as of caches and locks, another user may have put a link, a pipe or a file: a
+link that is followed would let this process empty the file of its own user that it leads to, and a
+pipe would block it.
 """
 
 import errno

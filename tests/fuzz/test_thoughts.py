@@ -13,8 +13,7 @@ from csd.engine.options.thought_tags import vocabulary
 from csd.engine.requests.request import Request
 from csd.engine.rules.tables import asked_of, sizes_of, write_sets
 from csd.engine.rules.word_tree import WordTree
-from csd.kernels.verify.rules.prefix import Prefixes
-from csd.kernels.verify.rules.thought import forced_tokens
+from csd.kernels.verify.rules.rows import Prefixes, forced_tokens
 from csd.state.logit_rules import Rules
 
 BEGIN, END = b"<think>", b"</think>"

@@ -23,10 +23,10 @@ from csd.kernels.attention.packed.triton.forward import (
     check_call,
     constants,
     packed_attention_triton,
+    plan_packed,
     scales,
     tile_sizes,
 )
-from csd.kernels.attention.packed.triton.plan import plan_packed
 from csd.kernels.attention.triton.kernel import _scores
 from csd.kernels.attention.triton.launch import DTYPES
 from csd.kernels.common.gpu import KIB, chip_of, programs_of
