@@ -8,7 +8,7 @@ import triton
 from csd.kernels.verify.layout import empty_snapshot
 from csd.kernels.verify.passes import Passes
 from csd.kernels.verify.token_logprobs import TokenLogprobs, no_token
-from csd.kernels.verify.triton.descend import _descend_kernel, _finish_kernel
+from csd.kernels.verify.triton.descend import _descend_kernel
 from csd.kernels.verify.triton.rows import GROUP
 from csd.kernels.verify.triton.sample import _sample_kernel
 from csd.kernels.verify.triton.scan import _compact_kernel, _scan_kernel
@@ -44,7 +44,7 @@ def decide_triton(
     verdict = empty_verdict(pool.rows, slots.count, logits.device)
     bad_rows = _sample_triton(logits, pool, slots, verdict)
     snapshot = empty_snapshot(pool, verdict, top, trees)
-    _finish_kernel[snapshot_grid(pool, slots.count)](
+    _descend_kernel[snapshot_grid(pool, slots.count)](
         **_descent(pool, slots, verdict, bad_rows)
         | slot_arguments(slots)
         | snapshot_arguments(pool, verdict, snapshot, top, trees)
