@@ -18,7 +18,7 @@ import torch
 import csd.kernels
 from csd.cli.common import add_command, stamped
 from csd.doctor import SMALL, check
-from csd.doctor.sizes import LARGE_VOCAB
+from csd.doctor.cases import LARGE_VOCAB
 from csd.engine.engine import Engine
 from csd.engine.step.budget import StepTimeTable
 from csd.kernels.backends import NAMES, loops

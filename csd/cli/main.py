@@ -30,16 +30,15 @@ from csd.cli.common import (
 )
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
-from csd.engine.results.json import to_json
-from csd.engine.results.result import Samples
+from csd.engine.results.result import Samples, to_json
 from csd.evaluate.vote import vote
 from csd.models.text.prompts import as_message, has_chat
 from csd.state.filters import FILTERS
+from csd.utils.check import one_line
 from csd.utils.device import is_out_of_memory
 from csd.utils.lazy import warn_of_namesake
 from csd.utils.other_names import hint
 from csd.utils.phases import showing
-from csd.utils.terminal import one_line
 from csd.utils.version import __version__
 
 ABOUT = "Draw many samples of a prompt, faster than plain sampling and with the same tokens."

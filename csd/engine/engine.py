@@ -15,8 +15,7 @@ import torch
 from csd.engine.call import Call, RunSettings
 from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.show import shows
-from csd.engine.requests.errors import Carrying, every
-from csd.engine.requests.request import Request, check_served
+from csd.engine.requests.request import Carrying, Request, check_served, every
 from csd.engine.resources.model import ModelResources
 from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from csd.engine.call import RunSettings
-from csd.engine.options.dead_schema import dead_parts
-from csd.engine.options.grammar import GRAMMARS
+from csd.engine.options.grammar import GRAMMARS, dead_parts
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.history import longest_first
 from csd.engine.requests.request import LiveSample, Request

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from csd.cli.main import main
-from csd.utils import files, terminal
+from csd.utils import check, files
 from csd.utils.files import check_no_pipes, open_input
 
 GOOD = {"prompt_ids": [5, 6], "samples": [[7, 8, 9]]}
@@ -111,7 +111,7 @@ def test_a_command_ends_with_one_line(command, kind, tmp_path, toy_folder, monke
     assert codes == [2], codes if codes else "waits"
     error = capsys.readouterr().err
     assert error.startswith("csd: ") and error.count("\n") == 1 and error.endswith("\n"), error
-    assert error == terminal.without_controls(error) and len(error) < 2000
+    assert error == check.without_controls(error) and len(error) < 2000
     assert not out.exists() or (out.is_dir() and not (out / "model.safetensors").exists())
 
 

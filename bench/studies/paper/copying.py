@@ -16,7 +16,7 @@ from csd.graph.host_tree import Tree
 from csd.kernels.common.noise import ACCEPT, RESIDUAL, philox_words_ref, uniform
 from csd.kernels.verify.reference import descend_ref
 from csd.state.pool import SIBLING
-from csd.verify.descend import processed
+from csd.verify.multi_draft import processed
 from csd.verify.scheme import inverse_cdf
 
 K = 8

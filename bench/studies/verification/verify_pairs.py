@@ -9,7 +9,7 @@ from csd.graph.consensus import ConsensusGraph
 from csd.graph.sampled_tree import successors
 from csd.state.pool import MAX_CHILDREN
 from csd.state.slots import Slots
-from csd.verify.descend import processed
+from csd.verify.multi_draft import processed
 
 SETTINGS = {
     "T=0.6": dict(temperature=0.6),

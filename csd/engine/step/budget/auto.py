@@ -1,4 +1,7 @@
-"""The automatic budgets: the number of drafted tokens with the highest expected token rate."""
+"""The automatic budgets: the number of drafted tokens with the highest expected token rate.
+
+A gate decides which steps may draft, and the gain of a call is summed up for its statistics.
+"""
 
 from collections import deque
 from dataclasses import dataclass

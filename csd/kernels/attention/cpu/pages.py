@@ -21,9 +21,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from csd.kernels.numba.blocks import pair, round_pairs, transpose, widen
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.lanes import BLOCK, FLOATS, WIDTH, fetch_early, load, pointer, store
+from csd.kernels.numba.lanes import (
+    BLOCK,
+    FLOATS,
+    WIDTH,
+    fetch_early,
+    load,
+    pair,
+    pointer,
+    round_pairs,
+    store,
+    transpose,
+    widen,
+)
 from csd.kernels.numba.simd import LINE, add_product, for_rows, splat
 from csd.kernels.numba.tensors import memory, read
 from csd.kernels.numba.tiles import is_dot

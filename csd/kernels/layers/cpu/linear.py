@@ -17,10 +17,9 @@ from numba.extending import overload
 
 from csd.kernels.layers.cpu.unpacked import fits as plain_fits
 from csd.kernels.layers.cpu.unpacked import multiply as multiply_plain
-from csd.kernels.numba.blocks import transpose
 from csd.kernels.numba.isa import instruction, multiplies
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.lanes import BLOCK
+from csd.kernels.numba.lanes import BLOCK, transpose
 from csd.kernels.numba.tensors import LIKE, memory, readable
 from csd.kernels.numba.threads import by_threads, parts_for, share
 from csd.kernels.numba.tiles import COLUMNS, ISA, LANES, ROWS, in_pairs, tile

@@ -10,7 +10,7 @@ reached the budget and the thought is open, the closing tokens are forced, one p
 the longest beginning of them with which the prefix already ends; if it ends with none, but with a
 beginning of the end tag, the tokens that complete that tag are forced.
 
-Tags are searched for as `csd.engine.options.thought_tags` describes: each token has a step
+Tags are searched for as `csd.engine.options.thinking` describes: each token has a step
 
     D' = ((D << k) & within) | suffix,    complete if D & ends, or at symbol `whole`
 
