@@ -8,15 +8,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from csd.cli import audit, doctor, import_logs
+from csd.cli import audit, doctor
 from csd.cli import eval as cli_eval
-from csd.cli import plot as cli_plot
-from csd.cli import prior as cli_prior
 from csd.cli import report as cli_report
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
 from csd.cli import train_head as cli_train_head
-from csd.cli import warmup as cli_warmup
 from csd.cli.common import (
     Help,
     add_command,
@@ -58,15 +55,11 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     modules: tuple[Any, ...] = (
         cli_serve,
         cli_eval,
-        cli_plot,
         cli_report,
         cli_trace,
-        cli_prior,
         cli_train_head,
-        import_logs,
         audit,
         doctor,
-        cli_warmup,
     )
     for module in modules:
         module.add(commands)

@@ -4,7 +4,7 @@
         prompt_ids: list[Token]
         seed: NotRequired[int | None]
 
-Extra keys are ignored. `shown` returns a value as an error shows it, and `without_controls` a text of
+Extra keys are ignored. `shown` returns a value as an error shows it, `without_controls` a text of
 others as a terminal may print it.
 """
 
