@@ -13,7 +13,7 @@ from csd.kernels.table.lookup import hash_factors
 from csd.kernels.table.rows import Observed, observed_rows
 from csd.kernels.table.triton.claim import _claim_kernel, _lead_kernel
 from csd.kernels.table.triton.merge import _allocate_kernel, _merge_kernel
-from csd.kernels.table.triton.observe import _observe_kernel, observe_arguments
+from csd.kernels.table.triton.observe import _observe_claim_kernel, observe_arguments
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -107,7 +107,7 @@ def insert_observed_triton(
     rows = observed_rows(pool, slots)
     R, N = rows.context.shape
     claimed = _Claimed.empty(R, config.orders, rows.context.device)
-    _observe_kernel[claimed.grid](
+    _observe_claim_kernel[claimed.grid](
         **observe_arguments(pool, slots, verdict, config, rows), **claimed.arguments(table, N)
     )
     _merge_claimed(table, rows, claimed, slots.group_key)

@@ -16,7 +16,7 @@ BLOCK_R, BLOCK_S = 4, 64
 
 
 @triton.jit(do_not_specialize=["rows", "slots", "buckets"])
-def _observe_kernel(
+def _observe_claim_kernel(
     slot_ptr,  # [M] int32
     depth_ptr,  # [M] int32
     context_ptr,  # [M, N] int32
@@ -156,7 +156,7 @@ def _observe_kernel(
 def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
     """One launch."""
     out = observed_rows(pool, slots)
-    _observe_kernel[(triton.cdiv(out.group_key.shape[0], BLOCK_R),)](
+    _observe_claim_kernel[(triton.cdiv(out.group_key.shape[0], BLOCK_R),)](
         **observe_arguments(pool, slots, verdict, config, out),
         BLOCK_R=BLOCK_R,
         num_warps=1,
@@ -167,7 +167,7 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
 def observe_arguments(
     pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig, out: Observed
 ) -> dict[str, Any]:
-    """Keyword arguments of `_observe_kernel`, except those of the claim and the block of rows."""
+    """Keyword arguments of `_observe_claim_kernel`, except those of the claim and the block of rows."""
     M, N = pool.context.shape
     return dict(
         slot_ptr=pool.slot,

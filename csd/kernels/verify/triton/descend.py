@@ -19,7 +19,7 @@ LENGTH = tl.constexpr(verdict.LENGTH)
 
 
 @triton.jit(do_not_specialize=["S", "M", "tokens", "words"])
-def _descend_kernel(
+def _finish_kernel(
     token_ptr,  # [M] int32
     parent_ptr,  # [M] int32
     depth_ptr,  # [M] int32
