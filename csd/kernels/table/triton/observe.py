@@ -167,7 +167,7 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
 def observe_arguments(
     pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig, out: Observed
 ) -> dict[str, Any]:
-    """Keyword arguments of `_observe_claim_kernel`, except those of the claim and the block of rows."""
+    """Keyword arguments of the kernel, except those of the claim and the block of rows."""
     M, N = pool.context.shape
     return dict(
         slot_ptr=pool.slot,

@@ -70,22 +70,8 @@ def _finish_kernel(
     """Follows the accepted path of one slot and writes its results."""
     s = tl.program_id(0)
     if ints_ptr is not None:
-        snapshot_rows(
-            s,
-            depth_ptr,
-            cost_ptr,
-            source_ptr,
-            token_ptr,
-            parent_ptr,
-            ints_ptr,
-            S,
-            M,
-            A,
-            TOP,
-            HAS_TOP,
-            HAS_TREES,
-            BLOCK_R,
-        )
+        fields = (depth_ptr, cost_ptr, source_ptr, token_ptr, parent_ptr)
+        snapshot_rows(s, fields, ints_ptr, S, M, A, TOP, HAS_TOP, HAS_TREES, BLOCK_R)
         if s >= S:
             return
     nodes = tl.load(slot_nodes_ptr + s)
@@ -134,42 +120,19 @@ def _finish_kernel(
     if tl.load(temperature_ptr + s) == 0:
         tl.store(logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)
     if ints_ptr is not None:
-        advance_slot(
-            s,
-            path_row,
-            path,
-            committed,
-            finish,
-            logprob_ptr,
-            raw_logprob_ptr,
-            penalty_ptr,
-            generated_ptr,
-            step_ptr,
-            live_ptr,
-            context_ptr,
-            seen_ptr,
-            tokens_ptr,
-            logprobs_ptr,
-            raw_logprobs_ptr,
-            tokens,
-            words,
-            N,
-            BLOCK_N,
-        )
+        result, logprobs = (path_row, path, committed, finish), (logprob_ptr, raw_logprob_ptr)
+        counts = (generated_ptr, step_ptr, live_ptr)
+        texts = (context_ptr, seen_ptr, penalty_ptr)
+        records = (tokens_ptr, logprobs_ptr, raw_logprobs_ptr)
+        advance_slot(s, result, logprobs, counts, texts, records, tokens, words, N, BLOCK_N)
         snapshot_slot(
             s,
-            path_row,
-            path,
-            committed,
-            finish,
+            result,
             bad,
-            slot_start_ptr,
-            slot_nodes_ptr,
+            (slot_start_ptr, slot_nodes_ptr),
             source_ptr,
-            logprob_ptr,
-            raw_logprob_ptr,
-            top_token_ptr,
-            top_prob_ptr,
+            logprobs,
+            (top_token_ptr, top_prob_ptr),
             ints_ptr,
             floats_ptr,
             S,
