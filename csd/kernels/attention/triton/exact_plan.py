@@ -59,14 +59,10 @@ def _first_cut(skipped, pages, step):
 def _put_segments(
     segment_ptr,
     index,
-    first,
-    last,
     tile,
+    last,  # row after those of the source
     source,
-    skipped,
-    pages,
-    step,
-    cut,
+    cuts,  # pages that are skipped, pages of the source, pages of a cut, and the first cut's number
     row,
     M,
     EACH: tl.constexpr,
@@ -74,6 +70,7 @@ def _put_segments(
     BLOCK: tl.constexpr,
 ):
     """Writes the segments of the tile that begins at `row`, if one does, from `index` on."""
+    skipped, pages, step, cut = cuts
     begin = _first_cut(skipped, pages, step)
     count = tl.where(row == tile, tl.cdiv(pages, step), 0)
     for i in range(begin, count, BLOCK):
@@ -196,42 +193,14 @@ def _plan_exact_kernel(
     tile = group_first + (row - group_first) // ROWS * ROWS
     index = group_before + (tile - group_first) // ROWS * (group_cuts - group_first_cut)
     if live:
-        _put_segments(
-            segment_ptr,
-            index,
-            group_first,
-            group_last,
-            tile,
-            group,
-            group_skipped,
-            group_pages,
-            step,
-            0,
-            row,
-            M,
-            EACH,
-            ROWS,
-            BLOCK,
-        )
+        cuts = (group_skipped, group_pages, step, 0)
+        _put_segments(segment_ptr, index, tile, group_last, group, cuts, row, M, EACH, ROWS, BLOCK)
         tile = start + (row - start) // ROWS * ROWS
-        cuts = tl.cdiv(pages, SLOT_PAGES) - slot_first_cut
-        index = slot_before + (tile - start) // ROWS * cuts
+        count = tl.cdiv(pages, SLOT_PAGES) - slot_first_cut
+        index = slot_before + (tile - start) // ROWS * count
+        cuts = (slot_skipped, pages, SLOT_PAGES, prompt_cuts)
         _put_segments(
-            segment_ptr,
-            index,
-            start,
-            start + nodes,
-            tile,
-            G + slot,
-            slot_skipped,
-            pages,
-            SLOT_PAGES,
-            prompt_cuts,
-            row,
-            M,
-            EACH,
-            ROWS,
-            BLOCK,
+            segment_ptr, index, tile, start + nodes, G + slot, cuts, row, M, EACH, ROWS, BLOCK
         )
 
 

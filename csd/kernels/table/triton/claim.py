@@ -18,10 +18,11 @@ import triton.language as tl
 
 from csd.kernels.table.triton.lookup import (
     cut_context,
-    find_entries,
     hash_tokens,
+    holds_context,
     load_context,
     order_sizes,
+    probe_entries,
 )
 
 
@@ -30,11 +31,8 @@ def claim_rows(
     row,  # [BLOCK_R]
     group,  # [BLOCK_R] int64
     context,  # [BLOCK_R, BLOCK_N] int32
-    entry_group_ptr,
-    entry_hash_ptr,
-    entry_tokens_ptr,
-    code_ptr,
-    entry_ptr,
+    entries,  # pointers of the table: entry_group, entry_hash and entry_tokens
+    keys,  # pointers, out: code and entry of each key
     rows,
     buckets,
     N: tl.constexpr,
@@ -44,6 +42,8 @@ def claim_rows(
     WAYS: tl.constexpr,
 ):
     """Writes hash and entry of every key of the rows."""
+    entry_group_ptr, entry_hash_ptr, entry_tokens_ptr = entries
+    code_ptr, entry_ptr = keys
     O: tl.constexpr = len(ORDERS)
     size = order_sizes(ORDERS, BLOCK_O)
     # [BLOCK_R, BLOCK_O, BLOCK_N], then [BLOCK_R, BLOCK_O]
@@ -53,18 +53,9 @@ def claim_rows(
     offs_n = tl.arange(0, context.shape[1])[None, None, :]
     oldest = tl.max(tl.where(offs_n == size[None, :, None] - 1, tokens, -1), 2)
     exists = (oldest >= 0) & (group >= 0)[:, None]
-    entry = find_entries(
-        code,
-        group,
-        tokens,
-        exists,
-        entry_group_ptr,
-        entry_hash_ptr,
-        entry_tokens_ptr,
-        buckets,
-        N,
-        WAYS,
-    )
+    entry, present = probe_entries(code, exists, entry_hash_ptr, buckets, WAYS)
+    held = holds_context(entry, present, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
+    entry = tl.where(held, entry, -1)
     order = tl.arange(0, BLOCK_O)[None, :]
     key = row[:, None] * O + order
     mask = (row < rows)[:, None] & (order < O)
@@ -94,23 +85,8 @@ def _claim_kernel(
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     group = tl.load(group_key_ptr + row, mask=row < rows, other=-1)
     context = load_context(context_ptr, row, row < rows, N, BLOCK_N)
-    claim_rows(
-        row,
-        group,
-        context,
-        entry_group_ptr,
-        entry_hash_ptr,
-        entry_tokens_ptr,
-        code_ptr,
-        entry_ptr,
-        rows,
-        buckets,
-        N,
-        ORDERS,
-        BLOCK_O,
-        HASH,
-        WAYS,
-    )
+    entries, keys = (entry_group_ptr, entry_hash_ptr, entry_tokens_ptr), (code_ptr, entry_ptr)
+    claim_rows(row, group, context, entries, keys, rows, buckets, N, ORDERS, BLOCK_O, HASH, WAYS)
 
 
 @triton.jit(do_not_specialize=["keys", "buckets"])

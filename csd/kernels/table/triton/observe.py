@@ -134,23 +134,9 @@ def _observe_claim_kernel(
     context = tl.where(anything, ANY, before)
     tl.store(out_context_ptr + offsets, context, mask=inside[:, None] & (n < N))
     if code_ptr is not None:
-        claim_rows(
-            r,
-            key,
-            context,
-            entry_group_ptr,
-            entry_hash_ptr,
-            entry_tokens_ptr,
-            code_ptr,
-            entry_ptr,
-            rows + slots,
-            buckets,
-            N,
-            ORDERS,
-            BLOCK_O,
-            HASH,
-            WAYS,
-        )
+        entries, keys = (entry_group_ptr, entry_hash_ptr, entry_tokens_ptr), (code_ptr, entry_ptr)
+        count = rows + slots
+        claim_rows(r, key, context, entries, keys, count, buckets, N, ORDERS, BLOCK_O, HASH, WAYS)
 
 
 def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
