@@ -14,9 +14,8 @@ from csd.engine.options.params import SamplingParams
 from csd.engine.options.thinking import forced_places, leaves_thought_open
 from csd.engine.results.logprobs import PromptScores
 from csd.engine.results.record import SOURCES, Draft
-from csd.engine.results.result import Sample, Samples
+from csd.engine.results.result import Sample, Samples, Until
 from csd.engine.results.stats import Stats
-from csd.engine.results.until import Until
 from csd.graph.history import PastSample
 from csd.kernels.common.noise import prompt_key
 from csd.models.fused.config import ModelSizes

@@ -1,10 +1,10 @@
 """Results of `csd.generate`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from csd.engine.results import views
 from csd.engine.results.record import Draft
@@ -184,3 +184,23 @@ def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dic
             texts |= dict.fromkeys(held, "") | {i: text}
             held = []
     return texts
+
+
+# True if the first samples of a prompt, the argument, are enough
+Until = Callable[[list[Sample]], bool]
+
+
+@runtime_checkable
+class UntilRule(Protocol):
+    """A rule that makes an `Until` for the number of samples of a prompt, as `csd.Vote` does."""
+
+    @property
+    def needs_text(self) -> bool:
+        """True if the rule reads the samples' texts."""
+
+    def of(self, total: int) -> Until:
+        """The `until` of a prompt with `total` samples."""
+
+
+# called once per step with (prompt index, sample index, new tokens, their text)
+OnText = Callable[[int, int, list[int], str], Any]
