@@ -1,6 +1,7 @@
 """csd inside `transformers`: `model.generate(..., custom_generate=csd.hf_generate)`.
 
-The `scores` and `logits` of `generate` come from one forward pass over finished sequences. Options that csd does not serve are refused by name.
+The `scores` and `logits` of `generate` come from one forward pass over finished sequences.
+Options that csd does not serve are refused by name.
 """
 
 import copy
