@@ -29,7 +29,7 @@ import triton.language as tl
 
 from csd.kernels.attention.layout import TILE, TreeLayout, check_layout
 from csd.kernels.attention.triton.first_keys import first_keys, first_keys_triton
-from csd.kernels.attention.triton.plan import tile_rows
+from csd.kernels.attention.triton.plan import _skipped, tile_rows
 from csd.kernels.common.operator import Fields, RecordOperator
 from csd.state.kv_cache import PAGE
 from csd.state.pool import MAX_DEPTH
@@ -39,15 +39,6 @@ NEAR = MAX_DEPTH + 1
 TAIL = NEAR + PAGE - 1
 # pages per cut of a prompt, more if there were over PROMPT_CUTS; pages per cut of a slot's tokens
 PROMPT_PAGES, PROMPT_CUTS, SLOT_PAGES = 8, 16, 16
-
-
-@triton.jit
-def _skipped(page_ptr, source, mask):
-    """Number of pages at a source's beginning that no row reads."""
-    if page_ptr is None:
-        return 0 * source
-    else:
-        return tl.load(page_ptr + source, mask=mask, other=0)
 
 
 @triton.jit
