@@ -270,7 +270,7 @@ def compared(
 
     on_paths: compare only a verdict's rows on accepted paths, since others need not be sampled.
     """
-    same = _on_paths if on_paths else _unchanged
+    same = _on_paths if on_paths else lambda x: x
     dropped = HANDED_ON.get(row.name.partition(" with ")[0], ())
     least = float(row.name in OF_PROBABILITIES)
 
@@ -310,10 +310,6 @@ def _rows_read(args: tuple, options: dict[str, Any]) -> tuple[tuple, dict[str, A
     table, *others = args
     numbers = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
     return (table[rows.clamp(min=0)], *others), options | {"rows": numbers}
-
-
-def _unchanged(x: Any) -> Any:
-    return x
 
 
 def _on_paths(x: Any) -> Any:

@@ -124,12 +124,11 @@ class Thinking:
     def _unfit(self) -> list[int]:
         state = self._budget.state
         if state not in self._banned:
-            ending = ((t, self._ended_at(t)) for t in self._budget.candidates())
+            ending = (
+                (t, Search(self._budget.end, state).push(t)) for t in self._budget.candidates()
+            )
             self._banned[state] = [t for t, symbols in ending if self._after(t, symbols) is None]
         return self._banned[state]
-
-    def _ended_at(self, token: int) -> int:
-        return Search(self._budget.end, self._budget.state).push(token)
 
     def compute_ff_tokens(self) -> list[int]:
         if self._text is None:
