@@ -23,7 +23,7 @@ from csd.models.fused.decoder import Decoder, HybridDecoder
 from csd.models.load import Loaded, load
 from csd.models.lora import state_of, tuner_layers
 from csd.models.module.decoder import ModuleDecoder, Pass
-from csd.models.redirect import calls_go_to
+from csd.models.redirect import AttentionArgs, calls_go_to
 from csd.models.text_model import unwrapped
 
 
@@ -68,16 +68,8 @@ class _PackedPass(Pass):
         # keys and values by call, for later calls that share them
         self.kv: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def attention(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> torch.Tensor:
-        spec = self._next(module, query, key, value, mask, named).spec
+    def attention(self, args: AttentionArgs) -> torch.Tensor:
+        spec, (_, query, key, value, _, named) = self._next(args).spec, args
         own = key[0].transpose(0, 1), value[0].transpose(0, 1)
         self.kv.append(own if spec.shares is None else self.kv[spec.shares])
         sinks = named["s_aux"] if spec.sinks else None

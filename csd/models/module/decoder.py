@@ -26,7 +26,7 @@ from csd.models.lora import Adapters, base_of
 from csd.models.module.mixers import MixerCall, answer, size_of
 from csd.models.module.probe import Call, probe
 from csd.models.module.sizes import NamedSizes, probed_sizes
-from csd.models.redirect import CONVOLUTION, Parts, calls_go_to
+from csd.models.redirect import CONVOLUTION, AttentionArgs, Parts, calls_go_to
 from csd.models.refuse import refuse_module
 
 ROWS = 5
@@ -40,16 +40,9 @@ class _Shapes:
     def mask(self, named: dict[str, Any]) -> None:
         pass
 
-    def attention(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> torch.Tensor:
-        return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+    def attention(self, args: AttentionArgs) -> torch.Tensor:
+        _, heads, rows, _ = args.query.shape
+        return args.query.new_empty(1, rows, heads, args.value.shape[3])
 
     def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
         return own(**named)
@@ -142,16 +135,8 @@ class Pass:
     def mask(self, named: dict[str, Any]) -> None:
         """Called by a module that passes on its mask's dimensions. Returns None as the mask."""
 
-    def attention(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> torch.Tensor:
-        call = self._next(module, query, key, value, mask, named)
+    def attention(self, args: AttentionArgs) -> torch.Tensor:
+        call, (_, query, key, value, _, named) = self._next(args), args
         spec, kind = call.spec, self.node_k[0].dtype
         if spec.shares is None:
             self.node_k[call.layer].copy_(key[0].transpose(0, 1))
@@ -182,37 +167,22 @@ class Pass:
         self.convs += convolution
         return answer(call, number, own, named, self.attend.states)
 
-    def _next(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> Call:
+    def _next(self, args: AttentionArgs) -> Call:
         call = self.calls[self.at] if self.at < len(self.calls) else None
-        if call is None or call.module() is not module:
+        if call is None or call.module() is not args.module:
             due = "none" if call is None else call.place
             raise RuntimeError(
-                f"attention call {self.at + 1} of a pass is of a {type(module).__name__}, "
+                f"attention call {self.at + 1} of a pass is of a {type(args.module).__name__}, "
                 f"expected {due}: the module calls attention in another order than in its test "
                 "pass"
             )
         self.at += 1
-        self._check(call, query, key, value, mask, named)
+        self._check(call, args)
         return call
 
-    def _check(
-        self,
-        call: Call,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> None:
+    def _check(self, call: Call, args: AttentionArgs) -> None:
         """Raises RuntimeError if a call differs from the probed one."""
+        _, query, key, value, mask, named = args
         spec, rows = call.spec, query.shape[2]
         if mask is not None and mask.numel() != 1:
             raise RuntimeError(f"{call.place} uses its own attention mask, of shape {mask.shape}")

@@ -23,6 +23,7 @@ from csd.kernels.attention.reference import Properties
 from csd.models.module.mixers import MixerCall, OtherCall, size_of
 from csd.models.redirect import (
     CONVOLUTION,
+    AttentionArgs,
     Parts,
     calls_go_to,
     own_function,
@@ -219,15 +220,8 @@ class _Noted:
         self.masks.append((made, named["mask_function"]))
         return made
 
-    def attention(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> torch.Tensor:
+    def attention(self, args: AttentionArgs) -> torch.Tensor:
+        module, query, key, value, mask, named = args
         module_name = self._place(module)
         if query.shape[:1] + query.shape[2:3] != (1, TOKENS) or key.shape[2] != TOKENS:
             raise NotAdmitted(
