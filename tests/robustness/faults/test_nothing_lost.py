@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -13,12 +14,14 @@ from csd.integrations.groups import draw
 from csd.traces.traces import read_traces
 
 
-@pytest.fixture
+@contextmanager
 def files_of_any_size():
-    """Undo what `fill` has changed."""
+    """Undo `fill` at the end of the call, before pytest writes to a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def fill(folder):
@@ -43,9 +46,7 @@ ACCIDENTS = {"full": fill, "folder removed": shutil.rmtree}
 @pytest.mark.parametrize("accident", ACCIDENTS)
 @pytest.mark.parametrize("end", ["record", "history", "both"])
 @pytest.mark.parametrize("prompts", [PROMPTS, PROMPTS[0]], ids=["list", "one"])
-def test_unwritable_results_are_in_the_error(
-    e, expected, tmp_path, files_of_any_size, accident, end, prompts
-):
+def test_unwritable_results_are_in_the_error(e, expected, tmp_path, accident, end, prompts):
     (tmp_path / "to").mkdir()
     (tmp_path / "kept").mkdir()
     whole = isinstance(prompts, list)
@@ -60,6 +61,7 @@ def test_unwritable_results_are_in_the_error(
             done.append(ACCIDENTS[accident](tmp_path / "to"))
 
     with (
+        files_of_any_size(),
         csd.History(path=places["history"], top=True) as history,
         pytest.raises(OSError, match=str(tmp_path)) as caught,
     ):
