@@ -31,7 +31,8 @@ def step_costs(table: StepTimeTable, slots: int = SLOTS) -> dict[str, Any]:
         }
         for size in sorted({*table.sizes, slots})
     ]
-    return {"slots": slots, "steady": table.steady, "rows": rows}
+    marks = {"steady": table.steady, "settled": table.settled}
+    return {"slots": slots, **marks, "rows": rows}
 
 
 def shown(costs: dict[str, Any]) -> str:
@@ -48,5 +49,6 @@ def shown(costs: dict[str, Any]) -> str:
             words = f"{needed:.0%}" if needed <= 1 else "never"
         lines.append(f"{row['rows']:6}  {row['milliseconds']:12.2f}  {words}".rstrip())
     if not costs["steady"]:
-        lines.append("other work disturbed the measurement, so the next process repeats it")
+        then = "these times are kept" if costs["settled"] else "the next process repeats it"
+        lines.append(f"other work disturbed the measurement; {then}")
     return "\n".join(lines)

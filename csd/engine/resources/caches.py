@@ -420,7 +420,7 @@ class Resources:
         sizes = sizes_to_time(self.max_slots, False)
         key = step_times_key(self.decoder, self.dtype, self._ops.name, sizes)
         table = load_step_times(key) if key else None
-        if table is None or not table.steady:
+        if table is None or not table.settled:
             table = refined(table, self.measure_steps(repeats=1)) if table else self.measure_steps()
             if key:
                 save_step_times(key, table)

@@ -124,7 +124,7 @@ class ModelResources(Resources):
                 checked = True
 
         by_name = isinstance(model, str | os.PathLike)
-        with phase(f"loading {model}:", None) if by_name else nullcontext():
+        with phase(f"loading {model}", None) if by_name else nullcontext():
             loaded = load(model, before=check_kernels, **options)
         self._exact, self._static = exact, static
         self._cost_of = self._cost = None

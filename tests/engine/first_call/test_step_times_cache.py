@@ -16,6 +16,7 @@ from csd.engine.first_call.time_steps import (
     save_step_times,
 )
 from csd.engine.step.budget import StepTimeTable
+from csd.engine.step.budget.estimator import MEASUREMENTS
 
 PROMPT = [5, 6, 7, 5, 6]
 
@@ -79,6 +80,7 @@ def test_each_kind_of_step_is_measured_once(measured, tmp_path):
         dict(seconds=[1.0, float("nan"), 2.0]),
         dict(rows=[4, 1, 2]),
         dict(rows="1, 4, 16"),
+        dict(measurements=0),
     ],
     ids=[
         "empty",
@@ -92,6 +94,7 @@ def test_each_kind_of_step_is_measured_once(measured, tmp_path):
         "nan",
         "falling",
         "text",
+        "unmeasured",
     ],
 )
 def test_unusable_files_are_measured_anew(content, measured, tmp_path, caplog):
@@ -187,6 +190,25 @@ def test_a_marked_table_is_refined_until_two_measurements_agree(monkeypatch, tmp
     ]
     # a process that refines a table times each size once, and none times a steady one
     assert rounds == [3, 1, 1]
+
+
+def test_processes_of_a_busy_machine_measure_a_few_times_only(monkeypatch, tmp_path):
+    """Without two measurements that agree, a table has the smallest times of MEASUREMENTS."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured = []
+
+    def measure(self, repeats=3):
+        measured.append(2.0 ** -len(measured))
+        return StepTimeTable([1, 4], [measured[-1], 3 * measured[-1]], steady=False)
+
+    monkeypatch.setattr(csd.Engine, "measure_steps", measure)
+    want = drawn(engine())
+    for _ in range(MEASUREMENTS + 2):
+        assert drawn(made := engine()) == want
+    assert len(measured) == MEASUREMENTS == made._cost.measurements
+    assert made._cost.seconds == [measured[-1], 3 * measured[-1]]
+    # the mark is kept
+    assert made._cost.settled and not made._cost.steady
 
 
 def test_a_slow_measurement_ends_after_few_sizes(monkeypatch):
