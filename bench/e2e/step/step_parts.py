@@ -60,8 +60,8 @@ class Timed(csd.Engine):
 
         self.decoder.linear = linear
 
-    def _step_of_call(self, *args: Any) -> Step:
-        step = super()._step_of_call(*args)
+    def _with_settings(self, *args: Any) -> Step:
+        step = super()._with_settings(*args)
         self._phases = step.seconds
         self.steps.clear()
         return step

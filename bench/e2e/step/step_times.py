@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     times: dict[str, list] = {name: [] for name in engines}
     for _ in range(args.rounds):
         for name, engine in engines.items():
-            times[name].append(engine.measure_steps(worth=math.inf))
+            times[name].append(engine.step_times.measure(worth=math.inf))
     rows = times["seconds"][0].sizes
     result = {"bench": "step_times", "rows": rows}
     for name, tables in times.items():
@@ -80,8 +80,7 @@ def profile(engine: csd.Engine, rows: int, steps: int = 10) -> str:
 
     from csd.engine.first_call.time_steps import time_steps
 
-    with torch.inference_mode(False):
-        step = engine._allocate(rows + 1, 1, 1, 1, 1)
+    step = engine.caches.small_step(rows + 1)
     sizes = [rows, rows + 1]
     time_steps(step, sizes)
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profile_run:

@@ -71,8 +71,8 @@ def calls(section: Section, engine, draw) -> dict:
         "wall_ms_a_step": 1e3 * seconds[-1] / steps,
         "host_cpu_ms_a_step": 1e3 * busy / steps,
     }
-    if engine.demand is not None:
-        row["predicted_bytes"] = asdict(engine.demand) | {"total": engine.demand.total}
+    if (demand := engine.caches.demand) is not None:
+        row["predicted_bytes"] = asdict(demand) | {"total": demand.total}
     if section.cuda:
         peak = torch.cuda.max_memory_allocated(section.device)
         row |= {"bytes_before": weights, "peak_bytes_beyond": peak - weights}

@@ -138,7 +138,7 @@ def test_steps_are_timed_without_waiting_for_the_device():
         with mock.patch.object(torch.cuda, "synchronize", wait), engine("cuda") as e:
             e.generate(PROMPTS, budget="auto", **ASKED)
             captures = len(alone)
-            e.measure_steps()
+            e.step_times.measure()
     # captures wait, one after another
     assert len(alone) == captures > 0 and all(alone)
 
@@ -286,21 +286,21 @@ def test_mixed_calls_keep_their_graphs(monkeypatch, captures):
     """Caches are made at most three times after the tenth call, and all graphs with them."""
     draw = random.Random(0)
     with Gpu(), engine("cuda", max_slots=16) as e:
-        made, plainly = [], e._allocate
+        made, plainly = [], e.caches.allocate
         monkeypatch.setattr(
-            e, "_allocate", lambda *a, **more: (made.append(a), plainly(*a, **more))[1]
+            e.caches, "allocate", lambda *a, **more: (made.append(a), plainly(*a, **more))[1]
         )
         counts = []
         for _ in range(200):
             n, new = draw.choice((2, 4, 8)), draw.choice((64, 128, 256))
             params = SamplingParams(max_new_tokens=new)
             prompt = [1] * draw.randrange(60, 700)
-            e._prepare([Request.of(0, prompt, params, range(n), 0)], "consensus")
+            e.caches.prepare([Request.of(0, prompt, params, range(n), 0)], "consensus")
             counts.append(len(made))
         assert counts[-1] - counts[9] <= 3
-        step = e._step
+        step = e.caches.step
         e.generate([5, 6, 7], budget=8, num_samples=2, max_new_tokens=8, seed=1)
         kept = len(captures)
         assert kept and len(step.captures.graphs) == kept
         e.generate([5, 6, 7] * 100, budget=8, num_samples=8, max_new_tokens=200, seed=1)
-        assert e._step is step and len(captures) == kept
+        assert e.caches.step is step and len(captures) == kept

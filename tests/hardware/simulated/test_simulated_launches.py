@@ -34,8 +34,8 @@ def test_a_replay_is_kernels_of_csd_and_products(ops):
     with Gpu(compiled=True, idle=True) as gpu, engine("cuda") as e:
         e.ops = ops
         job = forced_requests([Trace("a", [5, 6, 7], [[8, 9]], 0.7, None, 1, [0])])
-        step = e._prepare(job, "consensus")
-        step.drafter = e._drafter
+        step = e.caches.prepare(job, "consensus")
+        step.drafter = e.caches.drafter
         step.start(16, 16, [None], 1)
         ((graph, _),) = step.captures.graphs.values()
         layers = e.config.layers

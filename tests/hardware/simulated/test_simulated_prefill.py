@@ -26,7 +26,7 @@ def caches(dtype, passes):
     params = SamplingParams(max_new_tokens=4)
     asked = [Request.of(g, p, params, range(1), 0) for g, p in enumerate(prompts)]
     with Gpu(by_rows=True):
-        run = csd.Engine(random_model("tiny", "cuda", dtype), self_check=False)._prepare(
+        run = csd.Engine(random_model("tiny", "cuda", dtype), self_check=False).caches.prepare(
             asked, "consensus"
         )
         run.cache.reset()

@@ -59,5 +59,5 @@ def test_requests_that_arrive_and_leave_between_replays(in_this_thread):
             assert "cancelled" in left.result(0).finish_reasons
         # all graphs are there: nothing is captured and nothing is waited for
         assert not gpu.waits
-        cache = e._step.cache
+        cache = e.caches.step.cache
         assert len(cache.allocator) == cache.k.shape[1]

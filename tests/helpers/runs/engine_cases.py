@@ -36,7 +36,7 @@ def assert_same_samples(got, want) -> None:
 def free(service):
     """True if nothing is in flight, and all pages, groups and slots are free again."""
     service.close()
-    step = service.engine._step
+    step = service.engine.caches.step
     assert len(step.cache.allocator) == step.cache.k.shape[1]
     assert not step.slots.live.any() and (step.slots.group_key == -1).all()
     assert service.waiting == 0

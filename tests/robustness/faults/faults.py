@@ -30,7 +30,7 @@ def times(few: int, many: int) -> range:
 
 def assert_usable(engine, prompt, expected, **options) -> None:
     """Nothing of the call before is left: no page, no slot, no group, no lock."""
-    step = engine._step
+    step = engine.caches.step
     if step is not None and engine._ended:
         assert len(step.cache.allocator) == step.cache.k.shape[1]
         assert not step.slots.live.any()

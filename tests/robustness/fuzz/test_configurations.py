@@ -154,7 +154,7 @@ def test_every_token_is_plain_samplings(
         event("a grammar behind a thought")
     engine = Engine(twin, **machine)
     # measured, it would take longer than all else here
-    engine._cost = StepTimeTable([1, 64], [1.0, 2.0])
+    engine.step_times.table = StepTimeTable([1, 64], [1.0, 2.0])
     results = csd.generate(
         engine,
         prompts,

@@ -73,7 +73,7 @@ def models(family: str):
 def engine_of(family, decoder, machine):
     model = models(family)[1 + DECODERS.index(decoder)]
     engine = Engine(model, decoder=decoder, **machine)
-    engine._cost = StepTimeTable([1, 64], [1.0, 2.0])
+    engine.step_times.table = StepTimeTable([1, 64], [1.0, 2.0])
     return engine
 
 
@@ -268,7 +268,7 @@ def test_values_of_given_tokens_are_a_loops(
             for place in data.draw(st.sets(st.integers(0, len(row) - 1), max_size=2)):
                 row[place] = data.draw(TOKENS)
         if grammar:
-            engine._loaded.tokenizer = PIECES
+            engine.model.loaded.tokenizer = PIECES
         trace = Trace(
             problem=0,
             prompt=prompt,
@@ -281,7 +281,7 @@ def test_values_of_given_tokens_are_a_loops(
         )
         sampling = {name: value for name, value in options.items() if name != "temperature"}
         (audited,) = audit(engine, [trace], **sampling)
-        engine._loaded.tokenizer = None
+        engine.model.loaded.tokenizer = None
     assert [a.tokens for a in audited] == tokens
     for a in audited:
         sampling = dict(options)

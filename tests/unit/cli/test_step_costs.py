@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-import csd
 from csd.cli.main import main
 from csd.cli.step_costs import shown, step_costs
+from csd.engine.resources.step_times import StepTimes
 from csd.engine.step.budget import StepTimeTable
 from csd.models.demo import toy
 
@@ -29,7 +29,7 @@ def test_the_acceptance_needed_pays_for_the_longer_step():
 def test_doctor_prints_the_table_of_a_model(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     table = StepTimeTable([1, 8, 16], [0.010, 0.012, 0.018])
-    monkeypatch.setattr(csd.Engine, "measure_steps", lambda self, repeats=3: table)
+    monkeypatch.setattr(StepTimes, "measure", lambda self, repeats=3: table)
     for part in toy():
         part.save_pretrained(tmp_path / "toy")
     asked = ["doctor", str(tmp_path / "toy"), "--device", "cpu", "--dtype", "float32"]

@@ -163,7 +163,7 @@ def test_a_call_in_inference_mode_leaves_a_usable_engine(static):
 def test_old_caches_are_gone_before_new_ones_are_sized(monkeypatch):
     with engine(PrefixSum()) as e:
         csd.generate(e, [1, 2, 3], **ASKED)
-        old = weakref.ref(e._step.cache)
+        old = weakref.ref(e.caches.step.cache)
         fit = resources.slots_that_fit
         seen = []
 

@@ -42,12 +42,12 @@ def test_pages_in_pieces_change_nothing():
     e = engine(model, max_slots=4)
     prompt = prompts(3)[2]
     kept = csd.generate(e, prompt, num_samples=4, max_new_tokens=150, seed=1)
-    allocator = e._step.cache.allocator
+    allocator = e.caches.step.cache.allocator
     allocator._free = allocator._free[::2] + allocator._free[1::2]
-    reset = e._step.cache.reset
-    e._step.cache.reset = lambda: None
+    reset = e.caches.step.cache.reset
+    e.caches.step.cache.reset = lambda: None
     again = csd.generate(e, prompt, num_samples=4, max_new_tokens=150, seed=1)
-    e._step.cache.reset = reset
+    e.caches.step.cache.reset = reset
     assert kept.tokens == again.tokens
 
 

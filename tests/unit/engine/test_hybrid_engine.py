@@ -64,7 +64,7 @@ def test_a_service_draws_the_same_under_load(how, plain):
         handles = [service.submit(p, owner=o, **OPTIONS) for o in "ab" for p in PROMPTS]
         for handle, want in zip(handles, [*plain, *plain], strict=True):
             assert handle.result().tokens == want.tokens
-        assert service.engine._step.cache.states.prompts == {}
+        assert service.engine.caches.step.cache.states.prompts == {}
     finally:
         service.close()
 
@@ -82,7 +82,7 @@ def test_forward_and_commit_read_nothing_on_the_host(family, decoder):
         build(family, torch.float32), decoder=decoder, static=True, kernels="reference", max_slots=2
     ) as e:
         e.generate(PROMPTS[1], num_samples=1, max_new_tokens=2, seed=1, budget=2)
-        step, slots = e._step, e._step.slots
+        step, slots = e.caches.step, e.caches.step.slots
         # the sample that was drawn, whose pages are free but hold what they held
         slots.group.zero_(), slots.live.fill_(True), slots.max_new.fill_(9)
         step.cache.prompt_pages.zero_(), step.cache.slot_pages.fill_(1)

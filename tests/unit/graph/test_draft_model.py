@@ -97,7 +97,7 @@ def test_the_cache_is_that_of_the_committed_text():
         ignore_eos=True,
     )
     first = next(stream)[1]
-    cache = e._drafter.prefill.cache
+    cache = e.caches.drafter.prefill.cache
     # the other sample may have ended in the same step
     s = next(s for s, n in enumerate(cache.length) if n and cache._owner[s][1] == first.index)
     n = cache.length[s]

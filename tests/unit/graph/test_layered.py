@@ -63,11 +63,11 @@ def test_samples_that_take_a_slot_later_draft_from_finished_ones(model, name):
     engine = csd.Engine(model, max_slots=2, together=2)
     with engine:
         out = engine.generate(PROMPTS, drafter=name, budget=16, **OPTIONS)
-        texts = engine._drafter.texts
+        texts = engine.caches.drafter.texts
         assert texts.rows == 8
         held = {
             (int(texts.group_key[r]), int(texts.sample[r])): texts.token[
-                r, engine._drafter.context : texts.length[r]
+                r, engine.caches.drafter.context : texts.length[r]
             ].tolist()
             for r in range(texts.rows)
             if texts.group_key[r] >= 0

@@ -60,7 +60,7 @@ class Watched(ParallelEngine):
 
 def corrupt(engine):
     """Give this rank a graph of its own, which learns as rank 0's does but for wrong successors."""
-    graph = make_drafter("consensus", engine._ops, engine.device)
+    graph = make_drafter("consensus", engine.ops, engine.device)
     insert, propose = graph.insert, FollowerStep.propose
 
     def wrong_insert(pool, slots, verdict, defer=False):
@@ -106,12 +106,12 @@ def disagree():
 
 def timed_apart(engine, rank):
     """A call that times the steps, each 100 times as long as the last by rank 0's clock."""
-    engine._cost, clock = None, step_timing.time
+    engine.step_times.table, clock = None, step_timing.time
     if rank == 0:
         ticks = itertools.count()
         step_timing.time = SimpleNamespace(perf_counter=lambda: 10.0 ** next(ticks))
     tokens = engine.drawn("auto")["tokens"]
-    engine._cost, step_timing.time = None, clock
+    engine.step_times.table, step_timing.time = None, clock
     return tokens
 
 

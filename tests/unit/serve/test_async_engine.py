@@ -50,7 +50,7 @@ def test_samples_are_those_of_generate_whatever_arrives(how):
     with csd.Engine(model) as plainly:
         wanted = [plainly.generate(prompt, **options) for prompt, options in asked]
     service = csd.AsyncEngine(model, max_slots=6, max_tokens=256, max_queue=100, budget=7, **how)
-    assert service.engine._step.static == how.get("static", False)
+    assert service.engine.caches.step.static == how.get("static", False)
     handles, twins = [None] * len(asked), []
 
     def client(numbers):
@@ -186,7 +186,7 @@ def test_requests_wait_for_pages(monkeypatch):
     monkeypatch.setattr(room.Room, "bytes", lambda self, *_: self.pages)
     monkeypatch.setattr(room, "changed_bytes", lambda *_: 0)
     monkeypatch.setattr(room, "free_bytes", lambda _: 9)
-    e.memory = 1.0
+    e.caches.memory = 1.0
     service = csd.AsyncEngine(e)
     assert service.longest == 8 * 64
     asked = [p[:200] for p in prompts(6, 200)]

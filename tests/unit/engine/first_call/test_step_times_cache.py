@@ -15,6 +15,7 @@ from csd.engine.first_call.time_steps import (
     refined,
     save_step_times,
 )
+from csd.engine.resources.step_times import StepTimes
 from csd.engine.step.budget import StepTimeTable
 from csd.engine.step.budget.estimator import MEASUREMENTS
 
@@ -37,7 +38,7 @@ def measured(monkeypatch, tmp_path):
         engines.append(self)
         return StepTimeTable([1, 4, 16], [1.0, 1.5, 4.0])
 
-    monkeypatch.setattr(csd.Engine, "measure_steps", measure)
+    monkeypatch.setattr(StepTimes, "measure", measure)
     return engines
 
 
@@ -52,7 +53,7 @@ def files(tmp_path):
 def test_each_kind_of_step_is_measured_once(measured, tmp_path):
     drawn(engine())
     drawn(again := engine())
-    assert len(measured) == 1 and again._cost.seconds == [1.0, 1.5, 4.0]
+    assert len(measured) == 1 and again.step_times.table.seconds == [1.0, 1.5, 4.0]
     drawn(engine(hidden=32))
     drawn(engine(max_slots=1))
     assert len(measured) == 3 and len(files(tmp_path)) == 3
@@ -123,7 +124,7 @@ def test_tokens_do_not_depend_on_the_table(measured, tmp_path):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": seconds}))
         planted = engine()
         assert drawn(planted) == want
-        assert planted._cost.seconds == seconds
+        assert planted.step_times.table.seconds == seconds
     assert len(measured) == 1
 
 
@@ -177,11 +178,11 @@ def test_a_marked_table_is_refined_until_two_measurements_agree(monkeypatch, tmp
         rounds.append(repeats)
         return StepTimeTable([1, 4, 16], next(timings), steady=False)
 
-    monkeypatch.setattr(csd.Engine, "measure_steps", measure)
+    monkeypatch.setattr(StepTimes, "measure", measure)
     tables = []
     for _ in range(4):
         drawn(made := engine())
-        tables.append((made._cost.seconds, made._cost.steady))
+        tables.append((made.step_times.table.seconds, made.step_times.table.steady))
     assert tables == [
         ([1.0, 5.0, 8.0], False),
         ([1.0, 1.5, 8.0], False),
@@ -201,14 +202,14 @@ def test_processes_of_a_busy_machine_measure_a_few_times_only(monkeypatch, tmp_p
         measured.append(2.0 ** -len(measured))
         return StepTimeTable([1, 4], [measured[-1], 3 * measured[-1]], steady=False)
 
-    monkeypatch.setattr(csd.Engine, "measure_steps", measure)
+    monkeypatch.setattr(StepTimes, "measure", measure)
     want = drawn(engine())
     for _ in range(MEASUREMENTS + 2):
         assert drawn(made := engine()) == want
-    assert len(measured) == MEASUREMENTS == made._cost.measurements
-    assert made._cost.seconds == [measured[-1], 3 * measured[-1]]
+    assert len(measured) == MEASUREMENTS == made.step_times.table.measurements
+    assert made.step_times.table.seconds == [measured[-1], 3 * measured[-1]]
     # the mark is kept
-    assert made._cost.settled and not made._cost.steady
+    assert made.step_times.table.settled and not made._cost.steady
 
 
 def test_a_slow_measurement_ends_after_few_sizes(monkeypatch):

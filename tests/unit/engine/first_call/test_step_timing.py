@@ -60,7 +60,7 @@ def watched(*args):
     return found
 
 def compile_layers(engine):
-    step = engine._allocate(FEW_AND_MANY[-1], 1, 1, 1, 1)
+    step = engine.caches.small_step(FEW_AND_MANY[-1])
     step.drafting = False
     step.slots.group.zero_()
     for rows in FEW_AND_MANY:
@@ -74,11 +74,11 @@ with csd.Engine(model, max_slots=4) as engine:
         compile_layers(engine)
         compile_step_loops(engine.dtype, VOCAB, FEW_AND_MANY[-1])
         before = loops()
-        engine.measure_steps()
+        engine.step_times.measure()
         print(*sorted(name for name, _ in loops() - before))
         sys.exit()
     if sys.argv[2] == "timed":
-        engine.measure_steps()
+        engine.step_times.measure()
     # nodes of its own: nothing else times steps
     for given in CASES.values():
         for n in (1, 4):

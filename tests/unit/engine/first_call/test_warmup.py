@@ -12,10 +12,10 @@ def test_a_call_behind_it_allocates_nothing_and_draws_the_same():
     want = engine(PrefixSum()).generate([1, 2, 3], **asked)
     with engine(PrefixSum()) as made:
         made.warmup(num_samples=5, prompt_tokens=70, max_new_tokens=40)
-        step = made._step
+        step = made.caches.step
         assert step.slots.count == 5 and len(step.cache.allocator) == step.cache.pages
         assert_same_samples([made.generate([1, 2, 3], **asked)], [want])
-        assert made._step is step
+        assert made.caches.step is step
 
 
 @pytest.mark.parametrize(

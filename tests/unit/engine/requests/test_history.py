@@ -194,14 +194,14 @@ def test_capacity_follows_the_number_of_tokens(model, monkeypatch):
     assert capacity_for(10**9, config) == MAX_CAPACITY
     e = csd.Engine(build("llama", dtype=torch.float64))
     e.generate([1, 2], max_new_tokens=4)
-    assert e._drafter.config.capacity == MIN_CAPACITY
+    assert e.caches.drafter.config.capacity == MIN_CAPACITY
     text = [[i % VOCAB for i in range(k, k + 30_000)] for k in range(2)]
     e.generate([1, 2], history=text, max_new_tokens=4)
-    assert e._drafter.config.capacity == 1 << 19
+    assert e.caches.drafter.config.capacity == 1 << 19
     # it does not shrink, so that calls that alternate keep their step
-    step = e._step
+    step = e.caches.step
     e.generate([1, 2], max_new_tokens=4)
-    assert e._step is step
+    assert e.caches.step is step
 
 
 def test_dropped_contexts_are_reported(monkeypatch):

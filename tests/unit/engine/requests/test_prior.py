@@ -87,10 +87,10 @@ def test_auto_keeps_more_nodes_where_a_prior_makes_them_likelier():
     kept = []
     for given in (csd.Prior(contexts=1024), prior):
         e.generate([9, 3], prior=given, max_new_tokens=2, budget=4)
-        slots = e._step.slots
+        slots = e.caches.step.slots
         slots.live[0], slots.group[0], slots.max_new[0] = True, 0, 16
         slots.generated[0], slots.context[0, :2] = 0, torch.tensor([3, 9])
-        pool = e._drafter.propose(slots, 17)
+        pool = e.caches.drafter.propose(slots, 17)
         costs = pool.cost[pool.depth > 0].tolist()
         kept.append(AutoBudget(StepTimeTable([1, 64], [1.0, 9.0])).select(1, costs))
         slots.live[0], slots.group[0] = False, -1

@@ -107,7 +107,7 @@ def test_release_gives_an_engine_its_caches_back(checkpoint):
     path = checkpoint("llama")
     with csd.Engine(path) as engine:
         want = generated(engine)
-        held = weakref.ref(engine._step.cache)
+        held = weakref.ref(engine.caches.step.cache)
     gc.collect()
     assert held() is None
     assert generated(engine) == want

@@ -91,13 +91,13 @@ def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch, kernels, gathe
         groups=1,
         slot_pages=1,
         prompt_pages=1,
-        rows=short._rows(2),
+        rows=short.caches.rows(2),
         gathers=gathers,
     )
     assert two.new + two.prompts == 3 * page
     monkeypatch.setattr(resources, "free_bytes", lambda device: two.total)
     assert csd.generate(short, [1, 2], **options).tokens == expected.tokens
-    assert short._step.slots.count == 2
+    assert short.caches.step.slots.count == 2
     monkeypatch.setattr(resources, "free_bytes", lambda device: two.step)
     with pytest.raises(MemoryError, match=r"\(1\) need"):
         csd.generate(engine(model, kernels=kernels), [1, 2], **options)
@@ -170,15 +170,15 @@ def test_what_changes_rows_is_counted(monkeypatch):
     """In what an engine may take, also where its caches are there already."""
     with engine(PrefixSum(), max_slots=4, memory=1.0) as made:
         draw = partial(csd.generate, made, [1, 2], seed=0, budget=2, num_samples=4)
-        plain = draw(max_new_tokens=64).tokens, made.demand.total
+        plain = draw(max_new_tokens=64).tokens, made.caches.demand.total
         draw(max_new_tokens=64, logit_bias={3: 1.0})
-        assert made.demand.total == plain[1]
-        rows = made._step.cache.node_k.shape[1]
+        assert made.caches.demand.total == plain[1]
+        rows = made.caches.step.cache.node_k.shape[1]
         extra = changed_bytes(Asked(bias=True), 1, rows, 3 * 64, 32, torch.float64)
         assert extra > rows * 32 * 8
         made.release()
         draw(max_new_tokens=64, logit_bias={3: 1.0})
-        assert made.demand.total == plain[1] + extra
+        assert made.caches.demand.total == plain[1] + extra
         made.release()
         draw(max_new_tokens=64)
         # what is left is too little for the copy: the caches make room for it
@@ -237,13 +237,13 @@ def test_prompts_of_one_token_are_admitted_when_no_page_is_free():
 
 def allocations(monkeypatch, engine):
     """A list that grows with each cache that `engine` makes."""
-    made, plain = [], engine._allocate
+    made, plain = [], engine.caches.allocate
 
     def noted(*args, **options):
         made.append(args)
         return plain(*args, **options)
 
-    monkeypatch.setattr(engine, "_allocate", noted)
+    monkeypatch.setattr(engine.caches, "allocate", noted)
     return made
 
 
@@ -260,7 +260,7 @@ def test_calls_that_were_made_before_allocate_nothing(monkeypatch, seed):
         def draw(n, new, prompt):
             params = SamplingParams(max_new_tokens=new)
             request = Request.of(0, [1] * prompt, params, range(n), 0)
-            made._prepare([request], "consensus")
+            made.caches.prepare([request], "consensus")
 
         for call in calls:
             draw(*call)
@@ -289,7 +289,7 @@ def test_mixed_calls_seldom_allocate(monkeypatch, seed):
         made_by = []
         for n, new, prompt in mixed_calls(seed):
             params = SamplingParams(max_new_tokens=new)
-            made._prepare([Request.of(0, [1] * prompt, params, range(n), 0)], "consensus")
+            made.caches.prepare([Request.of(0, [1] * prompt, params, range(n), 0)], "consensus")
             made_by.append(len(found))
         assert 0 < made_by[9] <= 8
         assert made_by[-1] - made_by[9] <= 3
@@ -301,8 +301,8 @@ def test_caches_do_not_grow_beyond_memory(monkeypatch):
     its caches for the next."""
     with engine(PrefixSum(), max_slots=4, memory=1.0) as made:
         draw = partial(csd.generate, made, [1, 2], seed=0, budget=2)
-        few = [draw(num_samples=1, max_new_tokens=400).tokens, made.demand.total]
-        many = [draw(num_samples=4, max_new_tokens=64).tokens, made.demand.total]
+        few = [draw(num_samples=1, max_new_tokens=400).tokens, made.caches.demand.total]
+        many = [draw(num_samples=4, max_new_tokens=64).tokens, made.caches.demand.total]
         made.release()
         free = max(few[1], many[1])
         monkeypatch.setattr(resources, "free_bytes", lambda device: free)
@@ -313,5 +313,5 @@ def test_caches_do_not_grow_beyond_memory(monkeypatch):
         assert len(found) == 4
         found.clear()
         wide = [draw(num_samples=4, max_new_tokens=400).tokens for _ in range(3)]
-        assert wide[0] == wide[2] and made._step.slots.count < 4
+        assert wide[0] == wide[2] and made.caches.step.slots.count < 4
         assert len(found) == 1

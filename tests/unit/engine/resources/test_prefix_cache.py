@@ -123,7 +123,7 @@ def test_reused_beginnings_have_the_bits_of_prompts_read_whole(how, seed):
         whole = [engine.generate(prompt, **ASKED) for prompt in prompts]
         assert not any(out.stats.cached_tokens for out in whole)
     with csd.Engine(make(), max_slots=4, **options) as engine, memories() as got:
-        assert engine._unit == unit
+        assert engine.caches.unit == unit
         alone = [engine.generate(prompt, **ASKED) for prompt in prompts]
         for out, n, wanted in zip(alone, common, whole, strict=True):
             assert out.stats.cached_tokens == n // unit * unit
@@ -138,7 +138,7 @@ def test_reused_beginnings_have_the_bits_of_prompts_read_whole(how, seed):
                 assert out.tokens[0] == wanted.tokens[0]
         read = sum(len(out.prompt_ids) - 1 - out.stats.cached_tokens for out in together)
         assert read <= whole_units_once(prompts, unit)
-        assert len(engine._step.cache.allocator) == engine._step.cache.pages
+        assert len(engine.caches.step.cache.allocator) == engine.caches.step.cache.pages
 
 
 def whole_units_once(prompts, unit):
@@ -252,7 +252,7 @@ def test_a_call_that_fails_keeps_whole_units_only():
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyError):
             patch.setattr(Prefill, "finish_chunk", fails)
             engine.generate(prompts[0], **ASKED)
-        assert len(engine._step.cache.allocator) == engine._step.cache.pages
+        assert len(engine.caches.step.cache.allocator) == engine.caches.step.cache.pages
         out = [engine.generate(prompt, **ASKED) for prompt in prompts]
         assert [x.stats.cached_tokens for x in out] == [0, 128]
     plain = csd.Engine(fused("llama", F32)(), exact=True, prefix_cache=False)
@@ -318,7 +318,7 @@ def test_a_full_index_of_states_evicts_and_the_bits_stay():
             engine.generate(prompt, **ASKED)
     with csd.Engine(make(), **options) as engine, memories() as got:
         engine.generate(prompts[0], **ASKED)
-        index = engine._step.cache.allocator.index
+        index = engine.caches.step.cache.allocator.index
         index.limit = 3
         for prompt in prompts:
             engine.generate(prompt, **ASKED)
@@ -340,7 +340,7 @@ def test_owners_of_a_service_share_with_themselves_alone():
         counters = service.counters
         assert counters.cached_prompt_tokens == 3 * 192
         assert counters.prompt_tokens == 7 * 201 - 3 * 192
-    assert len(service.engine._step.cache.allocator) == service.engine._step.cache.pages
+    assert len(service.engine.caches.step.cache.allocator) == service.engine.caches.step.cache.pages
 
 
 @pytest.mark.parametrize("shares", [False, True])

@@ -80,7 +80,7 @@ def test_their_rows_are_counted_in_memory(monkeypatch, expected):
     monkeypatch.setattr(resources, "free_bytes", lambda device: room)
     # where they do not fit, fewer samples are in flight
     assert csd.generate(made, [1, 2], budget=2**31, **OPTIONS).tokens == expected
-    assert made._step.slots.count < 12
+    assert made.caches.step.slots.count < 12
     monkeypatch.setattr(resources, "free_bytes", lambda device: 10_000)
     with pytest.raises(MemoryError, match="lower max_new_tokens"):
         csd.generate(engine(sure()), [1, 2], budget=2**31, **OPTIONS)
@@ -93,4 +93,4 @@ def test_a_chunk_has_no_more_rows_than_a_prompt(expected):
     long = csd.generate(made, prompt, **OPTIONS)
     assert long.tokens == csd.generate(engine(sure()), prompt, **OPTIONS).tokens
     # a power of two of rows, so that later calls seldom allocate
-    assert made._step.cache.node_k.shape[1] == 2048
+    assert made.caches.step.cache.node_k.shape[1] == 2048

@@ -132,7 +132,7 @@ def test_a_long_prompt_goes_into_the_graph_as_it_is_read(events, monkeypatch):
         e = engine(PrefixSum(sharpness=8.0), prefill_chunk=chunk)
         e.ops = replace(e.ops, graph_insert=watched)
         made.append(csd.generate(e, prompt, num_samples=2, max_new_tokens=9, seed=1, budget=8))
-        tables.append(e._drafter.table)
+        tables.append(e.caches.drafter.table)
     got = events[: events.index("step")]
     whole, rest = ("entered", 512), ("entered", 276)
     assert got == [300, 300, whole, 300, 300, whole, 100, rest]

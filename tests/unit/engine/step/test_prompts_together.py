@@ -58,7 +58,7 @@ def caches_of(engine, prompts, order):
         Request.of(i, p, SamplingParams(max_new_tokens=4), range(1), 0)
         for i, p in enumerate(prompts)
     ]
-    step = engine._prepare(requests, "consensus")
+    step = engine.caches.prepare(requests, "consensus")
     cache = step.cache
     cache.reset()
     for part in cache.parts:

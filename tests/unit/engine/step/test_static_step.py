@@ -58,12 +58,12 @@ def test_plain_runs_insert_nothing_into_the_graph(model, static):
     options = dict(num_samples=2, max_new_tokens=5, seed=2)
     with csd.Engine(model, static=static) as engine:
         engine.generate(PROMPTS, speculate=False, **options)
-        assert int(engine._drafter.table.step) == 0
+        assert int(engine.caches.drafter.table.step) == 0
         # and after a run with drafts it still would
         engine.generate(PROMPTS, budget=8, **options)
-        inserts = int(engine._drafter.table.step)
+        inserts = int(engine.caches.drafter.table.step)
         engine.generate(PROMPTS, speculate=False, **options)
-        assert int(engine._drafter.table.step) == inserts > 2
+        assert int(engine.caches.drafter.table.step) == inserts > 2
 
 
 def test_calls_without_static_support_run_eagerly(model):

@@ -287,7 +287,7 @@ def test_rows_draft_for_each_other_on_request(model, stats, monkeypatch):
     # some are admitted when others have finished
     engine = engine_for(model)
     engine.release()
-    monkeypatch.setattr(engine, "max_slots", 2)
+    monkeypatch.setattr(engine.caches, "max_slots", 2)
     rows = [[5, 9, 23 + i] for i in range(4)]
     asked = dict(num_return_sequences=2, max_new_tokens=16, budget=16)
     plain = generate(model, rows, **asked)

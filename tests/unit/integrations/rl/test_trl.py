@@ -185,7 +185,7 @@ def test_prompts_draft_for_each_other_on_request(trained, monkeypatch):
     trainer = trained.trainer
     engine = engine_for(trainer.accelerator.unwrap_model(trainer.model))
     engine.release()
-    monkeypatch.setattr(engine, "max_slots", 2)
+    monkeypatch.setattr(engine.caches, "max_slots", 2)
     prompts = ["Write vowels: ", "Sing: ", "aeiou", "Say it with vowels only. "]
     rollout = Rollout(budget=16, prior=True)
     plain, first, again = (r(prompts, trainer) for r in (Rollout(budget=16), rollout, rollout))

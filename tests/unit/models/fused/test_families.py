@@ -208,7 +208,7 @@ def test_pages_behind_every_window_are_used_again():
             temperature=0.7,
         )
         # of prompt and samples: a row sees 9 keys, and a chunk of a prompt has 8 more
-        assert engine._step.cache.pages == 2 * 1 + 1
+        assert engine.caches.step.cache.pages == 2 * 1 + 1
     whole = csd.Engine(build("mistral", max_position_embeddings=512), drafter=csd.DraftModel(model))
     kept = whole.generate(
         PROMPT * 4,
@@ -219,7 +219,7 @@ def test_pages_behind_every_window_are_used_again():
         end_token_ids=[],
         temperature=0.7,
     )
-    assert whole._step.cache.pages > 3
+    assert whole.caches.step.cache.pages > 3
     assert out.tokens == kept.tokens
 
 

@@ -70,7 +70,7 @@ def test_tokens_depend_on_the_states_at_checkpoints():
     model, given = build("nemotron_h"), prompt(40)
     engine = csd.Engine(model, decoder="module")
     want = drawn(engine, given, 4).tokens
-    step = engine._step
+    step = engine.caches.step
     plain = step.ops.advance_state
     assert len(set(map(tuple, want))) == 4
 
@@ -92,7 +92,7 @@ def test_prompts_slots_and_chunks_change_no_token():
     for options in (dict(max_slots=2), dict(prefill_chunk=24)):
         engine = csd.Engine(model, decoder="module", **options)
         assert [out.tokens for out in drawn(engine, prompts, 12, 3, 12)] == want
-        assert engine._step.cache.states.prompts == {}
+        assert engine.caches.step.cache.states.prompts == {}
 
 
 def test_states_are_begun_anew_after_an_interrupt():
@@ -103,7 +103,7 @@ def test_states_are_begun_anew_after_an_interrupt():
     next(drawing)
     drawing.close()
     assert drawn(engine, given, 8).tokens == want
-    assert engine._step.cache.states.prompts == {}
+    assert engine.caches.step.cache.states.prompts == {}
 
 
 @slow
@@ -139,7 +139,7 @@ def test_memory_is_as_calculated():
     model = build("bamba", torch.float32)
     engine = csd.Engine(model, decoder="module", kernels="reference")
     drawn(engine, prompt(20), 4)
-    cache, of_model = engine._step.cache, engine.decoder.config.states
+    cache, of_model = engine.caches.step.cache, engine.decoder.config.states
     slots, memory = cache.slot_pages.shape[0], cache.states.slots
     given = sum(x.nbytes for x in memory.of_slots()) - memory.base.nbytes
     assert given == slots * of_model.slot_bytes(torch.float32)

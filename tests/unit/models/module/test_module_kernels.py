@@ -45,7 +45,7 @@ def test_so_do_interpreted_kernels(name):
 def test_a_forward_pass_reads_nothing_on_the_host(name):
     """Its logits are the reference's, within the roundings of float32."""
     *_, engine = drawn(build(name, dtype=torch.float32), "reference", 1)
-    step = engine._step
+    step = engine.caches.step
     # the sample that was drawn, whose pages are free but hold what they held
     step.slots.group.zero_(), step.slots.live.fill_(True)
     step.cache.prompt_pages.zero_(), step.cache.slot_pages.fill_(1)
@@ -74,7 +74,7 @@ def long_texts(model, reach):
         budget=8,
         end_token_ids=[],
     )
-    cache = engine._step.cache
+    cache = engine.caches.step.cache
     assert len(cache.allocator) == cache.pages
     return [x for sample in out for x in sample.logprobs], cache.pages
 

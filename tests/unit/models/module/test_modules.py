@@ -232,7 +232,7 @@ def test_layers_of_two_sizes_have_a_memory_each():
     config = engine.decoder.config
     assert config.shapes == ((2, 8, 8), (2, 16, 16))
     engine.generate(PROMPT, max_new_tokens=1)
-    cache = engine._step.cache
+    cache = engine.caches.step.cache
     assert [tuple(x.shape[-2:]) for x in cache.k] == [(2, 8), (2, 16)]
     taken = sum(x.numel() for part in cache.parts for x in part[:2]) * engine.dtype.itemsize
     # and what `memory=` counts

@@ -39,7 +39,7 @@ def test_every_request_is_answered_and_no_page_is_lost(engine):
             max_new_tokens=body["max_tokens"],
         )
         assert texts == want.texts, (i, body)
-    cache = engine._step.cache
+    cache = engine.caches.step.cache
     assert len(cache.allocator) == cache.k.shape[1]
     counters = service.counters
     assert counters.failed == 0 and counters.requests >= len(found)
