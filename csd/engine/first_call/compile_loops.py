@@ -30,12 +30,12 @@ def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> 
     """Compile verification: by nucleus, and by passes over the vocabulary.
 
     Passes handle rows with filters, with very many likely tokens, or that draw an unlikely token.
-    A slot's penalty makes its rows float32, whose loops the first call with one compiles. Leaves
-    `slots.max_new` at 0.
+    A slot's penalty makes its rows float32. Leaves `slots.max_new` at 0.
     """
     slots.max_new.fill_(1)
     ops.verify(logits, pool, slots)
-    ops.verify_all(logits, pool, slots)
+    for x in (logits, logits.to(slots.logprobs.dtype)):
+        ops.verify_all(x, pool, slots)
     slots.max_new.zero_()
 
 

@@ -12,7 +12,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,9 +149,9 @@ def refined(before: StepTimeTable, again: StepTimeTable) -> StepTimeTable:
             times.setdefault(size, []).append(seconds)
     agree = all(max(seconds) < OUTLIER * min(seconds) for seconds in times.values())
     sizes = sorted(times)
-    seconds = [min(times[size]) for size in sizes]
+    smallest = [min(times[size]) for size in sizes]
     count = before.measurements + again.measurements
-    return StepTimeTable(sizes, seconds, again.steady or agree, count)
+    return StepTimeTable(sizes, smallest, again.steady or agree, count)
 
 
 def sizes_to_time(max_slots: int, static: bool) -> list[int]:
@@ -231,7 +232,9 @@ def time_steps(
         # compile before timing
         compile_loops(step, sizes)
         with phase("measuring step times", device, kind="measure"):
-            return measure(run, sizes, repeats, worth)
+            with with_faster_threads(lambda: run(sizes[1])) as others_compete:
+                table = measure(run, sizes, repeats, worth)
+            return StepTimeTable(table.sizes, table.seconds, table.steady and not others_compete)
 
     def timed(rows: int) -> None:
         run(rows)
@@ -243,6 +246,33 @@ def time_steps(
             timed(rows)
     with phase("measuring step times", device, kind="measure"):
         return measure(timed, sizes, repeats)
+
+
+# with all threads a step of a machine that other processes use takes many times as long
+FASTER = 2.0
+
+
+@contextmanager
+def with_faster_threads(run: Callable[[], None]) -> Iterator[bool]:
+    """Context with one thread if `run` then takes 1 / FASTER of its time; True if so, else False.
+
+    Otherwise the steps of a busy machine are measured for a minute, with threads that wait for one
+    another, and the calls themselves use one (`csd/engine/step/thread_choice.py`).
+    """
+    threads, took = torch.get_num_threads(), {}
+    try:
+        for number in sorted({1, threads}):
+            torch.set_num_threads(number)
+            # threads that sleep start
+            run()
+            start = time.perf_counter()
+            run()
+            took[number] = time.perf_counter() - start
+        competing = took[threads] > FASTER * took[1]
+        torch.set_num_threads(1 if competing else threads)
+        yield competing
+    finally:
+        torch.set_num_threads(threads)
 
 
 # seconds after which no further size is timed, but for the first FEWEST: steps of a busy machine

@@ -14,6 +14,7 @@ from csd.engine.first_call.time_steps import (
     measure,
     refined,
     save_step_times,
+    with_faster_threads,
 )
 from csd.engine.resources.step_times import StepTimes
 from csd.engine.step.budget import StepTimeTable
@@ -209,7 +210,25 @@ def test_processes_of_a_busy_machine_measure_a_few_times_only(monkeypatch, tmp_p
     assert len(measured) == MEASUREMENTS == made.step_times.table.measurements
     assert made.step_times.table.seconds == [measured[-1], 3 * measured[-1]]
     # the mark is kept
-    assert made.step_times.table.settled and not made._cost.steady
+    assert made.step_times.table.settled and not made.step_times.table.steady
+
+
+@pytest.mark.parametrize("beside, want", [(1.1, 2), (1.9, 2), (2.1, 1), (30.0, 1)])
+def test_steps_are_measured_with_one_thread_where_two_take_far_longer(beside, want, monkeypatch):
+    """beside: seconds of a step with two threads; one thread takes 1 s."""
+    now, before = [0.0], torch.get_num_threads()
+    monkeypatch.setattr("csd.engine.first_call.time_steps.time.perf_counter", lambda: now[0])
+
+    def run():
+        now[0] += 1.0 if torch.get_num_threads() == 1 else beside
+
+    torch.set_num_threads(2)
+    try:
+        with with_faster_threads(run) as competing:
+            assert torch.get_num_threads() == want and competing == (want == 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_slow_measurement_ends_after_few_sizes(monkeypatch):
