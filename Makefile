@@ -45,11 +45,11 @@ demo: install
 	$(BIN)/python examples/demo.py
 
 # parts of the tests for machines side by side: make test SHARD=engine; without SHARD, all tests
-SHARD_kernels := tests/kernels tests/simulated tests/ptx_machine
-SHARD_engine := tests/engine tests/graph tests/verify tests/doctor
-SHARD_models := tests/models tests/training tests/serve
-SHARD_rest := $(filter-out $(SHARD_kernels) $(SHARD_engine) $(SHARD_models) tests/helpers tests/conftest.py \
-	tests/typed_user.py,$(wildcard tests/[a-z]*))
+SHARD_kernels := tests/unit/kernels tests/hardware
+SHARD_engine := tests/unit/engine tests/unit/graph tests/unit/verify tests/unit/doctor
+SHARD_models := tests/unit/models tests/unit/training tests/unit/serve
+SHARD_rest := $(filter-out $(SHARD_kernels) $(SHARD_engine) $(SHARD_models) tests/unit tests/helpers tests/conftest.py, \
+	$(wildcard tests/[a-z]* tests/unit/[a-z]*))
 
 # two processes of one thread each: small tensors gain nothing from threads
 test: install
@@ -71,17 +71,17 @@ test-slow: install triton-3.6
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/integrations/test_trl.py tests/integrations/test_trl_trainer.py tests/gradient tests/integrations/test_lora.py \
-		tests/integrations/test_lora_fused.py tests/integrations/test_lora_switches.py tests/integrations/test_ray.py \
-		tests/integrations/test_lm_eval.py tests/integrations/test_examples_integrations.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/gradient $(addprefix tests/unit/integrations/, \
+		rl/test_trl.py rl/test_trl_trainer.py lora/test_lora.py lora/test_lora_fused.py lora/test_lora_switches.py \
+		test_ray.py test_lm_eval.py test_examples_integrations.py)
 
 # `csd serve` with the clients that others wrote, two hundred at once, and signals
 test-serve: install-serve
-	CSD_SERVE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/serve
+	CSD_SERVE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/serve/http tests/unit/serve/processes
 
 # in an environment of its own, of some 3 GB: vLLM's CPU build pins its own transformers
 test-vllm: .venv-vllm/.installed
-	TRITON_INTERPRET=0 OMP_NUM_THREADS=2 .venv-vllm/bin/python -m pytest -o addopts=-q -s tests/inside_vllm
+	TRITON_INTERPRET=0 OMP_NUM_THREADS=2 .venv-vllm/bin/python -m pytest -o addopts=-q -s tests/unit/integrations/inside_vllm
 
 .venv-vllm/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
@@ -92,11 +92,14 @@ test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# rooms whose tests launch kernels
+LAUNCHING := kernels engine doctor integrations
+
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels
 test-compiled: install
 	for chip in sm_90 sm_80; do \
 		CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'compiled or stand_in' \
-			tests/ptx_machine tests/kernels tests/engine tests/doctor tests/integrations || exit 1; \
+			tests/hardware/ptx_machine $(addprefix tests/unit/,$(LAUNCHING)) || exit 1; \
 	done
 
 # targets for GPUs use VENV or PYTHON, whichever has all that their tests import, and install only where neither has,
@@ -111,16 +114,18 @@ ON_GPU = for python in $(BIN)/python $(PYTHON) ''; do \
 # on a GPU: the same files with compiled kernels launched on it, and engines there
 test-gpu:
 	$(ON_GPU) CSD_TEST_DEVICE=cuda TRITON_INTERPRET=0 OMP_NUM_THREADS=1 $$python -m pytest -n 2 -m compiled \
-		tests/gpu tests/kernels tests/engine tests/doctor tests/integrations
+		tests/hardware/gpu $(addprefix tests/unit/,$(LAUNCHING))
 
 # kills, full disks, interrupts, threads and volume: a few of each are in `make test`
 test-faults: install
-	CSD_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' --dist load tests/faults
+	CSD_FAULTS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' --dist load tests/robustness/faults
 
 test-long: install
-	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' --dist load tests/fuzz tests/models/module/test_modules.py tests/models/module/test_hybrids.py
-	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s -m '' tests/engine/test_distribution.py \
-		tests/verify/test_verify_engine.py tests/models/test_smollm2.py tests/engine/test_exact_triton.py
+	CSD_EXAMPLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' --dist load \
+		tests/robustness/fuzz tests/unit/models/module/test_modules.py tests/unit/models/module/test_hybrids.py
+	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s -m '' \
+		tests/unit/engine/lossless/test_distribution.py tests/unit/engine/lossless/test_exact_triton.py \
+		tests/unit/verify/test_verify_engine.py tests/unit/models/test_smollm2.py
 
 # every family by its own module, with two versions of transformers
 test-families: install
@@ -129,8 +134,8 @@ test-families: install
 			httpx httpcore h11 anyio idna certifi
 	for place in . build/transformers-5.21; do \
 		CSD_EXAMPLES=1 PYTHONPATH=$$place OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m '' \
-			tests/models/module/test_modules.py tests/models/test_decoder_choice.py tests/models/module/test_module_passes.py \
-			tests/models/module/test_hybrids.py || exit 1; \
+			tests/unit/models/test_decoder_choice.py \
+			$(addprefix tests/unit/models/module/,test_modules.py test_module_passes.py test_hybrids.py) || exit 1; \
 	done
 
 lint: install

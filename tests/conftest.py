@@ -4,14 +4,16 @@ import random
 import tempfile
 import zlib
 
-import chosen_device
+# before torch and triton, which read what it sets
+from helpers.chosen_device import COMPILED, DEVICE, ON_GPU
+
+# isort: split
 import interpreter
 import interpreter_types
 import numpy as np
 import pytest
-import targets
 import torch
-from chosen_device import COMPILED, ON_GPU
+from helpers import targets
 
 # what csd keeps for the user is neither read nor written
 KEPT = tempfile.TemporaryDirectory()
@@ -24,7 +26,7 @@ if os.environ["TRITON_INTERPRET"] == "1":
     interpreter_types.patch()
 # a failure within them shows both sides, as one of a test does
 pytest.register_assert_rewrite(
-    "decide_cases", "dense", "engine_cases", "equal_fields", "hf_generate_cases", "vllm_batch"
+    "helpers.checks", "helpers.oracles", "helpers.runs", "decide_cases", "vllm_batch"
 )
 
 # The files that take longest, longest first: were one of them begun last, it would run alone. Of
@@ -64,8 +66,8 @@ def pytest_configure(config):
     As options of every run they would make each one of processes to pytest-benchmark, which times
     nothing there.
     """
-    if chosen_device.DEVICE not in ("cpu", "cuda"):
-        got = repr(chosen_device.DEVICE)
+    if DEVICE not in ("cpu", "cuda"):
+        got = repr(DEVICE)
         raise pytest.UsageError(f"CSD_TEST_DEVICE must be 'cpu' or 'cuda', got {got}")
     if ON_GPU and os.environ.get("CSD_PTX"):
         raise pytest.UsageError("CSD_TEST_DEVICE=cuda and CSD_PTX exclude each other")
@@ -109,7 +111,7 @@ def pytest_collection_finish():
 def chip():
     """Launches go to the chip that CSD_PTX names, or to the GPU of CSD_TEST_DEVICE."""
     if ON_GPU:
-        from on_device import on_device
+        from helpers.on_device import on_device
 
         with on_device(torch.device("cuda")):
             yield
@@ -158,7 +160,7 @@ def few_splits(monkeypatch):
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """checkpoint(family, tied=False, dtype=torch.float32): path of a tiny model, written once."""
-    import checkpoints
+    from helpers.models import checkpoints
 
     return checkpoints.Cache(tmp_path_factory.mktemp("checkpoints"))
 
@@ -176,14 +178,16 @@ def toy_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def torchrun():
-    """torchrun(script, folder): runs a script of tests/ in two processes, which write there."""
+    """torchrun(path, folder): runs a script in two processes, which write into the folder."""
     import subprocess
     import sys
     from pathlib import Path
 
-    root = Path(__file__).parents[1]
+    tests = Path(__file__).parent
 
-    def run(script, folder):
+    path_of_imports = f"{tests.parent}:{tests}:{os.environ.get('PYTHONPATH', '')}"
+
+    def run(path, folder):
         return subprocess.run(
             [
                 sys.executable,
@@ -192,10 +196,10 @@ def torchrun():
                 "--nproc-per-node=2",
                 "--rdzv-backend=c10d",
                 "--rdzv-endpoint=localhost:0",
-                str(root / "tests/helpers" / script),
+                str(path),
                 str(folder),
             ],
-            env=os.environ | {"PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"},
+            env=os.environ | {"PYTHONPATH": path_of_imports},
             capture_output=True,
             text=True,
             timeout=240,

@@ -1,9 +1,10 @@
 """The table of docs/models.md: which decoder runs a family of transformers, or why none does.
 
-    PYTHONPATH=.:tests/helpers python tools/family_table.py [NAME ..] [--write]
+    PYTHONPATH=.:tests python tools/family_table.py [NAME ..] [--write]
 
-From the tiny random models of tests/helpers/families.py, each loaded in float32: the fused decoder
-where it takes it, else the module, admitted or refused. --write puts the table into docs/models.md.
+From the tiny random models of tests/helpers/models/families.py, each loaded in float32: the fused
+decoder where it takes it, else the module, admitted or refused. --write puts the table into
+docs/models.md.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from families import MODULES, REFUSED, build
+from helpers.models.families import MODULES, REFUSED, build
 
 from csd.models.load.choose_decoder import module_decoder, rules_out_fused
 from csd.models.redirect import CONVOLUTION, CORES

@@ -1,6 +1,6 @@
 """Run the tests that compare floats as other processors would: other kernels, other sums.
 
-    python -m tools.instruction_sets [--files tests/models/fused/test_pack.py ...] [--json F]
+    python -m tools.instruction_sets [--files tests/unit/models/fused/test_pack.py ...] [--json F]
 
 A line for each test file that bounds floats by arithmetic, in which a count of tests that passed
 stands for each setting of oneDNN's, ATen's and numba's instruction sets and of threads. A result
@@ -38,7 +38,7 @@ def files() -> list[str]:
     """Test files that compare floats, but for those of benchmarks and of integrations."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     names = [p.relative_to(ROOT).as_posix() for p in paths if COMPARES.search(p.read_text())]
-    return [n for n in names if not n.startswith(("tests/bench/", "tests/faults/"))]
+    return [n for n in names if not n.startswith(("tests/bench/", "tests/robustness/faults/"))]
 
 
 def run(names: list[str], setting: dict[str, str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Launches of a prefill on the simulated GPU.
 
-    TRITON_INTERPRET=1 PYTHONPATH=.:tools:tests/helpers python tools/prefill_launches.py
+    TRITON_INTERPRET=1 PYTHONPATH=.:tools:tests python tools/prefill_launches.py
 
 The layers are a Llama's of 8B in number and kind, and narrow: launches do not depend on widths.
 Products and csd's kernels are counted apart from what is launched around them. Nothing is timed.

@@ -17,7 +17,7 @@ import time
 import torch
 
 import csd
-from bench.gpu.workload import forced
+from bench.gpu.lib.workload import forced
 from bench.lib.common import bootstrap, drafting, finish, table
 from bench.lib.forced import cut, forcing
 from bench.lib.shapes import SHAPES, random_model

@@ -26,13 +26,12 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.against import PREDICTED, compared, of_gpu
 from bench.gpu.calls import CALLS, gathered
 from bench.gpu.calls import plan as plan_call
+from bench.gpu.lib.plots import draw
+from bench.gpu.lib.section import Section
 from bench.gpu.plan import BOXES, MINUTES, Step, chosen, steps
-from bench.gpu.plots import draw
 from bench.gpu.processes import run_groups
-from bench.gpu.section import Section
 from bench.lib.common import finish, table, traced, write
 
 # seconds before its box closes at which a section should end by itself
@@ -124,7 +123,7 @@ def run_here(args, name: str, seconds: float) -> int:
     section = Section(name, args.out, device, seconds, args.minutes, args.vllm, args.call)
     section.write("running")
     try:
-        importlib.import_module(f"bench.gpu.{name}").run(section)
+        importlib.import_module(f"bench.gpu.sections.{name}").run(section)
     except Exception as error:
         traceback.print_exc()
         section.facts["error"] = f"{type(error).__name__}: {error}"[:1000]
@@ -177,15 +176,6 @@ def report(args: Namespace, plan: list[Step], late: list[str], seconds: float) -
             print(f"{name} failed: {data['error']}")
     if late:
         print(f"left out for lack of time: {', '.join(late)}")
-    measured = {"end_to_end": {"rows": shown}}
-    for path in {folder(args, step.call) / "attention_shapes.json" for step in plan}:
-        if path.exists():
-            measured["attention_shapes"] = json.loads(path.read_text())
-    gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
-    beside = compared(measured, of_gpu(gpu))
-    if beside:
-        print(f"measured over predicted (predictions of no measurement, {PREDICTED.name}):")
-        print(table(beside))
     # a lent machine has no time for them
     plots = [] if args.call else draw(shown, args.out)
     result = {
@@ -197,7 +187,6 @@ def report(args: Namespace, plan: list[Step], late: list[str], seconds: float) -
         "rows": {name: len(data["rows"]) for name, data in sections.items()},
         "left out": [why for data in sections.values() for why in data.get("left out", [])]
         + [f"no time: {name}" for name in late],
-        "against predictions": beside,
         "plots": plots,
     }
     write(result, args.out / "summary.json", indent=1)

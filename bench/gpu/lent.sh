@@ -14,7 +14,7 @@ PYTHON=${PYTHON:-python3} OUT=${OUT:-build/lent} CARRIED=.gpu
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/csd-triton} XDG_CACHE_HOME=${XDG_CACHE_HOME:-/tmp/csd-cache}
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 CHIP=sm_90
-TESTS="tests/gpu/test_on_gpu.py $(echo tests/kernels/{attention/test_{tree_attention,attention_plan,merge_partials,commit_kv},draft/test_draft_tree_triton,layers/test_elementwise,table/test_{graph_insert_triton,observe},verify/test_{verify,advance_slots,snapshot}}.py)"
+TESTS="tests/hardware/gpu/test_on_gpu.py $(echo tests/unit/kernels/{attention/test_{tree_attention,attention_plan,merge_partials,commit_kv},draft/test_draft_tree_triton,layers/test_elementwise,table/test_{graph_insert_triton,observe},verify/test_{verify,advance_slots,snapshot}}.py)"
 
 unpack() {
     if [ -f $CARRIED/triton.tgz ]; then tar xzPf $CARRIED/triton.tgz; fi
@@ -39,7 +39,7 @@ shown() {
 case "$1" in
 carry)
     mkdir -p $CARRIED
-    "$PYTHON" -m bench.gpu.compile $CHIP && pack $CARRIED/triton.tgz
+    "$PYTHON" -m bench.gpu.sections.compile $CHIP && pack $CARRIED/triton.tgz
     ;;
 1)
     mkdir -p "$OUT"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 import csd
+from csd.engine.resources.sizes import Room
 from csd.engine.step.prefill import read_prompt
 from csd.engine.step.step import Step
 from csd.state.pool import Pool
@@ -29,7 +30,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def filled(engine: csd.Engine) -> Step:
     """Returns a step whose slots share one prompt."""
     with torch.inference_mode(False):
-        step = engine._allocate(SLOTS, 1, PROMPT // 64, SLOTS + PROMPT // 64, 1)
+        prompt = PROMPT // 64
+        room = Room(SLOTS, 1, prompt, SLOTS + prompt, engine.caches.rows(SLOTS))
+        step = engine.caches.allocate(room, 1)
     step.drafting = False
     step.cache.take(step.cache.prompt_pages, 0, PROMPT)
     for s in range(SLOTS):

@@ -18,12 +18,12 @@ import torch
 
 from bench.lib import common
 from bench.lib.kernel_shape import SHAPES
-from bench.micro.attention_job import Job, error_of, limit_for, make, shapes
-from bench.micro.attention_others import OTHERS
-from bench.micro.attention_rivals import FULL_RIVALS, QUICK_RIVALS, RIVALS
-from bench.micro.step_jobs import makers
-from bench.micro.step_state import Sizes
-from bench.micro.suffix_gpu import suffix_gpu_job
+from bench.micro.jobs.attention_job import Job, error_of, limit_for, make, shapes
+from bench.micro.jobs.attention_others import OTHERS
+from bench.micro.jobs.attention_rivals import FULL_RIVALS, QUICK_RIVALS, RIVALS
+from bench.micro.jobs.step_jobs import makers
+from bench.micro.jobs.step_state import Sizes
+from bench.micro.jobs.suffix_gpu import suffix_gpu_job
 from bench.micro.timing import copies_for, copy_bandwidth, replayed
 from csd.kernels.attention import tree_attention_ref, tree_attention_triton
 from csd.kernels.attention.layout import with_layout

@@ -12,11 +12,11 @@ import torch
 
 from bench.lib.kernel_shape import Shape
 from bench.lib.shapes import SHAPES
-from bench.micro.attention_job import JobShape, error_of, limit_for, make
-from bench.micro.attention_rivals import FULL_RIVALS, RIVALS
-from bench.micro.state_jobs import makers as state_makers
-from bench.micro.step_jobs import makers
-from bench.micro.step_state import Sizes
+from bench.micro.jobs.attention_job import JobShape, error_of, limit_for, make
+from bench.micro.jobs.attention_rivals import FULL_RIVALS, RIVALS
+from bench.micro.jobs.state_jobs import makers as state_makers
+from bench.micro.jobs.step_jobs import makers
+from bench.micro.jobs.step_state import Sizes
 from csd.kernels.attention import tree_attention_ref
 from csd.kernels.backends import choose
 from csd.kernels.common.cpu import compiles

@@ -127,7 +127,7 @@ def _costs(model: str | None, device: torch.device, dtype: str | None) -> dict[s
         # a folder with a config and no weights
         return None
     with engine:
-        return step_costs.step_costs(engine.step_times())
+        return step_costs.step_costs(engine.step_times.plain())
 
 
 def _admission(args: Namespace, device: torch.device) -> dict | None:

@@ -164,7 +164,7 @@ def _replay(args: Namespace) -> int:
     if args.model:
         with showing(False if args.json else None):
             engine = engine_for(args.model, **loading(args))
-            cost = engine.measure_steps()
+            cost = engine.step_times.measure()
     # shown on a terminal only
     bar = tqdm(args.nodes, disable=True if args.json else None, leave=False, unit="nodes")
     rows = [gain(traces, nodes, cost, args.num_samples, args.drafter) for nodes in bar]

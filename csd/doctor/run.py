@@ -27,6 +27,7 @@ from csd.doctor.tokens import differences
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.requests.request import Request
+from csd.engine.resources.caches import Caches
 from csd.engine.step.static_step import Captures, StaticStep
 from csd.engine.step.step import Step
 from csd.kernels.backends import choose
@@ -57,14 +58,19 @@ class _Uncaptured(Captures):
         return self.graphs[key]
 
 
-class UncapturedEngine(Engine):
-    """Engine without captures, whose products have as many rows as those of captured steps."""
-
-    def _allocate(self, *args: Any, **options: Any) -> Step:
-        step = super()._allocate(*args, **options)
+class _UncapturedCaches(Caches):
+    def allocate(self, *args: Any, **options: Any) -> Step:
+        step = super().allocate(*args, **options)
         if isinstance(step, StaticStep):
             step.captures = _Uncaptured()
         return step
+
+
+class UncapturedEngine(Engine):
+    """Engine without captures, whose products have as many rows as those of captured steps."""
+
+    def _make_caches(self, **sizes: Any) -> Caches:
+        return _UncapturedCaches(self.model, **sizes)
 
 
 def check(

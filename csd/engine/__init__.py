@@ -2,12 +2,12 @@
 
     session.py    samples that go on in turns, with appended tokens and forks
     generate.py   `csd.generate` and `csd.stream`: one engine is kept per model
-    engine.py     `Engine`: a model, its caches, and the calls that run over them
+    engine.py     `Engine`: a model, its caches and step times, and the calls that run over them
     call.py       one call: its checked arguments as requests and settings
     scheduler.py  the loop of a call: fill free slots, run a step, read its record, end samples
     options/      arguments: default, check, flag and description of each; grammars, thoughts
     requests/     prompts and their samples, edits of slots, past samples, errors
-    resources/    model, caches and memory, which calls share
+    resources/    `EngineModel`, `Caches` and `StepTimes`, which calls share
     step/         the step: drafts, one pass, verification; its budget; prefill of prompts
     rules/        changes of logits before verification: tables, grammars, users' functions
     results/      records of steps, samples, statistics, log-probabilities, views

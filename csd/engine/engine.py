@@ -17,19 +17,24 @@ from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.show import shows
 from csd.engine.requests.errors import Carrying, every
 from csd.engine.requests.request import Request, check_served
-from csd.engine.resources.model import ModelResources
+from csd.engine.resources.caches import Caches
+from csd.engine.resources.model import EngineModel
+from csd.engine.resources.step_times import StepTimes
 from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
 from csd.engine.session import Session
 from csd.engine.step.budget import Controller
-from csd.engine.step.static_step import capture_all
+from csd.engine.step.call_step import step_of_call
+from csd.engine.step.static_step import StaticStep, capture_all
 from csd.engine.step.step import Step
 from csd.engine.step.thread_choice import ThreadChoice
-from csd.models.exact import any_threads
+from csd.kernels.ops import Ops
+from csd.models.fused.config import ModelSizes
+from csd.models.fused.decoder import DecoderLike
 from csd.models.load import Loaded
 from csd.utils.arguments import check_flag, check_number, check_whole, checked
 from csd.utils.cache_folder import watch_forks
-from csd.utils.device import current, on_device, stream_of
+from csd.utils.device import current, on_device, peak_bytes, stream_of
 from csd.utils.other_names import names_arguments
 from csd.utils.phases import preparation, showing
 from csd.utils.torch_state import in_plain_torch
@@ -51,16 +56,16 @@ class Feed(Protocol):
 
 
 # far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
-MOST_SLOTS = 4096
+MAX_SLOTS = 4096
 # with each step of lag, a finished sample takes one more step
-MOST_LAG = 64
+MAX_LAG = 64
 
 # kinds that a type checker can distinguish; a tensor is one prompt or several
 OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
 
 
-class Engine(ModelResources):
+class Engine:
     """Draws samples from one model; calls on one engine run one after another.
 
     model: a `transformers` model, a local folder, a hub name, a GGUF file, a `csd.models` Decoder,
@@ -72,8 +77,7 @@ class Engine(ModelResources):
     prefill_chunk: most prompt tokens read per pass. While samples are in flight, a longer prompt is
         read one chunk at a time, between two of their steps.
     kernels: backend "reference", "cpu" or "triton" (`csd.kernels.backends`); by default the one
-    that fits
-        the device and the dtype. `engine.ops.name` is the backend in use.
+        that fits the device and the dtype. `engine.ops.name` is the backend in use.
     static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
         default on a GPU. Drafters that read the device, and verifiers other than "match", run
         without fixed shapes.
@@ -120,10 +124,10 @@ class Engine(ModelResources):
         decoder: str = "auto",
         prefix_cache: float | Literal[False] = 0.1,
     ):
-        max_slots = check_whole("max_slots", max_slots, 1, MOST_SLOTS)
+        max_slots = check_whole("max_slots", max_slots, 1, MAX_SLOTS)
         prefill_chunk = check_whole("prefill_chunk", prefill_chunk, 1)
         together = None if together is None else check_whole("together", together, 1)
-        lag = None if lag is None else check_whole("lag", lag, 0, MOST_LAG)
+        lag = None if lag is None else check_whole("lag", lag, 0, MAX_LAG)
         memory = check_number("memory", memory, 0, 1, above=True)
         if prefix_cache is not False:
             prefix_cache = check_number("prefix_cache", prefix_cache, 0, 1)
@@ -135,22 +139,24 @@ class Engine(ModelResources):
             dtype=dtype, device=device, revision=revision, tokenizer=tokenizer, decoder=decoder
         )
         drafter = checked(Options, "drafter", drafter) or "consensus"
-        self._load(
+        self.model = EngineModel(
             model,
-            kernels,
-            exact,
-            static,
-            self_check,
+            kernels=kernels,
+            exact=exact,
+            static=static,
+            self_check=self_check,
             **{name: checked(GenerateOptions, name, value) for name, value in loading.items()},
         )
-        self.max_slots = max_slots
-        self.memory = memory
-        self.prefill_chunk = prefill_chunk
-        self.prefix_cache = prefix_cache
+        self.caches = self._make_caches(
+            max_slots=max_slots,
+            memory=memory,
+            prefill_chunk=prefill_chunk,
+            prefix_cache=prefix_cache,
+        )
+        self.step_times = StepTimes(self.model, self.caches)
         self.together = together
-        self._default_drafter: Any = drafter
-        self._drafter_name: Any = drafter
         self.lag = int(self.static) if lag is None else lag
+        self._default_drafter: Any = drafter
         self._lock = threading.Lock()
         self._busy: int | None = None  # the thread that holds the lock, or the last one that did
         self._ended = True  # whether the last call's slots and pages have been freed
@@ -158,6 +164,73 @@ class Engine(ModelResources):
         self._threads = ThreadChoice(fixed=self.device.type != "cpu")
         self._group_keys = count(1)  # of the groups of all calls, never reused
         watch_forks(self)
+
+    def _make_caches(self, **sizes: Any) -> Caches:
+        return Caches(self.model, **sizes)
+
+    @property
+    def decoder(self) -> DecoderLike:
+        """The decoder in use."""
+        return self.model.decoder
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def exact(self) -> bool:
+        """True if bits are independent of drafts and batch."""
+        return self.model.exact
+
+    @property
+    def static(self) -> bool:
+        """True if steps have fixed shapes."""
+        return self.model.static
+
+    @property
+    def ops(self) -> Ops:
+        """Operations of the engine's steps; assigning others drops the step and its caches."""
+        return self.model.ops
+
+    @ops.setter
+    def ops(self, ops: Ops) -> None:
+        self.model.ops = ops
+        self.caches.drop()
+
+    @property
+    def config(self) -> ModelSizes:
+        """Current sizes and context of the model. Raises if csd no longer supports it."""
+        return self.model.loaded.current_config()
+
+    @property
+    def generation_config(self) -> Any:
+        """The model's current generation config."""
+        return self.model.loaded.current_generation_config()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The engine's tokenizer argument, else the one in the model's folder; None without one."""
+        return self.model.loaded.own_tokenizer()
+
+    @property
+    def module(self) -> Any:
+        """The user's module that the engine was made of; None without one."""
+        return self.model.loaded.current_module()
+
+    @property
+    def max_slots(self) -> int:
+        """Most samples in flight."""
+        return self.caches.max_slots
+
+    @property
+    def captured(self) -> dict:
+        """CUDA graphs of the steps, by pool size and operation; empty on a CPU."""
+        step = self.caches.step
+        return step.captures.graphs if isinstance(step, StaticStep) else {}
 
     def __repr__(self) -> str:
         """The model's family, its dtype, device and decoder, and the number of slots."""
@@ -190,11 +263,11 @@ class Engine(ModelResources):
         call = self.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
         # allocate caches of the requested sizes, which the short call below reuses
         with self.between_calls():
-            clear(self._prepare(call.requests, self._default_drafter))
+            clear(self.caches.prepare(call.requests, self._default_drafter))
         self.generate(prompt, max_new_tokens=min(2, max_new_tokens), **asked)
         with self.between_calls():
-            step = self._prepare(call.requests, self._default_drafter)
-            capture_all(self._step_of_call(step, call.requests, call.settings, self.tokenizer))
+            step = self.caches.prepare(call.requests, self._default_drafter)
+            capture_all(self._with_settings(step, call.requests, call.settings, self.tokenizer))
             clear(step)
 
     def prepare(self, prompt: Any, **options: Unpack[Options]) -> Call:
@@ -293,49 +366,22 @@ class Engine(ModelResources):
         self._not_within_a_stream()
         if not requests and feed is None:
             return
-        with self._lock:
-            self._busy = threading.get_ident()
+        with self._locked() as stream:
             if not self._ended:
                 # the last call was interrupted again while it ended
-                self._drop()
+                self.caches.drop()
             self._ended = False
-            self._threads.fixed = self.device.type != "cpu" or not self._any_threads()
+            self._threads.fixed = self.device.type != "cpu" or not self.model.any_threads()
             self._threads.begin()
-            stream = stream_of(self.device)
-            if stream is not None and self._last is not None:
-                # the last call may have run on another stream
-                stream.wait_event(self._last)
-            with current(self.device):
-                if self._loaded.refresh():
-                    self.take(self._loaded)
-                self._begin_call(requests)
-                check_served(requests, self.decoder.config)
-                drafter = settings.drafter or self._default_drafter
-                nodes = settings.budget if settings.speculate else 0
-                fixed_nodes = nodes if isinstance(nodes, int) else 0
-                priors = settings.priors
-                for prior in priors:
-                    prior.check(None, self.decoder.config.vocab)
-                for request in requests if priors else []:
-                    request.stats.prior_tokens = priors[0].tokens
-                if feed is None:
-                    step = self._prepare(
-                        requests, drafter, settings.prior if priors else None, fixed_nodes
-                    )
-                else:
-                    step = feed.prepare(self, drafter, fixed_nodes)
-                for part, prior in enumerate(priors):
-                    self._drafter.use_prior(prior, part)
-                self._check_prefix_cache(step.cache)
-            if settings.speculate:
-                self._fit_history(requests)
             tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer
-            step = self._step_of_call(step, requests, settings, tokenizer)
+            with current(self.device):
+                step = self._begin_call(requests, settings, feed)
+                step = self._with_settings(step, requests, settings, tokenizer)
             control: Controller | None = None
             try:
                 before = preparation()
                 with current(self.device), showing(settings.progress):
-                    budget = self._budget(settings, step)
+                    budget = self.step_times.budget(settings, step)
                 for kind, seconds in preparation().items():
                     step.seconds[kind] += seconds - before[kind]
                 control = budget.control
@@ -346,12 +392,12 @@ class Engine(ModelResources):
                     settings,
                     budget=budget,
                     tokenizer=tokenizer,
-                    prefill_chunk=self.prefill_chunk,
+                    prefill_chunk=self.caches.prefill_chunk,
                     together=self.together,
                     lag=self.lag,
                     group_keys=self._group_keys,
                     threads=self._threads,
-                    expected=self._cost or (lambda rows: 1.0),
+                    expected=self.step_times.table or (lambda rows: 1.0),
                 )
                 yield from on_device(scheduler.run(), self.device)
             finally:
@@ -359,33 +405,94 @@ class Engine(ModelResources):
                     clear(step)
                     self._end_call(requests, step.seconds, control)
                 self._ended = True
-                self._last = None if stream is None else stream.record_event()
 
-    def _any_threads(self) -> bool:
-        """True if an exact engine keeps its bits with another number of threads."""
-        threads = torch.get_num_threads()
-        if not self.exact or threads == 1:
-            return True
-        if threads not in self._threads_agree:
-            self._threads_agree[threads] = any_threads(self.decoder, self._products, threads)
-        return self._threads_agree[threads]
+    def _begin_call(
+        self, requests: list[Request], settings: RunSettings, feed: Feed | None
+    ) -> Step:
+        """Returns a step with caches for a call of the model as it is now."""
+        if self.model.loaded.refresh():
+            self.take(self.model.loaded)
+        self.model.begin_call(requests)
+        check_served(requests, self.decoder.config)
+        drafter = settings.drafter or self._default_drafter
+        nodes = settings.budget if settings.speculate else 0
+        fixed_nodes = nodes if isinstance(nodes, int) else 0
+        priors = settings.priors
+        for prior in priors:
+            prior.check(None, self.decoder.config.vocab)
+        for request in requests if priors else []:
+            request.stats.prior_tokens = priors[0].tokens
+        if feed is None:
+            shared = settings.prior if priors else None
+            step = self.caches.prepare(requests, drafter, shared, fixed_nodes)
+        else:
+            step = feed.prepare(self, drafter, fixed_nodes)
+        for part, prior in enumerate(priors):
+            self.caches.drafter.use_prior(prior, part)
+        self.caches.forget_stale_units(step.cache)
+        if settings.speculate:
+            self.caches.fit_history(requests)
+        return step
+
+    def _with_settings(
+        self, step: Step, requests: list[Request], settings: RunSettings, tokenizer: Any
+    ) -> Step:
+        """The engine's step with the settings of this call, over the same memory."""
+        caches = self.caches
+        step = step_of_call(step, requests, settings, caches.drafter, tokenizer, caches.changes)
+        caches.changes = step.changes or caches.changes
+        return step
+
+    def _end_call(
+        self, requests: list[Request], seconds: dict[str, float], control: Controller | None
+    ) -> None:
+        """Write the statistics of the whole call into those of each request.
+
+        control: of the call's automatic budget.
+        """
+        dropped, peak = self.caches.newly_dropped(requests), peak_bytes(self.device)
+        tokens = sum(request.stats.tokens for request in requests)
+        for request in requests:
+            stats = request.stats
+            stats.seconds, stats.call_tokens = dict(seconds), tokens
+            stats.peak_memory, stats.contexts_dropped = peak, dropped
+            if control is not None:
+                texts = (sample.tokens for sample in request.finished.values())
+                gain = control.gain
+                stats.explain_drafts(gain.ratio, gain.live, control.double_cost, texts)
 
     def take(self, loaded: Loaded) -> None:
-        super().take(loaded)
-        # results of `_any_threads` for this model, by number of threads
-        self._threads_agree: dict[int, bool] = {}
+        """Run another loaded model from now on, and drop the caches; called between two calls."""
+        self.model.take(loaded)
+        self.caches.drop()
+
+    def release(self) -> None:
+        """Free the caches. The engine remains usable and allocates new ones."""
+        self.caches.drop()
+        if self.device.type == "cuda":
+            # other processes cannot use the memory of freed tensors that torch keeps
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def _locked(self) -> Iterator[torch.cuda.Stream | None]:
+        """Context of one use of the caches, after the work of the last one; yields the stream."""
+        with self._lock:
+            self._busy = threading.get_ident()
+            stream = stream_of(self.device)
+            if stream is not None and self._last is not None:
+                # the last call may have run on another stream
+                stream.wait_event(self._last)
+            try:
+                yield stream
+            finally:
+                self._last = None if stream is None else stream.record_event()
 
     @contextmanager
     def between_calls(self) -> Iterator[None]:
         """Context in which no call of the engine runs, on its device."""
         self._not_within_a_stream()
-        with self._lock, current(self.device):
-            self._busy = threading.get_ident()
-            stream = stream_of(self.device)
-            if stream is not None and self._last is not None:
-                stream.wait_event(self._last)
+        with self._locked(), current(self.device):
             yield
-            self._last = None if stream is None else stream.record_event()
 
     def release_unless_busy(self) -> bool:
         """Free the caches unless a call is running; True if they were freed."""

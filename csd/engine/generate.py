@@ -135,7 +135,7 @@ def engine_for(
     wanted = decoder, exact
     if wanted not in engines:
         made = Engine(model, **loading, decoder=decoder, exact=exact)
-        made.leave_model()
+        made.model.hold_weakly()
         _by_model.setdefault(model, engines)[wanted] = made
     return _by_model[model][wanted]
 

@@ -126,7 +126,8 @@ def policy_of(model: Any) -> Source:
     """
     kernels, chunk, tokenizer = None, CHUNK, None
     if isinstance(model, Engine):
-        kernels, chunk, tokenizer = model.kernels, model.prefill_chunk, model.tokenizer
+        kernels, tokenizer = model.model.kernels, model.tokenizer
+        chunk = model.caches.prefill_chunk
         model = model.module
     module = unwrapped(model)
     if not isinstance(module, nn.Module):

@@ -343,7 +343,7 @@ class AsyncEngine:
 
     def prepare(self, engine: Engine, drafter: Any, nodes: int) -> Step:
         self._weights.mark(engine)
-        return engine.prepare_served(self._sizes, drafter, nodes, self._settings.priors)
+        return engine.caches.prepare_served(self._sizes, drafter, nodes, self._settings.priors)
 
     def scheduler(
         self, step: Step, requests: list[Request], settings: RunSettings, **options: Any

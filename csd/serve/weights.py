@@ -22,17 +22,17 @@ class Weights:
 
     def mark(self, engine: Engine) -> None:
         """Update version and fingerprint if the weights changed; called with nothing in flight."""
-        state = engine.tensor_versions(begun=True)
+        state = engine.model.tensor_versions(begun=True)
         if engine.decoder is self._decoder and state == self._state:
             return
         self.version += self._decoder is not None
         self._decoder, self._state = engine.decoder, state
-        self.fingerprint = engine.fingerprint()
+        self.fingerprint = engine.caches.fingerprint()
 
     def stale(self, engine: Engine) -> bool:
         """True if tensors of the model were replaced or written since `mark`, or if the active
         adapters differ."""
-        return engine.tensor_versions() != self._state
+        return engine.model.tensor_versions() != self._state
 
     @plain_torch()
     def replace(self, engine: Engine, folder: str) -> None:
@@ -40,7 +40,7 @@ class Weights:
 
         The old weights stay until the new ones are loaded, and if these cannot be loaded.
         """
-        loaded = engine.load(folder)
+        loaded = engine.model.load(folder)
         with engine.between_calls():
             engine.take(loaded)
             self.mark(engine)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import torch
-from nested import mapped
+from helpers.checks.nested import mapped
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 

@@ -13,15 +13,13 @@ from tools.experiment_tables import (
     drafting,
     history,
     kernels,
-    lattice,
-    paper,
     replayed,
 )
 
 PAGES = Path(__file__).parents[2] / "docs" / "experiments"
 TABLES = {
     f"{module.__name__.rpartition('.')[2]}.{name}": function
-    for module in (answers, cpu, drafting, history, kernels, lattice, paper, replayed)
+    for module in (answers, cpu, drafting, history, kernels, replayed)
     for name, function in module.TABLES.items()
 }
 MARKED = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- /table -->", re.DOTALL)

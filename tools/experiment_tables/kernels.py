@@ -1,77 +1,8 @@
-"""Tables of kernels.md."""
+"""The table of kernels.md."""
 
 from bench.gpu.aot import TARGETS
 from bench.lib.common import markdown
-from tools.experiment_tables.results import CLASSEVAL, GSM8K, MATH, OWN, fold, load, only
-
-SHAPES = {"llama-3.1-8b": "Llama-3.1-8B shape", "qwen2.5-7b": "Qwen2.5-7B shape"}
-# samples and rows of each shape that are shown
-STEPS = {
-    "llama-3.1-8b": ((16, 16), (16, 64), (16, 128), (64, 256)),
-    "qwen2.5-7b": ((16, 16), (16, 128), (64, 256)),
-}
-GROWTH = (
-    ("GSM8K", GSM8K, 2),
-    ("GSM8K", GSM8K, 8),
-    ("MATH", MATH, 2),
-    ("MATH", MATH, 8),
-    ("ClassEval", CLASSEVAL, 8),
-    ("our own", OWN, 8),
-    ("rewritten texts", "rewrite", 8),
-)
-
-
-def growth() -> str:
-    rows, lines = load("growth")["rows"], []
-    for label, trace, nodes in GROWTH:
-        row = only(rows, trace=trace, nodes=nodes)
-        fields = ("alone", "cut", "cut again", "deepest picked")
-        cells = (f"{row[name]:.1f}" for name in fields)
-        lines.append([f"{label}, {row['samples']}", str(nodes), *cells])
-    head = [
-        "trace, samples",
-        "nodes a sample",
-        "each slot alone",
-        "with the cut",
-        "cut after each level",
-        "deepest node picked",
-    ]
-    return markdown(head, fold(lines))
-
-
-def roofline() -> str:
-    records, lines = load("roofline")["rows"], []
-    for shape, sizes in STEPS.items():
-        for samples, rows in sizes:
-            r = only(records, shape=shape, samples=samples, rows=rows)
-            over, device = r["predicted over plain"], r["device ms"]
-            lines.append(
-                [
-                    SHAPES[shape],
-                    str(samples),
-                    str(rows),
-                    str(r["launches"]),
-                    f"{r['bound ms']:.2f}",
-                    f"{r['predicted ms']:.2f}",
-                    str(r["exact launches"]),
-                    f"{r['predicted exact ms']:.2f}",
-                    "1" if over == 1 else f"{over:.2f}",
-                    "not run" if device is None else f"{device:.2f}",
-                ]
-            )
-    head = [
-        "predicted, 1 prompt of 1,024 tokens",
-        "samples",
-        "rows",
-        "launches",
-        "roofline bound, ms",
-        "step, ms",
-        "exact launches",
-        "exact step, ms",
-        "over a plain step",
-        "device, ms",
-    ]
-    return markdown(head, fold(lines))
+from tools.experiment_tables.results import load, only
 
 
 def chips() -> str:
@@ -89,4 +20,4 @@ def chips() -> str:
     return markdown(["registers, KiB of shared memory, programs", *targets], lines)
 
 
-TABLES = {"chips": chips, "growth": growth, "roofline": roofline}
+TABLES = {"chips": chips}

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from operators import OPERATORS
+from helpers.checks.operators import OPERATORS
 from torch.nn.attention import bias
 from triton.runtime.interpreter import GridExecutor
 

@@ -1,8 +1,8 @@
 """Operations of PyTorch and kernels of Triton, queued on the GPU of `simulated.py`."""
 
 import torch
-from host_reads import reads_device
-from nested import leaves_of, mapped
+from helpers.checks.host_reads import reads_device
+from helpers.checks.nested import leaves_of, mapped
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from nested import leaves_of
+from helpers.checks.nested import leaves_of
 
 CUDA = torch.device("cuda", 0)
 # exclusive-or with a GPU generator's seed

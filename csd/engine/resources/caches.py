@@ -1,4 +1,4 @@
-"""Caches, slots and graphs of an engine, allocated for a call and reused by calls that fit.
+"""Caches, slots and drafter of an engine, allocated for a call and reused by calls that fit.
 
 A call of `generate` has pages for the longest samples of all its slots. An `AsyncEngine` has as
 many pages as fit in memory, and a request waits until enough of them are free.
@@ -12,19 +12,8 @@ from typing import Any
 
 import torch
 
-from csd.engine.call import RunSettings
-from csd.engine.first_call.time_steps import (
-    NOT_WORTH,
-    compile_loops,
-    load_step_times,
-    refined,
-    save_step_times,
-    sizes_to_time,
-    step_times_key,
-    time_graphs,
-    time_steps,
-)
 from csd.engine.requests.request import Request
+from csd.engine.resources.model import EngineModel
 from csd.engine.resources.sizes import (
     Demand,
     Room,
@@ -33,209 +22,132 @@ from csd.engine.resources.sizes import (
     graph_tokens,
     slots_that_fit,
 )
+from csd.engine.resources.weights import logits_digest
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import asked_by, changed_bytes, count_sets
-from csd.engine.step.budget import (
-    AutoBudget,
-    AutoPool,
-    FixedBudget,
-    FixedPool,
-    StepTimeTable,
-    nodes_of,
-)
+from csd.engine.step.budget import nodes_of
 from csd.engine.step.static_step import StaticStep, sizes_for
 from csd.engine.step.step import Step
 from csd.graph.drafter import Drafter, StaticDrafter
 from csd.graph.drafter_registry import make_drafter
 from csd.graph.prior import Prior
-from csd.kernels.ops import Ops
-from csd.models.fused.decoder import DecoderLike
 from csd.state.kv_cache import PAGE, KVCache, pages_for
 from csd.state.logit_rules import Asked
 from csd.state.slots import Slots
 from csd.utils.device import free_bytes
-from csd.utils.torch_state import plain_torch
 
 # most pages for idle units: 262,144 tokens of prompts, more than the memory of all but tiny models
-MOST_SPARE = 4096
+MAX_SPARE = 4096
 # tokens per slot that a served graph has room for; a fuller graph drops its oldest contexts
 GRAPH_TOKENS = 1024
 # changes of rows that a served request may need
 ANY_CHANGE = Asked(functions=True, grammar=True, words=True)
 
 
-class Resources:
-    """Caches, slots, drafter and step costs of an `Engine`, which sets the fields declared here."""
+class Caches:
+    """The memory of an engine: `step` over caches and slots, and the drafter of its calls.
 
-    decoder: DecoderLike
-    device: torch.device
-    dtype: torch.dtype
-    max_slots: int
-    memory: float
-    prefill_chunk: int
-    prefix_cache: float
-    static: bool
-    exact: bool
-    _ops: Ops
-    _drafter_name: Any  # the argument that the current drafter was made from
-    _cost: StepTimeTable | None
+    max_slots, memory, prefill_chunk, prefix_cache: as in `csd.Engine`.
+    """
 
-    def _drop(self) -> None:
-        self._step: Step | None = None
-        # bytes of the current caches, as estimated before they were allocated
-        self.demand: Demand | None = None
-        self._limited: Room | None = None  # room that a call wanted but memory could not hold
-        self._counted = 0  # bytes of its steps' changed rows
-        self._text = 0, False  # tokens that the drafter was made for, and True if for a history
-        self._drafter: Any = None
-        self._dropped = 0  # dropped contexts at the last call
-        self._changes: Changes | None = None  # rules of rows, whose tensors later calls reuse
+    step: Step | None  # without a call's settings; None before the first call
+    drafter: Any  # of the calls that use `step`
+    demand: Demand | None  # bytes of the current caches, as estimated before they were allocated
+    changes: Changes | None  # rules of rows, whose tensors later calls reuse
+    _limited: Room | None  # room that a call wanted but memory could not hold
+    _counted: int  # bytes of the changed rows of its steps
+    _text: tuple[int, bool]  # tokens that the drafter was made for, and True if for a history
+    _dropped: int  # dropped contexts at the last call
 
-    @property
-    def captured(self) -> dict:
-        """CUDA graphs of the steps, by pool size and operation; empty on a CPU."""
-        return self._step.captures.graphs if isinstance(self._step, StaticStep) else {}
+    def __init__(
+        self,
+        model: EngineModel,
+        *,
+        max_slots: int,
+        memory: float,
+        prefill_chunk: int,
+        prefix_cache: float,
+    ):
+        self._model = model
+        self.max_slots, self.memory = max_slots, memory
+        self.prefill_chunk, self.prefix_cache = prefill_chunk, prefix_cache
+        self._drafter_name: Any = None  # the argument that `drafter` was made from
+        self.drop()
 
-    @property
-    def _unit(self) -> int | None:
-        """Tokens of a unit of the prefix index; None if prompts share nothing.
+    def drop(self) -> None:
+        """Free the caches; the next call allocates anew."""
+        self.step = self.drafter = self.demand = self.changes = None
+        self._limited, self._counted, self._text, self._dropped = None, 0, (0, False), 0
 
-        A unit's keys and values must follow from its text alone. Products and norms of an exact
-        decoder do so row by row, and attention on a CPU page by page. Else a whole chunk is needed,
-        and so it is for states, which are copied at its end.
-        """
-        if not self.prefix_cache:
-            return None
-        by_pages = self.exact and self.device.type == "cpu" and self.prefill_chunk % PAGE == 0
-        if by_pages and not getattr(self.decoder.config, "states", None):
-            return PAGE
-        return math.lcm(self.prefill_chunk, PAGE)
+    # a call's caches
 
-    @property
-    def _states_bytes(self) -> int:
-        """Bytes of the states that a unit keeps; 0 for a model without recurrent layers."""
-        states = getattr(self.decoder.config, "states", None)
-        return states.slot_bytes(self.dtype) if states else 0
-
-    def _spare_pages(self, free: int, drafter: Drafter) -> int:
-        """Pages for idle units, of `free` bytes that a call leaves."""
-        if self._unit is None:
-            return 0
-        page = KVCache.bytes_per_page(self.decoder.config, self.dtype) + drafter.cache_bytes(1)
-        page += self._states_bytes * PAGE // self._unit
-        return min(int(self.prefix_cache * max(free, 0)) // page, MOST_SPARE)
-
-    def _budget(self, settings: RunSettings, step: Step) -> FixedBudget | FixedPool:
-        sizes = None
-        if isinstance(step, StaticStep) and not step.verifier:
-            sizes = sizes_for(step.slots.count)
-        nodes = settings.budget if settings.speculate else 0
-        if isinstance(nodes, int):
-            return FixedPool(nodes, sizes) if sizes else FixedBudget(nodes)
-        if self._cost is None:
-            self._cost = self._step_times(step)
-        return AutoPool(self._cost, sizes) if sizes else AutoBudget(self._cost)
-
-    def _prepare(
+    def prepare(
         self, requests: list[Request], drafter: Any, prior: Prior | None = None, nodes: int = 0
     ) -> Step:
         """Returns a step whose caches are large enough for `requests`; reuses the current if so.
 
-        prior: n-grams that the drafts are to use. nodes: drafted nodes per step, if their number is
-        given.
+        drafter: the argument of `csd.generate`. prior: n-grams that the drafts are to use. nodes:
+        drafted nodes per step, if their number is given.
         """
         self._use_drafter(drafter)
+        model = self._model
+        config, dtype = model.decoder.config, model.dtype
         wanted = Sizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
         tokens = graph_tokens(requests, wanted)
         contexts = 0 if prior is None else prior.config.capacity
         history = any(r.history for r in requests)
-
         asked = asked_by(requests)
         sets = count_sets(requests) if asked is not None else 0
 
         def rows(slots: int, prompt_pages: int = wanted.prompt_pages) -> int:
-            return self._rows(slots, nodes, prompt_pages * PAGE)
+            return self.rows(slots, nodes, prompt_pages * PAGE)
 
         def changed(rows: int) -> int:
             longest = (wanted.prompt_pages + wanted.slot_pages + 1) * PAGE
-            vocab = self.decoder.config.vocab
-            return changed_bytes(asked, sets, rows, longest, vocab, self.dtype)
+            return changed_bytes(asked, sets, rows, longest, config.vocab, dtype)
 
         least = Room.least(wanted, rows(wanted.slots))
         before = idle = None
-        if self._step is not None:
-            before = Room.of(self._step.cache)
+        if self.step is not None:
+            before = Room.of(self.step.cache)
             fits = before == before.with_room_for(least) or least == self._limited
-            fits = fits and self._drafter.suits(tokens, history)
-            fits = fits and self._has_prior(contexts, 1)
             # changed rows are not part of the caches: this call may be the first that needs them
             more = changed(before.rows) - self._counted
-            fits = fits and (more <= 0 or more <= self.memory * free_bytes(self.device))
-            if fits and self._step.cache.dtype == self.dtype:
-                return self._step
+            fits = fits and (more <= 0 or more <= self.memory * free_bytes(model.device))
+            if fits and self._suits(tokens, history, contexts, 1):
+                return self.step
             # caches only grow: otherwise calls that alternate between two sizes would reallocate
             # them, and capture all graphs again, at every call
             tokens, history = max(tokens, self._text[0]), history or self._text[1]
             tokens = max(tokens, before.with_room_for(least).rounded_pages * PAGE)
-            same = self._step.cache.dtype == self.dtype
-            idle = self._step.cache.copy_idle(free_bytes(self.device) // 4) if same else None
+            same = self.step.cache.dtype == dtype
+            idle = self.step.cache.copy_idle(free_bytes(model.device) // 4) if same else None
             # drop the old caches first: their memory counts as free below
-            self._drop()
+            self.drop()
 
-        # tensors that later calls reuse must not be inference tensors of one caller
-        with torch.inference_mode(False):
-            made = make_drafter(
-                self._drafter_name, self._ops, self.device, tokens, history, contexts
-            )
-        gathers = self._ops.name == "reference"
+        made = self._make_drafter(tokens, history, contexts)
 
         def demand(slots: int) -> Demand:
             sizes = replace(wanted, slots=slots)
-            own = Demand.of(
-                self.decoder.config, self.dtype, **asdict(sizes), rows=rows(slots), gathers=gathers
-            )
+            own = Demand.of(config, dtype, **asdict(sizes), rows=rows(slots), gathers=self._gathers)
             step = own.step + changed(rows(slots))
             return replace(own, step=step, drafter=made.cache_bytes(sizes.pages))
 
-        free = int(self.memory * free_bytes(self.device))
+        def needed(room: Room) -> int:
+            own = room.bytes(config, dtype, self._gathers)
+            return own + made.cache_bytes(room.pages) + changed(room.rows)
+
+        free = int(self.memory * free_bytes(model.device))
         slots = slots_that_fit(demand, wanted.slots, free)
         self.demand, room = demand(slots), Room.least(replace(wanted, slots=slots), rows(slots))
-        limited = least if slots < wanted.slots else None
-        if before is not None and limited is None:
-            config, dtype = self.decoder.config, self.dtype
-            room = room.grown(
-                before,
-                self.max_slots,
-                rows,
-                lambda room: (
-                    room.bytes(config, dtype, gathers)
-                    + made.cache_bytes(room.pages)
-                    + changed(room.rows)
-                    <= free
-                ),
-            )
+        self._limited = least if slots < wanted.slots else None
+        if before is not None and self._limited is None:
+            room = room.grown(before, self.max_slots, rows, lambda room: needed(room) <= free)
         self._counted = changed(room.rows)
-        with torch.inference_mode(False):
-            self._drafter, self._text, self._limited = made, (tokens, history), limited
-            tables = room.slot_pages, room.prompt_pages
-            used = room.bytes(self.decoder.config, self.dtype, gathers)
-            used += made.cache_bytes(room.pages) + changed(room.rows)
-            spare = self._spare_pages(free - used, made)
-            units = spare * PAGE // self._unit if self._unit and self._states_bytes else None
-            pages = room.pages + spare
-            step = self._allocate(
-                room.slots, *tables, pages, made.context, room.rows, spare=spare, units=units
-            )
-            if idle is not None:
-                step.cache.paste_idle(idle)
-            made.attach(self.decoder, step.cache)
-        if isinstance(step, StaticStep) and isinstance(made, StaticDrafter):
-            from csd.engine.first_call.compile_kernels import compile_kernels
-
-            compile_kernels(replace(step, drafter=made), self.exact)
-        # set last: if the drafter does not fit the model, the next call allocates anew
-        self._step = step
-        return step
+        spare = self._spare_pages(free - needed(room), made)
+        units = spare * PAGE // self.unit if self.unit and self._states_bytes else None
+        room = replace(room, pages=room.pages + spare)
+        return self._install(room, made, (tokens, history), spare=spare, units=units, idle=idle)
 
     def prepare_served(
         self, sizes: ServedSizes, drafter: Any, nodes: int, priors: Sequence[Prior] = ()
@@ -249,38 +161,32 @@ class Resources:
         fit.
         """
         self._use_drafter(drafter)
-        config = self.decoder.config
+        config, dtype = self._model.decoder.config, self._model.dtype
         contexts, parts = priors[0].config.capacity if priors else 0, max(len(priors), 1)
         context = min(config.context, sizes.requested or config.context)
         table, slots = pages_for(context), self.max_slots
-        rows = self._rows(slots, nodes, context)
+        rows = self.rows(slots, nodes, context)
         tokens = slots * min(context, GRAPH_TOKENS)
-        if self._step is not None:
-            before = Room.of(self._step.cache)
-            wanted = Room(slots, table, table, sizes.pages, rows)
-            fits = sizes.pages and before == before.with_room_for(wanted)
-            fits = (
-                fits and self._step.cache.dtype == self.dtype and self._has_prior(contexts, parts)
+        if self.step is not None:
+            before = Room.of(self.step.cache)
+            fits = sizes.pages and before == before.with_room_for(
+                Room(slots, table, table, sizes.pages, rows)
             )
-            if fits and self._drafter.suits(tokens, False):
-                return self._step
+            if fits and self._suits(tokens, False, contexts, parts):
+                return self.step
         # drop the old caches first: their memory counts as free below
-        self._drop()
-        with torch.inference_mode(False):
-            made = make_drafter(drafter, self._ops, self.device, tokens, False, contexts, parts)
-        gathers = self._ops.name == "reference"
-        free = int(self.memory * free_bytes(self.device))
-
+        self.drop()
+        made = self._make_drafter(tokens, False, contexts, parts)
+        free = int(self.memory * free_bytes(self._model.device))
         # later requests may need any change of rows, each a different one
-        changed = changed_bytes(ANY_CHANGE, slots, rows, context, config.vocab, self.dtype)
-
+        changed = changed_bytes(ANY_CHANGE, slots, rows, context, config.vocab, dtype)
         # copies of the states of recurrent layers, which are not in pages
         states = self._states_bytes
         units = int(self.prefix_cache * free) // states if states else None
 
         def needed(pages: int) -> int:
             room = Room(slots, table, table, pages, rows)
-            own = room.bytes(config, self.dtype, gathers) + made.cache_bytes(pages)
+            own = room.bytes(config, dtype, self._gathers) + made.cache_bytes(pages)
             return own + changed + (units or 0) * states
 
         # at most the pages of a longest prompt and a longest sample per slot
@@ -293,39 +199,111 @@ class Resources:
             )
         # for any division into prompt and sample, which have separate pages
         sizes.longest = min(context, (sizes.pages - 1) * PAGE)
-        with torch.inference_mode(False):
-            # set first: `_allocate` chooses the class of the step by the drafter
-            self._drafter, self._text = made, (tokens, False)
-            step = self._allocate(slots, table, table, sizes.pages, made.context, rows, units=units)
-            made.attach(self.decoder, step.cache)
-        # set last: if the drafter does not fit the model, the next run allocates anew
-        self._step = step
-        return step
+        room = Room(slots, table, table, sizes.pages, rows)
+        return self._install(room, made, (tokens, False), units=units)
 
     def _use_drafter(self, drafter: Any) -> None:
         """Drop the caches if the drafter differs from the current one."""
         if drafter != self._drafter_name:
             self._drafter_name = drafter
-            self._drop()
+            self.drop()
 
-    def _has_prior(self, contexts: int, parts: int) -> bool:
-        """True if the drafter has room for priors of these sizes."""
-        return (self._drafter.prior_contexts, self._drafter.prior_parts) == (contexts, parts)
+    def _make_drafter(self, tokens: int, history: bool, contexts: int, parts: int = 1) -> Any:
+        ops, device = self._model.ops, self._model.device
+        # tensors that later calls reuse must not be inference tensors of one caller
+        with torch.inference_mode(False):
+            return make_drafter(self._drafter_name, ops, device, tokens, history, contexts, parts)
 
-    def _fit_history(self, requests: list[Request]) -> None:
-        """Drop the oldest past samples that do not fit in the graph; counts them in the stats."""
-        with_history = [request for request in requests if request.history]
-        groups = min(len(requests), self.max_slots)
-        if with_history and self._drafter.max_history((), groups) is None:
-            raise ValueError(
-                f"history needs drafter='consensus', got drafter={self._drafter_name!r}"
-            )
-        for request in with_history:
-            count = self._drafter.max_history(request.history, groups)
-            left = request.history[count:]
-            request.history = request.history[:count]
-            request.stats.history_tokens = sum(map(len, request.history))
-            request.stats.history_left_out = sum(map(len, left))
+    def _suits(self, tokens: int, history: bool, contexts: int, parts: int) -> bool:
+        """True if the drafter has room for so many tokens and for priors of these sizes, and the
+        caches have the model's dtype."""
+        assert self.step is not None
+        priors = self.drafter.prior_contexts, self.drafter.prior_parts
+        same = priors == (contexts, parts) and self.step.cache.dtype == self._model.dtype
+        return same and self.drafter.suits(tokens, history)
+
+    def _install(
+        self,
+        room: Room,
+        drafter: Any,
+        text: tuple[int, bool],
+        *,
+        spare: int = 0,
+        units: int | None = None,
+        idle: Any = None,
+    ) -> Step:
+        """Allocate a step for `room` and attach the drafter; idle: units of the caches before."""
+        with torch.inference_mode(False):
+            # set first: `allocate` chooses the class of the step by the drafter
+            self.drafter, self._text = drafter, text
+            step = self.allocate(room, drafter.context, spare=spare, units=units)
+            if idle is not None:
+                step.cache.paste_idle(idle)
+            drafter.attach(self._model.decoder, step.cache)
+        if isinstance(step, StaticStep):
+            from csd.engine.first_call.compile_kernels import compile_kernels
+
+            compile_kernels(replace(step, drafter=drafter), self._model.exact)
+        # set last: if the drafter does not fit the model, the next call allocates anew
+        self.step = step
+        return step
+
+    def allocate(
+        self, room: Room, context: int, *, spare: int = 0, units: int | None = None
+    ) -> Step:
+        """Allocate a step without a drafter; slots keep `context` tokens.
+
+        spare: of the pages, those that samples and prompts in flight do not need. units: most units
+        of the prefix index; None: as many as there are pages.
+        """
+        model, config = self._model, self._model.decoder.config
+        cache = KVCache(
+            config,
+            slots=room.slots,
+            pages=room.pages,
+            prompt_pages=room.prompt_pages,
+            slot_pages=room.slot_pages,
+            rows=room.rows,
+            dtype=model.dtype,
+            device=model.device,
+            reach=self._reach,
+            unit=self.unit,
+            units=units,
+            spare=spare,
+        )
+        slots = Slots.empty(
+            room.slots,
+            config.vocab,
+            room.slot_pages * PAGE,
+            context,
+            torch.promote_types(model.dtype, torch.float32),
+            model.device,
+        )
+        static = model.static and isinstance(self.drafter, StaticDrafter)
+        kind = StaticStep if static else Step
+        return kind(model.decoder, None, cache, slots, model.ops)
+
+    def small_step(self, slots: int) -> Step:
+        """Allocate a step of `slots` empty slots over one page, to time steps and hash logits."""
+        with torch.inference_mode(False):
+            return self.allocate(Room(slots, 1, 1, 1, self.rows(slots)), 1)
+
+    def fingerprint(self) -> str:
+        """A digest of logits (`logits_digest`), the dtype, and "exact" or "rounding".
+
+        Equal fingerprints mean equal weights, dtype and arithmetic, whatever file the weights came
+        from. Called while no call runs.
+        """
+        kind = "exact" if self._model.exact else "rounding"
+        dtype = str(self._model.dtype).removeprefix("torch.")
+        return f"csd-{logits_digest(self.small_step(1))}-{dtype}-{kind}"
+
+    # sizes
+
+    @property
+    def _gathers(self) -> bool:
+        """True if attention copies a layer's keys and values."""
+        return self._model.ops.name == "reference"
 
     @property
     def _reach(self) -> int | None:
@@ -336,107 +314,80 @@ class Resources:
         """
         if not isinstance(self._drafter_name, str):
             return None
-        return getattr(self.decoder.config, "reach", None)
+        return getattr(self._model.decoder.config, "reach", None)
 
-    def _rows(self, slots: int, nodes: int = 0, prompt: int = 0) -> int:
+    def rows(self, slots: int, nodes: int = 0, prompt: int = 0) -> int:
         """Largest number of rows of a pool, with at most `nodes` drafted nodes if given, or of a
         chunk of a prompt of at most `prompt` tokens."""
         pool = slots + max(512, nodes_of(slots, nodes))
         return max(min(self.prefill_chunk, prompt), pool, sizes_for(slots)[-1])
 
-    def _allocate(
-        self,
-        slots: int,
-        slot_pages: int,
-        prompt_pages: int,
-        pages: int,
-        context: int,
-        rows: int | None = None,
-        *,
-        spare: int = 0,
-        units: int | None = None,
-    ) -> Step:
-        """Allocate a step without a drafter; slots keep `context` tokens, pools have `rows`.
+    # beginnings of prompts that later calls find again
 
-        spare: of the pages, those that samples and prompts in flight do not need. units: most units
-        of the prefix index; None: as many as there are pages.
+    @property
+    def unit(self) -> int | None:
+        """Tokens of a unit of the prefix index; None if prompts share nothing.
+
+        A unit's keys and values must follow from its text alone. Products and norms of an exact
+        decoder do so row by row, and attention on a CPU page by page. Else a whole chunk is needed,
+        and so it is for states, which are copied at its end.
         """
-        cache = KVCache(
-            self.decoder.config,
-            slots=slots,
-            pages=pages,
-            prompt_pages=prompt_pages,
-            slot_pages=slot_pages,
-            rows=self._rows(slots) if rows is None else rows,
-            dtype=self.dtype,
-            device=self.device,
-            reach=self._reach,
-            unit=self._unit,
-            units=units,
-            spare=spare,
-        )
-        state = Slots.empty(
-            slots,
-            self.decoder.config.vocab,
-            slot_pages * PAGE,
-            context,
-            torch.promote_types(self.dtype, torch.float32),
-            self.device,
-        )
-        static = self.static and isinstance(self._drafter, StaticDrafter)
-        kind = StaticStep if static else Step
-        return kind(self.decoder, None, cache, state, self._ops)
+        if not self.prefix_cache:
+            return None
+        by_pages = self._model.exact and self._model.device.type == "cpu"
+        if by_pages and self.prefill_chunk % PAGE == 0 and not self._states_bytes:
+            return PAGE
+        return math.lcm(self.prefill_chunk, PAGE)
 
-    @plain_torch()
-    def measure_steps(self, worth: float = NOT_WORTH, repeats: int = 3) -> StepTimeTable:
-        """Seconds of forward and verify for a few pool sizes, measured on empty slots.
+    @property
+    def _states_bytes(self) -> int:
+        """Bytes of the states that a unit keeps; 0 for a model without recurrent layers."""
+        states = getattr(self._model.decoder.config, "states", None)
+        return states.slot_bytes(self._model.dtype) if states else 0
 
-        worth: on a CPU, sizes after the first that takes `worth` times the smallest are left out.
-        repeats: most timings of each size.
-        """
-        static = self.static and self.device.type == "cuda"
-        sizes = sizes_to_time(self.max_slots, static)
-        with torch.inference_mode(False):
-            step = self._allocate(sizes[-1], 1, 1, 1, 1)
-        return time_steps(step, sizes, worth, repeats)
+    def _spare_pages(self, free: int, drafter: Drafter) -> int:
+        """Pages for idle units, of `free` bytes that a call leaves."""
+        if self.unit is None:
+            return 0
+        page = KVCache.bytes_per_page(self._model.decoder.config, self._model.dtype)
+        page += drafter.cache_bytes(1) + self._states_bytes * PAGE // self.unit
+        return min(int(self.prefix_cache * max(free, 0)) // page, MAX_SPARE)
 
-    @plain_torch()
-    def step_times(self) -> StepTimeTable:
-        """Seconds of steps without drafts by their rows, from the cache or measured and cached."""
-        if self._cost is None:
-            sizes = sizes_to_time(self.max_slots, False)
-            with torch.inference_mode(False):
-                step = self._allocate(sizes[-1], 1, 1, 1, 1)
-            self._cost = self._step_times(step)
-        return self._cost
+    def forget_stale_units(self, cache: KVCache) -> None:
+        """Drop the units of prompts that the current weights, adapters or settings did not read."""
+        index = cache.allocator.index
+        if index is None:
+            return
+        key = self._model.weights_state(), self.prefill_chunk, torch.get_num_threads()
+        if key != index.key:
+            cache.allocator.forget_all()
+            index.key = key
 
-    def _step_times(self, step: Step) -> StepTimeTable:
-        """Cached step times; if there are none, measures and caches them.
+    # past samples, and contexts of the graph
 
-        step: the call's step; if it has CUDA graphs, these are measured instead and not cached.
-        """
-        if isinstance(step, StaticStep) and self.device.type == "cuda":
-            return time_graphs(step, sizes_for(step.slots.count))
-        sizes = sizes_to_time(self.max_slots, False)
-        key = step_times_key(self.decoder, self.dtype, self._ops.name, sizes)
-        table = load_step_times(key) if key else None
-        if table is None or not table.steady:
-            table = refined(table, self.measure_steps(repeats=1)) if table else self.measure_steps()
-            if key:
-                save_step_times(key, table)
-            return table
-        with torch.inference_mode(False):
-            compile_loops(self._allocate(sizes[-1], 1, 1, 1, 1), sizes)
-        return table
+    def fit_history(self, requests: list[Request]) -> None:
+        """Drop the oldest past samples that do not fit in the graph; counts them in the stats."""
+        with_history = [request for request in requests if request.history]
+        groups = min(len(requests), self.max_slots)
+        if with_history and self.drafter.max_history((), groups) is None:
+            raise ValueError(
+                f"history needs drafter='consensus', got drafter={self._drafter_name!r}"
+            )
+        for request in with_history:
+            count = self.drafter.max_history(request.history, groups)
+            left = request.history[count:]
+            request.history = request.history[:count]
+            request.stats.history_tokens = sum(map(len, request.history))
+            request.stats.history_left_out = sum(map(len, left))
 
-    def _newly_dropped(self, requests: list[Request]) -> int:
+    def newly_dropped(self, requests: list[Request]) -> int:
         """Number of contexts that did not fit in the graph since the previous call of this method.
 
         On a GPU 0 unless the call has a history: reading the count makes the host wait.
         """
         before = self._dropped
-        dropped = None if self._drafter is None else self._drafter.dropped
-        waits = self.device.type != "cpu" and not any(r.history for r in requests)
+        dropped = None if self.drafter is None else self.drafter.dropped
+        waits = self._model.device.type != "cpu" and not any(r.history for r in requests)
         if dropped is None or waits:
             return 0
         self._dropped = int(dropped)

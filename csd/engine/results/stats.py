@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 
 from csd.engine.results.record import SOURCES
 from csd.utils.phases import KINDS
 
 # least gain that is called one: smaller ones are within the error of a step's estimate
 PAYS = 1.05
+# most samples, and most tokens of each, whose n-grams are compared
+COMPARED, BEGINNING = 64, 2048
 
 
 @dataclass(slots=True)
@@ -60,6 +63,22 @@ class Stats:
             return f"drafts: {self.draft_gain:.2f} x plain"
         gain = f"drafts do not pay here ({self.draft_gain:.2f} x plain)"
         return ": ".join([gain, ", and ".join(_reasons(self))]).removesuffix(": ")
+
+    def explain_drafts(
+        self,
+        gain: float | None,
+        slots: int,
+        double_cost: float | None,
+        samples: Iterable[Sequence[int]],
+    ) -> None:
+        """Set the gain of a call's drafts and, if they did not pay, the reasons.
+
+        gain, slots, double_cost: the fields of these names. samples: tokens of finished samples.
+        """
+        self.draft_gain, self.slots, self.double_cost = gain, slots, double_cost
+        texts = [tokens[:BEGINNING] for tokens in islice(samples, COMPARED)]
+        if gain is not None and not self.pays and len(texts) > 1:
+            self.shared_ngrams = shared_ngrams(texts)
 
     @property
     def pays(self) -> bool:

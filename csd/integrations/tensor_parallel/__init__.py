@@ -14,7 +14,7 @@ import math
 import threading
 import zlib
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -25,11 +25,14 @@ from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine, Feed
 from csd.engine.options.params import RULES
 from csd.engine.requests.request import Request
+from csd.engine.resources.caches import Caches
+from csd.engine.resources.model import EngineModel
+from csd.engine.resources.sizes import Room
+from csd.engine.resources.step_times import StepTimes
 from csd.engine.results.result import Sample
 from csd.engine.step.budget import FixedBudget, StepTimeTable
 from csd.engine.step.prefill import read_prompt
 from csd.engine.step.step import Step
-from csd.graph.prior import Prior
 from csd.integrations.tensor_parallel.decoder import ParallelDecoder
 from csd.integrations.tensor_parallel.link import FollowerStep, LeaderStep, Link, error_text
 from csd.models.load import Loaded
@@ -68,6 +71,10 @@ class ParallelEngine(Engine):
             value = options["prefix_cache"]
             raise ValueError(f"prefix_cache must be False over several ranks, got {value!r}")
         super().__init__(loaded, **options | {"static": False, "prefix_cache": False})
+        self.step_times = ParallelStepTimes(self.model, self.caches, link)
+
+    def _make_caches(self, **sizes: Any) -> "ParallelCaches":
+        return ParallelCaches(self.model, self.link, **sizes)
 
     def call_of(self, prompt: Any, arguments: Mapping[str, Any]) -> Call:
         """`Engine.call_of`, except that only rank 0 writes a recording."""
@@ -114,7 +121,7 @@ class ParallelEngine(Engine):
             finally:
                 if error is not None or self.link.closed:
                     # slots and caches of other ranks may lag: the next call allocates new ones
-                    self._drop()
+                    self.caches.drop()
 
     def _end(self, requests: list[Request], error: Exception | None) -> None:
         if self.link.closed:
@@ -124,35 +131,6 @@ class ParallelEngine(Engine):
             return
         self.link.send("end", [(r.seed, r.result(), r.stats) for r in requests])
         self.link.agree(None)
-
-    def _prepare(
-        self, requests: list[Request], drafter: Any, prior: Prior | None = None, nodes: int = 0
-    ) -> Step:
-        before = self._step
-        step = super()._prepare(requests, drafter, prior, nodes)
-        if step is not before:
-            cache = step.cache
-            tables = (cache.slot_pages.shape[1], cache.prompt_pages.shape[1])
-            followers_sizes = (step.slots.context.shape[1], cache.node_k.shape[1])
-            sizes = (step.slots.count, *tables, cache.k.shape[1], *followers_sizes)
-            self.link.send("allocate", sizes)
-            self.link.agree(None)
-        return step
-
-    def _allocate(self, *sizes: Any, **options: Any) -> Step:
-        step = super()._allocate(*sizes, **options)
-        values = {f.name: getattr(step, f.name) for f in fields(step)}
-        if self.link.rank:
-            return FollowerStep(**values | {"drafting": False}, link=self.link)
-        return LeaderStep(**values, link=self.link)
-
-    def measure_steps(self, worth: float = math.inf, repeats: int = 3) -> StepTimeTable:
-        # worth=inf: no rank leaves passes out because of its own times, so all run the same ones;
-        # only rank 0 uses the times
-        if not self.link.rank:
-            self.link.send("measure", None)
-            self.link.agree(None)
-        return super().measure_steps(math.inf, repeats)
 
     def _follow(self, requests: list[Request]) -> Iterator[tuple[Request, Sample]]:
         with self._lock:
@@ -184,9 +162,9 @@ class ParallelEngine(Engine):
                     if order == "end":
                         return what
                     if order == "measure":
-                        self.measure_steps()
+                        self.step_times.measure()
                     else:
-                        self._step = self._allocate(*what)
+                        self.caches.step = self.caches.allocate(*what)
             except BaseException as error:
                 if self.link.closed:
                     raise
@@ -208,11 +186,51 @@ class ParallelEngine(Engine):
             read_prompt(step, g, chunk, start)
 
     def _following(self) -> "FollowerStep":
-        if not isinstance(self._step, FollowerStep):
+        step = self.caches.step
+        if not isinstance(step, FollowerStep):
             raise RuntimeError(
                 f"rank {self.link.rank} received a step before the sizes of its caches"
             )
-        return self._step
+        return step
+
+
+class ParallelCaches(Caches):
+    """Caches of which every rank allocates the same sizes, those that rank 0 decides."""
+
+    def __init__(self, model: EngineModel, link: Link, **sizes: Any):
+        self.link = link
+        super().__init__(model, **sizes)
+
+    def prepare(self, *args: Any, **options: Any) -> Step:
+        before = self.step
+        step = super().prepare(*args, **options)
+        if step is not before:
+            room = replace(Room.of(step.cache), pages=step.cache.pages)
+            self.link.send("allocate", (room, step.slots.context.shape[1]))
+            self.link.agree(None)
+        return step
+
+    def allocate(self, *sizes: Any, **options: Any) -> Step:
+        step = super().allocate(*sizes, **options)
+        values = {f.name: getattr(step, f.name) for f in fields(step)}
+        if self.link.rank:
+            return FollowerStep(**values | {"drafting": False}, link=self.link)
+        return LeaderStep(**values, link=self.link)
+
+
+class ParallelStepTimes(StepTimes):
+    """Times that all ranks measure together and rank 0 uses."""
+
+    def __init__(self, model: EngineModel, caches: Caches, link: Link):
+        super().__init__(model, caches)
+        self.link = link
+
+    def measure(self, worth: float = math.inf, repeats: int = 3) -> StepTimeTable:
+        # worth=inf: no rank leaves passes out because of its own times, so all run the same ones
+        if not self.link.rank:
+            self.link.send("measure", None)
+            self.link.agree(None)
+        return super().measure(math.inf, repeats)
 
 
 def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:

@@ -1,0 +1,1 @@
+"""Measures, models and records that sections share."""

@@ -1,0 +1,1 @@
+"""Sections of `bench.gpu`, one file each."""

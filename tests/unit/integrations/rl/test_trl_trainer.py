@@ -1,0 +1,133 @@
+"""csd's GRPOTrainer: the trainer's log-probabilities are the sampler's, and its gradients TRL's."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.examples_main import main_of
+from helpers.targets import slow
+
+pytest.importorskip("trl")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def train(file="grpo/grpo.py", stock=False, budget=16, **config):
+    """Train an example; returns the trainer and its log."""
+    import trl
+
+    from csd.integrations.trl import GRPOTrainer, Rollout
+
+    main = main_of(file)
+    main.__globals__["GRPOTrainer"] = trl.GRPOTrainer if stock else GRPOTrainer
+    trainer = main(tokens=12, rollout=Rollout(budget=budget, exact=True), **config)
+    return trainer, [row for row in trainer.state.log_history if "loss" in row]
+
+
+LORA = dict(file="grpo/grpo_lora.py", disable_dropout=True)
+FILTERS = dict(temperature=0.7, top_p=0.9)
+CASES = {
+    "full": dict(),
+    "filters": FILTERS,
+    "accumulation": FILTERS | dict(batch=8, gradient_accumulation_steps=4),
+    "lora": LORA,
+    "lora, reference": LORA | dict(beta=0.1, temperature=0.7),
+    "lora, autocast": LORA | dict(bf16=True, repetition_penalty=1.1),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "steps"),
+    [
+        ("accumulation", 3),
+        ("lora, reference", 3),
+        *(pytest.param(name, 50, marks=slow) for name in CASES),
+    ],
+)
+def test_the_trainers_log_probabilities_are_the_rollouts(case, steps):
+    log = train(steps=steps, **CASES[case])[1]
+    assert len(log) == steps
+    assert [row["csd/logp_diff_max"] for row in log] == [0.0] * steps
+    assert all(row["grad_norm"] > 0 for row in log[:3])
+    assert max(row["csd/tau"] for row in log) > 1
+    assert all(row["csd/rows"] < row["csd/rows_without_sharing"] for row in log)
+    assert all(row["csd/train_tokens_per_second"] > 0 for row in log)
+    if "kl" in log[0]:
+        # a new adapter is the base model, bit for bit
+        assert log[0]["kl"] == 0.0 < log[-1]["kl"]
+
+
+def weights(trainer):
+    named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
+    return {name: p.detach().double() for name, p in named if p.requires_grad}
+
+
+@pytest.mark.parametrize("kind", [{}, pytest.param(LORA, marks=slow)], ids=["full", "lora"])
+def test_an_update_is_that_of_trls_own_trainer(kind):
+    """The optimiser is SGD, which keeps differences as small as they are."""
+    config = kind | dict(steps=1, optim="sgd", learning_rate=1.0, max_grad_norm=0.0)
+    (mine, log), (own, stock) = (train(stock=stock, **config) for stock in (False, True))
+    before = weights(train(stock=True, **config | dict(learning_rate=0.0))[0])
+    found, want = weights(mine), weights(own)
+    assert log[0]["loss"] == pytest.approx(stock[0]["loss"], abs=1e-5)
+    assert log[0]["entropy"] == pytest.approx(stock[0]["entropy"], rel=1e-4)
+    moved = 0
+    for name, weight in want.items():
+        step = weight - before[name]
+        # the gradient's rounding in float32, and that of the updated weight
+        limit = 1e-4 * step.abs().max() + 2 * torch.finfo(torch.float32).eps * weight.abs().max()
+        assert (found[name] - weight).abs().max() <= limit, name
+        moved = max(moved, float(step.abs().max()))
+    assert moved > 1e-3
+
+
+def test_accumulated_steps_are_those_of_one_batch():
+    config = dict(steps=1, optim="sgd", learning_rate=1.0, max_grad_norm=0.0)
+    whole = weights(train(**config)[0])
+    parts = weights(train(batch=8, gradient_accumulation_steps=4, **config)[0])
+    for name, weight in whole.items():
+        assert (parts[name] - weight).abs().max() <= 1e-5 * weight.abs().max(), name
+
+
+def test_a_group_stays_in_one_micro_batch():
+    log = train(steps=1, batch=8, gradient_accumulation_steps=4)[1]
+    # a micro-batch has eight completions of one prompt
+    assert log[0]["csd/rows_without_sharing"] / log[0]["csd/rows"] > 1.5
+
+
+def test_later_updates_have_a_ratio_of_their_own():
+    log = train(
+        steps=4, batch=16, steps_per_generation=2, num_iterations=2, gradient_accumulation_steps=1
+    )[1]
+    first = [row.get("csd/logp_diff_max") for row in log]
+    assert first == [0.0, None, None, None]
+
+
+def test_what_the_trainer_does_not_do_is_refused():
+    with pytest.raises(NotImplementedError, match="beta must be 0 with filters that drop tokens"):
+        train(**LORA, steps=1, beta=0.1, top_p=0.9)
+    with pytest.raises(ValueError, match=r"lora_dropout.* has dropout 0\.05 in training mode"):
+        train(file="grpo/grpo_lora.py", steps=1)
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        from csd.integrations import trl
+
+        _ = trl.Other
+
+
+@slow
+def test_processes_train_on_one_set_of_bits(tmp_path, torchrun):
+    done = torchrun(Path(__file__).with_name("grpo_exact_rank.py"), tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(2)]
+    assert [r["world"] for r in ranks] == [2, 2]
+    assert ranks[0]["logged"] == [0.0, 0.0]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    # one process with the batch of both takes the same step, up to the order of sums
+    config = dict(optim="sgd", learning_rate=0.1, gradient_accumulation_steps=2)
+    alone = weights(train(steps=2, batch=8, **config)[0])
+    for name, total in ranks[0]["weights"].items():
+        assert total == pytest.approx(float(alone[name].sum()), rel=1e-4, abs=1e-3), name
+
+
+def test_the_loop_of_the_example():
+    assert main_of("grpo/grpo_loop.py")(steps=3, tokens=12) == [0.0] * 3

@@ -1,0 +1,287 @@
+"""Tools: calls in the formats of templates, whole and streamed, and by a grammar."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+from helpers.runs.served import call, chat, events
+
+pytest.importorskip("starlette")
+
+from csd.serve.http.api.tools import FORMS, Tools, read_tools
+from csd.serve.http.errors import Refused
+
+PATH = "/v1/chat/completions"
+NUMBER = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+NUMBER |= {"additionalProperties": False}
+WORD = {
+    "type": "object",
+    "properties": {"word": {"$ref": "#/$defs/word"}},
+    "required": ["word"],
+    "additionalProperties": False,
+    "$defs": {"word": {"enum": ["a", "b"]}},
+}
+# the third tool takes an object of any values, which a random model does not end
+LISTED = [
+    {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": NUMBER}},
+    {"type": "function", "function": {"name": "say", "parameters": WORD}},
+    {"type": "function", "function": {"name": "end"}},
+]
+SCHEMAS = {"add": NUMBER, "say": WORD, "end": {"type": "object"}}
+ADD, SAY = '{"name": "add", "arguments": {"x": 1}}', '{"name": "say", "arguments": {"word": "é}"}}'
+CALLS = [("add", '{"x": 1}'), ("say", '{"word": "é}"}')]
+LLAMA = ADD.replace("arguments", "parameters"), SAY.replace("arguments", "parameters")
+
+# form, text, content and calls
+TEXTS = [
+    ("hermes", f"<tool_call>\n{ADD}\n</tool_call>", None, CALLS[:1]),
+    (
+        "hermes",
+        f"I add < 1.\n<tool_call>{ADD}</tool_call>\n<tool_call>{SAY}</tool_call>",
+        "I add < 1.",
+        CALLS,
+    ),
+    ("hermes", f"<tool_call>{ADD}", "", []),
+    ("hermes", f"<tool_call>{ADD}</tool_call> and more", "", []),
+    ("hermes", f"so <tool_call>{ADD.replace('add', 'other')}</tool_call>", "", []),
+    ("hermes", "<tool_call>{</tool_call>", "", []),
+    ("hermes", "plain <tool text", "", []),
+    ("mistral", f"[TOOL_CALLS][{ADD}, {SAY}]", None, CALLS),
+    ("mistral", f" [{ADD}, {SAY}]", None, CALLS),
+    ("mistral", 'So.[TOOL_CALLS]add[ARGS]{"x": 1}[TOOL_CALLS]say{"word": "é}"}', "So.", CALLS),
+    ("mistral", 'add{"x": 1}', None, CALLS[:1]),
+    ("mistral", "add them", "", []),
+    ("mistral", "[1, 2]", "", []),
+    ("mistral", f"[{ADD}, 5]", "", []),
+    ("mistral", "plain [TOOL_ text", "", []),
+    ("llama3_json", LLAMA[0], None, CALLS[:1]),
+    ("llama3_json", f"<|python_tag|>{LLAMA[0]}; {LLAMA[1]}", None, CALLS),
+    ("llama3_json", f"{LLAMA[0]} and more", "", []),
+    ("llama3_json", "{5: 6}", "", []),
+    ("llama3_json", f"So: {LLAMA[0]}", "", []),
+    ("llama3_json", "", "", []),
+    (None, f"<tool_call>{ADD}</tool_call>", "", []),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), TEXTS)
+def test_a_text_is_calls_or_stays(form, text, content, calls):
+    tools = Tools(SCHEMAS, "auto", form)
+    want = (text, []) if not calls else (content, calls)
+    assert tools.read(text) == want
+    # streamed in parts of any size, with its content as soon as it is certain
+    for size in range(1, len(text) + 2):
+        stream, found, listed = tools.stream(), "", []
+        for start in range(0, len(text), size):
+            for delta in stream.push(text[start : start + size], False):
+                assert delta.keys() == {"content"} and delta["content"]
+                found += delta["content"]
+        for delta in stream.push("", True):
+            found += delta.get("content", "")
+            listed += delta.get("tool_calls", [])
+        assert found == (want[0] or "") and stream.calls == len(calls)
+        functions = [(one["function"]["name"], one["function"]["arguments"]) for one in listed]
+        assert functions == calls and [one["index"] for one in listed] == [*range(len(calls))]
+        assert len({one["id"] for one in listed}) == len(calls)
+
+
+def test_text_without_calls_is_streamed_as_it_is_drawn():
+    text = "A sentence that is no call at all."
+    for form in FORMS:
+        stream = Tools(SCHEMAS, "auto", form).stream()
+        deltas = [[*stream.push(letter, False)] for letter in text]
+        sent = "".join(delta["content"] for some in deltas for delta in some)
+        assert text.startswith(sent) and len(sent) > len(text) - 3, form
+
+
+def test_arguments_of_a_named_tool_are_streamed_without_outer_spaces():
+    tools = Tools(SCHEMAS, "say", None)
+    for text in (' {"word":\n "a b "}\n ', "{\n\n", " ", ""):
+        for size in range(1, len(text) + 2):
+            stream, arguments = tools.stream(), ""
+            for start in range(0, len(text) + 1, size):
+                deltas = stream.push(text[start : start + size], start + size > len(text))
+                for delta in deltas:
+                    arguments += delta["tool_calls"][0]["function"]["arguments"]
+            assert tools.read(text) == (None, [("say", arguments)])
+
+
+def test_formats_are_known_by_the_template():
+    signs = {
+        "hermes": "{{ '<tool_call>' }}",
+        "mistral": "{{ '[TOOL_CALLS]' }}",
+        "llama3_json": 'Respond as {"name": function, "parameters": dict}',
+        None: "{{ tools }}",
+    }
+    for form, template in signs.items():
+        assert read_tools({"tools": LISTED}, template) == Tools(SCHEMAS, "auto", form)
+
+
+def test_a_format_that_the_server_names_is_not_the_templates():
+    fields, template = {"tools": LISTED}, "{{ '<tool_call>' }}"
+    for form in FORMS:
+        assert read_tools(fields, template, parser=form) == Tools(SCHEMAS, "auto", form)
+    assert read_tools(fields, template, parser="none") == Tools(SCHEMAS, "auto", None)
+    # a grammar's calls need no format
+    asked = fields | {"tool_choice": "required"}
+    assert read_tools(asked, template, parser="none") == Tools(SCHEMAS, "required", None)
+
+
+BAD = [
+    ({"tools": LISTED, "tool_choice": "any"}, "tool_choice"),
+    ({"tools": LISTED, "tool_choice": 5}, "tool_choice"),
+    ({"tools": LISTED, "tool_choice": {"type": "function"}}, "tool_choice"),
+    (
+        {"tools": LISTED, "tool_choice": {"type": "function", "function": {"name": "other"}}},
+        "tool_choice",
+    ),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [5], "tool_choice": "required"}, "tools"),
+    ({"tools": LISTED, "tool_choice": "required", "regex": "a"}, "regex"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]},
+        "tools",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD)
+def test_other_tools_are_refused(fields, param):
+    with pytest.raises(Refused) as refused:
+        read_tools(fields, "")
+    assert refused.value.param == param and refused.value.status == 400
+
+
+def test_none_and_no_tools_are_text():
+    assert read_tools({"tools": LISTED, "tool_choice": "none"}, "<tool_call>") is None
+    assert read_tools({"tools": [], "tool_choice": "auto"}, "<tool_call>") is None
+
+
+@pytest.fixture
+def template(engine, monkeypatch):
+    """The toy's template, which reads tools and has calls as Hermes."""
+    plain = engine.tokenizer.chat_template
+    reads = "{% if tools %}{% for t in tools %}{{ t['function']['name'] }}{% endfor %}{% endif %}"
+    monkeypatch.setattr(engine.tokenizer, "chat_template", reads + plain + "{# <tool_call> #}")
+
+
+@pytest.fixture
+def no_spaces(engine):
+    """Tokens that a random model may repeat between any two parts of JSON."""
+    return engine.tokenizer(" \n\t", add_special_tokens=False)["input_ids"]
+
+
+def streamed(port, body):
+    """Messages of the choices, put together as clients do."""
+    found = {}
+    for event in events(port, PATH, body):
+        for choice in event["choices"]:
+            message = found.setdefault(choice["index"], {"content": "", "calls": {}})
+            delta = choice["delta"]
+            message["content"] += delta.get("content") or ""
+            for one in delta.get("tool_calls", []):
+                own = message["calls"].setdefault(one["index"], {"id": one.get("id"), "text": ""})
+                own["name"] = one["function"].get("name") or own["name"]
+                own["text"] += one["function"]["arguments"]
+            message["reason"] = choice["finish_reason"] or message.get("reason")
+    return [found[i] for i in sorted(found)]
+
+
+def both(port, tools=LISTED, tokens=150, **fields):
+    """Name and arguments of each choice's calls, the same whole and streamed; and its content."""
+    body = chat(n=3, seed=5, tools=tools, max_tokens=tokens, temperature=1.0, **fields)
+    status, answer = call(port, PATH, body)
+    assert status == 200, answer
+    listed = []
+    for choice, parts in zip(answer["choices"], streamed(port, body), strict=True):
+        message = choice["message"]
+        calls = [
+            (one["function"]["name"], one["function"]["arguments"])
+            for one in message.get("tool_calls", [])
+        ]
+        assert [(one["name"], one["text"]) for one in parts["calls"].values()] == calls
+        assert parts["content"] == (message["content"] or "")
+        assert parts["reason"] == choice["finish_reason"]
+        listed.append((message["content"], calls, choice["finish_reason"]))
+    return listed
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_a_named_tool_gets_arguments_of_its_schema(port, template, no_spaces):
+    named = {"type": "function", "function": {"name": "say"}}
+    for content, calls, reason in both(port, tool_choice=named, suppress_tokens=no_spaces):
+        ((name, arguments),) = calls
+        assert (content, name, reason) == (None, "say", "tool_calls")
+        assert json.loads(arguments) in ({"word": "a"}, {"word": "b"})
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_a_required_choice_calls_tools(port, template, no_spaces):
+    for content, calls, reason in both(
+        port,
+        LISTED[1:2],
+        300,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        suppress_tokens=no_spaces,
+    ):
+        ((name, arguments),) = calls
+        assert content is None and reason == "tool_calls" and name in SCHEMAS
+        values = json.loads(arguments)
+        assert name != "say" or values["word"] in ("a", "b")
+        assert name != "add" or isinstance(values["x"], int)
+    assert Tools(SCHEMAS, "required", None).schema["$defs"] == {"1_word": {"enum": ["a", "b"]}}
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_auto_reads_the_calls_of_the_template(port, template):
+    text = 'I add <tool_call>{"name": "add", "arguments": {"x": [0-9]}}</tool_call>'
+    regex = text.replace("{", r"\{").replace("}", r"\}")
+    for content, calls, reason in both(port, regex=regex):
+        ((name, arguments),) = calls
+        assert (content, name, reason) == ("I add", "add", "tool_calls")
+        assert 0 <= json.loads(arguments)["x"] <= 9
+    # text that is no call stays, and `none` reads none
+    for fields in (
+        {"regex": regex.replace("add", "other")},
+        {"regex": regex, "tool_choice": "none"},
+    ):
+        for content, calls, reason in both(port, **fields):
+            assert content.endswith("</tool_call>") and not calls and reason == "stop"
+
+
+def test_a_schema_of_a_tool_is_bounded_as_a_grammar():
+    from csd.serve.http import Limits
+    from csd.serve.http.checks import check_sizes
+
+    function = {"name": "f", "parameters": {"enum": ["x" * 100] * 1000}}
+    body = chat(tools=[{"type": "function", "function": function}])
+    check_sizes(body, Limits(), 400, 96)
+    with pytest.raises(Refused, match="at most 65536 characters") as refused:
+        check_sizes(body | {"tool_choice": "required"}, Limits(), 400, 96)
+    assert refused.value.param == "tools"
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_the_servers_format_is_that_of_chats_and_responses(port, server, template, monkeypatch):
+    called = r'\{"name": "add", "parameters": \{"x": [0-9]\}\}'
+    listed = [{"type": "function", **LISTED[0]["function"]}]
+    asked = dict(input="Add.", max_output_tokens=150, seed=1, tools=listed, regex=called)
+    for parser, names in (("llama3_json", ["add"]), ("auto", []), ("none", [])):
+        monkeypatch.setattr(server[1], "tool_call_parser", parser)
+        for content, calls, reason in both(port, regex=called):
+            assert [name for name, _ in calls] == names
+            assert (content is None) == bool(names)
+            assert reason == ("tool_calls" if names else "stop")
+        (item,) = call(port, "/v1/responses", asked)[1]["output"]
+        assert item["type"] == ("function_call" if names else "message")
+
+
+def test_another_format_is_refused_with_those_that_are_known(tmp_path, capsys):
+    from csd.cli.main import main
+
+    command = ["serve", str(tmp_path), "--enable-auto-tool-choice", "--tool-call-parser"]
+    assert main([*command, "qwen3_coder"]) == 2
+    error = capsys.readouterr().err
+    assert "--tool-call-parser must be one of auto, none, mistral, hermes, llama3_json" in error
+    assert "got 'qwen3_coder'" in error

@@ -1,0 +1,200 @@
+"""`csd serve` as a process: its start, its end by a signal, and connections that say nothing."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from crowd import CLIENTS, body_of, client
+from helpers.runs.served import call, opened
+
+import csd
+
+pytest.importorskip("starlette")
+
+
+@pytest.fixture
+def started(toy_folder):
+    """started(*flags): (process, port) of a server over the toy model, in float64."""
+    running = []
+
+    def start(*flags):
+        command = [
+            sys.executable,
+            "-m",
+            "csd.cli.main",
+            "serve",
+            toy_folder,
+            "--port",
+            "0",
+            "--dtype",
+            "float64",
+            "--max-tokens",
+            "300",
+            "--budget",
+            "8",
+            *flags,
+        ]
+        env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        running.append(process)
+        for line in process.stderr:
+            if found := re.search(r"http://[\d.]+:(\d+)", line):
+                # what else it logs must not fill the pipe
+                threading.Thread(target=process.stderr.read, daemon=True).start()
+                return process, int(found[1])
+        raise AssertionError("the server has not started")
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def test_sigterm_in_the_middle(started, toy_folder):
+    """Accepted requests are answered with the samples of their seeds, others are refused."""
+    process, port = started("--drain", "20")
+    found, refused = {}, []
+
+    async def one(i, signalled):
+        if i % 4 == 0:
+            # too late
+            await signalled.wait()
+        try:
+            await client(port, i, found)
+        except OSError:
+            refused.append(i)
+        # a connection that was closed before its response began
+        except (ValueError, IndexError):
+            refused.append(i)
+
+    async def all_of_them():
+        signalled = asyncio.Event()
+        tasks = [asyncio.ensure_future(one(i, signalled)) for i in range(CLIENTS)]
+        while len(found) < 20:
+            await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        signalled.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(all_of_them())
+    assert process.wait(30) == 0
+    answered = {i: texts for i, texts in found.items() if isinstance(texts, list)}
+    assert len(answered) >= 20 and refused
+    assert {t for t in found.values() if not isinstance(t, list)} <= {"shutting_down"}
+    with csd.Engine(toy_folder, dtype=torch.float64) as engine:
+        for i, texts in answered.items():
+            body = body_of(i)
+            want = csd.generate(
+                engine,
+                body["prompt"],
+                num_samples=body["n"],
+                seed=body["seed"],
+                max_new_tokens=body["max_tokens"],
+            )
+            assert texts == want.texts
+
+
+def test_what_does_not_end_in_time_is_refused(started):
+    process, port = started("--drain", "0.2", "--max-slots", "1")
+    body = {"prompt": "ab", "max_tokens": 290, "n": 100, "ignore_eos": True}
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(call(port, "/v1/completions", body)))
+    stream = opened(port, "/v1/completions", body | {"stream": True})
+    stream.read(5)
+    waiting.start()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert "shutting_down" in stream.read().decode()
+    waiting.join()
+    assert (answers[0][0], answers[0][1]["error"]["code"]) == (503, "shutting_down")
+    assert process.wait(30) == 0
+
+
+BUSY = """
+import sys, time
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+from csd.cli.main import main
+from csd.serve.http import app
+
+async def busy(server, request):
+    # a thread that sleeps, and one that does not release Python's lock
+    work = (lambda: time.sleep(60)) if request.url.query == "asleep" else (lambda: 9**50000000 % 7)
+    await run_in_threadpool(work)
+    return Response()
+
+app.PATHS["/busy"] = ("GET", busy)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "signals", "code"),
+    [
+        (None, [signal.SIGTERM], 0),
+        ("asleep", [signal.SIGTERM], 0),
+        ("asleep", [signal.SIGINT, signal.SIGINT], 0),
+        ("locked", [signal.SIGTERM], -signal.SIGKILL),
+    ],
+)
+def test_a_drain_ends(toy_folder, work, signals, code):
+    """Within a few seconds more, and without tracebacks, whatever its threads compute."""
+    command = [
+        sys.executable,
+        "-c",
+        BUSY,
+        "serve",
+        toy_folder,
+        "--port",
+        "0",
+        "--dtype",
+        "float64",
+        "--max-tokens",
+        "300",
+        "--budget",
+        "0",
+        "--drain",
+        "0.5",
+    ]
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+    try:
+        port = next(
+            int(found[1])
+            for line in process.stderr
+            if (found := re.search(r"http://[\d.]+:(\d+)", line))
+        )
+        if work is not None:
+            waiting = socket.create_connection(("127.0.0.1", port), timeout=60)
+            waiting.sendall(f"GET /busy?{work} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            time.sleep(1)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.3)
+        # far less than what the threads take, on a busy machine too
+        assert process.wait(30) == code
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_errors_precede_loading(toy_folder, capsys):
+    from csd.cli.main import main
+
+    for flags, text in (
+        (["--port", "70000"], "port"),
+        (["--max-slots", "0"], "max_slots"),
+        (["--weights-folder", "/none"], "weights-folder"),
+        (["--drain", "-1"], "drain"),
+    ):
+        assert main(["serve", toy_folder, *flags]) == 2
+        assert text in capsys.readouterr().err

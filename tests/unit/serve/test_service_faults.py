@@ -1,0 +1,130 @@
+"""`csd.AsyncEngine`: whatever fails for one request ends that request alone."""
+
+import pytest
+from helpers.models.scripted import PrefixSum, engine
+from helpers.oracles.grammar_oracle import Pieces
+from helpers.runs.engine_cases import free
+
+import csd
+from csd.engine.requests.request import LiveSample
+from csd.engine.rules.changes import Changes
+from csd.engine.rules.grammar import Grammars
+from csd.engine.step.prefill import Prefill
+from csd.serve import Closed, scheduler
+from csd.state.kv_cache import KVCache
+
+# prompt of the requests that fail
+BAD = [9, 8, 7, 6, 5]
+OPTIONS = [
+    dict(num_samples=3, max_new_tokens=60, seed=1),
+    dict(num_samples=2, max_new_tokens=70, seed=2, bad_words=[[3, 4], [5, 6, 7]]),
+    dict(num_samples=2, max_new_tokens=50, seed=3, logit_bias={4: 1.0}),
+]
+PROMPTS = [[1, 2], [3, 4, 5, 3], [6, 2]]
+
+
+class Panic(BaseException):
+    """An error as libraries of tokenizers and grammars raise it."""
+
+
+def of_bad(request):
+    return request.prompt == BAD
+
+
+def last_is_bad(cls, requests, *_):
+    return bool(requests) and of_bad(requests[-1])
+
+
+# function, the calls that fail, and whether they fail after they have run
+FAULTS = {
+    "admission": (scheduler, "refusal", lambda _, request, pages: of_bad(request), False),
+    "rules": (Changes, "of_call", last_is_bad, False),
+    "written rules": (Changes, "of_call", last_is_bad, True),
+    "group": (Prefill, "begin", lambda cls, step, request, *_: of_bad(request), False),
+    "begun group": (Prefill, "begin", lambda cls, step, request, *_: of_bad(request), True),
+    "pages": (KVCache, "take", lambda c, table, row, tokens, *_: tokens == len(BAD) - 1, False),
+    "prompt": (Prefill, "finish_chunk", lambda prefill, _: of_bad(prefill.request), True),
+    "history": (Prefill, "enter_history", lambda prefill: of_bad(prefill.request), False),
+    "sample": (LiveSample, "__init__", lambda _, r, i, *args: of_bad(r) and i == 2, False),
+    "tokens": (LiveSample, "append", lambda live, *_: of_bad(live.request), True),
+    "matcher": (Grammars, "begin", lambda _, refill: of_bad(refill.request), False),
+    "second matcher": (
+        Grammars,
+        "begin",
+        lambda _, refill: of_bad(refill.request) and refill.index == 1,
+        False,
+    ),
+    "grammar": (Grammars, "_at", lambda g, s, *_: of_bad(g._requests[s]), True),
+}
+
+
+def let_fail(monkeypatch, owner, name, fails, after):
+    """Let calls for which `fails` is true raise MemoryError and Panic in turn; returns these."""
+    plain, raised = vars(owner)[name], []
+    call = plain.__func__ if isinstance(plain, classmethod) else plain
+
+    def patched(*args, **kwargs):
+        if not fails(*args):
+            return call(*args, **kwargs)
+        if after:
+            call(*args, **kwargs)
+        raised.append((Panic if len(raised) % 2 else MemoryError)("too much"))
+        raise raised[-1]
+
+    monkeypatch.setattr(owner, name, classmethod(patched) if call is not plain else patched)
+    return raised
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_failing_request_ends_alone(monkeypatch, kind):
+    bad = dict(num_samples=4, max_new_tokens=20, seed=5, suppress_tokens=[1])
+    grammar = kind in ("matcher", "second matcher", "grammar")
+    options, prompts = [*OPTIONS], [*PROMPTS]
+    if grammar:
+        pytest.importorskip("llguidance")
+        bad |= dict(regex="[a-f]+")
+        options.append(dict(num_samples=2, max_new_tokens=40, seed=3, regex="[a-z]+"))
+        prompts.append([2, 3])
+    model = PrefixSum(sharpness=3.0)
+    with engine(model, tokenizer=Pieces()) as plain:
+        wanted = [plain.generate(p, **o) for p, o in zip(prompts, options, strict=True)]
+    e = engine(model, tokenizer=Pieces(), max_slots=6)
+    service = csd.AsyncEngine(e, max_tokens=256, budget=6)
+    raised = let_fail(monkeypatch, *FAULTS[kind])
+    for others in range(2):
+        handles = []
+        for prompt, o in zip(prompts, options, strict=True):
+            handles.append(service.submit(prompt, **o))
+            handles.append(service.submit(BAD, **bad, top_p=0.9 + others / 100))
+        for bad_handle in handles[1::2]:
+            with pytest.raises((MemoryError, Panic), match="too much"):
+                bad_handle.result(60)
+        for handle, want in zip(handles[::2], wanted, strict=True):
+            got = handle.result(60)
+            assert got.tokens == want.tokens
+            assert got.logprobs == want.logprobs
+    assert len(raised) >= len(handles)
+    assert service.counters.failed == len(handles)
+    assert free(service)
+
+
+def test_a_dead_thread_refuses_requests_and_ends_those_it_had(monkeypatch):
+    service = csd.AsyncEngine(engine(PrefixSum(), max_slots=1), max_tokens=300)
+
+    def dead(*_):
+        raise Panic("the thread")
+
+    monkeypatch.setattr(service, "_draw", dead)
+    with service._inbox._changed:
+        handles = [service.submit([1, 2], max_new_tokens=5, seed=1) for _ in range(3)]
+    for handle in handles:
+        with pytest.raises(RuntimeError, match="the thread"):
+            handle.result(60)
+    for call in (
+        lambda: service.submit([1, 2], max_new_tokens=5),
+        lambda: service.update(lambda e: e),
+    ):
+        with pytest.raises(Closed, match="the engine's thread has ended"):
+            call()
+    assert service.closed and service.waiting == 0
+    service.close()
