@@ -1,6 +1,6 @@
 """Step-level Best-of-N against Best-of-N and a majority vote, at equal tokens.
 
-    python -m bench best_of_steps [--problems 200] [--minutes 20] [--json F]
+    python -m bench best_of_steps [--scorers ..] [--minutes 20] [--json F]
 
 The search of `examples/best_of_steps.py` on sums in words: a scorer keeps KEPT texts, which
 continue by WIDTH next sentences each. Its tokens are those that it draws and those that the scorer
@@ -13,12 +13,14 @@ judge    the model's own probability of Yes, after the text and a question; what
 """
 
 import argparse
+import json
 import math
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import csd
@@ -128,87 +130,95 @@ def fitting(costs: list[int], tokens: int) -> int:
     return max(1, sum(total <= tokens for total in accumulate(costs)))
 
 
-def row_of(engine: csd.Engine, prompt: list[dict], right: str, out: Any, heat: float) -> dict:
+def row_of(
+    engine: csd.Engine, prompt: list[dict], right: str, out: Any, name: str, heat: float
+) -> dict:
     """Right or wrong of each arm on a problem, and the tokens of each."""
+    scorer: Callable = Judge(engine) if name == "judge" else by_logprob
     plain = [Scored([*out.prompt_ids, *s.tokens], s.logprobs, s.text) for s in out.samples]
     lengths = [len(sample.tokens) for sample in out.samples]
-    row: dict[str, Any] = {"pass@1": sum(x.answer == right for x in plain) / len(plain)}
-    for name, scorer in (("logprob", by_logprob), ("judge", Judge(engine))):
-        found = search(engine, prompt, scorer, heat)
-        tokens = found["drawn"] + found["read"]
-        scores, read = scorer(plain)
-        each = [n + read // len(plain) for n in lengths]
-        votes, compared = fitting(lengths, tokens), fitting(each, tokens)
-        best = max(range(compared), key=scores.__getitem__)
-        row[name] = {
-            "steps": found["answer"] == right,
-            "best_of_n": plain[best].answer == right,
-            "vote": csd.vote(out.samples[:votes], "number", limited=True).answer == right,
-            "tokens": tokens,
-            "best_of_n_tokens": sum(each[:compared]),
-            "vote_tokens": sum(lengths[:votes]),
-            "best_of_n_samples": compared,
-            "vote_samples": votes,
-        } | {key: found[key] for key in ("drawn", "read", "read_again")}
-    return row
+    found = search(engine, prompt, scorer, heat)
+    tokens = found["drawn"] + found["read"]
+    scores, read = scorer(plain)
+    each = [n + read // len(plain) for n in lengths]
+    votes, compared = fitting(lengths, tokens), fitting(each, tokens)
+    best = max(range(compared), key=scores.__getitem__)
+    return {
+        "pass@1": sum(x.answer == right for x in plain) / len(plain),
+        "steps": found["answer"] == right,
+        "best_of_n": plain[best].answer == right,
+        "vote": csd.vote(out.samples[:votes], "number", limited=True).answer == right,
+        "tokens": tokens,
+        "best_of_n_tokens": sum(each[:compared]),
+        "vote_tokens": sum(lengths[:votes]),
+        "best_of_n_samples": compared,
+        "vote_samples": votes,
+    } | {key: found[key] for key in ("drawn", "read", "read_again")}
 
 
-def summary(rows: list[dict]) -> list[dict]:
-    """A row for each scorer and arm: accuracy, its difference from the search, and tokens."""
+def summary(rows: list[dict], scorer: str) -> list[dict]:
+    """A row for each arm: accuracy, the search's lead over it, and tokens of a problem."""
     out = []
-    for scorer in ("logprob", "judge"):
-        cells = [row[scorer] for row in rows]
-        for arm in ("steps", "best_of_n", "vote"):
+    for arm in ("steps", "best_of_n", "vote"):
 
-            def mean(key: str, cells: list[dict] = cells) -> float:
-                return sum(cell[key] for cell in cells) / len(cells)
+        def mean(key: str) -> float:
+            return sum(row[key] for row in rows) / len(rows)
 
-            def accuracy(chosen: list[int], cells: Any = cells, arm: str = arm) -> float:
-                return sum(cells[i][arm] for i in chosen) / len(chosen)
+        def accuracy(chosen: list[int], arm: str = arm) -> float:
+            return sum(rows[i][arm] for i in chosen) / len(chosen)
 
-            def ahead(chosen: list[int], cells: Any = cells, arm: str = arm) -> float:
-                return sum(cells[i]["steps"] - cells[i][arm] for i in chosen) / len(chosen)
+        def lead(chosen: list[int], arm: str = arm) -> float:
+            return sum(rows[i]["steps"] - rows[i][arm] for i in chosen) / len(chosen)
 
-            steps = arm == "steps"
-            line = {"scorer": scorer, "arm": arm, "accuracy": mean(arm)}
-            line["interval"] = interval(accuracy, len(rows))
-            line["tokens"] = mean("tokens" if steps else f"{arm}_tokens")
-            line["samples"] = KEPT * WIDTH if steps else mean(f"{arm}_samples")
-            line["steps_ahead"] = 0.0 if steps else ahead(list(range(len(rows))))
-            line["ahead_interval"] = (0.0, 0.0) if steps else interval(ahead, len(rows))
-            if steps:
-                line |= {key: mean(key) for key in ("drawn", "read", "read_again")}
-            out.append(line)
+        line: dict[str, Any] = {"scorer": scorer, "problems": len(rows), "pass@1": mean("pass@1")}
+        line |= {"arm": arm, "accuracy": mean(arm), "interval": interval(accuracy, len(rows))}
+        if arm == "steps":
+            line |= {key: mean(key) for key in ("tokens", "drawn", "read", "read_again")}
+        else:
+            line |= {"tokens": mean(f"{arm}_tokens"), "samples": mean(f"{arm}_samples")}
+            line |= {"lead": mean("steps") - mean(arm), "lead_interval": interval(lead, len(rows))}
+        out.append(line)
     return out
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--problems", type=int, default=200)
-    parser.add_argument("--minutes", type=float, default=600.0, help="of the wall at most")
-    parser.add_argument("--temperature", type=float, default=0.8)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--json")
-    args = parser.parse_args(argv)
-    end, rows, heat = time.monotonic() + 60 * args.minutes, [], args.temperature
+def measured(scorer: str, rows: list[dict], args: argparse.Namespace) -> list[dict]:
+    """`rows` and those of the next problems that --minutes have time for."""
+    end, rows, heat = time.monotonic() + 60 * args.minutes, [*rows], args.temperature
     todo = problems(args.problems)
     with csd.Engine(str(smollm2_path()), dtype=args.dtype) as engine:
-        for start in range(0, len(todo), 4):
+        for start in range(len(rows), len(todo), 4):
             if time.monotonic() > end:
                 break
             part = todo[start : start + 4]
             options = dict(num_samples=SAMPLES, max_new_tokens=TOKENS, temperature=heat, seed=1)
             outs: Any = engine.generate([prompt for prompt, _ in part], **options)
             for (prompt, right), out in zip(part, outs, strict=True):
-                rows.append(row_of(engine, prompt, right, out, heat))
-                print(len(rows), rows[-1], flush=True)
-    arms = summary(rows)
+                rows.append(row_of(engine, prompt, right, out, scorer, heat))
+                print(scorer, len(rows), rows[-1], flush=True)
+    return rows
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scorers", nargs="*", default=["logprob", "judge"])
+    parser.add_argument("--problems", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=600.0, help="of a scorer at most")
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--json", help="an existing file's rows are kept, and a run continues after them"
+    )
+    args = parser.parse_args(argv)
+    rows: dict[str, list[dict]] = {}
+    if args.json and Path(args.json).exists():
+        rows |= json.loads(Path(args.json).read_text())["rows"]
+    rows |= {scorer: measured(scorer, rows.get(scorer, []), args) for scorer in args.scorers}
+    arms = [line for scorer, own in rows.items() for line in summary(own, scorer)]
     print(table(arms))
-    result = {"bench": "best_of_steps", "problems": len(rows), "temperature": heat}
-    result |= {"kept": KEPT, "width": WIDTH, "plain_samples": SAMPLES, "most_tokens": TOKENS}
-    result["dtype"] = args.dtype
-    result["pass@1"] = sum(row["pass@1"] for row in rows) / len(rows)
-    finish(result | {"arms": arms, "rows": rows}, args.json)
+    settings = {"temperature": args.temperature, "dtype": args.dtype, "kept": KEPT, "width": WIDTH}
+    settings |= {"plain_samples": SAMPLES, "tokens_at_most": TOKENS}
+    result = {"bench": "best_of_steps", "settings": settings, "arms": arms, "rows": rows}
+    finish(result, args.json)
 
 
 if __name__ == "__main__":
