@@ -9,9 +9,6 @@ wall with --wall), the median of --repeat; memory is the rise of the resident se
 computes --trl-samples samples at a time where all do not fit into the memory, and adds up their
 gradients; csd computes all at once.
 
-**Whole.** Steps of GRPO on worked problems, rollout, loss and update: csd's trainer, and TRL's with
-`use_transformers_continuous_batching`, whose rollouts are `generate_batch`. The two run in turn.
-
 **Agreement.** GRPO of csd's trainer on worked problems, with drafts. Before each update the
 log-probabilities of the completions are computed by both trainers' own functions with the weights
 that drew them; the largest difference from the rollout's is recorded.
@@ -103,9 +100,7 @@ def trainer_of(kind: str, model: Any, tokenizer: Any, prompts: list[str], **conf
         args=trl.GRPOConfig(**settings | config),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=tokenizer,
-        rollout_func=None
-        if "use_transformers_continuous_batching" in config
-        else Rollout(exact=True),
+        rollout_func=Rollout(exact=True),
     )
     made.remove_callback(PrinterCallback)
     # set by `train`, which the halves do without
@@ -202,46 +197,6 @@ def halves(args: argparse.Namespace, dtype: torch.dtype) -> list[dict]:
     return rows
 
 
-def whole(steps: int, rounds: int, tokens: int, dtype: torch.dtype) -> list[dict]:
-    """Processor seconds of whole steps by side; the first step of each round is left out."""
-    from transformers import TrainerCallback
-
-    prompts = [json.loads(line)["prompt"] for line in WORKED.read_text().splitlines()]
-    config: dict[str, Any] = dict(max_steps=steps + 1, max_completion_length=tokens)
-    paged = dict(use_transformers_continuous_batching=True)
-    runs: dict[str, list[tuple[float, int]]] = {"csd": [], "trl": []}
-
-    class Clock(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.start = time.process_time()
-
-        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            self.seconds.append(time.process_time() - self.start)
-            self.tokens.append(state.num_input_tokens_seen)
-
-    for _ in range(rounds):
-        for kind in runs:
-            model, tokenizer = loaded(dtype)
-            more = config | (paged if kind == "trl" else {})
-            trainer = trainer_of(kind, model, tokenizer, prompts, **more)
-            clock = Clock()
-            clock.seconds, clock.tokens = [], []
-            trainer.add_callback(clock)
-            trainer.train()
-            seen = [b - a for a, b in zip(clock.tokens, clock.tokens[1:], strict=False)]
-            runs[kind] += zip(clock.seconds[1:], seen, strict=True)
-            print(kind, clock.seconds, seen, flush=True)
-    return [
-        {
-            "side": kind,
-            "seconds": _median([seconds for seconds, _ in own]),
-            "tokens": _median([count for _, count in own]),
-            "each": own,
-        }
-        for kind, own in runs.items()
-    ]
-
-
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
@@ -316,7 +271,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--shape", choices=["qwen2.5-0.5b"], help="random weights of this shape")
     parser.add_argument("--trl-samples", type=int, help="samples of a pass of TRL's, default all")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--whole", type=int, default=2, help="whole steps of a round, 0 for none")
     parser.add_argument("--layers", type=int, help="of the model, by default all 30")
     parser.add_argument("--wall", action="store_true", help="seconds of the wall, all threads")
     parser.add_argument("--steps", type=int, default=200, help="of GRPO, 0 for none")
@@ -337,9 +291,6 @@ def main(argv: list[str] | None = None) -> None:
         rows = merged(result.get("halves", []), halves(args, dtype), fields)
         result["halves"] = rows
         print(table(rows))
-    if args.whole:
-        result["whole"] = whole(args.whole, args.repeat, args.tokens, dtype)
-        print(table(result["whole"]))
     if args.steps:
         result["agreement"] = agreement(args.steps, args.tokens, dtype, args.layers, args.minutes)
         result["grpo"] = {"dtype": args.dtype, "tokens": args.tokens, "layers": args.layers}
