@@ -13,7 +13,7 @@ from playwright.sync_api import sync_playwright
 
 import csd
 from csd.engine.generate import engine_for
-from csd.engine.results.json import to_json
+from csd.engine.results.result import to_json
 from csd.evaluate.report import page
 from csd.models.demo import smollm2_path
 

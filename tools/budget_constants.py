@@ -33,9 +33,9 @@ LOADS = {
     "drifting": (0.1, lambda step: 1 + 0.5 * math.sin(step / 40)),
 }
 CONSTANTS = {
-    "gate.EXPLORE": (0.005, 0.02),
-    "gate.CREDIT": (0.5, 2.0),
-    "gate.COOLDOWN": (8, 32),
+    "auto.EXPLORE": (0.005, 0.02),
+    "auto.CREDIT": (0.5, 2.0),
+    "auto.COOLDOWN": (8, 32),
     "estimator.OUTLIER": (1.2, 10.0),
     "estimator.RECENT": (4, 16),
     "fixed.PER_SLOT": (8, 64),

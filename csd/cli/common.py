@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 from csd.traces.history import History
 from csd.utils.arguments import check_whole
+from csd.utils.check import without_controls
 from csd.utils.files import try_writing
-from csd.utils.terminal import without_controls
 
 
 @contextmanager

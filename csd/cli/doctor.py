@@ -1,12 +1,14 @@
 """`csd doctor`: check every operation on this machine; with a model, print when its drafts pay.
 
 `csd doctor --ops` prints the operations and their implementations by backend (`table`).
+`csd warmup` prepares this machine for the first calls of a model.
 """
 
 import inspect
 import json
 import pkgutil
 import sys
+import time
 from argparse import Namespace, _SubParsersAction
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
@@ -16,11 +18,14 @@ from typing import Any
 import torch
 
 import csd.kernels
-from csd.cli import step_costs
 from csd.cli.common import add_command, stamped
 from csd.doctor import SMALL, check
-from csd.doctor.sizes import LARGE_VOCAB
+from csd.doctor.cases import LARGE_VOCAB
 from csd.engine.engine import Engine
+from csd.engine.first_call.vocabulary import vocabulary_prior
+from csd.engine.generate import engine_for
+from csd.engine.options.show import LOADING, add_flags, check_flags, loading
+from csd.engine.step.budget import StepTimeTable
 from csd.kernels.backends import NAMES, loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.common.operator import OPERATIONS, load_loops
@@ -74,6 +79,7 @@ def add(commands: _SubParsersAction) -> None:
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
     parser.set_defaults(run=_doctor)
+    _add_warmup(commands)
 
 
 def _doctor(args: Namespace) -> int:
@@ -113,7 +119,7 @@ def _doctor(args: Namespace) -> int:
             print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")
         print("\n\n".join(report.table() for report in reports))
         if costs:
-            print(f"\n{step_costs.shown(costs)}")
+            print(f"\n{shown_costs(costs)}")
     return 0 if passed else 1
 
 
@@ -127,7 +133,7 @@ def _costs(model: str | None, device: torch.device, dtype: str | None) -> dict[s
         # a folder with a config and no weights
         return None
     with engine:
-        return step_costs.step_costs(engine.step_times.plain())
+        return step_costs(engine.step_times.plain())
 
 
 def _admission(args: Namespace, device: torch.device) -> dict | None:
@@ -228,3 +234,97 @@ def _path(function: Any) -> str:
     # the function of a partial
     function = getattr(function, "func", function)
     return f"{function.__module__}.{function.__qualname__}".removeprefix("csd.")
+
+
+# slots of the table's first part, as `csd.generate` with eight samples has
+SLOTS = 8
+
+
+def step_costs(table: StepTimeTable, slots: int = SLOTS) -> dict[str, Any]:
+    """Rows, their milliseconds, and the acceptance needed with `slots` samples in flight.
+
+    A step over L slots commits one token per slot without drafts. With d drafted tokens, of which a
+    share a is accepted, it commits 1 + a d / L tokens per slot and takes r times as long. So drafts
+    pay from the acceptance a = (r - 1) L / d on.
+
+    An acceptance of more than 1 is not attainable. It is None for steps without drafts.
+    """
+    base = table(slots)
+    rows = [
+        {
+            "rows": size,
+            "milliseconds": round(1000 * table(size), 2),
+            "acceptance_needed": round((table(size) / base - 1) * slots / (size - slots), 3)
+            if size > slots
+            else None,
+        }
+        for size in sorted({*table.sizes, slots})
+    ]
+    return {"slots": slots, "steady": table.steady, "rows": rows}
+
+
+def shown_costs(costs: dict[str, Any]) -> str:
+    """The table as text."""
+    lines = [
+        f"steps of this model, with {costs['slots']} samples in flight:",
+        "  rows  milliseconds  drafts pay where this share of them is accepted",
+    ]
+    for row in costs["rows"]:
+        needed = row["acceptance_needed"]
+        if needed is None:
+            words = "(no drafts)" if row["rows"] == costs["slots"] else ""
+        else:
+            words = f"{needed:.0%}" if needed <= 1 else "never"
+        lines.append(f"{row['rows']:6}  {row['milliseconds']:12.2f}  {words}".rstrip())
+    if not costs["steady"]:
+        lines.append("other work disturbed the measurement, so the next process repeats it")
+    return "\n".join(lines)
+
+
+WARMUP_FLAGS = ("num_samples", "max_new_tokens", *LOADING, "decoder")
+
+
+def _add_warmup(commands: _SubParsersAction) -> None:
+    parser = add_command(
+        commands,
+        "warmup",
+        "compile, check and time in advance, so that a model's first calls do not wait",
+        [
+            "csd warmup MODEL",
+            "csd warmup MODEL -n 32 --prompt-tokens 2048",
+            "csd warmup MODEL --prior own.csdprior",
+        ],
+        "gpu.md",
+    )
+    parser.add_argument("model", help="local folder, hub name or GGUF file")
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=512, help="number of tokens of the longest prompt"
+    )
+    parser.add_argument(
+        "--prior",
+        metavar="FILE",
+        help="also write a prior without any text, of the model's likeliest tokens behind each "
+        "token of its vocabulary, which takes one pass over it",
+    )
+    add_flags(parser, WARMUP_FLAGS, num_samples=16)
+    parser.set_defaults(run=_warmup)
+
+
+def _warmup(args: Namespace) -> int:
+    """Fill the caches on disk for later processes: kernels or loops, step times, self-check."""
+    check_flags(args, WARMUP_FLAGS)
+    start = time.perf_counter()
+    engine = engine_for(args.model, **loading(args), decoder=args.decoder)
+    loaded = time.perf_counter()
+    sizes = dict(num_samples=args.num_samples, prompt_tokens=args.prompt_tokens)
+    engine.warmup(**sizes, max_new_tokens=args.max_new_tokens or 512)
+    done = time.perf_counter()
+    print(
+        f"loaded and checked in {loaded - start:.1f} s, warmed up in another "
+        f"{done - loaded:.1f} s; {len(engine.captured)} graphs captured"
+    )
+    if args.prior is not None:
+        prior = vocabulary_prior(engine)
+        prior.save(args.prior)
+        print(f"{prior.contexts} contexts in {time.perf_counter() - done:.1f} s, in {args.prior}")
+    return 0

@@ -8,15 +8,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from csd.cli import audit, doctor, import_logs
+from csd.cli import audit, doctor
 from csd.cli import eval as cli_eval
-from csd.cli import plot as cli_plot
-from csd.cli import prior as cli_prior
 from csd.cli import report as cli_report
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
 from csd.cli import train_head as cli_train_head
-from csd.cli import warmup as cli_warmup
 from csd.cli.common import (
     Help,
     add_command,
@@ -30,16 +27,15 @@ from csd.cli.common import (
 )
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
-from csd.engine.results.json import to_json
-from csd.engine.results.result import Samples
+from csd.engine.results.result import Samples, to_json
 from csd.evaluate.vote import vote
 from csd.models.text.prompts import as_message, has_chat
 from csd.state.filters import FILTERS
+from csd.utils.check import one_line
 from csd.utils.device import is_out_of_memory
 from csd.utils.lazy import warn_of_namesake
 from csd.utils.other_names import hint
 from csd.utils.phases import showing
-from csd.utils.terminal import one_line
 from csd.utils.version import __version__
 
 ABOUT = "Draw many samples of a prompt, faster than plain sampling and with the same tokens."
@@ -59,15 +55,11 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     modules: tuple[Any, ...] = (
         cli_serve,
         cli_eval,
-        cli_plot,
         cli_report,
         cli_trace,
-        cli_prior,
         cli_train_head,
-        import_logs,
         audit,
         doctor,
-        cli_warmup,
     )
     for module in modules:
         module.add(commands)

@@ -1,12 +1,11 @@
-"""`csd report FILE -o report.html`: report of a run, or of a results file of `csd eval`."""
+"""`csd report` and `csd plot`: a page of a run or of an evaluation, and curves of evaluations."""
 
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 
 from csd.cli.common import add_command
-from csd.evaluate.plot import read_results
-from csd.utils.files import WholeFile
-from csd.utils.json_files import naming, read_file, read_lines
+from csd.evaluate.plot import COSTS, FIGURES, curve, draw, read_results
+from csd.utils.files import WholeFile, naming, read_file, read_lines
 
 
 def add(commands: _SubParsersAction) -> None:
@@ -22,6 +21,7 @@ def add(commands: _SubParsersAction) -> None:
     )
     parser.add_argument("-o", "--out", help="page to write; by default the file's name with .html")
     parser.set_defaults(run=_report)
+    _add_plot(commands)
 
 
 def _report(args: Namespace) -> int:
@@ -51,3 +51,42 @@ def _is_results(path: str) -> bool:
         return "settings" in next(read_lines(path, dict), (0, {}))[1]
     except ValueError:
         return False
+
+
+def _add_plot(commands: _SubParsersAction) -> None:
+    parser = add_command(
+        commands,
+        "plot",
+        "plot accuracy by cost, with one line per results file of csd eval",
+        [
+            "csd plot results.jsonl -o curve.svg",
+            "csd plot small.jsonl large.jsonl -o curve.png --x seconds --y pass",
+        ],
+        "howto/self_consistency.md",
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        help="results files of csd eval; each line in the plot is labelled with its file's name",
+    )
+    parser.add_argument("-o", "--out", required=True, help="picture to write: .svg, .png or .pdf")
+    parser.add_argument(
+        "--x", choices=COSTS, default="tokens", help="cost per problem, on the x axis"
+    )
+    parser.add_argument(
+        "--y",
+        choices=FIGURES,
+        default="maj",
+        help="accuracy of k samples, on the y axis: maj@k or pass@k",
+    )
+    parser.set_defaults(run=_plot)
+
+
+def _plot(args: Namespace) -> int:
+    curves: dict[str, list] = {}
+    for path in args.files:
+        name = Path(path).name
+        curves[path if name in curves else name] = curve(path, args.x, args.y)
+    draw(curves, args.out, args.x, args.y)
+    print(args.out)
+    return 0

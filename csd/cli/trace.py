@@ -1,21 +1,28 @@
-"""`csd record MODEL PROMPTS -o TRACES` and `csd replay TRACES`."""
+"""Commands on recorded samples: `csd record`, `csd replay`, `csd import` and `csd prior`."""
 
 import json
 import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
+from typing import Any
 
 from csd.cli.common import add_command, check_counts, stamped
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.evaluation import digest
+from csd.evaluate.import_logs import traces_of
 from csd.evaluate.resumable_results import record
 from csd.graph.drafter_registry import check_known, names
+from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, MIN_CONTEXTS, Prior, is_prior
+from csd.models.load import tokenizer_of
+from csd.models.load.checkpoint import quiet_libraries
 from csd.models.text.prompts import as_message, check_prompt, has_chat
 from csd.state.filters import FILTERS
 from csd.state.pool import MAX_NODES
-from csd.utils.json_files import naming, read_lines
+from csd.traces.traces import read_traces, write_traces
+from csd.utils.arguments import check_number
+from csd.utils.files import naming, read_lines
 from csd.utils.phases import showing
 
 RECORD_FLAGS = (
@@ -92,6 +99,8 @@ def add(commands: _SubParsersAction) -> None:
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
     replay.set_defaults(run=_replay)
+    _add_import(commands)
+    _add_prior(commands)
 
 
 def prompts_of(path: str, chat: bool, limit: int | None = None) -> list:
@@ -147,7 +156,6 @@ def _replay(args: Namespace) -> int:
     from tqdm import tqdm
 
     from csd.evaluate.replay import gain
-    from csd.traces.traces import read_traces
 
     check_counts(args, ("num_samples", "limit"))
     check_known(args.drafter)
@@ -197,3 +205,109 @@ def verdict(rows: list[dict]) -> str:
         f"with at most {best['nodes']} drafted tokens per sample and step (tau "
         f"{best['tau']:.2f}); this leaves out the drafter's own time"
     )
+
+
+def _add_import(commands: _SubParsersAction) -> None:
+    parser = add_command(
+        commands,
+        "import",
+        "convert logs of other systems to a trace file for csd replay",
+        ["csd import log.jsonl --model MODEL -o traces.jsonl --temperature 0.7"],
+        "howto/record.md",
+    )
+    parser.add_argument(
+        "log",
+        help="JSONL file; each line has a prompt (text, messages or "
+        "prompt_token_ids), and completions, choices in OpenAI's "
+        "format, or outputs in vLLM's",
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="model whose tokenizer encodes the texts; its weights are not loaded",
+    )
+    parser.add_argument("-o", "--out", required=True, help="trace file to write; must not exist")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="temperature of lines that have none"
+    )
+    parser.add_argument("--plain", action="store_true", help="do not use the chat template")
+    add_flags(parser, ("revision",))
+    parser.set_defaults(run=_import)
+
+
+def _import(args: Namespace) -> int:
+    check_number("temperature", args.temperature, 0)
+    if Path(args.out).exists():
+        raise ValueError(f"out must be a new file, got {args.out!r}")
+    tokenizer = _tokenizer_of(args)
+    with naming(args.log):
+        traces = [
+            *traces_of(
+                read_lines(args.log, dict),
+                tokenizer,
+                temperature=args.temperature,
+                plain=args.plain,
+            )
+        ]
+        if not traces:
+            raise ValueError("has no completions")
+    write_traces(args.out, traces)
+    tokens = sum(len(ids) for trace in traces for ids in trace.samples)
+    print(f"{len(traces)} prompts, {tokens} tokens, in {args.out}", file=sys.stderr)
+    return 0
+
+
+def _tokenizer_of(args: Namespace) -> Any:
+    with quiet_libraries():
+        tokenizer = tokenizer_of(args.model, args.revision)
+    if tokenizer is None:
+        raise ValueError(f"model must have a tokenizer, got {args.model!r}")
+    return tokenizer
+
+
+def _add_prior(commands: _SubParsersAction) -> None:
+    parser = add_command(
+        commands,
+        "prior",
+        "learn n-grams of recorded answers, which draft for other prompts",
+        ["csd prior traces.jsonl -o math.csdprior", "csd prior *.csdprior -o all.csdprior"],
+        "history.md",
+    )
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="trace file of csd record, or a prior to merge"
+    )
+    parser.add_argument("-o", "--out", required=True, metavar="FILE", help="file to write")
+    parser.add_argument(
+        "--contexts",
+        type=int,
+        default=DEFAULT_CONTEXTS,
+        help=f"capacity of the table, a power of two from {MIN_CONTEXTS} to {MAX_CONTEXTS}",
+    )
+    parser.add_argument(
+        "--model",
+        help="model whose tokenizer the token ids are of; its weights are not loaded. The prior is "
+        "then refused for models with another tokenizer",
+    )
+    add_flags(parser, ("revision",))
+    parser.set_defaults(run=_prior)
+
+
+def _prior(args: Namespace) -> int:
+    check_flags(args, ("revision",))
+    if args.revision is not None and args.model is None:
+        raise ValueError(f"revision needs --model, whose tokenizer it is of, got {args.revision!r}")
+    tokenizer = None if args.model is None else _tokenizer_of(args)
+    prior = Prior(contexts=args.contexts, tokenizer=tokenizer)
+    for path in args.files:
+        if is_prior(path):
+            prior.merge(Prior.load(path))
+            continue
+        for trace in read_traces(path):
+            prior.add(trace.prompt, trace.samples, trace.top)
+    prior.save(args.out)
+    print(
+        f"{prior.contexts} contexts of {prior.tokens} tokens ({prior.nbytes / 1e6:.1f} MB in "
+        f"memory), in {args.out}",
+        file=sys.stderr,
+    )
+    return 0

@@ -4,8 +4,8 @@ import sys
 from argparse import Namespace, _SubParsersAction
 
 from csd.cli.common import add_command
-from csd.training.pairs import MAX_VOCAB
 from csd.training.recipe import OWN, Recipe
+from csd.training.texts import MAX_VOCAB
 from csd.training.train_head import DTYPES, train_head
 
 # flags of the recipe: their type, and what they are

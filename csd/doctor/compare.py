@@ -17,14 +17,64 @@ tensors in its results and written arguments are compared.
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from csd.doctor.coverage import Coverage
 from csd.doctor.report import Check
+from csd.engine.requests.request import Request
+from csd.engine.results.result import Sample
+from csd.kernels.common.noise import SAMPLE, gumbel, philox_words_ref
 from csd.kernels.ops import FusedOp, Ops, reference
 from csd.state.verdict import Verdict
+
+
+class Difference(NamedTuple):
+    """The first token at which two runs of a sample differ."""
+
+    prompt: int
+    sample: int
+    token: int  # position of the token in the sample
+    gap: float  # difference between the scores of the two tokens
+
+    def __str__(self) -> str:
+        return f"sample {self.sample} of prompt {self.prompt} from token {self.token} on"
+
+
+def differences(want: list[Request], got: list[Request]) -> list[Difference]:
+    """The first difference of every sample whose tokens differ.
+
+    Each run drew the token with the largest log-probability + noise by its own logits. The gap is
+    the difference between the scores of the two drawn tokens, each from the run that drew it.
+    """
+    differing = []
+    for request, other in zip(want, got, strict=True):
+        for a, b in zip(request.result(), other.result(), strict=True):
+            if a.tokens != b.tokens:
+                differing.append(_first(request, a, b))
+    return differing
+
+
+def _first(request: Request, a: Sample, b: Sample) -> Difference:
+    pairs = zip(a.tokens, b.tokens, strict=False)
+    index = next((t for t, (x, y) in enumerate(pairs) if x != y), None)
+    if index is None:
+        # one sample ended earlier, which no score explains
+        index, gap = min(len(a.tokens), len(b.tokens)), float("inf")
+    else:
+        gap = abs(_score(request, a, index) - _score(request, b, index))
+    return Difference(request.index, a.index, index, gap)
+
+
+def _score(request: Request, sample: Sample, generated: int) -> float:
+    key, token, position, index = (
+        torch.tensor([n]) for n in (request.key, sample.tokens[generated], generated, sample.index)
+    )
+    word = philox_words_ref(key, token, position, index, SAMPLE)
+    scale = request.params.temperature
+    return sample.logprobs[generated] + (float(gumbel(word, torch.float64)) if scale else 0.0)
+
 
 # r: a 16-bit result is the rounding of a float32 sum. A float32 result is summed in its own dtype,
 # and a sum of 1,024 terms is off by sqrt(1024) / 2 roundings if their signs are random
@@ -220,7 +270,7 @@ def compared(
 
     on_paths: compare only a verdict's rows on accepted paths, since others need not be sampled.
     """
-    same = _on_paths if on_paths else _unchanged
+    same = _on_paths if on_paths else lambda x: x
     dropped = HANDED_ON.get(row.name.partition(" with ")[0], ())
     least = float(row.name in OF_PROBABILITIES)
 
@@ -260,10 +310,6 @@ def _rows_read(args: tuple, options: dict[str, Any]) -> tuple[tuple, dict[str, A
     table, *others = args
     numbers = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
     return (table[rows.clamp(min=0)], *others), options | {"rows": numbers}
-
-
-def _unchanged(x: Any) -> Any:
-    return x
 
 
 def _on_paths(x: Any) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from csd.doctor.cases import Sizes
 from csd.doctor.report import Check
-from csd.doctor.sizes import Sizes
 from csd.kernels.attention.layout import Work
 from csd.kernels.attention.prompt import Chunks
 from csd.kernels.verify.passes import HEAD_WIDTH

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from csd.doctor.cases import property_checks, run_properties, run_states
-from csd.doctor.compare import ROUNDINGS, compared, compared_ops, rows_for
+from csd.doctor.cases import NODES, SLOTS, SMALL, Sizes, property_checks, run_properties, run_states
+from csd.doctor.compare import ROUNDINGS, compared, compared_ops, differences, rows_for
 from csd.doctor.coverage import Coverage
 from csd.doctor.report import (
     Check,
@@ -22,8 +22,6 @@ from csd.doctor.report import (
     instance_note,
     versions,
 )
-from csd.doctor.sizes import NODES, SLOTS, SMALL, Sizes
-from csd.doctor.tokens import differences
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.requests.request import Request

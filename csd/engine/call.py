@@ -13,12 +13,10 @@ import torch
 from tqdm.auto import tqdm
 
 from csd.engine.options.params import limited, resolve
-from csd.engine.requests.errors import every
 from csd.engine.requests.history import check_apart, set_history, store_history, wants_top
-from csd.engine.requests.request import LiveSample, OnTokens, Request
+from csd.engine.requests.request import LiveSample, OnTokens, Request, every
 from csd.engine.results.logprobs import Measures, PromptScores
-from csd.engine.results.result import Sample, Samples
-from csd.engine.results.until import Until, UntilRule
+from csd.engine.results.result import Sample, Samples, Until, UntilRule
 from csd.graph.prior import Prior
 from csd.kernels.ops import Ops
 from csd.models.fused.config import TextSizes

@@ -15,8 +15,7 @@ import torch
 from csd.engine.call import Call, RunSettings
 from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.show import shows
-from csd.engine.requests.errors import Carrying, every
-from csd.engine.requests.request import Request, check_served
+from csd.engine.requests.request import Carrying, Request, check_served, every
 from csd.engine.resources.caches import Caches
 from csd.engine.resources.model import EngineModel
 from csd.engine.resources.step_times import StepTimes

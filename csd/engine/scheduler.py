@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from csd.engine.call import RunSettings
-from csd.engine.options.dead_schema import dead_parts
-from csd.engine.options.grammar import GRAMMARS
+from csd.engine.options.grammar import GRAMMARS, dead_parts
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.history import longest_first
 from csd.engine.requests.request import LiveSample, Request
 from csd.engine.requests.slot_edits import Refill, clear_slot, fill_slots
 from csd.engine.results.record import PendingRecord, Record
-from csd.engine.results.result import Sample
-from csd.engine.results.until import Until
+from csd.engine.results.result import Sample, Until
 from csd.engine.step.budget import Budget
 from csd.engine.step.prefill import Prefill, read_chunks, reads_several, units_of
 from csd.engine.step.step import Clock, Step

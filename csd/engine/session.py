@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import Any, Unpack
 
 from csd.engine.options import Options
-from csd.engine.requests.errors import Carrying
+from csd.engine.requests.request import Carrying
 from csd.engine.results.result import Sample, Samples
 from csd.utils.arguments import check_whole
 

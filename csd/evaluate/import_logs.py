@@ -8,7 +8,7 @@ from csd.models.text.prompts import as_message, has_chat, parse
 from csd.traces.traces import Trace
 from csd.utils.arguments import check_ids, check_number
 from csd.utils.check import shown
-from csd.utils.json_files import naming
+from csd.utils.files import naming
 
 # keys of lists of completions: OpenAI's and others' logs, OpenAI's API responses, vLLM's outputs
 _LISTS = ("completions", "choices", "outputs")

@@ -6,7 +6,7 @@ from typing import Any
 from csd.evaluate.evaluation import Row, summary
 from csd.evaluate.vote import Vote
 from csd.utils.check import check
-from csd.utils.json_files import naming, read_lines
+from csd.utils.files import naming, read_lines
 from csd.utils.lazy import check_installed
 
 # cost on the horizontal axis -> its key in a summary

@@ -15,8 +15,7 @@ from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.traces.traces import Trace, TraceLine, open_traces, write_traces
 from csd.utils.check import Between, check, fits, shown
-from csd.utils.files import check_grows, check_regular, lies_at, naming_file
-from csd.utils.json_files import naming, parse
+from csd.utils.files import check_grows, check_regular, lies_at, naming, naming_file, parse
 
 
 def part_of(out: str | Path) -> Path:

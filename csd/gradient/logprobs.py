@@ -11,7 +11,7 @@ from csd.engine.options import read_without_config
 from csd.engine.options.params import SamplingParams, limited, resolve
 from csd.gradient.policy import Policy, policy_of
 from csd.gradient.rows import Rows
-from csd.models.text.completions import read_completions
+from csd.models.text.context import read_completions
 from csd.models.text.prompts import parse
 from csd.state.filters import FILTERS
 from csd.utils.check import shown

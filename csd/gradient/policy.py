@@ -13,8 +13,8 @@ from csd.engine.requests.request import Request
 from csd.engine.rules.tables import asked_by
 from csd.gradient.fused import FusedPass
 from csd.gradient.head import Head, Scoring, scores
-from csd.gradient.module import ModulePass
 from csd.gradient.rows import Rows
+from csd.kernels.attention.packed import PackedLayout, packed_attention
 from csd.kernels.backends import choose
 from csd.kernels.ops import Ops, exact_triton
 from csd.models.exact import exact_decoder
@@ -22,8 +22,69 @@ from csd.models.exact_products import ExactProducts
 from csd.models.fused.decoder import Decoder, HybridDecoder
 from csd.models.load import Loaded, load
 from csd.models.lora import state_of, tuner_layers
-from csd.models.module.decoder import ModuleDecoder
+from csd.models.module.decoder import ModuleDecoder, Pass
+from csd.models.redirect import AttentionArgs, calls_go_to
 from csd.models.text_model import unwrapped
+
+
+class ModulePass:
+    """One differentiable pass of a user's own module over `Rows`: the shared prompt runs once.
+
+    The module computes all but its attention. Its products take any number of rows, so values equal
+    those of the module's sampling up to rounding.
+    """
+
+    def __init__(self, decoder: ModuleDecoder):
+        if decoder.mixers:
+            raise NotImplementedError(
+                f"model must have no layers with a state, got a {decoder.config.family}: their "
+                "state after a prompt has no gradient in csd"
+            )
+        self.decoder = decoder
+
+    def logits(self, rows: Rows) -> torch.Tensor:
+        """Logits [R, V] of all rows."""
+        decoder = self.decoder
+        ids, position = rows.token.long()[None], rows.position.long()[None]
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+
+        def once() -> torch.Tensor:
+            answer = _PackedPass(decoder, rows)
+            with calls_go_to(answer, decoder.parts):
+                logits = decoder.run(ids, position, mask)
+            answer.end()
+            of_rows: torch.Tensor = logits[0]
+            return of_rows
+
+        return decoder.adapters.run(once)
+
+
+class _PackedPass(Pass):
+    __slots__ = ("kv", "rows")
+
+    def __init__(self, decoder: ModuleDecoder, rows: Rows):
+        super().__init__(decoder.calls, None, None, None, None)
+        self.rows = rows
+        # keys and values by call, for later calls that share them
+        self.kv: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def attention(self, args: AttentionArgs) -> torch.Tensor:
+        spec, (_, query, key, value, _, named) = self._next(args).spec, args
+        own = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        self.kv.append(own if spec.shares is None else self.kv[spec.shares])
+        sinks = named["s_aux"] if spec.sinks else None
+        out = packed_attention(
+            query[0].transpose(0, 1),
+            *self.kv[-1],
+            PackedLayout(self.rows.end, self.rows.position),
+            spec.scale,
+            window=spec.window,
+            chunk=spec.chunk,
+            softcap=spec.softcap,
+            sinks=sinks,
+        )[0]
+        return out.to(query.dtype).contiguous()[None]
+
 
 # prompt tokens per pass of an engine, by default
 CHUNK = 512

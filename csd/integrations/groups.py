@@ -8,9 +8,8 @@ from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
 from csd.engine.options import Options
 from csd.engine.options.params import SamplingParams
-from csd.engine.requests.errors import Carrying
 from csd.engine.requests.history import set_history, store_history, wants_top
-from csd.engine.requests.request import Request
+from csd.engine.requests.request import Carrying, Request
 from csd.engine.results.result import Sample, Samples
 from csd.graph.history import PastSample
 from csd.graph.prior import Prior

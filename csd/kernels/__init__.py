@@ -48,10 +48,9 @@ from csd.kernels.layers.rotary import rotary, rotate
 from csd.kernels.layers.row_linear import row_linear
 from csd.kernels.layers.swiglu import silu_mul, swiglu
 from csd.kernels.states.advance import advance_state
-from csd.kernels.states.conv import tree_conv
+from csd.kernels.states.conv import commit_tail, tree_conv
 from csd.kernels.states.delta_rule import tree_delta_rule, tree_ssm
 from csd.kernels.states.paths import tree_paths
-from csd.kernels.states.tail import commit_tail
 from csd.kernels.table import graph_insert
 from csd.kernels.table.observe import observe
 

@@ -25,8 +25,7 @@ from csd.kernels.table.cpu.insert import graph_insert
 from csd.kernels.table.cpu.observe import insert_observed, observe
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.cpu.decide import decide
-from csd.kernels.verify.cpu.passes import PASSES
-from csd.kernels.verify.cpu.path import verify
+from csd.kernels.verify.cpu.path import PASSES, verify
 
 __all__ = [
     "add",

@@ -19,14 +19,18 @@ from csd.kernels.layers.rms_norm import rms_norm_ref, rms_norm_triton
 from csd.kernels.layers.rotary import rotary_ref, rotary_triton
 from csd.kernels.layers.swiglu import swiglu_ref, swiglu_triton
 from csd.kernels.states.advance import advance_state_ref, advance_state_triton
-from csd.kernels.states.conv import tree_conv_ref, tree_conv_triton
+from csd.kernels.states.conv import (
+    commit_tail_ref,
+    commit_tail_triton,
+    tree_conv_ref,
+    tree_conv_triton,
+)
 from csd.kernels.states.delta_rule import (
     tree_delta_rule_ref,
     tree_delta_rule_triton,
     tree_ssm_ref,
     tree_ssm_triton,
 )
-from csd.kernels.states.tail import commit_tail_ref, commit_tail_triton
 from csd.kernels.table import graph_insert_ref, graph_insert_triton, insert_observed_triton
 from csd.kernels.table.observe import observe_ref, observe_triton
 from csd.kernels.verify import decide_triton, token_logprobs_triton, verify_ref, verify_triton

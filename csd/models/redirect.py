@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -35,18 +35,21 @@ _replaced: dict[int, str] = {}
 _locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 
 
+class AttentionArgs(NamedTuple):
+    """Arguments of one attention call of a module."""
+
+    module: nn.Module
+    query: torch.Tensor  # [B, H, M, D]
+    key: torch.Tensor  # [B, K, T, D]
+    value: torch.Tensor  # [B, K, T, Dv]
+    mask: torch.Tensor | None
+    named: dict[str, Any]
+
+
 class Answer(Protocol):
     """Interface of an object that computes the calls of a pass."""
 
-    def attention(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> torch.Tensor: ...
+    def attention(self, args: AttentionArgs) -> torch.Tensor: ...
 
     def mask(self, named: dict[str, Any]) -> torch.Tensor | None: ...
 
@@ -153,7 +156,8 @@ def _attention(
     if answer is None:
         result = _stock_attention(module)(module, query, key, value, attention_mask, **named)
         return result
-    return answer.attention(module, query, key, value, attention_mask, named), None
+    args = AttentionArgs(module, query, key, value, attention_mask, named)
+    return answer.attention(args), None
 
 
 def _stock_attention(module: Any) -> Callable:

@@ -13,8 +13,7 @@ from typing import Any
 
 from csd.engine.requests.request import LiveSample, Request
 from csd.engine.results.logprobs import Measures
-from csd.engine.results.result import Sample, Samples
-from csd.engine.results.until import Until
+from csd.engine.results.result import Sample, Samples, Until
 
 # token ids at one position with their log-probabilities, likeliest first
 Top = list[tuple[int, float]]

@@ -19,8 +19,7 @@ from csd.engine.requests.request import LiveSample, Request, check_served
 from csd.engine.requests.slot_edits import Refill
 from csd.engine.results.logprobs import Measures
 from csd.engine.results.record import Record
-from csd.engine.results.result import UNFINISHED, Sample
-from csd.engine.results.until import Until
+from csd.engine.results.result import UNFINISHED, Sample, Until
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import asked_of, changes_rows, set_of
 from csd.engine.scheduler import Scheduler

@@ -61,7 +61,7 @@ class Rules:
     presence: torch.Tensor  # [R] float64
     frequency: torch.Tensor  # [R] float64
     thought: torch.Tensor  # [R] int64, most tokens of thought, -1 is off
-    # the tags that begin and end a thought, as `csd.kernels.verify.rules.thought` searches for
+    # the tags that begin and end a thought, as `csd.kernels.verify.rules.rows` searches for
     # them; V is 1 without a budget of thought
     tag_kinds: torch.Tensor  # [R, 2, V] int16, index of a token's step
     tag_steps: torch.Tensor  # [R, 2, 5, C] int32, the different steps, by field

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, NotRequired, TypedDict
 
 from csd.utils.check import AtLeast, Between, Token
-from csd.utils.files import WholeFile, open_regular
-from csd.utils.json_files import naming, parse, read_lines
+from csd.utils.files import WholeFile, naming, open_regular, parse, read_lines
 
 Tokens = Annotated[list[Token], AtLeast(1)]
 # a softmax in low precision may round to more than 1

@@ -23,10 +23,9 @@ from torch import nn
 
 from csd.models.fused.config import ModelConfig
 from csd.training.head_parts import DraftHead, Layer
-from csd.training.pairs import Pairs
 from csd.training.recipe import Recipe
 from csd.training.target import Target, causal
-from csd.training.texts import Text
+from csd.training.texts import Pairs, Text
 
 # rows whose logits are in memory at once
 ROWS = 256

@@ -33,10 +33,9 @@ from torch.utils.checkpoint import checkpoint
 from csd.graph.model.eagle import FEWEST, read_layers
 from csd.training.eagle2 import ROWS
 from csd.training.head_parts import DraftHead, Layer
-from csd.training.pairs import Pairs, draft_tokens, maps
 from csd.training.recipe import Recipe
 from csd.training.target import Target
-from csd.training.texts import Text
+from csd.training.texts import Pairs, Text, draft_tokens, maps
 
 # queries whose scores are in memory at once
 CHAIN_ROWS = 256

@@ -15,7 +15,7 @@ from csd.training.eagle3 import ByChains
 from csd.training.recipe import Method, Recipe
 from csd.training.run import Folder, Run
 from csd.training.target import Target, refuse_attention
-from csd.training.texts import Text, digest, read_texts, split
+from csd.training.texts import digest, read_texts, split
 from csd.utils.arguments import check_path, each
 from csd.utils.check import shown
 
@@ -116,7 +116,11 @@ def train_head(
     learnt, held_texts = split(prompts, held_out, seed)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else type(model).__name__
     settings = {"model": name, "texts": digest(prompts), "dtype": str(dtype)} | recipe.settings()
-    method = _method_of(target, recipe, learnt, dtype)
+    method: Method
+    if recipe.eagle == 3:
+        method = ByChains(target, recipe, learnt, dtype)
+    else:
+        method = ByStates(target, recipe, dtype)
     folder = Folder(out)
     try:
         run = Run(method, recipe, learnt, held_texts)
@@ -127,12 +131,6 @@ def train_head(
     finally:
         folder.close()
     return run.curve
-
-
-def _method_of(target: Target, recipe: Recipe, learnt: list[Text], dtype: torch.dtype) -> Method:
-    if recipe.eagle == 3:
-        return ByChains(target, recipe, learnt, dtype)
-    return ByStates(target, recipe, dtype)
 
 
 def _target_of(model: Any, device: Any, revision: str | None) -> Target:

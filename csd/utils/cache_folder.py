@@ -18,8 +18,7 @@ from typing import Protocol
 
 import torch
 
-from csd.utils.files import open_own, own_folder
-from csd.utils.json_files import MAX_LINE
+from csd.utils.files import MAX_LINE, open_own, own_folder
 
 
 def path_of(kind: str, key: str) -> Path:

@@ -4,11 +4,13 @@
         prompt_ids: list[Token]
         seed: NotRequired[int | None]
 
-Extra keys are ignored.
+Extra keys are ignored. `shown` returns a value as an error shows it, `without_controls` a text of
+others as a terminal may print it.
 """
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -218,3 +220,22 @@ def shown(value: Any) -> str:
         return "a number with too many digits to show"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def without_controls(text: str) -> str:
+    """A text whose control characters are shown as escapes, but for tabs and ends of lines.
+
+    A terminal would obey a model's text, which can move the cursor, retitle the window or write to
+    the clipboard.
+    """
+    return "".join(
+        c
+        if c in "\n\t" or not unicodedata.category(c).startswith("C") or c == "\u200d"
+        else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in text
+    )
+
+
+def one_line(text: str) -> str:
+    """A text without control characters, its lines joined by spaces."""
+    return without_controls(" ".join(text.split("\n")))

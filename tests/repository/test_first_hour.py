@@ -11,8 +11,8 @@ import transformers
 
 import csd
 from csd.models.demo import toy
+from csd.models.load.choose_decoder import warn_caller
 from csd.models.refuse import _has_attention
-from csd.utils.warnings import warn_caller
 
 
 def test_dir_has_the_names_for_users_alone():

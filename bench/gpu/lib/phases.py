@@ -20,9 +20,9 @@ PHASES = {
     "attention": "tree_attention|plan_attention|first_keys|merge_partials|plan_exact|pages|tail",
     "elementwise": "rms_norm|rotary|swiglu",
     "propose": "grow|fill",
-    "verify": "scan|compact|sample|descend|finish",
+    "verify": "scan|compact|sample|finish",
     "commit": "commit_kv|advance_slots",
-    "insert": "observe|claim|observe_claim|lead|allocate|merge",
+    "insert": "claim|observe_claim|lead|allocate|merge",
     "report": "snapshot",
     "matrix products": "row_linear|add_splits|gated_linear",
 }

@@ -33,7 +33,7 @@ from csd.models.fused.decoder import Decoder
 from csd.state.pool import Pool
 from csd.utils.cache_folder import path_of, read, save
 from csd.utils.device import cpu_name
-from csd.utils.json_files import naming, parse
+from csd.utils.files import naming, parse
 from csd.utils.phases import phase
 from csd.utils.version import __version__
 

@@ -40,8 +40,7 @@ from csd.engine.options.logit_params import (
     check_words,
 )
 from csd.engine.results.logprobs import MOST_TOP
-from csd.engine.results.result import Samples
-from csd.engine.results.until import OnText, Until, UntilRule
+from csd.engine.results.result import OnText, Samples, Until, UntilRule
 from csd.graph.drafter_registry import names
 from csd.graph.prior import Prior
 from csd.models.load.choose_decoder import DECODERS

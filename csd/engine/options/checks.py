@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from csd.engine.results.result import Samples
-from csd.engine.results.until import UntilRule
+from csd.engine.results.result import Samples, UntilRule
 from csd.graph.drafter_registry import check_known
 from csd.graph.prior import Prior
 from csd.traces.history import History

@@ -6,8 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from csd.engine.options.grammar import check_grammar, check_one
-from csd.engine.options.thinking import find_tags, spell, spell_behind, spell_tags
-from csd.engine.options.thought_tags import Tag
+from csd.engine.options.thinking import Tag, find_tags, spell, spell_behind, spell_tags
 from csd.utils.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
 from csd.utils.check import shown
 

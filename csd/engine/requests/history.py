@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from csd.engine.options.checks import _EXPECTED
-from csd.engine.requests.errors import every
-from csd.engine.requests.request import Request
+from csd.engine.requests.request import Request, every
 from csd.engine.results.result import UNFINISHED, Sample, Samples
 from csd.graph.history import PastSample
 from csd.models.text.context import encode_behind

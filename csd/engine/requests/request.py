@@ -1,7 +1,11 @@
-"""Host side of a call: a `Request` is a prompt with its samples, a `LiveSample` is in a slot."""
+"""Host side of a call: a `Request` is a prompt with its samples, a `LiveSample` is in a slot.
+
+A call that ends in an error attaches its samples to the error (`Carrying`).
+"""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,9 +14,8 @@ from csd.engine.options.params import SamplingParams
 from csd.engine.options.thinking import forced_places, leaves_thought_open
 from csd.engine.results.logprobs import PromptScores
 from csd.engine.results.record import SOURCES, Draft
-from csd.engine.results.result import Sample, Samples
+from csd.engine.results.result import Sample, Samples, Until
 from csd.engine.results.stats import Stats
-from csd.engine.results.until import Until
 from csd.graph.history import PastSample
 from csd.kernels.common.noise import prompt_key
 from csd.models.fused.config import ModelSizes
@@ -293,3 +296,45 @@ class LiveSample:
 
 # called once per step for each live sample with its new tokens and their text
 OnTokens = Callable[[Request, LiveSample, list[int], str], None]
+
+
+class Carrying:
+    """Context that sets an attribute `samples` on an error, once a sample has begun.
+
+    Its value is the result of the call: a list with the `Samples` of each request, or if not
+    `many`, those of the only request. Unfinished samples are `cancelled`.
+    """
+
+    # no @contextmanager: contextlib sets attributes of the error, which its class may forbid
+    def __init__(self, requests: Sequence[Request], many: bool = True):
+        self._requests, self._many = requests, many
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, GeneratorExit) or not begun(self._requests):
+            return
+        results = _drawn(self._requests)
+        with suppress(Exception):
+            object.__setattr__(error, "samples", results if self._many else results[0])
+
+
+def begun(requests: Sequence[Request]) -> bool:
+    """True if any sample has had a slot."""
+    return any(request.live or request.finished for request in requests)
+
+
+def every(acts: Sequence[Callable[[], Any]]) -> None:
+    """Call each function in order, whether or not an earlier one has raised."""
+    with ExitStack() as stack:
+        for act in reversed(acts):
+            stack.callback(act)
+
+
+def _drawn(requests: Sequence[Request]) -> list[Samples]:
+    try:
+        return [request.result() for request in requests]
+    except BaseException:
+        # the tokenizer may have caused the error, possibly by a panic: decode no texts
+        return [request.result(texts=False) for request in requests]

@@ -1,14 +1,15 @@
 """Results of `csd.generate`."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from csd.engine.results import views
 from csd.engine.results.record import Draft
 from csd.engine.results.stats import Stats
+from csd.models.text.token_bytes import token_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -147,3 +148,59 @@ class Samples:
             "prompt_ids": self.prompt_ids,
             "stats": self.stats.to_dict(),
         }
+
+
+def to_json(out: Samples, tokenizer: Any, model: str, drafts: bool) -> dict:
+    """The object that `csd sample --json` prints: `out`, and the text of every token id in it.
+
+    drafts: also include each sample's list of `Draft`.
+    """
+    result = out.to_dict() | {"model": model}
+    ids = {*out.prompt_ids, *(t for tokens in out.tokens for t in tokens)}
+    if drafts:
+        result["drafts"] = [[asdict(d) for d in s.drafts] for s in out]
+        ids.update(t for s in out for d in s.drafts for t in d.tokens)
+    if tokenizer is not None:
+        texts = result["pieces"] = pieces(tokenizer, sorted(ids))
+        result["prompt"] = tokenizer.decode(out.prompt_ids)
+        result["characters"] = [characters(tokenizer, tokens, texts) for tokens in out.tokens]
+    return result
+
+
+def pieces(tokenizer: Any, ids: list[int]) -> dict[int, str]:
+    """Text of each token id inside a longer text; U+FFFD for a part of a character."""
+    of = token_bytes(tokenizer)
+    return {i: of.text(i) for i in ids}
+
+
+def characters(tokenizer: Any, tokens: list[int], pieces: dict[int, str]) -> dict[int, str]:
+    """Texts, by position, of tokens that are parts of a character: the last part gets all of it."""
+    texts: dict[int, str] = {}
+    held: list[int] = []
+    for i, token in enumerate(tokens):
+        held = [*held, i] if "\ufffd" in pieces[token] else []
+        text = tokenizer.decode([tokens[j] for j in held]) if held else "\ufffd"
+        if "\ufffd" not in text:
+            texts |= dict.fromkeys(held, "") | {i: text}
+            held = []
+    return texts
+
+
+# True if the first samples of a prompt, the argument, are enough
+Until = Callable[[list[Sample]], bool]
+
+
+@runtime_checkable
+class UntilRule(Protocol):
+    """A rule that makes an `Until` for the number of samples of a prompt, as `csd.Vote` does."""
+
+    @property
+    def needs_text(self) -> bool:
+        """True if the rule reads the samples' texts."""
+
+    def of(self, total: int) -> Until:
+        """The `until` of a prompt with `total` samples."""
+
+
+# called once per step with (prompt index, sample index, new tokens, their text)
+OnText = Callable[[int, int, list[int], str], Any]

@@ -35,7 +35,7 @@ class Stats:
     history_left_out: int = 0  # tokens of past samples that did not fit in the graph
     contexts_dropped: int = 0  # contexts of the whole call that did not fit in the graph
     # of the whole call, with an automatic budget: seconds without drafts, by the times of measured
-    # steps, divided by the seconds with them (`csd/engine/step/budget/gain.py`)
+    # steps, divided by the seconds with them (`csd/engine/step/budget/auto.py`)
     draft_gain: float | None = None
     slots: int = 0  # most samples of the call in one step
     # time of a step of twice as many rows, divided by that of a step of as many rows

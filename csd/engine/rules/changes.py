@@ -17,8 +17,7 @@ from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import Refill, write_rows
 from csd.engine.rules.functions import apply_functions
 from csd.engine.rules.grammar import Grammars
-from csd.engine.rules.tables import Sizes, asked_by, set_of, sizes_of, write_sets
-from csd.engine.rules.word_tree import WordTree
+from csd.engine.rules.tables import Sizes, WordTree, asked_by, set_of, sizes_of, write_sets
 from csd.kernels.ops import Ops
 from csd.kernels.verify.rules import change_rows, finish_rows, keep_full, only
 from csd.state.logit_rules import Asked, Rules

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from csd.engine.options.grammar import GRAMMARS, has_grammar, matcher_of, reader_of
-from csd.engine.options.thinking import Budget
-from csd.engine.options.thought_tags import Search, by_bytes, split
+from csd.engine.options.thinking import Budget, Search, by_bytes, split
 from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import Refill
 from csd.graph.host_tree import Row, pool_of_rows
@@ -32,7 +31,7 @@ class Thinking:
     A token may end the thought and go on: the grammar applies to the rest of it.
 
     fresh: matcher in its initial state. budget: of the sample, with once=True. vocab: number of
-    logits. tokens: `csd.engine.options.thought_tags.by_bytes`, for the rest of a token. banned: by
+    logits. tokens: `csd.engine.options.thinking.by_bytes`, for the rest of a token. banned: by
     state of the search for the end tag, tokens that end it and go on as no text does; filled when
     they are needed, for all samples with the same grammar and tags.
     """
@@ -125,12 +124,11 @@ class Thinking:
     def _unfit(self) -> list[int]:
         state = self._budget.state
         if state not in self._banned:
-            ending = ((t, self._ended_at(t)) for t in self._budget.candidates())
+            ending = (
+                (t, Search(self._budget.end, state).push(t)) for t in self._budget.candidates()
+            )
             self._banned[state] = [t for t, symbols in ending if self._after(t, symbols) is None]
         return self._banned[state]
-
-    def _ended_at(self, token: int) -> int:
-        return Search(self._budget.end, self._budget.state).push(token)
 
     def compute_ff_tokens(self) -> list[int]:
         if self._text is None:

@@ -6,8 +6,7 @@ from importlib.resources import files
 from pathlib import PurePath
 from string import Template
 
-from csd.engine.results.json import to_json
-from csd.engine.results.result import Samples
+from csd.engine.results.result import Samples, to_json
 from csd.engine.results.stats import sampling_seconds
 from csd.evaluate.report import data, figures
 

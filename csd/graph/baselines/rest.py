@@ -16,8 +16,7 @@ from csd.graph.host_tree import Tree
 from csd.state.kv_cache import KVCache
 from csd.state.pool import MAX_DEPTH, SIBLING
 from csd.utils.check import Token
-from csd.utils.files import check_regular
-from csd.utils.json_files import read_lines
+from csd.utils.files import check_regular, read_lines
 
 # separator of documents; number of tokens by which suffixes are sorted
 _END, _SORTED = -1, 32

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from csd.graph.consensus import ConsensusGraph
+from csd.graph.model.cache import DraftNetwork
 from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.drafter import ModelDrafter, NetworkDrafter
 from csd.kernels.ops import Ops
@@ -120,12 +121,25 @@ class DraftSpec:
     def __call__(self, ops: Ops, device: str | torch.device) -> NetworkDrafter:
         return self.make(ops, device)
 
-    def _graph(
-        self, ops: Ops, device: str | torch.device, tokens: int, history: bool
-    ) -> ConsensusGraph | None:
-        if not self.graph:
-            return None
-        return ConsensusGraph(ops, device, tokens=tokens, history=history)
+    def _drafter_of(
+        self,
+        net: DraftNetwork,
+        ops: Ops,
+        device: str | torch.device,
+        tokens: int,
+        history: bool,
+    ) -> NetworkDrafter:
+        """The drafter of a network: on the device where it can be, else on the host."""
+        settings: dict[str, Any] = dict(
+            k=self.k, depth=self.depth, temperature=self.temperature, name=repr(self)
+        )
+        several = isinstance(self.temperature, tuple)
+        if torch.device(device).type == "cuda" and not self.graph and not several:
+            return DeviceModelDrafter(net, ops, device, **settings)
+        graph = None
+        if self.graph:
+            graph = ConsensusGraph(ops, device, tokens=tokens, history=history)
+        return ModelDrafter(net, ops, device, graph=graph, **settings)
 
 
 class DraftModel(DraftSpec):
@@ -182,18 +196,5 @@ class DraftModel(DraftSpec):
         decoder = loaded.decoder
         if self.layers is not None:
             decoder = first_layers(decoder, self.layers)
-        net, heat = ModelNetwork(decoder, loaded.dtype), self.temperature
-        if torch.device(device).type == "cuda" and not self.graph and not isinstance(heat, tuple):
-            return DeviceModelDrafter(
-                net, ops, device, k=self.k, depth=self.depth, temperature=heat, name=repr(self)
-            )
-        return ModelDrafter(
-            net,
-            ops,
-            device,
-            k=self.k,
-            depth=self.depth,
-            temperature=heat,
-            graph=self._graph(ops, device, tokens, history),
-            name=repr(self),
-        )
+        net = ModelNetwork(decoder, loaded.dtype)
+        return self._drafter_of(net, ops, device, tokens, history)

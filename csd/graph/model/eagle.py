@@ -25,16 +25,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from csd.graph.model.device_drafter import DeviceModelDrafter
 from csd.graph.model.draft_model import DraftSpec
-from csd.graph.model.drafter import ModelDrafter, NetworkDrafter
+from csd.graph.model.drafter import NetworkDrafter
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder
 from csd.models.fused.linear import linear
 from csd.models.fused.rope import rope_tables
-from csd.utils.files import check_regular
-from csd.utils.json_files import read_file
+from csd.utils.files import check_regular, read_file
 
 # with 4 layers, layers 2 and L - 3 exist; with 4 or 5, some of the three layers are the same
 FEWEST = 4
@@ -269,24 +267,4 @@ class Eagle(DraftSpec):
     ) -> NetworkDrafter:
         if self._head is None or self._head.device != torch.device(device):
             self._head = read_head(self.path, device, self.dtype)
-        heat = self.temperature
-        if torch.device(device).type == "cuda" and not self.graph and not isinstance(heat, tuple):
-            return DeviceModelDrafter(
-                self._head,
-                ops,
-                device,
-                k=self.k,
-                depth=self.depth,
-                temperature=heat,
-                name=repr(self),
-            )
-        return ModelDrafter(
-            self._head,
-            ops,
-            device,
-            k=self.k,
-            depth=self.depth,
-            temperature=heat,
-            graph=self._graph(ops, device, tokens, history),
-            name=repr(self),
-        )
+        return self._drafter_of(self._head, ops, device, tokens, history)

@@ -1,7 +1,6 @@
 """csd inside `transformers`.
 
-generate.py    `generate` with `custom_generate=csd.hf_generate`, and its scores
-checks.py      options of `generate` that are refused
+generate.py    `generate` with `custom_generate=csd.hf_generate`, its scores, and refused options
 attention.py   `attn_implementation="csd_tree"`
 tree.py        draft trees for one forward pass of a model
 packed_tree.py whole samples for one forward pass with gradients

@@ -8,10 +8,18 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from csd.graph.chain import ConsensusChain
 from csd.graph.consensus import PIECE, WITH_HISTORY
 from csd.graph.history import capacity_for
-from csd.integrations.vllm.rows import ENTERED, Group, Rows, Sample, committed, empty_slots, windows
+from csd.integrations.vllm.rows import (
+    ENTERED,
+    ConsensusChain,
+    Group,
+    Rows,
+    Sample,
+    committed,
+    empty_slots,
+    windows,
+)
 from csd.kernels.ops import reference
 from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_DEPTH

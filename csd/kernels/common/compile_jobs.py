@@ -132,6 +132,7 @@ def _name(kernel: Any, constants: dict) -> str:
     if not hasattr(torch.ops.csd, name):
         name = f"{_operation(kernel.module)} {name}"
     named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
+    named = {size: value for size, value in named.items() if value is not None}
     sizes = [f"{size}={named[size]}" for size in SHOWN if size in named and "ORDERS" not in named]
     if "ORDERS" in named:
         sizes = [f"O={len(named['ORDERS'])}"] + ["resumed"] * named.get("RESUMED", False)

@@ -88,7 +88,25 @@ def rotary_triton(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One launch. Rows of q, k and v are contiguous but may be apart, as in a fused product."""
+    out = torch.empty(q.shape[-3:], dtype=node_k.dtype, device=q.device)
+    _launch(q, k, v, position, cos, sin, (out, node_k, node_v), bias)
+    return out
 
+
+def _launch(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    position: torch.Tensor | None,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    bias: torch.Tensor | None = None,
+) -> None:
+    """Write the results of q, k and v; without `position` the rows of cos and sin are those of q.
+
+    A tensor that is None is not read, or not written.
+    """
     import triton
     import triton.language as tl
 
@@ -96,7 +114,7 @@ def rotary_triton(
 
     (M, H, D), K = q.shape[-3:], k.shape[-2]
     parts, part_stride = (q.shape[0], q.stride(0)) if q.dim() == 4 else (1, 0)
-    out = torch.empty(M, H, D, dtype=node_k.dtype, device=q.device)
+    out, node_k, node_v = results
     _rotary_kernel[(M, K)](
         q_ptr=q,
         k_ptr=k,
@@ -110,7 +128,7 @@ def rotary_triton(
         node_v_ptr=node_v,
         q_stride=q.stride(-3),
         k_stride=k.stride(-3),
-        v_stride=v.stride(-3),
+        v_stride=0 if v is None else v.stride(-3),
         part_stride=part_stride,
         EACH=H // K,
         K=K,
@@ -122,7 +140,6 @@ def rotary_triton(
         PARTS=parts,
         num_warps=2,
     )
-    return out
 
 
 def _loop() -> tuple[Callable[..., bool], Callable]:
@@ -191,40 +208,8 @@ def rotate_triton(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One launch. Each row of q and k is contiguous; rows may be apart."""
-
-    import triton
-    import triton.language as tl
-
-    from csd.kernels.layers.triton.elementwise import _rotary_kernel
-
-    (M, H, D), K = q.shape, k.shape[1]
-    out_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    out_k = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    _rotary_kernel[(M, K)](
-        q_ptr=q,
-        k_ptr=k,
-        v_ptr=None,
-        bias_ptr=None,
-        position_ptr=None,
-        cos_ptr=cos,
-        sin_ptr=sin,
-        out_ptr=out_q,
-        node_k_ptr=out_k,
-        node_v_ptr=None,
-        q_stride=q.stride(0),
-        k_stride=k.stride(0),
-        v_stride=0,
-        part_stride=0,
-        EACH=H // K,
-        K=K,
-        D=D,
-        R=D,
-        BLOCK_E=triton.next_power_of_2(H // K),
-        BLOCK_D=triton.next_power_of_2(D // 2),
-        WIDE=tl.float64 if q.dtype == torch.float64 else tl.float32,
-        PARTS=1,
-        num_warps=2,
-    )
+    out_q, out_k = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+    _launch(q, k, None, None, cos, sin, (out_q, out_k, None))
     return out_q, out_k
 
 

@@ -1,4 +1,4 @@
-"""A short causal convolution of each channel along the paths of a pool's trees.
+"""A short causal convolution of each channel along the paths of a pool's trees, and its commit.
 
     y_j = f(bias + sum over o = W - 1 .. 0 of weight[:, W - 1 - o] x(j, o)),    f(y) = silu(y) or y
 
@@ -6,6 +6,13 @@ x(j, o) is the input o tokens before row j on its own path: that of a node above
 slot's tail, which holds the input of position p at place p % (W - 1), and zero before the text
 begins. The sum is at least float32 and rounded once, and f is applied to the rounded sum, as by
 PyTorch's convolution and activation.
+
+`commit_tail` copies accepted nodes' features to their slots' tails, ring buffers by position,
+
+    tail[l, s, p % R] = node[l, accept_row[s, i]]    with p = slot_len[s] - accept_count[s] + i
+
+for i < accept_count[s] and every layer l; of tokens with the same place the last one is stored.
+slot_len counts a slot's tokens including the accepted ones, as after `csd.kernels.advance_slots`.
 """
 
 from collections.abc import Callable
@@ -136,3 +143,85 @@ def tree_conv(
     ):
         check_tensor(name, y, shape, torch.int32, device)
     return _tree_conv(x, weight, bias, tail, slot, position, path, silu)
+
+
+BLOCK = 1024
+
+
+def commit_tail_ref(
+    node: torch.Tensor,  # [L, M, F]
+    tail: torch.Tensor,  # [L, S, R, F], written in place
+    slot_len: torch.Tensor,  # [S] int32
+    accept_row: torch.Tensor,  # [S, A] int32
+    accept_count: torch.Tensor,  # [S] int32
+) -> None:
+    """Plain PyTorch with fixed shapes; nothing is read on the host."""
+    R = tail.shape[2]
+    last = slot_len[:, None] - 1
+    # [S, R]: the last position of each place
+    p = last - (last - torch.arange(R, device=tail.device)) % R
+    i = p - (slot_len - accept_count)[:, None]
+    row = accept_row.gather(1, i.clamp(0, accept_row.shape[1] - 1).long()).clamp(min=0).long()
+    unchanged = (i < 0) | (accept_count[:, None] < 1)
+    tail.copy_(torch.where(unchanged[..., None], tail, node[:, row]))
+
+
+def commit_tail_triton(
+    node: torch.Tensor,
+    tail: torch.Tensor,
+    slot_len: torch.Tensor,
+    accept_row: torch.Tensor,
+    accept_count: torch.Tensor,
+) -> None:
+    """One launch."""
+
+    import triton
+
+    from csd.kernels.states.triton.conv import _commit_tail_kernel
+
+    L, S, R, F = tail.shape
+    block = min(BLOCK, triton.next_power_of_2(F))
+    _commit_tail_kernel[(L * S, triton.cdiv(F, block))](
+        node_ptr=node,
+        tail_ptr=tail,
+        slot_len_ptr=slot_len,
+        accept_row_ptr=accept_row,
+        accept_count_ptr=accept_count,
+        node_stride=node.stride(0),
+        S=S,
+        A=accept_row.shape[1],
+        R=R,
+        F=F,
+        BLOCK=block,
+        num_warps=4,
+    )
+
+
+def _tail_loop() -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.states.cpu import conv
+
+    return (lambda *args: conv.reads_tail(*args[:2])), conv.commit_tail
+
+
+_commit_tail = operator(
+    "commit_tail", commit_tail_ref, commit_tail_triton, loop=_tail_loop, written=("tail",)
+)
+
+
+def commit_tail(
+    node: torch.Tensor,  # [L, M, F]
+    tail: torch.Tensor,  # [L, S, R, F], written in place
+    slot_len: torch.Tensor,  # [S] int32
+    accept_row: torch.Tensor,  # [S, A] int32, -1 padded
+    accept_count: torch.Tensor,  # [S] int32
+) -> None:
+    """Copies the accepted rows of all layers to the places of their positions in the tails."""
+    device = node.device
+    check_tensor("node", node, (None, None, None), None, device, rows_apart=True)
+    L, _, F = node.shape
+    check_tensor("tail", tail, (L, None, None, F), node.dtype, device)
+    S = tail.shape[1]
+    check_tensor("slot_len", slot_len, (S,), torch.int32, device)
+    check_tensor("accept_row", accept_row, (S, None), torch.int32, device)
+    check_tensor("accept_count", accept_count, (S,), torch.int32, device)
+    _commit_tail(node, tail, slot_len, accept_row, accept_count)

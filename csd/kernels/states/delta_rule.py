@@ -214,42 +214,13 @@ def tree_delta_rule(
 
     All of one dtype, float32 or float64. Head h has the query and key of head h // (H / Hk).
     """
-    check_states(state, key, update, decay)
+    nodes, stored = (node_key, node_decay, node_update), (state, key, update, decay)
+    where = base, slot, position, path, slot_start, slot_nodes
+    check_nodes(q, *nodes, *stored, *where)
     M, H, Dv = slot.shape[0], state.shape[1], state.shape[3]
-    check_nodes(
-        q,
-        node_key,
-        node_decay,
-        node_update,
-        state,
-        key,
-        base,
-        slot,
-        position,
-        path,
-        slot_start,
-        slot_nodes,
-    )
     check_tensor("value", value, (M, H, Dv), state.dtype, state.device)
     check_tensor("strength", strength, (M, H), state.dtype, state.device)
-    return _tree_delta_rule(
-        q,
-        value,
-        strength,
-        node_key,
-        node_decay,
-        node_update,
-        state,
-        key,
-        update,
-        decay,
-        base,
-        slot,
-        position,
-        path,
-        slot_start,
-        slot_nodes,
-    )
+    return _tree_delta_rule(q, value, strength, *nodes, *stored, *where)
 
 
 def check_nodes(
@@ -259,16 +230,17 @@ def check_nodes(
     node_update: torch.Tensor,
     state: torch.Tensor,
     key: torch.Tensor,
-    base: torch.Tensor,
-    slot: torch.Tensor,
-    position: torch.Tensor,
-    path: torch.Tensor,
-    slot_start: torch.Tensor,
-    slot_nodes: torch.Tensor,
+    update: torch.Tensor,
+    decay: torch.Tensor,
+    *where: torch.Tensor,
 ) -> None:
-    """Raises ValueError, naming the tensor, unless the operands fit the states."""
+    """Raises ValueError, naming the tensor, unless states and operands fit each other.
+
+    where: base, slot, position, path, slot_start and slot_nodes.
+    """
+    check_states(state, key, update, decay)
     S, H, Dk, Dv = state.shape
-    kind, device, M = state.dtype, state.device, slot.shape[0]
+    M = where[1].shape[0]
     keys = M, key.shape[2], Dk
     for name, x, shape in (
         ("q", q, keys),
@@ -276,16 +248,11 @@ def check_nodes(
         ("node_decay", node_decay, (M, H)),
         ("node_update", node_update, (M, H, Dv)),
     ):
-        check_tensor(name, x, shape, kind, device)
-    for name, whole, size in (
-        ("base", base, (S,)),
-        ("slot", slot, (M,)),
-        ("position", position, (M,)),
-        ("path", path, (M, DEPTHS)),
-        ("slot_start", slot_start, (S,)),
-        ("slot_nodes", slot_nodes, (S,)),
-    ):
-        check_tensor(name, whole, size, torch.int32, device)
+        check_tensor(name, x, shape, state.dtype, state.device)
+    names = "base", "slot", "position", "path", "slot_start", "slot_nodes"
+    shapes = (S,), (M,), (M,), (M, DEPTHS), (S,), (S,)
+    for name, x, size in zip(names, where, shapes, strict=True):
+        check_tensor(name, x, size, torch.int32, state.device)
 
 
 def _ssm_loop() -> tuple[Callable[..., bool], Callable]:
@@ -321,34 +288,7 @@ def tree_ssm(
     slot_nodes: torch.Tensor,  # [S] int32
 ) -> torch.Tensor:
     """Returns outputs [M, H, Dv], zeros in padding. All of one dtype, float32 or float64."""
-    check_states(state, key, update, decay)
-    check_nodes(
-        q,
-        node_key,
-        node_decay,
-        node_update,
-        state,
-        key,
-        base,
-        slot,
-        position,
-        path,
-        slot_start,
-        slot_nodes,
-    )
-    return _tree_ssm(
-        q,
-        node_key,
-        node_decay,
-        node_update,
-        state,
-        key,
-        update,
-        decay,
-        base,
-        slot,
-        position,
-        path,
-        slot_start,
-        slot_nodes,
-    )
+    nodes, stored = (node_key, node_decay, node_update), (state, key, update, decay)
+    where = base, slot, position, path, slot_start, slot_nodes
+    check_nodes(q, *nodes, *stored, *where)
+    return _tree_ssm(q, *nodes, *stored, *where)

@@ -14,8 +14,8 @@ the first 9 tokens on the slot's path, WEIGHT_ONE each; if more than GROUP_SLOTS
 have a path they take turns, since the time to merge updates into one context grows with the square
 of their number. A row of total 0 has key -1 and is not inserted.
 
-The kernel's device function `observe_rows` also runs in the first launch of an insert
-(`triton/claim.py`), which then hashes the rows' contexts.
+The kernel is also the first launch of an insert of a step's rows, in which it hashes their contexts
+too (`triton/claim.py`).
 """
 
 from collections.abc import Callable

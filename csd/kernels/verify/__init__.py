@@ -81,7 +81,7 @@ def _fake(logits: torch.Tensor, pool: Any, slots: Any) -> Verdict:
 
 def _loop() -> tuple[Callable[..., bool], Callable]:
     from csd.kernels.numba.tensors import readable
-    from csd.kernels.verify.cpu.passes import PASSES
+    from csd.kernels.verify.cpu.path import PASSES
 
     return (lambda logits, pool, slots: readable(logits)), partial(verify_ref, passes=PASSES)
 

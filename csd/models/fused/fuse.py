@@ -195,13 +195,10 @@ def pack(decoder: Decoder) -> None:
         for name in ("qkv", "out", "gate_up", "down"):
             if getattr(layer, name) is not None:
                 setattr(layer, name, packed(getattr(layer, name)))
-    if _tied(decoder) and not _fits(decoder.head):
+    tied = decoder.head.data_ptr() == decoder.embedding.data_ptr()
+    if tied and not _fits(decoder.head):
         return
     decoder.head = packed(decoder.head)
-
-
-def _tied(decoder: Decoder) -> bool:
-    return decoder.head.data_ptr() == decoder.embedding.data_ptr()
 
 
 def _fits(weight: torch.Tensor) -> bool:

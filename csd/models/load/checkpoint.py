@@ -20,8 +20,7 @@ from csd.models.load import gguf as gguf_model
 from csd.models.refuse import refuse_config
 from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
 from csd.utils.check import shown
-from csd.utils.files import check_no_pipes
-from csd.utils.json_files import read_file
+from csd.utils.files import check_no_pipes, read_file
 
 
 @contextmanager

@@ -5,6 +5,10 @@ warning that names the reason. The other names force one decoder, and raise the 
 does not run the model.
 """
 
+import contextlib
+import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 from csd.models.fused.decoder import DecoderLike
@@ -12,7 +16,6 @@ from csd.models.fused.fusable import checked_config
 from csd.models.fused.fuse import fuse
 from csd.models.module.admit import admit
 from csd.models.module.decoder import ModuleDecoder
-from csd.utils.warnings import warn_caller
 
 DECODERS = ("auto", "fused", "module")
 
@@ -52,3 +55,16 @@ def rules_out_fused(model: Any) -> str | None:
     except (AttributeError, TypeError, ValueError) as error:
         return str(error)
     return None
+
+
+# csd's own files, and that of decorators around its functions
+INSIDE = (str(Path(__file__).parents[2]), contextlib.__file__)
+
+
+def warn_caller(text: str) -> None:
+    """Issue a UserWarning at the innermost line outside csd, or at csd's outermost line."""
+    # level 2 is the caller of this function
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

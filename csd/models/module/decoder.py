@@ -9,24 +9,98 @@ it is copied or rebound, so a training step or another adapter takes effect in t
 """
 
 import inspect
+import re
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from csd.kernels.ops import Ops
 from csd.models.fused.fusable import hooks_of
 from csd.models.lora import Adapters, base_of
-from csd.models.module.host_reads import captured_experts, host_read_of
 from csd.models.module.mixers import MixerCall, answer, size_of
 from csd.models.module.probe import Call, probe
 from csd.models.module.sizes import NamedSizes, probed_sizes
-from csd.models.redirect import CONVOLUTION, Parts, calls_go_to
+from csd.models.redirect import CONVOLUTION, AttentionArgs, Parts, calls_go_to
 from csd.models.refuse import refuse_module
+
+ROWS = 5
+# implementation of transformers' experts that keeps rows and offsets on the device
+EXPERTS = "grouped_mm"
+
+
+class _Shapes:
+    """Attention without values: returns results of the right shape."""
+
+    def mask(self, named: dict[str, Any]) -> None:
+        pass
+
+    def attention(self, args: AttentionArgs) -> torch.Tensor:
+        _, heads, rows, _ = args.query.shape
+        return args.query.new_empty(1, rows, heads, args.value.shape[3])
+
+    def mixer(self, name: str, own: Callable, named: dict[str, Any]) -> Any:
+        return own(**named)
+
+
+@torch.no_grad()
+def host_read_of(base: nn.Module, parts: Parts) -> str | None:
+    """Description of the operation in a pass that reads values on the host, or None.
+
+    The pass runs on meta tensors, which have no values: any read raises, wherever it is in the
+    module. Experts run as they do in a captured step.
+    """
+    tensors = [*base.named_parameters(), *base.named_buffers()]
+    ids = torch.zeros(1, ROWS, dtype=torch.long, device="meta")
+    named = dict(
+        input_ids=ids,
+        position_ids=ids,
+        use_cache=False,
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device="meta"),
+    )
+    try:
+        held = {name: x.to("meta") for name, x in tensors}
+        with calls_go_to(_Shapes(), parts), captured_experts(parts):
+            functional_call(base, held, kwargs=named)
+    # a module may raise any exception if a value is missing
+    except Exception as error:
+        text = re.sub(r"\s+", " ", str(error)).partition(". ")[0][:120]
+        return (
+            f"{_place(error)} reads a tensor on the host, or does something other than tensor "
+            f"operations ({text})"
+        )
+    return None
+
+
+@contextmanager
+def captured_experts(parts: Parts) -> Iterator[None]:
+    """Context in which experts run as grouped products, which read no offsets on the host."""
+    with parts.lock:
+        configs = [c for c in parts.configs if hasattr(c, "_experts_implementation")]
+        before = [c._experts_implementation for c in configs]
+        try:
+            for config in configs:
+                config._experts_implementation = EXPERTS
+            yield
+        finally:
+            for config, name in zip(configs, before, strict=True):
+                config._experts_implementation = name
+
+
+def _place(error: BaseException) -> str:
+    """Innermost function of a modeling or integration file in the traceback of an error."""
+    module, trace = "its module", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if "modeling_" in code.co_filename or "integrations" in code.co_filename:
+            module = code.co_qualname
+        trace = trace.tb_next
+    return module
 
 
 class Pass:
@@ -61,16 +135,8 @@ class Pass:
     def mask(self, named: dict[str, Any]) -> None:
         """Called by a module that passes on its mask's dimensions. Returns None as the mask."""
 
-    def attention(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> torch.Tensor:
-        call = self._next(module, query, key, value, mask, named)
+    def attention(self, args: AttentionArgs) -> torch.Tensor:
+        call, (_, query, key, value, _, named) = self._next(args), args
         spec, kind = call.spec, self.node_k[0].dtype
         if spec.shares is None:
             self.node_k[call.layer].copy_(key[0].transpose(0, 1))
@@ -101,37 +167,22 @@ class Pass:
         self.convs += convolution
         return answer(call, number, own, named, self.attend.states)
 
-    def _next(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> Call:
+    def _next(self, args: AttentionArgs) -> Call:
         call = self.calls[self.at] if self.at < len(self.calls) else None
-        if call is None or call.module() is not module:
+        if call is None or call.module() is not args.module:
             due = "none" if call is None else call.place
             raise RuntimeError(
-                f"attention call {self.at + 1} of a pass is of a {type(module).__name__}, "
+                f"attention call {self.at + 1} of a pass is of a {type(args.module).__name__}, "
                 f"expected {due}: the module calls attention in another order than in its test "
                 "pass"
             )
         self.at += 1
-        self._check(call, query, key, value, mask, named)
+        self._check(call, args)
         return call
 
-    def _check(
-        self,
-        call: Call,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> None:
+    def _check(self, call: Call, args: AttentionArgs) -> None:
         """Raises RuntimeError if a call differs from the probed one."""
+        _, query, key, value, mask, named = args
         spec, rows = call.spec, query.shape[2]
         if mask is not None and mask.numel() != 1:
             raise RuntimeError(f"{call.place} uses its own attention mask, of shape {mask.shape}")

@@ -19,16 +19,70 @@ from typing import Any
 import torch
 from torch import nn
 
+from csd.kernels.attention.reference import Properties
 from csd.models.module.mixers import MixerCall, OtherCall, size_of
-from csd.models.module.spec import AttentionSpec
 from csd.models.redirect import (
     CONVOLUTION,
+    AttentionArgs,
     Parts,
     calls_go_to,
     own_function,
     owner_of,
     put_in_front,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Properties of a call, as `csd.models.module.probe` determines them."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int | None = None  # most keys that a row sees, its own included
+    chunk: int | None = None  # a row sees keys with the same position // chunk
+    softcap: float | None = None  # scores are softcap * tanh(score / softcap)
+    sinks: bool = False  # one more score per head, without a value
+    shares: int | None = None  # index of an earlier call whose keys and values are used
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's keys or of its values, whichever are more."""
+        return self.kv_heads * max(self.head_dim, self.value_dim)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the tree attention of every backend supports all of the call's properties."""
+        of_positions = self.window is not None or self.chunk is not None
+        of_scores = self.softcap is not None or self.sinks
+        # the maximum is taken before scores are scaled, so the scale must be positive
+        same = self.value_dim == self.head_dim
+        return same and self.scale > 0 and not (of_positions or of_scores)
+
+    @property
+    def properties(self) -> Properties:
+        return Properties(
+            self.kv_heads,
+            self.head_dim,
+            self.value_dim,
+            self.scale,
+            self.window,
+            self.chunk,
+            self.softcap,
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{self.heads} heads", f"{self.kv_heads} for keys", f"{self.head_dim} numbers"]
+        if self.value_dim != self.head_dim:
+            parts.append(f"{self.value_dim} of values")
+        parts.append(f"scale {self.scale:.4g}")
+        for name in ("window", "chunk", "softcap", "shares"):
+            if getattr(self, name) is not None:
+                parts.append(f"{name} {getattr(self, name)}")
+        return ", ".join([*parts, *["sinks"] * self.sinks])
+
 
 # length of the text that is read; no window is shorter
 TOKENS = 11
@@ -166,15 +220,8 @@ class _Noted:
         self.masks.append((made, named["mask_function"]))
         return made
 
-    def attention(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        named: dict[str, Any],
-    ) -> torch.Tensor:
+    def attention(self, args: AttentionArgs) -> torch.Tensor:
+        module, query, key, value, mask, named = args
         module_name = self._place(module)
         if query.shape[:1] + query.shape[2:3] != (1, TOKENS) or key.shape[2] != TOKENS:
             raise NotAdmitted(

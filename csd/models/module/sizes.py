@@ -6,8 +6,7 @@ from typing import Any
 from csd.models.fused.config import ModelSizes
 from csd.models.fused.rope import context_of
 from csd.models.lora import base_of
-from csd.models.module.probe import NotAdmitted, Probed
-from csd.models.module.spec import AttentionSpec
+from csd.models.module.probe import AttentionSpec, NotAdmitted, Probed
 from csd.models.refuse import refuse_module
 from csd.state.kv_cache import LayerShape
 from csd.state.recurrent import ConvSize, StateSize, StateSizes

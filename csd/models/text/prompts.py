@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from csd.models.text.left_out_fields import warn_once
 from csd.models.text.messages import (
     as_mapping,
     check_chat,
@@ -16,9 +15,10 @@ from csd.models.text.messages import (
     forms,
     messages_of,
     text_of,
+    warn_once,
 )
 from csd.utils.check import check, fits, shown
-from csd.utils.json_files import naming
+from csd.utils.files import naming
 
 
 def parse(

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from csd.utils.terminal import one_line
+from csd.utils.check import one_line
 
 LOG = logging.getLogger("csd.access")
 HEADER = "X-Request-Id"

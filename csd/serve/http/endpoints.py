@@ -27,8 +27,7 @@ from csd.serve.http.json_parts import dumps
 from csd.serve.http.metrics import prometheus
 from csd.serve.http.server import Server
 from csd.utils.arguments import check_ids
-from csd.utils.check import shown
-from csd.utils.terminal import one_line
+from csd.utils.check import one_line, shown
 from csd.utils.version import __version__
 
 LOG = logging.getLogger("csd")

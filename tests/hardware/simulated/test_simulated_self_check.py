@@ -6,7 +6,7 @@ from helpers.targets import slow
 from simulated_gpu import Gpu
 
 from csd.doctor import SMALL, Check, Sizes, run
-from csd.doctor.tokens import differences
+from csd.doctor.compare import differences
 from csd.kernels.ops import triton
 from csd.models.demo import random_decoder
 

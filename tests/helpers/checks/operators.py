@@ -10,9 +10,8 @@ from csd.kernels.layers.rotary import rotary
 from csd.kernels.layers.swiglu import swiglu
 from csd.kernels.ops import Ops
 from csd.kernels.states.advance import advance_state
-from csd.kernels.states.conv import tree_conv
+from csd.kernels.states.conv import commit_tail, tree_conv
 from csd.kernels.states.delta_rule import tree_delta_rule, tree_ssm
-from csd.kernels.states.tail import commit_tail
 from csd.kernels.table import graph_insert
 from csd.kernels.table.observe import observe
 from csd.kernels.verify import verify

@@ -126,7 +126,7 @@ ELSEWHERE = {
         "test_a_key_leaves_requests_for_others",
     ),
     "for other ones set n, leave the seed out, or send seed=-1": (
-        "tests/unit/serve/processes/test_repeats.py",
+        "tests/unit/serve/test_repeats.py",
         "test_requests_of_a_server",
     ),
     "pip install --force-reinstall --no-deps csd-llm": (

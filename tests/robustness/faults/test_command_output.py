@@ -168,7 +168,7 @@ def test_a_tokenizer_that_has_no_pieces(tmp_path, toy_folder, texts, monkeypatch
     def fail(*args):
         raise ValueError("no pieces")
 
-    monkeypatch.setattr("csd.engine.results.json.pieces", fail)
+    monkeypatch.setattr("csd.engine.results.result.pieces", fail)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main(["sample", toy_folder, "Say 1.", *DRAWN, "--seed", "1", "--json"]) == 2
     (kept,) = tmp_path.glob("csd-*")

@@ -9,7 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from csd.models.demo import toy
-from csd.models.text.left_out_fields import warn_once
+from csd.models.text.messages import warn_once
 from csd.models.text.prompts import parse
 
 _, TOKENIZER = toy()

@@ -19,7 +19,7 @@ from csd.evaluate.resumable_results import ResumedFile, _check_line
 from csd.graph.baselines.rest import Datastore
 from csd.traces.history import History
 from csd.traces.traces import read_traces
-from csd.utils.json_files import naming, read_file
+from csd.utils.files import naming, read_file
 
 TRACE = {
     "problem": "a/1",

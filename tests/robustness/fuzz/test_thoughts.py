@@ -8,13 +8,10 @@ from helpers.models.text_tokenizers import tokenizer_of
 from helpers.runs.fuzzing import cases
 
 from csd.engine.options.params import SamplingParams
-from csd.engine.options.thinking import Budget, forced_places, spell_tags
-from csd.engine.options.thought_tags import vocabulary
+from csd.engine.options.thinking import Budget, forced_places, spell_tags, vocabulary
 from csd.engine.requests.request import Request
-from csd.engine.rules.tables import asked_of, sizes_of, write_sets
-from csd.engine.rules.word_tree import WordTree
-from csd.kernels.verify.rules.prefix import Prefixes
-from csd.kernels.verify.rules.thought import forced_tokens
+from csd.engine.rules.tables import WordTree, asked_of, sizes_of, write_sets
+from csd.kernels.verify.rules.rows import Prefixes, forced_tokens
 from csd.state.logit_rules import Rules
 
 BEGIN, END = b"<think>", b"</think>"

@@ -12,7 +12,7 @@ from csd.evaluate.answers import TASKS, read
 from csd.evaluate.resumable_results import ResumedFile
 from csd.graph.baselines.rest import Datastore
 from csd.traces.traces import Trace, read_traces, write_traces
-from csd.utils import json_files as schema
+from csd.utils import files as schema
 
 GOOD = {"prompt_ids": [1, 2], "samples": [[3, 4, 5]]}
 DEEP = "[" * 100_000

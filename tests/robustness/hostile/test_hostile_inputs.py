@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from csd.cli.main import main
-from csd.utils import json_files, terminal
+from csd.utils import check, files
 from csd.utils.files import check_no_pipes, open_input
 
 GOOD = {"prompt_ids": [5, 6], "samples": [[7, 8, 9]]}
@@ -94,8 +94,8 @@ CASES = [
 
 @pytest.mark.parametrize(("command", "kind"), CASES, ids=["-".join(case) for case in CASES])
 def test_a_command_ends_with_one_line(command, kind, tmp_path, toy_folder, monkeypatch, capsys):
-    monkeypatch.setattr(json_files, "MAX_LINE", 1 << 24)
-    monkeypatch.setattr(json_files, "MAX_LISTS", 50_000)
+    monkeypatch.setattr(files, "MAX_LINE", 1 << 24)
+    monkeypatch.setattr(files, "MAX_LISTS", 50_000)
     name, make = KINDS[kind]
     path, out = tmp_path / name, tmp_path / "out"
     (tmp_path / "out.good").write_text(json.dumps(GOOD) + "\n")
@@ -111,7 +111,7 @@ def test_a_command_ends_with_one_line(command, kind, tmp_path, toy_folder, monke
     assert codes == [2], codes if codes else "waits"
     error = capsys.readouterr().err
     assert error.startswith("csd: ") and error.count("\n") == 1 and error.endswith("\n"), error
-    assert error == terminal.without_controls(error) and len(error) < 2000
+    assert error == check.without_controls(error) and len(error) < 2000
     assert not out.exists() or (out.is_dir() and not (out / "model.safetensors").exists())
 
 
@@ -139,7 +139,7 @@ def test_a_pipe_with_a_writer_is_read(tmp_path, capsys):
 
 
 def test_a_device_is_read_up_to_a_limit(monkeypatch, capsys):
-    monkeypatch.setattr(json_files, "MAX_LINE", 1 << 20)
+    monkeypatch.setattr(files, "MAX_LINE", 1 << 20)
     for command in ("replay", "report"):
         assert main([command, "/dev/zero", *["-o", "/dev/null"][: 2 * (command == "report")]]) == 2
         assert "must have at most 1 MiB" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 import csd
 from csd.cli.common import show
-from csd.utils.terminal import without_controls
+from csd.utils.check import without_controls
 
 HARM = "a\x1b]0;title\x07b\x9b2Jc\x7f\r\u202ed"
 

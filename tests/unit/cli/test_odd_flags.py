@@ -125,7 +125,7 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr("csd.engine.resources.model.load", stop)
     monkeypatch.setattr("csd.evaluate.replay.gain", stop)
     monkeypatch.setattr("csd.training.train_head.Run", stop)
-    monkeypatch.setattr("csd.cli.import_logs.write_traces", stop)
+    monkeypatch.setattr("csd.cli.trace.write_traces", stop)
     monkeypatch.setattr("csd.graph.prior.Prior.save", stop)
     served = 0
     for value in TEXTS + (NUMBERS if flag not in FILES else []):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from csd.cli.doctor import shown_costs, step_costs
 from csd.cli.main import main
-from csd.cli.step_costs import shown, step_costs
 from csd.engine.resources.step_times import StepTimes
 from csd.engine.step.budget import StepTimeTable
 from csd.models.demo import toy
@@ -19,10 +19,10 @@ def test_the_acceptance_needed_pays_for_the_longer_step():
     for rows in (16, 32):
         tokens = 1 + needed[rows] * (rows - 8) / 8
         assert tokens == pytest.approx(table(rows) / table(8), abs=0.01)
-    text = shown(costs)
+    text = shown_costs(costs)
     assert "50%" in text and "    16         18.00  50%" in text
     assert "disturbed" in text and "(no drafts)" in text
-    never = shown(step_costs(StepTimeTable([8, 16], [1.0, 3.0])))
+    never = shown_costs(step_costs(StepTimeTable([8, 16], [1.0, 3.0])))
     assert "never" in never and "disturbed" not in never
 
 
@@ -34,6 +34,6 @@ def test_doctor_prints_the_table_of_a_model(tmp_path, monkeypatch, capsys):
         part.save_pretrained(tmp_path / "toy")
     asked = ["doctor", str(tmp_path / "toy"), "--device", "cpu", "--dtype", "float32"]
     assert main([*asked, "--kernels", "reference"]) == 0
-    assert shown(step_costs(table)) in capsys.readouterr().out
+    assert shown_costs(step_costs(table)) in capsys.readouterr().out
     assert main([*asked, "--kernels", "reference", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == step_costs(table)

@@ -11,9 +11,8 @@ from helpers.targets import few, slow
 from csd.cli.main import main
 from csd.doctor import SMALL, Sizes, run
 from csd.doctor import compare as operations
-from csd.doctor.compare import tensors
+from csd.doctor.compare import Difference, differences, tensors
 from csd.doctor.report import Check
-from csd.doctor.tokens import Difference, differences
 from csd.engine.results.result import Sample
 from csd.kernels.layers.rms_norm import rms_norm_ref
 from csd.kernels.ops import FusedOp, reference

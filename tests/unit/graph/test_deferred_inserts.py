@@ -12,9 +12,8 @@ import csd
 from bench.lib.shapes import random_model
 from csd.engine.step.budget import FixedBudget
 from csd.engine.step.step import Step
-from csd.graph import deferred_inserts as module
-from csd.graph.consensus import ConsensusGraph
-from csd.graph.deferred_inserts import DeferredInserts
+from csd.graph import consensus as module
+from csd.graph.consensus import ConsensusGraph, DeferredInserts
 from csd.kernels.ops import reference
 from csd.kernels.table.observe import observe, observe_ref, observe_triton
 from csd.kernels.verify import verify_ref

@@ -11,7 +11,7 @@ import csd
 from csd.engine.step.budget import FixedBudget
 from csd.graph.model.distributions import GRAPH, MODEL, Reliability
 from csd.graph.model.draft_model import first_layers
-from csd.graph.model.tree import SlotTree, likeliest
+from csd.graph.model.drafter import SlotTree, likeliest
 from csd.models.fused.fuse import fuse
 
 PROMPTS = ["abcabc", "xyz", "q"]

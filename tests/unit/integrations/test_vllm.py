@@ -10,7 +10,7 @@ from helpers.targets import few
 from vllm_batch import END, PROMPT, Batch, begun, group_of, proposer, samples
 
 from csd.evaluate.replay import replay
-from csd.graph.chain import ConsensusChain
+from csd.integrations.vllm.rows import ConsensusChain
 from csd.kernels.ops import reference
 from csd.state.context_table import ANY, WEIGHT_ONE
 from csd.state.pool_builder import roots

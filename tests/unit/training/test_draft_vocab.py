@@ -6,9 +6,8 @@ from safetensors.torch import load
 
 from csd.models.fused.fuse import fuse
 from csd.training.eagle3 import Eagle3Head
-from csd.training.pairs import draft_tokens, maps
 from csd.training.target import Target
-from csd.training.texts import Text
+from csd.training.texts import Text, draft_tokens, maps
 
 CPU = torch.device("cpu")
 TOKENS = torch.arange(3, 83, 2)

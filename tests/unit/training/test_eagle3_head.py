@@ -16,9 +16,8 @@ from csd.models.fused.fuse import fuse
 from csd.training import eagle3 as attention_module
 from csd.training import eagle3 as losses_module
 from csd.training.eagle3 import Eagle3Head
-from csd.training.pairs import Pairs, maps
 from csd.training.target import Target
-from csd.training.texts import Text
+from csd.training.texts import Pairs, Text, maps
 
 LAYERS, DEPTH, PROMPT = 4, 3, [5, 17, 3, 60, 17, 3, 9]
 CPU = torch.device("cpu")

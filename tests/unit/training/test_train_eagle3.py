@@ -10,8 +10,7 @@ from training_runs import recorded, tau_of
 
 import csd
 from csd.training import eagle3 as by_chains
-from csd.training.pairs import draft_tokens
-from csd.training.texts import read_texts
+from csd.training.texts import draft_tokens, read_texts
 
 # samples of which the next token is likely
 LIKELY = dict(temperature=0.3)

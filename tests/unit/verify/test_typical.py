@@ -8,7 +8,7 @@ from csd.kernels.verify.cpu.heads import heads
 from csd.kernels.verify.reference_rows import heads_ref
 from csd.state.pool_builder import roots
 from csd.state.slots import Slots
-from csd.verify.target import processed
+from csd.verify.multi_draft import processed
 
 VOCAB, ROWS = 211, 24
 # filters in transformers' order; typical_p is the last

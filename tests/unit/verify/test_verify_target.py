@@ -6,7 +6,7 @@ from helpers.runs.sampled_cases import grow, state
 
 from csd.kernels.ops import reference
 from csd.state.pool_builder import roots
-from csd.verify.target import processed
+from csd.verify.multi_draft import processed
 
 FILTERS = [
     dict(),

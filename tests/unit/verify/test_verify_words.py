@@ -10,10 +10,8 @@ import csd
 from csd.graph import sampled_tree
 from csd.kernels.common.noise import ACCEPT, DRAFT, RESIDUAL, SELECT, philox_words
 from csd.kernels.ops import reference
-from csd.verify import descend as descend_file
-from csd.verify import make_scheme
-from csd.verify.multi_draft import DRAWS
-from csd.verify.target import processed
+from csd.verify import make_scheme, multi_draft
+from csd.verify.multi_draft import DRAWS, processed
 
 verifiers = pytest.mark.parametrize("verifier", sorted(DRAWS))
 
@@ -25,7 +23,7 @@ def route(monkeypatch, words):
     def of_tensors(*counter):
         return torch.from_numpy(words(*(x.numpy() for x in counter)))
 
-    monkeypatch.setattr(descend_file, "philox_words_ref", of_tensors)
+    monkeypatch.setattr(multi_draft, "philox_words_ref", of_tensors)
 
 
 @few(1)
@@ -88,7 +86,7 @@ def test_steps_with_stratified_words_sample_the_target(verifier, filters, monkey
     logits = logits.expand(pool.rows, vocab)
     scheme = make_scheme(verifier)
     verdict = reference().verify(logits, pool, slots)
-    verdict = descend_file.descend(scheme, draws, logits, pool, drawn, slots, verdict)
+    verdict = multi_draft.descend(scheme, draws, logits, pool, drawn, slots, verdict)
     roots = torch.tensor(drawn.start)
     probs = processed(logits, roots[:1], pool, slots)[0]
     share = verdict.sample[roots].bincount(minlength=vocab) / count

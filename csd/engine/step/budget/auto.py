@@ -1,13 +1,127 @@
-"""The automatic budgets: the number of drafted tokens with the highest expected token rate."""
+"""The automatic budgets: the number of drafted tokens with the highest expected token rate.
+
+A gate decides which steps may draft, and the gain of a call is summed up for its statistics.
+"""
 
 from collections import deque
+from dataclasses import dataclass
 
 from csd.engine.results.record import Record
 from csd.engine.step.budget.estimator import RECENT, StepTimeEstimator, StepTimeTable
 from csd.engine.step.budget.fixed import PER_SLOT, FixedBudget, FixedPool, Penalties, most_nodes
-from csd.engine.step.budget.gain import Gain
-from csd.engine.step.budget.gate import SpeculationGate
 from csd.state.pool import acceptance, path_probability
+
+# share of the time spent on probes and on measuring steps without drafts
+EXPLORE = 0.01
+# loss after which a call's drafts pause, in steps without drafts; gains raise the limit up to 4
+# times as high
+CREDIT = 1.0
+# length of the longest cool-down, in steps
+COOLDOWN = 16
+
+
+class SpeculationGate:
+    """Lets steps draft while a credit lasts, and schedules steps without drafts for measurement.
+
+    A step with drafts adds the tokens that it committed per slot to the credit and subtracts its
+    time, in steps without drafts. After n consecutive steps whose drafts do not pay, the next step
+    with drafts, a probe, follows 2^n steps later.
+    """
+
+    def __init__(self) -> None:
+        self._credit = CREDIT
+        self._gain = 1.0  # tokens per second of drafted steps, relative to steps without drafts
+        self._since = 0  # steps since the last one without drafts
+        self._measured = 0  # number of steps without drafts
+        self._outliers = 0  # consecutive ones
+        self._failures = self._cooldown = 0
+        self.probe = False  # whether the step drafts even if no gain is expected
+
+    def should_draft(self) -> bool:
+        """True if the next step may draft; called once per step."""
+        self._credit = min(self._credit + EXPLORE, max(self._credit, CREDIT))
+        self._since += 1
+        if self._cooldown or self._credit <= 0 or self._should_measure():
+            self._cooldown = max(self._cooldown - 1, 0)
+            self._since, self.probe = 0, False
+            return False
+        self.probe = 2**self._failures >= COOLDOWN
+        return True
+
+    def _should_measure(self) -> bool:
+        """True if a step without drafts is due: after 2 outliers, or as often as `EXPLORE` allows.
+
+        Such a step commits only 1 / gain of the tokens that drafted steps commit in its time.
+        """
+        if self._since < 2:
+            return False
+        every = max(COOLDOWN, (1 - 1 / max(self._gain, 1.0)) / EXPLORE)
+        return self._measured < 3 or self._outliers >= 2 or self._since > every
+
+    def measured(self, outlier: bool) -> None:
+        """Update from a step without drafts."""
+        self._measured += 1
+        # the outlier may be an accident: one more step without drafts decides
+        self._outliers = 2 if outlier else 0
+
+    def drafted(self, tokens: float, took: float, pays: bool, outlier: bool) -> None:
+        """Update from a step with drafts.
+
+        tokens: committed per slot; took: its time, in steps without drafts; pays: whether such a
+        step is expected to win; outlier: whether its time was an outlier.
+        """
+        self._outliers = self._outliers + 1 if outlier else 0
+        self._gain += (tokens / took - self._gain) / RECENT
+        self.spend(took - tokens)
+        if pays:
+            self._failures = 0
+        else:
+            self.back_off()
+
+    def spend(self, lost: float) -> None:
+        """Subtract a loss, in steps without drafts, from the credit; a gain is a negative loss."""
+        self._credit = min(self._credit - lost, 4 * CREDIT)
+
+    def back_off(self) -> None:
+        """Begin a cool-down, twice as long as the last consecutive one, at most `COOLDOWN`."""
+        self._failures = min(self._failures + 1, COOLDOWN.bit_length() - 1)
+        self._cooldown = 2**self._failures
+
+
+# fewest steps from which a gain is computed
+MIN_STEPS = 16
+
+
+@dataclass(slots=True)
+class Gain:
+    """Gain of a call's drafts, as sums over its steps.
+
+    A step without drafts commits one token per live slot. So a step over L live slots that commits
+    n tokens replaces n / L steps without drafts, and the gain of a call is
+
+        sum over its steps of (n / L) (seconds of a step without drafts over L rows)
+        / sum over its steps of (seconds of the step, drafting included)
+
+    A step that ran without drafts took its own seconds, less those of drafting. The seconds of the
+    others are the estimates by which the budget was chosen (`estimator`).
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    plain: float = 0.0  # seconds without drafts
+    live: int = 0  # most live slots of a step
+
+    def add(self, live_count: int, tokens: int, seconds: float, plain: float) -> None:
+        """Add a step; plain: seconds of a step without drafts over as many slots."""
+        self.steps += 1
+        self.seconds += seconds
+        self.plain += plain * tokens / live_count
+        self.live = max(self.live, live_count)
+
+    @property
+    def ratio(self) -> float | None:
+        """Seconds without drafts divided by seconds with them; None for too few steps."""
+        return self.plain / self.seconds if self.steps >= MIN_STEPS and self.seconds else None
 
 
 class Controller:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, TypedDict
 
 from csd.utils.check import AtLeast, Between
-from csd.utils.json_files import read_file
+from csd.utils.files import read_file
 
 
 class StepTimesFile(TypedDict):

@@ -22,15 +22,17 @@ from numba.extending import intrinsic, overload
 
 from csd.kernels.attention.cpu.pages import (
     BYTES,
+    PAGE,
     add_pages,
     add_values,
     of_head,
     page_of,
     score_keys,
     score_pages,
+    workspace,
+    workspace_bytes,
 )
 from csd.kernels.attention.cpu.softmax import softmax, weights
-from csd.kernels.attention.cpu.workspace import PAGE, workspace, workspace_bytes
 from csd.kernels.numba.isa import instruction
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import BLOCK, WIDTH

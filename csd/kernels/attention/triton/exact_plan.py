@@ -29,7 +29,7 @@ import triton.language as tl
 
 from csd.kernels.attention.layout import TILE, TreeLayout, check_layout
 from csd.kernels.attention.triton.first_keys import first_keys, first_keys_triton
-from csd.kernels.attention.triton.plan import tile_rows
+from csd.kernels.attention.triton.plan import _skipped, tile_rows
 from csd.kernels.common.operator import Fields, RecordOperator
 from csd.state.kv_cache import PAGE
 from csd.state.pool import MAX_DEPTH
@@ -42,15 +42,6 @@ PROMPT_PAGES, PROMPT_CUTS, SLOT_PAGES = 8, 16, 16
 
 
 @triton.jit
-def _skipped(page_ptr, source, mask):
-    """Number of pages at a source's beginning that no row reads."""
-    if page_ptr is None:
-        return 0 * source
-    else:
-        return tl.load(page_ptr + source, mask=mask, other=0)
-
-
-@triton.jit
 def _first_cut(skipped, pages, step):
     return tl.where(skipped < pages, skipped // step, tl.cdiv(pages, step))
 
@@ -59,14 +50,10 @@ def _first_cut(skipped, pages, step):
 def _put_segments(
     segment_ptr,
     index,
-    first,
-    last,
     tile,
+    last,  # row after those of the source
     source,
-    skipped,
-    pages,
-    step,
-    cut,
+    cuts,  # pages that are skipped, pages of the source, pages of a cut, and the first cut's number
     row,
     M,
     EACH: tl.constexpr,
@@ -74,6 +61,7 @@ def _put_segments(
     BLOCK: tl.constexpr,
 ):
     """Writes the segments of the tile that begins at `row`, if one does, from `index` on."""
+    skipped, pages, step, cut = cuts
     begin = _first_cut(skipped, pages, step)
     count = tl.where(row == tile, tl.cdiv(pages, step), 0)
     for i in range(begin, count, BLOCK):
@@ -196,42 +184,14 @@ def _plan_exact_kernel(
     tile = group_first + (row - group_first) // ROWS * ROWS
     index = group_before + (tile - group_first) // ROWS * (group_cuts - group_first_cut)
     if live:
-        _put_segments(
-            segment_ptr,
-            index,
-            group_first,
-            group_last,
-            tile,
-            group,
-            group_skipped,
-            group_pages,
-            step,
-            0,
-            row,
-            M,
-            EACH,
-            ROWS,
-            BLOCK,
-        )
+        cuts = (group_skipped, group_pages, step, 0)
+        _put_segments(segment_ptr, index, tile, group_last, group, cuts, row, M, EACH, ROWS, BLOCK)
         tile = start + (row - start) // ROWS * ROWS
-        cuts = tl.cdiv(pages, SLOT_PAGES) - slot_first_cut
-        index = slot_before + (tile - start) // ROWS * cuts
+        count = tl.cdiv(pages, SLOT_PAGES) - slot_first_cut
+        index = slot_before + (tile - start) // ROWS * count
+        cuts = (slot_skipped, pages, SLOT_PAGES, prompt_cuts)
         _put_segments(
-            segment_ptr,
-            index,
-            start,
-            start + nodes,
-            tile,
-            G + slot,
-            slot_skipped,
-            pages,
-            SLOT_PAGES,
-            prompt_cuts,
-            row,
-            M,
-            EACH,
-            ROWS,
-            BLOCK,
+            segment_ptr, index, tile, start + nodes, G + slot, cuts, row, M, EACH, ROWS, BLOCK
         )
 
 

@@ -43,24 +43,19 @@ from csd.state.kv_cache import PAGE
 def _put_tiles(
     row,
     valid,
-    first,
-    last,
-    source,
-    units,
-    skipped,
-    units_before,
-    tiles_before,
+    source,  # each row's: first and last row, number, units, skipped; units and tiles before it
     share,
     total,
     part,
     M,
-    segment_ptr,
-    program_ptr,
-    merge_ptr,
+    lists,  # pointers, written: segment, program and merge
     EACH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
+    first, last, number, units, skipped, before = source
+    units_before, tiles_before = before
+    segment_ptr, program_ptr, merge_ptr = lists
     # [BLOCK]: each row's tile and its place in the line; skipped: units left out before it
     t = (row - first) // ROWS
     tile_first = first + t * ROWS
@@ -88,7 +83,7 @@ def _put_tiles(
         ptrs = segment_ptr + (n[:, None] + p) * 6
         tl.store(ptrs, tile_first[:, None] + 0 * p, mask=mask)
         tl.store(ptrs + 1, tl.minimum(last - tile_first, ROWS)[:, None] + 0 * p, mask=mask)
-        tl.store(ptrs + 2, source[:, None] + 0 * p, mask=mask)
+        tl.store(ptrs + 2, number[:, None] + 0 * p, mask=mask)
         tl.store(ptrs + 3, low - a[:, None] + skipped[:, None], mask=mask)
         tl.store(ptrs + 4, high - a[:, None] + skipped[:, None], mask=mask)
         tl.store(ptrs + 5, base[:, None] + p * ROWS * EACH, mask=mask)
@@ -103,7 +98,7 @@ def _put_tiles(
 def _skipped(page_ptr, source, mask):
     """Number of pages at a source's beginning that no row reads."""
     if page_ptr is None:
-        return tl.zeros(source.shape, tl.int32)
+        return 0 * source
     else:
         return tl.load(page_ptr + source, mask=mask, other=0)
 
@@ -193,48 +188,14 @@ def _plan_attention_kernel(
             tl.store(program_ptr + p * 2, 0 * p, mask=idle)
             tl.store(program_ptr + p * 2 + 1, 0 * p, mask=idle)
 
-    _put_tiles(
-        row=row,
-        valid=live & (group_units > 0),
-        first=group_first,
-        last=group_last,
-        source=group,
-        units=group_units,
-        skipped=_skipped(page_ptr, group, live),
-        units_before=group_units_before,
-        tiles_before=group_tiles_before,
-        share=share,
-        total=total,
-        part=0,
-        M=M,
-        segment_ptr=segment_ptr,
-        program_ptr=program_ptr,
-        merge_ptr=merge_ptr,
-        EACH=EACH,
-        ROWS=ROWS,
-        BLOCK_P=BLOCK_P,
-    )
-    _put_tiles(
-        row=row,
-        valid=live,
-        first=slot_first,
-        last=slot_last,
-        source=G + slot,
-        units=slot_units,
-        skipped=slot_skipped,
-        units_before=slot_units_before,
-        tiles_before=slot_tiles_before,
-        share=share,
-        total=total,
-        part=1,
-        M=M,
-        segment_ptr=segment_ptr,
-        program_ptr=program_ptr,
-        merge_ptr=merge_ptr,
-        EACH=EACH,
-        ROWS=ROWS,
-        BLOCK_P=BLOCK_P,
-    )
+    lists = (segment_ptr, program_ptr, merge_ptr)
+    valid, skipped = live & (group_units > 0), _skipped(page_ptr, group, live)
+    before = (group_units_before, group_tiles_before)
+    source = (group_first, group_last, group, group_units, skipped, before)
+    _put_tiles(row, valid, source, share, total, 0, M, lists, EACH, ROWS, BLOCK_P)
+    before = (slot_units_before, slot_tiles_before)
+    source = (slot_first, slot_last, G + slot, slot_units, slot_skipped, before)
+    _put_tiles(row, live, source, share, total, 1, M, lists, EACH, ROWS, BLOCK_P)
 
 
 BLOCK = 32

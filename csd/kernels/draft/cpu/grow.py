@@ -10,8 +10,7 @@ import numpy as np
 from csd.kernels.common.noise import SAMPLE
 from csd.kernels.draft.constants import EULER_GAMMA, MAX_COST, ONE, TAIL, UNIT
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.math import places_in_order
-from csd.kernels.numba.noise import LOW, philox_word
+from csd.kernels.numba.math import LOW, philox_word, places_in_order
 from csd.kernels.table.cpu.lookup import find_entry, hash_prefix
 from csd.state.context_table import ANY, PRIOR_KEY, PROMPT_BIT, SAMPLE_BITS
 from csd.state.pool import HISTORY, MAX_CHILDREN, MAX_NODES, OWN, PRIOR, PROMPT, ROOT, SIBLING

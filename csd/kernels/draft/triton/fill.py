@@ -239,17 +239,8 @@ def _fill_kernel(
     up = _parents(node, depth, mask, drafted)
     word = _ancestor_words(up)
     base = tl.load(prompt_len_ptr + group) + tl.load(generated_ptr + me)
-    group_penalty = slot_group_penalty(
-        live_ptr,
-        group_ptr,
-        generated_ptr,
-        step_ptr,
-        temperature_ptr,
-        me,
-        slots,
-        GROUP_PENALTY,
-        BLOCK_S,
-    )
+    fields = (live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr)
+    group_penalty = slot_group_penalty(fields, me, slots, GROUP_PENALTY, BLOCK_S)
     first_cost = slot_progress_penalty(
         live_ptr, generated_ptr, progress_penalty_ptr, me, slots, BLOCK_S
     )

@@ -207,17 +207,8 @@ def _grow_kernel(
         prior_source_ptr + first * PRIOR_E,
     )
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
-    group_penalty = slot_group_penalty(
-        live_ptr,
-        group_ptr,
-        generated_ptr,
-        step_ptr,
-        temperature_ptr,
-        slot,
-        slots,
-        GROUP_PENALTY,
-        BLOCK_S,
-    )
+    fields = (live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr)
+    group_penalty = slot_group_penalty(fields, slot, slots, GROUP_PENALTY, BLOCK_S)
     first_cost = slot_progress_penalty(
         live_ptr, generated_ptr, progress_penalty_ptr, slot, slots, BLOCK_S
     )

@@ -62,21 +62,13 @@ def slot_progress_penalty(
 
 
 @triton.jit
-def slot_group_penalty(
-    live_ptr,
-    group_ptr,
-    generated_ptr,
-    step_ptr,
-    temperature_ptr,
-    slot,
-    slots,
-    GROUP_PENALTY: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
+def slot_group_penalty(fields, slot, slots, GROUP_PENALTY: tl.constexpr, BLOCK_S: tl.constexpr):
     """Group penalty of a live slot, for its lead over the shortest one with as many steps.
 
-    0 if live slots belong to several groups.
+    0 if live slots belong to several groups. fields: pointers of the slots' live, group, generated,
+    step and temperature.
     """
+    live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr = fields
     cost = tl.zeros((), tl.int32)
     # slots that sample, as in nearly every call, read nothing more
     if (GROUP_PENALTY > 0) and (tl.load(temperature_ptr + slot) <= 0):

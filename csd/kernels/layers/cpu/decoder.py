@@ -12,12 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.attention.cpu.attention import attention_kinds, shares
-from csd.kernels.attention.cpu.workspace import PAGE
+from csd.kernels.attention.cpu.attention import _attend, attention_kinds, shares
+from csd.kernels.attention.cpu.pages import PAGE
 from csd.kernels.attention.layer import LayerAttention
-from csd.kernels.layers.cpu.dispatch import attention, norm, product, rotary, swiglu
-from csd.kernels.layers.cpu.elementwise import EXP, rms_norm
-from csd.kernels.layers.cpu.linear import in_loops, numbers, scratch_size
+from csd.kernels.layers.cpu.elementwise import EXP, _rms_norm, _rotary, _swiglu, rms_norm
+from csd.kernels.layers.cpu.linear import in_loops, multiply_by, numbers, scratch_size
 from csd.kernels.layers.cpu.lora import Stacks, add_lora
 from csd.kernels.numba.isa import instruction
 from csd.kernels.numba.jit import loop
@@ -25,6 +24,7 @@ from csd.kernels.numba.tensors import LIKE, memory, readable
 from csd.kernels.numba.threads import parts_for
 from csd.kernels.numba.tiles import ISA
 
+norm, rotary, swiglu, attention = (x.run for x in (_rms_norm, _rotary, _swiglu, _attend))
 # weights of a layer, in the order in which the loop reads them
 WEIGHTS = (
     "input_norm",
@@ -83,7 +83,7 @@ def _layers(
         first = x if i else residual
         norm(norms, M, hidden, first, other, w[INPUT_NORM], eps, normed, residual, like, False)
         shape = M, width, hidden
-        product(plain, by_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, isa)
+        multiply_by(plain, by_qkv, shape, normed, transposed, w[QKV], w[QKV_BIAS], qkv, like, isa)
         add_lora(lora, i, 0, shape, normed, qkv, transposed, like)
         k_at, v_at = qkv + H * D * size, qkv + (H + K) * D * size
         if w[Q_NORM]:
@@ -122,15 +122,15 @@ def _layers(
             *rows,
         )
         shape = M, hidden, H * D
-        product(plain, by_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
+        multiply_by(plain, by_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
         add_lora(lora, i, 1, shape, attended, x, transposed, like)
         norm(norms, M, hidden, x, residual, w[POST_NORM], eps, normed, residual, like, False)
         shape = M, 2 * F, hidden
-        product(plain, by_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, isa)
+        multiply_by(plain, by_gate_up, shape, normed, transposed, w[GATE_UP], 0, gate_up, like, isa)
         add_lora(lora, i, 2, shape, normed, gate_up, transposed, like)
         swiglu(gates, M, F, gate_up, gated, like, False)
         shape = M, hidden, F
-        product(plain, by_down, shape, gated, transposed, w[DOWN], 0, x, like, isa)
+        multiply_by(plain, by_down, shape, gated, transposed, w[DOWN], 0, x, like, isa)
         add_lora(lora, i, 3, shape, gated, x, transposed, like)
 
 

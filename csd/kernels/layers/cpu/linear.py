@@ -8,15 +8,18 @@ A step has few rows, so its time is that of reading the weights; the numbers of 
 are stored in the order in which they are read. `python -m bench products` compares speeds.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
+from numba import types
+from numba.extending import overload
 
 from csd.kernels.layers.cpu.unpacked import fits as plain_fits
-from csd.kernels.layers.cpu.unpacked import multiply as plain
-from csd.kernels.numba.blocks import transpose
+from csd.kernels.layers.cpu.unpacked import multiply as multiply_plain
 from csd.kernels.numba.isa import instruction, multiplies
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.lanes import BLOCK
+from csd.kernels.numba.lanes import BLOCK, transpose
 from csd.kernels.numba.tensors import LIKE, memory, readable
 from csd.kernels.numba.threads import by_threads, parts_for, share
 from csd.kernels.numba.tiles import COLUMNS, ISA, LANES, ROWS, in_pairs, tile
@@ -161,7 +164,7 @@ def product(
     wide = None if bias is None else bias.float()
     is_plain = weight.dim() == 2
     transposed = torch.empty(scratch_size(M, K, is_plain), dtype=torch.float32)
-    (plain if is_plain else multiply)(
+    (multiply_plain if is_plain else multiply)(
         parts_for(numbers(weight, M)),
         (M, N, K),
         x.data_ptr(),
@@ -178,3 +181,18 @@ def product(
 def numbers(weight: torch.Tensor, rows: int) -> int:
     """Cost of a product of `rows` rows with a weight, in numbers that a loop computes."""
     return weight.numel() * (1 + rows // COLUMNS)
+
+
+def multiply_by(plain: bool | None, *args: Any) -> None:
+    """Product with a plain weight, or with a laid-out one if `plain` is None.
+
+    The type of `plain` decides at compile time, so that the other loop is not compiled.
+    """
+    raise NotImplementedError("loops call it")
+
+
+@overload(multiply_by, strict=False)
+def _choose(plain, *args):
+    if isinstance(plain, types.NoneType):
+        return lambda plain, *args: multiply(*args)
+    return lambda plain, *args: multiply_plain(*args)

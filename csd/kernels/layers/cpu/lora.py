@@ -8,8 +8,7 @@ import torch
 from numba import types
 from numba.extending import overload
 
-from csd.kernels.layers.cpu.dispatch import laid_out
-from csd.kernels.layers.cpu.linear import in_loops, numbers
+from csd.kernels.layers.cpu.linear import in_loops, multiply, numbers
 from csd.kernels.numba.isa import instruction
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, rounded
@@ -54,7 +53,7 @@ def _add_lora(lora, i, index, shape, x, y, transposed, like):
 
 @loop
 def _multiply(lora, i, index, which, shape, x, transposed, y):
-    laid_out(
+    multiply(
         lora.threads[index, which],
         shape,
         x,

@@ -63,10 +63,9 @@ def _rms_norm_kernel(
 
 
 @triton.jit
-def _added(
-    x_ptr, offsets, mask, part_stride, bias_ptr, at_bias, kind: tl.constexpr, PARTS: tl.constexpr
-):
+def _added(x_ptr, offsets, mask, parts, at_bias, kind: tl.constexpr, PARTS: tl.constexpr):
     """Loads the values at `offsets`; if PARTS > 1, returns the sum of the parts with the bias."""
+    part_stride, bias_ptr = parts
     x = tl.load(x_ptr + offsets, mask=mask)
     if PARTS > 1:
         for part in tl.static_range(1, PARTS):
@@ -79,35 +78,22 @@ def _added(
 
 @triton.jit
 def _rotate(
-    x_ptr,
-    y_ptr,
-    at_x,
-    at_y,
-    mask,
-    cos_l,
-    cos_h,
-    sin_l,
-    sin_h,
-    part_stride,
-    bias_ptr,
-    at_bias,
-    R: tl.constexpr,
-    PARTS: tl.constexpr,
+    x_ptr, y_ptr, at_x, at_y, mask, angles, parts, at_bias, R: tl.constexpr, PARTS: tl.constexpr
 ):
+    cos_l, cos_h, sin_l, sin_h = angles
     # both halves of the heads' rotated part in one tile each: [heads, BLOCK_D]
     kind: tl.constexpr = y_ptr.dtype.element_ty
     half: tl.constexpr = R // 2
-    low = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
-    high = _added(x_ptr, at_x + half, mask, part_stride, bias_ptr, at_bias + half, kind, PARTS)
+    low = _added(x_ptr, at_x, mask, parts, at_bias, kind, PARTS)
+    high = _added(x_ptr, at_x + half, mask, parts, at_bias + half, kind, PARTS)
     low, high = low.to(cos_l.dtype), high.to(cos_l.dtype)
     tl.store(y_ptr + at_y, (low * cos_l - high * sin_l).to(kind), mask=mask)
     tl.store(y_ptr + at_y + half, (high * cos_h + low * sin_h).to(kind), mask=mask)
 
 
 @triton.jit
-def _keep(x_ptr, y_ptr, at_x, at_y, mask, part_stride, bias_ptr, at_bias, PARTS: tl.constexpr):
-    kind: tl.constexpr = y_ptr.dtype.element_ty
-    x = _added(x_ptr, at_x, mask, part_stride, bias_ptr, at_bias, kind, PARTS)
+def _keep(x_ptr, y_ptr, at_x, at_y, mask, parts, at_bias, PARTS: tl.constexpr):
+    x = _added(x_ptr, at_x, mask, parts, at_bias, y_ptr.dtype.element_ty, PARTS)
     tl.store(y_ptr + at_y, x, mask=mask)
 
 
@@ -148,88 +134,33 @@ def _rotary_kernel(
     cos_h = tl.load(cos_ptr + offsets + R // 2, mask=half).to(WIDE)
     sin_l = tl.load(sin_ptr + offsets, mask=half).to(WIDE)
     sin_h = tl.load(sin_ptr + offsets + R // 2, mask=half).to(WIDE)
+    angles, parts = (cos_l, cos_h, sin_l, sin_h), (part_stride, bias_ptr)
 
     # [BLOCK_E, BLOCK_D]
     e = tl.arange(0, BLOCK_E)[:, None]
     heads = (kv * EACH + e) * D + offs_d
     mask = (e < EACH) & half
     at_out = row * (EACH * K * D) + heads
-    _rotate(
-        q_ptr,
-        out_ptr,
-        row * q_stride + heads,
-        at_out,
-        mask,
-        cos_l,
-        cos_h,
-        sin_l,
-        sin_h,
-        part_stride,
-        bias_ptr,
-        heads,
-        R,
-        PARTS,
-    )
+    at_q = row * q_stride + heads
+    _rotate(q_ptr, out_ptr, at_q, at_out, mask, angles, parts, heads, R, PARTS)
     at_node = row * (K * D) + kv * D + offs_d
     at_k = row * k_stride + kv * D + offs_d
     # columns of the product: queries, keys, values
     in_keys = (EACH * K + kv) * D + offs_d
-    _rotate(
-        k_ptr,
-        node_k_ptr,
-        at_k,
-        at_node,
-        half,
-        cos_l,
-        cos_h,
-        sin_l,
-        sin_h,
-        part_stride,
-        bias_ptr,
-        in_keys,
-        R,
-        PARTS,
-    )
+    _rotate(k_ptr, node_k_ptr, at_k, at_node, half, angles, parts, in_keys, R, PARTS)
     for i in tl.static_range((D - R + BLOCK_D - 1) // BLOCK_D):
         on = R + i * BLOCK_D
         there = on + offs_d < D
-        _keep(
-            q_ptr,
-            out_ptr,
-            row * q_stride + heads + on,
-            at_out + on,
-            (e < EACH) & there,
-            part_stride,
-            bias_ptr,
-            heads + on,
-            PARTS,
-        )
-        _keep(
-            k_ptr,
-            node_k_ptr,
-            at_k + on,
-            at_node + on,
-            there,
-            part_stride,
-            bias_ptr,
-            in_keys + on,
-            PARTS,
-        )
+        mask = (e < EACH) & there
+        _keep(q_ptr, out_ptr, at_q + on, at_out + on, mask, parts, heads + on, PARTS)
+        _keep(k_ptr, node_k_ptr, at_k + on, at_node + on, there, parts, in_keys + on, PARTS)
     if v_ptr is not None:
         half = offs_d < D // 2
         at_v = row * v_stride + kv * D + offs_d
+        in_values = in_keys + K * D
         for i in tl.static_range(2):
-            v = _added(
-                v_ptr,
-                at_v + i * (D // 2),
-                half,
-                part_stride,
-                bias_ptr,
-                in_keys + K * D + i * (D // 2),
-                node_v_ptr.dtype.element_ty,
-                PARTS,
-            )
-            tl.store(node_v_ptr + at_node + i * (D // 2), v, mask=half)
+            on = i * (D // 2)
+            _keep(v_ptr, node_v_ptr, at_v + on, at_node + on, half, parts, in_values + on, PARTS)
 
 
 @triton.jit

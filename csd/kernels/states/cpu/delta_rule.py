@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from csd.kernels.attention.cpu.pages import _add_product
-from csd.kernels.numba.blocks import transpose
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put
+from csd.kernels.numba.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put, transpose
 from csd.kernels.numba.tensors import LIKE, memory, require
 from csd.kernels.numba.threads import by_threads, share
 from csd.kernels.numba.tiles import ISA

@@ -27,15 +27,9 @@ def _add_token(x, decay, rows, key, update):
 @triton.jit
 def _read_state(
     state,  # [Dk, Dv] of a head
-    k_ptr,  # [M, Hk, Dk]
-    q_ptr,  # [M, Hk, Dk]
-    offsets,  # [BLOCK_M], offsets of the rows in both
-    live,  # [BLOCK_M]
-    key,
-    update,
-    decay,
-    base,  # as `add_chunk` takes them
-    offs_v,
+    rows,  # keys and queries [M, Hk, Dk], offsets of rows in both [BLOCK_M], live [BLOCK_M]
+    tail,  # key, update, decay and base, as `add_chunk` takes them
+    offs_v,  # [BLOCK_V]
     H: tl.constexpr,
     Hk: tl.constexpr,
     Dk: tl.constexpr,
@@ -44,11 +38,13 @@ def _read_state(
     CHUNK: tl.constexpr,
     LATER: tl.constexpr,
     SOLVE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     TILE_K: tl.constexpr,
 ):
     """Products of keys and queries with a state, or with the state one chunk later if LATER."""
+    k_ptr, q_ptr, offsets, live = rows
+    key, update, decay, base = tail
+    BLOCK_M: tl.constexpr = live.shape[0]
+    BLOCK_V: tl.constexpr = offs_v.shape[0]
     a = tl.zeros([BLOCK_M, BLOCK_V], state.dtype.element_ty)
     o = tl.zeros([BLOCK_M, BLOCK_V], state.dtype.element_ty)
     for first in range(0, Dk, TILE_K):
@@ -59,11 +55,11 @@ def _read_state(
         if LATER:
             S = add_chunk(S, key, update, decay, base, offs_k, offs_v, Hk, H, Dk, Dv, TAIL, CHUNK)
         # [BLOCK_M, TILE_K]
-        at_k, rows = offsets[:, None] + offs_k[None, :], live[:, None] & (offs_k[None, :] < Dk)
-        q = tl.load(q_ptr + at_k, mask=rows, other=0.0)
+        at_k, mask_k = offsets[:, None] + offs_k[None, :], live[:, None] & (offs_k[None, :] < Dk)
+        q = tl.load(q_ptr + at_k, mask=mask_k, other=0.0)
         o = tl.dot(q, S, o, input_precision="ieee", out_dtype=S.dtype)
         if SOLVE:
-            k = tl.load(k_ptr + at_k, mask=rows, other=0.0)
+            k = tl.load(k_ptr + at_k, mask=mask_k, other=0.0)
             a = tl.dot(k, S, a, input_precision="ieee", out_dtype=S.dtype)
     return a, o
 
@@ -144,6 +140,7 @@ def _tree_state_kernel(
             update = update_ptr + (wide_s * TAIL * H + head) * Dv
             decay = decay_ptr + wide_s * TAIL * H + head
             state = state_ptr + (wide_s * H + head) * (Dk * Dv)
+            tail = (key, update, decay, base)
             for block in range(0, nodes, BLOCK_M):
                 # [BLOCK_M]
                 m = block + tl.arange(0, BLOCK_M)
@@ -162,52 +159,13 @@ def _tree_state_kernel(
                 # [BLOCK_M, BLOCK_K]
                 row_offsets = (row * Hk + head_k) * Dk
                 # [BLOCK_M, BLOCK_V]
+                rows = (node_key_ptr, q_ptr, row_offsets, live)
                 a, o = _read_state(
-                    state,
-                    node_key_ptr,
-                    q_ptr,
-                    row_offsets,
-                    live,
-                    key,
-                    update,
-                    decay,
-                    base,
-                    offs_v,
-                    H,
-                    Hk,
-                    Dk,
-                    Dv,
-                    TAIL,
-                    CHUNK,
-                    False,
-                    SOLVE,
-                    BLOCK_M,
-                    BLOCK_V,
-                    TILE_K,
+                    state, rows, tail, offs_v, H, Hk, Dk, Dv, TAIL, CHUNK, False, SOLVE, TILE_K
                 )
                 if tl.max(tl.where(live, first, 0)) > base:
                     a_later, o_later = _read_state(
-                        state,
-                        node_key_ptr,
-                        q_ptr,
-                        row_offsets,
-                        live,
-                        key,
-                        update,
-                        decay,
-                        base,
-                        offs_v,
-                        H,
-                        Hk,
-                        Dk,
-                        Dv,
-                        TAIL,
-                        CHUNK,
-                        True,
-                        SOLVE,
-                        BLOCK_M,
-                        BLOCK_V,
-                        TILE_K,
+                        state, rows, tail, offs_v, H, Hk, Dk, Dv, TAIL, CHUNK, True, SOLVE, TILE_K
                     )
                     a = tl.where((first > base)[:, None], a_later, a)
                     o = tl.where((first > base)[:, None], o_later, o)

@@ -3,7 +3,7 @@
 A key is a row's context of one order: k = row * O + order. The launches:
 
     claim       hash of each key, and its entry in the table as it is; a step's rows are observed
-                by the same launch
+                by the same launch (`observe.py`)
     lead        leader of each key: the first key of equal hash, found by comparing all pairs, which
                 needs no lock and gives the same result in every run; the updates of keys of equal
                 hash are copied next to each other
@@ -18,12 +18,12 @@ import triton.language as tl
 
 from csd.kernels.table.triton.lookup import (
     cut_context,
-    find_entries,
     hash_tokens,
+    holds_context,
     load_context,
     order_sizes,
+    probe_entries,
 )
-from csd.kernels.table.triton.observe import observe_rows
 
 
 @triton.jit
@@ -31,11 +31,8 @@ def claim_rows(
     row,  # [BLOCK_R]
     group,  # [BLOCK_R] int64
     context,  # [BLOCK_R, BLOCK_N] int32
-    entry_group_ptr,
-    entry_hash_ptr,
-    entry_tokens_ptr,
-    code_ptr,
-    entry_ptr,
+    entries,  # pointers of the table: entry_group, entry_hash and entry_tokens
+    keys,  # pointers, out: code and entry of each key
     rows,
     buckets,
     N: tl.constexpr,
@@ -45,6 +42,8 @@ def claim_rows(
     WAYS: tl.constexpr,
 ):
     """Writes hash and entry of every key of the rows."""
+    entry_group_ptr, entry_hash_ptr, entry_tokens_ptr = entries
+    code_ptr, entry_ptr = keys
     O: tl.constexpr = len(ORDERS)
     size = order_sizes(ORDERS, BLOCK_O)
     # [BLOCK_R, BLOCK_O, BLOCK_N], then [BLOCK_R, BLOCK_O]
@@ -54,18 +53,9 @@ def claim_rows(
     offs_n = tl.arange(0, context.shape[1])[None, None, :]
     oldest = tl.max(tl.where(offs_n == size[None, :, None] - 1, tokens, -1), 2)
     exists = (oldest >= 0) & (group >= 0)[:, None]
-    entry = find_entries(
-        code,
-        group,
-        tokens,
-        exists,
-        entry_group_ptr,
-        entry_hash_ptr,
-        entry_tokens_ptr,
-        buckets,
-        N,
-        WAYS,
-    )
+    entry, present = probe_entries(code, exists, entry_hash_ptr, buckets, WAYS)
+    held = holds_context(entry, present, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
+    entry = tl.where(held, entry, -1)
     order = tl.arange(0, BLOCK_O)[None, :]
     key = row[:, None] * O + order
     mask = (row < rows)[:, None] & (order < O)
@@ -95,124 +85,8 @@ def _claim_kernel(
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     group = tl.load(group_key_ptr + row, mask=row < rows, other=-1)
     context = load_context(context_ptr, row, row < rows, N, BLOCK_N)
-    claim_rows(
-        row,
-        group,
-        context,
-        entry_group_ptr,
-        entry_hash_ptr,
-        entry_tokens_ptr,
-        code_ptr,
-        entry_ptr,
-        rows,
-        buckets,
-        N,
-        ORDERS,
-        BLOCK_O,
-        HASH,
-        WAYS,
-    )
-
-
-@triton.jit(do_not_specialize=["rows", "slots", "buckets"])
-def _observe_claim_kernel(
-    slot_ptr,  # [M] int32
-    depth_ptr,  # [M] int32
-    context_ptr,  # [M, N] int32
-    group_ptr,  # [S] int32
-    sample_index_ptr,  # [S] int32
-    group_key_ptr,  # [G] int64
-    step_ptr,  # [S] int32
-    sample_ptr,  # [M] int32
-    top_token_ptr,  # [M, TOP] int32
-    top_prob_ptr,  # [M, TOP] float32
-    accept_row_ptr,  # [S, A] int32
-    out_key_ptr,  # [M + S] int64
-    out_context_ptr,  # [M + S, N] int32
-    out_token_ptr,  # [M + S, TOP + 1] int32
-    out_weight_ptr,  # [M + S, TOP + 1] int32
-    out_total_ptr,  # [M + S] int32
-    out_bit_ptr,  # [M + S] int32
-    entry_group_ptr,  # [C] int64
-    entry_hash_ptr,  # [C] int64
-    entry_tokens_ptr,  # [C, N] int32
-    code_ptr,  # [K] int64, out, as above
-    entry_ptr,  # [K] int32, out
-    rows,
-    slots,
-    buckets,
-    SOFT: tl.constexpr,
-    HARD: tl.constexpr,
-    ONE: tl.constexpr,
-    ANY: tl.constexpr,
-    SAMPLE_BITS: tl.constexpr,
-    GROUP_SLOTS: tl.constexpr,
-    ORDERS: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    HASH: tl.constexpr,
-    WAYS: tl.constexpr,
-    A: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TOP: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
-    """Runs `observe` and claims its rows in the same program."""
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    group, context = observe_rows(
-        r,
-        slot_ptr,
-        depth_ptr,
-        context_ptr,
-        group_ptr,
-        sample_index_ptr,
-        group_key_ptr,
-        step_ptr,
-        sample_ptr,
-        top_token_ptr,
-        top_prob_ptr,
-        accept_row_ptr,
-        out_key_ptr,
-        out_context_ptr,
-        out_token_ptr,
-        out_weight_ptr,
-        out_total_ptr,
-        out_bit_ptr,
-        rows,
-        slots,
-        SOFT,
-        HARD,
-        ONE,
-        ANY,
-        SAMPLE_BITS,
-        GROUP_SLOTS,
-        A,
-        N,
-        BLOCK_N,
-        TOP,
-        BLOCK_U,
-        BLOCK_R,
-        BLOCK_S,
-    )
-    claim_rows(
-        r,
-        group,
-        context,
-        entry_group_ptr,
-        entry_hash_ptr,
-        entry_tokens_ptr,
-        code_ptr,
-        entry_ptr,
-        rows + slots,
-        buckets,
-        N,
-        ORDERS,
-        BLOCK_O,
-        HASH,
-        WAYS,
-    )
+    entries, keys = (entry_group_ptr, entry_hash_ptr, entry_tokens_ptr), (code_ptr, entry_ptr)
+    claim_rows(row, group, context, entries, keys, rows, buckets, N, ORDERS, BLOCK_O, HASH, WAYS)
 
 
 @triton.jit(do_not_specialize=["keys", "buckets"])

@@ -11,9 +11,9 @@ import triton
 
 from csd.kernels.table.lookup import hash_factors
 from csd.kernels.table.rows import Observed, observed_rows
-from csd.kernels.table.triton.claim import _claim_kernel, _lead_kernel, _observe_claim_kernel
+from csd.kernels.table.triton.claim import _claim_kernel, _lead_kernel
 from csd.kernels.table.triton.merge import _allocate_kernel, _merge_kernel
-from csd.kernels.table.triton.observe import observe_arguments
+from csd.kernels.table.triton.observe import _observe_claim_kernel, observe_arguments
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
 from csd.state.slots import Slots

@@ -80,22 +80,3 @@ def holds_context(
     held_tokens = tl.load(ptrs, mask=present[:, :, None] & (offs_n < N), other=-1)
     equal = tl.min((held_tokens == tokens).to(tl.int32), 2) > 0
     return present & (held_group == group[:, None]) & equal
-
-
-@triton.jit
-def find_entries(
-    code,  # [B, O] int64
-    group,  # [B] int64
-    tokens,  # [B, O, BLOCK_N] int32
-    mask,  # [B, O]
-    entry_group_ptr,  # [C] int64
-    entry_hash_ptr,  # [C] int64
-    entry_tokens_ptr,  # [C, N] int32
-    buckets,
-    N: tl.constexpr,
-    WAYS: tl.constexpr,
-):
-    """[B, O] int32: entry of each context, -1 if it is absent."""
-    entry, present = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
-    held = holds_context(entry, present, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
-    return tl.where(held, entry, -1)

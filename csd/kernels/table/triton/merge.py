@@ -23,15 +23,14 @@ def _free_entries(
     want,  # [B] bucket in which the key needs an entry, or -1
     rank,  # [B] number of earlier keys that need an entry in this bucket
     now,
-    entry_group_ptr,  # [C] int64
-    entry_total_ptr,  # [C] int32
-    entry_stamp_ptr,  # [C] int32
+    fields,  # pointers [C] of the entries: group int64, total and stamp int32
     live_groups_ptr,  # [G] int64
     groups,
     WAYS: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
     """[B]: the entry that each key gets, -1 if none is left."""
+    entry_group_ptr, entry_total_ptr, entry_stamp_ptr = fields
     # [B, WAYS]
     way = tl.arange(0, WAYS)[None, :]
     wants = (want >= 0)[:, None]
@@ -88,18 +87,9 @@ def _allocate_kernel(
         other = j + tl.arange(0, BLOCK_J)[:, None]
         other_want = tl.load(want_ptr + other, mask=other < keys, other=-1)
         rank += ((other_want == want[None, :]) & (other < key[None, :])).to(tl.int32)
-    room = _free_entries(
-        want,
-        tl.sum(rank, 0),
-        tl.load(now_ptr),
-        entry_group_ptr,
-        entry_total_ptr,
-        entry_stamp_ptr,
-        live_groups_ptr,
-        groups,
-        WAYS,
-        BLOCK_G,
-    )
+    earlier, now = tl.sum(rank, 0), tl.load(now_ptr)
+    fields = (entry_group_ptr, entry_total_ptr, entry_stamp_ptr)
+    room = _free_entries(want, earlier, now, fields, live_groups_ptr, groups, WAYS, BLOCK_G)
     tl.store(place_ptr + key, room, mask=want >= 0)
     lost = tl.sum(((want >= 0) & (room < 0)).to(tl.int64), 0)
     if lost > 0:

@@ -1,4 +1,4 @@
-"""The kernel of `observe`."""
+"""The kernel of `observe`, which may also claim its rows: the first launch of a step's insert."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.table.rows import GROUP_SLOTS, SUCCESSORS, Observed, observed_rows
+from csd.kernels.table.triton.claim import claim_rows
 from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -14,9 +15,8 @@ from csd.state.verdict import TOP, Verdict
 BLOCK_R, BLOCK_S = 4, 64
 
 
-@triton.jit
-def observe_rows(
-    r,  # [BLOCK_R]: rows of the output
+@triton.jit(do_not_specialize=["rows", "slots", "buckets"])
+def _observe_claim_kernel(
     slot_ptr,  # [M] int32
     depth_ptr,  # [M] int32
     context_ptr,  # [M, N] int32
@@ -49,9 +49,21 @@ def observe_rows(
     BLOCK_U: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    # of the claim, if there is one
+    entry_group_ptr=None,  # [C] int64
+    entry_hash_ptr=None,  # [C] int64
+    entry_tokens_ptr=None,  # [C, N] int32
+    code_ptr=None,  # [K] int64, out: hash
+    entry_ptr=None,  # [K] int32, out, as `_claim_kernel` has it
+    buckets=None,
+    ORDERS: tl.constexpr = None,
+    BLOCK_O: tl.constexpr = None,
+    HASH: tl.constexpr = None,
+    WAYS: tl.constexpr = None,
 ):
-    """Writes rows r. Returns their group keys [BLOCK_R] (-1: none) and contexts [.., BLOCK_N]."""
+    """Writes BLOCK_R rows, and claims their keys if there is `code_ptr`."""
     # [BLOCK_R]
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = r < rows + slots
     node = r < rows
     slot = tl.load(slot_ptr + r, mask=node, other=0)
@@ -121,87 +133,19 @@ def observe_rows(
     anything = (r >= rows)[:, None] & (n == 0)
     context = tl.where(anything, ANY, before)
     tl.store(out_context_ptr + offsets, context, mask=inside[:, None] & (n < N))
-    return key, context
-
-
-@triton.jit(do_not_specialize=["rows", "slots"])
-def _observe_kernel(
-    slot_ptr,  # [M] int32
-    depth_ptr,  # [M] int32
-    context_ptr,  # [M, N] int32
-    group_ptr,  # [S] int32
-    sample_index_ptr,  # [S] int32
-    group_key_ptr,  # [G] int64
-    step_ptr,  # [S] int32
-    sample_ptr,  # [M] int32
-    top_token_ptr,  # [M, TOP] int32
-    top_prob_ptr,  # [M, TOP] float32
-    accept_row_ptr,  # [S, A] int32
-    out_key_ptr,  # [M + S] int64
-    out_context_ptr,  # [M + S, N] int32
-    out_token_ptr,  # [M + S, TOP + 1] int32
-    out_weight_ptr,  # [M + S, TOP + 1] int32
-    out_total_ptr,  # [M + S] int32
-    out_bit_ptr,  # [M + S] int32
-    rows,
-    slots,
-    SOFT: tl.constexpr,
-    HARD: tl.constexpr,
-    ONE: tl.constexpr,
-    ANY: tl.constexpr,
-    SAMPLE_BITS: tl.constexpr,
-    GROUP_SLOTS: tl.constexpr,
-    A: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TOP: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    observe_rows(
-        r,
-        slot_ptr,
-        depth_ptr,
-        context_ptr,
-        group_ptr,
-        sample_index_ptr,
-        group_key_ptr,
-        step_ptr,
-        sample_ptr,
-        top_token_ptr,
-        top_prob_ptr,
-        accept_row_ptr,
-        out_key_ptr,
-        out_context_ptr,
-        out_token_ptr,
-        out_weight_ptr,
-        out_total_ptr,
-        out_bit_ptr,
-        rows,
-        slots,
-        SOFT,
-        HARD,
-        ONE,
-        ANY,
-        SAMPLE_BITS,
-        GROUP_SLOTS,
-        A,
-        N,
-        BLOCK_N,
-        TOP,
-        BLOCK_U,
-        BLOCK_R,
-        BLOCK_S,
-    )
+    if code_ptr is not None:
+        entries, keys = (entry_group_ptr, entry_hash_ptr, entry_tokens_ptr), (code_ptr, entry_ptr)
+        count = rows + slots
+        claim_rows(r, key, context, entries, keys, count, buckets, N, ORDERS, BLOCK_O, HASH, WAYS)
 
 
 def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
     """One launch."""
     out = observed_rows(pool, slots)
-    _observe_kernel[(triton.cdiv(out.group_key.shape[0], BLOCK_R),)](
-        **observe_arguments(pool, slots, verdict, config, out), BLOCK_R=BLOCK_R, num_warps=1
+    _observe_claim_kernel[(triton.cdiv(out.group_key.shape[0], BLOCK_R),)](
+        **observe_arguments(pool, slots, verdict, config, out),
+        BLOCK_R=BLOCK_R,
+        num_warps=1,
     )
     return out
 
@@ -209,8 +153,7 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
 def observe_arguments(
     pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig, out: Observed
 ) -> dict[str, Any]:
-    """Keyword arguments of `observe_rows`, except the row indices and their block size."""
-
+    """Keyword arguments of the kernel, except those of the claim and the block of rows."""
     M, N = pool.context.shape
     return dict(
         slot_ptr=pool.slot,

@@ -5,7 +5,7 @@ import torch
 
 from csd.kernels.common.noise import SAMPLE
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.noise import gumbel, philox_word
+from csd.kernels.numba.math import gumbel, philox_word
 from csd.kernels.verify.passes import Draws, Heads, Rows
 from csd.state.slots import Slots
 from csd.state.verdict import TOP

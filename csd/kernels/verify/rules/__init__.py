@@ -19,9 +19,15 @@ include it. Rows are changed in blocks, so that temporary memory stays small.
 """
 
 from csd.kernels.verify.rules.finish import finish_rows, keep_full, own_chance
-from csd.kernels.verify.rules.prefix import Prefixes, path_tokens
-from csd.kernels.verify.rules.rows import blocks, change_rows, penalise
-from csd.kernels.verify.rules.thought import forced_tokens, only
+from csd.kernels.verify.rules.rows import (
+    Prefixes,
+    blocks,
+    change_rows,
+    forced_tokens,
+    only,
+    path_tokens,
+    penalise,
+)
 
 __all__ = [
     "Prefixes",

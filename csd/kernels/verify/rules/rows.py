@@ -1,19 +1,176 @@
-"""Rules applied to rows of logits, block by block: biases, banned tokens and penalties.
+"""Rules applied to rows of logits, block by block: biases, bans, penalties and forced tokens.
 
 Bans are of tokens after a row's prefix, penalties on tokens that the prefix already contains; the
-formulas are in `csd/kernels/verify/rules/`.
+formulas are in `csd/kernels/verify/rules/`. Prefixes are the end of the prompt, the slot's
+committed tokens, and a row's path.
+
+A thought is open at a row if the last begin tag in its prefix ends after the last end tag. The
+sample's tokens inside thoughts are counted, including those of the end tag. If the count has
+reached the budget and the thought is open, the closing tokens are forced, one per row, continuing
+the longest beginning of them with which the prefix already ends; if it ends with none, but with a
+beginning of the end tag, the tokens that complete that tag are forced.
+
+Tags are searched for as `csd.engine.options.thinking` describes: each token has a step
+
+    D' = ((D << k) & within) | suffix,    complete if D & ends, or at symbol `whole`
+
+and two steps are one step, so that log2(symbols of a tag) operations give D after every token.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from csd.kernels.verify.rules.prefix import Prefixes, path_tokens, prefixes
-from csd.kernels.verify.rules.thought import forced_tokens
 from csd.state.logit_rules import Asked, Rules, word_edge
-from csd.state.pool import Pool
+from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.slots import Slots
+
+
+@dataclass(slots=True)
+class Prefixes:
+    """Prefixes of R rows. The first P columns are the prompt's; unused columns hold -1."""
+
+    token: torch.Tensor  # [R, L] int64
+    end: torch.Tensor  # [R] int64, the column after the prefix
+    prompt: int  # P
+
+    def last(self, count: int) -> torch.Tensor:
+        """[R, count] int64, the last tokens, latest first; -1 where there are fewer."""
+        index = self.end[:, None] - 1 - torch.arange(count, device=self.token.device)
+        tokens = self.token.gather(1, index.clamp(min=0))
+        return torch.where(index >= 0, tokens, -1)
+
+    def shifted(self, by: int) -> torch.Tensor:
+        """[R, L]: the token `by` places before each one, -1 if there is none."""
+        if by == 0:
+            return self.token
+        # an n-gram or a mark may be longer than all prefixes
+        length = max(self.token.shape[1] - by, 0)
+        pad = self.token.shape[1] - length, 0
+        return torch.nn.functional.pad(self.token[:, :length], pad, value=-1)
+
+
+def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
+    """[R, MAX_DEPTH] int64: drafted tokens on each row's path, by depth from 1; -1 after them.
+
+    A root is committed, so it is not included.
+    """
+    device = pool.token.device
+    s = pool.slot[rows].clamp(min=0).long()
+    # [R, M]: column j is on the path of row m
+    node = torch.arange(pool.rows, device=device) - pool.slot_start[s].long()[:, None]
+    same = (pool.slot[rows, None] == pool.slot) & (pool.slot[rows, None] >= 0)
+    above = (pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1
+    drafted = same & (above == 1) & (pool.depth > 0)
+    # an extra column after the last receives tokens that are not on the path
+    column = torch.where(drafted, pool.depth.long() - 1, MAX_DEPTH)
+    tokens = torch.full((s.shape[0], MAX_DEPTH + 1), -1, dtype=torch.int64, device=device)
+    return tokens.scatter_(1, column, pool.token.long().expand_as(column))[:, :-1]
+
+
+def prefixes(
+    rows: slice, path: torch.Tensor, longest: int, pool: Pool, slots: Slots, rules: Rules
+) -> Prefixes:
+    """Prefixes of the pool's `rows` with their `path`; longest: most committed tokens of a slot."""
+    s = pool.slot[rows].clamp(min=0).long()
+    P, device = rules.prompt.shape[1], path.device
+    committed = slots.tokens[s, :longest].long()
+    generated = slots.generated[s].long()[:, None]
+    # tokens that earlier samples left in the slot are not this sample's
+    fresh = torch.arange(longest, device=device) < generated
+    committed = torch.where(fresh, committed, -1)
+    token = torch.cat([rules.prompt[s].long(), committed, torch.full_like(path, -1)], 1)
+    token.scatter_(1, P + generated + torch.arange(path.shape[1], device=device), path)
+    return Prefixes(token, P + generated[:, 0] + pool.depth[rows].long(), P)
+
+
+# larger than the symbols of a token
+SYMBOLS = 1 << 20
+
+
+def forced_tokens(prefix: Prefixes, s: torch.Tensor, rules: Rules) -> torch.Tensor:
+    """[R] int64: the only token of each row, -1 if it is free."""
+    of = rules.of[s]
+    close, budget = rules.close[of].long(), rules.thought[of]
+    column = torch.arange(prefix.token.shape[1], device=s.device)
+    (began, _), (ended, state) = (_search(prefix, of, rules, tag) for tag in (0, 1))
+    began, ended = (
+        torch.where(index > 0, column * SYMBOLS + index, -1).cummax(1).values
+        for index in (began, ended)
+    )
+    inside = began > ended
+    # the token of a column is within a thought if one is open before the column
+    within = torch.nn.functional.pad(inside[:, :-1], (1, 0)) & (prefix.token >= 0)
+    spent = within[:, prefix.prompt :].sum(-1)
+    last = (prefix.end - 1).clamp(min=0)[:, None]
+    open_ = inside.gather(1, last)[:, 0]
+    begun = _begun(prefix, close)
+    token = close.gather(1, begun[:, None])[:, 0]
+    # the number of the end tag's symbols with which the prefix ends: the highest bit of its state
+    symbols = state.gather(1, last).clamp(min=1).double().log2().long()
+    rest = rules.rests[of].long().gather(1, symbols)[:, 0]
+    token = torch.where((begun == 0) & (symbols[:, 0] > 0) & (rest >= 0), rest, token)
+    return torch.where((budget >= 0) & open_ & (spent >= budget), token, -1)
+
+
+def _search(
+    prefix: Prefixes, of: torch.Tensor, rules: Rules, tag: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[R, L] int32 twice: symbols of a token up to where it completes a tag, else 0; and D."""
+    token, (_, _, fields, kinds) = prefix.token, rules.tag_steps.shape
+    row = (of * 2 + tag)[:, None]
+    # tables are read by one index each, which is far faster than by several
+    index = row * rules.tag_kinds.shape[2] + token.clamp(min=0)
+    kind = _take(rules.tag_kinds.flatten(), index).long()
+    index = row * (fields * kinds) + torch.where(token >= 0, kind, 0)
+    steps = rules.tag_steps.flatten()
+    k, within, suffix, ends, whole = (_take(steps[f * kinds :], index) for f in range(fields))
+    reach = 1
+    while reach < rules.rests.shape[1]:
+        # the steps of `reach` tokens joined to those of as many before them; where no bit is kept,
+        # k may be anything
+        of_last, bits = k[:, reach:], within[:, reach:]
+        first = suffix[:, :reach], torch.zeros_like(within[:, :reach]), k[:, :reach]
+        suffix = torch.cat(
+            [first[0], ((suffix[:, :-reach] << of_last) & bits) | suffix[:, reach:]], 1
+        )
+        within = torch.cat([first[1], (within[:, :-reach] << of_last) & bits], 1)
+        k = torch.cat([first[2], k[:, :-reach] + of_last], 1)
+        reach *= 2
+    ends = torch.nn.functional.pad(suffix[:, :-1], (1, 0)) & ends
+    # the completion that uses most of the token is that of the lowest bit; floats of single bits
+    # are exact
+    lowest = (ends & -ends).clamp(min=1).float().log2().round().int()
+    length = rules.tag_length[of, tag][:, None].int()
+    return torch.maximum(whole, torch.where(ends > 0, length - lowest, 0)), suffix
+
+
+def _take(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    return table.index_select(0, index.flatten()).view(index.shape)
+
+
+def _begun(prefix: Prefixes, close: torch.Tensor) -> torch.Tensor:
+    """[R]: largest number of first tokens of close [R, X] with which the prefix already ends."""
+    width = close.shape[1]
+    last = prefix.last(max(width - 1, 1))
+    # [X, X]: distance of token i from the prefix's end, if the first k tokens end it
+    k = torch.arange(width, device=close.device)
+    back = k[:, None] - 1 - k[None, :]
+    there = last[:, back.clamp(min=0).flatten()].view(-1, width, width)
+    equal = ((there == close[:, None]) | (back < 0)).all(-1)
+    equal &= k < (close >= 0).sum(-1, keepdim=True)
+    return torch.where(equal, k, 0).amax(-1)
+
+
+def only(x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """Makes token [R], unless it is -1, the only one of its row of x [R, V], in place."""
+    forced = (token >= 0)[:, None]
+    x.masked_fill_(forced, -torch.inf)
+    column = token.clamp(min=0)[:, None]
+    return x.scatter_(1, column, torch.where(forced, 0, x.gather(1, column)))
+
 
 # rows whose prefixes, counts and bans are in memory at once
 BLOCK = 64

@@ -1,9 +1,9 @@
 """Follow one slot's accepted path per program: the last launch of a verification.
 
-`_descend_kernel` ends `verify`. `_finish_kernel` ends a step's verification: its program follows
-its slot's path, advances the slot (`csd/kernels/verify/advance_slots.py`) and writes what the host
-reads of both (`csd/kernels/verify/snapshot.py`). Each of the three gets the results of the previous
-one in registers. Log-probabilities of the path's rows are read from memory, since the descent
+It ends `verify`, and with the arguments of `decide` a step's verification: its program then also
+advances its slot (`csd/kernels/verify/advance_slots.py`) and writes what the host reads of both
+(`csd/kernels/verify/snapshot.py`). Each of the three gets the results of the previous one in
+registers. Log-probabilities of the path's rows are read from memory, since the descent
 clears only those off the path.
 """
 
@@ -18,9 +18,8 @@ RUNNING, STOP = tl.constexpr(verdict.RUNNING), tl.constexpr(verdict.STOP)
 LENGTH = tl.constexpr(verdict.LENGTH)
 
 
-@triton.jit
-def descend_slot(
-    s,
+@triton.jit(do_not_specialize=["S", "M", "tokens", "words"])
+def _finish_kernel(
     token_ptr,  # [M] int32
     parent_ptr,  # [M] int32
     depth_ptr,  # [M] int32
@@ -42,12 +41,39 @@ def descend_slot(
     A: tl.constexpr,
     BLOCK_A: tl.constexpr,
     STOPS: tl.constexpr,
+    # if the launch also advances the slots and takes the snapshot
+    penalty_ptr=None,  # [S] float64
+    step_ptr=None,  # [S] int32, in and out, as generated_ptr then is
+    live_ptr=None,  # [S] bool, in and out
+    context_ptr=None,  # [S, N] int32, in and out
+    seen_ptr=None,  # [S, words] int32, in and out
+    tokens_ptr=None,  # [S, tokens] int32, out
+    logprobs_ptr=None,  # [S, tokens], out
+    raw_logprobs_ptr=None,  # [S, tokens], out
+    cost_ptr=None,  # [M] int32
+    source_ptr=None,  # [M] int32
+    top_token_ptr=None,  # [M, TOP] int32
+    top_prob_ptr=None,  # [M, TOP] float32
+    ints_ptr=None,  # out, as `csd.kernels.verify.snapshot`
+    floats_ptr=None,  # out
+    S=None,
+    M=None,
+    tokens=None,
+    words=None,
+    N: tl.constexpr = None,
+    BLOCK_N: tl.constexpr = None,
+    TOP: tl.constexpr = None,
+    HAS_TOP: tl.constexpr = None,
+    HAS_TREES: tl.constexpr = None,
+    BLOCK_R: tl.constexpr = None,
 ):
-    """Follows the accepted path of slot s and writes its results.
-
-    Returns rows [BLOCK_A] of the path (-1 after the committed ones), their samples [BLOCK_A]
-    (arbitrary after them), number of committed tokens, finish, and whether a row of it is bad.
-    """
+    """Follows the accepted path of one slot and writes its results."""
+    s = tl.program_id(0)
+    if ints_ptr is not None:
+        fields = (depth_ptr, cost_ptr, source_ptr, token_ptr, parent_ptr)
+        snapshot_rows(s, fields, ints_ptr, S, M, A, TOP, HAS_TOP, HAS_TREES, BLOCK_R)
+        if s >= S:
+            return
     nodes = tl.load(slot_nodes_ptr + s)
     # [MAX_NODES]
     i = tl.arange(0, MAX_NODES)
@@ -93,192 +119,26 @@ def descend_slot(
     tl.store(raw_logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)
     if tl.load(temperature_ptr + s) == 0:
         tl.store(logprob_ptr + row, tl.zeros([MAX_NODES], tl.float32), mask=off)
-    return path_row, path, committed, finish, bad
-
-
-@triton.jit
-def _descend_kernel(
-    token_ptr,  # [M] int32
-    parent_ptr,  # [M] int32
-    depth_ptr,  # [M] int32
-    ancestors_ptr,  # [M] int64
-    slot_start_ptr,  # [S] int32
-    slot_nodes_ptr,  # [S] int32
-    generated_ptr,  # [S] int32
-    max_new_ptr,  # [S] int32
-    temperature_ptr,  # [S] float64
-    stop_ids_ptr,  # [S, STOPS] int32
-    sample_ptr,  # [M] int32
-    bad_row_ptr,  # [M] int32
-    logprob_ptr,  # [M] float32, in and out: 0 off a greedy path
-    raw_logprob_ptr,  # [M] float32, in and out: 0 off the path
-    accept_row_ptr,  # [S, A] int32, out
-    accept_count_ptr,  # [S] int32, out
-    finish_ptr,  # [S] int32, out
-    bad_ptr,  # [S] bool, out
-    A: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    STOPS: tl.constexpr,
-):
-    descend_slot(
-        tl.program_id(0),
-        token_ptr,
-        parent_ptr,
-        depth_ptr,
-        ancestors_ptr,
-        slot_start_ptr,
-        slot_nodes_ptr,
-        generated_ptr,
-        max_new_ptr,
-        temperature_ptr,
-        stop_ids_ptr,
-        sample_ptr,
-        bad_row_ptr,
-        logprob_ptr,
-        raw_logprob_ptr,
-        accept_row_ptr,
-        accept_count_ptr,
-        finish_ptr,
-        bad_ptr,
-        A,
-        BLOCK_A,
-        STOPS,
-    )
-
-
-@triton.jit(do_not_specialize=["S", "M", "tokens", "words"])
-def _finish_kernel(
-    token_ptr,  # [M] int32
-    parent_ptr,  # [M] int32
-    depth_ptr,  # [M] int32
-    ancestors_ptr,  # [M] int64
-    slot_start_ptr,  # [S] int32
-    slot_nodes_ptr,  # [S] int32
-    generated_ptr,  # [S] int32
-    max_new_ptr,  # [S] int32
-    temperature_ptr,  # [S] float64
-    stop_ids_ptr,  # [S, STOPS] int32
-    sample_ptr,  # [M] int32
-    bad_row_ptr,  # [M] int32
-    logprob_ptr,  # [M] float32, in and out: 0 off a greedy path
-    raw_logprob_ptr,  # [M] float32, in and out: 0 off the path
-    accept_row_ptr,  # [S, A] int32, out
-    accept_count_ptr,  # [S] int32, out
-    finish_ptr,  # [S] int32, out
-    bad_ptr,  # [S] bool, out
-    penalty_ptr,  # [S] float64
-    step_ptr,  # [S] int32, in and out, as generated_ptr is
-    live_ptr,  # [S] bool, in and out
-    context_ptr,  # [S, N] int32, in and out
-    seen_ptr,  # [S, words] int32, in and out
-    tokens_ptr,  # [S, tokens] int32, out
-    logprobs_ptr,  # [S, tokens], out
-    raw_logprobs_ptr,  # [S, tokens], out
-    cost_ptr,  # [M] int32
-    source_ptr,  # [M] int32
-    top_token_ptr,  # [M, TOP] int32
-    top_prob_ptr,  # [M, TOP] float32
-    ints_ptr,  # out, as `csd.kernels.verify.snapshot`
-    floats_ptr,  # out
-    S,
-    M,
-    tokens,
-    words,
-    A: tl.constexpr,
-    BLOCK_A: tl.constexpr,
-    STOPS: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TOP: tl.constexpr,
-    HAS_TOP: tl.constexpr,
-    HAS_TREES: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-):
-    me = tl.program_id(0)
-    snapshot_rows(
-        me,
-        depth_ptr,
-        cost_ptr,
-        source_ptr,
-        token_ptr,
-        parent_ptr,
-        ints_ptr,
-        S,
-        M,
-        A,
-        TOP,
-        HAS_TOP,
-        HAS_TREES,
-        BLOCK_R,
-    )
-    if me >= S:
-        return
-    row, token, count, finish, bad = descend_slot(
-        me,
-        token_ptr,
-        parent_ptr,
-        depth_ptr,
-        ancestors_ptr,
-        slot_start_ptr,
-        slot_nodes_ptr,
-        generated_ptr,
-        max_new_ptr,
-        temperature_ptr,
-        stop_ids_ptr,
-        sample_ptr,
-        bad_row_ptr,
-        logprob_ptr,
-        raw_logprob_ptr,
-        accept_row_ptr,
-        accept_count_ptr,
-        finish_ptr,
-        bad_ptr,
-        A,
-        BLOCK_A,
-        STOPS,
-    )
-    advance_slot(
-        me,
-        row,
-        token,
-        count,
-        finish,
-        logprob_ptr,
-        raw_logprob_ptr,
-        penalty_ptr,
-        generated_ptr,
-        step_ptr,
-        live_ptr,
-        context_ptr,
-        seen_ptr,
-        tokens_ptr,
-        logprobs_ptr,
-        raw_logprobs_ptr,
-        tokens,
-        words,
-        N,
-        BLOCK_N,
-    )
-    snapshot_slot(
-        me,
-        row,
-        token,
-        count,
-        finish,
-        bad,
-        slot_start_ptr,
-        slot_nodes_ptr,
-        source_ptr,
-        logprob_ptr,
-        raw_logprob_ptr,
-        top_token_ptr,
-        top_prob_ptr,
-        ints_ptr,
-        floats_ptr,
-        S,
-        M,
-        A,
-        TOP,
-        HAS_TOP,
-        HAS_TREES,
-    )
+    if ints_ptr is not None:
+        result, logprobs = (path_row, path, committed, finish), (logprob_ptr, raw_logprob_ptr)
+        counts = (generated_ptr, step_ptr, live_ptr)
+        texts = (context_ptr, seen_ptr, penalty_ptr)
+        records = (tokens_ptr, logprobs_ptr, raw_logprobs_ptr)
+        advance_slot(s, result, logprobs, counts, texts, records, tokens, words, N, BLOCK_N)
+        snapshot_slot(
+            s,
+            result,
+            bad,
+            (slot_start_ptr, slot_nodes_ptr),
+            source_ptr,
+            logprobs,
+            (top_token_ptr, top_prob_ptr),
+            ints_ptr,
+            floats_ptr,
+            S,
+            M,
+            A,
+            TOP,
+            HAS_TOP,
+            HAS_TREES,
+        )

@@ -8,7 +8,7 @@ import triton
 from csd.kernels.verify.layout import empty_snapshot
 from csd.kernels.verify.passes import Passes
 from csd.kernels.verify.token_logprobs import TokenLogprobs, no_token
-from csd.kernels.verify.triton.descend import _descend_kernel, _finish_kernel
+from csd.kernels.verify.triton.descend import _finish_kernel
 from csd.kernels.verify.triton.rows import GROUP
 from csd.kernels.verify.triton.sample import _sample_kernel
 from csd.kernels.verify.triton.scan import _compact_kernel, _scan_kernel
@@ -33,7 +33,7 @@ def verify_triton(
     """Four launches over logits [M, V], float32, float16 or bfloat16; writes to `out` if given."""
     out = out or empty_verdict(pool.rows, slots.count, logits.device)
     bad_rows = _sample_triton(logits, pool, slots, out)
-    _descend_kernel[(slots.count,)](**_descent(pool, slots, out, bad_rows))
+    _finish_kernel[(slots.count,)](**_descent(pool, slots, out, bad_rows))
     return out
 
 

@@ -259,9 +259,7 @@ def likeliest(leaders, log_total, greedy):
 def _pack(
     listed,
     m,
-    head_token_ptr,
-    head_distance_ptr,
-    head_count_ptr,
+    heads,  # pointers of the chunks' lists: tokens, distances, and their numbers
     list_token_ptr,
     list_distance_ptr,
     SPLITS: tl.constexpr,
@@ -270,6 +268,7 @@ def _pack(
     BLOCK: tl.constexpr,
 ):
     """Concatenates the lists of a row's chunks into list_token and list_distance."""
+    head_token_ptr, head_distance_ptr, head_count_ptr = heads
     for start in range(0, listed, BLOCK):
         # the chunk whose list a place is in, and the number of places before that list
         offs = start + tl.arange(0, BLOCK)
@@ -390,19 +389,8 @@ def _sample_kernel(
     rest = tl.where(k > 0, 0.0, tl.sum(tl.load(rest_ptr + parts), 0))
     over = (tl.max(counts, 0) > CAP) | (listed > LIST)
     listed = tl.where(over | (listed < k), -1, listed)
-    _pack(
-        listed,
-        m,
-        head_token_ptr,
-        head_distance_ptr,
-        head_count_ptr,
-        list_token_ptr,
-        list_distance_ptr,
-        SPLITS,
-        CAP,
-        LIST,
-        BLOCK,
-    )
+    heads = (head_token_ptr, head_distance_ptr, head_count_ptr)
+    _pack(listed, m, heads, list_token_ptr, list_distance_ptr, SPLITS, CAP, LIST, BLOCK)
     if (listed >= 0) & (top_p < 1) & (k == 0):
         head = head_mass(listed, source, STOPS, BLOCK)
         listed = tl.where(tl.div_rn(rest, head + rest) > tail, -1, listed)

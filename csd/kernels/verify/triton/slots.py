@@ -18,27 +18,22 @@ RUNNING = tl.constexpr(verdicts.RUNNING)
 @triton.jit
 def advance_slot(
     s,
-    row,  # [BLOCK_A]: the path's rows, arbitrary from index `count` on
-    token,  # [BLOCK_A]: their samples, arbitrary from index `count` on
-    count,
-    finish,
-    logprob_ptr,  # [M]
-    raw_logprob_ptr,  # [M]
-    penalty_ptr,  # [S] float64
-    generated_ptr,  # [S] int32, in and out
-    step_ptr,  # [S] int32, in and out
-    live_ptr,  # [S] bool, in and out
-    context_ptr,  # [S, N] int32, in and out
-    seen_ptr,  # [S, words] int32, in and out
-    tokens_ptr,  # [S, tokens] int32, out
-    logprobs_ptr,  # [S, tokens], out
-    raw_logprobs_ptr,  # [S, tokens], out
+    path,  # rows [BLOCK_A] and their samples, arbitrary from `count` on; count; finish
+    logprobs,  # pointers [M]: the tokens' log-probabilities, then the model's own
+    counts,  # pointers [S] int32, in and out: generated, step; bool: live
+    texts,  # pointers, in and out: context [S, N] and seen [S, words], int32; penalty [S] float64
+    records,  # pointers [S, tokens], out: tokens int32, and both log-probabilities
     tokens,
     words,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Appends `count` tokens to slot s and updates its other fields, in place."""
+    row, token, count, finish = path
+    logprob_ptr, raw_logprob_ptr = logprobs
+    generated_ptr, step_ptr, live_ptr = counts
+    context_ptr, seen_ptr, penalty_ptr = texts
+    tokens_ptr, logprobs_ptr, raw_logprobs_ptr = records
     generated = tl.load(generated_ptr + s)
     step, live = tl.load(step_ptr + s), tl.load(live_ptr + s) != 0
     # [BLOCK_A]
@@ -101,38 +96,17 @@ def _advance_slots_kernel(
     mask = offs_a < count
     row = tl.load(accept_row_ptr + s * A + offs_a, mask=mask, other=0)
     token = tl.load(sample_ptr + row, mask=mask, other=-1)
-    advance_slot(
-        s,
-        row,
-        token,
-        count,
-        tl.load(finish_ptr + s),
-        logprob_ptr,
-        raw_logprob_ptr,
-        penalty_ptr,
-        generated_ptr,
-        step_ptr,
-        live_ptr,
-        context_ptr,
-        seen_ptr,
-        tokens_ptr,
-        logprobs_ptr,
-        raw_logprobs_ptr,
-        tokens,
-        words,
-        N,
-        BLOCK_N,
-    )
+    path, logprobs = (row, token, count, tl.load(finish_ptr + s)), (logprob_ptr, raw_logprob_ptr)
+    counts = (generated_ptr, step_ptr, live_ptr)
+    texts = (context_ptr, seen_ptr, penalty_ptr)
+    records = (tokens_ptr, logprobs_ptr, raw_logprobs_ptr)
+    advance_slot(s, path, logprobs, counts, texts, records, tokens, words, N, BLOCK_N)
 
 
 @triton.jit
 def snapshot_rows(
     me,
-    depth_ptr,  # [M] int32
-    cost_ptr,  # [M] int32
-    source_ptr,  # [M] int32
-    token_ptr,  # [M] int32
-    parent_ptr,  # [M] int32
+    nodes,  # pointers [M] int32: depth, cost, source, token, parent
     ints_ptr,  # out
     S,
     M,
@@ -143,6 +117,7 @@ def snapshot_rows(
     BLOCK_R: tl.constexpr,
 ):
     """Write the fields of BLOCK_R rows of the pool."""
+    depth_ptr, cost_ptr, source_ptr, token_ptr, parent_ptr = nodes
     # offset of the optional fields, after those that are always present
     more = 4 * S + 2 * S * A + M
     r = me * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -161,18 +136,12 @@ def snapshot_rows(
 @triton.jit
 def snapshot_slot(
     s,
-    row,  # [BLOCK_A]: the path's rows, -1 after them
-    token,  # [BLOCK_A]: their samples, arbitrary after them
-    count,
-    finish,
+    path,  # rows [BLOCK_A], -1 after them; their samples, arbitrary after them; count; finish
     bad,
-    slot_start_ptr,  # [S] int32
-    slot_nodes_ptr,  # [S] int32
+    slots,  # pointers [S] int32: slot_start, slot_nodes
     source_ptr,  # [M] int32
-    logprob_ptr,  # [M]
-    raw_logprob_ptr,  # [M]
-    top_token_ptr,  # [M, TOP] int32
-    top_prob_ptr,  # [M, TOP] float32
+    logprobs,  # pointers [M]: the tokens' log-probabilities, then the model's own
+    tops,  # pointers [M, TOP]: tokens int32, probabilities float32
     ints_ptr,  # out
     floats_ptr,  # out
     S,
@@ -183,6 +152,10 @@ def snapshot_slot(
     HAS_TREES: tl.constexpr,
 ):
     """Write the fields of slot s."""
+    row, token, count, finish = path
+    slot_start_ptr, slot_nodes_ptr = slots
+    top_token_ptr, top_prob_ptr = tops
+    logprob_ptr, raw_logprob_ptr = logprobs
     more = 4 * S + 2 * S * A + M
     tl.store(ints_ptr + s, count)
     tl.store(ints_ptr + S + s, tl.load(slot_nodes_ptr + s))
@@ -246,22 +219,8 @@ def _snapshot_kernel(
     BLOCK_R: tl.constexpr,
 ):
     me = tl.program_id(0)
-    snapshot_rows(
-        me,
-        depth_ptr,
-        cost_ptr,
-        source_ptr,
-        token_ptr,
-        parent_ptr,
-        ints_ptr,
-        S,
-        M,
-        A,
-        TOP,
-        HAS_TOP,
-        HAS_TREES,
-        BLOCK_R,
-    )
+    nodes = (depth_ptr, cost_ptr, source_ptr, token_ptr, parent_ptr)
+    snapshot_rows(me, nodes, ints_ptr, S, M, A, TOP, HAS_TOP, HAS_TREES, BLOCK_R)
     if me >= S:
         return
     # [BLOCK_A]
@@ -270,18 +229,12 @@ def _snapshot_kernel(
     token = tl.load(sample_ptr + row, mask=row >= 0, other=-1)
     snapshot_slot(
         me,
-        row,
-        token,
-        tl.load(accept_count_ptr + me),
-        tl.load(finish_ptr + me),
+        (row, token, tl.load(accept_count_ptr + me), tl.load(finish_ptr + me)),
         tl.load(bad_ptr + me),
-        slot_start_ptr,
-        slot_nodes_ptr,
+        (slot_start_ptr, slot_nodes_ptr),
         source_ptr,
-        logprob_ptr,
-        raw_logprob_ptr,
-        top_token_ptr,
-        top_prob_ptr,
+        (logprob_ptr, raw_logprob_ptr),
+        (top_token_ptr, top_prob_ptr),
         ints_ptr,
         floats_ptr,
         S,

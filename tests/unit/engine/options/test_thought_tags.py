@@ -8,8 +8,7 @@ from helpers.models.checkpoints import build
 from helpers.models.text_tokenizers import tokenizer_of
 
 import csd
-from csd.engine.options.thinking import Budget, find_tags, spell_tags
-from csd.engine.options.thought_tags import vocabulary
+from csd.engine.options.thinking import Budget, find_tags, spell_tags, vocabulary
 
 BEGIN, END = "<think>", "</think>"
 TAGS = (BEGIN, END)

@@ -9,7 +9,7 @@ from helpers.models.checkpoints import build
 from helpers.models.text_tokenizers import KINDS, TEXT, tokenizer_of
 
 import csd
-from csd.engine.results.json import to_json
+from csd.engine.results.result import to_json
 from csd.engine.results.stats import Stats
 from csd.evaluate.import_logs import traces_of
 from csd.models.text.context import TextContext

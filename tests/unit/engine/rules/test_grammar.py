@@ -15,7 +15,7 @@ import csd
 from csd.models.demo import toy
 
 pytest.importorskip("llguidance")
-from csd.engine.options import dead_schema
+from csd.engine.options import grammar as grammar_options
 from csd.engine.options.grammar import matcher_of, reader_of
 
 SCHEMA = {
@@ -393,7 +393,7 @@ def test_the_search_for_a_dead_end_is_short(monkeypatch):
         compiled.append(len(params.json_schema))
         return matcher_of(params, *rest)
 
-    monkeypatch.setattr(dead_schema, "matcher_of", watched)
+    monkeypatch.setattr(grammar_options, "matcher_of", watched)
     asked = DEAD_ENDS["schema"] | dict(num_samples=5, seed=1, tokenizer=Pieces())
     with csd.Engine(model) as e:
         for more in (0, 20, 400):
@@ -401,7 +401,7 @@ def test_the_search_for_a_dead_end_is_short(monkeypatch):
             with pytest.raises(ValueError, match=r"^json_schema .*banned all tokens after"):
                 e.generate([5, 17, 3], **asked | dict(json_schema=schema))
             searched = bool(compiled)
-            assert searched == (more < 400) and sum(compiled) <= 5 * dead_schema.SEARCHED
+            assert searched == (more < 400) and sum(compiled) <= 5 * grammar_options.SEARCHED
             compiled.clear()
 
 

@@ -4,7 +4,7 @@ import pytest
 from helpers.models.scripted import Letters, PrefixSum, engine
 
 import csd
-from csd.engine.results.json import pieces, to_json
+from csd.engine.results.result import pieces, to_json
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -7,7 +7,7 @@ import pytest
 import csd
 from csd.engine.results.stats import Stats, shared_ngrams
 from csd.engine.step.budget import AutoBudget, StepTimeTable
-from csd.engine.step.budget.gain import FEWEST, Gain
+from csd.engine.step.budget.auto import MIN_STEPS, Gain
 from csd.models.demo import toy
 
 TABLE = StepTimeTable([1, 8, 16, 32], [1.0, 1.2, 1.8, 3.0])
@@ -28,16 +28,16 @@ def record(rows, count, seconds, draft=0.0, accepted=0):
 
 def test_steps_without_drafts_gain_nothing_and_lose_the_time_of_drafting():
     control = AutoBudget(TABLE).control
-    for _ in range(FEWEST):
+    for _ in range(MIN_STEPS):
         control.update(8, 8, record(8, [1] * 8, 1.5, draft=0.3), [1.0] * 8)
     assert control.gain.ratio == pytest.approx(1.2 / 1.5)
 
 
 def test_a_drafted_step_replaces_one_step_per_token_of_a_slot():
     control = AutoBudget(TABLE).control
-    for _ in range(FEWEST):
+    for _ in range(MIN_STEPS):
         control.update(8, 8, record(8, [1] * 8, 1.2), [1.0] * 8)
-    for _ in range(FEWEST):
+    for _ in range(MIN_STEPS):
         # two tokens per slot in 1.8 s, in place of two steps of 1.2 s
         control.update(8, 8, record(16, [2] * 8, 1.8, accepted=8), [1.0] * 8)
     assert control.gain.ratio == pytest.approx((1.2 + 2.4) / (1.2 + 1.8))
@@ -46,7 +46,7 @@ def test_a_drafted_step_replaces_one_step_per_token_of_a_slot():
 
 def test_few_steps_give_no_gain():
     gain = Gain()
-    for _ in range(FEWEST - 1):
+    for _ in range(MIN_STEPS - 1):
         gain.add(8, 16, 1.0, 1.0)
     assert gain.ratio is None
     gain.add(8, 16, 1.0, 1.0)

@@ -6,7 +6,7 @@ import pytest
 from simulated_steps import Machine, cheap, costs, dear, steep, strong, table, weak
 
 from csd.engine.step.budget import AutoBudget, StepTimeTable
-from csd.engine.step.budget.gate import COOLDOWN, CREDIT, EXPLORE, SpeculationGate
+from csd.engine.step.budget.auto import COOLDOWN, CREDIT, EXPLORE, SpeculationGate
 
 
 def measured():

@@ -95,7 +95,7 @@ class Bytes:
 
 @slow
 def test_a_character_of_several_tokens_is_shown_whole():
-    from csd.engine.results.json import characters
+    from csd.engine.results.result import characters
 
     tokens = list("aé😀!é".encode())[:-1]
     pieces = {t: Bytes().decode([t]) for t in tokens}

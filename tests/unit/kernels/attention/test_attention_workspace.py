@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from csd.kernels.attention.cpu.workspace import PAGE, PARTS, workspace, workspace_bytes
+from csd.kernels.attention.cpu.pages import PAGE, PARTS, workspace, workspace_bytes
 from csd.kernels.numba.lanes import WIDTH
 from csd.kernels.numba.simd import LINE
 

@@ -19,8 +19,7 @@ from csd.kernels.attention.packed import (
 from csd.kernels.attention.packed.blocks import packed_attention_blocks, packed_backward_blocks
 from csd.kernels.attention.packed.layout import visible_rows
 from csd.kernels.attention.packed.triton.backward import packed_attention_backward_triton
-from csd.kernels.attention.packed.triton.forward import packed_attention_triton
-from csd.kernels.attention.packed.triton.plan import plan_packed
+from csd.kernels.attention.packed.triton.forward import packed_attention_triton, plan_packed
 
 REFERENCE = packed_attention_ref, packed_attention_backward_ref
 BLOCKS = packed_attention_blocks, packed_backward_blocks

@@ -6,9 +6,9 @@ import torch
 from helpers.kernels.tree_cases import trees
 
 from csd.kernels.common.noise import ACCEPT, SAMPLE, gumbel, philox_words, stepped
-from csd.kernels.numba import noise
+from csd.kernels.numba import math as noise
 from csd.kernels.numba.jit import loop
-from csd.kernels.verify.cpu import draws, passes
+from csd.kernels.verify.cpu import draws, path
 from csd.kernels.verify.passes import Heads, Rows
 from csd.kernels.verify.reference import descend_ref
 from csd.kernels.verify.reference_rows import draw_ref
@@ -95,7 +95,7 @@ def test_paths_are_the_references(seed):
     child = pool.parent >= 0
     sample[pool.parent[child].long()] = pool.token[child].long()
     for got, want in zip(
-        passes.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
+        path.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
     ):
         assert torch.equal(got, want)
 
@@ -106,6 +106,6 @@ def test_paths_without_rows():
     pool.slot_nodes.zero_()
     sample = torch.full((pool.rows,), -1)
     for got, want in zip(
-        passes.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
+        path.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
     ):
         assert torch.equal(got, want)

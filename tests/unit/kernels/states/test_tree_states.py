@@ -6,6 +6,7 @@ from state_cases import NAN, recurrent, state_case
 
 from csd.kernels.common.cpu import compiles
 from csd.kernels.states.advance import advance_state, advance_state_ref, advance_state_triton
+from csd.kernels.states.conv import commit_tail, commit_tail_ref, commit_tail_triton
 from csd.kernels.states.delta_rule import (
     tree_delta_rule,
     tree_delta_rule_ref,
@@ -14,7 +15,6 @@ from csd.kernels.states.delta_rule import (
     tree_ssm_ref,
     tree_ssm_triton,
 )
-from csd.kernels.states.tail import commit_tail, commit_tail_ref, commit_tail_triton
 from csd.state.recurrent import CHUNK, TAIL
 
 pytestmark = pytest.mark.compiled

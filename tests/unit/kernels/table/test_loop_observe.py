@@ -7,7 +7,7 @@ import torch
 from helpers.checks.equal_fields import assert_equal_fields
 from helpers.kernels.observed_steps import HALF, ONE, no_path, random_step, verdict_of
 
-from csd.graph.deferred_inserts import DeferredInserts
+from csd.graph.consensus import DeferredInserts
 from csd.kernels.backends import loops as cpu_backend
 from csd.kernels.ops import reference
 from csd.kernels.table import graph_insert_ref

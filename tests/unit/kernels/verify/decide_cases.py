@@ -6,7 +6,7 @@ from helpers.kernels.tree_cases import random_logits, trees
 
 pytest.importorskip("numba")
 
-from csd.kernels.verify.cpu.passes import PASSES
+from csd.kernels.verify.cpu.path import PASSES
 from csd.kernels.verify.reference import verify_on_path
 from csd.state.pool import Pool
 

@@ -19,7 +19,7 @@ from csd.kernels.verify import verify_ref
 from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.kernels.verify.cpu import decide
 from csd.kernels.verify.cpu import path as loops
-from csd.kernels.verify.cpu.passes import PASSES
+from csd.kernels.verify.cpu.path import PASSES
 from csd.kernels.verify.reference import verify_on_path
 from csd.kernels.verify.snapshot import snapshot_ref
 from csd.state.pool import MAX_DEPTH

@@ -9,7 +9,7 @@ from helpers.kernels.tree_cases import random_logits, trees
 
 from csd.kernels.verify import verify_ref
 from csd.kernels.verify.cpu import heads as loops
-from csd.kernels.verify.cpu.passes import PASSES
+from csd.kernels.verify.cpu.path import PASSES
 from csd.kernels.verify.reference import verify_on_path
 from csd.kernels.verify.reference_rows import heads_ref, log_sum_ref
 

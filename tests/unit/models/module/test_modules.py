@@ -14,8 +14,7 @@ from torch import nn
 
 import csd
 from csd.models.module.admit import admit
-from csd.models.module.decoder import ModuleDecoder
-from csd.models.module.host_reads import host_read_of
+from csd.models.module.decoder import ModuleDecoder, host_read_of
 from csd.models.module.probe import NotAdmitted
 from csd.state.kv_cache import KVCache
 

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 import csd
 from csd.evaluate.answers import TASKS, read
 from csd.models.demo import toy
-from csd.models.text.left_out_fields import warn_once
+from csd.models.text.messages import warn_once
 from csd.models.text.prompts import parse, truncate
 
 LOOP = "{% for m in messages %}<{{ m['role'] }}>BODY</>{% endfor %}"

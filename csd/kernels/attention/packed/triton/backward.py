@@ -1,6 +1,6 @@
 """The kernels of the packed attention's gradients, which compute the weights again from the lse.
 
-Formulas are in `csd/kernels/attention/packed/`, the lists of tiles and blocks in `plan.py`.
+Formulas are in `csd/kernels/attention/packed/`, the lists of tiles and blocks in `forward.py`.
 
     _dq_kernel     one program per tile of rows: dq is a sum over its blocks of keys
     _dkv_kernel    one program per block of keys and part of its tiles: dk and dv are sums over them
@@ -23,10 +23,10 @@ from csd.kernels.attention.packed.triton.forward import (
     check_call,
     constants,
     packed_attention_triton,
+    plan_packed,
     scales,
     tile_sizes,
 )
-from csd.kernels.attention.packed.triton.plan import plan_packed
 from csd.kernels.attention.triton.kernel import _scores
 from csd.kernels.attention.triton.launch import DTYPES
 from csd.kernels.common.gpu import KIB, chip_of, programs_of

@@ -1,20 +1,76 @@
 """The kernel of the packed attention: one program per tile of rows and key-value head.
 
-The formula is in `csd/kernels/attention/packed/`, the lists of blocks in `plan.py`. Scores are in
-base 2 (scale times log2 e), lse is stored as a natural logarithm.
+The formula is in `csd/kernels/attention/packed/`, the lists of blocks in
+`plan_packed`. Scores are in base 2 (scale times log2 e), lse is stored as a natural logarithm.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.packed.triton.plan import plan_packed
 from csd.kernels.attention.triton.kernel import _add_keys, _scores
 from csd.kernels.attention.triton.launch import DTYPES
 from csd.kernels.common.gpu import Chip, chip_of
+
+
+class PackedWork(NamedTuple):
+    """Lists of a layout: T tiles of rows, B blocks of keys."""
+
+    first: torch.Tensor | None  # [R] int32, first position that a row attends to
+    visits: torch.Tensor  # [T, B] int32, blocks of a tile, the first `visit_count` of a row
+    visit_count: torch.Tensor  # [T] int32
+    readers: torch.Tensor  # [B, T] int32, tiles of a block
+    reader_count: torch.Tensor  # [B] int32
+
+
+def plan_packed(
+    end: torch.Tensor,  # [R] int32
+    position: torch.Tensor,  # [R] int32
+    rows: int,
+    keys: int,
+    window: int | None,
+    chunk: int | None,
+) -> PackedWork:
+    """Pairs of tiles of rows and blocks of keys to multiply. rows: of a tile. keys: of a block.
+
+    A tile has some rows and, for one key-value head, their query heads. A pair is visited if a row
+    of the tile may attend to a key of the block: by the ends of the block's rows, and with a window
+    or a chunk by the first position that each row attends to. PyTorch computes the lists without
+    reading the device.
+    """
+    R, first = end.shape[0], None
+    index = torch.arange(R, device=end.device, dtype=torch.int32)
+    # the last row of a tile and the largest end of a block, by tile and block
+    seen = (index[::keys] <= _largest(index, rows)[:, None]) & (
+        _largest(end, keys) > index[::rows, None]
+    )
+    if window is not None or chunk is not None:
+        first = torch.zeros_like(position)
+        if window is not None:
+            first = torch.maximum(first, position - (window - 1))
+        if chunk is not None:
+            first = torch.maximum(first, position - position % chunk)
+        seen &= _largest(position, keys) >= -_largest(-first, rows)[:, None]
+    lists = [part for pairs in (seen, seen.T) for part in _listed(pairs)]
+    return PackedWork(first, *lists)
+
+
+def _largest(x: torch.Tensor, size: int) -> torch.Tensor:
+    """The largest number of each run of `size` numbers, the last run possibly shorter."""
+    count = -(-x.shape[0] // size)
+    index = torch.arange(count * size, device=x.device).clamp(max=x.shape[0] - 1)
+    return x[index].view(count, size).amax(1)
+
+
+def _listed(pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns of the True ones of each row, in order and first, and their number."""
+    order = torch.sort((~pairs).to(torch.int8), dim=1, stable=True)[1]
+    # of a transposed matrix the order is one too
+    return order.int().contiguous(), pairs.sum(1, dtype=torch.int32)
+
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
