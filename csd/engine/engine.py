@@ -365,45 +365,59 @@ class Engine:
         self._not_within_a_stream()
         if not requests and feed is None:
             return
-        with self._locked() as stream:
-            if not self._ended:
-                # the last call was interrupted again while it ended
-                self.caches.drop()
-            self._ended = False
-            self._threads.fixed = self.device.type != "cpu" or not self.model.any_threads()
-            self._threads.begin()
-            tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer
-            with current(self.device):
-                step = self._begin_call(requests, settings, feed)
-                step = self._with_settings(step, requests, settings, tokenizer)
-            control: Controller | None = None
+        with self._lock:
+            stream = self._begin_use()
             try:
-                before = preparation()
-                with current(self.device), showing(settings.progress):
-                    budget = self.step_times.budget(settings, step)
-                for kind, seconds in preparation().items():
-                    step.seconds[kind] += seconds - before[kind]
-                control = budget.control
-                make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
-                scheduler = make(
-                    step,
-                    requests,
-                    settings,
-                    budget=budget,
-                    tokenizer=tokenizer,
-                    prefill_chunk=self.caches.prefill_chunk,
-                    together=self.together,
-                    lag=self.lag,
-                    group_keys=self._group_keys,
-                    threads=self._threads,
-                    expected=self.step_times.table or (lambda rows: 1.0),
-                )
-                yield from on_device(scheduler.run(), self.device)
+                yield from self._run_call(requests, settings, feed, stream)
             finally:
-                with current(self.device, stream):
-                    clear(step)
-                    self._end_call(requests, step.seconds, control)
-                self._ended = True
+                self._end_use(stream)
+
+    def _run_call(
+        self,
+        requests: list[Request],
+        settings: RunSettings,
+        feed: Feed | None,
+        stream: torch.cuda.Stream | None,
+    ) -> Generator[tuple[Request, Sample], None, None]:
+        """`run` of the thread that holds the lock."""
+        if not self._ended:
+            # the last call was interrupted again while it ended
+            self.caches.drop()
+        self._ended = False
+        self._threads.fixed = self.device.type != "cpu" or not self.model.any_threads()
+        self._threads.begin()
+        tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer
+        with current(self.device):
+            step = self._begin_call(requests, settings, feed)
+            step = self._with_settings(step, requests, settings, tokenizer)
+        control: Controller | None = None
+        try:
+            before = preparation()
+            with current(self.device), showing(settings.progress):
+                budget = self.step_times.budget(settings, step)
+            for kind, seconds in preparation().items():
+                step.seconds[kind] += seconds - before[kind]
+            control = budget.control
+            make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
+            scheduler = make(
+                step,
+                requests,
+                settings,
+                budget=budget,
+                tokenizer=tokenizer,
+                prefill_chunk=self.caches.prefill_chunk,
+                together=self.together,
+                lag=self.lag,
+                group_keys=self._group_keys,
+                threads=self._threads,
+                expected=self.step_times.table or (lambda rows: 1.0),
+            )
+            yield from on_device(scheduler.run(), self.device)
+        finally:
+            with current(self.device, stream):
+                clear(step)
+                self._end_call(requests, step.seconds, control)
+            self._ended = True
 
     def _begin_call(
         self, requests: list[Request], settings: RunSettings, feed: Feed | None
@@ -473,25 +487,32 @@ class Engine:
             torch.cuda.empty_cache()
 
     @contextmanager
-    def _locked(self) -> Iterator[torch.cuda.Stream | None]:
-        """Context of one use of the caches, after the work of the last one; yields the stream."""
-        with self._lock:
-            self._busy = threading.get_ident()
-            stream = stream_of(self.device)
-            if stream is not None and self._last is not None:
-                # the last call may have run on another stream
-                stream.wait_event(self._last)
-            try:
-                yield stream
-            finally:
-                self._last = None if stream is None else stream.record_event()
-
-    @contextmanager
     def between_calls(self) -> Iterator[None]:
         """Context in which no call of the engine runs, on its device."""
         self._not_within_a_stream()
-        with self._locked(), current(self.device):
-            yield
+        with self._lock:
+            stream = self._begin_use()
+            try:
+                with current(self.device):
+                    yield
+            finally:
+                self._end_use(stream)
+
+    def _begin_use(self) -> torch.cuda.Stream | None:
+        """Let this thread use the caches, after the work of the last use; returns the stream.
+
+        Not a context manager of contextlib: it would set the traceback of a caller's exception,
+        which may be immutable.
+        """
+        self._busy = threading.get_ident()
+        stream = stream_of(self.device)
+        if stream is not None and self._last is not None:
+            # the last call may have run on another stream
+            stream.wait_event(self._last)
+        return stream
+
+    def _end_use(self, stream: torch.cuda.Stream | None) -> None:
+        self._last = None if stream is None else stream.record_event()
 
     def release_unless_busy(self) -> bool:
         """Free the caches unless a call is running; True if they were freed."""
