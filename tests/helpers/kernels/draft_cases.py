@@ -111,3 +111,26 @@ def used_pool(rows, slots, context=CONFIG.context):
     for f in fields(Pool):
         getattr(pool, f.name).fill_(-77)
     return pool
+
+
+def odd_case(rng, counts=(1, 2, 5, 13)):
+    """A random config, and a graph and slots of it: (config, graph, slots)."""
+    config = GraphConfig(
+        orders=rng.choice([(1,), (2, 3), (1, 2, 3, 5, 8), (1, 2, 3, 4, 5, 6, 7), (1, 4, 16)]),
+        capacity=1 << rng.choice([4, 8, 11]),
+        ways=rng.choice([1, 2, 16]),
+        successors=rng.choice([1, 3, 7, 9, 16]),
+        frontier=rng.choice([1, 2, 5, 8]),
+        decay=rng.choice([1.0, 0.8, 0.3]),
+        settle=rng.choice([0, 1, 8]),
+        uncoupled=rng.choice([0.0, 0.2, 1.0]),
+        own_weight=rng.choice([0.3, 1.0, 4.0]),
+        group_penalty=rng.choice([0, 3000, 8192, 131072]),
+        beta=rng.choice([0.4, 1.0]),
+        max_depth=rng.choice([1, 3, 16, 40]),
+        min_prob=rng.choice([0, 0, 0.003]),
+    )
+    count, vocab = rng.choice(counts), rng.choice([2, 5, 11, 40])
+    groups = tuple(range(11, 11 + rng.choice([1, 2, 5])))
+    graph = random_graph(rng, config, vocab, rng.choice([1, 2, 25, 90]), groups)
+    return config, graph, random_slots(rng, count, config, vocab, groups)

@@ -85,24 +85,6 @@ def test_a_recording_on_a_full_disk(small):
     assert_usable(engine, "ab", expected, **SAY)
 
 
-def test_a_history_on_a_full_disk(small):
-    """An addition is in the file or it is not; the history goes on where there is room."""
-    path = small / "h.jsonl"
-    added = []
-    with csd.History(samples=99, path=path) as h:
-        with pytest.raises(OSError, match=r"No space left.*h.jsonl"):
-            for i in range(99):
-                h.add([1], [[i] * 500])
-                added.append([i] * 500)
-        assert [e.tokens.tolist() for e in h.of([1])][::-1] == added
-        assert [t.samples for t in read_traces(path)] == [[a] for a in added]
-        assert not (small / "h.jsonl.lock").read_bytes()
-        assert subprocess.run(["mount", "-o", "remount,size=64k", str(small)]).returncode == 0
-        h.add([1], [[7] * 500])
-    with csd.History(samples=99, path=path) as h:
-        assert [e.tokens.tolist() for e in h.of([1])][::-1] == [*added, [7] * 500]
-
-
 def test_a_history_that_cannot_be_rewritten(small):
     """Five lines of 2.4 KB and a mark have room, but not two lines more beside them."""
     path = small / "h.jsonl"

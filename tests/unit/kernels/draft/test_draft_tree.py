@@ -11,6 +11,7 @@ from helpers.checks.equal_fields import assert_equal_fields
 from helpers.kernels.draft_cases import (
     CONFIG,
     equal_slots,
+    odd_case,
     one_slot,
     parts_of_prior,
     random_graph,
@@ -25,7 +26,6 @@ from helpers.targets import few
 
 from csd.kernels.draft import draft_tree_ref
 from csd.kernels.draft.constants import level_cost
-from csd.state.context_table import GraphConfig
 from csd.state.pool import MAX_CHILDREN, MAX_NODES
 from csd.state.pool import PRIOR as SOURCE
 
@@ -95,26 +95,7 @@ def test_equals_the_model(seed, count, extra):
 @few(8)
 @pytest.mark.parametrize("seed", range(24))
 def test_equals_the_model_at_odd_sizes(seed):
-    rng = random.Random(1000 + seed)
-    orders = rng.choice([(1,), (2, 3), (1, 2, 3, 5, 8), (1, 2, 3, 4, 5, 6, 7)])
-    config = GraphConfig(
-        orders=orders,
-        capacity=1 << rng.choice([4, 8, 11]),
-        ways=rng.choice([1, 2, 16]),
-        successors=rng.choice([1, 3, 7, 9, 16]),
-        frontier=rng.choice([1, 2, 5, 8]),
-        decay=rng.choice([1.0, 0.8, 0.3]),
-        settle=rng.choice([0, 1, 8]),
-        uncoupled=rng.choice([0.0, 0.2, 1.0]),
-        own_weight=rng.choice([0.3, 1.0, 4.0]),
-        group_penalty=rng.choice([0, 3000, 8192, 131072]),
-        max_depth=rng.choice([1, 3, 16, 40]),
-        min_prob=rng.choice([0, 0, 0.003]),
-    )
-    count, vocab = rng.choice([1, 2, 5, 13]), rng.choice([2, 5, 11, 40])
-    groups = tuple(range(11, 11 + rng.choice([1, 2, 5])))
-    graph = random_graph(rng, config, vocab, rng.choice([1, 2, 25, 90]), groups)
-    slots = random_slots(rng, count, config, vocab, groups)
+    config, graph, slots = odd_case(random.Random(1000 + seed))
     live = int(slots.live.sum())
     table = graph.table()
     for extra in (0, 1, 17, 62, 63, 64, 65, 300):

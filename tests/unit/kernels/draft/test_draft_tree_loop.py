@@ -14,6 +14,7 @@ from helpers.kernels.draft_cases import (
     CONFIG,
     PRIOR,
     equal_slots,
+    odd_case,
     one_slot,
     parts_of_prior,
     random_graph,
@@ -41,27 +42,7 @@ def both(table, slots, rows, config=CONFIG, **options):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_equals_the_reference(seed):
-    rng = random.Random(2000 + seed)
-    orders = rng.choice([(1,), (2, 3), (1, 2, 3, 5, 8), (1, 2, 3, 4, 5, 6, 7), (1, 4, 16)])
-    config = GraphConfig(
-        orders=orders,
-        capacity=1 << rng.choice([4, 8, 11]),
-        ways=rng.choice([1, 2, 16]),
-        successors=rng.choice([1, 3, 7, 9, 16]),
-        frontier=rng.choice([1, 2, 5, 8]),
-        decay=rng.choice([1.0, 0.8, 0.3]),
-        settle=rng.choice([0, 1, 8]),
-        uncoupled=rng.choice([0.0, 0.2, 1.0]),
-        own_weight=rng.choice([0.5, 1.0, 4.0]),
-        group_penalty=rng.choice([0, 3000, 8192, 131072]),
-        beta=rng.choice([0.4, 1.0]),
-        max_depth=rng.choice([1, 3, 16, 40]),
-        min_prob=rng.choice([0, 0, 0.003]),
-    )
-    count, vocab = rng.choice([1, 2, 5, 13, 40]), rng.choice([2, 5, 11, 40])
-    groups = tuple(range(11, 11 + rng.choice([1, 2, 5])))
-    graph = random_graph(rng, config, vocab, rng.choice([1, 2, 25, 90]), groups)
-    slots = random_slots(rng, count, config, vocab, groups)
+    config, graph, slots = odd_case(random.Random(2000 + seed), (1, 2, 5, 13, 40))
     table, live = graph.table(), int(slots.live.sum())
     for extra in (0, 1, 17, 62, 63, 64, 65, 300):
         if live + extra:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import random
 
+import csd
+
 CLIENTS = 200
 PROMPTS = ["Say 1.", "Once upon a time", "Say 2.", "x" * 90]
 
@@ -17,6 +19,19 @@ def body_of(i):
         "max_tokens": own.choice([4, 12, 30]),
         "stream": own.random() < 0.5,
     }
+
+
+def expected(engine, i):
+    """The texts that `csd.generate` draws for the client's request."""
+    body = body_of(i)
+    out = csd.generate(
+        engine,
+        body["prompt"],
+        num_samples=body["n"],
+        seed=body["seed"],
+        max_new_tokens=body["max_tokens"],
+    )
+    return out.texts
 
 
 def head_of(data):

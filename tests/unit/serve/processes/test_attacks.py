@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from crowd import CLIENTS, body_of
+from crowd import CLIENTS, body_of, expected
 from helpers.runs.served import call, served
 
 import csd
@@ -110,17 +110,7 @@ ALL = {name: posts(make) for name, make in ATTACKS.items()} | CONNECTIONS
 @pytest.fixture(scope="module")
 def wants(engine):
     """Texts of each client."""
-    listed = []
-    for body in map(body_of, range(CLIENTS)):
-        want = csd.generate(
-            engine,
-            body["prompt"],
-            num_samples=body["n"],
-            seed=body["seed"],
-            max_new_tokens=body["max_tokens"],
-        )
-        listed.append(want.texts)
-    return listed
+    return [expected(engine, i) for i in range(CLIENTS)]
 
 
 @pytest.mark.parametrize("attack", ALL)

@@ -13,7 +13,7 @@ import time
 
 import pytest
 import torch
-from crowd import CLIENTS, body_of, client
+from crowd import CLIENTS, client, expected
 from helpers.runs.served import call, opened
 
 import csd
@@ -92,15 +92,7 @@ def test_sigterm_in_the_middle(started, toy_folder):
     assert {t for t in found.values() if not isinstance(t, list)} <= {"shutting_down"}
     with csd.Engine(toy_folder, dtype=torch.float64) as engine:
         for i, texts in answered.items():
-            body = body_of(i)
-            want = csd.generate(
-                engine,
-                body["prompt"],
-                num_samples=body["n"],
-                seed=body["seed"],
-                max_new_tokens=body["max_tokens"],
-            )
-            assert texts == want.texts
+            assert texts == expected(engine, i)
 
 
 def test_what_does_not_end_in_time_is_refused(started):

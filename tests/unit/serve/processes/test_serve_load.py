@@ -4,7 +4,7 @@ import asyncio
 import gc
 
 import pytest
-from crowd import CLIENTS, body_of, clients
+from crowd import CLIENTS, body_of, clients, expected
 from helpers.runs.served import served
 
 import csd
@@ -30,15 +30,7 @@ def test_every_request_is_answered_and_no_page_is_lost(engine):
             asyncio.run(asyncio.sleep(0.02))
     assert len(found) > CLIENTS / 3
     for i, texts in found.items():
-        body = body_of(i)
-        want = csd.generate(
-            engine,
-            body["prompt"],
-            num_samples=body["n"],
-            seed=body["seed"],
-            max_new_tokens=body["max_tokens"],
-        )
-        assert texts == want.texts, (i, body)
+        assert texts == expected(engine, i), (i, body_of(i))
     cache = engine.caches.step.cache
     assert len(cache.allocator) == cache.k.shape[1]
     counters = service.counters
@@ -54,15 +46,7 @@ def test_a_full_queue_is_an_error_and_nothing_is_lost(engine):
     answered = [i for i, texts in found.items() if isinstance(texts, list)]
     assert refused and answered and len(refused) + len(answered) == len(found)
     for i in answered:
-        body = body_of(i)
-        want = csd.generate(
-            engine,
-            body["prompt"],
-            num_samples=body["n"],
-            seed=body["seed"],
-            max_new_tokens=body["max_tokens"],
-        )
-        assert found[i] == want.texts
+        assert found[i] == expected(engine, i)
 
 
 def test_memory_is_flat_over_ten_thousand_requests(engine):
