@@ -1,11 +1,13 @@
 """Training half of a GRPO step, csd against TRL: seconds, memory, agreement with the sampler.
 
-    python -m bench train_step [--cases 500x8x100 ..] [--json F] [--plot F.svg]
+    python -m bench train_step [--cases 500x8x100 ..] [--shape S] [--json F] [--plot F.svg]
 
 **Half.** The loss of TRL's GRPOTrainer and its backward over one group, by csd's trainer and by
 TRL's own, in turn over one model. A case is PROMPTxSAMPLESxTOKENS: a prompt of that many random
 tokens and samples of that many, all different. Seconds are processor seconds of one thread (of the
-wall with --wall), the median of --repeat; memory is the rise of the resident set to its peak.
+wall with --wall), the median of --repeat; memory is the rise of the resident set to its peak. TRL
+computes --trl-samples samples at a time where all do not fit into the memory, and adds up their
+gradients; csd computes all at once.
 
 **Agreement.** GRPO of csd's trainer on worked problems, with drafts. Before each update the
 log-probabilities of the completions are computed by both trainers' own functions with the weights
@@ -24,17 +26,25 @@ from typing import Any
 import torch
 
 from bench.lib.common import finish, merged, table
+from bench.lib.shapes import SHAPES
 from csd.models.demo import smollm2_path
 
 WORKED = Path(__file__).parents[1] / "prompts" / "worked.jsonl"
 
 
-def loaded(dtype: torch.dtype, layers: int | None = None) -> tuple[Any, Any]:
-    """SmolLM2-135M-Instruct and its tokenizer; layers: the first so many."""
+def loaded(
+    dtype: torch.dtype, layers: int | None = None, shape: str | None = None
+) -> tuple[Any, Any]:
+    """SmolLM2-135M-Instruct and its tokenizer; layers: the first so many.
+
+    shape: of random weights in place of the model's.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, _, file = str(smollm2_path()).rpartition("/")
     source: dict[str, Any] = dict(pretrained_model_name_or_path=folder, gguf_file=file)
+    if shape == "qwen2.5-0.5b":
+        return _qwen(dtype, layers), AutoTokenizer.from_pretrained(**source)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
     # the weights of a GGUF file are dequantised by now, which the trainer does not see
     model.is_quantized = False
@@ -42,6 +52,19 @@ def loaded(dtype: torch.dtype, layers: int | None = None) -> tuple[Any, Any]:
         model.model.layers = model.model.layers[:layers]
         model.config.num_hidden_layers = layers
     return model, AutoTokenizer.from_pretrained(**source)
+
+
+def _qwen(dtype: torch.dtype, layers: int | None) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    c = SHAPES["qwen2.5-0.5b"]
+    sizes = dict(vocab_size=c.vocab, hidden_size=c.hidden, intermediate_size=c.intermediate)
+    sizes |= dict(num_attention_heads=c.heads, num_key_value_heads=c.kv_heads)
+    sizes |= dict(num_hidden_layers=layers or c.layers, tie_word_embeddings=True)
+    rope = {"rope_type": "default", "rope_theta": c.rope_theta}
+    torch.manual_seed(0)
+    config: Any = Qwen2Config(**sizes, rope_parameters=rope)
+    return Qwen2ForCausalLM(config).to(dtype)
 
 
 def adapted(model: Any) -> Any:
@@ -114,8 +137,11 @@ def _resident(peak: bool) -> int:
     return next(int(x.split()[1]) << 10 for x in lines if x.startswith(name))
 
 
-def half(trainer: Any, batch: dict[str, Any], wall: bool) -> dict[str, float]:
-    """Seconds of a loss and its backward, the rise to the peak in MB, and the gradient's norm."""
+def half(trainer: Any, batch: dict[str, Any], wall: bool, samples: int) -> dict[str, float]:
+    """Seconds of a loss and its backward, the rise to the peak in MB, and the gradient's norm.
+
+    samples: of a pass.
+    """
     clock = time.perf_counter if wall else time.process_time
     trainer.model.zero_grad(set_to_none=True)
     gc.collect()
@@ -123,9 +149,11 @@ def half(trainer: Any, batch: dict[str, Any], wall: bool) -> dict[str, float]:
     # resets the peak
     Path("/proc/self/clear_refs").write_text("5")
     before, start = _resident(False), clock()
-    trainer._compute_loss(trainer.model, batch).backward()
+    for at in range(0, len(batch["advantages"]), samples):
+        part = {k: x[at : at + samples] if x.dim() else x for k, x in batch.items()}
+        trainer._compute_loss(trainer.model, part).backward()
     seconds = clock() - start
-    grads = [p.grad.norm() for p in trainer.model.parameters() if p.grad is not None]
+    grads = [p.grad.float().norm() for p in trainer.model.parameters() if p.grad is not None]
     return {
         "seconds": seconds,
         "memory_mb": (_resident(True) - before) / 1e6,
@@ -133,34 +161,29 @@ def half(trainer: Any, batch: dict[str, Any], wall: bool) -> dict[str, float]:
     }
 
 
-def halves(
-    cases: list[str],
-    kinds: list[str],
-    repeat: int,
-    dtype: torch.dtype,
-    layers: int | None,
-    wall: bool,
-) -> list[dict]:
+def halves(args: argparse.Namespace, dtype: torch.dtype) -> list[dict]:
     rows = []
-    for adapters in kinds:
-        model, tokenizer = loaded(dtype, layers)
+    for adapters in args.weights:
+        model, tokenizer = loaded(dtype, args.layers, args.shape)
         model = adapted(model) if adapters == "lora" else model
         model.train()
         common = model, tokenizer, ["a"]
         sides = {kind: trainer_of(kind, *common) for kind in ("csd", "trl")}
         for trainer in sides.values():
             # compiles the loops
-            half(trainer, batch_of(4, 2, 2, 1000), wall)
-        for case in cases:
+            half(trainer, batch_of(4, 2, 2, 1000), args.wall, 2)
+        for case in args.cases:
             prompt, samples, tokens = map(int, case.split("x"))
             batch = batch_of(prompt, samples, tokens, model.config.vocab_size)
+            passes = {"csd": samples, "trl": min(samples, args.trl_samples or samples)}
             by_side: dict[str, list[dict]] = {kind: [] for kind in sides}
-            for _ in range(repeat):
+            for _ in range(args.repeat):
                 for kind, trainer in sides.items():
-                    by_side[kind].append(half(trainer, batch, wall))
+                    by_side[kind].append(half(trainer, batch, args.wall, passes[kind]))
                     print(adapters, case, kind, by_side[kind][-1], flush=True)
-            kind = str(dtype).removeprefix("torch.")
-            row: dict[str, Any] = {"weights": adapters, "dtype": kind, "case": case}
+            row: dict[str, Any] = {"shape": args.shape or "smollm2-135m", "layers": args.layers}
+            row |= {"weights": adapters, "dtype": str(dtype).removeprefix("torch."), "case": case}
+            row["trl_samples"] = passes["trl"]
             for name in ("seconds", "memory_mb"):
                 of = {k: _median([x[name] for x in runs]) for k, runs in by_side.items()}
                 row |= {f"csd_{name}": of["csd"], f"trl_{name}": of["trl"]}
@@ -169,6 +192,7 @@ def halves(
             row["rows_without_sharing"] = samples * (prompt + tokens)
             norms = [runs[0]["gradient"] for runs in by_side.values()]
             row["gradients_differ"] = abs(norms[0] - norms[1]) / norms[1]
+            row["repeat"], row["wall"] = args.repeat, args.wall
             rows.append(row)
     return rows
 
@@ -244,6 +268,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="*", default=["500x8x100", "100x8x400"])
     parser.add_argument("--weights", nargs="*", default=["full", "lora"])
+    parser.add_argument("--shape", choices=["qwen2.5-0.5b"], help="random weights of this shape")
+    parser.add_argument("--trl-samples", type=int, help="samples of a pass of TRL's, default all")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--layers", type=int, help="of the model, by default all 30")
     parser.add_argument("--wall", action="store_true", help="seconds of the wall, all threads")
@@ -261,10 +287,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.json and Path(args.json).exists():
         result |= json.loads(Path(args.json).read_text())
     if args.cases and args.weights:
-        common = args.cases, args.weights, args.repeat, dtype, args.layers, args.wall
-        rows = merged(result.get("halves", []), halves(*common), ("weights", "dtype", "case"))
+        fields = ("shape", "layers", "weights", "dtype", "case")
+        rows = merged(result.get("halves", []), halves(args, dtype), fields)
         result["halves"] = rows
-        result["half"] = {"layers": args.layers, "repeat": args.repeat, "wall": args.wall}
         print(table(rows))
     if args.steps:
         result["agreement"] = agreement(args.steps, args.tokens, dtype, args.layers, args.minutes)

@@ -36,6 +36,7 @@ from csd.models.load.choose_decoder import DECODERS
 from csd.models.module.decoder import ModuleDecoder
 from csd.utils.arguments import check_whole
 from csd.utils.device import unseen_gpu
+from csd.utils.phases import phase, showing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # sizes that a kernel's tiles, branches and loops depend on; limits far above those of any model
@@ -106,9 +107,13 @@ def _doctor(args: Namespace) -> int:
         config = replace(config, vocab=LARGE_VOCAB)
     dtypes = [args.dtype] if args.dtype else ["float32", "bfloat16"]
     how = dict(config=config, kernels=args.kernels, exact=args.exact)
-    reports = [check(device, DTYPES[d], **how) for d in dtypes]
-    passed = not any(report.failed for report in reports)
-    costs = _costs(args.model, device, args.dtype) if passed else None
+    reports = []
+    with showing(False if args.json else None):
+        for name in dtypes:
+            with phase(f"checking the operations in {name}", None):
+                reports.append(check(device, DTYPES[name], **how))
+        passed = not any(report.failed for report in reports)
+        costs = _costs(args.model, device, args.dtype) if passed else None
     if args.json:
         output = {"passed": passed, "reports": [asdict(r) for r in reports]}
         output |= {"admission": admission} if admission else {}
@@ -260,7 +265,8 @@ def step_costs(table: StepTimeTable, slots: int = SLOTS) -> dict[str, Any]:
         }
         for size in sorted({*table.sizes, slots})
     ]
-    return {"slots": slots, "steady": table.steady, "rows": rows}
+    marks = {"steady": table.steady, "settled": table.settled}
+    return {"slots": slots, **marks, "rows": rows}
 
 
 def shown_costs(costs: dict[str, Any]) -> str:
@@ -277,7 +283,8 @@ def shown_costs(costs: dict[str, Any]) -> str:
             words = f"{needed:.0%}" if needed <= 1 else "never"
         lines.append(f"{row['rows']:6}  {row['milliseconds']:12.2f}  {words}".rstrip())
     if not costs["steady"]:
-        lines.append("other work disturbed the measurement, so the next process repeats it")
+        then = "these times are kept" if costs["settled"] else "the next process repeats it"
+        lines.append(f"other work disturbed the measurement; {then}")
     return "\n".join(lines)
 
 

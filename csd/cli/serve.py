@@ -14,6 +14,7 @@ from csd.engine.options.show import add_flags, check_flags
 from csd.models.load.choose_decoder import DECODERS
 from csd.utils.arguments import check_number, check_whole
 from csd.utils.lazy import check_installed
+from csd.utils.phases import phase, showing
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 COUNTS = (
@@ -216,24 +217,27 @@ def _serve(args: Namespace) -> int:
             raise ValueError("--learn-prior must be one of the API keys, got another one")
     hosts = [check_host("--allowed-host", name) for name in args.allowed_host]
     origins = [check_origin("--allow-origin", origin) for origin in args.allow_origin]
-    engine = AsyncEngine(
-        args.model,
-        max_slots=args.max_slots,
-        max_tokens=args.max_tokens,
-        memory=args.memory,
-        max_queue=args.max_queue,
-        budget=args.budget,
-        speculate=args.speculate,
-        prior=args.prior,
-        learn_from=[owner_of(key.encode()) for key in args.learn_prior],
-        device=args.device,
-        revision=args.revision,
-        exact=args.exact or None,
-        decoder=args.decoder,
-        dtype=None if args.dtype is None else getattr(torch, args.dtype),
-        **({"prefix_cache": False} if args.no_prefix_cache else {}),
-    )
-    _prepare(engine)
+    # in a log too: a machine's first start takes a minute
+    with showing(True):
+        engine = AsyncEngine(
+            args.model,
+            max_slots=args.max_slots,
+            max_tokens=args.max_tokens,
+            memory=args.memory,
+            max_queue=args.max_queue,
+            budget=args.budget,
+            speculate=args.speculate,
+            prior=args.prior,
+            learn_from=[owner_of(key.encode()) for key in args.learn_prior],
+            device=args.device,
+            revision=args.revision,
+            exact=args.exact or None,
+            decoder=args.decoder,
+            dtype=None if args.dtype is None else getattr(torch, args.dtype),
+            **({"prefix_cache": False} if args.no_prefix_cache else {}),
+        )
+        with phase("drawing a text and a JSON value, which compile what is left", None):
+            _prepare(engine)
     name = args.served_model_name or os.path.basename(os.path.normpath(args.model))
     limits = Limits(body=args.max_body, choices=args.max_n, requests=args.max_requests)
     server = Server(

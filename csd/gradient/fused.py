@@ -22,6 +22,7 @@ from csd.gradient.operations import (
     Stacked,
     Whole,
     WithoutRow,
+    add_lora,
     joined,
     linear,
 )
@@ -50,7 +51,7 @@ class FusedPass:
         if embedding.padding_idx is not None:
             run.embedding = WithoutRow.apply(embedding.weight, embedding.padding_idx)
         run.linear, run.parts, run.gated = linear(decoder.linear), None, None
-        run.add_lora = _add_lora
+        run.add_lora = _add_lora(decoder)
         stacks = _stacks(decoder.adapters)
         run.layers = [
             _with_parameters(decoder, layer, part, stacks)
@@ -136,10 +137,11 @@ def _laid(own: list[Stack], stacks: dict[int, tuple]) -> list[tuple]:
     ]
 
 
-def _add_lora(product: Callable, x: torch.Tensor, y: torch.Tensor, stacks: list) -> torch.Tensor:
-    """`csd.models.fused.lora.add_lora` for autograd: nothing is written in place."""
-    total = y
-    for stack in stacks:
-        x = x.to(stack.a.dtype)
-        total = total + product(product(x, stack.a, None), stack.b, None)
-    return total.to(y.dtype)
+def _add_lora(decoder: Decoder) -> Callable:
+    """`decoder.add_lora`, differentiable, with the decoder's own product."""
+
+    def call(_: Any, x: torch.Tensor, y: torch.Tensor, stacks: list) -> torch.Tensor:
+        laid = [Stack(stack.a.laid, stack.b.laid) for stack in stacks]
+        return add_lora(partial(decoder.add_lora, decoder.linear, stacks=laid), x, y, stacks)
+
+    return call

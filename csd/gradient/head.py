@@ -26,6 +26,7 @@ from csd.gradient.rows import Rows
 from csd.kernels.ops import Ops
 from csd.kernels.verify.reference_rows import heads_and_rest, row_logits
 from csd.kernels.verify.rules import change_rows
+from csd.kernels.verify.rules.rows import blocks
 from csd.kernels.verify.token_logprobs import is_filtered, raw_logprobs
 from csd.state.pool import Pool
 from csd.state.pool_builder import pool_of
@@ -106,8 +107,9 @@ class Scoring:
             if self.params.greedy:
                 values[0] = values[1]
         if self.entropy:
-            measured = Measures(entropy=True).of_rows(logits)[1]["entropy"]
-            values.append(measured[chunk.row])
+            of_rows = Measures(entropy=True).of_rows
+            parts = [of_rows(logits[rows])[1]["entropy"] for rows in blocks(len(logits))]
+            values.append(torch.cat(parts)[chunk.row])
         return tuple(values)
 
     def all_values(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -120,32 +122,47 @@ class Scoring:
         return tuple(out)
 
     def gradient(
-        self, chunk: Chunk, z: torch.Tensor, grads: tuple[torch.Tensor | None, ...]
+        self,
+        chunk: Chunk,
+        z: torch.Tensor,
+        grads: tuple[torch.Tensor | None, ...],
+        out: torch.Tensor,
     ) -> torch.Tensor:
-        """Gradient [R, V] of a chunk's logits z for those of its `values` [T]."""
-        wide = z.to(torch.promote_types(z.dtype, torch.float32))
-        of_logprob, of_raw, *of_entropy = grads
-        total = torch.zeros_like(wide)
-        if self.params.greedy:
-            of_raw = _sum(of_raw, of_logprob)
-        elif of_logprob is not None:
-            total += self._of_processed(chunk, z, of_logprob)
-        if of_raw is not None:
-            _add_chosen(total, chunk, of_raw, wide.softmax(-1))
-        if of_entropy and of_entropy[0] is not None:
-            logp = wide.log_softmax(-1)
-            p = logp.exp()
-            each = torch.zeros_like(wide[:, 0]).index_add_(0, chunk.row, of_entropy[0])
-            spread = -(p * logp.clamp(min=-1e4)).sum(-1, keepdim=True)
-            total -= each[:, None] * p * (logp.clamp(min=-1e4) + spread)
-        return total
+        """Gradient [R, V] of a chunk's logits z for those of its `values` [T], None for zeros.
 
-    def _of_processed(self, chunk: Chunk, z: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        out: [R, V], at least float32, which has the result; fresh memory would cost more than the
+        arithmetic.
+        """
+        of_logprob, of_raw, *of_entropy = grads
+        if self.params.greedy:
+            of_raw, of_logprob = _sum(of_raw, of_logprob), None
+        if of_logprob is not None:
+            self._of_processed(chunk, z, of_logprob, out)
+        elif of_raw is not None:
+            _add_chosen(_softmax(out.copy_(z)), chunk, of_raw)
+            of_raw = None
+        else:
+            out.zero_()
+        if of_raw is not None:
+            total = _softmax(z.to(out.dtype, copy=True))
+            out += _add_chosen(total, chunk, of_raw)
+        if of_entropy and of_entropy[0] is not None:
+            logp = z.to(out.dtype).log_softmax(-1)
+            p = logp.exp()
+            logp.clamp_(min=-1e4)
+            each = torch.zeros_like(out[:, 0]).index_add_(0, chunk.row, of_entropy[0])
+            spread = -(p * logp).sum(-1, keepdim=True)
+            out -= p.mul_(each[:, None]).mul_(logp.add_(spread))
+        return out
+
+    def _of_processed(
+        self, chunk: Chunk, z: torch.Tensor, grad: torch.Tensor, out: torch.Tensor
+    ) -> None:
         slots, pool = self._slots(chunk)
         at = torch.arange(pool.rows, device=z.device)
         temperature = self.params.temperature
+        leaf = out.copy_(z).detach().requires_grad_()
         with torch.enable_grad():
-            leaf = z.detach().to(torch.promote_types(z.dtype, torch.float32)).requires_grad_()
             changed, plain = self._changed(leaf, pool, slots)
             changed = row_logits(changed, at, pool, plain)
         x = changed.detach()
@@ -157,15 +174,15 @@ class Scoring:
             # an extra column for the padding of heads
             p = torch.nn.functional.pad(rest, (0, 1))
             p.scatter_(1, heads.token, heads.score.exp())
-            p = p[:, :-1] / p[:, :-1].sum(-1, keepdim=True)
+            p = p[:, :-1]
+            p /= p.sum(-1, keepdim=True)
         else:
-            p = (x / temperature).softmax(-1)
-        total = torch.zeros_like(x)
-        _add_chosen(total, chunk, grad, p)
-        total /= temperature
-        if changed is leaf:
-            return total
-        return torch.autograd.grad(changed, leaf, total)[0]
+            p = _softmax(x.div_(temperature) if changed is leaf else x / temperature)
+        total = _add_chosen(p, chunk, grad / temperature)
+        if changed is not leaf:
+            total = torch.autograd.grad(changed, leaf, total)[0]
+        if total is not x:
+            out.copy_(total)
 
     def _changed(
         self, logits: torch.Tensor, pool: Pool, slots: Slots
@@ -208,12 +225,18 @@ def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
     return a if b is None else b if a is None else a + b
 
 
-def _add_chosen(total: torch.Tensor, chunk: Chunk, grad: torch.Tensor, p: torch.Tensor) -> None:
-    """total += the sum over a row's tokens t of grad ([t] - p)."""
-    grad = grad.to(total.dtype)
-    each = torch.zeros_like(total[:, 0]).index_add_(0, chunk.row, grad)
-    total -= each[:, None] * p
-    total.index_put_((chunk.row, chunk.token), grad, accumulate=True)
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    """Softmax of each row of x [R, V], in place."""
+    x.sub_(x.amax(-1, keepdim=True)).exp_()
+    return x.div_(x.sum(-1, keepdim=True))
+
+
+def _add_chosen(p: torch.Tensor, chunk: Chunk, grad: torch.Tensor) -> torch.Tensor:
+    """Sum over each row's tokens t of grad ([t] - p), in place of p [R, V]."""
+    grad = grad.to(p.dtype)
+    each = torch.zeros_like(p[:, 0]).index_add_(0, chunk.row, grad)
+    p.mul_(-each[:, None])
+    return p.index_put_((chunk.row, chunk.token), grad, accumulate=True)
 
 
 class _Score(torch.autograd.Function):
@@ -224,6 +247,7 @@ class _Score(torch.autograd.Function):
         ctx: Any, scoring: Scoring, head: "Head", hidden: torch.Tensor, *weights: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         out = scoring.all_values(hidden)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, *weights)
         ctx.scoring, ctx.head = scoring, head
         # a token that filters or constraints remove has no gradient
@@ -236,10 +260,13 @@ class _Score(torch.autograd.Function):
         if grads[0] is not None:
             grads = torch.where(ctx.finite, grads[0], 0), *grads[1:]
         run = ctx.head.begin(hidden, weights, ctx.needs_input_grad[2:])
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        most = max((c.hidden.stop - c.hidden.start for c in scoring.chunks), default=0)
+        buffer = hidden.new_empty(most, scoring.vocab, dtype=wide)
         for chunk in scoring.chunks:
             part = tuple(None if g is None else g[chunk.pairs] for g in grads)
             z = run.logits(chunk.hidden)
-            run.add(chunk.hidden, z, scoring.gradient(chunk, z, part))
+            run.add(chunk.hidden, z, scoring.gradient(chunk, z, part, buffer[: len(z)]))
         return None, None, *run.gradients()
 
 
@@ -295,7 +322,9 @@ class _HeadGradient:
         h, (of_hidden, *of_weights) = self.hidden[rows], self.grads
         if self.head.cap is not None:
             grad = grad * (1 - (z.to(grad.dtype) / self.head.cap) ** 2)
-        grad = (grad / self.head.divisor).to(h.dtype)
+        if self.head.divisor != 1:
+            grad /= self.head.divisor
+        grad = grad.to(h.dtype)
         if self.head.plain:
             if of_hidden is not None:
                 of_hidden[rows] += grad
@@ -304,7 +333,9 @@ class _HeadGradient:
         if of_hidden is not None:
             of_hidden[rows] += grad @ weight
         if of_weights[0] is not None:
-            of_weights[0] += grad.mT @ h
+            # in parts, so that their products reuse one piece of memory
+            for part, columns in zip(of_weights[0].split(4096), grad.split(4096, 1), strict=True):
+                part += columns.mT @ h
         for i in range(0, len(stacks), 2):
             a, b = stacks[i : i + 2]
             of_out, x = grad.to(a.dtype), h.to(a.dtype)

@@ -109,6 +109,55 @@ class _Linear(Function):
         )
 
 
+# rows of adapters' products at a time
+LORA_ROWS = 512
+
+
+class _AddLora(Function):
+    """y + B (A x) of each stack, few rows at a time, since the sums are in a wider dtype.
+
+    add: the engine's function of rows of x and y. plain: A [R, in] and B [out, R] of each stack.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, add: Callable, x: torch.Tensor, y: torch.Tensor, *plain: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, *plain)
+        out = torch.empty_like(y)
+        for part, rows, base in zip(*(t.split(LORA_ROWS) for t in (out, x, y)), strict=True):
+            part.copy_(add(rows, base.clone()))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        (x, *plain), (grad,) = ctx.saved_tensors, grads
+        wide = torch.promote_types(plain[0].dtype, torch.float32)
+        of_x, weights = torch.empty_like(x), [weight.to(wide) for weight in plain]
+        sums = [torch.zeros_like(weight) for weight in weights]
+        pairs = list(zip(weights[::2], weights[1::2], sums[::2], sums[1::2], strict=True))
+        for part, *rows in zip(*(t.split(LORA_ROWS) for t in (of_x, x, grad)), strict=True):
+            h, g = (t.to(wide) for t in rows)
+            total = torch.zeros_like(h)
+            for a, b, of_a, of_b in pairs:
+                inner = g @ b
+                total.addmm_(inner, a)
+                of_a.addmm_(inner.mT, h)
+                of_b.addmm_(g.mT, h @ a.mT)
+            part.copy_(total)
+        return None, of_x, grad, *(t.to(w.dtype) for t, w in zip(sums, plain, strict=True))
+
+
+def add_lora(add: Callable, x: torch.Tensor, y: torch.Tensor, stacks: list) -> torch.Tensor:
+    """y [M, out] with the adapters' results for x [M, in] added; differentiable.
+
+    add: the engine's function of x and y, which may write y. stacks: of `Laid` matrices.
+    """
+    plain = [matrix.plain for stack in stacks for matrix in stack]
+    out: torch.Tensor = _AddLora.apply(add, x, y, *plain) if plain else y
+    return out
+
+
 class _Norm(Function):
     @staticmethod
     def forward(

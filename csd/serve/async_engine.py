@@ -33,6 +33,7 @@ from csd.serve.weights import Weights
 from csd.traces.history import History
 from csd.utils.arguments import check_flag, check_whole, checked
 from csd.utils.check import shown
+from csd.utils.phases import is_shown
 
 # options that apply to all requests, set when the engine is made
 SET_AT_START = ("speculate", "drafter", "prior", "budget", "tokenizer")
@@ -184,7 +185,8 @@ class AsyncEngine:
         # folder, hub name or file of the model, as it was given; None for an object
         self.source = os.fspath(model) if isinstance(model, str | os.PathLike) else None
         # this run allocates the caches, so that an error of allocation is raised here
-        for _ in self.engine.run([], self._settings, self):
+        starting = replace(self._settings, progress=is_shown())
+        for _ in self.engine.run([], starting, self):
             pass
         # that run has ended
         self._scheduler = None

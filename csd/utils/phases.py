@@ -1,4 +1,8 @@
-"""Slow parts of a first call: their seconds by kind, and progress lines on stderr."""
+"""Slow parts of a first call: their seconds by kind, and progress lines on stderr.
+
+On a terminal a phase has one line, which grows. Elsewhere, as in a log, each line is whole when it
+is written: one as the phase begins, one with its seconds, and some of its progress between them.
+"""
 
 import sys
 import threading
@@ -12,6 +16,8 @@ import torch
 LONG_ON_GPU, LONG_ON_CPU = 1.0, 10.0
 # kinds of time that is not sampling
 KINDS = ("compile", "measure")
+# seconds between lines of progress where there is no terminal
+EVERY = 10.0
 
 
 class _Here(threading.local):
@@ -20,6 +26,7 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.shown = False  # whether phases are printed as they begin
         self.line = ""  # the line that is being printed
+        self.noted = 0.0  # time of the last line of progress
         self.seconds = dict.fromkeys(KINDS, 0.0)
         self.open: list[list] = []  # kinds that are running, outermost first, and since when
 
@@ -29,7 +36,7 @@ _here = _Here()
 
 def wants_progress(progress: bool | None) -> bool:
     """Returns `progress`; if it is None, True on a terminal."""
-    return sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
+    return _on_terminal() if progress is None else progress
 
 
 @contextmanager
@@ -72,8 +79,13 @@ def end() -> None:
 
 def note(text: str) -> None:
     """Adds a text to the line of the running phase, in place of the last text."""
-    if _here.line and sys.stderr.isatty():
-        print(f"\r{_here.line} {text}", file=sys.stderr, end=" ", flush=True)
+    if not _here.line:
+        return
+    if _on_terminal():
+        print(f"\r{_here.line}: {text}", file=sys.stderr, end=" ", flush=True)
+    elif time.perf_counter() - _here.noted > EVERY:
+        _here.noted = time.perf_counter()
+        print(f"{_here.line}: {text} ...", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -90,8 +102,10 @@ def phase(
         begin(kind)
     line = announced or (name if _here.shown and not _here.line else "")
     if line:
-        _here.line = f"csd: {line}"
-        print(_here.line, file=sys.stderr, end=" ", flush=True)
+        _here.line, _here.noted = f"csd: {line}", start
+        on_terminal = _on_terminal()
+        begins = f"{_here.line}: " if on_terminal else f"{_here.line} ...\n"
+        print(begins, file=sys.stderr, end="", flush=True)
     try:
         yield
     finally:
@@ -99,10 +113,15 @@ def phase(
             end()
         seconds = time.perf_counter() - start
         if line:
+            ends = f"{seconds:.1f} s" if on_terminal else f"{_here.line}: {seconds:.1f} s"
             _here.line = ""
-            print(f"{seconds:.1f} s", file=sys.stderr, flush=True)
+            print(ends, file=sys.stderr, flush=True)
         elif device is not None and seconds > _long(device):
             print(f"csd: {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _long(device: torch.device) -> float:

@@ -1,6 +1,7 @@
 """GRPO with a tool and csd's rollouts: a toy model learns to call it with large digits.
 
     GRPOTrainer(..., tools=[square])       # csd.integrations.trl.GRPOTrainer, with TRL's `tools`
+    GRPOTrainer(..., environment_factory=Squares)     # or a class whose methods are the tools
 
 A turn of the toy model ends at a digit, which calls the tool, or at its end token. csd draws every
 turn, in a session: a sample's later turns read only what is new, and draft from the other samples.
@@ -41,8 +42,11 @@ def largest(completions: list[list[dict]], **_: object) -> list[float]:
     return [max(own, default=0) / 81 for own in answers]
 
 
-def main(steps: int = 20, rollout: Any = None, **config: Any) -> GRPOTrainer:
-    """config: of GRPOConfig, in place of the example's."""
+def main(
+    steps: int = 20, rollout: Any = None, environment: Any = None, **config: Any
+) -> GRPOTrainer:
+    """environment: class with the tools, in place of `square`. config: of GRPOConfig, in place of
+    the example's."""
     model, tokenizer = toy()
     tokenizer.response_template = {}
     tokenizer.parse_response = lambda ids, **_: parsed(ids, tokenizer.decode(ids))
@@ -54,7 +58,8 @@ def main(steps: int = 20, rollout: Any = None, **config: Any) -> GRPOTrainer:
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": p}] for p in PROMPTS]})
     trainer = GRPOTrainer(
         model, largest, GRPOConfig(**settings | config), data, processing_class=tokenizer,
-        tools=[square], rollout_func=rollout or Rollout(),
+        tools=None if environment else [square], environment_factory=environment,
+        rollout_func=rollout or Rollout(),
     )  # fmt: skip
     trainer.train()
     return trainer

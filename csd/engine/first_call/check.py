@@ -60,8 +60,8 @@ def _check(
     flags += ["--json", "--kernels=triton", f"--device={device}", f"--dtype={dtype}"]
     flags += ["--exact"] * exact
     command = isolated_python.command("csd.cli.main", ["doctor", *flags])
-    announced = f"checking the kernels on {gpu} in {dtype}, once per machine and version ..."
-    with phase("check", device, announced):
+    announced = f"checking the kernels on {gpu} in {dtype}, once per machine and version"
+    with phase("checking the kernels", device, announced):
         error = _error_of(command)
     if error and BUSY in error:
         LOG.warning(

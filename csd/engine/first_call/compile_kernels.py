@@ -65,8 +65,8 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
         # another process, such as a rank of the same job, may have done it meanwhile
         if holds(path, key):
             return
-        announced = f"compiling kernels for {target.chip.name}, once per machine and version:"
-        with phase("compile", device, announced, kind="compile"):
+        announced = f"compiling kernels for {target.chip.name}, once per machine and version"
+        with phase("compiling kernels", device, announced, kind="compile"):
             complete = compile_in_children(step, target, len(os.sched_getaffinity(0)))
         if complete:
             with suppress(OSError):

@@ -3,17 +3,20 @@
 A machine measures each kind of step once. A table is the prior of the cost model
 (`csd/engine/step/budget`), which then follows measured steps. It affects how many tokens are
 drafted, never which tokens are drawn. A table from a disturbed measurement is cached with a mark:
-the next process that reads it measures each size once more, and the smaller times are cached.
+the next process that reads it measures each size once more, and the smaller times are cached. After
+MEASUREMENTS a process uses the table as it is, so a machine that is always busy does not measure in
+each of its processes.
 """
 
 import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -32,6 +35,7 @@ from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder
 from csd.state.pool import Pool
 from csd.utils.cache_folder import path_of, read, save
+from csd.utils.check import Between
 from csd.utils.device import cpu_name
 from csd.utils.files import naming, parse
 from csd.utils.phases import phase
@@ -45,6 +49,7 @@ class StepTimesEntry(StepTimesFile):
 
     of: str
     steady: bool
+    measurements: Annotated[int, Between(1, 2**31 - 1)]
 
 
 def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int]) -> str | None:
@@ -108,6 +113,7 @@ def save_step_times(key: str, table: StepTimeTable) -> None:
         "rows": table.sizes,
         "seconds": table.seconds,
         "steady": table.steady,
+        "measurements": table.measurements,
     }
     try:
         save(path_of("steps", key), json.dumps(entry))
@@ -122,7 +128,8 @@ def _read(path: Path, key: str) -> StepTimeTable:
     if entry["of"] != key:
         raise ValueError(f"{path} has the times of other steps")
     try:
-        return StepTimeTable(entry["rows"], entry["seconds"], entry["steady"])
+        marks = entry["steady"], entry["measurements"]
+        return StepTimeTable(entry["rows"], entry["seconds"], *marks)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -142,7 +149,9 @@ def refined(before: StepTimeTable, again: StepTimeTable) -> StepTimeTable:
             times.setdefault(size, []).append(seconds)
     agree = all(max(seconds) < OUTLIER * min(seconds) for seconds in times.values())
     sizes = sorted(times)
-    return StepTimeTable(sizes, [min(times[size]) for size in sizes], again.steady or agree)
+    smallest = [min(times[size]) for size in sizes]
+    count = before.measurements + again.measurements
+    return StepTimeTable(sizes, smallest, again.steady or agree, count)
 
 
 def sizes_to_time(max_slots: int, static: bool) -> list[int]:
@@ -165,7 +174,7 @@ def compile_loops(step: Step, sizes: list[int]) -> None:
     # loops have the same code for any number of rows; fewer rows take less time
     dtype, rows = step.cache.dtype, sizes[1]
     name = str(dtype).removeprefix("torch.")
-    line = f"loops for this CPU in {name}, for any number of threads:"
+    line = f"compiling or loading loops in {name}, for any number of threads"
     with phase(line, None, kind="compile"):
         with compile_in_parallel(dtype, step.decoder.config.vocab, rows):
             logits = step.forward(_roots(step, rows))
@@ -198,7 +207,7 @@ def time_graphs(step: StaticStep, sizes: list[int]) -> StepTimeTable:
         # not the whole device: another thread's capture would fail
         torch.cuda.current_stream().synchronize()
 
-    with step.without_live(), phase("measure steps", device):
+    with step.without_live(), phase("measuring step times", device):
         return measure(timed, sizes)
 
 
@@ -222,19 +231,48 @@ def time_steps(
     if device.type != "cuda":
         # compile before timing
         compile_loops(step, sizes)
-        with phase("measure steps", device, kind="measure"):
-            return measure(run, sizes, repeats, worth)
+        with phase("measuring step times", device, kind="measure"):
+            with with_faster_threads(lambda: run(sizes[1])) as others_compete:
+                table = measure(run, sizes, repeats, worth)
+            return StepTimeTable(table.sizes, table.seconds, table.steady and not others_compete)
 
     def timed(rows: int) -> None:
         run(rows)
         torch.cuda.current_stream().synchronize()
 
     # compile before timing
-    with phase("compile steps", None, kind="compile"):
+    with phase("compiling kernels of a step", None, kind="compile"):
         for rows in sizes:
             timed(rows)
-    with phase("measure steps", device, kind="measure"):
+    with phase("measuring step times", device, kind="measure"):
         return measure(timed, sizes, repeats)
+
+
+# with all threads a step of a machine that other processes use takes many times as long
+FASTER = 2.0
+
+
+@contextmanager
+def with_faster_threads(run: Callable[[], None]) -> Iterator[bool]:
+    """Context with one thread if `run` then takes 1 / FASTER of its time; True if so, else False.
+
+    Otherwise the steps of a busy machine are measured for a minute, with threads that wait for one
+    another, and the calls themselves use one (`csd/engine/step/thread_choice.py`).
+    """
+    threads, took = torch.get_num_threads(), {}
+    try:
+        for number in sorted({1, threads}):
+            torch.set_num_threads(number)
+            # threads that sleep start
+            run()
+            start = time.perf_counter()
+            run()
+            took[number] = time.perf_counter() - start
+        competing = took[threads] > FASTER * took[1]
+        torch.set_num_threads(1 if competing else threads)
+        yield competing
+    finally:
+        torch.set_num_threads(threads)
 
 
 # seconds after which no further size is timed, but for the first FEWEST: steps of a busy machine

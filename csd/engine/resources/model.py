@@ -58,7 +58,7 @@ class EngineModel:
                 checked = True
 
         by_name = isinstance(model, str | os.PathLike)
-        with phase(f"loading {model}:", None) if by_name else nullcontext():
+        with phase(f"loading {model}", None) if by_name else nullcontext():
             loaded = load(model, before=check_kernels, **options)
         self.kernels, self._exact, self._static = kernels, exact, static
         self.dtype = loaded.dtype

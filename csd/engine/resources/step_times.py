@@ -90,7 +90,7 @@ class StepTimes:
         model, sizes = self._model, sizes_to_time(self._caches.max_slots, False)
         key = step_times_key(model.decoder, model.dtype, model.ops.name, sizes)
         table = load_step_times(key) if key else None
-        if table is None or not table.steady:
+        if table is None or not table.settled:
             table = refined(table, self.measure(repeats=1)) if table else self.measure()
             if key:
                 save_step_times(key, table)

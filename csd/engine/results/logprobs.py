@@ -58,8 +58,9 @@ class Measures:
             values["likely_logprob"] = x.gather(1, token).to(total.dtype) - total
         if self.entropy:
             logprob = x.to(total.dtype) - total
+            chance = logprob.exp()
             # a token of probability 0 adds 0
-            values["entropy"] = -(logprob.exp() * logprob.clamp(min=-1e4)).sum(-1)
+            values["entropy"] = -chance.mul_(logprob.clamp_(min=-1e4)).sum(-1)
         return tokens, values
 
 

@@ -6,7 +6,6 @@ a step's result to the host is queued after the step, and the host reads it one 
 never waits for the step it has just launched. Events around a replay measure its time.
 """
 
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from csd.models.fused.decoder import Decoder
 from csd.models.module.decoder import ModuleDecoder
 from csd.state.pool import Pool
 from csd.state.verdict import Verdict
+from csd.utils.collector import paused
 from csd.utils.phases import phase
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Captures:
         self.warming = self.warming or torch.cuda.Stream()
         self.warming.wait_stream(torch.cuda.current_stream())
         on_gpu = torch.device("cuda")
-        with phase("compile a step's kernels", on_gpu, kind="compile"):
+        with phase("compiling a step's kernels", on_gpu, kind="compile"):
             with torch.cuda.stream(self.warming):
                 for _ in range(2):
                     run()
@@ -69,20 +69,15 @@ class Captures:
             torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # if the garbage collector freed a kernel meanwhile, the capture would fail
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with paused():
             # other threads may continue to use the device, except for waiting for all of it and
             # drawing from torch's default generator
             options = dict(pool=self.memory, stream=self.stream, capture_error_mode="thread_local")
             with (
-                phase("capture a step", on_gpu, kind="compile"),
+                phase("capturing a step", on_gpu, kind="compile"),
                 torch.cuda.graph(graph, **options),
             ):
                 result = run()
-        finally:
-            if collecting:
-                gc.enable()
         return graph, result
 
 

@@ -7,6 +7,7 @@ Then one thread, which waits for nobody, is many times faster than two.
 - Try. After `RECENT` steps, a few steps run with the other number of threads, and the faster one is
   used further on. CPU time does not show whether another process is in the way: threads that wait
   for one another use it too, and so do the threads of a second library.
+- Try at once when two steps in a row take much longer than before: another process has begun.
 - Try again, since other processes begin and end. A trial that cost x seconds more than the better
   number would have is followed by x / `SHARE` seconds without a trial, so trials take at most about
   that share of the time.
@@ -27,6 +28,8 @@ import torch
 
 # steps that are averaged, and steps of a trial after its first
 RECENT, TRIAL = 4, 2
+# a step that takes so many times as long as the shortest recent one is slow
+SLOW = 2
 # largest share of the time that trials may take, and seconds between two trials at least
 SHARE, PAUSE = 0.02, 1.0
 
@@ -46,6 +49,7 @@ class ThreadChoice:
         # per recent step with `threads`: its seconds, in those of the same step by the table of
         # step times
         self._took: deque[float] = deque(maxlen=RECENT)
+        self._slow = 0  # slow steps in a row
         self._tried: list[float] = []  # `_took` of the steps of a trial that is running
         self._spent = 0.0  # seconds of these steps
         self._trial: int | None = None  # the number of threads that it tries
@@ -95,24 +99,29 @@ class ThreadChoice:
         if self._trial is not None:
             self._tried.append(took)
             self._spent += seconds
-            if len(self._tried) > TRIAL or (len(self._tried) > 1 and took > 2 * mean(self._took)):
+            # the first step may wait for threads that sleep, but not for so long
+            longest = (2 if len(self._tried) > 1 else 4) * mean(self._took)
+            if len(self._tried) > TRIAL or took > longest:
                 self._end_trial(now)
             return
+        slow = bool(self._took) and took > SLOW * min(self._took)
+        self._slow = self._slow + 1 if slow else 0
         self._took.append(took)
-        if now >= self._next and len(self._took) == RECENT:
+        begun = self.threads > 1 and self._slow > 1
+        if begun or (now >= self._next and len(self._took) == RECENT):
             self._trial = 1 if self.threads > 1 else self.max_threads
 
     def _end_trial(self, now: float) -> None:
         """Use the faster number of threads, and set the time of the next trial."""
         # the first step of a trial may wait for threads that sleep
-        tried, before = mean(self._tried[1:]), mean(self._took)
+        tried, before = mean(self._tried[1:] or self._tried), mean(self._took)
         lost = self._spent * (1 - len(self._tried) * min(tried, before) / sum(self._tried))
         if tried < before:
             assert self._trial is not None
             self.threads = self._trial
             self._took.clear()
         self._next = now + max(PAUSE, lost / SHARE)
-        self._trial, self._tried, self._spent = None, [], 0.0
+        self._trial, self._tried, self._spent, self._slow = None, [], 0.0, 0
 
 
 @dataclass

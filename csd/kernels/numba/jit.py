@@ -12,6 +12,7 @@ from numba.core import event
 
 from csd.kernels.numba.cache import UNKEPT, Kept
 from csd.kernels.numba.dispatch import LoopDispatcher
+from csd.utils import collector
 from csd.utils import phases as preparation_phases
 
 CSD = Path(__file__).parents[2]
@@ -40,12 +41,16 @@ class First(event.Listener):
 
 
 class Counted(event.Listener):
-    """Counts csd's loops that this process compiles, and times them as the phase "compile"."""
+    """Counts csd's loops that this process compiles, and times them as the phase "compile".
+
+    Python's garbage collector is paused meanwhile.
+    """
 
     loops = 0
 
     def on_start(self, data: Any) -> None:
         if _is_own(data):
+            collector.pause()
             preparation_phases.begin("compile")
             self.loops += 1
             preparation_phases.note(f"{self.loops} compiled")
@@ -53,6 +58,7 @@ class Counted(event.Listener):
     def on_end(self, data: Any) -> None:
         if _is_own(data):
             preparation_phases.end()
+            collector.resume()
 
 
 def _log() -> None:

@@ -33,6 +33,7 @@ from csd.models.module.decoder import ModuleDecoder
 from csd.models.module.sizes import current_sizes
 from csd.models.text_model import unwrapped
 from csd.utils.arguments import check_one_of
+from csd.utils.collector import paused
 from csd.utils.device import BUSY, warn_of_unseen_gpu
 from csd.utils.torch_state import plain_torch
 
@@ -143,9 +144,10 @@ def load(
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | os.PathLike):
-        return _from_path(
-            os.fspath(model), dtype, device, revision, tokenizer, before, decoder, packed
-        )
+        with paused():
+            return _from_path(
+                os.fspath(model), dtype, device, revision, tokenizer, before, decoder, packed
+            )
     if not isinstance(model, nn.Module | Decoder):
         raise TypeError(
             "model must be a transformers model, a local folder, a hub name, a GGUF file or a "

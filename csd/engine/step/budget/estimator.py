@@ -21,6 +21,11 @@ class StepTimesFile(TypedDict):
     seconds: Annotated[list[Annotated[float, Between(0, 1e9)]], AtLeast(2)]
 
 
+# measurements of a machine that is always busy, after which a table is used as it is: its smallest
+# times are of undisturbed steps or of the usual load, whose level an estimator follows
+MEASUREMENTS = 4
+
+
 class StepTimeTable:
     """Seconds of a step by its number of rows, linear between the timed sizes and beyond them.
 
@@ -28,8 +33,13 @@ class StepTimeTable:
     with the rows: disturbances only add to a timing, so a larger size bounds the smaller ones.
     """
 
-    def __init__(self, sizes: list[int], seconds: list[float], steady: bool = True):
-        """steady: whether no disturbance affected the timings."""
+    def __init__(
+        self, sizes: list[int], seconds: list[float], steady: bool = True, measurements: int = 1
+    ):
+        """steady: whether no disturbance affected the timings.
+
+        measurements: number of measurements of whose times each size has the smallest.
+        """
         if len(sizes) != len(seconds) or len(sizes) < 2:
             raise ValueError(
                 f"seconds must be one per size, at least 2, got {len(seconds)} for {len(sizes)}"
@@ -38,8 +48,13 @@ class StepTimeTable:
             raise ValueError(f"sizes must be ascending, got {sizes}")
         if min(seconds) <= 0:
             raise ValueError("seconds must be more than 0")
-        self.sizes, self.steady = sizes, steady
+        self.sizes, self.steady, self.measurements = sizes, steady, measurements
         self.seconds = [min(seconds[i:]) for i in range(len(seconds))]
+
+    @property
+    def settled(self) -> bool:
+        """True if a further measurement is not worth its time."""
+        return self.steady or self.measurements >= MEASUREMENTS
 
     def __call__(self, rows: int) -> float:
         return max(interpolate(self.sizes, self.seconds, rows), self.seconds[0])

@@ -45,7 +45,9 @@ def observe_rows(
     M, S = slot.shape[0], group.shape[0]
     for r in range(M):
         s = max(slot[r], 0)
-        out_context[r] = context[r]
+        # not as whole rows: numba would compile the text of their error
+        for n in range(context.shape[1]):
+            out_context[r, n] = context[r, n]
         has_top, drawn = False, np.int64(0)
         for u in range(TOP):
             # float64 holds the product exactly: one rounding

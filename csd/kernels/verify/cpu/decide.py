@@ -143,13 +143,24 @@ def _write_top(M, S, verdict, ints, floats, wide):
 @loop
 def _write_trees(M, S, pool, accept_row, ints):
     """Write the trees and their accepted rows."""
-    memory(ints, S, INT)[:] = memory(pool.slot_start, S, INT)
-    token, parent, cost, source = pool.token, pool.parent, pool.cost, pool.source
-    out = memory(ints + 4 * S, (4, M), INT)
-    out[0], out[1] = memory(token, M, INT), memory(parent, M, INT)
-    out[2], out[3] = memory(cost, M, INT), memory(source, M, INT)
-    offset = ints + 4 * (S + 4 * M)
-    memory(offset, S * ACCEPT, INT)[:] = memory(accept_row, S * ACCEPT, INT)
+    _copy(pool.slot_start, ints, S)
+    out = ints + 4 * S
+    _copy(pool.token, out, M)
+    _copy(pool.parent, out + 4 * M, M)
+    _copy(pool.cost, out + 8 * M, M)
+    _copy(pool.source, out + 12 * M, M)
+    _copy(accept_row, out + 16 * M, S * ACCEPT)
+
+
+@loop
+def _copy(source, to, count):
+    """Copy `count` int32 numbers between addresses.
+
+    numba compiles an assignment of whole arrays with the text of its error, for 1.5 s.
+    """
+    read, written = memory(source, count, INT), memory(to, count, INT)
+    for i in range(count):
+        written[i] = read[i]
 
 
 def decide(

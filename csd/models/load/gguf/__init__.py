@@ -187,15 +187,20 @@ MAX_ENTRIES = 1 << 22
 def checked(reader: type) -> type:
     """A `gguf.GGUFReader` that reads nothing behind the file's end, and no list without end.
 
-    gguf's own takes any length in a header, and reads what is not there as nothing.
+    gguf's own takes any length in a header, and reads what is not there as nothing. It makes four
+    arrays for each number and text of a vocabulary's lists; here each takes one.
     """
     from gguf import GGUFValueType
 
     class Reader(reader):
-        def _get(self, offset: int, dtype: Any, count: int = 1, **order: Any) -> Any:
-            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+        def _get(
+            self, offset: int, dtype: Any, count: int = 1, override_order: str | None = None
+        ) -> np.ndarray:
+            count, kind = int(count), np.dtype(dtype)
+            if offset + kind.itemsize * count > len(self.data):
                 raise ValueError("the file ends within its header or its tensors")
-            return super()._get(offset, dtype, count, **order)
+            order = override_order or self.byte_order
+            return np.ndarray((count,), kind.newbyteorder(order), self.data, offset)
 
         def _get_field_parts(self, offset: int, kind: int) -> Any:
             if kind == GGUFValueType.ARRAY:

@@ -1,5 +1,8 @@
 """A line on stderr about what takes long, and none about what does not."""
 
+import re
+import sys
+
 import pytest
 import torch
 
@@ -18,13 +21,33 @@ def test_slow_phases_print_a_line_on_a_gpu(device, line, monkeypatch, capsys):
 
 
 def test_phases_are_shown_where_progress_is_asked_for(capsys):
-    with showing(True), phase("loading m:", None):
-        assert capsys.readouterr().err == "csd: loading m: "
-    assert capsys.readouterr().err.endswith(" s\n")
+    with showing(True), phase("loading m", None):
+        assert capsys.readouterr().err == "csd: loading m ...\n"
+    assert re.fullmatch(r"csd: loading m: \d\.\d s\n", capsys.readouterr().err)
     # not on a terminal
-    with showing(None), phase("loading m:", None):
+    with showing(None), phase("loading m", None):
         pass
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_one_line_on_a_terminal_and_whole_lines_in_a_log(terminal, monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with showing(True), phase("loops", None):
+        for now in range(1, 25):
+            phases.note(f"{now} compiled")
+        now = 25.0
+    text = capsys.readouterr().err
+    if terminal:
+        assert text.count("\n") == 1 and text.count("\r") == 24
+        assert text.split("\r")[-1] == "csd: loops: 24 compiled 25.0 s\n"
+    else:
+        assert text == (
+            "csd: loops ...\ncsd: loops: 11 compiled ...\ncsd: loops: 22 compiled ...\n"
+            "csd: loops: 25.0 s\n"
+        )
 
 
 def test_time_counts_once(monkeypatch):
@@ -60,7 +83,7 @@ def test_a_step_does_not_count_what_compiles_in_it(monkeypatch):
 
 
 def test_announced_phases_print_one_line_even_on_failure(capsys):
-    with pytest.raises(ValueError), phase("check", torch.device("cuda"), "checking ..."):
-        assert capsys.readouterr().err == "csd: checking ... "
+    with pytest.raises(ValueError), phase("check", torch.device("cuda"), "checking"):
+        assert capsys.readouterr().err == "csd: checking ...\n"
         raise ValueError
     assert capsys.readouterr().err.endswith(" s\n")

@@ -14,9 +14,11 @@ from csd.engine.first_call.time_steps import (
     measure,
     refined,
     save_step_times,
+    with_faster_threads,
 )
 from csd.engine.resources.step_times import StepTimes
 from csd.engine.step.budget import StepTimeTable
+from csd.engine.step.budget.estimator import MEASUREMENTS
 
 PROMPT = [5, 6, 7, 5, 6]
 
@@ -80,6 +82,7 @@ def test_each_kind_of_step_is_measured_once(measured, tmp_path):
         dict(seconds=[1.0, float("nan"), 2.0]),
         dict(rows=[4, 1, 2]),
         dict(rows="1, 4, 16"),
+        dict(measurements=0),
     ],
     ids=[
         "empty",
@@ -93,6 +96,7 @@ def test_each_kind_of_step_is_measured_once(measured, tmp_path):
         "nan",
         "falling",
         "text",
+        "unmeasured",
     ],
 )
 def test_unusable_files_are_measured_anew(content, measured, tmp_path, caplog):
@@ -188,6 +192,43 @@ def test_a_marked_table_is_refined_until_two_measurements_agree(monkeypatch, tmp
     ]
     # a process that refines a table times each size once, and none times a steady one
     assert rounds == [3, 1, 1]
+
+
+def test_processes_of_a_busy_machine_measure_a_few_times_only(monkeypatch, tmp_path):
+    """Without two measurements that agree, a table has the smallest times of MEASUREMENTS."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measured = []
+
+    def measure(self, repeats=3):
+        measured.append(2.0 ** -len(measured))
+        return StepTimeTable([1, 4], [measured[-1], 3 * measured[-1]], steady=False)
+
+    monkeypatch.setattr(StepTimes, "measure", measure)
+    want = drawn(engine())
+    for _ in range(MEASUREMENTS + 2):
+        assert drawn(made := engine()) == want
+    assert len(measured) == MEASUREMENTS == made.step_times.table.measurements
+    assert made.step_times.table.seconds == [measured[-1], 3 * measured[-1]]
+    # the mark is kept
+    assert made.step_times.table.settled and not made.step_times.table.steady
+
+
+@pytest.mark.parametrize("beside, want", [(1.1, 2), (1.9, 2), (2.1, 1), (30.0, 1)])
+def test_steps_are_measured_with_one_thread_where_two_take_far_longer(beside, want, monkeypatch):
+    """beside: seconds of a step with two threads; one thread takes 1 s."""
+    now, before = [0.0], torch.get_num_threads()
+    monkeypatch.setattr("csd.engine.first_call.time_steps.time.perf_counter", lambda: now[0])
+
+    def run():
+        now[0] += 1.0 if torch.get_num_threads() == 1 else beside
+
+    torch.set_num_threads(2)
+    try:
+        with with_faster_threads(run) as competing:
+            assert torch.get_num_threads() == want and competing == (want == 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_slow_measurement_ends_after_few_sizes(monkeypatch):

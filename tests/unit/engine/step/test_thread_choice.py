@@ -1,5 +1,7 @@
 """Threads of a step: one while other processes compete, all again when they have ended."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -50,6 +52,26 @@ def test_a_busy_machine_gets_one_thread_and_trials_take_their_share(two_threads,
     machine.run(600, one=0.05, two=two)
     best = len(machine.steps) * 0.05
     assert sum(took for _, took in machine.steps) < best * (1 + 2 * SHARE)
+
+
+@pytest.mark.parametrize("two", [0.2, 0.5, 3.0])
+def test_two_slow_steps_are_enough_when_others_begin(two_threads, two):
+    for quiet in (0.2, 5.0, 7.3, 30.0):
+        machine = Machine(ThreadChoice())
+        machine.run(quiet, one=0.05, two=0.03)
+        machine.steps.clear()
+        machine.run(2 * two + 1, one=0.05, two=two)
+        assert machine.choice.threads == 1
+        assert sum(threads == 2 for threads, _ in machine.steps) <= 3, quiet
+
+
+def test_a_trial_ends_with_a_step_that_takes_far_too_long(two_threads):
+    machine = Machine(ThreadChoice())
+    machine.run(20, one=0.05, two=0.5)
+    machine.steps.clear()
+    machine.run(100, one=0.05, two=0.5)
+    slow = [i for i, (threads, _) in enumerate(machine.steps) if threads == 2]
+    assert slow and all(later - earlier > 1 for earlier, later in pairwise(slow))
 
 
 def test_all_threads_return_when_the_others_have_ended(two_threads):

@@ -46,12 +46,42 @@ def rows_of(batch):
         yield prompt, tokens, own, logprobs
 
 
-def test_turns_are_those_of_a_session_and_of_a_plain_loop(monkeypatch):
-    trainer, batch, rollout, model = trained(monkeypatch)
+class Counter:
+    """Environment whose answers depend on its calls, and whose every second instance adds a text to
+    the prompt."""
+
+    made = 0
+
+    def __init__(self):
+        self.number = Counter.made
+        Counter.made += 1
+
+    def reset(self, prompt, **columns):
+        assert prompt[-1]["role"] == "user" and not columns
+        self.answers = []
+        return "Go on. " if self.number % 2 else None
+
+    def square(self, digit: int) -> int:
+        """Square of a digit and the number of calls before.
+
+        Args:
+            digit: from 0 to 9.
+        """
+        self.answers.append(digit * digit + len(self.answers))
+        return self.answers[-1]
+
+    def get_reward(self) -> float:
+        return float(len(self.answers))
+
+
+@pytest.mark.parametrize("environment", [None, Counter], ids=["tools", "environments"])
+def test_turns_are_those_of_a_session_and_of_a_plain_loop(monkeypatch, environment):
+    Counter.made = 0
+    trainer, batch, rollout, model = trained(monkeypatch, environment=environment)
     tokenizer, ends = trainer.processing_class, trainer.generation_config.eos_token_id
     wide = copy.deepcopy(model).double()
     worst = plain = 0.0
-    turns = []
+    turns, rows = [], []
     sample = {}
     with csd.Engine(model, tokenizer=tokenizer, exact=True) as engine:
         for prompt, tokens, own, logprobs in rows_of(batch):
@@ -59,9 +89,11 @@ def test_turns_are_those_of_a_session_and_of_a_plain_loop(monkeypatch):
             cuts = [0, *(i for i in range(1, len(own)) if own[i] != own[i - 1]), len(own)]
             spans = [tokens[a:b] for a, b in pairwise(cuts)]
             turns.append(len(spans))
-            for call, answer in zip(spans[::2], spans[1::2], strict=False):
+            rows.append([])
+            for i, (call, answer) in enumerate(zip(spans[::2], spans[1::2], strict=False)):
                 digit = int(tokenizer.decode(call)[-1])
-                assert tokenizer.decode(answer) == f"tool: {digit**2}\nassistant: "
+                rows[-1].append(digit**2 + (i if environment else 0))
+                assert tokenizer.decode(answer) == f"tool: {rows[-1][-1]}\nassistant: "
             index = sample[tuple(prompt)] = sample.get(tuple(prompt), -1) + 1
             session = engine.session(prompt, num_samples=8, seed=rollout._turns.seed)
             branch = session[index]
@@ -88,6 +120,13 @@ def test_turns_are_those_of_a_session_and_of_a_plain_loop(monkeypatch):
     (log,) = [row for row in trainer.state.log_history if "loss" in row]
     assert log["csd/logp_diff_max"] <= 4 * plain and log["grad_norm"] > 0
     assert log["tools/failure_frequency"] == 0
+    if environment:
+        called = [row.answers for row in trainer.environments]
+        # TRL leaves an answer out that the length has no room for
+        assert [own[: len(seen)] for own, seen in zip(called, rows, strict=True)] == rows
+        assert log["rewards/Counter/mean"] == sum(map(len, called)) / len(called)
+        # two prompts, each with and without the text that environments add
+        assert sorted(sample.values()) == [3, 3, 3, 3]
 
 
 def test_tokens_of_a_tool_that_filters_remove_have_no_loss(monkeypatch):

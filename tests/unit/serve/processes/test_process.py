@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pty
 import re
 import signal
 import socket
@@ -177,6 +178,40 @@ def test_a_drain_ends(toy_folder, work, signals, code):
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_start_shows_its_steps(terminal, toy_folder, tmp_path):
+    """Whole lines in a log; on a terminal one line for each step, which begins before it."""
+    command = [sys.executable, "-m", "csd.cli.main", "serve", toy_folder, "--port", "0"]
+    command += ["--max-tokens", "300", "--dtype", "float64"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    read, written = pty.openpty() if terminal else os.pipe()
+    process = subprocess.Popen(command, stderr=written, env=env)
+    os.close(written)
+    try:
+        text = b""
+        while b"http://" not in text:
+            text += os.read(read, 1 << 16)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(read)
+    lines = text.decode().replace("\r\n", "\n").split("\n")
+    lines = [line for line in lines if line.startswith("csd: ")]
+    steps = [
+        f"csd: loading {toy_folder}",
+        "csd: compiling or loading loops in float64, for any number of threads",
+        "csd: measuring step times",
+        "csd: drawing a text and a JSON value, which compile what is left",
+    ]
+    if not terminal:
+        assert b"\r" not in text
+        steps = [line for step in steps for line in (f"{step} ...", f"{step}: ")]
+    assert [line for line in lines if line.startswith("csd: serving ")] == lines[-1:]
+    shown = [line for line in lines[:-1] if " compiled ..." not in line]
+    assert len(shown) == len(steps)
+    assert all(map(str.startswith, shown, steps)), lines
 
 
 def test_errors_precede_loading(toy_folder, capsys):
