@@ -81,7 +81,7 @@ def tiny_shapes():
         for name, value in dict(SAMPLES=(2,), PROMPT=5, NEW=3).items():
             patch.setattr(first_call, name, value)
         patch.setattr(products, "ROWS", (1, 16, 32))
-        patch.setattr(products, "copies_for", lambda size: 1)
+        patch.setattr(workload, "copies_for", lambda size: 1)
         patch.setattr(products, "replayed", lambda calls, count: [sum(map(called, calls))])
         patch.setattr(products, "copy_bandwidth", lambda device: 1e9)
         # of exact rows

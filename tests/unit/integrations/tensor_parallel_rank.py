@@ -141,7 +141,7 @@ def faults(last):
         "pass on both": {0: product(79), 1: product(79)},
         "commit on 1": {1: commit(2)},
         "last commit on 1": {1: commit(last)},
-        "caches on 1": {1: lambda engine: once(engine, "_allocate", full)},
+        "caches on 1": {1: lambda engine: once(engine.caches, "allocate", full)},
         "callback": {0: dict(callback=lambda *args: {}["x"])},
         "disagree": {1: lambda engine: disagree()},
     }

@@ -11,6 +11,7 @@ from csd.state.context_table import ANY, PRIOR_KEY
 from csd.state.pool import (
     HISTORY,
     MAX_CHILDREN,
+    MAX_DEPTH,
     MAX_NODES,
     OWN,
     PRIOR,
@@ -110,7 +111,7 @@ def draft(graph, slots, rows, noise=None) -> Pool:
             continue
         generated, nodes = int(slots.generated[s]), []
         front = [(0, None, None, slots.context[s].tolist())]
-        for depth in range(1, config.max_depth + 1):
+        for depth in range(1, min(config.max_depth, MAX_DEPTH) + 1):
             if generated + depth >= int(slots.max_new[s]):
                 break
             level = []
