@@ -4,8 +4,8 @@ A small model of random weights, with a model's head sizes and vocabulary, draws
 long and a short prompt (`run.py`). Each call of an operation is repeated by its reference on copies
 on the CPU: integers must be equal, and floats within a few roundings (`compare.py`). The loops,
 splits and chunks that ran are counted (`coverage.py`). Operations that this model does not use are
-run on their own (`cases.py`). Then the same call, run with other steps, must commit the same tokens
-(`tokens.py`).
+run on their own (`cases.py`). Then the same call, run with other steps, must commit the same
+tokens.
 """
 
 from csd.doctor.cases import SMALL, Sizes

@@ -6,14 +6,14 @@
     call.py       one call: its checked arguments as requests and settings
     scheduler.py  the loop of a call: fill free slots, run a step, read its record, end samples
     options/      arguments: default, check, flag and description of each; grammars, thoughts
-    requests/     prompts and their samples, edits of slots, past samples, errors
+    requests/     prompts and their samples, edits of slots, past samples
     resources/    `EngineModel`, `Caches` and `StepTimes`, which calls share
     step/         the step: drafts, one pass, verification; its budget; prefill of prompts
     rules/        changes of logits before verification: tables, grammars, users' functions
     results/      records of steps, samples, statistics, log-probabilities, views
     first_call/   checks, compilation and timing, once per machine
 
-A call goes down this list once: `generate` finds the engine, `Call.read` makes the requests, the
+A call of `csd.generate`: `generate.py` finds the engine, `Call.read` makes the requests, the
 engine allocates caches for them (`resources`), and a `Scheduler` runs steps until all samples have
 ended. `csd.serve` runs the same engine with a scheduler that admits requests between two steps.
 """

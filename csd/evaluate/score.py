@@ -8,7 +8,7 @@ import torch
 from csd.engine.call import RunSettings
 from csd.engine.generate import engine_for
 from csd.engine.options import read_without_config
-from csd.engine.options.params import limited, resolve
+from csd.engine.options.params import TOKEN_RULES, limited, resolve
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.result import Samples
@@ -20,13 +20,7 @@ from csd.verify.teacher_forcing import TeacherForcing
 # arguments of `generate` that apply to scoring
 TAKEN = (
     *FILTERS,
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "suppress_tokens",
-    "no_repeat_ngram_size",
-    "frequency_penalty",
-    "presence_penalty",
+    *TOKEN_RULES,
     "logits_processor",
     "tokenizer",
     "attention_mask",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from csd.engine.options import read_without_config
-from csd.engine.options.params import SamplingParams, limited, resolve
+from csd.engine.options.params import TOKEN_RULES, SamplingParams, limited, resolve
 from csd.gradient.policy import Policy, policy_of
 from csd.gradient.rows import Rows
 from csd.models.text.context import read_completions
@@ -20,13 +20,7 @@ from csd.utils.torch_state import plain_torch
 # arguments of `generate` that apply
 TAKEN = (
     *FILTERS,
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "suppress_tokens",
-    "no_repeat_ngram_size",
-    "frequency_penalty",
-    "presence_penalty",
+    *TOKEN_RULES,
     "min_new_tokens",
     "end_token_ids",
     "tokenizer",

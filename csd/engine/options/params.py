@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from csd.engine.options import SamplingOptions
 from csd.engine.options.arguments import LogitOptions
+from csd.engine.options.grammar import GRAMMARS
 from csd.engine.options.logit_params import check_vocabulary, row_params, without_ends
 from csd.state.filters import GREEDY
 from csd.state.slots import MAX_STOP_IDS
@@ -19,6 +20,12 @@ OF_CONFIG = " of the model's generation config"
 
 # arguments that change logits before the filters
 RULES = tuple(options_of(LogitOptions))
+# of these, the ones that follow from a text's tokens alone, so that a given text can be scored
+TOKEN_RULES = tuple(
+    name
+    for name in RULES
+    if name not in ("logits_processor", "max_thinking_tokens", "thinking_tags", *GRAMMARS)
+)
 
 # options of transformers' generation config that csd does not implement -> values that mean off
 _UNSUPPORTED: dict[str, tuple] = {

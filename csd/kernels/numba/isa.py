@@ -44,7 +44,7 @@ def has_amx() -> bool:
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """True if products of a dtype should run in the loop of `layers/cpu/linear.py` on this machine.
+    """True if products of a dtype should run in csd's own loop on this machine.
 
     It needs an instruction for this CPU, and as many threads of numba as PyTorch has.
     """

@@ -3,7 +3,7 @@
 At row m, with x the logits [V] after repetition penalty and banned end tokens, z = x / T and
 top = max z:
 
-    kept   tokens that pass top-k, then top-p, then min-p, each as transformers defines it
+    kept   tokens that pass top-k, top-p, min-p and typical-p in turn, as transformers defines them
     head   the kept tokens with z >= top - 11.1; with top-k <= 1,024 all kept tokens
     rest   the other kept tokens, one atom with token id V and mass sum exp(z)
     sample = argmax( z_t + G_t  for t in head,  log(mass of rest) + G_V )

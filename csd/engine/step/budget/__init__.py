@@ -16,7 +16,7 @@ which is the number of committed tokens per slot, divided by the time of the ste
   drafts follows 2^n steps later. Once the cool-down has its maximum length, that step verifies
   nodes even if no gain is expected.
 - Stop on loss. Independent of expectations, drafts are limited by a credit, in units of steps
-  without drafts; each step adds its gain or subtracts its loss (`gate`).
+  without drafts; each step adds its gain or subtracts its loss (`SpeculationGate`).
 
 A call begins with the uncorrected table. Measured times affect the budget, but never the tokens.
 Steps of fixed shapes choose among pool sizes by the same rule.

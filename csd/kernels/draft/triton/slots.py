@@ -1,4 +1,4 @@
-"""Functions of the drafting kernels for one slot, and the kernel of `sample_words`."""
+"""Functions of the drafting kernels over slots, and the kernel of `sample_words`."""
 
 import triton
 import triton.language as tl
