@@ -1,8 +1,8 @@
 """The three backends of a step's operations, by the names that `kernels=` takes.
 
-"reference": PyTorch and numpy, the definition. "cpu": loops that numba compiles
-(the folders `cpu`). "triton": the kernels of a GPU. A backend without an
-operation runs the reference's, and `csd doctor --ops` lists these operations.
+"reference": PyTorch and numpy, the definition. "cpu": loops that numba compiles (the folders
+`cpu`). "triton": the kernels of a GPU. A backend without an operation runs the reference's, and
+`csd doctor --ops` lists these operations.
 """
 
 import warnings

@@ -5,6 +5,7 @@ of torch and transformers again and again: about an eighth of a first call's CPU
 """
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -18,6 +19,17 @@ class _Pauses:
 
 
 _pauses = _Pauses()
+
+
+def _end_all() -> None:
+    """End the pauses of threads that a fork leaves behind."""
+    _pauses.lock = Lock()
+    if _pauses.count and _pauses.collects:
+        gc.enable()
+    _pauses.count = 0
+
+
+os.register_at_fork(after_in_child=_end_all)
 
 
 def pause() -> None:

@@ -76,9 +76,9 @@ class Stats:
         gain, slots, double_cost: the fields of these names. samples: tokens of finished samples.
         """
         self.draft_gain, self.slots, self.double_cost = gain, slots, double_cost
-        texts = [tokens[:BEGINNING] for tokens in islice(samples, COMPARED)]
-        if gain is not None and not self.pays and len(texts) > 1:
-            self.shared_ngrams = shared_ngrams(texts)
+        if gain is not None and not self.pays:
+            texts = [tokens[:BEGINNING] for tokens in islice(samples, COMPARED)]
+            self.shared_ngrams = shared_ngrams(texts) if len(texts) > 1 else None
 
     @property
     def pays(self) -> bool:

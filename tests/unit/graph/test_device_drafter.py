@@ -7,8 +7,8 @@ import torch
 from helpers.checks.host_reads import NoHostReads
 from helpers.models.checkpoints import build
 from helpers.models.scripted import Letters, Near, PrefixSum, engine, loaded
+from helpers.runs.tiny_steps import CONFIG, OneDevice, step_with
 from helpers.targets import few, slow
-from tiny_steps import CONFIG, OneDevice, step_with
 
 import csd
 from bench.lib.shapes import random_model

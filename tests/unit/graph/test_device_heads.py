@@ -5,8 +5,8 @@ import torch
 from helpers.checks.host_reads import NoHostReads
 from helpers.models.checkpoints import VOCAB, build
 from helpers.models.eagle_heads import write
+from helpers.runs.tiny_steps import CONFIG, step_with
 from helpers.targets import few
-from tiny_steps import CONFIG, step_with
 
 import csd
 from csd.engine.step.budget import FixedBudget

@@ -7,8 +7,8 @@ import torch
 from helpers.checks.host_reads import NoHostReads
 from helpers.models import checkpoints
 from helpers.runs.engine_cases import PROMPTS, assert_same_samples
+from helpers.runs.tiny_steps import OneDevice, step_with
 from helpers.targets import few, slow
-from tiny_steps import OneDevice, step_with
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bench

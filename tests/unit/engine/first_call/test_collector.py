@@ -1,6 +1,7 @@
 """Pauses of the garbage collector end with the last of them, and restore what was before."""
 
 import gc
+import os
 
 import numpy as np
 import pytest
@@ -31,6 +32,16 @@ def test_a_collector_that_was_off_stays_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_forked_child_collects():
+    """Nothing in it would end the pause of a thread of its parent."""
+    with paused():
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+        assert not gc.isenabled()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_no_collection_while_a_loop_is_compiled():

@@ -5,22 +5,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.checks.host_reads import NoHostReads
-from helpers.checks.operators import OPERATORS
 from helpers.models import checkpoints
 from helpers.runs.engine_cases import PROMPTS, assert_same_samples
+from helpers.runs.tiny_steps import step_with
 from helpers.targets import few
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import csd
-from bench.lib.shapes import random_model
-from csd.engine.step.static_step import Captures, StaticStep
+from csd.engine.step.static_step import Captures
 from csd.graph.consensus import ConsensusGraph
-from csd.models.fused.config import ModelConfig
 from csd.state.context_table import GraphConfig
-from csd.state.kv_cache import KVCache
-from csd.state.slots import Slots
 
 
 @pytest.fixture(scope="module")
@@ -78,44 +74,12 @@ def test_calls_without_static_support_run_eagerly(model):
 
 
 def tiny_step(slots=3, device="cpu"):
-    """A step on operators over live slots, on whatever mode is current."""
-    config = ModelConfig(
-        family="llama",
-        vocab=97,
-        hidden=32,
-        intermediate=48,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        context=512,
-        norm_eps=1e-5,
-        rope_theta=10000.0,
-    )
-    decoder = random_model(config, device, torch.float32)
-    graph = ConsensusGraph(OPERATORS, torch.device(device), GraphConfig(capacity=256))
-    cache = KVCache(
-        config,
-        slots=slots,
-        pages=8,
-        prompt_pages=1,
-        slot_pages=1,
-        rows=64,
-        dtype=torch.float32,
-        device=device,
-    )
-    state = Slots.empty(slots, 97, 64, graph.context, device=device)
-    state.live.fill_(True)
-    for name, value in dict(group=0, max_new=60, key=5).items():
-        getattr(state, name).fill_(value)
-    state.sample.copy_(torch.arange(slots, device=device))
-    state.context.fill_(3)
-    state.prompt_len.fill_(7)
-    state.group_key.fill_(1)
-    cache.prompt_pages.fill_(4)
-    cache.k.zero_(), cache.v.zero_()
-    cache.slot_pages.copy_(torch.arange(slots, device=device)[:, None])
-    return StaticStep(decoder, graph, cache, state, OPERATORS)
+    """A step with the consensus graph, on whatever mode is current."""
+
+    def graph(ops, device):
+        return ConsensusGraph(ops, device, GraphConfig(capacity=256))
+
+    return step_with(graph, slots, device, observes=False)
 
 
 @pytest.mark.parametrize("nodes", [0, 13])

@@ -9,6 +9,7 @@ from helpers.models.families import build
 from helpers.oracles import oracle
 from helpers.oracles.token_by_token import TokenByToken
 from helpers.runs.exact_runs import assert_same_bits, run
+from helpers.runs.hybrid_draws import TOKENS, drawn, prompt
 from helpers.targets import few, slow
 
 import csd
@@ -18,7 +19,7 @@ from csd.models.fused.fusable import refuse_patched
 from csd.models.fused.fuse import fuse, is_fused
 from csd.models.load import load
 
-FAMILY, BUDGETS, TOKENS = "qwen3_5_text", (0, 4, 16, 48), 24
+FAMILY, BUDGETS = "qwen3_5_text", (0, 4, 16, 48)
 # sizes that are not in the table of families: one value head a key head, heads of odd sizes
 OTHER = dict(
     layer_types=["linear_attention"] * 2 + ["full_attention", "linear_attention"],
@@ -33,23 +34,6 @@ OTHER = dict(
     tie_word_embeddings=True,
     rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5),
 )
-
-
-def prompt(length):
-    return [(7 * i + 3) % 61 for i in range(length)]
-
-
-def drawn(engine, given, budget, samples=4, tokens=TOKENS, **params):
-    return engine.generate(
-        given,
-        num_samples=samples,
-        seed=4,
-        max_new_tokens=tokens,
-        budget=budget,
-        temperature=0.7,
-        end_token_ids=[],
-        **params,
-    )
 
 
 @few(1)

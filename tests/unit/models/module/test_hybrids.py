@@ -8,6 +8,7 @@ import torch
 from helpers.models.families import MODULES, build
 from helpers.oracles import oracle
 from helpers.oracles.token_by_token import TokenByToken
+from helpers.runs.hybrid_draws import TOKENS, drawn, prompt
 from helpers.targets import few, slow
 
 import csd
@@ -26,24 +27,6 @@ EACH = HYBRIDS if os.environ.get("CSD_EXAMPLES") else FEW
 # its tokens pass positions at which states are stored, and at 81 whole pieces of 64 are read
 PROMPTS = {name: 30 for name in HYBRIDS} | {"qwen3_5_text": 84}
 BUDGETS = 0, 4, 16, 48
-TOKENS = 24
-
-
-def prompt(length):
-    return [(7 * i + 3) % 61 for i in range(length)]
-
-
-def drawn(engine, given, budget, samples=4, tokens=TOKENS, **params):
-    return engine.generate(
-        given,
-        num_samples=samples,
-        seed=4,
-        max_new_tokens=tokens,
-        budget=budget,
-        temperature=0.7,
-        end_token_ids=[],
-        **params,
-    )
 
 
 @few(2)

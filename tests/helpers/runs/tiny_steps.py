@@ -1,4 +1,4 @@
-"""A static step on public operators with another drafter than the consensus graph."""
+"""A static step of a tiny model on public operators, with any drafter."""
 
 import torch
 from helpers.checks.nested import leaves_of
@@ -38,8 +38,11 @@ CONFIG = ModelConfig(
 )
 
 
-def step_with(make, slots=3, device="cpu"):
-    """make(ops, device) returns the drafter; all slots are live in one group."""
+def step_with(make, slots=3, device="cpu", observes=True):
+    """make(ops, device) returns the drafter; all slots are live in one group.
+
+    observes: whether the drafter reads the prompt, which it copies from the host.
+    """
     config = CONFIG
     decoder = random_model(config, device, torch.float32)
     drafter = make(OPERATORS, torch.device(device))
@@ -63,5 +66,6 @@ def step_with(make, slots=3, device="cpu"):
     cache.k.zero_(), cache.v.zero_()
     cache.slot_pages.copy_(torch.arange(slots, device=device)[:, None])
     drafter.attach(decoder, cache)
-    drafter.observe_prompt(1, [3] * 8, 0, 8, state)
+    if observes:
+        drafter.observe_prompt(1, [3] * 8, 0, 8, state)
     return StaticStep(decoder, drafter, cache, state, OPERATORS)
