@@ -72,7 +72,7 @@ test-slow: install triton-3.6
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
 test-integrations: install-integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/gradient $(addprefix tests/unit/integrations/, \
-		rl/test_trl.py rl/test_trl_trainer.py lora/test_lora.py lora/test_lora_fused.py lora/test_lora_switches.py \
+		rl lora/test_lora.py lora/test_lora_fused.py lora/test_lora_switches.py \
 		test_ray.py test_lm_eval.py test_examples_integrations.py)
 
 # `csd serve` with the clients that others wrote, two hundred at once, and signals
