@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from csd.cli import audit, doctor
+from csd.cli import COMMANDS, audit, doctor
 from csd.cli import eval as cli_eval
 from csd.cli import report as cli_report
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
-from csd.cli import train_head as cli_train_head
 from csd.cli.common import (
     Help,
     add_command,
@@ -57,12 +56,13 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
         cli_eval,
         cli_report,
         cli_trace,
-        cli_train_head,
         audit,
         doctor,
     )
     for module in modules:
         module.add(commands)
+    for add in COMMANDS:
+        add(commands)
     return parser, commands
 
 

@@ -13,8 +13,8 @@ from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.evaluation import digest
 from csd.evaluate.import_logs import traces_of
 from csd.evaluate.resumable_results import record
-from csd.graph.drafter_registry import check_known, names
 from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, MIN_CONTEXTS, Prior, is_prior
+from csd.graph.registry import check_known, names
 from csd.models.load import tokenizer_of
 from csd.models.load.checkpoint import quiet_libraries
 from csd.models.text.prompts import as_message, check_prompt, has_chat

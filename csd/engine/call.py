@@ -18,6 +18,7 @@ from csd.engine.requests.request import LiveSample, OnTokens, Request, every
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.result import Sample, Samples, Until, UntilRule
 from csd.graph.prior import Prior
+from csd.graph.teacher_forcing import TeacherForcing
 from csd.kernels.ops import Ops
 from csd.models.fused.config import TextSizes
 from csd.models.text.prompts import parse, truncate
@@ -26,7 +27,6 @@ from csd.traces.traces import Trace, open_traces, write_traces
 from csd.utils.files import WholeFile
 from csd.utils.phases import wants_progress
 from csd.utils.torch_state import callers_state, plain_torch
-from csd.verify.teacher_forcing import TeacherForcing
 
 # shortest time between two updates of the bar
 SECONDS = 0.1

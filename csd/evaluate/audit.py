@@ -24,6 +24,7 @@ from csd.engine.engine import Engine
 from csd.engine.options import SamplingOptions, read_options
 from csd.engine.options.params import limited, resolve
 from csd.engine.requests.request import Request
+from csd.graph.teacher_forcing import TeacherForcing
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.ops import Ops
 from csd.kernels.verify.reference_rows import row_logits, row_scores
@@ -34,7 +35,6 @@ from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.traces.traces import Trace
 from csd.utils.check import shown
-from csd.verify.teacher_forcing import TeacherForcing
 
 
 class Auditor(TeacherForcing):

@@ -41,8 +41,8 @@ from csd.engine.options.logit_params import (
 )
 from csd.engine.results.logprobs import MOST_TOP
 from csd.engine.results.result import OnText, Samples, Until, UntilRule
-from csd.graph.drafter_registry import names
 from csd.graph.prior import Prior
+from csd.graph.registry import names, verifier_names
 from csd.models.load.choose_decoder import DECODERS
 from csd.state.slots import MAX_STOP_IDS
 from csd.traces.history import History
@@ -59,7 +59,6 @@ from csd.utils.arguments import (
     check_strings,
     check_whole,
 )
-from csd.verify.multi_draft import DRAWS
 
 # most samples of a prompt per call: each is an object in memory
 MOST_SAMPLES = 1 << 20
@@ -366,9 +365,6 @@ class PromptOptions(TypedDict, total=False):
     ]
 
 
-VERIFIERS = ("match", *DRAWS)
-
-
 def read_budget(text: str) -> str | int:
     """Parse a budget of the command line."""
     if text != "auto" and not text.isdecimal():
@@ -393,7 +389,7 @@ class DraftingOptions(TypedDict, total=False):
             "the graph or from a draft model, and accept or resample them (`csd.verify`). They "
             "keep the samples' distribution, but tokens depend on siblings, batch and budget, and "
             "a seed repeats them only for the same call with an integer `budget`",
-            partial(check_one_of, names=VERIFIERS),
+            partial(check_one_of, names=verifier_names()),
         ),
     ]
     drafter: Annotated[

@@ -106,7 +106,7 @@ ELSEWHERE = {
         "test_ctrl_c_leaves_whole_problems",
     ),
     "cli/train_head.py: \ninterrupted; run the same command again": (
-        "tests/unit/training/test_train_head.py",
+        "tests/unit/research/training/test_train_head.py",
         "test_an_interrupted_run_ends_with_the_same_bits",
     ),
     "cli/trace.py: \ninterrupted; run the same command again": (

@@ -16,7 +16,7 @@ from csd.evaluate.evaluation import Results
 from csd.evaluate.replay import gain
 from csd.evaluate.report import data, figures
 from csd.evaluate.resumable_results import ResumedFile, _check_line
-from csd.graph.baselines.rest import Datastore
+from csd.research.baselines.rest import Datastore
 from csd.traces.history import History
 from csd.traces.traces import read_traces
 from csd.utils.files import naming, read_file
