@@ -7,16 +7,18 @@ function that is called meanwhile has the caller's state (`callers_state`).
 
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from csd.utils.device import usable_cpus
 
 T = TypeVar("T")
+P = ParamSpec("P")
 # device types with their own autocast
 _KINDS = ("cpu", "cuda", "xpu", "mps")
 _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
@@ -160,19 +162,28 @@ def _switched(now: _State, to: _State) -> AbstractContextManager[Any]:
         return _Closing(stack.pop_all())
 
 
-def in_plain_torch(items: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Yield the items; they are computed in `plain_torch`, and used in the state of their user."""
-    try:
-        while True:
+def in_plain_torch(
+    function: Callable[P, Generator[T, None, None]],
+) -> Callable[P, Generator[T, None, None]]:
+    """Wrap a generator function: its items are computed in `plain_torch`, and used in the state of
+    their user."""
+
+    @wraps(function)
+    def generate(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        items = function(*args, **kwargs)
+        try:
+            while True:
+                with plain_torch():
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                yield item
+        finally:
             with plain_torch():
-                try:
-                    item = next(items)
-                except StopIteration:
-                    return
-            yield item
-    finally:
-        with plain_torch():
-            items.close()
+                items.close()
+
+    return generate
 
 
 def version_of(x: torch.Tensor) -> int:
