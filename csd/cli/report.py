@@ -29,7 +29,7 @@ def _report(args: Namespace) -> int:
     if out.exists() and out.samefile(args.file):
         raise ValueError(f"out must differ from the input file, got {str(out)!r}")
     text = _page(args.file)
-    with WholeFile(out) as file:
+    with WholeFile(out, alone=False) as file:
         file.write([text.encode()])
     print(out)
     return 0

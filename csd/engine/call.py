@@ -26,7 +26,7 @@ from csd.traces.history import History
 from csd.traces.traces import Trace, open_traces, write_traces
 from csd.utils.files import WholeFile
 from csd.utils.phases import wants_progress
-from csd.utils.torch_state import callers_state, plain_torch
+from csd.utils.torch_state import calling, plain_torch
 
 # shortest time between two updates of the bar
 SECONDS = 0.1
@@ -298,7 +298,7 @@ def _on_tokens(callback: Any, bar: Progress | None) -> OnTokens | None:
         if bar is not None:
             bar.show()
         if callback is not None:
-            with callers_state():
+            with calling("callback"):
                 callback(request.index, live.index, tokens, text)
 
     return on_tokens

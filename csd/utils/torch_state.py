@@ -2,7 +2,7 @@
 
 A sample is a function of its model, prompt and seed, so it may not depend on the autocast, default
 dtype or precision of products around the call. csd draws in the dtype of the weights. A user's
-function that is called meanwhile has the caller's state (`callers_state`).
+function that is called meanwhile has the caller's state (`callers_state`, `calling`).
 """
 
 import sys
@@ -119,6 +119,27 @@ def callers_state() -> AbstractContextManager[Any]:
     """Context with the state that was around the innermost `plain_torch`."""
     caller = getattr(_thread, "caller", None)
     return nullcontext() if caller is None else _switched(_State.now(), caller)
+
+
+class calling(AbstractContextManager[None]):
+    """Context of a call of the user's function `name`, in `callers_state`.
+
+    A generator around the call would take some errors for its own end, and lose them or others'
+    work. Like Python (PEP 479), this turns them into a RuntimeError.
+    """
+
+    # no @contextmanager: contextlib sets attributes of the error, which its class may forbid
+    def __init__(self, name: str):
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._state = callers_state()
+        self._state.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._state.__exit__(None, None, None)
+        if isinstance(error, GeneratorExit | StopIteration | StopAsyncIteration):
+            raise RuntimeError(f"{self._name} raised {type(error).__name__}") from error
 
 
 class _Closing(AbstractContextManager[None]):

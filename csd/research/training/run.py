@@ -3,9 +3,9 @@
 Its state is saved in the folder of the head (`Folder`), from which the same command resumes.
 """
 
-import os
 import random
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,11 @@ class Folder:
 
     def save(self, state: dict[str, Any]) -> None:
         """Write the state atomically: a crash leaves the new state or the previous one."""
-        fresh = self.path / f"{STATE}.new"
-        with naming_file(fresh):
-            torch.save(state, fresh)
-            os.replace(fresh, self.path / STATE)
+        data = BytesIO()
+        # into memory: for a full disk torch raises no OSError
+        torch.save(state, data)
+        with WholeFile(self.path / STATE) as file:
+            file.write([data.getbuffer()])
 
     def finish(self, config: bytes, weights: bytes, curve: bytes) -> None:
         """Write the head and its curve, and remove the state."""
