@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from csd.serve import Piece, Reader, news
-from csd.serve.http.api.response import Answer, Offsets
 from csd.serve.http.api.calls.streams import Stream
+from csd.serve.http.api.response import Answer, Offsets
 from csd.serve.http.errors import Refused
 
 

@@ -12,9 +12,9 @@ from csd.models.text.streamed import TextStream
 from csd.models.text.token_bytes import token_bytes
 from csd.serve import Reader
 from csd.serve.handle import Top
-from csd.serve.http.api.request import Asked
 from csd.serve.http.api.calls.json_text import Call
 from csd.serve.http.api.calls.streams import Stream, call_of, merged
+from csd.serve.http.api.request import Asked
 from csd.serve.http.errors import Refused
 from csd.serve.http.json_parts import LEVELS
 

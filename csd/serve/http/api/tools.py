@@ -17,7 +17,6 @@ from csd.serve.http.api.calls.forms import FORMS, LISTED, NONE, form_of
 from csd.serve.http.api.calls.json_text import Call
 from csd.serve.http.api.calls.streams import (
     AnswerStream,
-    Delta,
     NamedStream,
     Stream,
     TemplateStream,

@@ -82,6 +82,10 @@ def assembled(listed):
         elif kind == "output_text.delta":
             item["content"][0]["text"] += event["delta"]
             item["content"][0]["logprobs"] += event["logprobs"]
+        elif kind == "reasoning_text.delta":
+            item["content"][0]["text"] += event["delta"]
+        elif kind == "reasoning_text.done":
+            assert event["text"] == item["content"][0]["text"]
         elif kind == "output_text.done":
             assert event["text"] == item["content"][0]["text"]
             # the scores of tokens without a text of their own come at the end
@@ -182,6 +186,13 @@ def test_calls_and_their_results_are_messages():
         {"role": "tool", "tool_call_id": "2", "content": "result b"},
         {"role": "assistant", "content": None, "tool_calls": calls[2:]},
     ]
+    # a thought belongs to the assistant's next item; other servers' have no text
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
+    own = thought | {"content": [{"type": "reasoning_text", "text": "Hm."}]}
+    assert ChatBody(body(input=[thought, *listed], tools=[SAY])).chat == chat
+    thinks = ChatBody(body(input=[own, *listed[:1], own, *listed[1:-1], own, listed[-1]])).chat
+    thoughts = [message.get("reasoning_content") for message in thinks["messages"]]
+    assert thoughts == [None, "Hm.", None, None, "Hm."]
     function = {key: value for key, value in SAY.items() if key != "type"}
     assert chat["tools"] == [{"type": "function", "function": function}]
     assert "tool_calls" not in listed[1]

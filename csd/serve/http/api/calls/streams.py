@@ -6,10 +6,11 @@ The arguments of a named choice come as they are drawn. A whole text is a stream
 import json
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from csd.serve.http.api.calls.answer_text import Certain, Front, Shape, content_and_calls
-from csd.serve.http.api.calls.json_text import Call, call_of_object
+from csd.serve.http.api.calls.json_text import Call, call_of_object, members_at
 
 Delta = dict[str, Any]
 
@@ -177,12 +178,16 @@ class _Fields:
             source = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError):
             return None
+        # a template's JSON has them as the model spelled them
+        with suppress(ValueError):
+            written, _ = members_at(self.body.strip(), 0)
+            source = next((text for one, text in written.values() if one == arguments), source)
         members = {"name": (function.get("name"), ""), "arguments": (arguments, source)}
         return call_of_object(members, self._names, marked=True)
 
 
 def merged(deltas: Iterable[Delta]) -> tuple[Delta, list[Call]]:
-    """The fields of a message other than its calls, `content` None if it has none, and its calls."""
+    """The fields of a message without its calls, and its calls; without a text content is None."""
     texts: dict[str, str] = {}
     calls: list[list[str]] = []
     for delta in deltas:

@@ -1,4 +1,6 @@
-"""Calls in the XML of Qwen3-Coder and Qwen3.5: `<function=add><parameter=x>1</parameter></function>`.
+"""Calls in the XML of Qwen3-Coder and Qwen3.5.
+
+    <function=add><parameter=x>1</parameter></function>
 
 A parameter's text has no type of its own, so the tool's schema decides: a string stays text, and
 other types are JSON, or Python's spelling of it. A text that is of none of its types stays text.
