@@ -201,7 +201,7 @@ def _serve(args: Namespace) -> int:
         check_installed(package, "serve", "csd serve")
     from csd.serve import AsyncEngine
     from csd.serve.http import Limits, Server, serve
-    from csd.serve.http.api.tools import check_parser
+    from csd.serve.http.api.calls.forms import check_parser
     from csd.serve.http.app import check_host, check_origin
     from csd.serve.http.clients import check_keys, owner_of
 

@@ -225,6 +225,12 @@ TAG = re.compile(
     rf"[<\[](?P<close>/?)(?P<name>(?<=[</])(?:{_IN_ANGLES})(?=>)|{_IN_BRACKETS}(?=\]))[>\]]"
 )
 
+# begin and end tags as texts
+PAIRS = (
+    *((f"<{name}>", f"</{name}>") for name in _IN_ANGLES.split("|")),
+    *((f"[{name}]", f"[/{name}]") for name in _IN_BRACKETS.split("|")),
+)
+
 # the begin tag, the end tag, and the token ids of the closing text
 Tags = tuple[Tag | tuple[int, ...], Tag | tuple[int, ...], tuple[int, ...]]
 
