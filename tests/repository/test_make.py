@@ -1,4 +1,4 @@
-"""Targets of the Makefile for machines with a GPU, which may have no network, and the site's link."""
+"""Targets of the Makefile: on machines with a GPU, which may have no network; the site's link."""
 
 import os
 import shutil
