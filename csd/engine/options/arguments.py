@@ -229,7 +229,7 @@ class LogitOptions(TypedDict, total=False):
             None,
             "JSON schema of the texts: a dict, a JSON string or a pydantic class. End tokens are "
             "allowed only where the text is complete. This option, `regex` and `grammar` need "
-            "llguidance (`pip install 'csd-llm[grammar]'`)",
+            "llguidance (`pip install 'llguidance>=1.0'`)",
             check_schema,
             fields="response_format",
         ),
