@@ -468,7 +468,7 @@ class ResultOptions(TypedDict, total=False):
         Option(
             None,
             "show one line per phase of a first call and a progress bar in tokens; None shows "
-            "them on a terminal only",
+            "them on a terminal, in IPython and in notebooks",
             check_flag,
         ),
     ]
