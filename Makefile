@@ -37,9 +37,13 @@ $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e '.[docs]'
 	touch $@
 
+# an address of git as that of its page: mkdocs takes http(s) alone. A folder has no page; a name and password are dropped
+PAGE_OF := sed -nE -e 's,^ssh://([^@/]*@)?([^/:]+)(:[0-9]+)?/,https://\2/,' -e 's,^[^@/:]+@([^/:]+):/?,https://\1/,' \
+	-e 's,^(https?://)[^@/]*@,\1,' -e 's,(\.git)?/*$$,,' -e '/^https?:/p'
+
 # the site of docs/, in build/site
 docs: install-docs
-	REPO_URL="$$(git config --get remote.origin.url)" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	REPO_URL="$$(git config --get remote.origin.url | $(PAGE_OF))" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: install
 	$(BIN)/python examples/demo.py

@@ -14,6 +14,7 @@ from csd.cli import report as cli_report
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
 from csd.cli.common import (
+    MODEL,
     Help,
     add_command,
     add_history_flag,
@@ -169,7 +170,7 @@ def _add_sample(commands: _SubParsersAction) -> None:
         ],
         "quickstart.md",
     )
-    sample.add_argument("model", help="local folder, hub name or GGUF file")
+    sample.add_argument("model", help=MODEL)
     sample.add_argument("prompt", help="prompt text; for a chat model it is the user's message")
     add_flags(sample, (*SAMPLE_FLAGS, *LOADING, "decoder"), num_samples=8)
     add_history_flag(sample)

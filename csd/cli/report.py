@@ -71,7 +71,11 @@ def _add_plot(commands: _SubParsersAction) -> None:
     )
     parser.add_argument("-o", "--out", required=True, help="picture to write: .svg, .png or .pdf")
     parser.add_argument(
-        "--x", choices=COSTS, default="tokens", help="cost per problem, on the x axis"
+        "--x",
+        choices=COSTS,
+        default="tokens",
+        help="cost per problem, on the x axis. "
+        "seconds: those of the run, by the share of the tokens; k samples alone take longer",
     )
     parser.add_argument(
         "--y",

@@ -19,6 +19,9 @@ from csd.models.text.prompts import as_message
 from csd.traces.history import History
 from csd.utils.check import AtLeast, Between, check, shown
 
+# a caution beside seconds of k samples, which are the run's by the share of their tokens
+ALONE = "k samples alone take longer than that: samples drawn together share passes of the model."
+
 
 class Row(TypedDict):
     """A line of a results file: a problem and its samples' results."""

@@ -16,7 +16,7 @@ FIGURES = {"maj": "maj_at_k", "pass": "pass_at_k"}
 NAMES = {
     "samples": "samples per problem",
     "tokens": "tokens per problem",
-    "seconds": "seconds per problem: the samples' share of the run",
+    "seconds": "of seconds per problem: the run's, by the share of the tokens",
     "maj": "accuracy of the vote, maj@k",
     "pass": "pass@k",
 }

@@ -228,7 +228,7 @@ class LogitOptions(TypedDict, total=False):
             None,
             "JSON schema of the texts: a dict, a JSON string or a pydantic class. End tokens are "
             "allowed only where the text is complete. This option, `regex` and `grammar` need "
-            "llguidance (`pip install 'csd-llm[grammar]'`)",
+            "llguidance (`pip install 'llguidance>=1.0'`)",
             check_schema,
             fields="response_format",
         ),
@@ -464,7 +464,7 @@ class ResultOptions(TypedDict, total=False):
         Option(
             None,
             "show one line per phase of a first call and a progress bar in tokens; None shows "
-            "them on a terminal only",
+            "them on a terminal, in IPython and in notebooks",
             check_flag,
         ),
     ]

@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace, _SubParsersAction
 
-from csd.cli.common import add_command
+from csd.cli.common import MODEL, add_command
 from csd.research.training.recipe import OWN, Recipe
 from csd.research.training.texts import MAX_VOCAB
 from csd.research.training.train_head import DTYPES, train_head
@@ -49,7 +49,7 @@ def add(commands: _SubParsersAction) -> None:
         ],
         "draft_models.md",
     )
-    parser.add_argument("model", help="local folder, hub name or GGUF file")
+    parser.add_argument("model", help=MODEL)
     parser.add_argument("traces", nargs="+", help="trace files, written by csd record")
     parser.add_argument(
         "-o",
