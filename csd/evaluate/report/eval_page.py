@@ -126,8 +126,9 @@ def _table(by_k: list[dict], problems: int) -> str:
 def _problem(row: dict) -> str:
     """HTML of a problem's answers, with its texts folded."""
     votes = Counter(answer for answer in row["answers"] if answer is not None)
+    right = {answer for answer, is_right in zip(row["answers"], row["correct"]) if is_right}
     answers = ", ".join(
-        f'<span class="{"right" if answer == row["answer"] else ""}">{html.escape(answer)} '
+        f'<span class="{"right" if answer in right else ""}">{html.escape(answer)} '
         f"({count})</span>"
         for answer, count in votes.most_common()
     )
