@@ -286,7 +286,7 @@ def trace_of(request: Request) -> Trace:
         top=[request.top[s.index] for s in done],
         seed=request.seed,
         indices=[s.index for s in done],
-        stop_ids=request.params.stopping_ids,
+        stop_ids=request.params.end_ids,
     )
 
 

@@ -149,8 +149,10 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         temperature=trace.temperature,
         stop=[],
         max_new_tokens=longest,
-        # instead of this model's own end tokens
+        # instead of this model's own end tokens, and of those in `sampling`
         end_token_ids=[i for i in trace.stop_ids if i < config.vocab],
+        stop_token_ids=[],
+        ignore_eos=False,
     )
     options = read_options(sampling | recorded, SamplingOptions)
     params = resolve(

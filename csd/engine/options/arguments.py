@@ -286,7 +286,7 @@ class EndOptions(TypedDict, total=False):
         int | list[int] | None,
         Option(
             None,
-            "end tokens in addition to the model's own",
+            "tokens that end a sample, in addition to the model's own end tokens",
             partial(check_ids, max_count=MAX_STOP_IDS),
             off=(),
             fields="stop_token_ids",
@@ -303,7 +303,14 @@ class EndOptions(TypedDict, total=False):
     ]
     ignore_eos: Annotated[
         bool,
-        Option(False, "do not end a sample at an end token", check_flag, bool, fields="ignore_eos"),
+        Option(
+            False,
+            "do not end a sample at the model's end tokens, or at those of `end_token_ids`; "
+            "`stop_token_ids` still end it",
+            check_flag,
+            bool,
+            fields="ignore_eos",
+        ),
     ]
     include_stop: Annotated[
         bool,
