@@ -111,9 +111,7 @@ def _likeliest(
     return torch.where(present, top_token, -1), torch.where(present, top_prob, 0)
 
 
-def sample_rows(
-    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
-) -> Draws:
+def sample_rows(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots) -> Draws:
     """Draws of the pool's `rows` [R], with the logits [R, V]."""
     x, temperature, s, greedy = _of_rows(logits, rows, pool, slots)
     position = slots.generated[s] + pool.depth[rows]

@@ -105,9 +105,7 @@ def _cut(row, changes, highest, temperature, greedy, sizes, s, slots, work):
     if k > MAX_HEAD:
         return 0, rest, False
     if k > 0:
-        count = row_largest(
-            row, changes, highest, temperature, most, k, token, score, z, heap
-        )
+        count = row_largest(row, changes, highest, temperature, most, k, token, score, z, heap)
     else:
         count, rest = row_head(row, changes, highest, temperature, most, token, score, z)
     if count > token.shape[0]:
