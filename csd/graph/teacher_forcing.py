@@ -51,8 +51,8 @@ class TeacherForcing:
         out.top_prob.zero_()
         out.bad.fill_(False)
         row = torch.arange(pool.rows, device=logits.device)
-        passes, s = self._ops.passes, pool.slot.long()
-        values = self._ops.token_logprobs(logits, pool, slots, passes, row, out.sample.long())
+        s = pool.slot.long()
+        values = self._ops.token_logprobs(logits, pool, slots, row, out.sample.long())
         out.logprob, out.raw_logprob = values.logprob, values.raw_logprob
         out.bad[s[values.bad]] = True
         out.accept_row.fill_(-1)

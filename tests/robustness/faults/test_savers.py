@@ -18,7 +18,7 @@ from csd.engine.results import views
 from csd.evaluate import plot
 from csd.state.context_table import PRIOR_KEY
 from csd.traces.traces import Trace, read_traces, write_traces
-from csd.training.run import STATE, Folder
+from csd.research.training.run import STATE, Folder
 
 
 @cache

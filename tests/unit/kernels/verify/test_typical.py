@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from csd.kernels.verify.cpu.heads import heads
-from csd.kernels.verify.reference_rows import heads_ref
+from csd.kernels.verify.cpu.path import token_logprobs
+from csd.kernels.verify.token_logprobs import token_logprobs_ref
 from csd.research.verify.multi_draft import processed
 from csd.state.pool_builder import roots
 from csd.state.slots import Slots
@@ -92,26 +92,20 @@ def test_the_likeliest_token_may_be_dropped():
 def test_the_loop_keeps_what_the_reference_keeps(kind, dtype):
     """The same tokens of float64 logits; of others, up to tokens at the cut."""
     logits = rows_of(kind).to(dtype)
-    _, slots = at_roots(typical_p=0.7)
-    s, greedy = torch.arange(ROWS), torch.zeros(ROWS, dtype=torch.bool)
-    wide = torch.promote_types(dtype, torch.float32)
-    temperature = torch.ones(ROWS, dtype=wide)
-    got, want = (
-        heads(logits, temperature, slots, s, greedy),
-        heads_ref(logits, temperature, slots, s, greedy),
-    )
-    exact = heads_ref(logits.double(), temperature.double(), slots, s, greedy)
+    pool, slots = at_roots(typical_p=0.7)
+    row, token = torch.arange(ROWS).repeat_interleave(VOCAB), torch.arange(VOCAB).repeat(ROWS)
 
-    def kept(found):
-        mask = torch.zeros(ROWS, VOCAB + 1, dtype=torch.bool)
-        return mask.scatter_(1, found.token, found.score > -torch.inf)[:, :-1]
+    def kept(run, logits):
+        logprob = run(logits, pool, slots, row, token).logprob
+        return logprob.view(ROWS, VOCAB) > -torch.inf
 
+    got, want = (kept(run, logits) for run in (token_logprobs, token_logprobs_ref))
     if dtype == torch.float64:
-        assert torch.equal(kept(got), kept(want))
+        assert torch.equal(got, want)
     # a token within rounding of the cut may differ, no more than one value of a row
-    for found in (kept(got), kept(want)):
-        differ = found ^ kept(exact)
+    exact = kept(token_logprobs_ref, logits.double())
+    for found in (got, want):
+        differ = found ^ exact
         values = logits.double().masked_fill(~differ, torch.nan)
         spread = values.nan_to_num(-torch.inf).amax(-1) - values.nan_to_num(torch.inf).amin(-1)
         assert (spread[differ.any(-1)] <= 1e-5).all()
-    assert torch.allclose(got.rest_mass, want.rest_mass, rtol=1e-4)
