@@ -16,9 +16,9 @@ from safetensors import safe_open
 import csd
 from csd.engine.results import views
 from csd.evaluate import plot
+from csd.research.training.run import STATE, Folder
 from csd.state.context_table import PRIOR_KEY
 from csd.traces.traces import Trace, read_traces, write_traces
-from csd.research.training.run import STATE, Folder
 
 
 @cache
