@@ -4,7 +4,9 @@
     generate.py   `csd.generate` and `csd.stream`: one engine is kept per model
     engine.py     `Engine`: a model, its caches and step times, and the calls that run over them
     call.py       one call: its checked arguments as requests and settings
-    scheduler.py  the loop of a call: fill free slots, run a step, read its record, end samples
+    scheduler.py  the loop: run a step, read its record, append tokens, end samples
+    slot_filler.py  reads prompts and fills free slots, with the requests of a source
+    call_source.py  the requests of a call, as that source
     options/      arguments: default, check, flag and description of each; grammars, thoughts
     requests/     prompts and their samples, edits of slots, past samples
     resources/    `EngineModel`, `Caches` and `StepTimes`, which calls share
@@ -15,5 +17,5 @@
 
 A call of `csd.generate`: `generate.py` finds the engine, `Call.read` makes the requests, the
 engine allocates caches for them (`resources`), and a `Scheduler` runs steps until all samples have
-ended. `csd.serve` runs the same engine with a scheduler that admits requests between two steps.
+ended. `csd.serve` runs the same loop with a source whose requests arrive between two steps.
 """

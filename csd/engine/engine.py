@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, Unpack, overload
 import torch
 
 from csd.engine.call import Call, RunSettings
+from csd.engine.call_source import CallSource
 from csd.engine.options import GenerateOptions, Options, read_options
 from csd.engine.options.show import shows
 from csd.engine.requests.request import Carrying, Request, check_served, every
@@ -20,8 +21,9 @@ from csd.engine.resources.model import EngineModel
 from csd.engine.resources.step_times import StepTimes
 from csd.engine.resources.turn import Turn
 from csd.engine.results.result import Sample, Samples
-from csd.engine.scheduler import Scheduler, clear
+from csd.engine.scheduler import Scheduler
 from csd.engine.session import Session
+from csd.engine.slot_filler import RequestSource, SlotFiller, clear
 from csd.engine.step.budget import Controller
 from csd.engine.step.call_step import step_of_call
 from csd.engine.step.static_step import StaticStep, capture_all
@@ -47,10 +49,8 @@ class Feed(Protocol):
         nodes: drafted tokens per step if the budget is a number, else 0.
         """
 
-    def scheduler(
-        self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
-    ) -> Scheduler:
-        """Returns a scheduler that admits the requests between steps; options: `Scheduler`'s."""
+    def requests(self) -> RequestSource:
+        """Returns the requests of a run, which are admitted between steps."""
 
 
 # far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
@@ -367,17 +367,23 @@ class Engine:
                 for kind, seconds in preparation().items():
                     step.seconds[kind] += seconds - before[kind]
                 control = budget.control
-                make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
-                scheduler = make(
+                source: RequestSource = (
+                    CallSource(requests, settings, self.together)
+                    if feed is None
+                    else feed.requests()
+                )
+                slots = SlotFiller(
                     step,
-                    requests,
-                    settings,
-                    budget=budget,
+                    source,
                     tokenizer=tokenizer,
                     prefill_chunk=self.caches.prefill_chunk,
-                    together=self.together,
-                    lag=self.lag,
                     group_keys=self._group_keys,
+                )
+                scheduler = Scheduler(
+                    slots,
+                    settings,
+                    budget=budget,
+                    lag=self.lag,
                     threads=self._threads,
                     expected=self.step_times.table or (lambda rows: 1.0),
                 )

@@ -2,7 +2,7 @@
 
     async_engine.py  checks of a request's arguments; the engine's thread; the interface for callers
     inbox.py         queue of requests, cancellations and changes for that thread; totals
-    scheduler.py     admission of requests between two steps, and the results of a step
+    request_source.py  admission of requests between two steps, and the results of a step
     turns.py         owners' shares of the slots
     places.py        clients' shares of the queue and of other places
     twins.py         samples that several requests share
@@ -15,7 +15,7 @@
     http/            `csd serve`: OpenAI's interface
 
 A request is checked in the thread of its caller, waits in the inbox, and is admitted between two
-steps. The scheduler gives the tokens of each step to the request's handle, and wakes its reader.
+steps. `ServiceSource` gives the tokens of each step to the request's handle, and wakes its reader.
 """
 
 from csd.serve.async_engine import AsyncEngine

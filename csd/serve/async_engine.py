@@ -27,7 +27,7 @@ from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
 from csd.serve.reader import Reader
 from csd.serve.repeats import Repeats
-from csd.serve.scheduler import ServiceScheduler
+from csd.serve.request_source import ServiceSource
 from csd.serve.session import AsyncSession
 from csd.serve.weights import Weights
 from csd.traces.history import History
@@ -157,7 +157,8 @@ class AsyncEngine:
             budget=budget, speculate=speculate, drafter=drafter, prior=prior
         )
         self._settings = RunSettings(
-            **{name: checked(Options, name, value) for name, value in settings.items()}
+            returns_errors=True,
+            **{name: checked(Options, name, value) for name, value in settings.items()},
         )
         prior = self._settings.prior
         if prior is not None and prior.learn:
@@ -178,7 +179,7 @@ class AsyncEngine:
         self.counters = Counters()
         self._inbox, self._sizes = Inbox(max_queue, self.counters), ServedSizes(max_tokens)
         self._weights = Weights()
-        self._scheduler: ServiceScheduler | None = None  # of the requests in flight
+        self._requests: ServiceSource | None = None  # in flight
         self._index = count()
         self._repeats = Repeats()
         self._process = os.getpid()
@@ -189,7 +190,7 @@ class AsyncEngine:
         for _ in self.engine.run([], starting, self):
             pass
         # that run has ended
-        self._scheduler = None
+        self._requests = None
         self._thread = threading.Thread(target=self._run, name="csd.AsyncEngine", daemon=True)
         self._thread.start()
         _open.add(self)
@@ -354,21 +355,15 @@ class AsyncEngine:
         self._weights.mark(engine)
         return engine.caches.prepare_served(self._sizes, drafter, nodes, self._settings.priors)
 
-    def scheduler(
-        self, step: Step, requests: list[Request], settings: RunSettings, **options: Any
-    ) -> ServiceScheduler:
-        self._scheduler = ServiceScheduler(
+    def requests(self) -> ServiceSource:
+        self._requests = ServiceSource(
             self._inbox,
             self.counters,
             self._weights,
             lambda: self._weights.stale(self.engine),
-            step,
-            settings,
-            **options,
+            self.engine.together,
         )
-        return self._scheduler
-
-    # the thread
+        return self._requests
 
     def _run(self) -> None:
         """Serve until the inbox is closed; whatever ends the thread, no caller waits for it."""
@@ -383,7 +378,7 @@ class AsyncEngine:
             for handle in self._inbox.end(error):
                 self.counters.ended(handle.request.stats, 0, error is None, error is not None)
                 handle.end(error, texts=False)
-            if self._scheduler is not None:
+            if self._requests is not None:
                 self._fail(error)
 
     def _serve(self) -> None:
@@ -400,7 +395,7 @@ class AsyncEngine:
 
     def _draw(self) -> None:
         """Run the engine until nothing is in flight; if it fails, requests end with the error."""
-        self._scheduler = None
+        self._requests = None
         try:
             for _ in self.engine.run([], self._settings, self):
                 pass
@@ -408,14 +403,14 @@ class AsyncEngine:
         except BaseException as error:
             LOG.exception("the engine has failed; requests in flight end with this error")
             self._fail(error)
-        self._scheduler = None
+        self._requests = None
 
     def _fail(self, error: BaseException | None) -> None:
         """End all requests in flight, or those in the inbox if no run began.
 
         error: their error; None counts them as cancelled.
         """
-        handles = [*self._scheduler.handles.values()] if self._scheduler else self._inbox.take()
+        handles = [*self._requests.handles.values()] if self._requests else self._inbox.take()
         self.counters.slots = self.counters.groups = 0
         for handle in handles:
             if not handle.admitted:

@@ -12,7 +12,7 @@ from typing import Any
 from csd.engine.options.grammar import has_grammar
 from csd.engine.options.params import SamplingParams
 from csd.engine.options.thinking import forced_places, leaves_thought_open
-from csd.engine.results.logprobs import PromptScores
+from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.record import SOURCES, Draft
 from csd.engine.results.result import Sample, Samples, Until
 from csd.engine.results.stats import Stats
@@ -58,8 +58,15 @@ class Request:
     graph: Any = None
     graph_key: int = -1  # of the group while it is in flight
     units: list[bytes] | None = None  # digests of the prompt's units in the prefix index
+    # set by the source of a run's requests
+    until: Until | None = None
+    on_tokens: "OnTokens | None" = None
+    streams: bool = False  # whether texts of samples are read while they are drawn
+    measures: Measures | None = None  # of a step's measured values, those to keep; None: all
+    name: str = ""  # of the prompt, in messages
 
     def __post_init__(self) -> None:
+        self.name = self.name or f"prompt {self.index}"
         self.waiting = deque(self.samples)
         self.stats.prompt_tokens = len(self.prompt)
 
@@ -177,9 +184,7 @@ def _is_true(answer: Any) -> bool:
 class LiveSample:
     """Host copy of a sample in flight, which may be some steps older than the device's state."""
 
-    def __init__(
-        self, request: Request, index: int, pages: list[int], tokenizer: Any, streams: bool
-    ):
+    def __init__(self, request: Request, index: int, pages: list[int], tokenizer: Any):
         self.request = request
         self.index = index
         self.pages = pages
@@ -204,7 +209,7 @@ class LiveSample:
                 params.stop,
                 include_stop=params.include_stop,
                 skip_special_tokens=params.skip_special_tokens,
-                streams=streams,
+                streams=request.streams,
                 prompt=request.prompt,
             )
 
@@ -226,12 +231,14 @@ class LiveSample:
                 break
 
     def note(self, measured: dict[str, list], s: int, count: int) -> None:
-        """Append a step's measured values at the first `count` positions of slot s."""
-        if "likely_token" in measured:
+        """Append a step's measured values at the first `count` positions of slot s, as far as the
+        request asks for them."""
+        kept = self.request.measures
+        if "likely_token" in measured and (kept is None or kept.top):
             pairs = zip(measured["likely_token"][s], measured["likely_logprob"][s], strict=True)
             listed = [[*zip(*pair, strict=True)] for pair in pairs]
-            self.likely += listed[:count]
-        if "entropy" in measured:
+            self.likely += [row[: None if kept is None else kept.top] for row in listed[:count]]
+        if "entropy" in measured and (kept is None or kept.entropy):
             self.entropies += measured["entropy"][s][:count]
 
     def take_text(self) -> str:

@@ -12,7 +12,7 @@ from csd.engine.requests.request import LiveSample
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.grammar import Grammars
 from csd.engine.step.prefill import Prefill
-from csd.serve import Closed, scheduler
+from csd.serve import Closed, request_source
 from csd.state.kv_cache import KVCache
 
 # prompt of the requests that fail
@@ -39,7 +39,7 @@ def last_is_bad(cls, requests, *_):
 
 # function, the calls that fail, and whether they fail after they have run
 FAULTS = {
-    "admission": (scheduler, "refusal", lambda _, request, pages: of_bad(request), False),
+    "admission": (request_source, "refusal", lambda _, request, pages: of_bad(request), False),
     "rules": (Changes, "of_call", last_is_bad, False),
     "written rules": (Changes, "of_call", last_is_bad, True),
     "group": (Prefill, "begin", lambda cls, step, request, *_: of_bad(request), False),

@@ -7,7 +7,7 @@ from helpers.models.scripted import PrefixSum, engine
 from helpers.runs.engine_cases import free, plain
 
 import csd
-from csd.serve.scheduler import ServiceScheduler
+from csd.engine.slot_filler import SlotFiller
 from csd.serve.turns import Turns, share_of
 
 LENGTH = 12
@@ -16,15 +16,21 @@ LENGTH = 12
 @pytest.fixture
 def begun(monkeypatch):
     """(step, owner) of each sample that begins, and the owners' samples in flight after it."""
-    seen, assign = [], ServiceScheduler.assign
+    seen, assign = [], SlotFiller.assign
 
     def watched(self, request, s):
         refill = assign(self, request, s)
-        owners = [self.owner_of(o.request) for o in self.owners if o is not None]
-        seen.append((self.steps, self.owner_of(request), {o: owners.count(o) for o in owners}))
+        owners = [self.source.owner_of(o.request) for o in self.owners if o is not None]
+        seen.append(
+            (
+                self.source.scheduler.steps,
+                self.source.owner_of(request),
+                {o: owners.count(o) for o in owners},
+            )
+        )
         return refill
 
-    monkeypatch.setattr(ServiceScheduler, "assign", watched)
+    monkeypatch.setattr(SlotFiller, "assign", watched)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""Scheduler that admits requests between two steps, in the order of their arrival.
+"""Requests that are admitted between two steps, in the order of their arrival.
 
 A request is admitted if the current model, pages and step can serve it (`refusal`). Requests of one
 owner with equal prompts are one group while any of them has samples: later ones share the existing
@@ -9,22 +9,18 @@ seed, indices and parameters.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from copy import copy
-from dataclasses import replace
-from typing import Any
 
-from csd.engine.call import RunSettings
 from csd.engine.requests.request import LiveSample, Request, check_served
 from csd.engine.requests.slot_edits import Refill
 from csd.engine.results.logprobs import Measures
-from csd.engine.results.record import Record
-from csd.engine.results.result import UNFINISHED, Sample, Until
+from csd.engine.results.result import UNFINISHED, Sample
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import asked_of, changes_rows, set_of
 from csd.engine.scheduler import Scheduler
+from csd.engine.slot_filler import SlotFiller
 from csd.engine.step.prefill import Prefill
-from csd.engine.step.step import Step
 from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
 from csd.serve.turns import Turns
@@ -39,13 +35,13 @@ def pages_of(request: Request, prompt: bool) -> int:
     return pages + pages_for(len(request.prompt) - 1) if prompt else pages
 
 
-def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | None:
+def refusal(slots: SlotFiller, request: Request, pages: int) -> Exception | None:
     """Admit a request: cut its history to fit and set the step's rules; None, or an error if
     refused.
 
     pages: number of pages that the caches have.
     """
-    step = scheduler.step
+    step = slots.step
     try:
         check_served([request], step.decoder.config)
     except ValueError as error:
@@ -59,36 +55,36 @@ def refusal(scheduler: Scheduler, request: Request, pages: int) -> Exception | N
     if request.history:
         used = None
         if step.drafter is not None:
-            used = step.drafter.max_history(request.history, len(scheduler.owners))
+            used = step.drafter.max_history(request.history, len(slots.owners))
         if used is None:
             return ValueError("history needs drafter='consensus' and speculate=True")
         request.stats.history_left_out += sum(map(len, request.history[used:]))
         request.history = request.history[:used]
         request.stats.history_tokens = sum(map(len, request.history))
-    return _admit_rules(scheduler, request)
+    return _admit_rules(slots, request)
 
 
-def _admit_rules(scheduler: Scheduler, request: Request) -> Exception | None:
+def _admit_rules(filler: SlotFiller, request: Request) -> Exception | None:
     """Set the step's changes of rows to those of `request` and all active requests.
 
     Returns the error if the request is refused.
     """
-    step, before = scheduler.step, scheduler.step.changes
+    step, before = filler.step, filler.step.changes
     if before is None and not changes_rows(request.params):
         return None
-    requests = [*scheduler.active, request]
+    requests = [*filler.active, request]
     asked = asked_of(requests)
     if before is not None and asked == before.asked and set_of(request.params) in before.sets:
         return None
     if asked.host and step.static:
         return ValueError("grammars run on the host: they need an engine with static=False")
     slots, vocab = step.slots, step.decoder.config.vocab
-    made = Changes.of_call(requests, slots, vocab, before, step.static, scheduler.tokenizer)
+    made = Changes.of_call(requests, slots, vocab, before, step.static, filler.tokenizer)
     if made is not None:
         # new matchers read the tokens that their samples have committed
         refills = [
             Refill(s, live.request, live.index, live.pages)
-            for s, live in enumerate(scheduler.owners)
+            for s, live in enumerate(filler.owners)
             if live is not None
         ]
         for refill in refills:
@@ -98,14 +94,12 @@ def _admit_rules(scheduler: Scheduler, request: Request) -> Exception | None:
     return None
 
 
-Finished = Iterator[tuple[Request, Sample]]
-
-
-class ServiceScheduler(Scheduler):
-    """Runs until nothing is in flight.
+class ServiceSource:
+    """Requests of an inbox, until nothing is in flight; whatever fails ends one request alone.
 
     weights: the weights that draw. stale: returns True if the model was changed since this run
-    began; then, and while a change waits, no more requests are admitted.
+    began; then, and while a change waits, no more requests are admitted. together: as in `Engine`,
+    by default a quarter: one sample after another, a request would last too long.
     """
 
     def __init__(
@@ -114,40 +108,48 @@ class ServiceScheduler(Scheduler):
         counters: Counters,
         weights: Weights,
         stale: Callable[[], bool],
-        step: Step,
-        settings: RunSettings,
-        **options: Any,
+        together: int | None,
     ):
-        settings = replace(settings, on_tokens=self.on_tokens, returns_errors=True)
-        super().__init__(step, [], settings, **options)
         self.inbox, self.counters, self.stale, self.weights = inbox, counters, stale, weights
+        self.together = together
         self.handles: dict[int, Handle] = {}  # of requests that have not ended, by request index
         self.touched: dict[int, Handle] = {}  # with new tokens since their readers were woken
+        self.given: list[Request] = []  # those that got a sample that ended in this step
+        self.counted = 0  # steps that `counters` has
         self.held = False
-        self.turns = Turns(step.slots.count)
         self.short = self.frees_enough = False  # of pages, for an owner whose turn it is
         self.twins = Twins()
-        self.counters.pages = len(step.cache.allocator)
+
+    def begin(self, scheduler: Scheduler) -> None:
+        self.scheduler, self.slots, self.step = scheduler, scheduler.slots, scheduler.step
+        self.turns = Turns(self.step.slots.count)
+        self.counters.pages = len(self.step.cache.allocator)
 
     # between two steps
 
     def fill(self) -> int:
+        self.counters.steps += self.scheduler.steps - self.counted
+        self.counted = self.scheduler.steps
+        for handle in self.touched.values():
+            handle.wake()
+        self.touched.clear()
         owned = 0
         while not owned:
             self.take_in()
             self.join_twins()
-            self.refill()
-            live = [owner.request.index for owner in self.owners if owner is not None]
-            owned = len(live)
-            if not owned and not self.queue:
+            self.slots.refill()
+            owned = self.slots.owned
+            if not owned and not self.slots.queue:
                 break
-        asked = [self.handles[i].measures for i in live]
+        owners = [owner.request.index for owner in self.slots.owners if owner is not None]
+        asked = [self.handles[i].measures for i in owners]
         self.step.measures = Measures(
             max((m.top for m in asked), default=0), any(m.entropy for m in asked)
         )
-        self.counters.slots, self.counters.groups = owned, len({r.group for r in self.active})
+        self.counters.slots = owned
+        self.counters.groups = len({r.group for r in self.slots.active})
         self.counters.free_pages = len(self.step.cache.allocator)
-        index = self.prefix_index
+        index = self.slots.prefix_index
         self.counters.cached_pages = 0 if index is None else index.idle_pages
         return owned
 
@@ -156,8 +158,13 @@ class ServiceScheduler(Scheduler):
             self.held = self.inbox.has_jobs or self.stale()
         arrived = [] if self.held else self.inbox.take()
         for handle in arrived:
-            self.handles[handle.request.index] = handle
-            self.queue.append(handle.request)
+            request = handle.request
+            self.handles[request.index] = handle
+            request.until, request.on_tokens = handle.until, self.on_tokens
+            request.streams, request.measures = handle.streams, handle.measures
+            # the index counts all requests of the engine, which a caller cannot use
+            request.name = "the prompt"
+            self.slots.queue.append(request)
         ended = self.inbox.withdrawn() + [handle for handle in arrived if handle.left]
         if self.inbox.abandoned:
             ended = [*self.handles.values()]
@@ -166,12 +173,12 @@ class ServiceScheduler(Scheduler):
                 self.stop(handle)
 
     def next_request(self) -> Request | None:
-        if self.prefill is not None:
-            self.admit_one(self.prefill.request)
-        live = Counter(self.owner_of(o.request) for o in self.owners if o is not None)
+        if self.slots.prefill is not None:
+            self.admit_one(self.slots.prefill.request)
+        live = Counter(self.owner_of(o.request) for o in self.slots.owners if o is not None)
         waiting: Counter[Hashable] = Counter()
-        reading = [self.prefill.request] if self.prefill is not None else []
-        for request in (*self.active, *reading, *self.queue):
+        reading = [self.slots.prefill.request] if self.slots.prefill is not None else []
+        for request in (*self.slots.active, *reading, *self.slots.queue):
             if request.waiting:
                 waiting[self.owner_of(request)] += len(request.waiting)
         self.short = False
@@ -186,23 +193,23 @@ class ServiceScheduler(Scheduler):
         return None
 
     def together_of(self, request: Request) -> int:
-        """A quarter by default: one sample after another, a request would last too long."""
+        """Most samples of a request in flight while other prompts wait."""
         return self.together or -(-len(request.samples) // 4)
 
     def next_of(self, owner: Hashable) -> Request | None:
-        """Request of an owner whose next sample gets a free slot, as in the base class."""
+        """Request of an owner whose next sample gets a free slot."""
         while True:
-            own = [r for r in self.active if r.waiting and self.owner_of(r) == owner]
+            own = [r for r in self.slots.active if r.waiting and self.owner_of(r) == owner]
             for request in own:
                 if len(request.live) < self.together_of(request) and self.has_pages(request, False):
                     return request
-            queued = next((r for r in self.queue if self.owner_of(r) == owner), None)
-            if queued is None or self.prefill is not None or self.short:
+            queued = next((r for r in self.slots.queue if self.owner_of(r) == owner), None)
+            if queued is None or self.slots.prefill is not None or self.short:
                 break
             self.admit_one(queued)
-            if queued in self.queue:
+            if queued in self.slots.queue:
                 break
-        if self.prefill is not None and self.owner_of(self.prefill.request) == owner:
+        if self.slots.prefill is not None and self.owner_of(self.slots.prefill.request) == owner:
             return None
         return next((r for r in own if r.waiting and self.has_pages(r, False)), None)
 
@@ -213,9 +220,14 @@ class ServiceScheduler(Scheduler):
         """
         handle = self.handles[request.index]
         try:
-            if request in self.queue and not self.begins(handle):
+            begins = request in self.slots.queue
+            if begins and not self.begins(handle):
                 return
-            self.admit()
+            self.slots.admit()
+            if begins:
+                cached = request.stats.cached_tokens
+                self.counters.prompt_tokens += len(request.prompt) - cached
+                self.counters.cached_prompt_tokens += cached
         # a panic of a tokenizer or a grammar is a BaseException
         except BaseException as error:
             if request.index in self.handles:
@@ -225,26 +237,26 @@ class ServiceScheduler(Scheduler):
         """True if the prompt of a waiting request is to be read now: there is room, and it neither
         is refused nor joins a group."""
         request = handle.request
-        error = refusal(self, request, self.counters.pages)
+        error = refusal(self.slots, request, self.counters.pages)
         if error is not None:
             self.stop(handle, error)
             return False
-        if self.joins(handle) or self.prefill is not None:
+        if self.joins(handle) or self.slots.prefill is not None:
             return False
-        groups = {r.group for r in self.active}
-        if len(groups) == len(self.owners) or not self.has_pages(request, True):
+        groups = {r.group for r in self.slots.active}
+        if len(groups) == len(self.slots.owners) or not self.has_pages(request, True):
             return False
         self.enter(handle)
-        # the base class reads the first prompt of the queue
-        self.queue.remove(request)
-        self.queue.appendleft(request)
+        # `admit` reads the first prompt of the queue
+        self.slots.queue.remove(request)
+        self.slots.queue.appendleft(request)
         return True
 
     def join_twins(self) -> None:
         """Let requests join those in flight that draw the same samples, which needs no slot."""
-        handles = [self.handles[request.index] for request in self.active]
+        handles = [self.handles[request.index] for request in self.slots.active]
         groups = {handle.group for handle in handles} - {None}
-        for request in [*self.queue] if groups else []:
+        for request in [*self.slots.queue] if groups else []:
             handle = self.handles[request.index]
             if handle.group in groups and any(alike(handle, other) for other in handles):
                 self.admit_one(request)
@@ -255,37 +267,23 @@ class ServiceScheduler(Scheduler):
         if leader is None:
             return False
         self.enter(handle)
-        self.queue.remove(request)
+        self.slots.queue.remove(request)
         request.group, request.pages = leader.group, leader.pages
         self.counters.shared_prompt_tokens += len(request.prompt)
         request.stats.cached_tokens = len(request.prompt)
-        self.active.append(request)
+        self.slots.active.append(request)
         self.join(handle)
         return True
 
-    def begin_prefill(self) -> Prefill:
-        prefill = super().begin_prefill()
-        self.counters.prompt_tokens += len(prefill.request.prompt) - prefill.position
-        self.counters.cached_prompt_tokens += prefill.position
-        return prefill
-
-    def assign(self, request: Request, s: int) -> Refill | None:
-        try:
-            return super().assign(request, s)
-        # as in `admit_one`
-        except BaseException as error:
-            self.stop(self.handles[request.index], error)
-            return None
-
-    def begins_ahead(self, request: Request, rows: int) -> bool:
-        # `admit` decides at the request's turn if it is refused, joins a group or has room
-        return False
+    def read_along(self, rows: int) -> Iterable[Prefill]:
+        # `admit_one` decides at a request's turn if it is refused, joins a group or has room
+        return ()
 
     def join(self, handle: Handle) -> None:
         """Let a request wait for, or receive, samples that another request of its owner draws."""
         request = handle.request
         # one that waits in the queue may itself wait for another's samples once it is admitted
-        others = [self.handles[other.index] for other in self.active]
+        others = [self.handles[other.index] for other in self.slots.active]
         for sample in self.twins.join(handle, others):
             handle.give(sample)
         self.counters.shared_samples += len(request.awaited) + len(request.finished)
@@ -295,20 +293,22 @@ class ServiceScheduler(Scheduler):
     def settle(self, handle: Handle) -> None:
         """Call `until` for a request that received samples of another one, and end it if done."""
         try:
-            for _ in self.check_until(handle.request):
+            for _ in self.scheduler.check_until(handle.request):
                 pass
         # an exception of `until`
         except BaseException as error:
             self.stop(handle, error)
         if handle.request.done and handle.request.index in self.handles:
-            self.retire(handle.request)
+            self.slots.retire(handle.request)
             self.finish(handle)
 
     def leader(self, handle: Handle) -> Request | None:
         """A request in flight of the same group; None if there is none."""
         if handle.group is None:
             return None
-        return next((r for r in self.active if self.handles[r.index].group == handle.group), None)
+        return next(
+            (r for r in self.slots.active if self.handles[r.index].group == handle.group), None
+        )
 
     def has_pages(self, request: Request, prompt: bool) -> bool:
         """True if enough pages are free for one sample; prompt: True includes its prompt.
@@ -317,7 +317,7 @@ class ServiceScheduler(Scheduler):
         """
         pages, free = pages_of(request, prompt), len(self.step.cache.allocator)
         if pages > free and not self.short:
-            held = sum(len(live.pages) for live in self.owners if live is not None)
+            held = sum(len(live.pages) for live in self.slots.owners if live is not None)
             self.short, self.frees_enough = True, pages <= free + held
         return pages <= free
 
@@ -337,59 +337,32 @@ class ServiceScheduler(Scheduler):
 
     def ending(self) -> bool:
         # the progress penalty makes samples end together, but requests need not end together
-        return super().ending() and len(self.active) == 1
+        return not self.slots.any_waits and len(self.slots.active) == 1
 
     # results of a step
 
-    def streams(self, request: Request) -> bool:
-        return self.handles[request.index].streams
-
-    def until(self, request: Request) -> Until | None:
-        return self.handles[request.index].until
-
-    def postprocess(self, record: Record) -> Finished:
-        self.counters.steps += 1
-        yield from super().postprocess(record)
-        for handle in self.touched.values():
-            handle.wake()
-        self.touched.clear()
-
-    def advance(self, live: LiveSample, record: Record, s: int, seen: set[int]) -> Finished:
-        handle, request, i = self.handles[live.request.index], live.request, live.index
-        others = [*self.twins.of(request, i)]
+    def advanced(self, request: Request, new: int) -> None:
         self.counters.sample_steps += 1
-        if request.fault is not None:
-            for other in others:
-                self.stop(self.handles[other.index], copy(request.fault))
-            self.stop(handle, request.fault)
-            return
-        ended: list[tuple[Request, Sample]] = []
-        try:
-            # nothing is yielded within, so a GeneratorExit is an error like any other
-            ended += super().advance(live, record, s, seen)
-        # errors of `until` and tokenizers end one request; a tokenizer's panic is a BaseException
-        except BaseException as error:
-            self.stop(handle, error)
-        if request.done and request.index in self.handles:
-            self.finish(handle)
-        for other in others:
-            if other.index in self.handles and i not in other.awaited and i in other.finished:
-                self.settle(self.handles[other.index])
-        yield from ended
-
-    def append(self, live: LiveSample, record: Record, s: int, n: int) -> None:
-        had = len(live.tokens)
-        super().append(live, record, s, n)
-        new = len(live.tokens) - had
         self.counters.tokens += new
-        # the step measures the most that any request needs: keep this request's share
-        measures = self.handles[live.request.index].measures
-        live.likely = [row[: measures.top] for row in live.likely] if measures.top else []
-        live.entropies = live.entropies if measures.entropy else []
+        if request.done and request.index in self.handles:
+            self.finish(self.handles[request.index])
+        given, self.given = self.given, []
+        for other in given:
+            if other.index in self.handles:
+                self.settle(self.handles[other.index])
 
-    def name_of(self, request: Request) -> str:
-        # the index counts all requests of the engine, which a caller cannot use
-        return "the prompt"
+    def failed(
+        self, request: Request, error: BaseException, index: int | None = None
+    ) -> Iterable[tuple[Request, Sample]]:
+        if error is request.fault and index is not None:
+            # what fails in this request's rules fails in theirs
+            for other in [*self.twins.of(request, index)]:
+                self.stop(self.handles[other.index], copy(error))
+        self.stop(self.handles[request.index], error)
+        return ()
+
+    def leave(self, request: Request) -> None:
+        self.twins.leave(request)
 
     def on_tokens(self, request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
         handles = [self.handles[request.index]]
@@ -397,7 +370,9 @@ class ServiceScheduler(Scheduler):
             ended = live.index in request.finished
             others = (self.twins.end if ended else self.twins.of)(request, live.index)
             handles += [self.handles[other.index] for other in others]
-            if not ended:
+            if ended:
+                self.given += others
+            else:
                 self.twins.keep_text(live, text)
         for handle in handles:
             if math.isnan(handle.first_token):
@@ -408,27 +383,23 @@ class ServiceScheduler(Scheduler):
 
     # ends
 
-    def cancel(self, request: Request, texts: bool = True) -> Finished:
-        self.twins.leave(request)
-        yield from super().cancel(request, texts)
-
     def stop(self, handle: Handle, error: BaseException | None = None) -> None:
         """End a request, with an error or cancelled, if it waits, is being read or is in flight."""
         request = handle.request
-        if request in self.queue:
-            self.queue.remove(request)
+        if request in self.slots.queue:
+            self.slots.queue.remove(request)
         if not handle.admitted:
             self.inbox.admitted(handle)
-        if self.prefill is not None and self.prefill.request is request:
-            self.prefill = None
-            self.free_group(request)
+        if self.slots.prefill is not None and self.slots.prefill.request is request:
+            self.slots.prefill = None
+            self.slots.free_group(request)
         try:
-            for _ in self.cancel(request):
+            for _ in self.scheduler.cancel(request):
                 pass
         # an exception of a tokenizer
         except BaseException as raised:
             error = error or raised
-            for _ in self.cancel(request, texts=False):
+            for _ in self.scheduler.cancel(request, texts=False):
                 pass
         self.finish(handle, error)
 
