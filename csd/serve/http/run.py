@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import ip_address
 from types import FrameType
 from typing import Any
@@ -178,7 +179,9 @@ def serve(server: Server, *, drain: float = 30.0, **options: Any) -> None:
     running.run()
     if running.started:
         logging.shutdown()
-        sys.stdout.flush()
+        # a service may have none, or a pipe whose reader has ended
+        with suppress(AttributeError, OSError, ValueError):
+            sys.stdout.flush()
         os._exit(0)
 
 
