@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from csd.models.text.prompts import parse, truncate
 from csd.traces.history import History
 from csd.traces.traces import Trace, open_traces, write_traces
 from csd.utils.files import WholeFile
-from csd.utils.phases import wants_progress
+from csd.utils.phases import can_write, wants_progress
 from csd.utils.torch_state import calling, plain_torch
 
 # shortest time between two updates of the bar
@@ -42,6 +43,7 @@ class Progress:
         self._ended = 0
         self._shown = 0.0  # time of the last update of the bar
         self._bar: tqdm | None = None
+        self._off = not can_write()
 
     def show(self, now: bool = False) -> None:
         """Update the bar, at most every `SECONDS` unless `now`.
@@ -49,9 +51,16 @@ class Progress:
         Called once per step for each sample with new tokens.
         """
         clock = time.perf_counter()
-        if not now and clock - self._shown < SECONDS:
+        if self._off or (not now and clock - self._shown < SECONDS):
             return
         self._shown = clock
+        try:
+            self._update()
+        # a standard error that no one reads any more
+        except (OSError, ValueError):
+            self._off = True
+
+    def _update(self) -> None:
         if self._bar is None:
             self._bar = tqdm(desc="csd: sampling", total=self._most, unit="token", unit_scale=True)
         drawn = sum(r.stats.tokens for r in self._requests)
@@ -72,9 +81,10 @@ class Progress:
 
     def close(self) -> None:
         """Show the last state, and end the line."""
-        if self._bar is not None:
-            self._bar.refresh()
-            self._bar.close()
+        if self._bar is not None and not self._off:
+            with suppress(OSError, ValueError):
+                self._bar.refresh()
+                self._bar.close()
 
 
 @dataclass(frozen=True, slots=True)

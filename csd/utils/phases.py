@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -82,10 +82,10 @@ def note(text: str) -> None:
     if not _here.line:
         return
     if _on_terminal():
-        print(f"\r{_here.line}: {text}", file=sys.stderr, end=" ", flush=True)
+        write(f"\r{_here.line}: {text} ")
     elif time.perf_counter() - _here.noted > EVERY:
         _here.noted = time.perf_counter()
-        print(f"{_here.line}: {text} ...", file=sys.stderr, flush=True)
+        write(f"{_here.line}: {text} ...\n")
 
 
 @contextmanager
@@ -104,8 +104,7 @@ def phase(
     if line:
         _here.line, _here.noted = f"csd: {line}", start
         on_terminal = _on_terminal()
-        begins = f"{_here.line}: " if on_terminal else f"{_here.line} ...\n"
-        print(begins, file=sys.stderr, end="", flush=True)
+        write(f"{_here.line}: " if on_terminal else f"{_here.line} ...\n")
     try:
         yield
     finally:
@@ -115,13 +114,30 @@ def phase(
         if line:
             ends = f"{seconds:.1f} s" if on_terminal else f"{_here.line}: {seconds:.1f} s"
             _here.line = ""
-            print(ends, file=sys.stderr, flush=True)
+            write(f"{ends}\n")
         elif device is not None and seconds > _long(device):
-            print(f"csd: {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            write(f"csd: {name}: {seconds:.1f} s\n")
+
+
+def can_write() -> bool:
+    """True if there is a standard error that is open, unlike in a service without a console."""
+    try:
+        return sys.stderr is not None and not getattr(sys.stderr, "closed", False)
+    # its buffer was detached
+    except ValueError:
+        return False
+
+
+def write(text: str) -> None:
+    """Write to standard error, where that is possible: no call fails for lack of a reader."""
+    if can_write():
+        with suppress(OSError, ValueError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def _on_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
+    return can_write() and sys.stderr.isatty()
 
 
 def _in_ipython() -> bool:

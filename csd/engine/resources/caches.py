@@ -180,17 +180,21 @@ class Caches:
         free = int(self.memory * free_bytes(self._model.device))
         # later requests may need any change of rows, each a different one
         changed = changed_bytes(ANY_CHANGE, slots, rows, context, config.vocab, dtype)
-        # copies of the states of recurrent layers, which are not in pages
-        states = self._states_bytes
-        units = int(self.prefix_cache * free) // states if states else None
 
-        def needed(pages: int) -> int:
+        def needed(pages: int, units: int = 0) -> int:
             room = Room(slots, table, table, pages, rows)
             own = room.bytes(config, dtype, self._gathers) + made.cache_bytes(pages)
-            return own + changed + (units or 0) * states
+            return own + changed + units * states
 
+        # copies of the states of recurrent layers are not in pages: they leave room for a longest
+        # text
+        states = self._states_bytes
+        left = max(free - needed(table + 1), 0)
+        units = min(int(self.prefix_cache * free), left) // states if states else None
         # at most the pages of a longest prompt and a longest sample per slot
-        sizes.pages = bisect_right(range(1, 2 * slots * table + 1), free, key=needed)
+        sizes.pages = bisect_right(
+            range(1, 2 * slots * table + 1), free, key=lambda n: needed(n, units or 0)
+        )
         if sizes.pages < 2:
             raise MemoryError(
                 f"{slots} slots need {needed(2)} bytes in addition to the weights for texts of "

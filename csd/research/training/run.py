@@ -14,6 +14,7 @@ import torch
 from csd.research.training.recipe import Method, Recipe
 from csd.research.training.texts import Text, batches
 from csd.utils.files import WholeFile, check_no_pipes, naming_file
+from csd.utils.phases import can_write
 
 STATE = "training.pt"
 
@@ -114,10 +115,8 @@ class Run:
     ) -> None:
         from tqdm import tqdm
 
-        # tqdm is disabled unless `progress`
-        with tqdm(
-            total=len(self.plan), initial=self.step, unit="step", disable=not progress
-        ) as bar:
+        hidden = not (progress and can_write())
+        with tqdm(total=len(self.plan), initial=self.step, unit="step", disable=hidden) as bar:
             while self.step < len(self.plan):
                 losses = self._learn(self.plan[self.step])
                 self.since.add(losses)

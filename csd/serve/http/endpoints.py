@@ -26,6 +26,7 @@ from csd.serve.http.errors import Refused
 from csd.serve.http.json_parts import dumps
 from csd.serve.http.metrics import prometheus
 from csd.serve.http.server import Server
+from csd.serve.inbox import Closed
 from csd.utils.arguments import check_ids
 from csd.utils.check import one_line, shown
 from csd.utils.version import __version__
@@ -51,6 +52,11 @@ def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         except ClientDisconnect:
             # no client is left to read it
             response = Response(status_code=499)
+        except asyncio.CancelledError:
+            if not server.engine.closed:
+                raise
+            # the process ends while a thread still computes for the request
+            response = server.refused(Closed()).response()
         except Exception as error:
             refused = server.refused(error)
             if refused.status == 500:

@@ -1,8 +1,9 @@
 """Errors in OpenAI's format."""
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,8 +24,28 @@ KINDS = {
     429: "rate_limit_error",
 }
 
+# absolute paths in a text: between quotation marks, or of at least two names
+_PATHS = re.compile(
+    r"""(?<=')/[^'\n]+(?=')|(?<=")/[^"\n]+(?=")|(?<=\bfile://)/[^\s'"]+"""
+    r"""|(?<![\w/:.~\])-])(?:/[^\s/'"`,;:()\[\]]+){2,}/?"""
+)
+
 # what a value of a client may raise in any reader, beside the errors of checks
 _OF_VALUES = (TypeError, ValueError, ImportError, ArithmeticError, RecursionError)
+
+
+def without_paths(message: str, sent: Any = "") -> str:
+    """A message without paths of this machine; those in what a client has sent stay.
+
+    Other slashes, as of a JSON pointer, begin with a name that this machine's root does not have.
+    """
+
+    def hidden(found: re.Match) -> str:
+        path = found[0]
+        own = os.path.lexists(f"/{path.split('/')[1]}")
+        return "[path]" if own and path not in json.dumps(sent, ensure_ascii=False) else path
+
+    return _PATHS.sub(hidden, message)
 
 
 class Refused(Exception):
@@ -37,8 +58,13 @@ class Refused(Exception):
         self.message, self.status, self.param, self.code = message, status, param, code
 
     @classmethod
-    def of(cls, error: BaseException) -> "Refused":
-        """Convert an error raised while a request was handled to the answer to its client."""
+    def of(
+        cls, error: BaseException, change: Callable[[str], str] = lambda text: text
+    ) -> "Refused":
+        """Convert an error raised while a request was handled to the answer to its client.
+
+        change: of its text.
+        """
         if isinstance(error, Refused):
             return error
         if isinstance(error, QueueFull):
@@ -47,9 +73,10 @@ class Refused(Exception):
             return cls("the server is shutting down", status=503, code="shutting_down")
         # raised by the engine's checks before the first step, or where no token is left
         if isinstance(error, TypeError | ValueError):
-            message = as_fields(str(error))
+            message = without_paths(change(as_fields(str(error))))
             return cls(message, param=named(message))
-        return cls(f"{type(error).__name__}: {error}", status=500, code="engine_error")
+        message = without_paths(change(f"{type(error).__name__}: {error}"))
+        return cls(message, status=500, code="engine_error")
 
     @classmethod
     def of_fields(cls, error: BaseException, body: Mapping[str, Any], prompt: str) -> "Refused":
@@ -65,6 +92,7 @@ class Refused(Exception):
             message = re.sub(r"^response_format\b", "tools", message)
         if prompt == "messages":
             message = as_messages(message)
+        message = without_paths(message, body)
         about = message.startswith(("prompt", "the prompt"))
         return cls(message, param=prompt if about else named(message))
 

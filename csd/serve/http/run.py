@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import ip_address
 from types import FrameType
 from typing import Any
@@ -19,6 +20,7 @@ import uvicorn
 from csd.serve.http.app import make_app
 from csd.serve.http.connection import Connection
 from csd.serve.http.server import Server
+from csd.serve.http.server_log import is_news, seldom, unaccepted
 
 LOG = logging.getLogger("csd")
 
@@ -46,34 +48,44 @@ class Process(uvicorn.Server):
         self._served, self._drain, self._begun = server, drain, begun
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(unaccepted)
+        logging.getLogger("uvicorn.error").addFilter(seldom)
         await super().startup(sockets)
         if self.started:
             self._begun(self.servers[0].sockets[0].getsockname()[1])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        first = not self.should_exit
+        if self.should_exit:
+            # a second signal: what is in flight ends now, and its answers are sent
+            self._end(drain=False)
+            _later(CLOSING, self._force)
+            return
         super().handle_exit(sig, frame)
-        if first:
-            LOG.warning(
-                "csd serve: shutting down; accepted requests have at most %g seconds to finish",
-                self._drain,
-            )
-            # new requests are refused; accepted ones continue until the time limit
-            self._end(drain=True)
-            late = threading.Timer(self._drain, self._end, kwargs={"drain": False})
-            late.daemon = True
-            late.start()
+        LOG.warning(
+            "csd serve: shutting down; accepted requests have at most %g seconds to finish",
+            self._drain,
+        )
+        # new requests are refused; accepted ones continue until the time limit
+        self._end(drain=True)
+        _later(self._drain, lambda: self._end(drain=False))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.force_exit:
-            # the second signal: what is in flight ends now
-            self._end(drain=False)
-        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        logging.getLogger("uvicorn.error").addFilter(is_news)
         await super().shutdown(sockets)
+
+    def _force(self) -> None:
+        """Cancel requests that a thread still computes for."""
+        self.force_exit = True
 
     def _end(self, drain: bool) -> None:
         # timeout=0: a signal handler must not wait for a thread
         self._served.engine.close(drain=drain, timeout=0)
+
+
+def _later(seconds: float, act: Callable[[], Any]) -> None:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
 
 
 def connection_limit(wanted: int) -> int:
@@ -167,7 +179,9 @@ def serve(server: Server, *, drain: float = 30.0, **options: Any) -> None:
     running.run()
     if running.started:
         logging.shutdown()
-        sys.stdout.flush()
+        # a service may have none, or a pipe whose reader has ended
+        with suppress(AttributeError, OSError, ValueError):
+            sys.stdout.flush()
         os._exit(0)
 
 
@@ -208,10 +222,3 @@ def end_by(seconds: float) -> None:
         LOG.warning("no watchdog ends csd serve if it hangs after a signal: %s", error)
     finally:
         os.close(reader)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for a record of a request, or of the application, that the drain's end cancelled."""
-    if record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError):
-        return False
-    return not record.getMessage().rstrip().endswith("CancelledError")

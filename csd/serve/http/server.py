@@ -1,6 +1,7 @@
 """State shared by the handlers of a server's paths."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -169,12 +170,21 @@ class Server:
 
     def refused(self, error: BaseException) -> Refused:
         """The answer to an error, without the folders of the model and of its weights."""
-        refused = Refused.of(error)
+        names: set[str] = set()
         for path in filter(None, (self.engine.source, self.weights_folder)):
-            if os.path.exists(path):
-                for name in sorted({path, os.path.abspath(path), os.path.realpath(path)}, key=len):
-                    if os.sep in name.strip(os.sep):
-                        refused.message = refused.message.replace(name, "[folder]")
+            # a source may also be the name of a model on the hub
+            if os.path.isabs(path) or os.path.exists(path):
+                names |= {path, os.path.abspath(path), os.path.realpath(path)}
+
+        def hidden(text: str) -> str:
+            for name in sorted(names, key=len, reverse=True):
+                if os.sep in name:
+                    text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "[folder]", text)
+            return text
+
+        # before the rest of a path is taken for one of its own
+        refused = Refused.of(error, hidden)
+        refused.message = hidden(refused.message)
         return refused
 
     def check_model(self, body: dict[str, Any]) -> None:

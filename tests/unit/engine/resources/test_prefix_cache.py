@@ -11,6 +11,8 @@ from helpers.runs.served import NAME, call, served
 from helpers.targets import few
 
 import csd
+from csd.engine.resources import caches
+from csd.engine.resources.sizes import ServedSizes
 from csd.engine.step.prefill import Prefill
 from csd.models.demo import toy
 from csd.models.load import load
@@ -367,3 +369,43 @@ def test_usage_over_http_counts_cached_tokens_within_a_key_or_with_share(shares)
     with served(model, **options) as (port, _):
         # without a key and without --share, nobody's pages are another's
         assert [usage(port, None), usage(port, None)] == [0, 0]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("kind", ["llama not exact", "hybrid"])
+def test_whatever_share_the_cache_has_a_longest_text_is_served(monkeypatch, kind, slots):
+    """If it is served without a cache in as much memory; else the start names what is short."""
+    make, options, _ = DECODERS[kind]
+    model, asked = make(), dict(num_samples=2, max_new_tokens=4, seed=1)
+    wanted, frees = len(PROMPT) + 70, [1 << i for i in range(12, 28)]
+
+    def engine(share):
+        return csd.Engine(model, max_slots=slots, memory=1.0, prefix_cache=share, **options)
+
+    def longest(share):
+        """By the free memory, the longest text that is served; 0 if none is."""
+        found = []
+        with engine(share) as made:
+            for free in frees:
+                monkeypatch.setattr(caches, "free_bytes", lambda _, free=free: free)
+                made.caches.drop()
+                sizes = ServedSizes(wanted)
+                try:
+                    made.caches.prepare_served(sizes, "consensus", 4)
+                except MemoryError as error:
+                    assert "lower max_slots, max_tokens or prefill_chunk, or raise" in str(error)
+                found.append(sizes.longest)
+        return found
+
+    by_free = longest(False)
+    assert by_free[0] == 0 and by_free[-1] == wanted
+    for share in (0, 0.1, 0.999, 1):
+        assert longest(share) == by_free
+    least = frees[by_free.index(wanted)]
+    monkeypatch.setattr(caches, "free_bytes", lambda _: 1 << 30)
+    with engine(False) as plain:
+        want = plain.generate(PROMPT, **asked).tokens
+    monkeypatch.setattr(caches, "free_bytes", lambda _: least)
+    with csd.AsyncEngine(engine(1.0), max_tokens=wanted, budget=4) as service:
+        for _ in range(2):
+            assert service.submit(PROMPT, owner="a", **asked).result(60).tokens == want

@@ -1,9 +1,11 @@
 """Requests that a server refuses, ignores parts of or ends early, and its other paths."""
 
 import json
+import os
 import re
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from helpers.runs.served import CHAT, NAME, call, chat, opened, served
@@ -206,6 +208,12 @@ def test_a_prior_learns_from_the_keys_that_opt_in(engine):
         assert service.priors[one].tokens == 20
 
 
+BROKEN = {
+    "empty": "{",
+    "base": '{"peft_type": "LORA", "base_model_name_or_path": "HERE/other/base"}',
+}
+
+
 def test_weights_come_from_the_named_folder_alone(tmp_path):
     tokenizer = toy()[1]
     for name, seed in (("weights/a", 0), ("weights/b", 1), ("outside", 2)):
@@ -222,6 +230,17 @@ def test_weights_come_from_the_named_folder_alone(tmp_path):
         for path in ("../outside", "link", "none", "", "/", "a\0b", 5):
             status, answer = call(port, "/update_weights", {"path": path}, "first")
             assert (status, answer["error"]["param"]) == (400, "path")
+        # each cannot be loaded, for another reason
+        for name, text in BROKEN.items():
+            (tmp_path / "weights" / name).mkdir()
+            text = text.replace("HERE", str(tmp_path))
+            (tmp_path / "weights" / name / "adapter_config.json").write_text(text)
+        (tmp_path / "weights/pipe").mkdir()
+        os.mkfifo(tmp_path / "weights/pipe/config.json")
+        for path in (".", "a/..", "pipe", *BROKEN):
+            status, answer = call(port, "/update_weights", {"path": path}, "first")
+            assert status == 400, answer
+            assert str(tmp_path) not in str(answer) and "/tmp" not in str(answer), answer
         assert call(port, "/update_weights", {"path": "b"}, "second")[0] == 403
         status, answer = call(port, "/update_weights", {"path": "b"}, "first")
         assert (status, answer["weights_version"]) == (200, 1)
@@ -230,3 +249,55 @@ def test_weights_come_from_the_named_folder_alone(tmp_path):
         assert new["csd"]["weights_version"] == 1
         assert new["system_fingerprint"] == answer["system_fingerprint"]
         assert new["system_fingerprint"] != old["system_fingerprint"]
+
+
+# texts of errors about a file of this machine, and about values of clients
+HIDDEN = [
+    "{} has no config.json",
+    "[Errno 2] No such file or directory: '{}'",
+    "cannot import name 'x' from 'json' ({}/__init__.py)",
+    'File "{}/a b/c.py", line 3',
+    "file://{}/x, or {}:3",
+    "{}",
+]
+SHOWN = [
+    "the schema at /properties/a and /$defs/b banned all tokens",
+    "the header must be 'Content-Type: application/json', see https://example.com/tmp/x",
+    "1/2/3 and/or a/b",
+]
+
+
+@pytest.mark.parametrize("kind", [OSError, ValueError, TypeError, ImportError, RuntimeError])
+def test_errors_show_no_path_of_the_machine(server, tmp_path, monkeypatch, kind):
+    """Beyond what a client has sent itself."""
+    from csd.serve.http import endpoints
+
+    port, found = server
+    monkeypatch.setattr(found, "weights_folder", str(tmp_path / "weights"))
+    for path in (tmp_path / "x", tmp_path / "weights/y", tmp_path / "weights", Path(os.__file__)):
+        for text in HIDDEN:
+
+            def fails(*_, text=text, path=path):
+                raise kind(text.format(path, path))
+
+            monkeypatch.setattr(endpoints, "_tokenizer", fails)
+            status, answer = call(port, "/tokenizer_info")
+            assert status in (400, 500)
+            message = answer["error"]["message"]
+            assert str(path.parent) not in message, message
+            assert "[path]" in message or "[folder]" in message
+            monkeypatch.setattr(endpoints, "_ids_of", fails)
+            monkeypatch.setattr(endpoints, "_tokenizer", lambda _: None)
+            body = {"prompt": f"see {path}"}
+            status, answer = call(port, "/tokenize", body | {"prompt": "none"})
+            assert str(path.parent) not in answer["error"]["message"]
+            if kind in (ValueError, TypeError) and path.name == "x" and "{}/" not in text:
+                message = call(port, "/tokenize", body)[1]["error"]["message"]
+                assert str(path) in message, message
+    for text in SHOWN:
+
+        def shows(*_, text=text):
+            raise ValueError(text)
+
+        monkeypatch.setattr(endpoints, "_tokenizer", shows)
+        assert call(port, "/tokenizer_info")[1]["error"]["message"] == text

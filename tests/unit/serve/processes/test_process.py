@@ -1,9 +1,12 @@
 """`csd serve` as a process: its start, its end by a signal, and connections that say nothing."""
 
 import asyncio
+import http.client
+import json
 import os
 import pty
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -23,10 +26,13 @@ pytest.importorskip("starlette")
 
 @pytest.fixture
 def started(toy_folder):
-    """started(*flags): (process, port) of a server over the toy model, in float64."""
+    """started(*flags): (process, port) of a server over the toy model, in float64.
+
+    lines: gets what it logs after its start.
+    """
     running = []
 
-    def start(*flags):
+    def start(*flags, lines=None):
         command = [
             sys.executable,
             "-m",
@@ -49,7 +55,9 @@ def started(toy_folder):
         for line in process.stderr:
             if found := re.search(r"http://[\d.]+:(\d+)", line):
                 # what else it logs must not fill the pipe
-                threading.Thread(target=process.stderr.read, daemon=True).start()
+                lines = [] if lines is None else lines
+                rest = threading.Thread(target=lines.extend, args=[process.stderr], daemon=True)
+                rest.start()
                 return process, int(found[1])
         raise AssertionError("the server has not started")
 
@@ -111,6 +119,80 @@ def test_what_does_not_end_in_time_is_refused(started):
     assert process.wait(30) == 0
 
 
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [signal.SIGINT, signal.SIGINT],
+        [signal.SIGTERM, signal.SIGTERM],
+        [signal.SIGTERM, signal.SIGINT, signal.SIGINT],
+    ],
+    ids=lambda signals: " ".join(one.name for one in signals),
+)
+def test_a_second_signal_answers_what_is_in_flight(started, signals):
+    """Long before the drain ends."""
+    process, port = started("--drain", "600", "--max-slots", "1")
+    body = {"prompt": "ab", "max_tokens": 290, "n": 100, "ignore_eos": True}
+    answers = []
+
+    def ask(path, body):
+        answers.append(call(port, path, body))
+
+    stream = opened(port, "/v1/completions", body | {"stream": True})
+    stream.read(5)
+    asked = [
+        ("/v1/completions", body),
+        ("/v1/responses", {"input": "ab", "max_output_tokens": 200}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "max_tokens": 200, "n": 90},
+        ),
+    ]
+    waiting = [threading.Thread(target=ask, args=one) for one in asked]
+    for one in waiting:
+        one.start()
+    time.sleep(0.5)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.2)
+    assert "shutting_down" in stream.read().decode()
+    for one in waiting:
+        one.join(30)
+    assert [(status, answer["error"]["code"]) for status, answer in answers] == (
+        [(503, "shutting_down")] * len(asked)
+    )
+    assert process.wait(30) == 0
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="sets a limit of another process")
+def test_connections_without_descriptors_write_one_line(started):
+    """And are answered once others have closed."""
+    lines = []
+    process, port = started(lines=lines)
+    held = len(os.listdir(f"/proc/{process.pid}/fd"))
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (held + 5, held + 5))
+    crowd = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(40)]
+    time.sleep(4)
+    assert process.poll() is None
+    for one in crowd[:-1]:
+        one.close()
+    crowd[-1].sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert crowd[-1].recv(12) == b"HTTP/1.1 200"
+    crowd[-1].close()
+    assert call(port, "/health")[0] == 200
+    assert len(lines) == 1 and "ulimit -n" in lines[0], lines[:5]
+
+
+def test_warnings_about_requests_are_few(started):
+    lines = []
+    _, port = started(lines=lines)
+    for _ in range(200):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as bad:
+            bad.sendall(b"no request\r\n\r\n")
+            bad.recv(1 << 12)
+    assert call(port, "/health")[0] == 200
+    assert len(lines) <= 1, lines[:5]
+
+
 BUSY = """
 import sys, time
 from starlette.concurrency import run_in_threadpool
@@ -135,6 +217,7 @@ sys.exit(main(sys.argv[1:]))
         (None, [signal.SIGTERM], 0),
         ("asleep", [signal.SIGTERM], 0),
         ("asleep", [signal.SIGINT, signal.SIGINT], 0),
+        ("asleep", [signal.SIGTERM, signal.SIGINT, signal.SIGTERM], 0),
         ("locked", [signal.SIGTERM], -signal.SIGKILL),
     ],
 )
@@ -165,6 +248,7 @@ def test_a_drain_ends(toy_folder, work, signals, code):
             for line in process.stderr
             if (found := re.search(r"http://[\d.]+:(\d+)", line))
         )
+        waiting = None
         if work is not None:
             waiting = socket.create_connection(("127.0.0.1", port), timeout=60)
             waiting.sendall(f"GET /busy?{work} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
@@ -172,6 +256,11 @@ def test_a_drain_ends(toy_folder, work, signals, code):
         for number in signals:
             process.send_signal(number)
             time.sleep(0.3)
+        if work == "asleep":
+            response = http.client.HTTPResponse(waiting)
+            response.begin()
+            assert response.status == 503
+            assert json.loads(response.read())["error"]["code"] == "shutting_down"
         # far less than what the threads take, on a busy machine too
         assert process.wait(30) == code
         assert "Traceback" not in process.stderr.read()

@@ -1,0 +1,61 @@
+"""Processes without a console: services, pythonw, and pipes that no one reads any more."""
+
+import io
+import sys
+
+import pytest
+from helpers.models.scripted import Letters, PrefixSum, engine
+
+import csd
+from csd.utils import phases
+
+
+class Broken(io.StringIO):
+    """A pipe without a reader."""
+
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def detached():
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.detach()
+    return stream
+
+
+CONSOLES = {"none": lambda: None, "closed": closed, "detached": detached, "broken": Broken}
+OPTIONS = dict(num_samples=3, max_new_tokens=12, seed=4)
+
+
+@pytest.mark.parametrize("kind", CONSOLES)
+@pytest.mark.parametrize("progress", [True, None])
+def test_calls_are_silent(kind, progress, monkeypatch, toy_folder):
+    """And return what they return elsewhere; nothing goes to standard output in its place."""
+    e, written = engine(PrefixSum(), Letters()), io.StringIO()
+    want = csd.generate(e, ["ab", "abc"], **OPTIONS)
+    of_folder = csd.generate(toy_folder, "ab", **OPTIONS).tokens
+    csd.release()
+    # each phase writes its line, however short it is
+    monkeypatch.setattr(phases, "LONG_ON_CPU", 0.0)
+    monkeypatch.setattr(sys, "stdout", written)
+    monkeypatch.setattr(sys, "stderr", CONSOLES[kind]())
+    try:
+        got = csd.generate(e, ["ab", "abc"], progress=progress, **OPTIONS)
+        streamed = [*csd.stream(e, "ab", progress=progress, **OPTIONS)]
+        loaded = csd.generate(toy_folder, "ab", progress=progress, **OPTIONS).tokens
+        with phases.showing(progress), phases.phase("work", None):
+            phases.note("half")
+            with csd.AsyncEngine(e, max_tokens=64) as service:
+                served = service.submit("ab", **OPTIONS).result(60)
+    finally:
+        monkeypatch.undo()
+        csd.release()
+    assert [out.tokens for out in got] == [out.tokens for out in want]
+    assert len(streamed) == 3 and loaded == of_folder and served.tokens == want[0].tokens
+    assert written.getvalue() == ""
