@@ -158,8 +158,9 @@ def add(commands: _SubParsersAction) -> None:
         "--tool-call-parser",
         default="auto",
         metavar="NAME",
-        help="format of calls of tools in the model's texts: hermes, llama3_json or mistral; auto, "
-        "the default, is that of the chat template, and none leaves them text",
+        help="format of calls of tools in the model's texts: hermes, qwen3_coder, llama3_json or "
+        "mistral; auto, the default, is that of the tokenizer's response template or of the chat "
+        "template, and none leaves them text",
     )
     parser.add_argument(
         "--enable-auto-tool-choice",

@@ -36,7 +36,7 @@ class Server:
         are.
     weights_folder: the folder within which /update_weights loads folders; None: the path is off.
     hosts, origins: names of the server beside loopback, and origins of pages that may use it.
-    tool_call_parser: format of calls of tools in texts; "auto": that of the chat template.
+    tool_call_parser: format of calls of tools in texts; "auto": that of the tokenizer.
     """
 
     def __init__(

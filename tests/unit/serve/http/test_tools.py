@@ -33,6 +33,21 @@ ADD, SAY = '{"name": "add", "arguments": {"x": 1}}', '{"name": "say", "arguments
 CALLS = [("add", '{"x": 1}'), ("say", '{"word": "é}"}')]
 LLAMA = ADD.replace("arguments", "parameters"), SAY.replace("arguments", "parameters")
 
+TAGGED = f"<tool_call>{ADD}</tool_call>"
+OTHER = TAGGED.replace("add", "other")
+WRITE = '{"name": "say", "arguments": {"word": "</tool_call>"}}'
+DIGITS = "0.10000000000000000555"
+
+
+def as_call(arguments):
+    return f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+
+
+def as_xml(name, **values):
+    body = "".join(f"<parameter={key}>{value}</parameter>" for key, value in values.items())
+    return f"<tool_call><function={name}>{body}</function></tool_call>"
+
+
 # form, text, content and calls
 TEXTS = [
     ("hermes", f"<tool_call>\n{ADD}\n</tool_call>", None, CALLS[:1]),
@@ -62,6 +77,55 @@ TEXTS = [
     ("llama3_json", f"So: {LLAMA[0]}", "", []),
     ("llama3_json", "", "", []),
     (None, f"<tool_call>{ADD}</tool_call>", "", []),
+    # tags within strings, and around thoughts
+    ("hermes", f"<tool_call>{WRITE}</tool_call>", None, [("say", '{"word": "</tool_call>"}')]),
+    ("hermes", f"<think>{TAGGED}</think>\n{TAGGED}", f"<think>{TAGGED}</think>", CALLS[:1]),
+    ("hermes", f"<think>{TAGGED}", "", []),
+    ("hermes", f"A <think> is a tag. {TAGGED}", "A <think> is a tag.", CALLS[:1]),
+    ("hermes", f"A <think>{TAGGED}</think>{TAGGED}", f"A <think>{TAGGED}</think>", CALLS[:1]),
+    # one call beside what is none
+    ("hermes", f"{OTHER}{TAGGED}", OTHER, CALLS[:1]),
+    ("hermes", f"{TAGGED}\n{OTHER}", OTHER, CALLS[:1]),
+    ("hermes", f"{TAGGED}<tool_call>{{", "<tool_call>{", CALLS[:1]),
+    ("hermes", f"<tool_call>{ADD}}}</tool_call>", "}</tool_call>", CALLS[:1]),
+    ("hermes", f"<tool_call>[{ADD}, {SAY}]</tool_call>", None, CALLS),
+    ("hermes", f"<tool_call>{ADD}\n{SAY}</tool_call>", None, CALLS),
+    # arguments as null, as a text, and none
+    ("hermes", as_call("null"), None, [("add", "{}")]),
+    ("hermes", as_call(r'"{\"x\": 1}"'), None, CALLS[:1]),
+    ("hermes", '<tool_call>{"name": "add"}</tool_call>', None, [("add", "{}")]),
+    ("llama3_json", '{"name": "add"}', "", []),
+    ("hermes", as_call(r'"{\"x\": 1"'), "", []),
+    ("hermes", as_call("[1]"), "", []),
+    # spelled as the model did, and strict
+    ("hermes", as_call('{"x":\n1e2}'), None, [("add", '{"x":\n1e2}')]),
+    ("hermes", as_call(f'{{"x": {DIGITS}}}'), None, [("add", f'{{"x": {DIGITS}}}')]),
+    ("hermes", as_call('{"x": "a\n\t"}'), None, [("add", r'{"x": "a\n\t"}')]),
+    ("hermes", as_call(r'{"x": "\ud83d\ude00"}'), None, [("add", r'{"x": "\ud83d\ude00"}')]),
+    *(
+        ("hermes", as_call(f'{{"x": {value}}}'), "", [])
+        for value in ("NaN", "-Infinity", "1e999", "1" * 400, r'"\ud800"', "[" * 200 + "]" * 200)
+    ),
+    # XML, with the types of the schema
+    ("qwen3_coder", as_xml("add", x="1"), None, CALLS[:1]),
+    ("hermes", as_xml("add", x="1"), None, CALLS[:1]),
+    ("qwen3_coder", f"<tool_call>{ADD}</tool_call>", None, CALLS[:1]),
+    ("qwen3_coder", as_xml("add", x="True"), None, [("add", '{"x": true}')]),
+    ("qwen3_coder", as_xml("add", x="one"), None, [("add", '{"x": "one"}')]),
+    ("qwen3_coder", as_xml("add", x="1e999"), None, [("add", '{"x": "1e999"}')]),
+    ("qwen3_coder", as_xml("say", word="\n1\n\n"), None, [("say", r'{"word": "1\n"}')]),
+    ("qwen3_coder", as_xml("end", a="1"), None, [("end", '{"a": "1"}')]),
+    ("qwen3_coder", as_xml("end"), None, [("end", "{}")]),
+    ("qwen3_coder", f"So.\n{as_xml('add', x='1')[11:]} More.", "So. More.", CALLS[:1]),
+    ("qwen3_coder", as_xml("add", x="1").replace("</parameter>", ""), None, CALLS[:1]),
+    ("qwen3_coder", as_xml("add", x="1").replace("</function>", ""), None, CALLS[:1]),
+    ("qwen3_coder", as_xml("add", x="1").split("</function>")[0], "", []),
+    (
+        "qwen3_coder",
+        as_xml("other", x="1") + as_xml("add", x="1"),
+        as_xml("other", x="1"),
+        CALLS[:1],
+    ),
 ]
 
 
@@ -84,6 +148,44 @@ def test_a_text_is_calls_or_stays(form, text, content, calls):
         functions = [(one["function"]["name"], one["function"]["arguments"]) for one in listed]
         assert functions == calls and [one["index"] for one in listed] == [*range(len(calls))]
         assert len({one["id"] for one in listed}) == len(calls)
+
+
+TYPES = [
+    ({"type": "string"}, "12", '"12"'),
+    ({"type": "string"}, "null", '"null"'),
+    ({"enum": ["1", "2"]}, "1", '"1"'),
+    ({"enum": [1, 2]}, "1", "1"),
+    ({"const": 5}, "5", "5"),
+    ({"type": ["string", "null"]}, "null", "null"),
+    ({"type": ["integer", "string"]}, "7", "7"),
+    ({"anyOf": [{"type": "number"}, {"type": "string"}]}, "7", "7"),
+    ({"anyOf": [{"type": "number"}, {"type": "string"}]}, "[7]", '"[7]"'),
+    ({"$ref": "#/$defs/a"}, "7.50", "7.50"),
+    ({"$ref": "#/$defs/loop"}, "7", '"7"'),
+    ({"type": "number"}, "0.10000000000000000555", "0.10000000000000000555"),
+    ({"type": "boolean"}, "FALSE", "false"),
+    ({"type": "object"}, "{'a': None, 'b': (1,)}", '{"a": null, "b": [1]}'),
+    ({"type": "object"}, '{"a": "</parameter></function>"}', '{"a": "</parameter></function>"}'),
+    ({"type": "object"}, "{'a': 1e999}", "\"{'a': 1e999}\""),
+    ({"type": "array"}, "{1}", '"{1}"'),
+    ({}, "12", '"12"'),
+    (True, "12", '"12"'),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "value"), TYPES)
+def test_a_parameter_of_xml_has_the_type_of_its_schema(schema, text, value):
+    found = {"a": {"type": "number"}, "loop": {"$ref": "#/$defs/loop"}}
+    schemas = {"f": {"type": "object", "properties": {"x": schema}, "$defs": found}}
+    tools = Tools(schemas, "auto", "qwen3_coder")
+    assert tools.read(as_xml("f", x=text)) == (None, [("f", f'{{"x": {value}}}')])
+
+
+def test_a_list_that_was_cut_has_the_calls_that_are_whole():
+    tools = Tools(SCHEMAS, "required", None)
+    cut = f"[{ADD}, {SAY[:-4]}"
+    assert tools.read(cut) == (f", {SAY[:-4]}", CALLS[:1])
+    assert tools.read(SAY[:-4]) == (SAY[:-4], [])
 
 
 def test_text_without_calls_is_streamed_as_it_is_drawn():
@@ -112,6 +214,7 @@ def test_formats_are_known_by_the_template():
         "hermes": "{{ '<tool_call>' }}",
         "mistral": "{{ '[TOOL_CALLS]' }}",
         "llama3_json": 'Respond as {"name": function, "parameters": dict}',
+        "qwen3_coder": "{{ '<tool_call><function=f><parameter=x>' }}",
         None: "{{ tools }}",
     }
     for form, template in signs.items():
@@ -249,6 +352,36 @@ def test_auto_reads_the_calls_of_the_template(port, template):
     ):
         for content, calls, reason in both(port, **fields):
             assert content.endswith("</tool_call>") and not calls and reason == "stop"
+
+
+@pytest.mark.skipif(find_spec("llguidance") is None, reason="needs llguidance")
+def test_a_thought_that_the_prompt_opens_has_no_calls(port, engine, template, monkeypatch):
+    template = engine.tokenizer.chat_template
+    monkeypatch.setattr(engine.tokenizer, "chat_template", template + "{{ '<think>\n' }}")
+    draft = TAGGED.replace("{", r"\{").replace("}", r"\}")
+    for content, calls, _ in both(port, regex=f"{draft}</think>So: {draft}"):
+        assert content == f"{TAGGED}</think>So:" and calls == CALLS[:1]
+    # words of a message open no thought
+    monkeypatch.setattr(engine.tokenizer, "chat_template", template)
+    for content, calls, _ in both(
+        port, regex=draft, messages=[{"role": "user", "content": "A <think> is a tag?"}]
+    ):
+        assert content is None and calls == CALLS[:1]
+
+
+def test_marks_that_are_special_tokens_are_kept(engine):
+    from copy import deepcopy
+
+    from csd.serve.http.api.request import read_chat
+
+    tokenizer = deepcopy(engine.tokenizer)
+    tokenizer.chat_template += "{{ tools }}{# [TOOL_CALLS] #}"
+    body = chat(tools=LISTED, skip_special_tokens=None)
+    assert "skip_special_tokens" not in read_chat(body, tokenizer).options
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    assert read_chat(body, tokenizer).options["skip_special_tokens"] is False
+    body["skip_special_tokens"] = True
+    assert read_chat(body, tokenizer).options["skip_special_tokens"] is True
 
 
 def test_a_schema_of_a_tool_is_bounded_as_a_grammar():

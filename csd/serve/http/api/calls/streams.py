@@ -85,8 +85,8 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 class TemplateStream:
     """A text that transformers parses by the tokenizer's response template.
 
-    What it cannot parse, and calls of unknown tools, is content. parser: makes the parser of a
-    choice. names: of the tools.
+    What it cannot parse, calls of unknown tools, and thoughts behind words are content. parser:
+    makes the parser of a choice. names: of the tools.
     """
 
     def __init__(self, parser: Callable[[], Any], names: Collection[str]):
@@ -157,7 +157,7 @@ class _Fields:
             elif kind == "region_chunk":
                 if field == "tool_calls":
                     self.body += event["text"]
-                elif field in THOUGHTS:
+                elif field in THOUGHTS and not self.content.strip():
                     self.thought += event["text"]
                 else:
                     self.content += event["text"]

@@ -12,21 +12,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from csd.serve.http.api.calls.json_text import Call, strict, value_at
+from csd.serve.http.api.calls.json_text import Call, behind_spaces, strict, value_at
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
 _END = re.compile(r"\s*</function>|(?=\s*</tool_call>)")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
+_PARAMETER_END = re.compile(r"\s*</parameter>")
 # an end tag within a value is text: another tag follows the one that ends it
-_PARAMETER = re.compile(
-    r"\s*<parameter=([^>\n]*)>(.*?)</parameter>(?=\s*(?:<parameter=|</function>|</tool_call>))",
-    re.DOTALL,
-)
+_VALUE = re.compile(r"(.*?)</parameter>(?=\s*(?:<parameter=|</function>|</tool_call>))", re.DOTALL)
 # models leave out the end tag of the last one
-_UNCLOSED = re.compile(r"\s*<parameter=([^>\n]*)>(.*?)(?=\s*</function>)", re.DOTALL)
+_UNCLOSED = re.compile(r"(.*?)(?=\s*</function>)", re.DOTALL)
 
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 _NAMES |= {dict: "object", list: "array"}
-_PYTHON = {"true": "true", "false": "false", "none": "null"}
+_PYTHON = {"true": True, "false": False, "none": None, "null": None}
 
 
 def function_at(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[Call | None, int] | None:
@@ -41,10 +40,16 @@ def function_at(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[Call | 
     name, at = begin[1].strip(), begin.end()
     schema = schemas.get(name)
     members: dict[str, str] = {}
-    while match := _PARAMETER.match(text, at) or _UNCLOSED.match(text, at):
-        key, at = match[1].strip(), match.end()
-        value = match[2].removeprefix("\n").removesuffix("\n")
-        members[key] = _json_of(value, _types_of(schema, key))
+    while head := _PARAMETER.match(text, at):
+        key, at = head[1].strip(), head.end()
+        types = _types_of(schema, key)
+        found = _json_at(text, at, types)
+        if found is None:
+            match = _VALUE.match(text, at) or _UNCLOSED.match(text, at)
+            if match is None:
+                return None
+            found = _json_of(match[1].removeprefix("\n").removesuffix("\n"), types), match.end()
+        members[key], at = found
     end = _END.match(text, at)
     if end is None:
         return None
@@ -53,33 +58,47 @@ def function_at(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[Call | 
     return (call if name in schemas else None), end.end()
 
 
+def _json_at(text: str, at: int, types: set[str]) -> tuple[str, int] | None:
+    """A parameter's JSON, whose strings may have tags, and its end; None for other texts."""
+    if not types - {"string"}:
+        return None
+    start = behind_spaces(text, at)
+    try:
+        value, end = value_at(text, start)
+        close, source = _PARAMETER_END.match(text, end), strict(text[start:end])
+    except ValueError:
+        return None
+    if close is None or not _fits(value, source, types):
+        return None
+    return source, close.end()
+
+
 def _json_of(text: str, types: set[str]) -> str:
-    """A parameter's text as JSON. types: that its schema allows; without any it is a string."""
-    if types - {"string"}:
-        bare = text.strip()
-        for read in (_as_json, _as_python):
-            try:
-                value, source = read(_PYTHON.get(bare.lower(), bare))
-            except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-                continue
-            # of a type that may be a string too, only what has another one of its types
-            if "string" not in types or _NAMES[type(value)] in types:
+    """A parameter's text as JSON; a string if it is of none of the types.
+
+    Python's spelling of a value is read too: templates write `True`, and models single quotes.
+    """
+    bare = text.strip()
+    try:
+        if types - {"string"}:
+            value: Any = _PYTHON.get(bare.lower(), ...)
+            value = ast.literal_eval(bare) if value is ... else value
+            source = strict(json.dumps(value, ensure_ascii=False))
+            # a number beyond a double, or no number
+            value_at(source, 0)
+            if _fits(value, source, types):
                 return source
+    # of Python's parser; a set or bytes are no JSON
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        pass
     return json.dumps(text, ensure_ascii=False)
 
 
-def _as_json(text: str) -> tuple[Any, str]:
-    value, end = value_at(text, 0)
-    if end < len(text):
-        raise ValueError("more than one value")
-    source = strict(text)
+def _fits(value: Any, source: str, types: set[str]) -> bool:
+    """True if a value is no string in disguise: of types with strings, one of the others."""
     if isinstance(value, float) and not re.search(r"[.eE]", source):
         value = int(value)
-    return value, source
-
-
-def _as_python(text: str) -> tuple[Any, str]:
-    return _as_json(json.dumps(ast.literal_eval(text), ensure_ascii=False))
+    return "string" not in types or _NAMES.get(type(value)) in types - {"string"}
 
 
 def _types_of(schema: Any, key: str) -> set[str]:
