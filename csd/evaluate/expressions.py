@@ -50,6 +50,7 @@ _POWER = re.compile(r"\^\s*\{?\s*[-(]*(\d+)")
 # the parser adds a number to the one behind it, which is right in 2\frac{1}{2} alone
 _PRODUCT = re.compile(r"(?<![_\d]\d)(?<=\d)\s*(?=\()|(?<=\))\s*(?=[(\d])")
 
+# of the parser's caches and of mpmath's precision
 _LOCK = threading.RLock()
 
 
@@ -64,35 +65,36 @@ os.register_at_fork(after_in_child=_in_child)
 
 def value(text: str) -> str | None:
     """Key of an expression; of a constant one its value alone, None for what is no expression."""
-    values = _values(text)
-    if values is None:
-        return None
-    if all(isinstance(v, Fraction) and v == values[0] for v in values):
-        return spelled(values[0])
-    shown = [_numbers().shown(v) for v in values]
-    return shown[0] if len({*shown}) == 1 else "; ".join(shown)
+    with _LOCK:
+        values = _values(text)
+        if values is None:
+            return None
+        if all(isinstance(v, Fraction) and v == values[0] for v in values):
+            return spelled(values[0])
+        shown = [_numbers().shown(v) for v in values]
+        return shown[0] if len({*shown}) == 1 else "; ".join(shown)
 
 
 def multiple(text: str, positive: bool) -> str | None:
     """Key of an expression that its multiples have too, or only those by positive factors."""
-    values = _values(text)
-    if values is None or not values[0]:
-        return None
-    first = abs(values[0]) if positive else values[0]
-    return "; ".join(_numbers().shown(v / first) for v in values)
+    with _LOCK:
+        values = _values(text)
+        if values is None or not values[0]:
+            return None
+        first = abs(values[0]) if positive else values[0]
+        return "; ".join(_numbers().shown(v / first) for v in values)
 
 
 def _values(text: str) -> list[Any] | None:
     if not _bounded(text):
         return None
-    with _LOCK:
-        parse, numbers = _parser(), _numbers()
-        try:
-            tree = parse(_PRODUCT.sub(r"\\cdot ", text))
-            return [numbers.of(tree, point) for point in range(_POINTS)]
-        # the parser raises Exception itself for what it cannot read, and others from within
-        except Exception:
-            return None
+    parse, numbers = _parser(), _numbers()
+    try:
+        tree = parse(_PRODUCT.sub(r"\\cdot ", text))
+        return [numbers.of(tree, point) for point in range(_POINTS)]
+    # the parser raises Exception itself for what it cannot read, and others from within
+    except Exception:
+        return None
 
 
 def _bounded(text: str) -> bool:
@@ -166,7 +168,7 @@ class _Numbers:
                 total = self._finite(total + term if name == "Add" else total * term)
             return total
         if isinstance(values[0], Fraction):
-            exact = {"factorial": self._factorial, "Abs": abs}
+            exact: dict[str, Callable] = {"factorial": self._factorial, "Abs": abs}
             if name in exact:
                 return exact[name](values[0])
         return self._finite(self.functions[name](*map(self._inexact, values)))
@@ -227,7 +229,7 @@ class _Numbers:
         exact = Fraction(self.mp.nstr(number, _DIGITS))
         # the sine of \frac{\pi}{6} is 1/2
         near = exact.limit_denominator(10**6)
-        if abs(exact - near) <= Fraction(max(1, abs(exact)), 10 ** (2 * _KEPT)):
+        if abs(exact) < 10**15 and abs(exact - near) < Fraction(1, 10**45):
             return spelled(near)
         return self.mp.nstr(number, _KEPT)
 
