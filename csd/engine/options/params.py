@@ -109,7 +109,7 @@ def asks_for(generation_config: Any) -> tuple[str, object] | None:
 
 def is_off(name: str, value: object) -> bool:
     """True if an argument of transformers' `generate` asks for nothing at this value."""
-    served = {
+    served: dict[str, tuple] = {
         option.config: (None, option.off, [])
         for _, option in options_of(SamplingOptions).values()
         if option.config is not None

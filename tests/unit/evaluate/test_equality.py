@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from helpers.targets import slow
+from helpers.targets import few, slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -144,6 +144,7 @@ def test_more_random_expressions_are_equal_where_their_values_are(data):
     equal_where_values_are(data)
 
 
+@few(8)
 @pytest.mark.parametrize(
     "answer",
     [
