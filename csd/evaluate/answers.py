@@ -48,7 +48,7 @@ _MARKUP = re.compile(r"[\s*_$=~(\\]*")
 _GOES_ON = re.compile(
     r"\d|[.,]\d|[eE]\d|[abiknpqruvxyz](?![A-Za-z])|[A-Za-z]?\s*[-+/^:×=]\s*[\d({\\]|\s*\*\s*[\d(]"
     r"|\s*\\(?:[dt]?frac|sqrt|pi|times|cdot|div|pm|[gl]e|neq?)|\s*(?:!=|[<>±≤≥≠])"
-    r"|\$?,?\s+(?:and|or)\s+[^\sA-Za-z]*\d\S*\s*$"
+    r"|_[\d{]|\$?\s*(?:,|\b(?:and|or)\b)(?:[^A-Za-z]|\b(?:and|or)\b)*\d[^A-Za-z]*$"
 )
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?"
@@ -57,14 +57,12 @@ _DATE = re.compile(
 )
 # not between the initials of a name
 _SENTENCE_END = re.compile(
-    r"\n|[!?](?=\s|$)|(?:(?<!\b[A-Z])|(?!\.\s[A-Z]\.)(?<![A-Z]\.\s[A-Z]))\.(?=\s|$)"
+    r"\n|(?<!\\)[!?](?=\s|$)|(?:(?<!\b[A-Z])|(?!\.\s[A-Z]\.)(?<![A-Z]\.\s[A-Z]))\.(?=\s|$)"
 )
 _DENIAL = re.compile(r"[\s*_]*not\b", re.IGNORECASE)
-_COMMAND = re.compile(r"\\[A-Za-z]+|\b(?:and|or)\b")
+_COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-z]+\}|\\[A-Za-z]+|\b(?:and|or)\b")
 # several equations, as in x = 1 or x = 2
-_UNKNOWNS = re.compile(
-    r"\b[A-Za-z]\s*=[^=]*?(?:[,;]|\b(?:and|or)\b)[\s$\\(]*[A-Za-z]\s*=[^=]*$"
-)
+_UNKNOWNS = re.compile(r"\b[A-Za-z]\s*=[^=]*?(?:[,;]|\b(?:and|or)\b)[\s$\\(]*[A-Za-z]\s*=[^=]*$")
 # words that a value may be: a name, or a yes or no
 _NAME = re.compile(r"(?!(?:I|We|It|The|That|This|There|You)\b)[A-Z]|(?:yes|no|true|false)\b")
 
@@ -300,8 +298,8 @@ class Problem:
 class Task:
     """A kind of problem file. question, answer: keys of a line.
 
-    ask: instruction appended to the question. gold: returns the answer in a line's answer, or raises
-    ValueError. extract: returns the answer in a sample's text, or None.
+    ask: instruction appended to the question. gold: returns the answer in a line's answer, or
+    raises ValueError. extract: returns the answer in a sample's text, or None.
     """
 
     question: str

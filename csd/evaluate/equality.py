@@ -37,6 +37,7 @@ _UNICODE = {
 }
 _TABLE = str.maketrans(_UNICODE)
 _JOINED = re.compile(r"\\text\s*\{\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|[;,]")
+_EITHER = re.compile(r"\\pm(?![A-Za-z])")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _RELATION = re.compile(r"\\(?:leq?|geq?|lt|gt|neq?|approx|in)(?![A-Za-z])|[<>!]?=|[<>]")
 _SPELLED = {r"\le": "<=", r"\leq": "<=", r"\ge": ">=", r"\geq": ">=", r"\lt": "<", r"\gt": ">"}
@@ -86,18 +87,15 @@ def _form(text: str, depth: int) -> str | None:
     def form(part: str) -> str:
         return _canonical(part, depth)
 
-    parts, _ = _split(text, _JOINED)
+    parts = _entries(text)
     if len(parts) > 1:
-        return _set(sorted(form(part) for part in parts if part))
+        return _set(sorted(map(form, parts)))
     parts, _ = _split(text, _UNION)
     if len(parts) > 1:
         return " or ".join(sorted(map(form, parts)))
     parts, signs = _split(text, _RELATION)
     if signs:
         return _relation(parts, [_SPELLED.get(sign, sign) for sign in signs], depth)
-    parts = re.split(r"\\pm(?![A-Za-z])", text)
-    if len(parts) == 2:
-        return _set(sorted(form(sign.join(parts)) for sign in "+-"))
     if matrix := _MATRIX.fullmatch(text):
         rows = [row.split("&") for row in matrix[1].split(r"\\") if row.strip()]
         return "; ".join(", ".join(map(form, row)) for row in rows).join(("matrix(", ")"))
@@ -107,7 +105,7 @@ def _form(text: str, depth: int) -> str | None:
         return infinite[1].strip("+") + "oo"
     if enclosed := _enclosed(text):
         begin, inner, end = enclosed
-        entries = [form(part) for part in _split(inner, _JOINED)[0] if part]
+        entries = [form(part) for part in _entries(inner)]
         if begin == "{":
             return _set(sorted({*entries}))
         return f"{begin}{', '.join(entries)}{end}" if len(entries) > 1 else form(inner)
@@ -119,6 +117,15 @@ def _form(text: str, depth: int) -> str | None:
     ):
         return None
     return value(text)
+
+
+def _entries(text: str) -> list[str]:
+    """Entries of a list; both values of a plus or minus."""
+    entries = []
+    for part in _split(text, _JOINED)[0]:
+        terms, _ = _split(part, _EITHER)
+        entries += [sign.join(terms) for sign in "+-"] if len(terms) == 2 else [part]
+    return [entry for entry in entries if entry]
 
 
 def _split(text: str, pattern: re.Pattern) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 r"""Values of expressions in LaTeX, as keys: equal expressions have one, however they are spelled.
 
-latex2sympy2_extended, the parser of Math-Verify, reads an expression as a tree, unevaluated. The key
-of f is its values at three points, in which each symbol has a number drawn from its name:
+latex2sympy2_extended, the parser of Math-Verify, reads an expression as a tree, unevaluated. The
+key of f is its values at three points, in which each symbol has a number drawn from its name:
 
     f(p_1); f(p_2); f(p_3)    fractions where they are exact, else 20 of 60 digits
 
@@ -32,22 +32,25 @@ _SIZE = 10**6  # digits of the largest power
 _BITS = 4096  # of an exact number
 _POINTS = 3
 _DIGITS, _KEPT = 60, 20
-_COMMANDS = frozenset(
-    r"alpha beta gamma delta epsilon varepsilon theta lambda mu omega phi varphi psi rho sigma tau"
-    r" pi Delta Omega frac dfrac tfrac cfrac sqrt cdot times div binom dbinom sin cos tan cot sec"
-    r" csc arcsin arccos arctan sinh cosh tanh log ln exp lfloor rfloor lceil rceil".split()
+# of LaTeX; the parser evaluates others at once, such as integrals and determinants
+_COMMAND = re.compile(
+    r"alpha|beta|gamma|delta|epsilon|varepsilon|theta|lambda|mu|omega|phi|varphi|psi|rho|sigma|tau"
+    r"|Delta|Omega|pi|[dtc]?frac|sqrt|cdot|times|div|d?binom|(?:arc)?(?:sin|cos|tan)|cot|sec|csc"
+    r"|sinh|cosh|tanh|log|ln|exp|[lr]floor|[lr]ceil"
 )
-_FUNCTIONS = "exp log sin cos tan cot sec csc asin acos atan sinh cosh tanh floor ceil".split()
-# a number in a base, two side by side, a ratio or time, a date, a tower of numbers, the factorial of
-# a large number or of an expression
+# of mpmath
+_FUNCTIONS = "exp|log|sin|cos|tan|cot|sec|csc|asin|acos|atan|sinh|cosh|tanh|floor|ceil"
+# a number in a base, two side by side, a ratio or time, a date, a tower of numbers, the factorial
+# of a large number or of an expression
 _OTHER = re.compile(
     r"\d\s*_|(?<!_)\d\s+\d|:|\d/\d+/\d|\d{4}-\d\d-\d\d"
-    r"|[\d)}]\s*\^\s*\{?[^{}A-Za-z]*\^|[)}!]\s*!|\d{4}\s*!"
+    r"|[\d)}]\s*\^\s*\{?[^{})A-Za-z]*\^|[)}!]\s*!|\d{4}\s*!"
 )
 _POWER = re.compile(r"\^\s*\{?\s*[-(]*(\d+)")
-# the parser adds numbers that stand side by side, as in 2\frac{1}{2}, and drops a point
+# the parser adds a number to the one behind it, which is right in 2\frac{1}{2} alone
 _PRODUCT = re.compile(r"(?<![_\d]\d)(?<=\d)\s*(?=\()|(?<=\))\s*(?=[(\d])")
 
+# of the parser's caches and of mpmath's precision
 _LOCK = threading.RLock()
 
 
@@ -62,34 +65,36 @@ os.register_at_fork(after_in_child=_in_child)
 
 def value(text: str) -> str | None:
     """Key of an expression; of a constant one its value alone, None for what is no expression."""
-    values = _values(text)
-    if values is None:
-        return None
-    if all(isinstance(v, Fraction) and v == values[0] for v in values):
-        return spelled(values[0])
-    shown = [_number_class().shown(v) for v in values]
-    return shown[0] if len({*shown}) == 1 else "; ".join(shown)
+    with _LOCK:
+        values = _values(text)
+        if values is None:
+            return None
+        if all(isinstance(v, Fraction) and v == values[0] for v in values):
+            return spelled(values[0])
+        shown = [_numbers().shown(v) for v in values]
+        return shown[0] if len({*shown}) == 1 else "; ".join(shown)
 
 
 def multiple(text: str, positive: bool) -> str | None:
     """Key of an expression that its multiples have too, or only those by positive factors."""
-    values = _values(text)
-    if values is None or not values[0]:
-        return None
-    first = abs(values[0]) if positive else values[0]
-    return "; ".join(_number_class().shown(v / first) for v in values)
+    with _LOCK:
+        values = _values(text)
+        if values is None or not values[0]:
+            return None
+        first = abs(values[0]) if positive else values[0]
+        return "; ".join(_numbers().shown(v / first) for v in values)
 
 
 def _values(text: str) -> list[Any] | None:
     if not _bounded(text):
         return None
-    with _LOCK:
-        try:
-            tree = _parser()(_PRODUCT.sub(r"\\cdot ", text))
-            return [_number_class().of(tree, point) for point in range(_POINTS)]
-        # the parser raises Exception itself for what it cannot read, and others from within
-        except Exception:
-            return None
+    parse, numbers = _parser(), _numbers()
+    try:
+        tree = parse(_PRODUCT.sub(r"\\cdot ", text))
+        return [numbers.of(tree, point) for point in range(_POINTS)]
+    # the parser raises Exception itself for what it cannot read, and others from within
+    except Exception:
+        return None
 
 
 def _bounded(text: str) -> bool:
@@ -109,7 +114,7 @@ def _bounded(text: str) -> bool:
     return (
         deepest <= _DEPTH
         and size <= _SIZE
-        and all(name in _COMMANDS for name in re.findall(r"\\([A-Za-z]+)", text))
+        and all(map(_COMMAND.fullmatch, re.findall(r"\\([A-Za-z]+)", text)))
     )
 
 
@@ -138,7 +143,7 @@ class _Numbers:
         # of its own, because the precision of mpmath.mp is everybody's
         self.mp = mpmath.MPContext()
         self.mp.dps = _DIGITS
-        functions = {name: getattr(self.mp, name) for name in _FUNCTIONS}
+        functions = {name: getattr(self.mp, name) for name in _FUNCTIONS.split("|")}
         self.functions = {**functions, "Abs": abs, "ceiling": self.mp.ceil}
 
     def of(self, tree: Any, point: int) -> Any:
@@ -163,7 +168,7 @@ class _Numbers:
                 total = self._finite(total + term if name == "Add" else total * term)
             return total
         if isinstance(values[0], Fraction):
-            exact = {"factorial": self._factorial, "Abs": abs}
+            exact: dict[str, Callable] = {"factorial": self._factorial, "Abs": abs}
             if name in exact:
                 return exact[name](values[0])
         return self._finite(self.functions[name](*map(self._inexact, values)))
@@ -179,8 +184,8 @@ class _Numbers:
         return Fraction(sign * (50 + drawn % 251), 101)
 
     def _factorial(self, number: Fraction) -> Fraction:
-        if number.denominator > 1:
-            raise ValueError("the factorial of a fraction")
+        if number.denominator > 1 or number > 1000:
+            raise ValueError("the factorial of a fraction, or a large one")
         return Fraction(math.factorial(int(number)))
 
     def _power(self, base: Any, power: Any) -> Any:
@@ -224,9 +229,9 @@ class _Numbers:
         exact = Fraction(self.mp.nstr(number, _DIGITS))
         # the sine of \frac{\pi}{6} is 1/2
         near = exact.limit_denominator(10**6)
-        if abs(exact - near) <= Fraction(max(1, abs(exact)), 10 ** (2 * _KEPT)):
+        if abs(exact) < 10**15 and abs(exact - near) < Fraction(1, 10**45):
             return spelled(near)
         return self.mp.nstr(number, _KEPT)
 
 
-_number_class = cache(_Numbers)
+_numbers = cache(_Numbers)

@@ -51,5 +51,3 @@ def option(text: str, small: bool = False) -> str | None:
 def options_in(text: str) -> list[str]:
     """Letters of the options that a text names, as (C) or "option C"."""
     return [match[1] or match[2] for match in _NAMED.finditer(text)]
-
-

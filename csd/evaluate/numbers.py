@@ -89,7 +89,7 @@ def plain_text(text: str) -> str:
 
     LaTeX's 1{,}000, 1,\!000 and 1\,000 are 1,000.
     """
-    text = text.replace("{,}", ",").replace(r"\!", "")
+    text = re.sub(r"\\!\s*", "", text.replace("{,}", ","))
     text = re.sub(r"(?<=\d)\\,(?=\d{3})", ",", text)
     text = re.sub(r"(?<=\d)(?:~|\\[ ;:])(?=\d{3})", " ", text)
     if text.isascii():

@@ -26,7 +26,7 @@ except ImportError as error:
 
 from csd.engine.engine import Engine
 from csd.engine.options import Options, SamplingOptions, read_options
-from csd.engine.options.params import SamplingParams, limited, resolve
+from csd.engine.options.params import SamplingParams, is_off, limited, resolve
 from csd.engine.results.result import Sample
 from csd.integrations.groups import draw
 from csd.state.filters import FILTERS, GREEDY
@@ -45,8 +45,8 @@ class CSDLM(HFLM):
     speculate, prior: as in `csd.generate`. history: the file of a `csd.History`.
 
     A task may set the generation arguments until, max_gen_toks, do_sample and the filters of
-    `csd.generate`; others raise ValueError. A filter that neither the task nor the model's
-    generation config sets is off.
+    `csd.generate`; others raise ValueError unless they ask for nothing, as num_beams=1 does. A
+    filter that neither the task nor the model's generation config sets is off.
     """
 
     def __init__(
@@ -103,9 +103,10 @@ class CSDLM(HFLM):
         until = [s for s in _listed(options.pop("until", None)) if s]
         longest = options.pop("max_gen_toks")
         sample = options.pop("do_sample")
-        unknown = sorted(set(options) - set(FILTERS))
-        if unknown:
-            raise ValueError(f"csd does not serve {unknown[0]}={options[unknown[0]]!r} of the task")
+        for name in sorted(set(options) - set(FILTERS)):
+            value = options.pop(name)
+            if not is_off(name, value):
+                raise ValueError(f"csd does not serve {name}={value!r} of the task")
         room = self.csd.config.context - longest
         if room < 1:
             raise ValueError(

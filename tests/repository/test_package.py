@@ -147,8 +147,8 @@ def test_import_takes_no_extra(installed):
         "import sys, csd;"
         "heavy = {'ray', 'trl', 'lm_eval', 'matplotlib', 'scipy', 'playwright'};"
         "heavy |= {'starlette', 'uvicorn'};"
-        # imported when they are needed: a model by name, PyTorch's compiler
-        "heavy |= {'transformers', 'torch._dynamo', 'numba'};"
+        # imported when they are needed: a model by name, PyTorch's compiler, an answer in LaTeX
+        "heavy |= {'transformers', 'torch._dynamo', 'numba', 'sympy', 'latex2sympy2_extended'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert run(installed, "python", "-c", code).strip() == "[]"

@@ -55,6 +55,14 @@ _UNSUPPORTED: dict[str, tuple] = {
     "force_words_ids": (None,),
     "dola_layers": (None,),
 }
+# options of transformers' `generate` that change no sample at these values
+_OF_CALLS: dict[str, tuple] = {
+    "num_return_sequences": (None, 1),
+    "use_cache": (None, True, False),
+    # of beams
+    "early_stopping": (None, False),
+    "length_penalty": (None, 1),
+}
 
 
 def _values() -> dict[str, Any]:
@@ -94,9 +102,23 @@ def asks_for(generation_config: Any) -> tuple[str, object] | None:
     """First option set in a generation config that csd does not implement, and its value."""
     for name, off in _UNSUPPORTED.items():
         value = getattr(generation_config, name, None)
-        if not any(value == o and type(value) in (type(o), int, float) for o in off):
+        if not _is_one_of(value, off):
             return name, value
     return None
+
+
+def is_off(name: str, value: object) -> bool:
+    """True if an argument of transformers' `generate` asks for nothing at this value."""
+    served: dict[str, tuple] = {
+        option.config: (None, option.off, [])
+        for _, option in options_of(SamplingOptions).values()
+        if option.config is not None
+    }
+    return _is_one_of(value, (served | _UNSUPPORTED | _OF_CALLS).get(name, ()))
+
+
+def _is_one_of(value: object, off: tuple) -> bool:
+    return any(value == o and type(value) in (type(o), int, float) for o in off)
 
 
 def resolve(

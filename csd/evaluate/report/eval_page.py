@@ -3,6 +3,7 @@
 import html
 from collections import Counter
 from importlib.resources import files
+from itertools import compress
 from pathlib import PurePath
 from string import Template
 
@@ -126,10 +127,9 @@ def _table(by_k: list[dict], problems: int) -> str:
 def _problem(row: dict) -> str:
     """HTML of a problem's answers, with its texts folded."""
     votes = Counter(answer for answer in row["answers"] if answer is not None)
-    right = {answer for answer, is_right in zip(row["answers"], row["correct"]) if is_right}
+    right = {*compress(row["answers"], row["correct"])}
     answers = ", ".join(
-        f'<span class="{"right" if answer in right else ""}">{html.escape(answer)} '
-        f"({count})</span>"
+        f'<span class="{"right" if answer in right else ""}">{html.escape(answer)} ({count})</span>'
         for answer, count in votes.most_common()
     )
     silent = len(row["answers"]) - votes.total()

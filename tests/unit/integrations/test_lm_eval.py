@@ -88,6 +88,35 @@ def test_a_long_context_keeps_its_end(model):
     assert got[0] == got[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "off", "asking"),
+    [
+        ("num_beams", (1, None), 3),
+        ("num_return_sequences", (1, None), 2),
+        ("use_cache", (True, False, None), None),
+        ("early_stopping", (False, None), True),
+        ("length_penalty", (1, 1.0, None), 0.8),
+        ("diversity_penalty", (0, 0.0, None), 0.5),
+        ("no_repeat_ngram_size", (0, None), 3),
+        ("bad_words_ids", ([], None), [[5]]),
+        ("suppress_tokens", ([], None), [5]),
+        ("begin_suppress_tokens", ([], None), [5]),
+        ("guidance_scale", (1, None), 2.0),
+        ("renormalize_logits", (False, None), True),
+        ("min_length", (0, None), 4),
+        ("constraints", (None,), ["a"]),
+    ],
+)
+def test_an_argument_that_asks_for_nothing_is_accepted(model, name, off, asking):
+    asked = dict(do_sample=True, temperature=1.0, max_gen_toks=6)
+    plain = model.generate_until([request("a", **asked)])
+    for value in off:
+        assert model.generate_until([request("a", **asked, **{name: value})]) == plain
+    if asking is not None:
+        with pytest.raises(ValueError, match=f"csd does not serve {name}="):
+            model.generate_until([request("a", **asked, **{name: asking})])
+
+
 def test_unsupported_arguments_are_refused(model):
     with pytest.raises(ValueError, match="csd does not serve num_beams=3"):
         model.generate_until([request("a", num_beams=3)])
