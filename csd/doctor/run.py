@@ -28,12 +28,17 @@ from csd.engine.requests.request import Request
 from csd.engine.resources.caches import Caches
 from csd.engine.step.static_step import Captures, StaticStep
 from csd.engine.step.step import Step
+from csd.graph.consensus import ConsensusGraph
 from csd.graph.teacher_forcing import TeacherForcing
 from csd.kernels.backends import choose
 from csd.kernels.ops import Ops, reference
 from csd.models.demo import random_decoder
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.fuse import pack
+from csd.state.context_table import GraphConfig
+
+# contexts of the graph, a few of which are dropped for the samples' last ones
+CONTEXTS = 1 << 13
 
 
 class _Launches:
@@ -124,6 +129,8 @@ class _Runs:
             self_check=False,
             max_slots=SLOTS,
             prefill_chunk=sizes.prefill_chunk,
+            # each comparison copies the caches: no pages but those of the check's own samples
+            prefix_cache=0.0,
         )
         self._is_exact = exact
         self._ops = ops
@@ -227,9 +234,15 @@ class _Runs:
     def _run(
         self, e: Engine, requests: list[Request], nodes: int, drafted: bool = True
     ) -> list[Request]:
-        for _ in e.run(requests, RunSettings(budget=nodes, speculate=drafted)):
+        settings = RunSettings(budget=nodes, speculate=drafted, drafter=small_graph)
+        for _ in e.run(requests, settings):
             pass
         return requests
+
+
+def small_graph(ops: Ops, device: str | torch.device) -> ConsensusGraph:
+    """A graph of the check's own size: each comparison copies its table."""
+    return ConsensusGraph(ops, device, GraphConfig(capacity=CONTEXTS))
 
 
 def force(engine: Engine, drawn: list[Request], requests: list[Request]) -> None:
@@ -241,7 +254,10 @@ def force(engine: Engine, drawn: list[Request], requests: list[Request]) -> None
         for sample in result
     }
     settings = RunSettings(
-        budget=0, speculate=False, forcing=lambda ops, rows: TeacherForcing(tokens, ops, rows)
+        budget=0,
+        speculate=False,
+        drafter=small_graph,
+        forcing=lambda ops, rows: TeacherForcing(tokens, ops, rows),
     )
     for _ in engine.run(requests, settings):
         pass

@@ -12,27 +12,34 @@ import numpy as np
 import torch
 
 from csd.models.fused.config import ModelConfig
+from csd.models.load.gguf.architectures import ARCHITECTURES, Architecture, Shape
 from csd.models.load.gguf.keys import config_fields, frequency_divisor
 from csd.models.load.gguf.tokenizer import generation_config
 from csd.utils.lazy import pip_install
 
-Shape = tuple[int, ...]
+Place = tuple[str, Shape]
+State = dict[str, torch.Tensor]
+# of the tensors with LongRoPE's factors
+FACTORS = "rope_factors_"
+LONGROPE = (f"{FACTORS}short.weight", f"{FACTORS}long.weight")
 
 
-def weights(tensors: Any, config: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Dequantised state dict in `dtype`, without `rope_freqs.weight` (`frequency_factors`).
+def weights(tensors: Any, config: Any, kind: Architecture, dtype: torch.dtype) -> State:
+    """Dequantised state dict in `dtype`, without the factors of rotary frequencies.
 
-    Raises ValueError, naming tensors, for one that is missing, left over, of another shape or of a
-    type that cannot be dequantised.
+    kind: how files of the architecture name and store the weights of `config`'s model. Raises
+    ValueError, naming tensors, for one that is missing, left over, of another shape or of a type
+    that cannot be dequantised.
     """
-    places = dict(_places(config, tied=all(t.name != "output.weight" for t in tensors)))
+    places = dict(_places(config, kind, tied=all(t.name != "output.weight" for t in tensors)))
     _check(tensors, places, config)
-    state = {}
-    for tensor in tensors:
-        if tensor.name in places:
-            rows = torch.from_numpy(_rows(tensor, config)).to(dtype)
-            state[places[tensor.name][0]] = rows
-    return state
+    by_name = {tensor.name: tensor for tensor in tensors}
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name, (place, _) in places.items():
+        rows = torch.from_numpy(_rows(by_name[name], config, kind)).to(dtype)
+        parts.setdefault(place, []).append(rows)
+    # the experts' gates and their other halves are one matrix
+    return {name: rows[0] if len(rows) == 1 else torch.cat(rows, 1) for name, rows in parts.items()}
 
 
 def frequency_factors(tensors: Any) -> torch.Tensor | None:
@@ -46,41 +53,25 @@ def frequency_factors(tensors: Any) -> torch.Tensor | None:
     return None
 
 
-def _places(config: Any, tied: bool) -> Iterator[tuple[str, tuple[str, Shape]]]:
+def _places(config: Any, kind: Architecture, tied: bool) -> Iterator[tuple[str, Place]]:
     """Yield each weight's name in the file, name in the module and shape."""
-    c, hidden, D = config, config.hidden_size, config.head_dim
+    c, hidden = config, config.hidden_size
     yield "token_embd.weight", ("model.embed_tokens.weight", (c.vocab_size, hidden))
     yield "output_norm.weight", ("model.norm.weight", (hidden,))
     if not tied:
         yield "output.weight", ("lm_head.weight", (c.vocab_size, hidden))
-    q, kv = c.num_attention_heads * D, c.num_key_value_heads * D
-    layer: dict[str, tuple[str, Shape]] = {
-        "attn_norm.weight": ("input_layernorm.weight", (hidden,)),
-        "attn_q.weight": ("self_attn.q_proj.weight", (q, hidden)),
-        "attn_k.weight": ("self_attn.k_proj.weight", (kv, hidden)),
-        "attn_v.weight": ("self_attn.v_proj.weight", (kv, hidden)),
-        "attn_output.weight": ("self_attn.o_proj.weight", (hidden, q)),
-        "ffn_norm.weight": ("post_attention_layernorm.weight", (hidden,)),
-        "ffn_gate.weight": ("mlp.gate_proj.weight", (c.intermediate_size, hidden)),
-        "ffn_up.weight": ("mlp.up_proj.weight", (c.intermediate_size, hidden)),
-        "ffn_down.weight": ("mlp.down_proj.weight", (hidden, c.intermediate_size)),
-    }
-    if c.model_type == "qwen2":
-        layer["attn_q.bias"] = ("self_attn.q_proj.bias", (q,))
-        layer["attn_k.bias"] = ("self_attn.k_proj.bias", (kv,))
-        layer["attn_v.bias"] = ("self_attn.v_proj.bias", (kv,))
-    if c.model_type == "qwen3":
-        layer["attn_q_norm.weight"] = ("self_attn.q_norm.weight", (D,))
-        layer["attn_k_norm.weight"] = ("self_attn.k_norm.weight", (D,))
     for i in range(c.num_hidden_layers):
-        for name, (name_of, shape) in layer.items():
+        for name, (name_of, shape) in kind.tensors(c).items():
             yield f"blk.{i}.{name}", (f"model.layers.{i}.{name_of}", shape)
 
 
-def _check(tensors: Any, places: dict[str, tuple[str, Shape]], config: Any) -> None:
+def _check(tensors: Any, places: dict[str, Place], config: Any) -> None:
     want = {name: shape for name, (_, shape) in places.items()}
     if config.model_type == "llama" and any(t.name == "rope_freqs.weight" for t in tensors):
         want["rope_freqs.weight"] = (config.head_dim // 2,)
+    for name in ("short", "long") if config.rope_parameters.get("short_factor") else ():
+        # transformers has compared their lengths with the part of a head that is rotated
+        want[FACTORS + f"{name}.weight"] = (len(config.rope_parameters[f"{name}_factor"]),)
     # GGUF lists the innermost dimension first
     have = {t.name: tuple(int(n) for n in reversed(t.shape)) for t in tensors}
     model = f"a {config.model_type} model of {config.num_hidden_layers} layers"
@@ -100,9 +91,11 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _rows(tensor: Any, config: Any) -> np.ndarray:
+def _rows(tensor: Any, config: Any, kind: Architecture) -> np.ndarray:
     rows = _dequantised(tensor)
-    if config.model_type != "llama" or not tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+    if kind.shift and tensor.name.endswith("norm.weight"):
+        return rows - np.float32(kind.shift)
+    if not kind.paired or not tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
         return rows
     # rotary embedding pairs neighbouring rows in the file, and two halves of a head in the module
     pairs = rows.reshape(-1, config.head_dim // 2, 2, rows.shape[-1])
@@ -133,13 +126,16 @@ def read(path: str, dtype: torch.dtype) -> Any:
 
     reader, keys, config = _header(path)
     ModelConfig.from_transformers(config)
-    state, factors = weights(reader.tensors, config, dtype), frequency_factors(reader.tensors)
+    differs = ARCHITECTURES[keys["general.architecture"]]
+    state = weights(reader.tensors, config, differs, dtype)
+    factors, divisor = frequency_factors(reader.tensors), frequency_divisor(keys)
     kind = AutoModelForCausalLM._model_mapping[type(config)]
     model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype)
-    w = model.model.rotary_emb.inv_freq
-    w /= frequency_divisor(keys)
-    if factors is not None:
-        w /= factors.to(w.dtype)
+    if factors is not None or divisor != 1:
+        w = model.model.rotary_emb.inv_freq
+        w /= divisor
+        if factors is not None:
+            w /= factors.to(w.dtype)
     model.generation_config = generation_config(keys, reader.fields.get("tokenizer.ggml.tokens"))
     return model
 
@@ -159,8 +155,15 @@ def _header(path: str) -> tuple[Any, dict[str, Any], Any]:
     shapes = {t.name: t.shape for t in reader.tensors}
     if "token_embd.weight" not in shapes:
         raise ValueError("it lacks the tensor token_embd.weight")
+    factors = {
+        t.name.removeprefix(FACTORS).removesuffix(".weight"): _dequantised(t).ravel().tolist()
+        for t in reader.tensors
+        if keys.get("general.architecture") == "phi3" and t.name in LONGROPE
+    }
+    if len(factors) == 1:
+        raise ValueError(f"it has one of the tensors {' and '.join(LONGROPE)}, and not the other")
     config = AutoConfig.for_model(
-        **config_fields(keys, vocab=int(shapes["token_embd.weight"][-1])),
+        **config_fields(keys, int(shapes["token_embd.weight"][-1]), factors),
         tie_word_embeddings="output.weight" not in shapes,
     )
     return reader, keys, config

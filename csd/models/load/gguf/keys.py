@@ -5,10 +5,15 @@ file is in `USED`, or does not enter the computation, or must have a value that 
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+from csd.models.load.gguf.architectures import (
+    ARCHITECTURES,
+    Fields,
+    Neutral,
+    linear_factor,
+)
+from csd.models.load.gguf.architectures import one_of as _one_of
 
 # key after `<architecture>.` -> field of the config
 USED = {
@@ -32,13 +37,6 @@ NO_VALUE = {
     # of YaRN and LongRoPE, whose types are refused
     "rope.scaling.original_context_length",
 }
-
-Sizes = dict[str, Any]
-Neutral = Callable[[Any, Sizes], bool]
-
-
-def _one_of(*values: object) -> Neutral:
-    return lambda value, _: any(value == v for v in values)
 
 
 def _same_as(field: str, *others: object) -> Neutral:
@@ -119,39 +117,59 @@ _OF_THE_FILE = {
 _FOREIGN = ("adapter.", "clip.", "diffusion.", "xielu.")
 
 
-def config_fields(keys: dict[str, Any], vocab: int) -> Sizes:
+def config_fields(
+    keys: dict[str, Any], vocab: int, factors: dict[str, list[float]] | None = None
+) -> Fields:
     """Fields of the `transformers` config of a file with these keys and `vocab` embeddings.
 
-    keys: values by full name; the values of the tokenizer's arrays are not read. Raises ValueError,
-    naming keys and values, for those that csd does not compute.
+    keys: values by full name; the values of the tokenizer's arrays are not read. factors: "short"
+    and "long" of LongRoPE, which are tensors. Raises ValueError, naming keys and values, for those
+    that csd does not compute.
     """
     architecture = keys.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"its general.architecture={architecture!r} is not supported")
-    own = {k.partition(".")[2]: v for k, v in keys.items() if k.startswith(f"{architecture}.")}
-    fields: Sizes = {"model_type": architecture, "vocab_size": vocab}
-    for key, field in USED.items():
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(
+            f"its general.architecture={architecture!r} is not supported, of files only {known}"
+        )
+    differs, own = ARCHITECTURES[architecture], own_keys(keys)
+    fields: Fields = {"model_type": differs.families[0], "vocab_size": vocab, "pad_token_id": None}
+    fields |= {name: value for name, value in differs.defaults.items() if value is not None}
+    for key, field in (USED | differs.keys).items():
         if key in own:
-            fields[field] = _number(f"{architecture}.{key}", own[key], key in _REAL)
-        elif key not in _OPTIONAL:
+            real = key in _REAL or key in differs.real
+            fields[field] = _number(f"{architecture}.{key}", own[key], real)
+        elif key not in _OPTIONAL and field not in differs.defaults:
             raise ValueError(f"it lacks the key {architecture}.{key}")
     heads = fields["num_attention_heads"]
     fields.setdefault("num_key_value_heads", heads)
-    # in all three architectures, the rotary embedding spans the head
-    size = own.get("rope.dimension_count", fields["hidden_size"] // heads)
+    # the rotary embedding spans the head, but for a part of Phi's
+    size = fields["hidden_size"] // heads
+    if "rope.dimension_count" not in differs.neutral:
+        size = own.get("rope.dimension_count", size)
     fields.setdefault("head_dim", _number(f"{architecture}.rope.dimension_count", size, False))
     theta = fields.pop("rope_theta", 10000.0)
     fields["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    try:
+        differs.finish(fields, own, factors or {})
+    except (TypeError, ValueError, ArithmeticError):
+        # a value of another kind than the key's, which is named
+        _refuse(keys, architecture, own, fields)
+        raise
     _refuse(keys, architecture, own, fields)
     return fields
 
 
+def own_keys(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys below the file's architecture, without its name."""
+    start = f"{keys.get('general.architecture')}."
+    return {key.removeprefix(start): v for key, v in keys.items() if key.startswith(start)}
+
+
 def frequency_divisor(keys: dict[str, Any]) -> float:
-    """Divisor of the rotary frequencies in linear scaling; 1 without scaling."""
-    rope = f"{keys['general.architecture']}.rope."
-    if keys.get(f"{rope}scaling.type") == "none":
-        return 1.0
-    return float(keys.get(f"{rope}scaling.factor", keys.get(f"{rope}scale_linear", 0)) or 1)
+    """Divisor of the module's rotary frequencies; 1 if its config has the scaling."""
+    is_known = ARCHITECTURES[keys["general.architecture"]].scaled
+    return 1.0 if is_known else linear_factor(own_keys(keys))
 
 
 def _number(key: str, value: Any, real: bool) -> int | float:
@@ -162,11 +180,14 @@ def _number(key: str, value: Any, real: bool) -> int | float:
     return value
 
 
-def _refuse(keys: dict[str, Any], architecture: str, own: dict[str, Any], fields: Sizes) -> None:
+def _refuse(keys: dict[str, Any], architecture: str, own: dict[str, Any], fields: Fields) -> None:
+    differs = ARCHITECTURES[architecture]
+    read = USED.keys() | differs.keys.keys() | NO_VALUE - differs.neutral.keys()
+    neutral = NEUTRAL | dict(differs.neutral)
     wrong = [
         f"{architecture}.{key}={value!r}"
         for key, value in own.items()
-        if key not in USED and key not in NO_VALUE and not _changes_nothing(key, value, fields)
+        if key not in read and not _changes_nothing(neutral.get(key), value, fields)
     ]
     wrong += [
         f"{key}={value!r}"
@@ -177,9 +198,9 @@ def _refuse(keys: dict[str, Any], architecture: str, own: dict[str, Any], fields
         raise ValueError(f"csd does not implement these of its keys: {', '.join(wrong)}")
 
 
-def _changes_nothing(key: str, value: Any, fields: Sizes) -> bool:
+def _changes_nothing(neutral: Neutral | None, value: Any, fields: Fields) -> bool:
     try:
-        return key in NEUTRAL and NEUTRAL[key](value, fields)
-    # a list or a text in place of a number
-    except TypeError:
+        return neutral is not None and neutral(value, fields)
+    # a list or a text in place of a number, or fields that such a value has left out
+    except (TypeError, KeyError):
         return False

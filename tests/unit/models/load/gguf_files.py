@@ -10,10 +10,62 @@ import torch
 NORMAL, CONTROL = 1, 3
 
 
+# tiny models of the architectures that checkpoints.FAMILIES does not have
+WIDTHS = dict(hidden_size=64, intermediate_size=72, num_attention_heads=4, num_key_value_heads=2)
+KINDS = {
+    "qwen3moe": dict(
+        model_type="qwen3_moe",
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+    ),
+    "phi3": dict(
+        model_type="phi3",
+        num_hidden_layers=3,
+        head_dim=16,
+        sliding_window=None,
+        rope_parameters=dict(rope_type="default", rope_theta=20000.0, partial_rotary_factor=0.75),
+    ),
+    "gemma2": dict(
+        model_type="gemma2",
+        num_hidden_layers=3,
+        head_dim=24,
+        query_pre_attn_scalar=24,
+        sliding_window=64,
+        attn_logit_softcapping=2.5,
+        final_logit_softcapping=7.0,
+    ),
+    "gemma3": dict(
+        model_type="gemma3_text",
+        num_hidden_layers=7,
+        head_dim=24,
+        query_pre_attn_scalar=24,
+        sliding_window=64,
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+            sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+        ),
+    ),
+}
+
+
+def build(architecture: str, **changes):
+    """A tiny model of a family that is written as this architecture."""
+    from helpers.models import checkpoints
+
+    if architecture in checkpoints.FAMILIES:
+        return checkpoints.build(architecture, **changes)
+    return checkpoints.build("llama", **WIDTHS | KINDS[architecture] | changes)
+
+
 def model_keys(model) -> dict[str, Any]:
     """Keys as the converter writes them for the model's family."""
     c = model.config
     arch = architecture(model)
+    full = c.rope_parameters.get("full_attention", c.rope_parameters)
     keys = {
         "vocab_size": c.vocab_size,
         "context_length": c.max_position_embeddings,
@@ -25,16 +77,35 @@ def model_keys(model) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": float(c.rms_norm_eps),
         "attention.key_length": head_dim(model),
         "attention.value_length": head_dim(model),
-        "rope.dimension_count": head_dim(model),
-        "rope.freq_base": float(c.rope_parameters["rope_theta"]),
+        "rope.dimension_count": int(head_dim(model) * (full.get("partial_rotary_factor") or 1)),
+        "rope.freq_base": float(full["rope_theta"]),
     }
+    if arch == "qwen3moe":
+        keys |= {
+            "expert_count": c.num_experts,
+            "expert_used_count": c.num_experts_per_tok,
+            "expert_feed_forward_length": c.moe_intermediate_size,
+        }
+    if arch in ("gemma2", "gemma3", "phi3"):
+        keys["attention.sliding_window"] = c.sliding_window or 0
+    if arch == "gemma2":
+        keys["attn_logit_softcapping"] = c.attn_logit_softcapping
+        keys["final_logit_softcapping"] = c.final_logit_softcapping
+    if full["rope_type"] == "linear" and arch == "gemma3":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": full["factor"]}
+    if full["rope_type"] == "longrope":
+        keys["rope.scaling.original_context_length"] = full["original_max_position_embeddings"]
+        keys["rope.scaling.attn_factor"] = full["attention_factor"]
     # a file without a vocabulary, which has token ids only
     return {f"{arch}.{k}": v for k, v in keys.items()} | {"tokenizer.ggml.model": "no_vocab"}
 
 
+ARCHITECTURES = {"mistral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+
+
 def architecture(model) -> str:
     family = model.config.model_type
-    return "llama" if family == "mistral" else family
+    return ARCHITECTURES.get(family, family)
 
 
 def head_dim(model) -> int:
@@ -43,7 +114,10 @@ def head_dim(model) -> int:
 
 
 def tensors_of(model) -> dict[str, torch.Tensor]:
-    """Weights by their names in the file; a Llama's queries and keys pair neighbours there."""
+    """Weights by their names in the file.
+
+    A Llama's queries and keys pair neighbours there, and norms of Gemma have 1 added.
+    """
     gguf = pytest.importorskip("gguf")
     arch, found = architecture(model), {}
     kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
@@ -55,8 +129,21 @@ def tensors_of(model) -> dict[str, torch.Tensor]:
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
             halves = w.view(-1, 2, head_dim(model) // 2, *w.shape[1:])
             w = halves.transpose(1, 2).reshape(w.shape)
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            w = w + 1
         place, _, end = name.rpartition(".")
+        if "mlp.experts." in name:
+            layer = name.split(".")[2]
+            parts = w.chunk(2, 1) if "gate_up" in name else (w,)
+            ends = ("gate", "up") if "gate_up" in name else ("down",)
+            for part, what in zip(parts, ends, strict=True):
+                found[f"blk.{layer}.ffn_{what}_exps.weight"] = part.float().contiguous()
+            continue
         found[f"{names.get_name(place)}.{end}"] = w.float()
+    rope = model.config.rope_parameters
+    if rope.get("rope_type") == "longrope":
+        for size in ("short", "long"):
+            found[f"rope_factors_{size}.weight"] = torch.tensor(rope[f"{size}_factor"])
     return found
 
 

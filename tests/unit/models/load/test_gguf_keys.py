@@ -1,12 +1,15 @@
 """Every key and tensor of a GGUF file is used or refused by name."""
 
+from functools import cache
+
 import gguf_files
 import pytest
 import torch
 from helpers.models import checkpoints
 
 from csd.models.load import load
-from csd.models.load.gguf.keys import ARCHITECTURES, NEUTRAL, NO_VALUE, USED, config_fields
+from csd.models.load.gguf.architectures import ARCHITECTURES
+from csd.models.load.gguf.keys import NEUTRAL, NO_VALUE, USED, config_fields
 
 constants = pytest.importorskip("gguf.constants")
 
@@ -20,8 +23,13 @@ def known_keys(scope=constants.Keys):
             yield value.removeprefix("{arch}.").replace("{dense}", "dense_2")
 
 
+@cache
+def model_of(family):
+    return gguf_files.build(family)
+
+
 def keys_of(family, more=()):
-    model = checkpoints.build(family)
+    model = model_of(family)
     return {"general.architecture": family} | gguf_files.model_keys(model) | dict(more)
 
 
@@ -33,20 +41,41 @@ def fields(family, more=()):
 SCALES = {"rope.scaling.factor", "rope.scale_linear"}
 
 
+# keys from which an architecture's other fields follow
+READ = {
+    "phi3": {"attention.sliding_window"},
+    "gemma3": {
+        "attention.sliding_window",
+        "attention.sliding_window_pattern",
+        "final_logit_softcapping",
+        "rope.freq_base_swa",
+        "rope.scaling.factor",
+    },
+}
+
+
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_every_known_key_is_used_or_refused_by_name_or_without_a_value(family):
     known = set(known_keys())
-    assert len(known) > 100 and known.issuperset(NO_VALUE.union(USED))
+    differs = ARCHITECTURES[family]
+    used = USED | differs.keys
+    assert len(known) > 100 and known.issuperset(NO_VALUE.union(used) | differs.neutral.keys())
     for key in sorted(known | NEUTRAL.keys() | {"some.new_key"}):
         more = {f"{family}.{key}": 7}
         if key == "attention.key_length":
             # these go together
             more |= {f"{family}.{k}": 7 for k in ("attention.value_length", "rope.dimension_count")}
-        if key in NO_VALUE or key in SCALES:
-            assert fields(family, more) == fields(family)
-        elif key in USED:
+            if family == "phi3":
+                more[f"{family}.rope.dimension_count"] = 6
+        if key in used:
             found = fields(family, more)
-            assert 7 in (found | found["rope_parameters"]).values()
+            rope = found["rope_parameters"]
+            assert 7 in (found | rope | rope.get("full_attention", {})).values()
+        elif key in READ.get(family, ()):
+            # more than one field follows from it
+            assert fields(family, more) != fields(family)
+        elif key in NO_VALUE or key in SCALES:
+            assert fields(family, more) == fields(family)
         else:
             with pytest.raises(ValueError, match=rf"{family}\.{key}=7"):
                 fields(family, more)
