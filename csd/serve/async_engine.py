@@ -228,9 +228,8 @@ class AsyncEngine:
     def limits(self) -> Limits:
         """Current limits of the model."""
         engine = self.engine
-        changed = self._weights.stale(engine)
         # reading a module's config takes longer than drawing a token
-        config = engine.config if changed else engine.decoder.config
+        config = engine.config if engine.model.changed else engine.decoder.config
         return Limits(config.vocab, self.longest)
 
     def submit(
@@ -354,7 +353,7 @@ class AsyncEngine:
             self._inbox,
             self.counters,
             self._weights,
-            lambda: self._weights.stale(self.engine),
+            lambda: self.engine.model.changed,
             step,
             settings,
             **options,
