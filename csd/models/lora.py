@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from csd.models.attributes import SWITCHES, Attributes
 from csd.models.text_model import unwrapped
 
 # base classes of layers with adapters, and of wrappers with copies of a layer trained in full
@@ -47,9 +48,6 @@ def settle(layers: list[Any]) -> None:
 
 T = TypeVar("T")
 
-# attributes of a layer: its active adapters, and whether all adapters are disabled
-_SWITCHES = ("_active_adapter", "_disable_adapters")
-
 
 class Adapters:
     """Runs all passes of a call with the adapters that were active when the call began."""
@@ -62,6 +60,8 @@ class Adapters:
         """Use the adapters that are active now in all following passes."""
         settle(self._layers)
         self.state = self.now()
+        # scales and other attributes, which a step recorded in a graph keeps
+        self.values = Attributes.of(self._layers).values
         self._switches = [_switches(layer) for layer in self._layers]
         self._there = [_present(layer) for layer in self._layers]
 
@@ -102,7 +102,7 @@ class Adapters:
 
 def _switches(layer: Any) -> dict[str, Any]:
     # copies of lists, which peft changes in place
-    switches = {name: getattr(layer, name) for name in _SWITCHES if hasattr(layer, name)}
+    switches = {name: getattr(layer, name) for name in SWITCHES if hasattr(layer, name)}
     return {name: [*x] if isinstance(x, list) else x for name, x in switches.items()}
 
 

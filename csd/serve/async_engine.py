@@ -236,9 +236,8 @@ class AsyncEngine:
     def limits(self) -> Limits:
         """Current limits of the model."""
         engine = self.engine
-        changed = self._weights.stale(engine)
         # reading a module's config takes longer than drawing a token
-        config = engine.config if changed else engine.decoder.config
+        config = engine.config if engine.model.changed else engine.decoder.config
         return Limits(config.vocab, self.longest)
 
     def submit(
@@ -360,10 +359,12 @@ class AsyncEngine:
             self._inbox,
             self.counters,
             self._weights,
-            lambda: self._weights.stale(self.engine),
+            lambda: self.engine.model.changed,
             self.engine.together,
         )
         return self._requests
+
+    # the thread
 
     def _run(self) -> None:
         """Serve until the inbox is closed; whatever ends the thread, no caller waits for it."""

@@ -1,9 +1,9 @@
 """Identity of the weights that draw a request: a version that counts changes, a fingerprint."""
 
-from collections.abc import Hashable
 from typing import Any
 
 from csd.engine.engine import Engine
+from csd.engine.resources.weights import ModelKey
 from csd.utils.torch_state import plain_torch
 
 
@@ -18,21 +18,16 @@ class Weights:
         self.version = 0
         self.fingerprint = ""
         self._decoder: Any = None
-        self._state: Hashable = None
+        self._key: ModelKey | None = None
 
     def mark(self, engine: Engine) -> None:
-        """Update version and fingerprint if the weights changed; called with nothing in flight."""
-        state = engine.model.tensor_versions(begun=True)
-        if engine.decoder is self._decoder and state == self._state:
+        """Update version and fingerprint if the model changed; called with nothing in flight."""
+        key = engine.model.key
+        if engine.decoder is self._decoder and key == self._key:
             return
         self.version += self._decoder is not None
-        self._decoder, self._state = engine.decoder, state
+        self._decoder, self._key = engine.decoder, key
         self.fingerprint = engine.caches.fingerprint()
-
-    def stale(self, engine: Engine) -> bool:
-        """True if tensors of the model were replaced or written since `mark`, or if the active
-        adapters differ."""
-        return engine.model.tensor_versions() != self._state
 
     @plain_torch()
     def replace(self, engine: Engine, folder: str) -> None:

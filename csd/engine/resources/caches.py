@@ -358,11 +358,11 @@ class Caches:
         return min(int(self.prefix_cache * max(free, 0)) // page, MAX_SPARE)
 
     def forget_stale_units(self, cache: KVCache) -> None:
-        """Drop the units of prompts that the current weights, adapters or settings did not read."""
+        """Drop the units of prompts that another model, or one with other values, has read."""
         index = cache.allocator.index
         if index is None:
             return
-        key = self._model.weights_state(), self.prefill_chunk, torch.get_num_threads()
+        key = self._model.key, self.prefill_chunk, torch.get_num_threads()
         if key != index.key:
             cache.allocator.forget_all()
             index.key = key

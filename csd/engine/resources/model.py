@@ -1,7 +1,6 @@
 """The current model of an engine, with the operations that run it."""
 
 import os
-from collections.abc import Hashable
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -9,7 +8,7 @@ import torch
 
 from csd.engine.first_call.check import require_check
 from csd.engine.requests.request import Request
-from csd.engine.resources.weights import tensor_versions, weights_state
+from csd.engine.resources.weights import ModelKey, model_key, model_state
 from csd.kernels.backends import choose
 from csd.kernels.ops import exact_triton
 from csd.models.exact import any_threads, choose_exact
@@ -36,6 +35,7 @@ class EngineModel:
     exact: bool  # the value in use, as `static`
     static: bool
     _threads_agree: dict[int, bool]  # results of `any_threads` for this model, by their number
+    _key: ModelKey | None  # None until it is first used in a run
 
     @plain_torch()
     def __init__(
@@ -78,7 +78,7 @@ class EngineModel:
         self.static = self._whether_static(loaded)
         self.decoder, self.exact = choose_exact(self._exact, loaded, self.ops.name, self._products)
         self.device, self.dtype = loaded.device, loaded.dtype
-        self._threads_agree = {}
+        self._threads_agree, self._key = {}, None
 
     def _whether_static(self, loaded: Loaded) -> bool:
         """True if steps have fixed shapes. Raises ValueError if static=True is impossible."""
@@ -108,6 +108,7 @@ class EngineModel:
         self.loaded.held = None
 
     def begin_call(self, requests: list[Request]) -> None:
+        self._key = None
         if isinstance(self.loaded.decoder, ModuleDecoder | Decoder):
             self.loaded.decoder.begin_call()
         for request in requests:
@@ -123,10 +124,18 @@ class EngineModel:
             self._threads_agree[threads] = any_threads(self.decoder, self._products, threads)
         return self._threads_agree[threads]
 
-    def tensor_versions(self, begun: bool = False) -> Hashable:
-        """`csd.engine.resources.weights.tensor_versions` of the current model."""
-        return tensor_versions(self.loaded, begun)
+    @property
+    def key(self) -> ModelKey:
+        """`csd.engine.resources.weights.model_key` of the model with which this run began."""
+        if self._key is None:
+            self._key = model_key(self.loaded.current_module(), self.decoder)
+        return self._key
 
-    def weights_state(self) -> Hashable:
-        """`csd.engine.resources.weights.weights_state` of the adapters that the run began with."""
-        return weights_state(self.loaded, begun=True)
+    @property
+    def changed(self) -> bool:
+        """True if the model's state differs from that of `key`, or a run that begins has none yet.
+
+        Called in any thread: only the run's own makes its key.
+        """
+        key = self._key
+        return key is None or key.state != model_state(self.loaded.current_module(), self.decoder)

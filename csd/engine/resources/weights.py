@@ -1,66 +1,139 @@
-"""State of a model's weights, to detect that they changed, and their fingerprint."""
+"""The key of all that a pass of a model depends on, and the fingerprint of its weights."""
 
 import hashlib
 from collections.abc import Hashable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
 from csd.engine.step.prefill import read_prompt
 from csd.engine.step.step import Step
-from csd.models.load import Loaded
+from csd.models.attributes import Attributes
+from csd.models.fused.decoder import Decoder
+from csd.models.lora import base_of
 from csd.state.kv_cache import PAGE
-from csd.utils.torch_state import version_of
 
-# of each PERIOD words of 8 bytes of a large tensor, the first SAMPLED are read
-PERIOD, SAMPLED = 512, 8
+# of each PERIOD words of 4 bytes of a large tensor, the first SAMPLED are read
+PERIOD, SAMPLED = 1024, 16
+# words of tensors that are added up together, and largest number of rows of PERIOD numbers: enough
+# for a tensor of 2^37 bytes
+TOGETHER, ROWS = 1 << 20, 1 << 15
 # tokens of the text whose logits are hashed for the fingerprint; they fit in a page
 PROBE = 48
 
 
-def tensor_versions(loaded: Loaded, begun: bool = False) -> Hashable:
-    """The active adapters, and addresses and versions of a module's tensors; None without a module.
+class ModelKey(NamedTuple):
+    """Everything that a pass reads beside its text; equal keys mean equal passes."""
 
-    PyTorch counts a version up when it writes a tensor in place, but not for writes through `.data`
-    or by foreign code. begun: use the adapters that were active when the run began.
+    state: Hashable
+    sums: Hashable  # of the tensors' words
+
+
+def model_state(model: Any, decoder: Any, begun: bool = False) -> Hashable:
+    """Attributes of a model (`csd.models.attributes`), and addresses and versions of its tensors.
+
+    model: the user's module. Without one, a fused decoder's own attributes, which are all that its
+    pass reads; None for another decoder. begun: True takes the adapters that were active when the
+    run began.
     """
-    module = loaded.current_module()
-    if module is None:
-        return None
-    adapters = getattr(loaded.decoder, "adapters", None)
-    active = adapters and (adapters.state if begun else adapters.now())
-    return active, *((p.data_ptr(), version_of(p)) for p in module.parameters())
+    return None if (read := _read(model, decoder)) is None else _state(read, decoder, begun)
 
 
 # a view of a tensor that was made in this mode is made in it too
 @torch.inference_mode()
-def weights_state(loaded: Loaded, begun: bool = False) -> Hashable:
-    """`tensor_versions`, and sums of words of all tensors, which optimizers may write unnoticed.
+def model_key(model: Any, decoder: Any) -> ModelKey:
+    """`model_state` as the run began, and sums of the words of a module's tensors, which
+    optimizers may write unnoticed.
 
     Tensors of at most 4 KiB are read whole, and of others 64 bytes in 4096, in one copy to the
-    host. So a training step shows, but not every write through `.data` to a few numbers.
+    host. Each word has a random weight by its place. So a training step or a permutation shows,
+    but not every write through `.data` to a few numbers.
     """
-    module = loaded.current_module()
-    if module is None:
-        return None
-    sums = [s for x in (*module.parameters(), *module.buffers()) for s in _sums(x.detach())]
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for s in sums:
-        by_device.setdefault(s.device, []).append(s)
-    read = tuple(tuple(torch.stack(parts).tolist()) for parts in by_device.values())
-    return tensor_versions(loaded, begun), read
+    read = _read(model, decoder)
+    if read is None:
+        return ModelKey(None, None)
+    state = _state(read, decoder, begun=True)
+    if model is None:
+        return ModelKey(state, None)
+    by_device: dict[torch.device, _Words] = {}
+    # tied weights are read once
+    for x in {id(x): x for x in read.tensors}.values():
+        if x.layout == torch.strided and x.device.type != "meta" and x.numel():
+            if x.device not in by_device:
+                by_device[x.device] = _Words(x.device)
+            by_device[x.device].add(x.detach())
+    return ModelKey(state, tuple(words.sums() for words in by_device.values()))
 
 
-def _sums(x: torch.Tensor) -> list[torch.Tensor]:
-    """Wrapping sums of the words of a tensor, as int64 scalars."""
-    if x.layout != torch.strided or x.device.type == "meta" or not x.numel():
-        return []
-    words: Any = x.reshape(-1).view(torch.uint8)
-    whole = words.numel() // 8 * 8
-    rest, words = words[whole:], words[:whole].view(torch.int64)
-    periods = words.numel() // PERIOD * PERIOD if words.numel() > PERIOD else 0
-    parts = [words[:periods].view(-1, PERIOD)[:, :SAMPLED], words[periods:], rest]
-    return [part.sum(dtype=torch.int64) for part in parts if part.numel()]
+def _read(model: Any, decoder: Any) -> Attributes | None:
+    if model is not None:
+        return Attributes.of(base_of(model).modules(), getattr(decoder, "written", ()))
+    return Attributes.of_object(decoder, ("tapped",)) if isinstance(decoder, Decoder) else None
+
+
+def _state(read: Attributes, decoder: Any, begun: bool) -> Hashable:
+    adapters = getattr(decoder, "adapters", None)
+    active = adapters and (adapters.state if begun else adapters.now())
+    return active, tuple(read.values), read.places
+
+
+class _Words:
+    """Words of tensors on one device, from which `sums` makes wrapping sums on the host.
+
+    A word has 32 bits. It is multiplied by random numbers of 64 bits by its place, so that tensors
+    that differ in a word that is read have equal sums with a chance of 2^-32 (multilinear hashing).
+    """
+
+    def __init__(self, device: torch.device):
+        self._random = _random(device)
+        # words [P, SAMPLED] of periods of large tensors; words [N] of others and of remainders
+        self._periods: list[torch.Tensor] = []
+        self._rest: list[torch.Tensor] = []
+        self._count = 0
+        self._sums: list[torch.Tensor] = []
+
+    def add(self, x: torch.Tensor) -> None:
+        flat: Any = x.reshape(-1).view(torch.uint8)
+        if flat.storage_offset() % 4:
+            flat = flat.clone()
+        whole = flat.numel() // 4 * 4
+        words, tail = flat[:whole].view(torch.int32), flat[whole:]
+        count = words.numel() // PERIOD if words.numel() > PERIOD else 0
+        if count:
+            self._periods.append(words[: count * PERIOD].view(-1, PERIOD)[:, :SAMPLED])
+        self._rest += [part.int() for part in (words[count * PERIOD :], tail) if part.numel()]
+        self._count += count * SAMPLED + PERIOD
+        if self._count > TOGETHER:
+            self._end()
+
+    def _end(self) -> None:
+        """Sum the words so far."""
+        of_word, of_number, of_row = self._random
+        parts = []
+        if self._periods:
+            # [P]; a cast apart is faster than one within the product
+            parts.append((torch.cat(self._periods).long() * of_word).sum(1))
+        if self._rest:
+            parts.append(torch.cat(self._rest).long())
+        for numbers in parts:
+            padded = torch.nn.functional.pad(numbers, (0, -len(numbers) % PERIOD))
+            rows = (padded.view(-1, PERIOD) * of_number).sum(1)
+            self._sums.append((rows * of_row[: len(rows)]).sum())
+        self._periods, self._rest, self._count = [], [], 0
+
+    def sums(self) -> tuple[int, ...]:
+        self._end()
+        return tuple(torch.stack(self._sums).tolist()) if self._sums else ()
+
+
+@cache
+def _random(device: torch.device) -> list[torch.Tensor]:
+    """Random numbers [SAMPLED], [PERIOD] and [ROWS] int64, the same in each process."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [SAMPLED, PERIOD, ROWS]
+    numbers = torch.randint(-(2**63), 2**63 - 1, (sum(sizes),), generator=generator)
+    return [*numbers.to(device).split(sizes)]
 
 
 @torch.no_grad()

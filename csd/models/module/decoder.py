@@ -11,7 +11,7 @@ it is copied or rebound, so a training step or another adapter takes effect in t
 import inspect
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -21,8 +21,9 @@ from torch import nn
 from torch.func import functional_call
 
 from csd.kernels.ops import Ops
+from csd.models.attributes import OUTPUTS, Attributes, changed
 from csd.models.fused.fusable import hooks_of
-from csd.models.lora import Adapters, base_of
+from csd.models.lora import Adapters, base_of, tuner_layers
 from csd.models.module.mixers import MixerCall, answer, size_of
 from csd.models.module.probe import Call, probe
 from csd.models.module.sizes import NamedSizes, probed_sizes
@@ -215,10 +216,6 @@ class Pass:
             )
 
 
-# fields with which a config asks for outputs beside the logits
-OUTPUTS = ("output_router_logits", "output_hidden_states", "output_attentions")
-
-
 class ModuleDecoder:
     """Decodes with a transformers model, or a PeftModel around one; holds a weak reference to it.
 
@@ -236,14 +233,13 @@ class ModuleDecoder:
         self._base = weakref.ref(base_of(model))
         self.parts = Parts(base_of(model))
         self.adapters = Adapters(self.parts.modules)
-        self._facts = _facts(model)
         taken = inspect.signature(inspect.unwrap(type(self.base).forward)).parameters
         self._keeps_logits = False
         self.captured = False  # whether its steps are, or may be, recorded in graphs
         self._places: list[int] = []  # addresses of its tensors while steps are recorded
         self._mask: torch.Tensor | None = None
         self.admission: Any = None  # the `Admission` that `csd.models.module.admit` measured
-        named = NamedSizes.of(self.base)
+        named, before = NamedSizes.of(self.base), Attributes.of(self.parts.modules)
         probed = probe(self.base, self.parts, self.run, tokens=named.vocab, context=named.context)
         self.calls: list[Call] = probed.calls
         self.mixers = probed.mixers
@@ -252,6 +248,9 @@ class ModuleDecoder:
         self._keeps_logits = "logits_to_keep" in taken and not shared
         self.device, self.dtype = probed.device, probed.dtype
         self.config = probed_sizes(named, probed)
+        # names of attributes that a pass itself writes, such as counters: no sign of another model
+        self.written = changed(before, Attributes.of(self.parts.modules))
+        self._facts = _facts(model, self.written)
 
     def __repr__(self) -> str:
         kinds = list(dict.fromkeys(str(call.spec) for call in self.calls))
@@ -283,16 +282,16 @@ class ModuleDecoder:
 
     @property
     def graph_key(self) -> tuple:
-        """State on which a recorded step depends in addition to its sizes: the active adapters."""
-        return self.adapters.state
+        """State on which a recorded step depends in addition to its sizes: that of the adapters."""
+        return self.adapters.state, self.adapters.values
 
     def is_current(self) -> bool:
-        """True if the module still has the parts, hooks and config that were probed.
+        """True if the module still has the parts, hooks, attributes and configs that were probed.
 
         While steps are recorded, it must also have the same tensors.
         """
         moved = self.captured and self._places != _places(self.base)
-        return not moved and self._facts == _facts(self.model)
+        return not moved and self._facts == _facts(self.model, self.written)
 
     def begin_call(self) -> None:
         """Called before the first step of a call, which uses the adapters that are active now."""
@@ -360,12 +359,15 @@ def _places(base: Any) -> list[int]:
     return [x.data_ptr() for x in (*base.parameters(), *base.buffers())]
 
 
-def _facts(model: Any) -> tuple:
-    """Properties that a probe depends on: parts, hooks, replaced methods, config; not weights."""
-    base = base_of(model)
-    parts = tuple((id(m), hooks_of(m), "forward" in vars(m)) for m in base.modules())
-    weight, config = next(base.parameters()), base.config.to_dict()
-    # trainers change these
-    for name in ("use_cache", *OUTPUTS):
-        config.pop(name, None)
-    return parts, weight.device, weight.dtype, repr(config)
+def _facts(model: Any, written: Collection[str]) -> tuple:
+    """Properties that a probe depends on: parts, hooks, replaced methods, and the attributes of all
+    modules but the adapters' layers; not weights.
+
+    written: names that a pass writes.
+    """
+    modules = [*base_of(model).modules()]
+    parts = tuple((id(m), hooks_of(m), "forward" in vars(m)) for m in modules)
+    adapted = {*map(id, tuner_layers(modules))}
+    own = Attributes.of([m for m in modules if id(m) not in adapted], written)
+    weight = next(base_of(model).parameters())
+    return parts, weight.device, weight.dtype, own.values

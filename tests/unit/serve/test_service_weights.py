@@ -59,7 +59,7 @@ def _replace(model):
     ("change", "decoder", "mixes", "versions"),
     [
         (_write_in_place, "fused", True, 1),
-        (_write_data, "fused", True, 0),
+        (_write_data, "fused", True, 1),
         (_replace, "fused", False, 1),
         (_replace, "module", True, 1),
     ],
