@@ -20,7 +20,7 @@ class Asked:
     words: bool = False  # banned sequences of several tokens
     ngram: int = 0  # tokens of the longest n-gram that must not be repeated
     early: bool = False  # end tokens are banned before `min_new`
-    penalty: bool = False  # repetition penalty
+    penalty: bool = False  # repetition penalty before other changes; else verification applies it
     counts: bool = False  # presence or frequency penalty
     thought: bool = False  # a budget of thought
     functions: bool = False  # functions that run on the host

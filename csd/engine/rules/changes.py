@@ -163,19 +163,19 @@ class Changes:
             if banned is not None:
                 # a function must not allow a token that the grammar bans
                 x.masked_fill_(banned, -torch.inf)
-        if forced is not None:
+        if forced is not None and (self.static or bool((forced >= 0).any())):
             only(x, forced)
         short = keep_full(x, logits, self.static, self.teacher_forced)
         verdict = ops.verify(x, pool, self.without_rules(slots))
-        finish_rows(
-            verdict, logits, short, pool, slots, self.rules, ops.log_sum, self.static
-        )
+        finish_rows(verdict, logits, short, pool, slots, self.rules, ops.log_sum, self.static)
         ops.advance_slots(slots, verdict)
         return verdict, *ops.snapshot(pool, verdict, top, trees)
 
     def without_rules(self, slots: Slots) -> Slots:
-        """Slots for changed rows, which include the repetition penalty and bans of end tokens."""
-        off: dict[str, Any] = dict(repetition_penalty=self.ones, min_new=self.zeros)
+        """Slots for changed rows, which include bans of end tokens and may include the penalty."""
+        off: dict[str, Any] = dict(min_new=self.zeros)
+        if self.asked.penalty:
+            off["repetition_penalty"] = self.ones
         return replace(slots, **off)
 
     def emptied(self, s: int) -> tuple[int, bool]:

@@ -108,6 +108,8 @@ def asked_by(requests: Sequence[Request]) -> Asked | None:
 
 def asked_of(requests: Sequence[Request]) -> Asked:
     every = [r.params for r in requests]
+    counts = any(p.presence_penalty or p.frequency_penalty for p in every)
+    functions = any(p.logits_processor for p in every)
     return Asked(
         bias=any(
             p.logit_bias
@@ -119,10 +121,10 @@ def asked_of(requests: Sequence[Request]) -> Asked:
         words=any(len(word) > 1 for p in every for word in p.bad_words),
         ngram=max(p.no_repeat_ngram_size for p in every),
         early=any(p.min_new_tokens > 0 for p in every),
-        penalty=any(p.repetition_penalty != 1 for p in every),
-        counts=any(p.presence_penalty or p.frequency_penalty for p in every),
+        penalty=(counts or functions) and any(p.repetition_penalty != 1 for p in every),
+        counts=counts,
         thought=any(p.max_thinking_tokens is not None for p in every),
-        functions=any(p.logits_processor for p in every),
+        functions=functions,
         grammar=asks_grammar(requests),
     )
 

@@ -274,6 +274,15 @@ def _find_head(
     return m[i], piece[i] * width + column
 
 
+def at_least(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [R, W] and logits of x [R, V] among which are the `count` largest, in token order."""
+    pieces = x.unflatten(1, (-1, math.gcd(x.shape[1], PIECE))).amax(-1)
+    low = torch.full_like(x[:, :1], -torch.inf)
+    if pieces.shape[1] >= count:
+        low = pieces.topk(count).values[:, -1:]
+    return _line_up(x, *_find_head(x, pieces, low))
+
+
 def _line_up(
     z: torch.Tensor, m: torch.Tensor, t: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -278,10 +278,12 @@ def subtract_counts(
     count = x.new_zeros(x.shape[0], vocab + 1)
     one = torch.ones_like(token, dtype=x.dtype)
     count.scatter_add_(1, torch.where(token >= 0, token, vocab), one)
-    count = count[:, :vocab]
-    x -= rules.frequency[of].to(x.dtype)[:, None] * count
-    x -= rules.presence[of].to(x.dtype)[:, None] * (count > 0)
-    return x
+    # the sample's tokens alone change; where there is none, token 0 gets what is its own
+    token = token.clamp(min=0)
+    count = count.gather(1, token)
+    logit = x.gather(1, token) - rules.frequency[of].to(x.dtype)[:, None] * count
+    logit -= rules.presence[of].to(x.dtype)[:, None] * (count > 0)
+    return x.scatter_(1, token, logit)
 
 
 class Changed(NamedTuple):
@@ -310,8 +312,11 @@ def change_rows(
         forced = torch.full((pool.rows,), -1, dtype=torch.int64, device=x.device)
     for rows in blocks(pool.rows):
         s = pool.slot[rows].clamp(min=0).long()
-        path = path_tokens(pool, rows)
-        prefix = prefixes(rows, path, longest, pool, slots, rules) if asked.prefix else None
+        prefix = None
+        if asked.prefix or asked.penalty:
+            path = path_tokens(pool, rows)
+        if asked.prefix:
+            prefix = prefixes(rows, path, longest, pool, slots, rules)
         part = x[rows]
         if asked.bias:
             part += rules.bias[rules.of[s]] if rules.bias.shape[0] > 1 else rules.bias

@@ -1,7 +1,7 @@
 """Verification along the accepted paths, and what follows it, as loops: the bits of all rows."""
 
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
