@@ -37,17 +37,21 @@ $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e '.[docs]'
 	touch $@
 
+# an address of git as that of its page: mkdocs takes http(s) alone. A folder has no page; a name and password are dropped
+PAGE_OF := sed -nE -e 's,^ssh://([^@/]*@)?([^/:]+)(:[0-9]+)?/,https://\2/,' -e 's,^[^@/:]+@([^/:]+):/?,https://\1/,' \
+	-e 's,^(https?://)[^@/]*@,\1,' -e 's,(\.git)?/*$$,,' -e '/^https?:/p'
+
 # the site of docs/, in build/site
 docs: install-docs
-	REPO_URL="$$(git config --get remote.origin.url)" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	REPO_URL="$$(git config --get remote.origin.url | $(PAGE_OF))" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: install
 	$(BIN)/python examples/demo.py
 
 # parts of the tests for machines side by side: make test SHARD=engine; without SHARD, all tests
 SHARD_kernels := tests/unit/kernels tests/hardware
-SHARD_engine := tests/unit/engine tests/unit/graph tests/unit/verify tests/unit/doctor
-SHARD_models := tests/unit/models tests/unit/training tests/unit/serve
+SHARD_engine := tests/unit/engine tests/unit/graph tests/unit/doctor
+SHARD_models := tests/unit/models tests/unit/research tests/unit/serve
 SHARD_rest := $(filter-out $(SHARD_kernels) $(SHARD_engine) $(SHARD_models) tests/unit tests/helpers tests/conftest.py, \
 	$(wildcard tests/[a-z]* tests/unit/[a-z]*))
 
@@ -125,7 +129,7 @@ test-long: install
 		tests/robustness/fuzz tests/unit/models/module/test_modules.py tests/unit/models/module/test_hybrids.py
 	CSD_REPLICATES=20000 CSD_TOKENS=10000 $(BIN)/python -m pytest -s -m '' \
 		tests/unit/engine/lossless/test_distribution.py tests/unit/engine/lossless/test_exact_triton.py \
-		tests/unit/verify/test_verify_engine.py tests/unit/models/test_smollm2.py
+		tests/unit/research/verify/test_verify_engine.py tests/unit/models/test_smollm2.py
 
 # every family by its own module, with two versions of transformers
 test-families: install

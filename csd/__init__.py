@@ -2,7 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from csd import integrations, kernels, verify
+from csd import research
+
+# names that csd.research registers stand in the options of the modules below
+# isort: split
+from csd import integrations, kernels
 from csd.engine.engine import Engine
 from csd.engine.generate import generate, release, stream
 from csd.engine.results.result import Sample, Samples
@@ -13,8 +17,6 @@ from csd.evaluate.pass_at_k import pass_at_k
 from csd.evaluate.report import page_of
 from csd.evaluate.score import score
 from csd.evaluate.vote import Vote, vote
-from csd.graph.model.draft_model import DraftModel
-from csd.graph.model.eagle import Eagle
 from csd.graph.prior import Prior
 from csd.integrations.transformers.attention import register_attention, register_when_imported
 from csd.integrations.transformers.generate import hf_generate
@@ -29,8 +31,10 @@ from csd.utils.version import __version__
 
 if TYPE_CHECKING:
     from csd.gradient.logprobs import Logprobs, logprobs
-    from csd.graph import baselines
-    from csd.training.train_head import train_head
+    from csd.research import baselines, verify
+    from csd.research.draft_models.draft_model import DraftModel
+    from csd.research.draft_models.eagle import Eagle
+    from csd.research.training.train_head import train_head
 
 __all__ = [
     "AsyncEngine",
@@ -61,6 +65,7 @@ __all__ = [
     "register_attention",
     "release",
     "remove_kernels",
+    "research",
     "score",
     "stream",
     "train_head",
@@ -76,18 +81,12 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """The names that few callers need, imported at the first access."""
-    if name == "baselines":
-        from csd.graph import baselines
-
-        return baselines
     if name in ("Logprobs", "logprobs"):
         from csd.gradient import logprobs as gradient
 
         return getattr(gradient, name)
-    if name == "train_head":
-        from csd.training.train_head import train_head
-
-        return train_head
+    if name in research.__all__:
+        return getattr(research, name)
     raise AttributeError(f"module 'csd' has no attribute {name!r}")
 
 

@@ -1,7 +1,7 @@
 """Constraints of samples: JSON with Best-of-N, a budget of thought, an audit of a file.
 
 All of it with drafts, and all of it the samples that plain sampling under the same constraints
-draws. JSON needs llguidance: pip install 'csd-llm[grammar]'.
+draws. JSON needs llguidance: pip install 'llguidance>=1.0'.
 """
 
 import argparse

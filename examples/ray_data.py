@@ -1,6 +1,6 @@
 """Self-consistency over a file of problems, shared out among machines by Ray Data.
 
-needs `pip install 'csd-llm[ray]'`. Each actor has an engine of its own and draws some rows at a
+needs `pip install 'ray[data]>=2.50'`. Each actor has an engine of its own and draws some rows at a
 time, a group each. An actor that dies is replaced and its rows are drawn again: the same samples,
 because a sample follows from (model, prompt, seed, index). With GPUs: `ray_args={"num_gpus": 1}`.
 

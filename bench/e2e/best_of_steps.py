@@ -25,7 +25,8 @@ from typing import Any
 
 import csd
 from bench.lib.common import finish, interval, table
-from csd.evaluate.answers import canonical, last_number
+from csd.evaluate.answers import last_number
+from csd.evaluate.equality import canonical
 from csd.models.demo import smollm2_path
 
 KEPT, WIDTH, STEPS = 2, 4, 8

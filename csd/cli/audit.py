@@ -4,7 +4,7 @@ import json
 import sys
 from argparse import Namespace, _SubParsersAction
 
-from csd.cli.common import add_command, check_output, show, stamped
+from csd.cli.common import MODEL, add_command, check_output, show, stamped
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
@@ -40,7 +40,7 @@ def add(commands: _SubParsersAction) -> None:
         "evaluation.md",
     )
     parser.add_argument("file", help="trace file, written by csd record or record=")
-    parser.add_argument("--model", required=True, help="local folder, hub name or GGUF file")
+    parser.add_argument("--model", required=True, help=MODEL)
     parser.add_argument(
         "--tie",
         type=float,

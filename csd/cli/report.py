@@ -29,7 +29,7 @@ def _report(args: Namespace) -> int:
     if out.exists() and out.samefile(args.file):
         raise ValueError(f"out must differ from the input file, got {str(out)!r}")
     text = _page(args.file)
-    with WholeFile(out) as file:
+    with WholeFile(out, alone=False) as file:
         file.write([text.encode()])
     print(out)
     return 0
@@ -71,7 +71,11 @@ def _add_plot(commands: _SubParsersAction) -> None:
     )
     parser.add_argument("-o", "--out", required=True, help="picture to write: .svg, .png or .pdf")
     parser.add_argument(
-        "--x", choices=COSTS, default="tokens", help="cost per problem, on the x axis"
+        "--x",
+        choices=COSTS,
+        default="tokens",
+        help="cost per problem, on the x axis. "
+        "seconds: those of the run, by the share of the tokens; k samples alone take longer",
     )
     parser.add_argument(
         "--y",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from csd.cli.common import add_command, check_counts
+from csd.cli.common import MODEL, add_command, check_counts
 from csd.engine.options.show import add_flags, check_flags
 from csd.models.load.choose_decoder import DECODERS
 from csd.utils.arguments import check_number, check_whole
@@ -36,7 +36,7 @@ def add(commands: _SubParsersAction) -> None:
         ["csd serve MODEL --port 8000", "csd serve MODEL --host 0.0.0.0 --api-key SECRET"],
         "serve.md",
     )
-    parser.add_argument("model", help="local folder, hub name or GGUF file")
+    parser.add_argument("model", help=MODEL)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -201,7 +201,7 @@ def _serve(args: Namespace) -> int:
         check_installed(package, "serve", "csd serve")
     from csd.serve import AsyncEngine
     from csd.serve.http import Limits, Server, serve
-    from csd.serve.http.api.tools import check_parser
+    from csd.serve.http.api.calls.forms import check_parser
     from csd.serve.http.app import check_host, check_origin
     from csd.serve.http.clients import check_keys, owner_of
 

@@ -6,15 +6,15 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 from typing import Any
 
-from csd.cli.common import add_command, check_counts, stamped
+from csd.cli.common import MODEL, add_command, check_counts, stamped
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.evaluation import digest
 from csd.evaluate.import_logs import traces_of
 from csd.evaluate.resumable_results import record
-from csd.graph.drafter_registry import check_known, names
 from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, MIN_CONTEXTS, Prior, is_prior
+from csd.graph.registry import check_known, names
 from csd.models.load import tokenizer_of
 from csd.models.load.checkpoint import quiet_libraries
 from csd.models.text.prompts import as_message, check_prompt, has_chat
@@ -44,7 +44,7 @@ def add(commands: _SubParsersAction) -> None:
         ["csd record MODEL prompts.jsonl -o traces.jsonl -n 16"],
         "howto/record.md",
     )
-    record.add_argument("model", help="local folder, hub name or GGUF file")
+    record.add_argument("model", help=MODEL)
     record.add_argument(
         "prompts",
         help="JSONL file; each line has a prompt (a string or messages), a question or a problem",
@@ -92,7 +92,7 @@ def add(commands: _SubParsersAction) -> None:
     replay.add_argument(
         "--model",
         help="measure the step times of this model on this machine instead of reading "
-        "--cost: a local folder, hub name or GGUF file",
+        f"--cost: {MODEL}",
     )
     add_flags(replay, LOADING)
     replay.add_argument(

@@ -198,7 +198,7 @@ UNCOMPARED = {"plan_attention"}
 
 
 def operations() -> list[str]:
-    return [f.name for f in fields(Ops) if f.name not in ("name", "fused", "passes")]
+    return [f.name for f in fields(Ops) if f.name not in ("name", "fused", "log_sum")]
 
 
 def rows_for(ops: Ops) -> dict[str, Check]:

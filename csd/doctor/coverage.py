@@ -10,7 +10,7 @@ from csd.doctor.cases import Sizes
 from csd.doctor.report import Check
 from csd.kernels.attention.layout import Work
 from csd.kernels.attention.prompt import Chunks
-from csd.kernels.verify.passes import HEAD_WIDTH
+from csd.kernels.verify.constants import HEAD_WIDTH
 from csd.kernels.verify.triton.launch import LIST, SCAN, SPLITS
 from csd.state.kv_cache import PAGE
 

@@ -28,12 +28,12 @@ from csd.engine.requests.request import Request
 from csd.engine.resources.caches import Caches
 from csd.engine.step.static_step import Captures, StaticStep
 from csd.engine.step.step import Step
+from csd.graph.teacher_forcing import TeacherForcing
 from csd.kernels.backends import choose
 from csd.kernels.ops import Ops, reference
 from csd.models.demo import random_decoder
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.fuse import pack
-from csd.verify.teacher_forcing import TeacherForcing
 
 
 class _Launches:

@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from csd.engine.requests.request import LiveSample, OnTokens, Request, every
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.result import Sample, Samples, Until, UntilRule
 from csd.graph.prior import Prior
+from csd.graph.teacher_forcing import TeacherForcing
 from csd.kernels.ops import Ops
 from csd.models.fused.config import TextSizes
 from csd.models.text.prompts import parse, truncate
@@ -25,8 +26,7 @@ from csd.traces.history import History
 from csd.traces.traces import Trace, open_traces, write_traces
 from csd.utils.files import WholeFile
 from csd.utils.phases import wants_progress
-from csd.utils.torch_state import callers_state, plain_torch
-from csd.verify.teacher_forcing import TeacherForcing
+from csd.utils.torch_state import calling, plain_torch
 
 # shortest time between two updates of the bar
 SECONDS = 0.1
@@ -133,84 +133,19 @@ class Call:
 
         Raises TypeError or ValueError that names the argument.
         """
-        count, until = options["num_samples"], options["until"]
         if options["tokenizer"] is not None:
             tokenizer = options["tokenizer"]
-        limit, returns = options["truncate_prompt"], options["on_error"] == "return"
-        errors: dict[int, Exception] = {}
-        prompts, many = parse(
-            prompt,
-            tokenizer,
-            config.vocab,
-            options["attention_mask"],
-            options["chat_template_kwargs"],
-            # a prompt that is truncated may have any length
-            config.context if limit is None else None,
-            errors if returns else None,
-        )
-        prompts = [ids if limit is None else truncate(ids, limit, tokenizer) for ids in prompts]
-        unlimited = resolve(generation_config, options, vocab=config.vocab, tokenizer=tokenizer)
-        # arguments that are invalid for any prompt are an error of the whole call
-        params = limited(unlimited, config.context)
-        if params.stop and tokenizer is None:
-            raise ValueError("stop strings need a tokenizer: pass tokenizer= or stop_token_ids")
-        if isinstance(until, UntilRule):
-            if until.needs_text and tokenizer is None:
-                name = type(until).__name__
-                raise ValueError(f"until=csd.{name}() needs a tokenizer, got None: pass tokenizer=")
-            until = until.of(count)
-        seed = options["seed"]
-        if seed is None:
-            seed = int(torch.randint(2**63 - 1, ()))
-        taken: dict[tuple[int, ...], int] = {}  # next free sample index of each prompt
-        requests = []
-        for i, ids in enumerate(prompts):
-            if i not in errors:
-                try:
-                    name = f"prompt {i}" if many else "the prompt"
-                    params = limited(unlimited, config.context, len(ids), name)
-                except ValueError as error:
-                    if not returns:
-                        raise
-                    errors[i] = error
-            start = taken.get(tuple(ids), options["first_sample"])
-            samples = range(start, start + count if i not in errors else start)
-            taken[tuple(ids)] = samples.stop
-            request = Request.of(i, ids, params, samples, seed)
-            request.error = str(errors[i]) if i in errors else None
-            request.tokenizer = tokenizer
-            if options["prompt_logprobs"]:
-                request.scores = PromptScores()
-            requests.append(request)
+        settings = _settings(options, tokenizer)
+        requests, many = _requests(prompt, options, config, generation_config, tokenizer)
         history = options["history"]
         check_apart(history, options["record"])
-        for name in ("history", "prior"):
-            if options[name] is not None and options["verifier"] != "match":
-                raise ValueError(
-                    f"{name} needs verifier='match', whose tokens do not depend on drafts, got "
-                    f"verifier={options['verifier']!r}"
-                )
         set_history(requests, history, many, tokenizer, config.vocab)
-        prior = options["prior"]
-        if prior is not None:
-            prior.check_use(tokenizer, config.vocab)
+        if settings.prior is not None:
+            settings.prior.check_use(tokenizer, config.vocab)
         bar = Progress(requests) if wants_progress(options["progress"]) else None
-        settings = RunSettings(
-            budget=options["budget"],
-            speculate=options["speculate"],
-            drafter=options["drafter"],
-            verifier=options["verifier"],
-            prior=prior,
-            until=until,
-            on_tokens=_on_tokens(options["callback"], bar),
-            record_top=options["record"] is not None or wants_top(history),
-            drafts=options["drafts"],
-            measures=Measures(options["top_logprobs"], options["entropy"]),
-            returns_errors=returns,
-            tokenizer=tokenizer,
-            progress=options["progress"],
-        )
-        return cls(requests, settings, many, count, bar, options["record"], history=history)
+        settings = replace(settings, on_tokens=_on_tokens(options["callback"], bar))
+        count, record = options["num_samples"], options["record"]
+        return cls(requests, settings, many, count, bar, record, history=history)
 
     def refused(self) -> Iterator[tuple[Request, Sample]]:
         """Samples of the prompts that cannot be served, each with its prompt's error."""
@@ -258,6 +193,88 @@ class Call:
                 write_traces(file, map(trace_of, self.requests))
 
 
+def _requests(
+    prompt: Any,
+    options: Mapping[str, Any],
+    config: TextSizes,
+    generation_config: Any,
+    tokenizer: Any,
+) -> tuple[list[Request], bool]:
+    """Requests of a call's prompts, and whether the prompt was a list of prompts."""
+    limit, returns = options["truncate_prompt"], options["on_error"] == "return"
+    errors: dict[int, Exception] = {}
+    prompts, many = parse(
+        prompt,
+        tokenizer,
+        config.vocab,
+        options["attention_mask"],
+        options["chat_template_kwargs"],
+        # a prompt that is truncated may have any length
+        config.context if limit is None else None,
+        errors if returns else None,
+    )
+    prompts = [ids if limit is None else truncate(ids, limit, tokenizer) for ids in prompts]
+    unlimited = resolve(generation_config, options, vocab=config.vocab, tokenizer=tokenizer)
+    # arguments that are invalid for any prompt are an error of the whole call
+    params = limited(unlimited, config.context)
+    if params.stop and tokenizer is None:
+        raise ValueError("stop strings need a tokenizer: pass tokenizer= or stop_token_ids")
+    seed, count = options["seed"], options["num_samples"]
+    if seed is None:
+        seed = int(torch.randint(2**63 - 1, ()))
+    taken: dict[tuple[int, ...], int] = {}  # next free sample index of each prompt
+    requests = []
+    for i, ids in enumerate(prompts):
+        if i not in errors:
+            try:
+                name = f"prompt {i}" if many else "the prompt"
+                params = limited(unlimited, config.context, len(ids), name)
+            except ValueError as error:
+                if not returns:
+                    raise
+                errors[i] = error
+        start = taken.get(tuple(ids), options["first_sample"])
+        samples = range(start, start + count if i not in errors else start)
+        taken[tuple(ids)] = samples.stop
+        request = Request.of(i, ids, params, samples, seed)
+        request.error = str(errors[i]) if i in errors else None
+        request.tokenizer = tokenizer
+        if options["prompt_logprobs"]:
+            request.scores = PromptScores()
+        requests.append(request)
+    return requests, many
+
+
+def _settings(options: Mapping[str, Any], tokenizer: Any) -> RunSettings:
+    """Settings of a call, without `on_tokens`; checks the arguments that do not go together."""
+    history, prior, until = options["history"], options["prior"], options["until"]
+    if isinstance(until, UntilRule):
+        if until.needs_text and tokenizer is None:
+            name = type(until).__name__
+            raise ValueError(f"until=csd.{name}() needs a tokenizer, got None: pass tokenizer=")
+        until = until.of(options["num_samples"])
+    for name in ("history", "prior"):
+        if options[name] is not None and options["verifier"] != "match":
+            raise ValueError(
+                f"{name} needs verifier='match', whose tokens do not depend on drafts, got "
+                f"verifier={options['verifier']!r}"
+            )
+    return RunSettings(
+        budget=options["budget"],
+        speculate=options["speculate"],
+        drafter=options["drafter"],
+        verifier=options["verifier"],
+        prior=prior,
+        until=until,
+        record_top=options["record"] is not None or wants_top(history),
+        drafts=options["drafts"],
+        measures=Measures(options["top_logprobs"], options["entropy"]),
+        returns_errors=options["on_error"] == "return",
+        tokenizer=tokenizer,
+        progress=options["progress"],
+    )
+
+
 def trace_of(request: Request) -> Trace:
     drawn = request.top.keys() & request.finished.keys()
     done = [request.finished[i] for i in request.samples if i in drawn]
@@ -269,7 +286,7 @@ def trace_of(request: Request) -> Trace:
         top=[request.top[s.index] for s in done],
         seed=request.seed,
         indices=[s.index for s in done],
-        stop_ids=request.params.stopping_ids,
+        stop_ids=request.params.end_ids,
     )
 
 
@@ -281,7 +298,7 @@ def _on_tokens(callback: Any, bar: Progress | None) -> OnTokens | None:
         if bar is not None:
             bar.show()
         if callback is not None:
-            with callers_state():
+            with calling("callback"):
                 callback(request.index, live.index, tokens, text)
 
     return on_tokens

@@ -4,7 +4,6 @@ A call draws the samples of its own requests, or of those that arrive while it r
 `Engine.warmup` prepares first calls, with caches, graphs, compiled code and step times.
 """
 
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain, count
@@ -19,6 +18,7 @@ from csd.engine.requests.request import Carrying, Request, check_served, every
 from csd.engine.resources.caches import Caches
 from csd.engine.resources.model import EngineModel
 from csd.engine.resources.step_times import StepTimes
+from csd.engine.resources.turn import Turn
 from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler, clear
 from csd.engine.session import Session
@@ -32,8 +32,7 @@ from csd.models.fused.config import ModelSizes
 from csd.models.fused.decoder import DecoderLike
 from csd.models.load import Loaded
 from csd.utils.arguments import check_flag, check_number, check_whole, checked
-from csd.utils.cache_folder import watch_forks
-from csd.utils.device import current, on_device, peak_bytes, stream_of
+from csd.utils.device import current, on_device, peak_bytes
 from csd.utils.other_names import names_arguments
 from csd.utils.phases import preparation, showing
 from csd.utils.torch_state import in_plain_torch
@@ -156,13 +155,10 @@ class Engine:
         self.together = together
         self.lag = int(self.static) if lag is None else lag
         self._default_drafter: Any = drafter
-        self._lock = threading.Lock()
-        self._busy: int | None = None  # the thread that holds the lock, or the last one that did
+        self.turn = Turn(self.model)
         self._ended = True  # whether the last call's slots and pages have been freed
-        self._last: torch.cuda.Event | None = None  # end of the last call's work
         self._threads = ThreadChoice(fixed=self.device.type != "cpu")
         self._group_keys = count(1)  # of the groups of all calls, never reused
-        watch_forks(self)
 
     def _make_caches(self, **sizes: Any) -> Caches:
         return Caches(self.model, **sizes)
@@ -287,20 +283,17 @@ class Engine:
         """Run a call; yields each sample as it finishes."""
         run = self.run([r for r in call.requests if r.error is None], call.settings)
         try:
-            self._open(call)
+            self.turn.check()
+            try:
+                call.open()
+            except Exception as error:
+                self.refuse(error)
+                raise
             for request, sample in run:
                 call.finish_sample(request, sample)
                 yield request, sample
         finally:
             every([run.close, call.close])
-
-    def _open(self, call: Call) -> None:
-        self._not_within_a_stream()
-        try:
-            call.open()
-        except Exception as error:
-            self.refuse(error)
-            raise
 
     @overload
     def generate(self, prompt: OnePrompt, **options: Unpack[Options]) -> Samples: ...
@@ -349,6 +342,7 @@ class Engine:
             for request, sample in chain(call.refused(), drawn):
                 yield request.index, sample
 
+    @in_plain_torch
     def run(
         self, requests: list[Request], settings: RunSettings, feed: Feed | None = None
     ) -> Generator[tuple[Request, Sample], None, None]:
@@ -357,72 +351,53 @@ class Engine:
         Closing the iterator cancels unfinished samples; `requests` keep their tokens so far.
         feed: source of further requests while the engine runs.
         """
-        return in_plain_torch(self._run(requests, settings, feed))
-
-    def _run(
-        self, requests: list[Request], settings: RunSettings, feed: Feed | None
-    ) -> Generator[tuple[Request, Sample], None, None]:
-        self._not_within_a_stream()
         if not requests and feed is None:
             return
-        with self._lock:
-            stream = self._begin_use()
+        self.turn.check()
+        with self.turn.lock, self.turn as stream:
+            tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer
+            with current(self.device):
+                step = self._begin_call(requests, settings, feed)
+                step = self._with_settings(step, requests, settings, tokenizer)
+            control: Controller | None = None
             try:
-                yield from self._run_call(requests, settings, feed, stream)
+                before = preparation()
+                with current(self.device), showing(settings.progress):
+                    budget = self.step_times.budget(settings, step)
+                for kind, seconds in preparation().items():
+                    step.seconds[kind] += seconds - before[kind]
+                control = budget.control
+                make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
+                scheduler = make(
+                    step,
+                    requests,
+                    settings,
+                    budget=budget,
+                    tokenizer=tokenizer,
+                    prefill_chunk=self.caches.prefill_chunk,
+                    together=self.together,
+                    lag=self.lag,
+                    group_keys=self._group_keys,
+                    threads=self._threads,
+                    expected=self.step_times.table or (lambda rows: 1.0),
+                )
+                yield from on_device(scheduler.run(), self.device)
             finally:
-                self._end_use(stream)
+                with current(self.device, stream):
+                    clear(step)
+                    self._end_call(requests, step.seconds, control)
+                self._ended = True
 
-    def _run_call(
-        self,
-        requests: list[Request],
-        settings: RunSettings,
-        feed: Feed | None,
-        stream: torch.cuda.Stream | None,
-    ) -> Generator[tuple[Request, Sample], None, None]:
-        """`run` of the thread that holds the lock."""
+    def _begin_call(
+        self, requests: list[Request], settings: RunSettings, feed: Feed | None
+    ) -> Step:
+        """Returns a step with caches for a call of the model as it is now."""
         if not self._ended:
             # the last call was interrupted again while it ended
             self.caches.drop()
         self._ended = False
         self._threads.fixed = self.device.type != "cpu" or not self.model.any_threads()
         self._threads.begin()
-        tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer
-        with current(self.device):
-            step = self._begin_call(requests, settings, feed)
-            step = self._with_settings(step, requests, settings, tokenizer)
-        control: Controller | None = None
-        try:
-            before = preparation()
-            with current(self.device), showing(settings.progress):
-                budget = self.step_times.budget(settings, step)
-            for kind, seconds in preparation().items():
-                step.seconds[kind] += seconds - before[kind]
-            control = budget.control
-            make: Callable[..., Scheduler] = Scheduler if feed is None else feed.scheduler
-            scheduler = make(
-                step,
-                requests,
-                settings,
-                budget=budget,
-                tokenizer=tokenizer,
-                prefill_chunk=self.caches.prefill_chunk,
-                together=self.together,
-                lag=self.lag,
-                group_keys=self._group_keys,
-                threads=self._threads,
-                expected=self.step_times.table or (lambda rows: 1.0),
-            )
-            yield from on_device(scheduler.run(), self.device)
-        finally:
-            with current(self.device, stream):
-                clear(step)
-                self._end_call(requests, step.seconds, control)
-            self._ended = True
-
-    def _begin_call(
-        self, requests: list[Request], settings: RunSettings, feed: Feed | None
-    ) -> Step:
-        """Returns a step with caches for a call of the model as it is now."""
         if self.model.loaded.refresh():
             self.take(self.model.loaded)
         self.model.begin_call(requests)
@@ -489,53 +464,9 @@ class Engine:
     @contextmanager
     def between_calls(self) -> Iterator[None]:
         """Context in which no call of the engine runs, on its device."""
-        self._not_within_a_stream()
-        with self._lock:
-            stream = self._begin_use()
-            try:
-                with current(self.device):
-                    yield
-            finally:
-                self._end_use(stream)
-
-    def _begin_use(self) -> torch.cuda.Stream | None:
-        """Let this thread use the caches, after the work of the last use; returns the stream.
-
-        Not a context manager of contextlib: it would set the traceback of a caller's exception,
-        which may be immutable.
-        """
-        self._busy = threading.get_ident()
-        stream = stream_of(self.device)
-        if stream is not None and self._last is not None:
-            # the last call may have run on another stream
-            stream.wait_event(self._last)
-        return stream
-
-    def _end_use(self, stream: torch.cuda.Stream | None) -> None:
-        self._last = None if stream is None else stream.record_event()
-
-    def release_unless_busy(self) -> bool:
-        """Free the caches unless a call is running; True if they were freed."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            self.release()
-        finally:
-            self._lock.release()
-        return True
+        self.turn.check()
+        with self.turn.lock, self.turn, current(self.device):
+            yield
 
     def refuse(self, error: Exception) -> None:
         """Called with the error of a call whose arguments are refused."""
-
-    def _in_my_call(self) -> bool:
-        """True if this thread is within a call of this engine."""
-        return self._lock.locked() and self._busy == threading.get_ident()
-
-    def after_fork(self) -> None:
-        # the next call drops the unfinished state of a call of another thread
-        if not self._in_my_call():
-            self._lock = threading.Lock()
-
-    def _not_within_a_stream(self) -> None:
-        if self._in_my_call():
-            raise RuntimeError("this engine is still used by a stream; close the stream first")

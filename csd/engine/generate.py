@@ -151,7 +151,8 @@ def _make_room(wanted: int) -> None:
         for key, size in own.items():
             if total + wanted <= limit:
                 break
-            if _by_name[key][0].release_unless_busy():
+            engine = _by_name[key][0]
+            if engine.turn.unless_used(engine.release):
                 del _by_name[key], held[key]
                 total -= size
 

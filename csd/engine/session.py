@@ -2,9 +2,9 @@
 
     session = engine.session(prompt, num_samples=8, seed=0)
     session.sample(stop="</call>", max_new_tokens=200)      # every live branch draws on
-    for branch in session.live:
+    for branch in session.waiting:                          # those that ended at "</call>"
         branch.append(run_tool(branch.text))                # read once, not sampled
-    session.sample(max_new_tokens=200)
+    session.sample(max_new_tokens=200)                      # these, and those that were cut at 200
     best, *_ = session[3].fork(num_samples=4)               # four branches more, from there
 
 A branch is a text: the prompt, tokens that were sampled, and tokens that were appended. A turn is a
@@ -88,6 +88,21 @@ class Branch:
         return self.session.decode(self.tokens)
 
     @property
+    def stopped_by(self) -> str | int | None:
+        """The stop string or the token id that ended the last turn.
+
+        None if it was cut or failed, before the first turn, and once something is appended.
+        """
+        last = self.spans[-1].sample if self.spans else None
+        return None if last is None else last.stop_reason
+
+    @property
+    def waiting(self) -> bool:
+        """True if the last turn ended at a stop string, as a call of a tool does, and nothing has
+        been appended since; False once it is closed."""
+        return not self.closed and isinstance(self.stopped_by, str)
+
+    @property
     def live(self) -> bool:
         """True if `Session.sample` draws on: it is not closed, and its last turn did not end by
         itself ("stop") or in an error, or something was appended since."""
@@ -136,10 +151,23 @@ class Turns:
     def __iter__(self) -> Iterator[Branch]:
         return iter(self.branches)
 
+    def __repr__(self) -> str:
+        """The numbers of branches, and of tokens that the model has read and not read again."""
+        return (
+            f"<csd.{type(self).__name__} of {len(self)} branches, {len(self.live)} live, "
+            f"{len(self.waiting)} waiting; {self.read_tokens:,} tokens read, "
+            f"{self.cached_tokens:,} cached>"
+        )
+
     @property
     def live(self) -> list[Branch]:
         """Branches that the next turn continues."""
         return [branch for branch in self.branches if branch.live]
+
+    @property
+    def waiting(self) -> list[Branch]:
+        """Branches that wait for an answer: their last turn ended at a stop string."""
+        return [branch for branch in self.branches if branch.waiting]
 
     def encode(self, more: str | Sequence[int]) -> list[int]:
         if not isinstance(more, str):

@@ -3,8 +3,8 @@ r"""Answers of worked solutions: their extraction from texts, and the files of p
 A text states an answer as \boxed{6}, <answer>6</answer>, "the answer is 6", "#### 6" and the like.
 Thoughts are cut before it is read, and the last statement with a value is the answer.
 
-A `Task` is a kind of problem file: its questions, its correct answers, and the form in which the
-answers of samples are compared with them.
+A `Task` is a kind of problem file: its questions, its correct answers, and how a sample's answer is
+found. Two answers are equal if `csd.evaluate.equality.canonical` is.
 """
 
 import re
@@ -15,76 +15,21 @@ from itertools import zip_longest
 from pathlib import Path
 
 from csd.engine.options.thinking import after_thoughts
+from csd.evaluate.equality import WORDS
+from csd.evaluate.letters import option, options_in
 from csd.evaluate.numbers import (
     last_numeral,
     number_of,
     numeral_at,
     plain_number,
     plain_text,
-    spelled,
 )
 from csd.models.text.prompts import check_prompt
 from csd.utils.check import fits, shown
 from csd.utils.files import naming, read_lines
 
-_LETTERS = "A-J"
-# layout of LaTeX and Markdown; what stands in bold type or quotes is enclosed, as in parentheses
-_STRESSED = re.compile(
-    rf"(\*\*|__|[*_`\"'])\s*\(?([{_LETTERS}])\)?[.:]?\s*\1"
-    rf"|\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{{\s*\(?([{_LETTERS}])\)?[.:]?\s*\}}"
-)
-_LAYOUT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{|[{}*_`$\"'~]|\\[()\[\] ,;:!]"
-)
-_OPTION = re.compile(
-    rf"[\s:=]*(?:(?:option|choice|letter)\s+)?(?:"
-    rf"\(\s*(?P<round>[{_LETTERS}{_LETTERS.lower()}])\s*\)"
-    rf"|\[\s*(?P<square>[{_LETTERS}{_LETTERS.lower()}])\s*\]"
-    rf"|(?P<bracket>[{_LETTERS}{_LETTERS.lower()}])\)"
-    # E. coli may be an option, J. R. R. Tolkien is none
-    rf"|(?P<point>[{_LETTERS}])(?:[:]|\.(?!\s*[A-Z]\.))(?=\s|$)"
-    rf"|(?P<bare>[{_LETTERS}])(?=\s*(?:$|[,;]|[—→]|[-–]\s+[A-Za-z]{{2}})|\s+(?:\(|(?:because|since|as|for|which)\b))"
-    r")"
-)
-_ANOTHER = re.compile(
-    rf"(?:,|;|&|/|\band\b|\bor\b)\s*(?:option\s+|choice\s+)?"
-    rf"(?:[(\[][{_LETTERS}{_LETTERS.lower()}][)\]]|[{_LETTERS}](?![\w'’]| [a-z]))"
-)
-_REASON = re.compile(r"\b(?:because|since|as|for|not|which)\b|[.;:]\s", re.IGNORECASE)
-_NAMED = re.compile(rf"\(([{_LETTERS}])\)|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([{_LETTERS}])\b")
-
-
-def option(text: str, small: bool = False) -> str | None:
-    """Letter of the only option that a text begins with, as a capital; None without one.
-
-    small: True if a small letter alone is an option too.
-    """
-    text = text[:400]
-    text = _STRESSED.sub(lambda match: f"({match[2] or match[3]})", text)
-    text = _LAYOUT.sub("", text).strip()
-    if small and re.fullmatch(rf"[{_LETTERS.lower()}][.:]?", text):
-        return text[0].upper()
-    match = _OPTION.match(text)
-    if match is None:
-        return None
-    rest = _REASON.split(text[match.end() :], maxsplit=1)[0]
-    if _ANOTHER.search(rest):
-        return None
-    return next(letter for letter in match.groups() if letter).upper()
-
-
-def options_in(text: str) -> list[str]:
-    """Letters of the options that a text names, as (C) or "option C"."""
-    return [match[1] or match[2] for match in _NAMED.finditer(text)]
-
-
-# a word after a number, except mathematical names such as pi and sqrt
-_UNIT = re.compile(
-    r"(?<=[\d}])\s+(?!(?:pi|sqrt|log|ln|sin|cos|tan|mod)\b)[A-Za-z]{2,}(?:\^\{?\d\}?)?$"
-)
-_WORDS = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}"
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_TAGGED = re.compile(r"<answer>\s*([^<]{1,400}?)\s*</answer>", re.IGNORECASE)
+_TAGGED = re.compile(r"<answer>\s*((?:(?!<answer>).){1,400}?)\s*</answer>", re.I | re.S)
 _SAID = re.compile(
     r"\b(?:answer(?:\s+(?:to|for|of)\s[^.:\n]{1,80}?)?|(?:correct|right|best) (?:option|choice))"
     r"[*_]*\s*(?:(?:is|=|equals|would be|should be|must be)(?!\w|n['’]t)|:)[*_]*\s*:?",
@@ -99,17 +44,27 @@ _ADVERBS = re.compile(
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"[\s*_$=~(\\]*")
-# what makes a number the first part of an expression, such as 5 * 3 or 2\pi
+# what makes a number the first part of an expression or a list, such as 5 * 3, 2\pi, 5 < x, 3 and 4
 _GOES_ON = re.compile(
-    r"\d|[.,]\d|[eE]\d|[abiknpqruvxyz](?![A-Za-z])|[A-Za-z]?\s*[-+/^:×=]\s*[\d(\\]|\s*\*\s*[\d(]"
-    r"|\s*\\(?:[dt]?frac|sqrt|pi|times|cdot|div)"
+    r"\d|[.,]\d|[eE]\d|[abiknpqruvxyz](?![A-Za-z])|[A-Za-z]?\s*[-+/^:×=]\s*[\d({\\]|\s*\*\s*[\d(]"
+    r"|\s*\\(?:[dt]?frac|sqrt|pi|times|cdot|div|pm|[gl]e|neq?)|\s*(?:!=|[<>±≤≥≠])"
+    r"|\$?,?\s+(?:and|or)\s+[^\sA-Za-z]*\d\S*\s*$"
+)
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
+_DAY = r"\d{1,2}(?:st|nd|rd|th)?"
+_DATE = re.compile(
+    rf"(?:{_MONTH} {_DAY}|{_DAY}(?: of)? {_MONTH})\b(?:,? \d{{4}}\b)?|{_MONTH} \d{{4}}\b"
 )
 # not between the initials of a name
 _SENTENCE_END = re.compile(
     r"\n|[!?](?=\s|$)|(?:(?<!\b[A-Z])|(?!\.\s[A-Z]\.)(?<![A-Z]\.\s[A-Z]))\.(?=\s|$)"
 )
 _DENIAL = re.compile(r"[\s*_]*not\b", re.IGNORECASE)
-_COMMAND = re.compile(r"\\[A-Za-z]+")
+_COMMAND = re.compile(r"\\[A-Za-z]+|\b(?:and|or)\b")
+# several equations, as in x = 1 or x = 2
+_UNKNOWNS = re.compile(
+    r"\b[A-Za-z]\s*=[^=]*?(?:[,;]|\b(?:and|or)\b)[\s$\\(]*[A-Za-z]\s*=[^=]*$"
+)
 # words that a value may be: a name, or a yes or no
 _NAME = re.compile(r"(?!(?:I|We|It|The|That|This|There|You)\b)[A-Z]|(?:yes|no|true|false)\b")
 
@@ -207,8 +162,7 @@ def _explicit(text: str) -> Iterator[tuple[int, str]]:
     for start, _, content in _boxes(text):
         yield start, content
     for match in _TAGGED.finditer(text):
-        number_in_words = last_numeral(plain_text(match[1])) if _in_words(match[1]) else None
-        yield match.start(), number_in_words or match[1]
+        yield match.start(), _number_in_words(match[1]) or match[1]
     for match in _MARKED.finditer(text):
         number = _number_in(plain_text(match[1]))
         if number is not None and re.fullmatch(r"[\s.%$*]*|\s+[A-Za-z]+", number[1]):
@@ -250,8 +204,11 @@ def _statements_in(text: str) -> Iterator[Statement]:
             continue
         adverbs = _ADVERBS.match(rest)
         rest = plain_text(rest[adverbs.end() :] if adverbs else rest)
-        number = _number_in(rest) or _number_in(rest.rpartition("=")[2])
-        value = option(rest) or (number and number[0])
+        date = _DATE.match(rest.lstrip(" *_"))
+        number = _number_in(rest)
+        if number is None and not _UNKNOWNS.search(rest):
+            number = _number_in(rest.rpartition("=")[2])
+        value = (date and date[0]) or option(rest) or (number and number[0])
         if value:
             yield Statement(start, value)
             continue
@@ -263,8 +220,14 @@ def _statements_in(text: str) -> Iterator[Statement]:
 
 
 def _in_words(text: str) -> bool:
-    """True for prose, as opposed to a number, a letter or an expression."""
+    """True for prose, as opposed to a number, a letter, an expression or a list of these."""
     return bool(re.search("[A-Za-z]{2}", _COMMAND.sub("", text)))
+
+
+def _number_in_words(text: str) -> str | None:
+    """The last number of prose that is no date."""
+    prose = _in_words(text) and not _DATE.fullmatch(text.strip(" .*"))
+    return last_numeral(plain_text(text)) if prose else None
 
 
 def _number_in(text: str) -> tuple[str, str] | None:
@@ -285,19 +248,13 @@ def _number_in(text: str) -> tuple[str, str] | None:
 
 def _content(content: str) -> str:
     """Value of what a box holds: words without LaTeX's markup, and the letter of an option."""
-    words = re.fullmatch(rf"\s*{_WORDS}[\s.]*", content)
+    words = re.fullmatch(rf"\s*{WORDS}[\s.]*", content)
     if words and (in_sentences := list(_statements_in(words[1]))):
         return in_sentences[-1].value
     bare = plain_text(content).strip("$ ")
     if number_of(bare) is not None:
         return plain_number(bare) if "frac" not in bare and "/" not in bare else content.strip()
     return option(content) or content.strip()
-
-
-def canonical_answer(text: str) -> str | None:
-    """`answer_of` in the spelling of `canonical`."""
-    answer = answer_of(text)
-    return None if answer is None else canonical(answer)
 
 
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
@@ -307,8 +264,6 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "number": last_number,
     "stated": stated,
 }
-# functions that read the text after a model's thoughts
-OWN = (*EXTRACTORS.values(), canonical_answer)
 
 
 def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str | None]:
@@ -321,37 +276,6 @@ def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str
             f"got {shown(extract)}"
         )
     return EXTRACTORS[extract]
-
-
-def canonical(answer: str) -> str:
-    r"""Normalise an answer: LaTeX without layout, numbers as decimals or else as reduced fractions.
-
-    0.5, 1/2, \frac12 and $\dfrac{1}{2}$ are 0.5, 2/6 is 1/3, 1 1/2 is 1.5, 1.5e3 and 1 500 are
-    1500, and 12 cm and 12\text{ cm} are 12. An option is its letter: C, (C), C: Paris and C. Paris
-    are C. Expressions are compared as text, so x+1 is not 1+x: equal spellings are equal answers,
-    but equal answers may be spelled differently.
-    """
-    text = plain_text(answer)
-    text = re.sub(r"\\(left|right|displaystyle|[!,;: ])|~", " ", text)
-    text = re.sub(r"\\?\$|\^\{?\\circ\}?|\\degree|\\?%|\\(?=$)", "", text).strip().rstrip(". ")
-    words = re.fullmatch(_WORDS, text)
-    text = (words[1] if words else text).strip()
-    if (named := option(text)) is not None:
-        return named
-    text = re.sub(r"^[A-Za-z]\s*=\s*", "", text)
-    # a unit after a number
-    bare = re.sub(rf"(?<=[\d}}])\s*{_WORDS}$", "", text)
-    # million is no unit
-    number = number_of(bare) or number_of(_UNIT.sub("", bare))
-    if number is not None:
-        return spelled(number)
-    text = re.sub(_WORDS, r"\1", text)
-    text = re.sub(r"\\[dt]frac", r"\\frac", text)
-    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
-    # 3 4 is not 34
-    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
-    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
-    return re.sub(r"\\sqrt(\d)", r"\\sqrt{\1}", text)
 
 
 def _closing(text: str) -> dict[int, int]:
@@ -369,15 +293,15 @@ def _closing(text: str) -> dict[int, int]:
 class Problem:
     index: int  # line of the file, from 0
     prompt: str | list[dict]
-    answer: str  # in the form that `Task.extract` returns
+    answer: str  # as the file has it, or its part that is the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A kind of problem file. question, answer: keys of a line.
 
-    ask: instruction appended to the question. gold: returns the canonical form of a line's answer,
-    or raises ValueError. extract: returns the canonical answer in a sample's text, or None.
+    ask: instruction appended to the question. gold: returns the answer in a line's answer, or raises
+    ValueError. extract: returns the answer in a sample's text, or None.
     """
 
     question: str
@@ -417,7 +341,7 @@ def _gsm8k_gold(answer: str) -> str:
         raise ValueError(
             f"must have an 'answer' that ends in #### and a number, got {answer[-40:]!r}"
         )
-    return canonical(gold)
+    return gold
 
 
 def _letter_gold(answer: str) -> str:
@@ -436,14 +360,14 @@ TASKS = {
         "answer",
         '\n\nReason step by step, then end with "The answer is" and the number.',
         _gsm8k_gold,
-        canonical_answer,
+        answer_of,
     ),
     "math": Task(
         "problem",
         "answer",
         "\n\nReason step by step, and put the final answer within \\boxed{}.",
-        canonical,
-        canonical_answer,
+        str.strip,
+        answer_of,
     ),
     # a question with its options
     "letter": Task(
@@ -454,5 +378,5 @@ TASKS = {
         letter,
     ),
     # prompt: a str or messages, used unchanged
-    "jsonl": Task("prompt", "answer", "", canonical, canonical_answer),
+    "jsonl": Task("prompt", "answer", "", str.strip, answer_of),
 }

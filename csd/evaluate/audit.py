@@ -24,6 +24,7 @@ from csd.engine.engine import Engine
 from csd.engine.options import SamplingOptions, read_options
 from csd.engine.options.params import limited, resolve
 from csd.engine.requests.request import Request
+from csd.graph.teacher_forcing import TeacherForcing
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
 from csd.kernels.ops import Ops
 from csd.kernels.verify.reference_rows import row_logits, row_scores
@@ -34,7 +35,6 @@ from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.traces.traces import Trace
 from csd.utils.check import shown
-from csd.verify.teacher_forcing import TeacherForcing
 
 
 class Auditor(TeacherForcing):
@@ -149,8 +149,10 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
         temperature=trace.temperature,
         stop=[],
         max_new_tokens=longest,
-        # instead of this model's own end tokens
+        # instead of this model's own end tokens, and of those in `sampling`
         end_token_ids=[i for i in trace.stop_ids if i < config.vocab],
+        stop_token_ids=[],
+        ignore_eos=False,
     )
     options = read_options(sampling | recorded, SamplingOptions)
     params = resolve(

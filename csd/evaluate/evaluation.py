@@ -12,12 +12,16 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from csd.engine.engine import Engine
 from csd.engine.results.result import Samples
 from csd.evaluate.answers import Problem, Task
+from csd.evaluate.equality import canonical
 from csd.evaluate.pass_at_k import maj_at_k, mean_interval, pass_at_k
 from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.vote import Decision, Vote, drawn, vote
 from csd.models.text.prompts import as_message
 from csd.traces.history import History
 from csd.utils.check import AtLeast, Between, check, shown
+
+# a caution beside seconds of k samples, which are the run's by the share of their tokens
+ALONE = "k samples alone take longer than that: samples drawn together share passes of the model."
 
 
 class Row(TypedDict):
@@ -163,9 +167,9 @@ def _row(
         "problem": problem.index,
         "answer": problem.answer,
         "vote": decision.answer,
-        "vote_correct": decision.answer == problem.answer,
+        "vote_correct": _equal(decision.answer, problem.answer),
         "answers": decision.answers,
-        "correct": [a == problem.answer for a in decision.answers],
+        "correct": [_equal(answer, problem.answer) for answer in decision.answers],
         "finish_reasons": out.finish_reasons if served else ["error"] * num_samples,
         "error": out.error,
         "texts": [s.text for s in drawn(out)],
@@ -174,6 +178,10 @@ def _row(
         "steps": out.stats.sample_steps,
         "seconds": seconds,
     }
+
+
+def _equal(answer: str | None, right: str) -> bool:
+    return answer is not None and canonical(answer) == canonical(right)
 
 
 def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> dict:

@@ -1,12 +1,13 @@
 """Plots of accuracy by cost: curves over k of `csd eval`'s results, with intervals."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from csd.evaluate.evaluation import Row, summary
 from csd.evaluate.vote import Vote
 from csd.utils.check import check
-from csd.utils.files import naming, read_lines
+from csd.utils.files import WholeFile, naming, read_lines
 from csd.utils.lazy import check_installed
 
 # cost on the horizontal axis -> its key in a summary
@@ -15,7 +16,7 @@ FIGURES = {"maj": "maj_at_k", "pass": "pass_at_k"}
 NAMES = {
     "samples": "samples per problem",
     "tokens": "tokens per problem",
-    "seconds": "seconds per problem: the samples' share of the run",
+    "seconds": "of seconds per problem: the run's, by the share of the tokens",
     "maj": "accuracy of the vote, maj@k",
     "pass": "pass@k",
 }
@@ -57,7 +58,8 @@ def curve(path: str | Path, cost: str, figure: str) -> list[tuple[float, float, 
 def draw(curves: dict[str, list], out: str | Path, cost: str, figure: str) -> None:
     """Plot curves, by name, to a file in the format of its extension.
 
-    Raises ImportError without matplotlib, ValueError for an extension that it does not support.
+    Raises ImportError without matplotlib, ValueError for an extension that it does not support, and
+    OSError, which names the file, if it cannot be written.
     """
     check_installed("matplotlib", "plot", "csd plot")
     from matplotlib.figure import Figure
@@ -82,4 +84,7 @@ def draw(curves: dict[str, list], out: str | Path, cost: str, figure: str) -> No
     # outside the axes, where no curve is; as many columns as names fit side by side
     columns = max(1, 66 // (max(map(len, curves), default=0) + 8))
     made.legend(loc="outside upper center", ncols=min(columns, len(curves)), frameon=False)
-    made.savefig(out, metadata={"Date": None} if ending == "svg" else None)
+    data = BytesIO()
+    made.savefig(data, format=ending, metadata={"Date": None} if ending == "svg" else None)
+    with WholeFile(out, alone=False) as file:
+        file.write([data.getbuffer()])

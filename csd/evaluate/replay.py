@@ -23,8 +23,8 @@ import torch
 
 from csd.engine.results.record import SOURCES
 from csd.engine.step.budget import StepTimeTable
-from csd.graph.drafter_registry import make_drafter
 from csd.graph.history import PastSample
+from csd.graph.registry import make_drafter
 from csd.kernels.common.noise import gumbel, philox_words_ref, prompt_key
 from csd.kernels.ops import reference
 from csd.kernels.verify.advance_slots import advance_slots_ref

@@ -12,10 +12,10 @@ from csd.engine.options.params import TOKEN_RULES, limited, resolve
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.result import Samples
+from csd.graph.teacher_forcing import TeacherForcing
 from csd.models.text.context import read_completions
 from csd.models.text.prompts import parse
 from csd.state.filters import FILTERS
-from csd.verify.teacher_forcing import TeacherForcing
 
 # arguments of `generate` that apply to scoring
 TAKEN = (

@@ -10,14 +10,13 @@ from csd.engine.options.thinking import after_thoughts
 from csd.engine.results.result import Sample
 from csd.evaluate.answers import (
     EXTRACTORS,
-    OWN,
     answer_of,
     boxed,
-    canonical,
     extractor,
     last_number,
     stated,
 )
+from csd.evaluate.equality import canonical
 from csd.utils.arguments import check_number, each
 from csd.utils.check import shown
 
@@ -230,14 +229,17 @@ def _leader(votes: Mapping[str, float]) -> str:
 
 def _comparison(extract: str | Callable) -> Callable[[str], str]:
     """Function that normalises answers for comparison; the identity for a user's function."""
-    built_in = isinstance(extract, str) or extract in EXTRACTORS.values()
-    return canonical if built_in else lambda answer: answer
+    return canonical if _is_own(extract) else lambda answer: answer
+
+
+def _is_own(extract: str | Callable) -> bool:
+    return isinstance(extract, str) or extract in EXTRACTORS.values()
 
 
 def _text_for(extract: str | Callable, sample: Sample) -> str:
     """The text that an extractor reads: without thoughts, and whole for a user's function."""
     text = text_of(sample)
-    if isinstance(extract, str) or extract in OWN:
+    if _is_own(extract):
         return after_thoughts(text, sample.in_thought)
     return text
 

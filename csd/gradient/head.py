@@ -99,11 +99,10 @@ class Scoring:
         logits = self._logits(hidden)
         slots, pool = self._slots(chunk)
         x, slots = self._changed(logits, pool, slots)
-        passes = self._ops.passes
-        tokens = self._ops.token_logprobs(x, pool, slots, passes, chunk.row, chunk.token)
+        tokens = self._ops.token_logprobs(x, pool, slots, chunk.row, chunk.token)
         values = [tokens.logprob, tokens.raw_logprob]
         if x is not logits:
-            values[1] = raw_logprobs(logits, passes, chunk.row, chunk.token)
+            values[1] = raw_logprobs(logits, self._ops.log_sum, chunk.row, chunk.token)
             if self.params.greedy:
                 values[0] = values[1]
         if self.entropy:

@@ -7,6 +7,7 @@ import torch
 
 from csd.graph.history import PastSample
 from csd.graph.prior import Prior
+from csd.kernels.ops import Ops
 from csd.state.kv_cache import KVCache
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -121,3 +122,16 @@ class StaticDrafter(Drafter):
         self, slots: Slots, rows: int, noise: Any = None, *, nodes: int | None = None
     ) -> Pool:
         raise NotImplementedError
+
+
+class DraftSpec:
+    """Settings of a drafter: `drafter=` of `csd.generate` takes an instance of a subclass."""
+
+    def make(
+        self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
+    ) -> Drafter:
+        """Make a drafter; tokens, history: as in `Drafter.suits`."""
+        raise NotImplementedError
+
+    def __call__(self, ops: Ops, device: str | torch.device) -> Drafter:
+        return self.make(ops, device)

@@ -188,7 +188,10 @@ class Prior:
             return self.version
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the prior to a file, whole or not at all. Raises OSError."""
+        """Write the prior to a file, whole or not at all; of several saves, the last one's stays.
+
+        Raises OSError, which names the file.
+        """
         from safetensors.torch import save
 
         with self._lock:
@@ -200,7 +203,7 @@ class Prior:
                 "vocab": str(self.vocab),
                 "tokenizer": self.digest or "",
             }
-        with WholeFile(Path(path)) as file:
+        with WholeFile(Path(path), alone=False) as file:
             file.write([save(tensors, about)])
 
     @classmethod

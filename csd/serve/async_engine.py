@@ -200,6 +200,13 @@ class AsyncEngine:
     def __exit__(self, *exc: object) -> None:
         self.close(drain=exc[0] is None)
 
+    def __repr__(self) -> str:
+        """The engine, and the requests that wait for a slot."""
+        return (
+            f"<csd.AsyncEngine of {self.engine!r}, up to {self.longest:,} tokens a request, "
+            f"{self.waiting} waiting{', closed' * self.closed}>"
+        )
+
     @property
     def longest(self) -> int:
         """Largest number of tokens of a prompt and a sample together."""

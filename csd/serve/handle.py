@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from csd.engine.requests.request import LiveSample, Request
 from csd.engine.results.logprobs import Measures
@@ -143,8 +142,9 @@ class Handle:
             for sample in result:
                 if sample.index not in self._given:
                     self._pieces.setdefault(sample.index, Piece(sample.index)).sample = sample
-            self.error = self.error or error
-            if self.error is not None:
+            error = self.error or error
+            if error is not None:
+                self.error = _passable(error)
                 _carry(self.error, result)
             self._result = result
         self.in_flight.clear()
@@ -163,7 +163,28 @@ class Handle:
                 loop.call_soon_threadsafe(event.set)
 
 
-def _carry(error: Any, samples: Samples) -> None:
-    # a class may not allow attributes
-    with suppress(Exception):
-        error.samples = samples
+# errors that a reader's generator, task, thread or event loop would take for its own end, and so
+# end what has nothing to do with the request
+_SIGNALS = (
+    GeneratorExit,
+    StopIteration,
+    StopAsyncIteration,
+    asyncio.CancelledError,
+    KeyboardInterrupt,
+    SystemExit,
+)
+
+
+def _passable(error: BaseException) -> BaseException:
+    """The error, or a RuntimeError in place of a signal, which has it as its cause."""
+    if not isinstance(error, _SIGNALS):
+        return error
+    passable = RuntimeError(f"the request was ended by a {type(error).__name__}")
+    passable.__cause__ = error
+    return passable
+
+
+def _carry(error: BaseException, samples: Samples) -> None:
+    # a class may not allow attributes, and its own code must not end the engine's thread
+    with suppress(BaseException):
+        object.__setattr__(error, "samples", samples)

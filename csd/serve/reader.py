@@ -3,13 +3,12 @@
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, aclosing, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, aclosing
 
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import PromptScores
 from csd.engine.results.result import Samples
-from csd.serve.handle import Handle, Piece
+from csd.serve.handle import Handle, Piece, Waker
 
 
 class Reader:
@@ -126,24 +125,38 @@ class Reader:
         if self.error is not None:
             raise self.error
 
-    @contextmanager
-    def reading(self, waker: Any = None) -> Iterator[None]:
+    def reading(self, waker: Waker | None = None) -> "_Reading":
         """Context of one reader. If no other one is left before the end, the request is cancelled.
 
         waker: notified of new pieces meanwhile.
         """
-        mark = object()
+        return _Reading(self, waker)
+
+    def begin(self, mark: object, waker: Waker | None) -> None:
         self._readers.add(mark)
         if waker is not None:
             self._handle.wakers.append(waker)
-        try:
-            yield
-        finally:
-            if waker is not None:
-                self._handle.wakers.remove(waker)
-            self._readers.discard(mark)
-            if not self._readers and not self._detached:
-                self.cancel()
+
+    def end(self, mark: object, waker: Waker | None) -> None:
+        if waker is not None:
+            self._handle.wakers.remove(waker)
+        self._readers.discard(mark)
+        if not self._readers and not self._detached:
+            self.cancel()
+
+
+class _Reading(AbstractContextManager[None]):
+    """`Reader.reading`."""
+
+    # no @contextmanager: contextlib sets attributes of the error, which its class may forbid
+    def __init__(self, reader: Reader, waker: Waker | None):
+        self._reader, self._waker = reader, waker
+
+    def __enter__(self) -> None:
+        self._reader.begin(self, self._waker)
+
+    def __exit__(self, *exc: object) -> None:
+        self._reader.end(self, self._waker)
 
 
 def _leave(in_flight: list[Handle]) -> None:

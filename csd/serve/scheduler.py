@@ -363,10 +363,10 @@ class ServiceScheduler(Scheduler):
                 self.stop(self.handles[other.index], copy(request.fault))
             self.stop(handle, request.fault)
             return
+        ended: list[tuple[Request, Sample]] = []
         try:
-            yield from super().advance(live, record, s, seen)
-        except GeneratorExit:
-            raise
+            # nothing is yielded within, so a GeneratorExit is an error like any other
+            ended += super().advance(live, record, s, seen)
         # errors of `until` and tokenizers end one request; a tokenizer's panic is a BaseException
         except BaseException as error:
             self.stop(handle, error)
@@ -375,6 +375,7 @@ class ServiceScheduler(Scheduler):
         for other in others:
             if other.index in self.handles and i not in other.awaited and i in other.finished:
                 self.settle(self.handles[other.index])
+        yield from ended
 
     def append(self, live: LiveSample, record: Record, s: int, n: int) -> None:
         had = len(live.tokens)

@@ -85,6 +85,14 @@ class History:
     def closed(self) -> bool:
         return self._journal is not None and self._journal.closed
 
+    def __repr__(self) -> str:
+        """Prompts, and the tokens held of the most; the file, and whether it is closed."""
+        where = "" if self._journal is None else f" in {self._journal.path}"
+        return (
+            f"<csd.History of {len(self)} prompts, {self.size:,} of {self.tokens:,} tokens"
+            f"{where}{', closed' * self.closed}>"
+        )
+
     def __len__(self) -> int:
         """Number of prompts with samples."""
         return len(self._groups)

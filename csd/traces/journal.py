@@ -120,7 +120,7 @@ class Journal:
 
     def rewrite(self, traces: Iterable[Trace]) -> None:
         """Replace the file by these traces; a crash or an OSError leaves the old or the new one."""
-        new, tokens = self._new, 0
+        new, tokens, fresh = self._new, 0, None
         try:
             with naming_file(new), open(_emptied(new), "wb") as file:
                 for trace in traces:
@@ -128,13 +128,16 @@ class Journal:
                     tokens += _tokens(trace)
                 file.flush()
                 os.fsync(file.fileno())
+            # before the old file goes, since another may not be opened behind it
+            fresh = open(new, "a+b", buffering=0)  # noqa: SIM115
             os.replace(new, self.path)
         except BaseException:
+            if fresh is not None:
+                fresh.close()
             new.unlink(missing_ok=True)
             raise
-        self.tokens = tokens
         self._file.close()
-        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+        self._file, self.tokens = fresh, tokens
 
     def _mend(self) -> None:
         """Cut a partial line that a crash has left, and clear the mark."""

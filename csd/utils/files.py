@@ -17,6 +17,7 @@ import os
 import re
 import select
 import stat
+import uuid
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -184,11 +185,14 @@ class WholeFile:
     The constructor opens it, locks it against other writers and tests writing, so that a file that
     cannot be written is refused before the run. A pipe or a device is written to directly.
 
-    Raises OSError, which names the file, if it cannot be written, and ValueError if another process
-    or call is writing it.
+    alone: False for a file that is written at once, and may be by several processes or threads:
+        each one's file is whole, and the last one's stays.
+
+    Raises OSError, which names the file, if it cannot be written, and, if `alone`, ValueError if
+    another process or call is writing it.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, *, alone: bool = True):
         named = Path(path)
         if named.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -196,7 +200,8 @@ class WholeFile:
         self._replaces = not named.exists() or named.is_file()
         self.path = Path(os.path.realpath(named)) if self._replaces else named
         # in the same folder, where a rename is atomic. A file left by a killed run is overwritten
-        self._part = Path(f"{self.path}.new") if self._replaces else named
+        own = ".new" if alone else f".{uuid.uuid4().hex[:12]}"
+        self._part, self._alone = Path(f"{self.path}{own}") if self._replaces else named, alone
         self._open()
 
     @property
@@ -243,7 +248,7 @@ class WholeFile:
             else:
                 self._file = open(self._part, "ab")  # noqa: SIM115
         try:
-            if self._replaces:
+            if self._replaces and self._alone:
                 self._take()
             with naming_file(self.path):
                 try_writing(self._file.fileno())

@@ -35,8 +35,8 @@ _here = _Here()
 
 
 def wants_progress(progress: bool | None) -> bool:
-    """Returns `progress`; if it is None, True on a terminal."""
-    return _on_terminal() if progress is None else progress
+    """Returns `progress`; if it is None, True on a terminal, in IPython and in a notebook."""
+    return _on_terminal() or _in_ipython() if progress is None else progress
 
 
 @contextmanager
@@ -122,6 +122,15 @@ def phase(
 
 def _on_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _in_ipython() -> bool:
+    """Returns True if an interactive shell of IPython runs, such as a notebook's kernel.
+
+    IPython is not imported: a process without it has no such shell.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return sys.stderr is not None and shell is not None and shell() is not None
 
 
 def _long(device: torch.device) -> float:

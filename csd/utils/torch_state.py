@@ -2,21 +2,23 @@
 
 A sample is a function of its model, prompt and seed, so it may not depend on the autocast, default
 dtype or precision of products around the call. csd draws in the dtype of the weights. A user's
-function that is called meanwhile has the caller's state (`callers_state`).
+function that is called meanwhile has the caller's state (`callers_state`, `calling`).
 """
 
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from csd.utils.device import usable_cpus
 
 T = TypeVar("T")
+P = ParamSpec("P")
 # device types with their own autocast
 _KINDS = ("cpu", "cuda", "xpu", "mps")
 _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
@@ -119,6 +121,27 @@ def callers_state() -> AbstractContextManager[Any]:
     return nullcontext() if caller is None else _switched(_State.now(), caller)
 
 
+class calling(AbstractContextManager[None]):
+    """Context of a call of the user's function `name`, in `callers_state`.
+
+    A generator around the call would take some errors for its own end, and lose them or others'
+    work. Like Python (PEP 479), this turns them into a RuntimeError.
+    """
+
+    # no @contextmanager: contextlib sets attributes of the error, which its class may forbid
+    def __init__(self, name: str):
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._state = callers_state()
+        self._state.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._state.__exit__(None, None, None)
+        if isinstance(error, GeneratorExit | StopIteration | StopAsyncIteration):
+            raise RuntimeError(f"{self._name} raised {type(error).__name__}") from error
+
+
 class _Closing(AbstractContextManager[None]):
     """Context that closes a stack at its end, without the exception that passes."""
 
@@ -160,19 +183,28 @@ def _switched(now: _State, to: _State) -> AbstractContextManager[Any]:
         return _Closing(stack.pop_all())
 
 
-def in_plain_torch(items: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Yield the items; they are computed in `plain_torch`, and used in the state of their user."""
-    try:
-        while True:
+def in_plain_torch(
+    function: Callable[P, Generator[T, None, None]],
+) -> Callable[P, Generator[T, None, None]]:
+    """Wrap a generator function: its items are computed in `plain_torch`, and used in the state of
+    their user."""
+
+    @wraps(function)
+    def generate(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        items = function(*args, **kwargs)
+        try:
+            while True:
+                with plain_torch():
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                yield item
+        finally:
             with plain_torch():
-                try:
-                    item = next(items)
-                except StopIteration:
-                    return
-            yield item
-    finally:
-        with plain_torch():
-            items.close()
+                items.close()
+
+    return generate
 
 
 def version_of(x: torch.Tensor) -> int:

@@ -2,7 +2,7 @@
 
     GRPOTrainer(..., rollout_func=Rollout())
 
-needs `pip install 'csd-llm[trl]'`. A step draws 8 completions of each of 4 prompts; csd keeps the 8
+needs `pip install 'trl>=1.16'`. A step draws 8 completions of each of 4 prompts; csd keeps the 8
 copies of a prompt in one group, and reads the trainer's own weights, so nothing is synchronised.
 On several processes (`accelerate launch --num_processes 2 examples/grpo/grpo.py`) the copies are
 shared out, and each sample is still drawn once. Samples of a random model have nothing in common,

@@ -2,7 +2,7 @@
 
     GRPOTrainer(..., rollout_func=Rollout(until="all_correct"))
 
-needs `pip install 'csd-llm[trl]'`. A group of 8 is drawn in two parts. Where samples 0 to 3 all
+needs `pip install 'trl>=1.16'`. A group of 8 is drawn in two parts. Where samples 0 to 3 all
 have the full reward, the advantage of the group is zero, and the other 4 are not drawn. A twentieth
 of such groups is drawn to its end all the same: how many of these have a wrong sample says what is
 lost. A toy model learns to begin with a vowel, and its groups end early as it does. For a real run,

@@ -2,7 +2,7 @@
 
     python examples/grpo/grpo_history.py [--epochs 3] [--plot F.svg] [--json F]
 
-needs `pip install 'csd-llm[trl]'`. Trains a model three times at each of two learning rates, with
+needs `pip install 'trl>=1.16'`. Trains a model three times at each of two learning rates, with
 the completions of 0, 1 and 2 earlier epochs in `Rollout(history=...)`. Completions and losses are
 the same in all three, in float32 up to ties, and it stops where they are not; tau and the seconds
 of the rollouts differ, by epoch. The model is a small random one, which history cannot help; name

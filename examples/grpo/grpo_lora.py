@@ -2,7 +2,7 @@
 
     GRPOTrainer(..., peft_config=LoraConfig(...), rollout_func=Rollout())
 
-needs `pip install 'csd-llm[trl,lora]'`. csd runs the module with its adapter unmerged: the
+needs `pip install 'trl>=1.16' 'peft>=0.18'`. csd runs the module with its adapter unmerged: the
 log-probabilities of a rollout are those of the trainer's own forward, and each optimiser step is in
 the next rollout. A toy Llama learns to write vowels while its own weights stay as they are. For a
 real run, put a model and a dataset of your own in their places.

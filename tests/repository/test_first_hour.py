@@ -31,6 +31,39 @@ def test_repr_of_an_engine():
     assert text == "<csd.Engine of qwen3 in float32 on cpu, fused decoder, up to 4 samples at once>"
 
 
+def test_what_users_hold_has_a_repr_of_its_own(tmp_path):
+    from csd.engine.session import Session
+    from csd.serve.session import AsyncSession
+
+    classes = {x for x in (getattr(csd, name) for name in csd.__all__) if isinstance(x, type)}
+    assert {csd.History, csd.TreeCache, csd.PackedTree, csd.AsyncEngine} <= classes
+    for kind in classes | {Session, AsyncSession}:
+        assert kind.__repr__ is not object.__repr__, kind
+    with csd.History(path=tmp_path / "h.jsonl") as history:
+        history.add([1, 2], [[3, 4, 5], [6]])
+        words = f"1 prompts, 6 of 4,000,000 tokens in {tmp_path / 'h.jsonl'}"
+        assert repr(history) == f"<csd.History of {words}>"
+    assert repr(history) == f"<csd.History of {words}, closed>"
+    assert repr(csd.History(tokens=50)) == "<csd.History of 0 prompts, 0 of 50 tokens>"
+    packed = csd.PackedTree([[1, 2], [3]], [[[4, 5], [4, 6]], [[7]]])
+    rows = len(packed.token)
+    assert repr(packed) == f"<csd.PackedTree of 3 completions of 2 prompts in {rows} rows on cpu>"
+    model, tokenizer = toy()
+    ids = tokenizer("a b", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        past = model(ids[:, :-1]).past_key_values
+    cache = csd.TreeCache([past], samples=[2], max_new_tokens=8, ids=ids)
+    assert repr(cache) == (
+        "<csd.TreeCache of 1 prompts and 2 slots, with [0, 0] of up to 8 tokens>"
+    )
+    with csd.AsyncEngine(model, max_tokens=64) as service:
+        text = repr(service)
+        session = service.session([1, 2], num_samples=2, seed=0)
+        assert repr(session).startswith("<csd.AsyncSession of 2 branches, 2 live, 0 waiting; 0 ")
+    assert text == f"<csd.AsyncEngine of {service.engine!r}, up to 64 tokens a request, 0 waiting>"
+    assert repr(service).endswith("0 waiting, closed>")
+
+
 def test_the_module_decoders_notice_points_to_the_caller():
     config = transformers.GPT2Config(
         vocab_size=64,

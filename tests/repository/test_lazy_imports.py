@@ -30,7 +30,7 @@ import sys
 before = set(sys.modules)
 import csd
 heavy = ("triton", "numba", "transformers", "bench", "starlette")
-parts = ("csd.training", "csd.gradient", "csd.graph.baselines", "csd.kernels.draft.paper")
+parts = ("csd.research.", "csd.gradient", "csd.kernels.draft.paper")
 new = set(sys.modules) - before
 print(sorted(n for n in new if n.partition(".")[0] in heavy or n.startswith(parts)))
 """

@@ -1,4 +1,4 @@
-"""Targets of the Makefile for machines with a GPU, which may have no network."""
+"""Targets of the Makefile: on machines with a GPU, which may have no network; the site's link."""
 
 import os
 import shutil
@@ -50,6 +50,43 @@ def test_nothing_is_installed_where_all_is_there(ran, target):
         done, lines = ran(target, *has)
         assert not done.returncode
         assert lines[-1].startswith(f"{python} -m {module} ")
+
+
+@pytest.mark.parametrize(
+    ("origin", "page"),
+    [
+        ("https://host.org/a/b", "https://host.org/a/b"),
+        ("https://name:secret@host.org/a/b.git", "https://host.org/a/b"),
+        ("http://host.org:8080/a/b/", "http://host.org:8080/a/b"),
+        ("git@host.org:a/b.git", "https://host.org/a/b"),
+        ("git@host.org:a/b", "https://host.org/a/b"),
+        ("ssh://git@host.org/a/b", "https://host.org/a/b"),
+        ("ssh://git@host.org:22/a/b.git", "https://host.org/a/b"),
+        ("/srv/git/a.git", ""),
+        ("../a", ""),
+        ("file:///srv/a", ""),
+        ("C:/a/b", ""),
+        (None, ""),
+    ],
+)
+def test_the_site_links_to_an_origin_that_has_a_page(tmp_path, origin, page):
+    """mkdocs aborts for another address than one of http(s)."""
+    config = tmp_path / "config"
+    config.write_text(f'[remote "origin"]\n\turl = {origin}\n' if origin else "")
+    mkdocs = tmp_path / ".venv/bin/mkdocs"
+    mkdocs.parent.mkdir(parents=True)
+    mkdocs.write_text(f'#!/bin/sh\necho "<$REPO_URL> $*" > {tmp_path}/log\n')
+    mkdocs.chmod(0o755)
+    done = subprocess.run(
+        ["make", "docs", f"VENV={tmp_path / '.venv'}", "-o", f"{tmp_path / '.venv'}/.docs"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+        | {"GIT_CONFIG_GLOBAL": str(config), "GIT_DIR": str(tmp_path / "none")},
+    )
+    assert not done.returncode, done.stderr
+    assert (tmp_path / "log").read_text() == f"<{page}> build --strict\n"
 
 
 def test_an_environment_is_made_where_a_package_is_missing(ran):

@@ -14,7 +14,6 @@ import torch
 from bench.lib.graphs import DEEP, SHALLOW
 from bench.lib.kernel_shape import Shape
 from csd.graph.consensus import WITH_HISTORY, WITH_PRIOR
-from csd.graph.model.distributions import CANDIDATES
 from csd.graph.prior import PRIOR_CONFIG
 from csd.kernels.attention.packed.triton.backward import packed_attention_backward_triton
 from csd.kernels.attention.packed.triton.forward import packed_attention_triton
@@ -28,6 +27,7 @@ from csd.kernels.layers.row_linear import ROW_TILES, row_linear_triton, splits_o
 from csd.kernels.layers.swiglu import silu_mul_triton
 from csd.kernels.ops import Ops, exact_triton, triton
 from csd.kernels.states.paths import DEPTHS
+from csd.research.draft_models.distributions import CANDIDATES
 from csd.state.context_table import GraphConfig, Table
 from csd.state.kv_cache import PAGE
 from csd.state.pool import Pool

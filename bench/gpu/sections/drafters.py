@@ -17,7 +17,7 @@ from bench.gpu.lib.section import Section
 from bench.gpu.lib.workload import engine_of, forced, forcing, groups, recorded, shapes
 from bench.lib.shapes import random_model
 from csd.graph.drafter import Drafter
-from csd.graph.drafter_registry import make_drafter
+from csd.graph.registry import make_drafter
 
 SAMPLES = 16
 BUDGET = 128

@@ -3,10 +3,10 @@
 import heapq
 from collections import deque
 
-from csd.graph.baselines.host_drafter import HostDrafter
-from csd.graph.baselines.multi_sample_paper import Paper
-from csd.graph.baselines.rest import Datastore, Rest
 from csd.graph.host_tree import Tree
+from csd.research.baselines.host_drafter import HostDrafter
+from csd.research.baselines.multi_sample_paper import Paper
+from csd.research.baselines.rest import Datastore, Rest
 from csd.state.pool import SIBLING
 
 RIVALS = ("rest", "trie", "trie-frequency", "trie-prompt", "paper-exact", "paper-shrinking-fuzzy")

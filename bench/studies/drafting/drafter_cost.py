@@ -29,14 +29,14 @@ import torch
 
 from bench.lib.common import finish, merged, table
 from csd.evaluate.replay import Recording
-from csd.graph.baselines.host_drafter import HostDrafter
-from csd.graph.baselines.multi_sample_paper import Paper
-from csd.graph.baselines.rest import Datastore, Rest
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.drafter_registry import make_drafter
 from csd.graph.host_tree import Tree
+from csd.graph.registry import make_drafter
 from csd.kernels.ops import reference
 from csd.kernels.verify.advance_slots import advance_slots_ref
+from csd.research.baselines.host_drafter import HostDrafter
+from csd.research.baselines.multi_sample_paper import Paper
+from csd.research.baselines.rest import Datastore, Rest
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.slots import Slots

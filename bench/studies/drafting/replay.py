@@ -35,8 +35,8 @@ from bench.studies.drafting.baselines import RIVALS, make_rival
 from bench.studies.drafting.replay_rows import KEY, add_ratios, ratio, tables, text
 from csd.engine.results.record import SOURCES
 from csd.evaluate.replay import Replayed, replay
-from csd.graph.drafter_registry import make_drafter, names
 from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, Prior, is_prior
+from csd.graph.registry import make_drafter, names
 from csd.kernels.backends import choose
 from csd.kernels.ops import reference
 from csd.traces.traces import Trace, read_traces

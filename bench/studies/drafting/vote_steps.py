@@ -21,8 +21,8 @@ import csd
 from bench.lib.common import finish, table
 from csd.engine.results.result import Sample
 from csd.evaluate.replay import Replayed, replay
-from csd.graph.drafter_registry import make_drafter
 from csd.graph.prior import Prior
+from csd.graph.registry import make_drafter
 from csd.kernels.backends import choose
 from csd.state.pool import MAX_NODES
 from csd.traces.traces import Trace, read_traces

@@ -27,15 +27,9 @@ from csd.utils import isolated_python
 
 
 def compile_verify(ops: Ops, slots: Slots, logits: torch.Tensor, pool: Pool) -> None:
-    """Compile verification: by nucleus, and by passes over the vocabulary.
-
-    Passes handle rows with filters, with very many likely tokens, or that draw an unlikely token.
-    A slot's penalty makes its rows float32. Leaves `slots.max_new` at 0.
-    """
+    """Compile verification, one loop for all filters. Leaves `slots.max_new` at 0."""
     slots.max_new.fill_(1)
     ops.verify(logits, pool, slots)
-    for x in (logits, logits.to(slots.logprobs.dtype)):
-        ops.verify_all(x, pool, slots)
     slots.max_new.zero_()
 
 

@@ -41,8 +41,8 @@ from csd.engine.options.logit_params import (
 )
 from csd.engine.results.logprobs import MOST_TOP
 from csd.engine.results.result import OnText, Samples, Until, UntilRule
-from csd.graph.drafter_registry import names
 from csd.graph.prior import Prior
+from csd.graph.registry import names, verifier_names
 from csd.models.load.choose_decoder import DECODERS
 from csd.state.slots import MAX_STOP_IDS
 from csd.traces.history import History
@@ -59,7 +59,6 @@ from csd.utils.arguments import (
     check_strings,
     check_whole,
 )
-from csd.verify.multi_draft import DRAWS
 
 # most samples of a prompt per call: each is an object in memory
 MOST_SAMPLES = 1 << 20
@@ -229,7 +228,7 @@ class LogitOptions(TypedDict, total=False):
             None,
             "JSON schema of the texts: a dict, a JSON string or a pydantic class. End tokens are "
             "allowed only where the text is complete. This option, `regex` and `grammar` need "
-            "llguidance (`pip install 'csd-llm[grammar]'`)",
+            "llguidance (`pip install 'llguidance>=1.0'`)",
             check_schema,
             fields="response_format",
         ),
@@ -287,7 +286,7 @@ class EndOptions(TypedDict, total=False):
         int | list[int] | None,
         Option(
             None,
-            "end tokens in addition to the model's own",
+            "tokens that end a sample, in addition to the model's own end tokens",
             partial(check_ids, max_count=MAX_STOP_IDS),
             off=(),
             fields="stop_token_ids",
@@ -304,7 +303,14 @@ class EndOptions(TypedDict, total=False):
     ]
     ignore_eos: Annotated[
         bool,
-        Option(False, "do not end a sample at an end token", check_flag, bool, fields="ignore_eos"),
+        Option(
+            False,
+            "do not end a sample at the model's end tokens, or at those of `end_token_ids`; "
+            "`stop_token_ids` still end it",
+            check_flag,
+            bool,
+            fields="ignore_eos",
+        ),
     ]
     include_stop: Annotated[
         bool,
@@ -366,9 +372,6 @@ class PromptOptions(TypedDict, total=False):
     ]
 
 
-VERIFIERS = ("match", *DRAWS)
-
-
 def read_budget(text: str) -> str | int:
     """Parse a budget of the command line."""
     if text != "auto" and not text.isdecimal():
@@ -393,7 +396,7 @@ class DraftingOptions(TypedDict, total=False):
             "the graph or from a draft model, and accept or resample them (`csd.verify`). They "
             "keep the samples' distribution, but tokens depend on siblings, batch and budget, and "
             "a seed repeats them only for the same call with an integer `budget`",
-            partial(check_one_of, names=VERIFIERS),
+            partial(check_one_of, names=verifier_names()),
         ),
     ]
     drafter: Annotated[
@@ -468,7 +471,7 @@ class ResultOptions(TypedDict, total=False):
         Option(
             None,
             "show one line per phase of a first call and a progress bar in tokens; None shows "
-            "them on a terminal only",
+            "them on a terminal, in IPython and in notebooks",
             check_flag,
         ),
     ]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from csd.engine.results.result import Samples, UntilRule
-from csd.graph.drafter_registry import check_known
 from csd.graph.prior import Prior
+from csd.graph.registry import check_known
 from csd.traces.history import History
 from csd.utils.arguments import check_path, takes
 from csd.utils.check import shown

@@ -27,6 +27,9 @@ TOKEN_RULES = tuple(
     if name not in ("logits_processor", "max_thinking_tokens", "thinking_tags", *GRAMMARS)
 )
 
+# the arguments that name end tokens
+ENDS = ("stop_token_ids", "end_token_ids", "ignore_eos")
+
 # options of transformers' generation config that csd does not implement -> values that mean off
 _UNSUPPORTED: dict[str, tuple] = {
     "num_beams": (None, 1),
@@ -56,8 +59,9 @@ _UNSUPPORTED: dict[str, tuple] = {
 
 def _values() -> dict[str, Any]:
     off = {name: option.off for name, (_, option) in options_of(SamplingOptions).items()}
-    # both lists of end tokens make one
-    del off["stop_token_ids"], off["end_token_ids"]
+    # `resolve` makes one list of these
+    for name in ENDS:
+        del off[name]
     return off | {"end_ids": ()}
 
 
@@ -65,8 +69,8 @@ class SamplingParams(SimpleNamespace):
     """Checked values of the options that decide how samples are drawn and when they end.
 
     Attributes are the arguments in `SamplingOptions`, each by default with the value that turns it
-    off, and `end_ids`: the model's end tokens and `stop_token_ids`. `bad_words` and `thinking_tags`
-    are token ids. Logits are changed first, then filtered as in transformers.
+    off. In place of those in `ENDS` there is `end_ids`, every token that ends a sample. `bad_words`
+    and `thinking_tags` are token ids. Logits are changed first, then filtered as in transformers.
     """
 
     DEFAULTS: ClassVar[dict[str, Any]] = _values()
@@ -84,10 +88,6 @@ class SamplingParams(SimpleNamespace):
     def greedy(self) -> bool:
         """True if the likeliest token is taken instead of a sample."""
         return vars(self).items() >= GREEDY.items()
-
-    @property
-    def stopping_ids(self) -> tuple[int, ...]:
-        return () if self.ignore_eos else self.end_ids
 
 
 def asks_for(generation_config: Any) -> tuple[str, object] | None:
@@ -128,15 +128,15 @@ def resolve(
                     value = without_ends(value, config)
         values[name] = option.off if value is None else value
 
-    stop_ids, ends = values.pop("stop_token_ids"), values.pop("end_token_ids")
+    stop_ids, ends, ignored = (values.pop(name) for name in ENDS)
     check_vocabulary({"stop_token_ids": stop_ids, "end_token_ids": ends or ()}, vocab)
-    if ends is None:
+    if ignored:
+        ends = []
+    elif ends is None:
         ends, more = config_ends(config, vocab), tokenizer_ends(tokenizer, vocab)
-        if set(more) - set(ends) and not values["ignore_eos"]:
+        if set(more) - set(ends):
             _log_ends(tuple(ends), tuple(more))
         ends = [*ends, *more]
-    if values["ignore_eos"]:
-        ends = []
     ends = tuple(dict.fromkeys([*ends, *stop_ids]))
     if len(ends) > MAX_STOP_IDS:
         raise ValueError(

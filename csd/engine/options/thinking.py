@@ -34,7 +34,7 @@ LONGEST_TAG = 31
 Symbols = bytes | tuple[int, ...]
 
 
-class Step(NamedTuple):
+class Transition(NamedTuple):
     """Effect of a token on a search; see the module's docstring."""
 
     k: int = 0
@@ -44,7 +44,7 @@ class Step(NamedTuple):
     whole: int = 0
 
 
-NONE = Step()
+NONE = Transition()
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Tag:
     text: bytes | None = None  # searched for in the text; None: `ids` are compared
     # tokens that can be a part of the text or overlap it, with their bytes
     tokens: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)
-    steps: dict[int, Step] = field(default_factory=dict, compare=False, repr=False)
+    steps: dict[int, Transition] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, tag: "Tag | tuple[int, ...]") -> "Tag":
@@ -80,7 +80,7 @@ class Tag:
         return made[ids, text, vocab]
 
     @cached_property
-    def kinds(self) -> tuple[list[Step], dict[int, int]]:
+    def kinds(self) -> tuple[list[Transition], dict[int, int]]:
         """Different steps, the first of which has no effect, and the index of each token's."""
         index = {NONE: 0}
         of = {t: index.setdefault(s, len(index)) for t, s in self.steps.items()}
@@ -137,7 +137,7 @@ class Search:
         return max(self.state.bit_length() - 1, 0)
 
 
-def step(pattern: Symbols, token: Symbols) -> Step:
+def step(pattern: Symbols, token: Symbols) -> Transition:
     """The step of a token in the search for a pattern."""
     m, k = len(pattern), len(token)
     within = suffix = ends = 0
@@ -151,7 +151,7 @@ def step(pattern: Symbols, token: Symbols) -> Step:
         if j <= k and token[:j] == pattern[m - j :]:
             ends |= 1 << (m - j)
     places = [i + m for i in range(k - m + 1) if token[i : i + m] == pattern]
-    return Step(k if within else 0, within, suffix, ends, max(places, default=0))
+    return Transition(k if within else 0, within, suffix, ends, max(places, default=0))
 
 
 _TAGS: "weakref.WeakKeyDictionary[Any, dict[tuple, Tag]]" = weakref.WeakKeyDictionary()
@@ -223,6 +223,12 @@ _BEGIN = re.compile(rf"<({_IN_ANGLES})>|\[({_IN_BRACKETS})\]")
 # a begin or an end tag; `close` is the slash of an end tag
 TAG = re.compile(
     rf"[<\[](?P<close>/?)(?P<name>(?<=[</])(?:{_IN_ANGLES})(?=>)|{_IN_BRACKETS}(?=\]))[>\]]"
+)
+
+# begin and end tags as texts
+PAIRS = (
+    *((f"<{name}>", f"</{name}>") for name in _IN_ANGLES.split("|")),
+    *((f"[{name}]", f"[/{name}]") for name in _IN_BRACKETS.split("|")),
 )
 
 # the begin tag, the end tag, and the token ids of the closing text
@@ -323,7 +329,7 @@ def _ends_with(tag: Tag, end: Tag) -> bool:
     return tag.ids[len(tag) - len(end) :] == end.ids
 
 
-class Budget:
+class ThinkingBudget:
     """Thinking budget of a sample, updated token by token.
 
     `csd.kernels.verify.rules.forced_tokens` computes the same from whole prefixes.
@@ -345,7 +351,7 @@ class Budget:
         for token in prompt:
             self._turn(token)
 
-    def copy(self) -> "Budget":
+    def copy(self) -> "ThinkingBudget":
         budget = copy(self)
         budget._began, budget._ended = self._began.copy(), self._ended.copy()
         return budget
@@ -445,7 +451,7 @@ def forced_places(
     tags: Tags, limit: int, prompt: list[int], tokens: list[int], once: bool = False
 ) -> list[bool]:
     """Flags, one per token of a sample: True if the budget forced the token."""
-    budget, flags = Budget(tags, limit, prompt, once), []
+    budget, flags = ThinkingBudget(tags, limit, prompt, once), []
     for token in tokens:
         flags.append(budget.forced() >= 0)
         budget.push(token)

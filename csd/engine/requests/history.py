@@ -89,7 +89,7 @@ def store_history(requests: Sequence[Request], history: Any) -> None:
                 temperature=members[0].params.temperature,
                 seed=members[0].seed,
                 indices=[sample.index for _, sample in done],
-                stop_ids=members[0].params.stopping_ids,
+                stop_ids=members[0].params.end_ids,
             )
         )
     every(additions)

@@ -21,7 +21,7 @@ from csd.kernels.common.noise import prompt_key
 from csd.models.fused.config import ModelSizes
 from csd.models.text.streamed import SampleText
 from csd.utils.arguments import LARGEST
-from csd.utils.torch_state import callers_state
+from csd.utils.torch_state import calling
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class Request:
         prefix = self.prefix()
         while self.checked < len(prefix):
             self.checked += 1
-            with callers_state():
+            with calling("until"):
                 ends = _is_true(until(prefix[: self.checked]))
             if ends:
                 for i in self.samples[self.checked :]:

@@ -40,7 +40,7 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
         "step": [0] * len(refills),
         "max_new": [x.max_new_tokens for x in params],
         "min_new": [x.min_new_tokens for x in params],
-        "stop_ids": [_padded(x.stopping_ids, MAX_STOP_IDS) for x in params],
+        "stop_ids": [_padded(x.end_ids, MAX_STOP_IDS) for x in params],
         "ban_ids": [_padded(x.end_ids, MAX_STOP_IDS) for x in params],
     }
     values |= {name: [getattr(x, name) for x in params] for name in FILTERS}

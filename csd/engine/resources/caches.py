@@ -29,8 +29,8 @@ from csd.engine.step.budget import nodes_of
 from csd.engine.step.static_step import StaticStep, sizes_for
 from csd.engine.step.step import Step
 from csd.graph.drafter import Drafter, StaticDrafter
-from csd.graph.drafter_registry import make_drafter
 from csd.graph.prior import Prior
+from csd.graph.registry import make_drafter
 from csd.state.kv_cache import PAGE, KVCache, pages_for
 from csd.state.logit_rules import Asked
 from csd.state.slots import Slots

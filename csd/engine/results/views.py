@@ -120,5 +120,5 @@ def write_report(out: Any, path: str | PathLike[str]) -> None:
     """Write the page of `Samples.report` to `path`."""
     if out.tokenizer is None:
         raise ValueError("a report needs the samples' tokenizer: call generate with tokenizer=")
-    with WholeFile(fspath(path)) as file:
+    with WholeFile(fspath(path), alone=False) as file:
         file.write([_pages[0](out).encode()])

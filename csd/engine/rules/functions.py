@@ -8,7 +8,7 @@ from csd.engine.requests.request import Request
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.utils.check import shown
-from csd.utils.torch_state import callers_state
+from csd.utils.torch_state import calling
 
 
 def apply_functions(
@@ -42,7 +42,7 @@ def apply_functions(
 
 def _run(functions: tuple, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     for function in functions:
-        with callers_state():
+        with calling("logits_processor"):
             changed = function(ids, logits)
         if not torch.is_tensor(changed) or changed.shape != logits.shape:
             got = f"shape {list(changed.shape)}" if torch.is_tensor(changed) else shown(changed)

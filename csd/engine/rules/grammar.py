@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from csd.engine.options.grammar import GRAMMARS, has_grammar, matcher_of, reader_of
-from csd.engine.options.thinking import Budget, Search, by_bytes, split
+from csd.engine.options.thinking import Search, ThinkingBudget, by_bytes, split
 from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import Refill
 from csd.graph.host_tree import Row, pool_of_rows
@@ -39,7 +39,7 @@ class Thinking:
     def __init__(
         self,
         fresh: Any,
-        budget: Budget,
+        budget: ThinkingBudget,
         vocab: int,
         tokens: dict[bytes, int],
         banned: dict[int, list[int]],
@@ -184,7 +184,7 @@ class Grammars:
         if limit is None or tags is None:
             return fresh.deep_copy()
         begin, end, close = tags
-        budget = Budget((begin, end, close), limit, request.prompt, once=True)
+        budget = ThinkingBudget((begin, end, close), limit, request.prompt, once=True)
         tokens = {} if budget.end.text is None else by_bytes(self._tokenizer, self._vocab)
         key = (*(getattr(request.params, name) for name in GRAMMARS), end)
         banned = self._banned.setdefault(key, {})

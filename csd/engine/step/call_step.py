@@ -9,8 +9,9 @@ from csd.engine.requests.request import Request
 from csd.engine.rules.changes import Changes, log_uncaptured
 from csd.engine.step.static_step import StaticStep
 from csd.engine.step.step import Step
-from csd.verify.multi_draft import MultiDraftVerifier
-from csd.verify.teacher_forcing import TeacherForcing
+from csd.graph.registry import make_verifier
+from csd.graph.teacher_forcing import TeacherForcing
+from csd.graph.verifier import Verifier
 
 
 def step_of_call(
@@ -26,11 +27,11 @@ def step_of_call(
     before: row changes of earlier calls, whose tensors are reused if they fit.
     """
     drafter.start_call()
-    verifier: MultiDraftVerifier | TeacherForcing | None = None
+    verifier: Verifier | None = None
     # without drafts, or if sampling is greedy, every verifier just samples the target
     drawn = settings.speculate and settings.verifier != "match"
     if drawn and not requests[0].params.greedy:
-        verifier = MultiDraftVerifier(settings.verifier, drafter, step.ops)
+        verifier = make_verifier(settings.verifier, drafter, step.ops)
     elif settings.forcing is not None:
         verifier = settings.forcing(step.ops, step.cache.rows)
     ops = step.ops

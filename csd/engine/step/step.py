@@ -18,6 +18,7 @@ from csd.engine.results.record import PendingRecord, Record, Snapshot
 from csd.engine.rules.changes import Changes
 from csd.engine.step.budget import Budget
 from csd.graph.drafter import Drafter
+from csd.graph.verifier import Verifier
 from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.attention.prompt import PromptChunk
 from csd.kernels.ops import Ops
@@ -29,8 +30,6 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.utils.phases import KINDS, preparation
-from csd.verify.multi_draft import MultiDraftVerifier
-from csd.verify.teacher_forcing import TeacherForcing
 
 
 class Clock:
@@ -93,7 +92,7 @@ def draft_pool(
     ops: Ops,
     slots: Slots,
     drafter: Drafter | None,
-    verifier: MultiDraftVerifier | TeacherForcing | None,
+    verifier: Verifier | None,
     live_count: int,
     most_nodes: int,
     budget: Budget,
@@ -136,7 +135,7 @@ class Step:
     cache: KVCache
     slots: Slots
     ops: Ops
-    verifier: MultiDraftVerifier | TeacherForcing | None = None  # None: accept drafts that match
+    verifier: Verifier | None = None  # None: accept drafts that match
     changes: Changes | None = None  # set if a sample has options that change logits
     drafting: bool = True  # if False, the drafter is neither called nor updated
     top: bool = False  # True: records hold the top 8 of committed tokens

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import PurePath
 from string import Template
 
-from csd.evaluate.evaluation import summary
+from csd.evaluate.evaluation import ALONE, summary
 from csd.evaluate.vote import Vote
 
 _PAGE = Template("""<!doctype html>
@@ -117,16 +117,18 @@ def _table(by_k: list[dict], problems: int) -> str:
         f"<td>{row['seconds'] / problems:,.1f}</td></tr>"
         for row in by_k
     )
-    names = ("k", "maj@k", "pass@k", "tokens<br>per problem", "seconds<br>per problem")
+    names = ("k", "maj@k", "pass@k", "tokens<br>per problem", "of seconds<br>per problem")
     head = "".join(f"<th>{name}</th>" for name in names)
-    return f"<table><tr>{head}</tr>{rows}</table>"
+    note = f"Of seconds: those of the run, by the share of the tokens. {ALONE}"
+    return f'<table><tr>{head}</tr>{rows}</table><p class="note">{note}</p>'
 
 
 def _problem(row: dict) -> str:
     """HTML of a problem's answers, with its texts folded."""
     votes = Counter(answer for answer in row["answers"] if answer is not None)
+    right = {answer for answer, is_right in zip(row["answers"], row["correct"]) if is_right}
     answers = ", ".join(
-        f'<span class="{"right" if answer == row["answer"] else ""}">{html.escape(answer)} '
+        f'<span class="{"right" if answer in right else ""}">{html.escape(answer)} '
         f"({count})</span>"
         for answer, count in votes.most_common()
     )

@@ -11,7 +11,6 @@ with an error that names the difference or the rank; the next call can run.
 """
 
 import math
-import threading
 import zlib
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import fields, replace
@@ -89,7 +88,7 @@ class ParallelEngine(Engine):
         """`Engine.run`; ranks other than 0 yield rank 0's samples."""
         if feed is not None:
             raise ValueError("AsyncEngine must have an engine of one process, got a ParallelEngine")
-        self._not_within_a_stream()
+        self.turn.check()
         refused = None
         if settings.verifier != "match":
             refused = NotImplementedError(
@@ -103,7 +102,7 @@ class ParallelEngine(Engine):
 
     def refuse(self, error: Exception) -> None:
         """End the call with `error` also on the other ranks, which wait for this one."""
-        if not self._in_my_call():
+        if not self.turn.is_mine:
             self.link.meet(None, error)
 
     def _lead(
@@ -133,8 +132,7 @@ class ParallelEngine(Engine):
         self.link.agree(None)
 
     def _follow(self, requests: list[Request]) -> Iterator[tuple[Request, Sample]]:
-        with self._lock:
-            self._busy = threading.get_ident()
+        with self.turn.lock, self.turn:
             done = self._execute_orders()
             for request, (seed, samples, stats) in zip(requests, done, strict=True):
                 request.seed, request.stats = seed, stats

@@ -49,6 +49,13 @@ class PackedTree:
         self.token, self.rows = packed.token, packed.rows
         self.layout: PackedLayout = packed.layout
 
+    def __repr__(self) -> str:
+        completions = sum(map(len, self.rows))
+        return (
+            f"<csd.PackedTree of {completions} completions of {len(self.rows)} prompts in "
+            f"{len(self.token):,} rows on {self.token.device}>"
+        )
+
     @property
     def inputs(self) -> dict:
         """Arguments of the model's forward call; logits are [1, R, V], row by row."""

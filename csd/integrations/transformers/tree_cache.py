@@ -84,6 +84,13 @@ class TreeCache:
         for s in range(S):
             self._kv.take(self._kv.slot_pages, s, max_new_tokens)
 
+    def __repr__(self) -> str:
+        """The numbers of prompts and slots, the tokens of each slot, and the most that one has."""
+        return (
+            f"<csd.TreeCache of {len(self._prompt_len)} prompts and {len(self._len)} slots, with "
+            f"{self._len} of up to {self._room} tokens>"
+        )
+
     def _int32(self, values: list) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self._kv.k.device)
 

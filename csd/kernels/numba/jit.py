@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -15,9 +16,12 @@ from csd.kernels.numba.dispatch import LoopDispatcher
 from csd.utils import collector
 from csd.utils import phases as preparation_phases
 
-CSD = Path(__file__).parents[2]
-# folders of the loops, and of the constants that they contain
-ROOMS = ("kernels", "state")
+# the folder that `csd` is imported from
+ROOT = Path(__file__).parents[3]
+# imports of csd's modules: `from csd.a import b, c`, in parentheses or not, or `import csd.a`
+IMPORTS = re.compile(
+    rb"^[ \t]*(?:from (csd[\w.]*) import (\([^)]*\)|.*)|import (csd[\w.]*))", re.MULTILINE
+)
 
 
 def _is_own(data: Any) -> bool:
@@ -113,11 +117,29 @@ def compiled(function: Any, **options: Any) -> Any:
 
 @cache
 def stamp(file: Path) -> str:
-    """Digest of `file` and of all sources whose code or constants csd's loops may contain."""
-    return hashlib.sha256(file.read_bytes() + _sources()).hexdigest()
+    """Digest of `sources` of `file`."""
+    texts = (path.read_bytes() for path in sorted(sources(file)))
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+
+
+def sources(file: Path) -> set[Path]:
+    """`file` and what it imports of csd, directly or not: compiled loops contain their code."""
+    found, unread = {file}, [file]
+    while unread:
+        new = _imported(unread.pop()) - found
+        found |= new
+        unread.extend(new)
+    return found
 
 
 @cache
-def _sources() -> bytes:
-    files = sorted(path for room in ROOMS for path in (CSD / room).rglob("*.py"))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).digest()
+def _imported(file: Path) -> set[Path]:
+    """Files of the modules of csd that `file` names in its imports."""
+    modules: set[str] = set()
+    for package, names, module in IMPORTS.findall(file.read_bytes()):
+        base = (package or module).decode()
+        modules |= {base, *(f"{base}.{name}" for name in re.findall(r"\w+", names.decode()))}
+    places = [ROOT.joinpath(*module.split(".")) for module in modules]
+    files = [place.with_suffix(".py") for place in places]
+    files += [place / "__init__.py" for place in places]
+    return {path for path in files if path.is_file()}

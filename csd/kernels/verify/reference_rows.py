@@ -5,11 +5,12 @@ drawn.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uniform
-from csd.kernels.verify.passes import HEAD_WIDTH, MAX_HEAD, Draws, Heads, Passes, Rows
+from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
 from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -17,6 +18,36 @@ from csd.state.verdict import TOP
 
 # tokens per piece of a row
 PIECE = 64
+
+
+class Heads(NamedTuple):
+    """Heads of rows of scores z, 0 at a row's maximum: tokens with large z, and the others' mass.
+
+    W is the longest head.
+    """
+
+    token: torch.Tensor  # [R, W] in ascending order, V in padding
+    score: torch.Tensor  # [R, W] their z, -inf in padding
+    rest_mass: torch.Tensor  # [R] sum of exp(z) of the others that the filters keep
+
+
+class Rows(NamedTuple):
+    """R rows of a pool."""
+
+    slot: torch.Tensor  # [R] int64, 0 in padding
+    position: torch.Tensor  # [R] generated position of the token that is drawn
+    greedy: torch.Tensor  # [R] bool
+    live: torch.Tensor  # [R] bool, false in padding
+
+
+class Draws(NamedTuple):
+    """Draws of R rows, each independent of the others."""
+
+    token: torch.Tensor  # [R] int64
+    logprob: torch.Tensor  # [R] of the token
+    log_total: torch.Tensor  # [R] log of the row's mass after the filters
+    top_token: torch.Tensor  # [R, 8] int64, the likeliest tokens
+    top_prob: torch.Tensor  # [R, 8] float32
 
 
 def draw_ref(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
@@ -80,26 +111,28 @@ def _likeliest(
     return torch.where(present, top_token, -1), torch.where(present, top_prob, 0)
 
 
-def sample_rows(
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    pool: Pool,
-    slots: Slots,
-    passes: Passes,
-) -> Draws:
+def sample_rows(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots) -> Draws:
     """Draws of the pool's `rows` [R], with the logits [R, V]."""
     x, temperature, s, greedy = _of_rows(logits, rows, pool, slots)
     position = slots.generated[s] + pool.depth[rows]
-    heads = passes.heads(x, temperature, slots, s, greedy)
+    heads = heads_and_rest(x, temperature, slots, s, greedy)[1]
     row = Rows(s, position, greedy, pool.slot[rows] >= 0)
-    drawn = passes.draw(heads, row, slots, logits.shape[1])
+    drawn = draw_ref(heads, row, slots, logits.shape[1])
     of = (drawn.token == logits.shape[1]).nonzero()[:, 0]
     if of.shape[0]:
-        z, _, rest = heads_and_rest(x[of], temperature[of], slots, s[of], greedy[of])
-        drawn.token[of] = draw_rest(rest, slots, s[of], position[of])
-        z_sample = z.gather(1, drawn.token[of, None])[:, 0]
-        drawn.logprob[of] = z_sample - drawn.log_total[of]
+        drawn.token[of], score = rest_draws(logits[of], rows[of], pool, slots)
+        drawn.logprob[of] = score - drawn.log_total[of]
     return drawn
+
+
+def rest_draws(
+    logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slots
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [R] that the pool's `rows` draw from their rests, and their scores z [R]."""
+    z, _, rest = row_scores(logits, rows, pool, slots)
+    s = pool.slot[rows].clamp(min=0).long()
+    token = draw_rest(rest, slots, s, slots.generated[s] + pool.depth[rows])
+    return token, z.gather(1, token[:, None])[:, 0]
 
 
 def _of_rows(
@@ -126,12 +159,6 @@ def row_logits(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slot
     s = pool.slot[rows].clamp(min=0).long()
     x = _penalise(logits, rows, pool, slots, s)
     return _ban_end_tokens(x, slots, s, slots.generated[s] + pool.depth[rows])
-
-
-def heads_ref(
-    x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
-) -> Heads:
-    return heads_and_rest(x, temperature, slots, s, greedy)[1]
 
 
 def heads_and_rest(

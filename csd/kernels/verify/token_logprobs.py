@@ -1,15 +1,21 @@
 """Log-probabilities of given tokens by the distribution that rows sample from.
 
 The sampler's own operations compute them, so that in an exact engine they have the bits of
-sampling: a CPU's passes here, and a GPU's sampling kernel in `triton/launch.py`.
+sampling: the reference's here, a CPU's loop in `cpu/path.py`, and a GPU's sampling kernel in
+`triton/launch.py`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from csd.kernels.verify.passes import Passes
-from csd.kernels.verify.reference_rows import heads_and_rest, row_logits, sample_rows
+from csd.kernels.verify.reference_rows import (
+    heads_and_rest,
+    log_sum_ref,
+    row_logits,
+    sample_rows,
+)
 from csd.kernels.verify.rules.rows import blocks
 from csd.state.filters import drops_tokens, is_greedy
 from csd.state.pool import Pool
@@ -21,14 +27,13 @@ class TokenLogprobs(NamedTuple):
 
     logprob: torch.Tensor  # [T], processed distribution; the raw one if greedy
     raw_logprob: torch.Tensor  # [T], the model's own
-    bad: torch.Tensor  # [M] bool, a logit of the row is NaN or +inf
+    bad: torch.Tensor  # [M] bool, a logit of the row is NaN or +inf; false of rows without tokens
 
 
 def token_logprobs_ref(
     logits: torch.Tensor,  # [M, V]
     pool: Pool,
     slots: Slots,
-    passes: Passes,
     row: torch.Tensor,  # [T] int64, of the pool
     token: torch.Tensor,  # [T] int64
 ) -> TokenLogprobs:
@@ -37,22 +42,26 @@ def token_logprobs_ref(
     wide = torch.promote_types(logits.dtype, torch.float32)
     logprob, raw = (torch.empty(row.shape, dtype=wide, device=row.device) for _ in range(2))
     bad = torch.zeros(pool.rows, dtype=torch.bool, device=row.device)
-    for rows in blocks(pool.rows):
-        pairs = ((row >= rows.start) & (row < rows.stop)).nonzero()[:, 0]
-        part, at = logits[rows], row[pairs] - rows.start
-        raw[pairs] = raw_logprobs(part, passes, at, token[pairs])
-        of_rows = torch.arange(pool.rows, device=row.device)[rows]
-        chance, bad[rows] = _chances(part, of_rows, pool, slots, passes, at, token[pairs])
+    each, index = row.unique(return_inverse=True)
+    for block in blocks(len(each)):
+        pairs = ((index >= block.start) & (index < block.stop)).nonzero()[:, 0]
+        rows, at = each[block], index[pairs] - block.start
+        part = logits[rows]
+        raw[pairs] = raw_logprobs(part, log_sum_ref, at, token[pairs])
+        chance, bad[rows] = _chances(part, rows, pool, slots, at, token[pairs])
         greedy = is_greedy(slots, pool.slot[row[pairs]].long())
         logprob[pairs] = torch.where(greedy, raw[pairs], chance)
     return TokenLogprobs(logprob, raw, bad)
 
 
 def raw_logprobs(
-    logits: torch.Tensor, passes: Passes, row: torch.Tensor, token: torch.Tensor
+    logits: torch.Tensor, log_sum: Callable, row: torch.Tensor, token: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probabilities [T] of tokens at rows of logits [R, V], at least float32."""
-    total = passes.log_sum(logits)
+    """Log-probabilities [T] of tokens at rows of logits [R, V], at least float32.
+
+    log_sum: the backend's, so that the bits are those of its sampling.
+    """
+    total = log_sum(logits)
     return logits[row, token].to(total.dtype) - total[row]
 
 
@@ -66,7 +75,6 @@ def _chances(
     rows: torch.Tensor,  # [R], of the pool
     pool: Pool,
     slots: Slots,
-    passes: Passes,
     row: torch.Tensor,  # [T] int64, indices of `logits`
     token: torch.Tensor,  # [T] int64
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,13 +84,13 @@ def _chances(
         logits = logits.masked_fill(none[:, None], 0)
     s = pool.slot[rows].long()
     greedy = is_greedy(slots, s)
-    total = sample_rows(logits, rows, pool, slots, passes).log_total
+    total = sample_rows(logits, rows, pool, slots).log_total
     x = row_logits(logits, rows, pool, slots)
     heat = torch.where(greedy, 1.0, slots.temperature[s]).to(total.dtype)
     peak = x.amax(-1).to(heat.dtype) / heat
     chance = x[row, token].to(heat.dtype) / heat[row] - peak[row] - total[row]
     if is_filtered(slots, s):
-        passed = _passes_filters(x, heat, slots, s, greedy, passes, row, token)
+        passed = _passes_filters(x, heat, slots, s, greedy, row, token)
         chance = torch.where(passed, chance, -torch.inf)
     return torch.where(none[row], -torch.inf, chance), ~total.isfinite()
 
@@ -98,18 +106,10 @@ def _passes_filters(
     slots: Slots,
     s: torch.Tensor,
     greedy: torch.Tensor,
-    passes: Passes,
     row: torch.Tensor,
     token: torch.Tensor,
 ) -> torch.Tensor:
-    """[T] bool: the filters keep the token at its row; the sampler's heads decide."""
-    heads = passes.heads(x, heat, slots, s, greedy)
-    same = heads.token[row] == token[:, None]
-    passed = (same & (heads.score[row] > -torch.inf)).any(-1)
-    # below the head
-    below = (~same.any(-1)).nonzero()[:, 0]
-    if below.shape[0]:
-        at, index = row[below].unique(return_inverse=True)
-        rest = heads_and_rest(x[at], heat[at], slots, s[at], greedy[at])[2]
-        passed[below] = rest[index, token[below]] > 0
-    return passed | greedy[row]
+    """[T] bool: the filters keep the token at its row."""
+    _, heads, rest = heads_and_rest(x, heat, slots, s, greedy)
+    same = (heads.token[row] == token[:, None]) & (heads.score[row] > -torch.inf)
+    return same.any(-1) | (rest[row, token] > 0) | greedy[row]

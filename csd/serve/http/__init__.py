@@ -14,7 +14,7 @@
     access_log.py      ids of requests, and a line of the log for each
     metrics.py         totals for Prometheus and for the page at /
 
-It needs starlette and uvicorn: pip install 'csd-llm[serve]'.
+It needs starlette and uvicorn: pip install 'starlette>=0.45' 'uvicorn>=0.34'.
 """
 
 from csd.serve.http.app import Limits, Server, make_app

@@ -132,17 +132,21 @@ async def receive_body(request: Request, limits: Limits, take: Callable[[int], A
     """Returns the bytes of a body, after `take` of each part's size. Raises Refused."""
     body = bytearray()
 
+    def check(size: int) -> None:
+        if size > limits.body:
+            raise Refused(
+                f"the body must have at most {limits.body} bytes", status=413, code="body_too_large"
+            )
+
     async def read() -> None:
         async for chunk in request.stream():
+            check(len(body) + len(chunk))
             take(len(chunk))
             body.extend(chunk)
-            if len(body) > limits.body:
-                raise Refused(
-                    f"the body must have at most {limits.body} bytes",
-                    status=413,
-                    code="body_too_large",
-                )
 
+    # before a client that asks first (Expect: 100-continue) sends it
+    length = request.headers.get("content-length", "")
+    check(int(length) if length.isdecimal() else 0)
     try:
         await asyncio.wait_for(read(), limits.body_seconds)
     except TimeoutError as error:

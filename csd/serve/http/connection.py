@@ -16,6 +16,9 @@ HEAD_SECONDS, NEXT_SECONDS = 20.0, 50.0
 READ_SECONDS = 30.0
 # bytes that one read of a socket returns, since their parts are handled at once
 READ_BYTES = 1 << 14
+# bytes of a body that are read on and dropped after the answer to its request: many clients send a
+# whole body before they read, and a connection that is closed before that loses the answer
+DROPPED_BYTES = 1 << 26
 # a body's parts must have MIN_PART bytes on average if there are more than SMALL_PARTS
 MIN_PART, SMALL_PARTS = 64, 64
 
@@ -27,19 +30,26 @@ BUSY = (
 
 
 class Parser(h11.Connection):
-    """Parser of requests, which refuses bodies in tiny parts: a part takes as long as a page."""
+    """Parser of requests, which refuses bodies in tiny parts: a part takes as long as a page.
 
-    _parts = _bytes = 0
+    It also ends a body that goes on for long after its request has been answered.
+    """
+
+    _parts = _bytes = _dropped = 0
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
-            self._parts = self._bytes = 0
+            self._parts = self._bytes = self._dropped = 0
         elif isinstance(event, h11.Data):
             self._parts += 1
             self._bytes += len(event.data)
             if self._parts > SMALL_PARTS and self._bytes < MIN_PART * self._parts:
                 raise h11.RemoteProtocolError("the body has too many small parts")
+            if self.our_state is h11.DONE:
+                self._dropped += len(event.data)
+                if self._dropped > DROPPED_BYTES:
+                    raise h11.RemoteProtocolError("the body goes on after the answer")
         return event
 
 

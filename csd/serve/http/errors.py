@@ -94,8 +94,8 @@ class Refused(Exception):
         headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        if self.status in (408, 413):
-            # the rest of the body is not read
+        if self.status == 408:
+            # the rest of the body is not waited for
             headers["Connection"] = "close"
         return Response(
             json.dumps(self.body()), self.status, headers, media_type="application/json"

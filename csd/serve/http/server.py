@@ -10,9 +10,9 @@ from starlette.requests import Request
 
 from csd.engine.options.grammar_process import check_compiles
 from csd.serve import AsyncEngine
+from csd.serve.http.api.calls.forms import check_parser
 from csd.serve.http.api.request import CHAT_TOKENS, Asked
 from csd.serve.http.api.response import Texts
-from csd.serve.http.api.tools import check_parser
 from csd.serve.http.checks import Limits, check_sizes, grammar_size
 from csd.serve.http.clients import Clients, Readers, Shares, parse_body, receive_body, unless_gone
 from csd.serve.http.errors import Refused

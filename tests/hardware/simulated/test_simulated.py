@@ -21,7 +21,7 @@ from csd.engine.step import static_step
 from csd.engine.step.budget import FixedBudget
 from csd.engine.step.static_step import CAPTURING, Captures
 from csd.graph import consensus
-from csd.graph.model.eagle import read_head
+from csd.research.draft_models.eagle import read_head
 from csd.state.context_table import GraphConfig
 
 pytestmark = pytest.mark.stand_in

@@ -2,9 +2,9 @@
 
 import torch
 
-from csd.graph import sampled_tree
 from csd.graph.consensus import ConsensusGraph
 from csd.kernels.ops import reference
+from csd.research.verify import sampled_tree
 from csd.state.context_table import GraphConfig
 from csd.state.slots import Slots
 

@@ -5,8 +5,8 @@ from itertools import product
 import torch
 from hypothesis import strategies as st
 
-from csd.verify import Canonical, KSeq, Match, Recursive, Single
-from csd.verify.scheme import prepare_distributions
+from csd.research.verify import Canonical, KSeq, Match, Recursive, Single
+from csd.research.verify.scheme import prepare_distributions
 
 EVERY = {
     "match": Match(),

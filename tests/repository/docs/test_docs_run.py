@@ -310,7 +310,7 @@ GIVEN = {
     "docs/sessions.md": a_tool,
     "docs/verifiers.md": some_distributions,
     "GRPOTrainer": a_trainer,
-    "csd.integrations.ray": a_dataset,
+    "csd.integrations.ray.sample(dataset": a_dataset,
     "tensor_parallel": a_processes_group,
 }
 SESSIONS: dict[str, dict] = {}  # the names of a page

@@ -11,6 +11,7 @@ import pytest
 from helpers.targets import slow
 
 from bench.micro.test_operations import BACKENDS
+from csd.utils.lazy import pip_install
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,6 +40,7 @@ def lines_of(code, *arguments):
 
 RESOLVE = """
 import csd, sys
+from csd.utils.lazy import pip_install
 extras = {"trl", "ray", "lm-eval", "gguf", "cpu", "report"}
 before = {m for m in sys.modules if m.startswith("csd.integrations")}
 assert not before & {f"csd.integrations.{m}" for m in ("trl", "ray", "vllm", "lm_eval")}, before
@@ -51,7 +53,7 @@ for name in sys.argv[1:]:
             known = hasattr(found, part) or path not in sys.modules
             found = getattr(found, part) if known else sys.modules[path]
     except ImportError as error:
-        assert any(f"csd-llm[{extra}]" in str(error) for extra in extras), (name, error)
+        assert any(pip_install(extra) in str(error) for extra in extras), (name, error)
         print("needs", name)
 for call in (lambda: csd.integrations.nothing, lambda: csd.kernels.nothing):
     try:
@@ -114,7 +116,7 @@ def test_missing_packages_name_their_extra():
     lines = lines_of(WITHOUT)
     assert len(lines) == 3
     for line, extra in zip(lines, ("trl", "ray", "lm-eval"), strict=True):
-        assert f"pip install 'csd-llm[{extra}]'" in line
+        assert pip_install(extra) in line
         assert f"{extra} = [" in (ROOT / "pyproject.toml").read_text()
 
 

@@ -33,6 +33,9 @@ def test_every_cell_runs(toy_folder, tmp_path):
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, resources=resources, timeout=120).execute()
     assert kinds(notebook) == kinds(SAVED)
+    # a bar by default, though a kernel's standard error is no terminal
+    errors = [o.text for c in code(notebook) for o in c.outputs if o.get("name") == "stderr"]
+    assert "csd: sampling" in "".join(errors)
     assert (tmp_path / "run.html").is_file()
 
 

@@ -15,9 +15,9 @@ import csd
 from csd.evaluate.evaluation import Results
 from csd.evaluate.import_logs import traces_of
 from csd.evaluate.vote import vote
-from csd.training.run import Folder
+from csd.research.training.run import Folder
+from csd.research.verify.canonical import Canonical
 from csd.utils import files as own_files
-from csd.verify.canonical import Canonical
 
 VOCAB = 400  # at least that of each tokenizer here
 # whose programs need no compilation

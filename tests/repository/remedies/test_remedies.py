@@ -106,7 +106,7 @@ ELSEWHERE = {
         "test_ctrl_c_leaves_whole_problems",
     ),
     "cli/train_head.py: \ninterrupted; run the same command again": (
-        "tests/unit/training/test_train_head.py",
+        "tests/unit/research/training/test_train_head.py",
         "test_an_interrupted_run_ends_with_the_same_bits",
     ),
     "cli/trace.py: \ninterrupted; run the same command again": (
@@ -129,7 +129,7 @@ ELSEWHERE = {
         "tests/unit/serve/test_repeats.py",
         "test_requests_of_a_server",
     ),
-    "pip install --force-reinstall --no-deps csd-llm": (
+    "pip install --force-reinstall --no-deps ": (
         "tests/repository/test_package.py",
         "test_another_csd_is_noticed_and_the_notice_removes_it",
     ),
@@ -152,12 +152,10 @@ NOT_HERE = {
     "is split into instances (MIG)": "it needs a GPU",
     "this machine has an AMD GPU": "it needs a GPU",
     "(pip install arctic-inference)": PIP,
-    "needs lm_eval: pip install": PIP,
     "several times slower: pip install numba": PIP,
     "numba: pip install numba": PIP,
     "the demo's model is missing: pip install": PIP,
-    "GGUF files need two additional packages: pip install": PIP,
-    " needs : pip install 'csd-llm[]'": PIP,
+    "csd/utils/lazy.py: pip install -e '.[": PIP,
     "need llguidance (`pip install": PIP,
     "pip install torch --index-url": PIP,
     "must compile within ": "a grammar that does not takes 5 s of CPU",

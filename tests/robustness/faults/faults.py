@@ -35,7 +35,7 @@ def assert_usable(engine, prompt, expected, **options) -> None:
         assert len(step.cache.allocator) == step.cache.k.shape[1]
         assert not step.slots.live.any()
         assert (step.slots.group_key == -1).all()
-    assert not engine._lock.locked()
+    assert not engine.turn.lock.locked()
     assert csd.generate(engine, prompt, **options).tokens == expected
 
 

@@ -128,6 +128,30 @@ def test_callback_errors_carry_the_samples(e, expected, tmp_path, monkeypatch, w
     assert_usable(e, PROMPTS[1], expected[1], **OPTIONS)
 
 
+@pytest.mark.parametrize("error", [GeneratorExit, StopIteration, StopAsyncIteration])
+@pytest.mark.parametrize("what", ["callback", "until", "logits_processor"])
+def test_the_end_of_a_generator_is_an_error_of_the_function_that_raises_it(
+    e, expected, what, error
+):
+    calls = []
+
+    def fail(*args):
+        calls.append(args)
+        # not before the first tokens
+        if len(calls) > (20 if what == "logits_processor" else 2):
+            raise error
+        return args[-1] if what == "logits_processor" else False
+
+    more = {what: [fail] if what == "logits_processor" else fail}
+    for run in (csd.generate, lambda *args, **options: [*csd.stream(*args, **options)]):
+        calls.clear()
+        with pytest.raises(RuntimeError, match=f"{what} raised {error.__name__}") as caught:
+            run(e, PROMPTS, **more, **OPTIONS)
+        assert isinstance(caught.value.__cause__, error)
+        check_beginnings(caught.value.samples, expected)
+    assert_usable(e, PROMPTS[1], expected[1], **OPTIONS)
+
+
 def test_a_tokenizer_that_fails_after_an_interrupt(e, expected):
     """The texts of unfinished samples are made last of all."""
 

@@ -11,12 +11,13 @@ from helpers.runs.fuzzing import MANY, at_most, open_files
 
 from csd.cli.trace import prompts_of
 from csd.engine.step.budget import StepTimeTable
-from csd.evaluate.answers import EXTRACTORS, TASKS, answer_of, canonical, read
+from csd.evaluate.answers import EXTRACTORS, TASKS, answer_of, read
+from csd.evaluate.equality import canonical
 from csd.evaluate.evaluation import Results
 from csd.evaluate.replay import gain
 from csd.evaluate.report import data, figures
 from csd.evaluate.resumable_results import ResumedFile, _check_line
-from csd.graph.baselines.rest import Datastore
+from csd.research.baselines.rest import Datastore
 from csd.traces.history import History
 from csd.traces.traces import read_traces
 from csd.utils.files import naming, read_file

@@ -8,7 +8,7 @@ from helpers.models.text_tokenizers import tokenizer_of
 from helpers.runs.fuzzing import cases
 
 from csd.engine.options.params import SamplingParams
-from csd.engine.options.thinking import Budget, forced_places, spell_tags, vocabulary
+from csd.engine.options.thinking import ThinkingBudget, forced_places, spell_tags, vocabulary
 from csd.engine.requests.request import Request
 from csd.engine.rules.tables import WordTree, asked_of, sizes_of, write_sets
 from csd.kernels.verify.rules.rows import Prefixes, forced_tokens
@@ -101,7 +101,7 @@ def test_tags_in_the_text_open_close_and_cut_thoughts(close):
             split_at_random(rng, b"".join(rng.choices(PARTS, k=rng.randint(1, n))), by_bytes)
             for n in (4, 9)
         )
-        budget, spent, rows, want = Budget(tags, most, prompt), 0, [], []
+        budget, spent, rows, want = ThinkingBudget(tags, most, prompt), 0, [], []
         text, tokens = b"".join(read[t] for t in prompt), [*prompt]
         pending: bytes | None = None  # the rest of what is being forced
         for token in own * 2:
@@ -157,7 +157,7 @@ def test_a_special_token_is_compared_with_tokens():
     tokenizer = tokenizer_of("joining")
     begin, end, close = spell_tags(("<|user|>", "<|end|>"), tokenizer, len(tokenizer))
     assert begin.text is None and end.text is None and close == end.ids
-    budget = Budget((begin, end, close), 9, [*begin.ids])
+    budget = ThinkingBudget((begin, end, close), 9, [*begin.ids])
     for byte in b"<|end|>":
         budget.push(tokenizer.convert_tokens_to_ids(chr(byte)))
     assert budget.open

@@ -10,7 +10,7 @@ import pytest
 from csd.cli.main import main
 from csd.evaluate.answers import TASKS, read
 from csd.evaluate.resumable_results import ResumedFile
-from csd.graph.baselines.rest import Datastore
+from csd.research.baselines.rest import Datastore
 from csd.traces.traces import Trace, read_traces, write_traces
 from csd.utils import files as schema
 

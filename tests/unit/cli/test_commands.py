@@ -10,7 +10,7 @@ import pytest
 from helpers.runs.trace_file import trace_file
 
 import csd
-from csd.cli.common import VERSION
+from csd.cli.common import MODEL, VERSION
 from csd.cli.main import main, make_parser
 from csd.engine.options import GenerateOptions
 from csd.utils.arguments import options_of
@@ -49,6 +49,15 @@ def test_help_has_examples_that_parse_defaults_and_a_page(name, capsys):
         if given and not isinstance(action.default, bool):
             help = re.sub(r"\s+", " ", shown)
             assert f"(default: {action.default})" in help or "default" in action.help
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_takes_a_model_names_the_demo(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.count("hub name") == text.count(MODEL)
 
 
 def test_flags_of_all_commands_are_in_one_order():

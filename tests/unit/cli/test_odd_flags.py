@@ -124,7 +124,7 @@ def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
         # each loads a model of its own
         monkeypatch.setattr("csd.engine.resources.model.load", stop)
     monkeypatch.setattr("csd.evaluate.replay.gain", stop)
-    monkeypatch.setattr("csd.training.train_head.Run", stop)
+    monkeypatch.setattr("csd.research.training.train_head.Run", stop)
     monkeypatch.setattr("csd.cli.trace.write_traces", stop)
     monkeypatch.setattr("csd.graph.prior.Prior.save", stop)
     served = 0

@@ -1,12 +1,16 @@
 """Sessions: turns, appended tokens and forks are functions of seed, path and text; and replays."""
 
 import asyncio
+import re
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from helpers.models import checkpoints
-from helpers.models.scripted import PrefixSum, engine
+from helpers.models.scripted import Letters, PrefixSum, engine
 from helpers.oracles.oracle import choose, key_of
+from transformers import GenerationConfig
 
 import csd
 from csd.engine.session import seed_of
@@ -202,6 +206,98 @@ def test_live_branches_are_those_that_did_not_end():
             ended[0].append([10**6])
         with pytest.raises(ValueError, match="num_samples"):
             ended[0].fork(0)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "sessions.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+# lines of the module's docstring
+SHOWN = re.search(r"(?:^    .*\n)+", csd.engine.session.__doc__, re.MULTILINE)[0]
+EXAMPLES = {"page": BLOCKS[0], "docstring": "engine = csd.Engine(model)\n" + textwrap.dedent(SHOWN)}
+
+
+@pytest.fixture
+def tools():
+    """What the examples take as given: a model of letters, which ends some turns at "b" and some
+    at the end token "c", and a tool that notes for which texts it was called."""
+    model = PrefixSum(vocab=len(Letters.alphabet))
+    ends = GenerationConfig(eos_token_id=Letters.alphabet.index("c"))
+    made = engine(model, tokenizer=Letters(), generation_config=ends, max_slots=8)
+    called = []
+
+    def run_tool(text):
+        called.append(text)
+        return " ok"
+
+    async def run_tool_later(text):
+        return run_tool(text)
+
+    class Given:
+        Engine = staticmethod(lambda _: made)
+
+    names = dict(csd=Given, model=None, prompt="hello", engine=made)
+    yield names | dict(run_tool=run_tool, run_tool_later=run_tool_later, called=called)
+    made.release()
+
+
+def run(code, names):
+    """Run an example whose calls end at "b", of turns that are cut after 12 tokens."""
+    changed = code.replace('"</call>"', '"b"').replace("200", "12")
+    assert changed.count('"b"') and changed.count("12") >= 2
+    exec(changed, names)
+
+
+@pytest.mark.parametrize("place", EXAMPLES)
+def test_an_example_calls_the_tool_for_the_branches_that_asked(place, tools):
+    run(EXAMPLES[place], tools)
+    session = tools["session"]
+    first = [branch.spans[0].sample for branch in session][:8]
+    asked = [sample for sample in first if sample.stop_reason == "b"]
+    # of each kind one and more: asked, cut, and ended
+    assert {s.finish_reason for s in first if s not in asked} == {"length", "stop"} and asked
+    assert tools["called"] == [Letters().decode(s.tokens) for s in asked]
+    for branch, sample in zip([*session][:8], first, strict=True):
+        answered = [span.tokens for span in branch.spans if span.sample is None]
+        assert bool(answered) == (sample.stop_reason == "b")
+        # ended ones stay as they are, and the others go on
+        assert len(branch.spans) == 1 + (sample.finish_reason == "length") + 2 * bool(answered)
+
+
+def test_the_asynchronous_example_ends_and_calls_the_tool_at_each_stop(tools):
+    with csd.AsyncEngine(tools["engine"], max_tokens=512) as service:
+        tools["session"] = session = service.session("hello", num_samples=8, seed=0)
+        run(BLOCKS[1], tools)
+
+        async def play_all():
+            await asyncio.wait_for(asyncio.gather(*map(tools["play"], session)), 60)
+
+        asyncio.run(play_all())
+    assert tools["called"]
+    for branch in session:
+        turns = [span.sample for span in branch.spans if span.sample is not None]
+        answers = len(branch.spans) - len(turns)
+        stops = [sample.stop_reason == "b" for sample in turns]
+        # every call but those behind the most that the example makes has an answer
+        assert answers == min(sum(stops), 8) and all(stops[:answers])
+        assert not branch.waiting or answers == 8
+
+
+def test_branches_wait_from_a_stop_string_to_an_answer(tools):
+    session = tools["engine"].session("hello", num_samples=24, seed=0)
+    assert not session.waiting and session[0].stopped_by is None
+    session.sample(stop=["b", "d"], max_new_tokens=3)
+    asked = [b for b in session if b.spans[-1].sample.stop_reason in ("b", "d")]
+    assert session.waiting == asked and {b.stopped_by for b in asked} == {"b", "d"}
+    ended = [b for b in session if b.stopped_by == Letters.alphabet.index("c")]
+    cut = [b for b in session if b.stopped_by is None]
+    assert len(ended) + len(cut) + len(asked) == 24 and ended and cut
+    assert session.live == cut
+    assert repr(session) == (
+        f"<csd.Session of 24 branches, {len(cut)} live, {len(asked)} waiting; "
+        f"{session.read_tokens} tokens read, {session.cached_tokens} cached>"
+    )
+    asked[0].append("a")
+    asked[1].close()
+    assert session.waiting == asked[2:] and asked[0].stopped_by is None
 
 
 def test_text_needs_a_tokenizer():

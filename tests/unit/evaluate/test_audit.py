@@ -116,6 +116,7 @@ ENDS = {
     "own": dict(stop_token_ids=[3, 15, 20, 49]),
     "others": dict(end_token_ids=[15, 3]),
     "none": dict(ignore_eos=True),
+    "own alone": dict(ignore_eos=True, stop_token_ids=[3, 15, 20, 49]),
 }
 
 
@@ -124,8 +125,9 @@ def test_end_tokens_are_those_that_the_samples_had(engine, tmp_path, ends):
     path = tmp_path / "traces.jsonl"
     asked = dict(min_new_tokens=12, temperature=1.3)
     engine.generate(PROMPTS, record=str(path), **ASKED, **asked, **ends)
-    samples = audited(engine, [*read_traces(path)], dict(min_new_tokens=12))
-    assert not any(map(any, (s.gaps for s in samples)))
+    for again in ({}, ends):
+        samples = audited(engine, [*read_traces(path)], dict(min_new_tokens=12) | again)
+        assert not any(map(any, (s.gaps for s in samples)))
     # no sample came as far
     short = [replace(t, samples=[s[:5] for s in t.samples]) for t in read_traces(path)]
     samples = audited(engine, short, dict(min_new_tokens=12))

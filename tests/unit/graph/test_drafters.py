@@ -7,7 +7,7 @@ from helpers.models.scripted import PrefixSum, counting, engine
 from helpers.targets import few
 
 import csd
-from csd.graph.baselines.prompt_lookup import PromptLookup
+from csd.research.baselines.prompt_lookup import PromptLookup
 
 pytestmark = pytest.mark.quick
 

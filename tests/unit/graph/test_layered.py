@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import bench
 import csd
 from csd.evaluate.replay import replay
-from csd.graph.baselines.multi_sample_paper import Paper
 from csd.graph.layered import LayeredDag
 from csd.kernels.ops import reference, triton
+from csd.research.baselines.multi_sample_paper import Paper
 from csd.state.texts import DagConfig
 from csd.traces.traces import Trace, read_traces
 

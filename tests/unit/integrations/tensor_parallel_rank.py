@@ -13,7 +13,7 @@ from helpers.models import checkpoints, families
 
 import csd
 from csd.engine.first_call import time_steps as step_timing
-from csd.graph.drafter_registry import make_drafter
+from csd.graph.registry import make_drafter
 from csd.integrations.tensor_parallel import ParallelEngine, decoder
 from csd.integrations.tensor_parallel.link import FollowerStep
 

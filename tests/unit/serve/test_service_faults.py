@@ -1,5 +1,7 @@
 """`csd.AsyncEngine`: whatever fails for one request ends that request alone."""
 
+import asyncio
+
 import pytest
 from helpers.models.scripted import PrefixSum, engine
 from helpers.oracles.grammar_oracle import Pieces
@@ -128,3 +130,114 @@ def test_a_dead_thread_refuses_requests_and_ends_those_it_had(monkeypatch):
             call()
     assert service.closed and service.waiting == 0
     service.close()
+
+
+class Unpassable(Exception):
+    """An error in which no attribute can be set, and whose text cannot be read."""
+
+    def __setattr__(self, *_):
+        raise AttributeError("frozen")
+
+    def __str__(self):
+        raise SystemExit
+
+
+class Doubtful:
+    """An answer of `until` that is neither true nor false."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __bool__(self):
+        raise self.error
+
+
+# what the frames between a function and its caller would take for an end of their own
+SIGNALS = (
+    GeneratorExit,
+    KeyboardInterrupt,
+    SystemExit,
+    asyncio.CancelledError,
+    StopIteration,
+    StopAsyncIteration,
+)
+RAISED = (*SIGNALS, Panic, OSError, Unpassable)
+
+
+def read_result(reader):
+    return reader.result(60)
+
+
+def read_pieces(reader):
+    return [*reader]
+
+
+def read_async(reader):
+    async def other():
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        return "whole"
+
+    async def both():
+        of_other = asyncio.ensure_future(other())
+        try:
+            await reader.wait()
+        except (Exception, Panic) as error:
+            assert await of_other == "whole"
+            raise error
+
+    asyncio.run(both())
+
+
+def read_async_pieces(reader):
+    async def pieces():
+        return [piece async for piece in reader]
+
+    asyncio.run(pieces())
+
+
+READERS = (read_result, read_pieces, read_async, read_async_pieces)
+
+
+@pytest.mark.parametrize("where", ["until", "truth", "decode"])
+def test_a_callers_function_ends_its_own_request_alone(where):
+    """Whatever it raises, and however the request is read."""
+    options, others = dict(num_samples=4, max_new_tokens=8, seed=5), OPTIONS[0]
+    e = engine(PrefixSum(sharpness=3.0), tokenizer=Pieces(), max_slots=4)
+    wanted, of_bad = e.generate(PROMPTS[0], **others), e.generate(BAD, **options)
+    tokenizer, decode, raised = e.tokenizer, e.tokenizer.decode, []
+
+    def fails(ids, **rest):
+        parts = [[*ids][i : i + 3] for i in range(len(ids))]
+        if where == "decode" and raised and of_bad.tokens[1][:3] in parts:
+            raise raised[-1]
+        return decode(ids, **rest)
+
+    def until(samples):
+        if where == "decode" or len(samples) < 2:
+            return False
+        if where == "truth":
+            return Doubtful(raised[-1])
+        raise raised[-1]
+
+    tokenizer.decode = fails
+    service = csd.AsyncEngine(e, max_tokens=256, budget=6)
+    for kind in RAISED:
+        raised.append(kind("mine"))
+        other = service.submit(PROMPTS[0], **others)
+        readers = [service.submit(BAD, **options, until=until) for _ in READERS]
+        for read, bad in zip(READERS, readers, strict=True):
+            with pytest.raises((Exception, Panic)) as caught:
+                read(bad)
+            got = caught.value
+            if kind in SIGNALS:
+                # which no reader's frames take for their own
+                assert isinstance(got, RuntimeError) and kind.__name__ in str(got)
+                got = got.__cause__
+            assert got is raised[-1]
+            kept = caught.value.samples.tokens
+            assert all(t == w[: len(t)] for t, w in zip(kept, of_bad.tokens, strict=True))
+            assert kept[0] == of_bad.tokens[0] if where != "decode" else any(kept)
+        assert other.result(60).tokens == wanted.tokens
+    assert service.counters.failed == len(READERS) * len(RAISED)
+    assert free(service)

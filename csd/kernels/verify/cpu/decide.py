@@ -11,7 +11,8 @@ import torch
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, addresses, memory
 from csd.kernels.verify.advance_slots import advance_slots_ref
-from csd.kernels.verify.cpu.path import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE, verify
+from csd.kernels.verify.cpu.path import verify
+from csd.kernels.verify.cpu.rows import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE
 from csd.kernels.verify.layout import empty_snapshot
 from csd.kernels.verify.snapshot import snapshot_ref
 from csd.state.pool import Pool

@@ -1,51 +1,11 @@
-"""Sampling of all rows from their heads and rests in one call; the reference is `draw_ref`."""
+"""A row's draw from its head and rest; the reference is `draw_ref`."""
 
 import numpy as np
-import torch
 
 from csd.kernels.common.noise import SAMPLE
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.math import gumbel, philox_word
-from csd.kernels.verify.passes import Draws, Heads, Rows
-from csd.state.slots import Slots
 from csd.state.verdict import TOP
-
-
-@loop
-def _draw(
-    token,  # [R, W]; the last columns of a row may be padding
-    score,  # [R, W]
-    rest_mass,  # [R]
-    slot,  # [R]
-    position,  # [R]
-    greedy,  # [R] bool
-    live,  # [R] bool
-    key,  # [S]
-    sample,  # [S]
-    vocab,
-    drawn,  # [R], written, and so are all below
-    logprob,  # [R]
-    log_total,  # [R]
-    top_token,  # [R, 8]
-    top_prob,  # [R, 8]
-):
-    top = np.empty(TOP, rest_mass.dtype)
-    for m in range(token.shape[0]):
-        s = slot[m]
-        drawn[m], logprob[m], log_total[m] = draw_row(
-            token[m],
-            score[m],
-            rest_mass[m],
-            key[s],
-            sample[s],
-            position[m],
-            greedy[m],
-            live[m],
-            vocab,
-            top,
-            top_token[m],
-            top_prob[m],
-        )
 
 
 @loop
@@ -109,18 +69,3 @@ def _rank(top, ids, value, token):
             top[j], ids[j] = top[j - 1], ids[j - 1]
             j -= 1
         top[j], ids[j] = value, token
-
-
-def draw(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
-    """Draws a token of each row, as `draw_ref`; the rest of a row is token `vocab`."""
-    R, dtype = rows.slot.shape[0], heads.score.dtype
-    out = Draws(
-        token=torch.empty(R, dtype=torch.long),
-        logprob=torch.empty(R, dtype=dtype),
-        log_total=torch.empty(R, dtype=dtype),
-        top_token=torch.empty(R, TOP, dtype=torch.long),
-        top_prob=torch.empty(R, TOP),
-    )
-    arrays = (*heads, *rows, slots.key, slots.sample)
-    _draw(*(x.contiguous().numpy() for x in arrays), vocab, *(x.numpy() for x in out))
-    return out

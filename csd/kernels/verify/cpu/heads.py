@@ -1,166 +1,124 @@
-"""Verification's passes over rows of logits: one finds the head, one computes log-sum-exp."""
+"""Passes over a row of logits: its changes, its maxima, its head and its log-sum-exp.
+
+A row is processed in pieces of `PIECE` tokens, in a workspace `z` of the type of its
+log-probabilities. Its changes are the slot's repetition penalty and its banned end tokens; they are
+applied to a piece when it is read, so that no changed copy of the row is made.
+"""
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.math import added, exp, peak
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, require
 from csd.kernels.numba.threads import by_threads, share
-from csd.kernels.verify.passes import HEAD_WIDTH, Heads
-from csd.kernels.verify.reference_rows import heads_ref
-from csd.state.filters import drops_tokens
-from csd.state.slots import Slots
+from csd.kernels.verify.constants import HEAD_WIDTH
+from csd.kernels.verify.cpu.cuts import keep, kth_largest
 
-# numbers of a row that are processed at a time
-PIECE = 256
-# most tokens of a head for which the first pass has room
-MAX_HEAD = 1024
-
-
-@by_threads
-def _heads(
-    part,
-    parts,
-    shape,  # R, V, W
-    x,  # [R, V]
-    temperature,  # [R]
-    token,  # [R, W], written
-    score,  # [R, W], written
-    count,  # [R], written: number of all tokens of the head
-    rest,  # [R], written: sum of exp(z) of the other tokens
-    like,
-):
-    R, V, _ = shape
-    kind = type(temperature[0])
-    first, last = share(R, part, parts)
-    for m in range(first, last):
-        row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
-        highest = row_peak(row, z)
-        count[m], rest[m] = row_head(row, highest, temperature[m], token[m], score[m], z)
-
-
-@by_threads
-def _log_sum(
-    part,
-    parts,
-    shape,  # R, V
-    x,  # [R, V]
-    out,  # [R], written: log sum exp x
-    like,
-):
-    R, V = shape
-    kind = type(out[0])
-    first, last = share(R, part, parts)
-    for m in range(first, last):
-        row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
-        out[m] = row_log_sum(row, row_peak(row, z), z)
-
-
-@by_threads
-def _typical(
-    part,
-    parts,
-    shape,  # R, V, W
-    x,  # [R, V]
-    temperature,  # [R]
-    typical_p,  # [R], 1 is off
-    score,  # [R, W], written: -inf for dropped tokens
-    count,  # [R]
-    rest,  # [R], written
-    deep,  # [R], written: whether the reference must compute the row
-    like,
-):
-    R, V, _ = shape
-    kind = type(temperature[0])
-    first, last = share(R, part, parts)
-    for m in range(first, last):
-        if typical_p[m] < 1:
-            row, z = memory(x + m * V * like.itemsize, V, like), np.empty(PIECE, kind)
-            deep[m] = row_typical(
-                row, temperature[m], typical_p[m], score[m, : count[m]], rest[m], z
-            )
-            rest[m] = 0
+# numbers of a row that are processed at a time, and tokens in a word of a bitmap
+PIECE, WORD = 256, 32
+# most tokens of a head for which the loop has room
+ROOM = 4096
 
 
 @loop
-def row_typical(
+def load(row, offset, z):
+    """Read a piece of a row into z; returns its width. z is -inf after the row's end."""
+    width = min(PIECE, row.shape[0] - offset)
+    part = row[offset : offset + width]
+    for j in range(width):
+        z[j] = read(part[j])
+    z[width:] = -np.inf
+    return width
+
+
+@loop
+def penalised(value, penalty):
+    return value * penalty if value < 0 else value / penalty
+
+
+@loop
+def change(z, offset, changes):
+    """Apply a row's changes to a piece of it; returns False if they have no token of it.
+
+    changes: bitmap of the tokens with a penalty (empty if there are none), the penalty, banned
+    tokens.
+    """
+    bits, penalty, bans = changes
+    found, first = False, offset // WORD
+    for i in range(min(PIECE // WORD, bits.shape[0] - first)):
+        word = bits[first + i]
+        if word != 0:
+            found = True
+            part = z[i * WORD : (i + 1) * WORD]
+            for b in range(WORD):
+                value = penalised(part[b], penalty)
+                part[b] = value if (word >> np.uint32(b)) & np.uint32(1) else part[b]
+    for i in range(bans.shape[0]):
+        j = bans[i] - offset
+        if 0 <= j < PIECE:
+            found, z[j] = True, -np.inf
+    return found
+
+
+@loop
+def changed_logit(row, token, changes, z):
+    """The logit of one token of a row after its changes."""
+    offset = token // PIECE * PIECE
+    load(row, offset, z)
+    change(z, offset, changes)
+    return z[token - offset]
+
+
+@loop
+def row_peaks(
     row,  # [V]
-    temperature,
-    typical_p,
-    score,  # [W] of the head, written: -inf for dropped tokens
-    rest,  # mass of the other tokens
-    z,  # [PIECE], workspace of the temperature's type
+    changes,
+    most,  # [V / PIECE], written: maxima of the changed row's pieces
+    z,  # [PIECE], workspace
 ):
-    """Drop tokens of a head as the reference's `_typical`; True if the cut is below the head."""
-    kind = type(temperature)
-    total, moment = 0.0, 0.0
-    for w in range(score.shape[0]):
-        total += np.exp(score[w])
-        moment -= np.exp(score[w]) * score[w]
-    if rest > 0:
-        total += rest
-        moment += _rest_moment(row, row_peak(row, z), temperature, z)
-    mean, target = kind(moment / total), kind(typical_p * total)
-    shift, near = np.empty_like(score), 0.0
-    for w in range(score.shape[0]):
-        shift[w] = abs(score[w] + mean)
-        near += np.exp(score[w]) if shift[w] <= kind(HEAD_WIDTH) - mean else 0.0
-    if rest > 0 and near < target:
-        return True
-    reach, mass = kind(np.inf), 0.0
-    for w in np.argsort(shift):
-        mass += np.exp(score[w])
-        if mass >= target:
-            reach = shift[w]
-            break
-    for w in range(score.shape[0]):
-        if shift[w] > reach:
-            score[w] = -np.inf
-    return False
+    """Returns the maximum of a row, and that of the changed row."""
+    own = highest = type(z[0])(-np.inf)
+    for i in range(most.shape[0]):
+        load(row, i * PIECE, z)
+        largest = peak(z)
+        own = max(own, largest)
+        if change(z, i * PIECE, changes):
+            largest = peak(z)
+        most[i] = largest
+        highest = max(highest, largest)
+    return own, highest
 
 
 @loop
-def _rest_moment(row, most, temperature, z):
-    """Sum of -z exp(z) of a row's tokens outside its head."""
-    kind = type(temperature)
-    low, zero, most = kind(-HEAD_WIDTH), kind(0), most / temperature
-    total = zero
-    for offset in range(0, row.shape[0], PIECE):
-        width = min(PIECE, row.shape[0] - offset)
-        part = row[offset : offset + width]
-        for j in range(width):
-            z[j] = read(part[j]) / temperature - most
-        z[width:] = -np.inf
-        for j in range(PIECE):
-            inside = z[j] < low and z[j] > -np.inf
-            z[j] = -z[j] * exp(z[j]) if inside else zero
-        total += added(z)
-    return total
+def scores(row, offset, changes, highest, temperature, z):
+    """Fill z with a piece's scores, 0 at the row's maximum; returns the piece's width."""
+    width = load(row, offset, z)
+    change(z, offset, changes)
+    for j in range(PIECE):
+        z[j] = z[j] / temperature - highest
+    return width
 
 
 @loop
 def row_head(
     row,  # [V]
-    highest,  # its `row_peak`
+    changes,
+    highest,  # maximum of the changed row, divided by the temperature
     temperature,
-    token,  # [W], written
-    score,  # [W], written
-    z,  # [PIECE], workspace of the temperature's type
+    most,  # [V / PIECE], maxima of the changed row's pieces
+    token,  # [ROOM], written
+    score,  # [ROOM], written
+    z,  # [PIECE], workspace
 ):
-    """Write the first W tokens of a row's head; returns the head's size and the others' mass."""
+    """Write the first tokens of a row's head; returns the head's size and the others' mass."""
     kind = type(temperature)
     low, zero = kind(-HEAD_WIDTH), kind(0)
-    highest = highest / temperature
     count, total = 0, zero
-    for offset in range(0, row.shape[0], PIECE):
-        width = min(PIECE, row.shape[0] - offset)
-        part = row[offset : offset + width]
-        for j in range(width):
-            z[j] = read(part[j]) / temperature - highest
-        z[width:] = -np.inf
-        if not peak(z) < low:
+    for i in range(most.shape[0]):
+        offset = i * PIECE
+        width = scores(row, offset, changes, highest, temperature, z)
+        if not most[i] / temperature - highest < low:
             for j in range(width):
                 if z[j] >= low:
                     if count < token.shape[0]:
@@ -173,9 +131,67 @@ def row_head(
 
 
 @loop
+def row_largest(
+    row,  # [V]
+    changes,
+    highest,  # maximum of the changed row, divided by the temperature
+    temperature,
+    most,  # [V / PIECE], maxima of the changed row's pieces
+    k,
+    token,  # [ROOM], written
+    score,  # [ROOM], written
+    z,  # [PIECE], workspace
+    heap,  # [ROOM], workspace
+):
+    """Write a row's k largest tokens and those tied with the last; returns their number.
+
+    The result is more than ROOM if there is no room for the ties.
+    """
+    kind = type(temperature)
+    low, count = kind(-np.inf), 0
+    if k <= most.shape[0]:
+        # k pieces have a token that is at least this large
+        low = kth_largest(most, k, heap) / temperature - highest
+    for i in range(most.shape[0]):
+        if most[i] / temperature - highest < low:
+            continue
+        offset = i * PIECE
+        width = scores(row, offset, changes, highest, temperature, z)
+        for j in range(width):
+            if z[j] >= low and z[j] > -np.inf:
+                if count == token.shape[0]:
+                    low = kth_largest(score, k, heap)
+                    count = keep(token, score, low)
+                    if count == token.shape[0]:
+                        return count + 1
+                    if z[j] < low:
+                        continue
+                token[count], score[count] = offset + j, z[j]
+                count += 1
+    if count > k:
+        count = keep(token[:count], score[:count], kth_largest(score[:count], k, heap))
+    return count
+
+
+@loop
+def rest_moment(row, changes, highest, temperature, z):
+    """Sum of -z exp(z) of a row's tokens outside its head."""
+    kind = type(temperature)
+    low, zero = kind(-HEAD_WIDTH), kind(0)
+    total = zero
+    for offset in range(0, row.shape[0], PIECE):
+        scores(row, offset, changes, highest, temperature, z)
+        for j in range(PIECE):
+            inside = z[j] < low and z[j] > -np.inf
+            z[j] = -z[j] * exp(z[j]) if inside else zero
+        total += added(z)
+    return total
+
+
+@loop
 def row_log_sum(
     row,  # [V]
-    highest,  # its `row_peak`
+    highest,  # its maximum
     z,  # [PIECE], workspace of the sum's type
 ):
     """log-sum-exp of a row."""
@@ -193,88 +209,40 @@ def row_log_sum(
 
 
 @loop
-def row_peak(row, z):
-    """Maximum of a row; z: [PIECE], workspace."""
-    highest = read(row[0])
+def own_log_sum(row, z):
+    """log-sum-exp of a row without changes."""
+    highest = type(z[0])(-np.inf)
     for offset in range(0, row.shape[0], PIECE):
-        width = min(PIECE, row.shape[0] - offset)
-        part = row[offset : offset + width]
-        for j in range(width):
-            z[j] = read(part[j])
-        highest = max(highest, peak(z[:width]))
-    return highest
+        load(row, offset, z)
+        highest = max(highest, peak(z))
+    return row_log_sum(row, highest, z)
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    """Logits as loops read them; float16 is widened to float32, in which it is processed."""
-    x = x.float() if x.dtype == torch.float16 else x
-    require(readable(x), "verify", x)
-    return x
-
-
-def heads(
-    x: torch.Tensor, temperature: torch.Tensor, slots: Slots, s: torch.Tensor, greedy: torch.Tensor
-) -> Heads:
-    """Heads of rows x [R, V], as `heads_ref`, which computes long heads and most filtered rows.
-
-    s: [R], slots of the rows. Heads of more than MAX_HEAD tokens are long. Of the filters,
-    typical_p alone has a loop, which leaves rows that it cuts below the head to the reference.
-    """
-    x = _wide(x)
-    R, V = x.shape
-    token = torch.empty(R, min(MAX_HEAD, V), dtype=torch.long)
-    score, count = torch.empty(token.shape, dtype=temperature.dtype), torch.empty_like(s)
-    rest = torch.empty_like(temperature)
-    x = x.contiguous()
-    _heads(
-        x.numel(),
-        (R, V, token.shape[1]),
-        x.data_ptr(),
-        temperature.numpy(),
-        token.numpy(),
-        score.numpy(),
-        count.numpy(),
-        rest.numpy(),
-        LIKE[x.dtype],
-    )
-    other = (drops_tokens(slots, s, but="typical_p") & ~greedy) | (count > token.shape[1])
-    typical_p = torch.where(greedy | other, 1, slots.typical_p[s]).to(rest.dtype)
-    if bool((typical_p < 1).any()):
-        deep = torch.zeros_like(other)
-        _typical(
-            x.numel(),
-            (R, V, token.shape[1]),
-            x.data_ptr(),
-            temperature.numpy(),
-            typical_p.numpy(),
-            score.numpy(),
-            count.numpy(),
-            rest.numpy(),
-            deep.numpy(),
-            LIKE[x.dtype],
-        )
-        other |= deep
-    width = max(int(torch.where(other, 0, count).max()), 1) if R else 1
-    hidden = torch.arange(width) >= count[:, None]
-    token = token[:, :width].masked_fill_(hidden, V)
-    score = score[:, :width].masked_fill_(hidden, -torch.inf)
-    if bool(other.any()):
-        others = other.nonzero()[:, 0]
-        nuclei = heads_ref(x[others], temperature[others], slots, s[others], greedy[others])
-        wide = max(nuclei.token.shape[1], width)
-        token = F.pad(token, (0, wide - width), value=V)
-        score = F.pad(score, (0, wide - width), value=-torch.inf)
-        more = (0, wide - nuclei.token.shape[1])
-        token[others] = F.pad(nuclei.token, more, value=V)
-        score[others] = F.pad(nuclei.score, more, value=-torch.inf)
-        rest[others] = nuclei.rest_mass
-    return Heads(token, score, rest)
+@by_threads
+def _log_sum(
+    part,
+    parts,
+    shape,  # R, V
+    x,  # [R, V]
+    out,  # [R], written: log sum exp x
+    like,
+):
+    R, V = shape
+    z = np.empty(PIECE, out.dtype)
+    first, last = share(R, part, parts)
+    for m in range(first, last):
+        out[m] = own_log_sum(memory(x + m * V * like.itemsize, V, like), z)
 
 
 def log_sum(x: torch.Tensor) -> torch.Tensor:
     """log-sum-exp [R] of x [R, V], at least float32, as `log_sum_ref`."""
-    x = _wide(x)
+    x = in_loops(x)
+    require(readable(x), "log_sum", x)
     out = torch.empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
-    x = x.contiguous()
     _log_sum(x.numel(), tuple(x.shape), x.data_ptr(), out.numpy(), LIKE[x.dtype])
     return out
+
+
+def in_loops(x: torch.Tensor) -> torch.Tensor:
+    """Logits as loops read them; float16 is widened to float32, in which it is processed."""
+    return (x.float() if x.dtype == torch.float16 else x).contiguous()

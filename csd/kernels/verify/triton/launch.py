@@ -6,7 +6,6 @@ import torch
 import triton
 
 from csd.kernels.verify.layout import empty_snapshot
-from csd.kernels.verify.passes import Passes
 from csd.kernels.verify.token_logprobs import TokenLogprobs, no_token
 from csd.kernels.verify.triton.descend import _finish_kernel
 from csd.kernels.verify.triton.rows import GROUP
@@ -56,7 +55,6 @@ def token_logprobs_triton(
     logits: torch.Tensor,
     pool: Pool,
     slots: Slots,
-    passes: Passes,
     row: torch.Tensor,
     token: torch.Tensor,
 ) -> TokenLogprobs:

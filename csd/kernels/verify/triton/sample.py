@@ -12,7 +12,7 @@ import triton.language as tl
 
 from csd.kernels.common import noise
 from csd.kernels.common.triton import gumbel32, keep_largest, philox_word, uniform32
-from csd.kernels.verify import passes as constants
+from csd.kernels.verify import constants
 from csd.kernels.verify.triton.rows import (
     INF_BITS,
     LAST,

@@ -8,7 +8,7 @@ order, and reads only the groups of its chunk that contain some of the head.
 import triton
 import triton.language as tl
 
-from csd.kernels.verify import passes as constants
+from csd.kernels.verify import constants
 from csd.kernels.verify.triton.rows import GROUP, INF_BITS, distance, load_logits, load_row
 
 HEAD_WIDTH = tl.constexpr(constants.HEAD_WIDTH)

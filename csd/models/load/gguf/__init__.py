@@ -14,6 +14,7 @@ import torch
 from csd.models.fused.config import ModelConfig
 from csd.models.load.gguf.keys import config_fields, frequency_divisor
 from csd.models.load.gguf.tokenizer import generation_config
+from csd.utils.lazy import pip_install
 
 Shape = tuple[int, ...]
 
@@ -176,7 +177,7 @@ def folder_and_file(name: str) -> tuple[str, str]:
     if not path.is_file():
         raise ValueError(f"the file {name} does not exist")
     if not (find_spec("accelerate") and find_spec("gguf")):
-        raise ImportError("GGUF files need two additional packages: pip install 'csd-llm[gguf]'")
+        raise ImportError(f"GGUF files need two additional packages: {pip_install('gguf')}")
     return str(path.parent), path.name
 
 

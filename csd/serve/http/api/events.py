@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from csd.serve import Piece, Reader, news
+from csd.serve.http.api.calls.streams import Stream
 from csd.serve.http.api.response import Answer, Offsets
-from csd.serve.http.api.tools import Stream
 from csd.serve.http.errors import Refused
 
 
@@ -87,9 +87,9 @@ def _choices(
     if echoed:
         text = answer.echo(handle) + text
     has_scores = piece.tokens and (asked.top is not None or asked.token_ids)
-    stream = None
-    if asked.tools is not None:
-        stream = streams.setdefault(index, asked.tools.stream())
+    stream = streams.get(index) or answer.stream(handle)
+    if stream is not None:
+        streams[index] = stream
         deltas = [*stream.push(text, piece.sample is not None)]
         # the first event has the role, and each one with scores is an event
         if first or (has_scores and not deltas):

@@ -104,9 +104,12 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any, parser: str = "auto") -> 
     messages = read_messages(values.get("messages"))
     options = fields.options_of(values)
     single = not _an("parallel_tool_calls", values.get("parallel_tool_calls", True), bool)
-    tools = read_tools(values, template_text(tokenizer), single, parser)
-    if tools is not None and tools.schema is not None:
-        options["json_schema"] = tools.schema
+    tools = read_tools(values, template_text(tokenizer), single, parser, tokenizer)
+    if tools is not None:
+        if tools.schema is not None:
+            options["json_schema"] = tools.schema
+        elif tools.needs_special_tokens(tokenizer):
+            options.setdefault("skip_special_tokens", False)
     template = _an("chat_template_kwargs", values.get("chat_template_kwargs", {}), dict)
     template = dict(template)
     check_template_names(template, tokenizer)

@@ -6,18 +6,23 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from csd.engine.options.thinking import leaves_thought_open
 from csd.engine.results.result import Sample, Samples
 from csd.models.text.streamed import TextStream
 from csd.models.text.token_bytes import token_bytes
 from csd.serve import Reader
 from csd.serve.handle import Top
+from csd.serve.http.api.calls.json_text import Call
+from csd.serve.http.api.calls.streams import Stream, call_of, merged
 from csd.serve.http.api.request import Asked
-from csd.serve.http.api.tools import Call, call_of
 from csd.serve.http.errors import Refused
 from csd.serve.http.json_parts import LEVELS
 
 # log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0
+
+# last tokens of a prompt, among them the begin tag of a thought
+_END = 64
 
 
 class Texts:
@@ -126,6 +131,17 @@ class Answer:
         number = self.asked.handles.index(handle)
         return number * self.asked.samples + sample - handle.request.samples.start
 
+    def stream(self, handle: Reader) -> Stream | None:
+        """The stream of calls and content of one choice; None for a request without tools."""
+        tools, options = self.asked.tools, self.asked.options
+        if tools is None:
+            return None
+        continued = (options.get("chat_template_kwargs") or {}).get("continue_final_message")
+        # other prompts end where the template begins the answer
+        whole = tools.parser is not None or continued
+        prompt = self.texts.decode(handle.prompt_ids if whole else handle.prompt_ids[-_END:])
+        return tools.stream(prompt, bool(continued) and leaves_thought_open(prompt))
+
     def whole(self, results: list[Samples]) -> dict[str, Any]:
         """Returns the answer to a request that is not streamed."""
         asked = self.asked
@@ -152,10 +168,10 @@ class Answer:
         text = "" if sample.text is None or asked.nothing_new else sample.text
         calls: list[Call] = []
         if asked.chat:
-            content: str | None = text
-            if asked.tools is not None:
-                content, calls = asked.tools.read(text)
-            choice["message"] = {"role": "assistant", "content": content, "refusal": None}
+            message: dict[str, Any] = {"content": text}
+            if (stream := self.stream(handle)) is not None:
+                message, calls = merged(stream.push(text, True))
+            choice["message"] = {"role": "assistant", **message, "refusal": None}
             if calls:
                 choice["message"]["tool_calls"] = [call_of(call) for call in calls]
         else:

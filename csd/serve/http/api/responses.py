@@ -55,8 +55,10 @@ class Items:
     def add(self, delta: Mapping[str, Any], logprobs: Mapping[str, Any] | None) -> Iterator[Event]:
         """Yield the events of a choice's delta, or of a whole message."""
         self._scores += logprobs["content"] if logprobs is not None else []
+        if delta.get("reasoning_content"):
+            yield from self._add_text("reasoning", delta["reasoning_content"])
         if delta.get("content"):
-            yield from self._add_text(delta["content"])
+            yield from self._add_text("message", delta["content"])
         for call in delta.get("tool_calls") or ():
             arguments = call["function"]["arguments"]
             if "id" in call:
@@ -71,21 +73,29 @@ class Items:
     def end(self, status: str) -> Iterator[Event]:
         """Yield the events of the end. status: of the item that is being drawn."""
         if not self._item and not self.ended:
-            yield from self._begin_message()
+            yield from self._begin_text("message")
         yield from self._end_item(status)
 
-    def _add_text(self, text: str) -> Iterator[Event]:
-        if not self._item:
-            yield from self._begin_message()
+    def _add_text(self, kind: str, text: str) -> Iterator[Event]:
+        if self._item.get("type") != kind:
+            yield from self._end_item("completed")
+            yield from self._begin_text(kind)
         part = self._item["content"][0]
         part["text"] += text
-        part["logprobs"] += self._scores
-        yield self._event("output_text.delta", content_index=0, delta=text, logprobs=self._scores)
-        self._scores = []
+        scores: dict[str, Any] = {}
+        if kind == "message":
+            # those of a thought in front of it too
+            part["logprobs"] += self._scores
+            scores, self._scores = {"logprobs": self._scores}, []
+        yield self._event(f"{part['type']}.delta", content_index=0, delta=text, **scores)
 
-    def _begin_message(self) -> Iterator[Event]:
-        yield from self._begin("message", "msg", role="assistant", content=[])
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    def _begin_text(self, kind: str) -> Iterator[Event]:
+        if kind == "message":
+            yield from self._begin(kind, "msg", role="assistant", content=[])
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            yield from self._begin(kind, "rs", summary=[], content=[])
+            part = {"type": "reasoning_text", "text": ""}
         yield self._event("content_part.added", content_index=0, part=part)
         self._item["content"].append(part)
 
@@ -97,12 +107,13 @@ class Items:
         item = self._item
         if not item:
             return
-        if item["type"] == "message":
+        if "content" in item:
             (part,) = item["content"]
-            part["logprobs"] += self._scores
-            self._scores = []
-            end = {key: part[key] for key in ("text", "logprobs")}
-            yield self._event("output_text.done", content_index=0, **end)
+            if item["type"] == "message":
+                part["logprobs"] += self._scores
+                self._scores = []
+            end = {key: part[key] for key in ("text", "logprobs") if key in part}
+            yield self._event(f"{part['type']}.done", content_index=0, **end)
             yield self._event("content_part.done", content_index=0, part=part)
         else:
             end = {key: item[key] for key in ("name", "arguments")}
@@ -163,7 +174,7 @@ class ResponseAnswer(Answer):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            # thoughts are part of the text
+            # their tokens are not counted apart
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
         }

@@ -18,6 +18,18 @@ from csd.serve.http.names import PLURALS
 from csd.utils.check import shown
 
 LOGPROBS = "message.output_text.logprobs"
+# other values of `include`, of parts that no response of this server has
+NOT_INCLUDED = (
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)
+# of `reasoning.summary`: no thought is summarized
+SUMMARIES = ("auto", "concise", "detailed")
 
 # fields of a chat completion -> their names in a response's body
 _NAMES = {
@@ -63,12 +75,20 @@ class ChatBody:
             raise _wrong("text.verbosity", "medium or left out", text["verbosity"])
         if text.get("format") is not None:
             chat["response_format"] = _format(text["format"])
-        reasoning = _parts("reasoning", fields.get("reasoning"), {"effort"})
+        summaries = {"summary", "generate_summary"}
+        reasoning = _parts("reasoning", fields.get("reasoning"), {"effort"} | summaries)
+        for name in summaries:
+            if (summary := reasoning.get(name)) is not None and summary not in SUMMARIES:
+                expected = f"{', '.join(SUMMARIES)} or left out"
+                raise _wrong(f"reasoning.{name}", expected, summary)
         if reasoning.get("effort") is not None:
             chat["reasoning_effort"] = reasoning["effort"]
-        if "include" in fields:
-            if fields["include"] != [LOGPROBS]:
-                raise _wrong("include", f"empty or have {LOGPROBS} alone", fields["include"])
+        include = fields.get("include", [])
+        if not isinstance(include, list) or any(
+            one not in (LOGPROBS, *NOT_INCLUDED) for one in include
+        ):
+            raise _wrong("include", f"a list of {', '.join((LOGPROBS, *NOT_INCLUDED))}", include)
+        if LOGPROBS in include:
             chat["logprobs"] = True
         elif fields.get("top_logprobs"):
             raise Refused(f"top_logprobs needs include: ['{LOGPROBS}']", param="top_logprobs")
@@ -114,16 +134,36 @@ class ChatBody:
             items = [{"role": "user", "content": items}]
         if not isinstance(items, list) or not items:
             raise _wrong("input", "a string or a list of items", items)
+        thought = ""
         for i, item in enumerate(items):
+            if isinstance(item, dict) and item.get("type") == "reasoning":
+                thought += _thought(f"input[{i}]", item)
+                continue
             message = _message(f"input[{i}]", item)
             last = messages[-1] if messages else {}
-            if "tool_calls" in message and last.get("role") == "assistant":
-                # a response has its text and its calls as items of their own
+            # a response has its thought, its text and its calls as items of their own
+            joined = "tool_calls" in message and last.get("role") == "assistant"
+            if thought and message["role"] == "assistant":
+                own = last if joined else message
+                own["reasoning_content"] = own.get("reasoning_content", "") + thought
+            thought = ""
+            if joined:
                 last.setdefault("tool_calls", []).extend(message["tool_calls"])
                 continue
             messages.append(message)
             self._items.append(f"input[{i}]")
         return messages
+
+
+def _thought(name: str, item: dict[str, Any]) -> str:
+    """Text of a thought; "" for an item that has none, or only another server's. Raises Refused."""
+    parts = item.get("content") or []
+    if not isinstance(parts, list):
+        raise _wrong(f"{name}.content", "a list of texts", parts, "input")
+    for i, part in enumerate(parts):
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            raise _wrong(f"{name}.content[{i}]", "a reasoning_text with a text", part, "input")
+    return "".join(part["text"] for part in parts)
 
 
 def _message(name: str, item: Any) -> dict[str, Any]:
@@ -147,7 +187,10 @@ def _message(name: str, item: Any) -> dict[str, Any]:
             raise _wrong(f"{name}.output", "a string or a list of texts", output, "input")
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
     raise _wrong(
-        f"{name}.type", "message, function_call or function_call_output", item["type"], "input"
+        f"{name}.type",
+        "message, reasoning, function_call or function_call_output",
+        item["type"],
+        "input",
     )
 
 

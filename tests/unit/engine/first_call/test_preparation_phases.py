@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +29,25 @@ def test_phases_are_shown_where_progress_is_asked_for(capsys):
     with showing(None), phase("loading m", None):
         pass
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("shell", [None, object()], ids=["none", "shell"])
+def test_progress_is_shown_in_ipython_by_default(shell, monkeypatch, capsys):
+    """A notebook's standard error is no terminal; its kernel has a shell."""
+    ipython = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    shown = shell is not None
+    assert phases.wants_progress(None) is shown
+    assert phases.wants_progress(True) and not phases.wants_progress(False)
+    with showing(None), phase("loading m", None):
+        pass
+    assert bool(capsys.readouterr().err) is shown
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert not phases.wants_progress(None) and "IPython" not in sys.modules
+    # standard error may be closed
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not phases.wants_progress(None)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

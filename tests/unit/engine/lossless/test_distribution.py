@@ -77,7 +77,7 @@ def test_verifiers_that_copy_siblings_fail_the_test(monkeypatch):
             first[key] = tokens_so_far + verdict.sample[rows].tolist()
         return verdict
 
-    monkeypatch.setattr(ops, "verify_on_path", copying)
+    monkeypatch.setattr(ops, "verify_ref", copying)
     observed, *_ = JOINT.draw(400, max_slots=1, budget=6, kernels="reference")
     assert equal_share(observed)[1] > 20
     assert JOINT.p_value(observed) < 1e-10

@@ -11,7 +11,7 @@ import csd
 from csd.cli import eval as cli_eval
 from csd.cli import main, trace
 from csd.engine.options import SAMPLING, GenerateOptions, Options, read_options
-from csd.engine.options.params import SamplingParams
+from csd.engine.options.params import ENDS, SamplingParams
 from csd.engine.options.show import add_flags
 from csd.state.filters import FILTERS, dtype_of
 from csd.state.slots import Slots
@@ -71,7 +71,7 @@ def test_flags_have_the_defaults_and_texts_of_the_definition(flags):
 
 
 def test_sampling_arguments_are_the_fields_of_the_parameters():
-    named = {*SamplingParams.DEFAULTS} - {"end_ids"} | {"stop_token_ids", "end_token_ids"}
+    named = {*SamplingParams.DEFAULTS} - {"end_ids"} | {*ENDS}
     assert named == SAMPLING
     assert set(options_of(Options)) >= SAMPLING
     assert vars(SamplingParams()) == SamplingParams.DEFAULTS

@@ -5,7 +5,7 @@ import torch
 from helpers.models.scripted import VOCAB, LastToken, Letters, PrefixSum, engine
 
 import csd
-from csd.engine.options.thinking import Budget, find_tags, spell_tags
+from csd.engine.options.thinking import ThinkingBudget, find_tags, spell_tags
 
 # "(" and ")" of this alphabet begin and end a thought
 BEGIN, END, STOP = 27, 28, 9
@@ -119,7 +119,7 @@ def test_noise_does_not_shift():
 
 
 def test_a_budget_counts_all_thoughts_of_a_sample():
-    budget = Budget(((1,), (2,), (2,)), 3, [1, 5, 5, 5, 2])
+    budget = ThinkingBudget(((1,), (2,), (2,)), 3, [1, 5, 5, 5, 2])
     # the prompt's own thought does not count
     for token, forced in ((5, -1), (1, -1), (5, -1), (2, -1), (1, -1), (5, -1), (6, 2)):
         assert budget.forced() == forced

@@ -8,7 +8,7 @@ from helpers.models.checkpoints import build
 from helpers.models.text_tokenizers import tokenizer_of
 
 import csd
-from csd.engine.options.thinking import Budget, find_tags, spell_tags, vocabulary
+from csd.engine.options.thinking import ThinkingBudget, find_tags, spell_tags, vocabulary
 
 BEGIN, END = "<think>", "</think>"
 TAGS = (BEGIN, END)
@@ -120,7 +120,7 @@ def test_the_name_of_a_special_token_is_no_text(tokenizer):
         assert begin.text is None
     special = tokenizer.convert_tokens_to_ids("<s>")
     for name, is_open in (("<think", False), ("</think", True)):
-        budget = Budget(tags, 9, [*tags[0].ids] if is_open else [])
+        budget = ThinkingBudget(tags, 9, [*tags[0].ids] if is_open else [])
         for token in tokenizer(name, add_special_tokens=False)["input_ids"]:
             budget.push(token)
         budget.push(special)

@@ -7,8 +7,8 @@ import csd
 from csd.engine.resources import caches as resources
 from csd.engine.step.budget import FixedBudget, FixedPool
 from csd.engine.step.static_step import sizes_for
+from csd.research.verify.multi_draft import DRAWS
 from csd.state.pool import MAX_NODES
-from csd.verify.multi_draft import DRAWS
 
 OPTIONS = dict(num_samples=12, max_new_tokens=16, seed=3)
 LARGE = [63, 700, 12 * 63, 12 * 63 + 1, 4_000_000_000, 2**31, 10**30]

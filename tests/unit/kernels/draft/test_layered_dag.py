@@ -8,9 +8,9 @@ import torch
 from helpers.checks.equal_fields import assert_equal_fields
 from text_cases import random_slots
 
-from csd.graph.baselines.multi_sample_paper import Paper
 from csd.graph.host_tree import Tree
 from csd.kernels.draft.paper.layered_dag import layered_dag, layered_dag_ref, layered_dag_triton
+from csd.research.baselines.multi_sample_paper import Paper
 from csd.state.pool import COST_ONE, PROGRESS_PENALTY, SIBLING
 from csd.state.texts import CHANCE_ONE, Candidates, DagConfig
 

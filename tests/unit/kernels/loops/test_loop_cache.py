@@ -1,5 +1,9 @@
 """numba's cache of compiled loops: two processes, sources that change, and the notice."""
 
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
 from types import FunctionType
 
 import numpy as np
@@ -9,8 +13,10 @@ pytest.importorskip("numba")
 
 from numba import njit
 
+import csd.kernels
 from csd.kernels.numba import cache, jit
 from csd.kernels.numba.cache import Files
+from csd.kernels.numba.dispatch import LoopDispatcher
 
 
 def add_one(x):
@@ -40,26 +46,59 @@ def test_files_of_two_processes_stay_apart(tmp_path, monkeypatch):
     assert sum(third.stats.cache_hits.values()) == 1
 
 
-def test_code_is_stale_when_a_file_that_it_may_contain_has_changed(tmp_path, monkeypatch):
-    names = [
-        "kernels/draft/cpu/grow.py",
-        "kernels/draft/cpu/step/find.py",
-        "state/pool.py",
-        "kernels/verify/constants.py",
-        "graph/history.py",
-    ]
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-    monkeypatch.setattr(jit, "CSD", tmp_path)
-    monkeypatch.setattr(jit, "_sources", jit._sources.__wrapped__)
+def test_code_is_stale_when_a_file_that_it_imports_has_changed(tmp_path, monkeypatch):
+    imported = {
+        "kernels/draft/cpu/grow.py": "from csd.kernels.draft import constants\n",
+        "kernels/draft/__init__.py": "if f:\n    from csd.state.pool import (\n        A,\n    )\n",
+        "kernels/draft/constants.py": "import csd.kernels.common.noise as noise\n",
+        "kernels/common/noise.py": "from csd.kernels.draft.cpu.grow import grow\n",
+        "state/pool.py": "",
+    }
+    other = {"state/prefix_cache.py": "", "kernels/draft/reference.py": "", "graph/prior.py": ""}
+    for name, text in (imported | other).items():
+        path = tmp_path / "csd" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(jit, "ROOT", tmp_path)
+    monkeypatch.setattr(jit, "_imported", jit._imported.__wrapped__)
+    loop = tmp_path / "csd/kernels/draft/cpu/grow.py"
     stale = []
-    for name in names:
-        before = jit.stamp.__wrapped__(tmp_path / "kernels/draft/cpu/grow.py")
-        (tmp_path / name).write_text("# changed\n")
-        if jit.stamp.__wrapped__(tmp_path / "kernels/draft/cpu/grow.py") != before:
+    for name, text in (imported | other).items():
+        before = jit.stamp.__wrapped__(loop)
+        (tmp_path / "csd" / name).write_text(text + "# changed\n")
+        if jit.stamp.__wrapped__(loop) != before:
             stale.append(name)
-    assert stale == names[:4]
+    assert stale == list(imported)
+
+
+def test_the_digest_of_every_loop_has_the_sources_of_all_functions_that_it_calls():
+    for info in pkgutil.walk_packages(csd.kernels.__path__, "csd.kernels."):
+        if ".cpu" in info.name or ".numba" in info.name:
+            importlib.import_module(info.name)
+    modules = [module for name, module in sys.modules.items() if name.startswith("csd.kernels")]
+    found = {
+        x for module in modules for x in vars(module).values() if isinstance(x, LoopDispatcher)
+    }
+    assert len(found) > 50
+    for dispatcher in found:
+        root = source(dispatcher.py_func)
+        digested = jit.sources(root)
+        unread, seen = [dispatcher.py_func], set()
+        while unread:
+            function = unread.pop()
+            seen.add(function)
+            for name in function.__code__.co_names:
+                value = getattr(
+                    function.__globals__.get(name), "py_func", function.__globals__.get(name)
+                )
+                if isinstance(value, FunctionType) and value.__module__.startswith("csd."):
+                    assert source(value) in digested, f"{value} of {dispatcher}"
+                    if value not in seen:
+                        unread.append(value)
+
+
+def source(function):
+    return Path(function.__code__.co_filename)
 
 
 def test_a_compiled_loop_is_found_only_with_its_stamp(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Noise, draws and paths as a CPU's loops: the references' to the bit, values within rounding."""
+"""Noise and draws as a CPU's loops: the references' to the bit, values within rounding."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,8 @@ from helpers.kernels.tree_cases import trees
 from csd.kernels.common.noise import ACCEPT, SAMPLE, gumbel, philox_words, stepped
 from csd.kernels.numba import math as noise
 from csd.kernels.numba.jit import loop
-from csd.kernels.verify.cpu import draws, path
-from csd.kernels.verify.passes import Heads, Rows
-from csd.kernels.verify.reference import descend_ref
-from csd.kernels.verify.reference_rows import draw_ref
+from csd.kernels.verify.cpu.draws import draw_row
+from csd.kernels.verify.reference_rows import Draws, Heads, Rows, draw_ref
 
 EDGES = [0, 1, 2, 2**22 - 1, 2**22, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
 
@@ -52,6 +50,42 @@ def test_gumbel_values_are_finite_and_as_near_as_the_references(dtype):
     assert error.max() <= 2 * limit.max() + eps * exact.abs().max()
 
 
+@loop
+def draw(heads, rows, key, sample, vocab, top, out):
+    (token, score, rest_mass), (slot, position, greedy, live) = heads, rows
+    drawn, logprob, log_total, top_token, top_prob = out
+    for m in range(token.shape[0]):
+        drawn[m], logprob[m], log_total[m] = draw_row(
+            token[m],
+            score[m],
+            rest_mass[m],
+            key[slot[m]],
+            sample[slot[m]],
+            position[m],
+            greedy[m],
+            live[m],
+            vocab,
+            top,
+            top_token[m],
+            top_prob[m],
+        )
+
+
+def drawn(heads, rows, slots, vocab):
+    R, dtype = rows.slot.shape[0], heads.score.dtype
+    out = Draws(
+        torch.empty(R, dtype=torch.long),
+        torch.empty(R, dtype=dtype),
+        torch.empty(R, dtype=dtype),
+        torch.empty(R, 8, dtype=torch.long),
+        torch.empty(R, 8),
+    )
+    arrays = [tuple(x.contiguous().numpy() for x in of) for of in (heads, rows, out)]
+    top = torch.empty(8, dtype=dtype).numpy()
+    draw(*arrays[:2], slots.key.numpy(), slots.sample.numpy(), vocab, top, arrays[2])
+    return out
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_draws_are_the_references(dtype):
     """Ties, heads of other lengths, filtered tokens, an empty rest, greedy and dead rows."""
@@ -76,36 +110,10 @@ def test_draws_are_the_references(dtype):
         torch.rand(R, generator=g) < 0.8,
     )
     heads = Heads(token, score, rest)
-    got, want = draws.draw(heads, rows, slots, V), draw_ref(heads, rows, slots, V)
+    got, want = drawn(heads, rows, slots, V), draw_ref(heads, rows, slots, V)
     assert torch.equal(got.token, want.token) and (want.token == V).any()
     assert torch.equal(got.top_token, want.top_token)
     for name in ("logprob", "log_total", "top_prob"):
         x, y = getattr(got, name), getattr(want, name)
         eps = torch.finfo(x.dtype).eps
         torch.testing.assert_close(x, y, rtol=4 * eps, atol=16 * eps)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_paths_are_the_references(seed):
-    """Samples that follow the trees or not, with stop tokens and samples that are nearly full."""
-    pool, slots = trees(seed, count=7, rows=40)
-    g = torch.Generator().manual_seed(seed)
-    slots.stop_ids[::2, 3] = int(torch.randint(6, (1,), generator=g))
-    sample = torch.randint(-1, 6, (pool.rows,), generator=g)
-    child = pool.parent >= 0
-    sample[pool.parent[child].long()] = pool.token[child].long()
-    for got, want in zip(
-        path.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
-    ):
-        assert torch.equal(got, want)
-
-
-def test_paths_without_rows():
-    pool, slots = trees(0, count=3, rows=9)
-    pool.slot.fill_(-1)
-    pool.slot_nodes.zero_()
-    sample = torch.full((pool.rows,), -1)
-    for got, want in zip(
-        path.descend(sample, pool, slots), descend_ref(sample, pool, slots), strict=True
-    ):
-        assert torch.equal(got, want)

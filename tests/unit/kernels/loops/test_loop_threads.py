@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import numba
@@ -17,7 +18,7 @@ from helpers.targets import slow
 from csd.kernels.attention.cpu import attention
 from csd.kernels.layers.cpu import elementwise
 from csd.kernels.numba import threads
-from csd.kernels.verify.cpu import heads
+from csd.kernels.verify.cpu import heads, path
 
 needs_threads = pytest.mark.skipif(
     numba.config.NUMBA_NUM_THREADS < 2, reason="numba has one thread on one core"
@@ -48,10 +49,11 @@ def norm():
 
 
 def passes():
-    _, slots = trees(0, count=1, rows=1, live=True)
-    x, slot = random_logits(13, 4099).to(BF16), torch.zeros(13, dtype=torch.long)
-    found = heads.heads(x, torch.full((13,), 0.7), slots, slot, slot > 0)
-    return *found, heads.log_sum(x)
+    pool, slots = trees(0, count=5, rows=13, vocab=4099, live=True)
+    slots.top_p[::2], slots.top_k[1::2] = 0.9, 20
+    x = random_logits(13, 4099).to(BF16)
+    found = path.verify_all(x, pool, slots)
+    return *(getattr(found, f.name) for f in fields(found)), heads.log_sum(x)
 
 
 LOOPS = {

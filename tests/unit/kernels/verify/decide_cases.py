@@ -6,8 +6,7 @@ from helpers.kernels.tree_cases import random_logits, trees
 
 pytest.importorskip("numba")
 
-from csd.kernels.verify.cpu.path import PASSES
-from csd.kernels.verify.reference import verify_on_path
+from csd.kernels.verify.cpu.path import verify_all
 from csd.state.pool import Pool
 
 OF_ROWS = "sample", "logprob", "raw_logprob", "top_token", "top_prob"
@@ -26,8 +25,8 @@ def case(seed=0, vocab=97, dtype=torch.float32, rows=60, **options):
 
 
 def assert_same_paths(got, logits, pool, slots):
-    """Assert the passes' results in the accepted rows, and none in others. Returns the passes'."""
-    want = verify_on_path(logits, pool, slots, PASSES)
+    """Assert the results of all rows in the accepted rows, and none in others. Returns the former."""
+    want = verify_all(logits, pool, slots)
     for name in OF_PATHS:
         a, b = getattr(got, name), getattr(want, name)
         assert a.dtype == b.dtype and torch.equal(a, b), name

@@ -1,11 +1,11 @@
-"""Verification along the accepted paths, and what follows it, as loops: the references' bits."""
+"""Verification along the accepted paths, and what follows it, as loops: the bits of all rows."""
 
 from copy import deepcopy
 from dataclasses import fields, replace
 
 import pytest
 import torch
-from decide_cases import assert_same_paths, below, case, grown
+from decide_cases import OF_PATHS, OF_ROWS, assert_same_paths, below, case, grown
 from helpers.checks.equal_fields import assert_equal_fields
 from helpers.kernels.tree_cases import random_logits, trees
 from helpers.targets import few
@@ -19,8 +19,6 @@ from csd.kernels.verify import verify_ref
 from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.kernels.verify.cpu import decide
 from csd.kernels.verify.cpu import path as loops
-from csd.kernels.verify.cpu.path import PASSES
-from csd.kernels.verify.reference import verify_on_path
 from csd.kernels.verify.snapshot import snapshot_ref
 from csd.state.pool import MAX_DEPTH
 from csd.state.pool_builder import roots
@@ -32,12 +30,12 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.
 @DTYPES
 @pytest.mark.parametrize("vocab", [97, 256, 1023])
 @pytest.mark.parametrize("seed", range(5))
-def test_it_decides_what_the_passes_do(poison, seed, vocab, dtype):
+def test_it_decides_what_all_rows_do(poison, seed, vocab, dtype):
     logits, pool, slots = case(seed, vocab, dtype)
     # an idle slot has no rows, and a slot that is full keeps none
     slots.max_new[1] = slots.generated[1]
     assert (pool.slot_nodes == 0).any() or (pool.slot < 0).any() or seed
-    got = loops._followed(logits, pool, slots)
+    got = loops.verify(logits, pool, slots)
     assert_same_paths(got, logits, pool, slots)
 
 
@@ -56,13 +54,13 @@ def test_deep_and_wide_trees(poison, shape, dtype):
     parents = range(-1, MAX_DEPTH) if shape == "deep" else [-1] + [0] * 8 + [*range(1, 9)]
     pool = grown([*parents], slots)
     logits = random_logits(pool.rows, 97, 5, scale=1.0).to(dtype)
-    drawn = verify_ref(logits, pool, slots, PASSES).sample
+    drawn = loops.verify_all(logits, pool, slots).sample
     for s in range(5):
         at = int(pool.slot_start[s])
         for m in range(at + 1, at + int(pool.slot_nodes[s])):
             right = s % 2 or m - at <= 8 if shape == "deep" else m - at in (s + 1, s + 9)
             pool.token[m] = drawn[pool.parent[m]] if right else 96
-    got = loops._followed(logits, pool, slots)
+    got = loops.verify(logits, pool, slots)
     assert_same_paths(got, logits, pool, slots)
     deep = shape == "deep"
     assert got.accept_count.tolist() == ([9, 17, 9, 17, 9] if deep else [3] * 5)
@@ -72,54 +70,49 @@ def test_deep_and_wide_trees(poison, shape, dtype):
 def test_any_number_of_threads_gives_the_same_bits(poison, threads, monkeypatch):
     before = torch.get_num_threads()
     logits, pool, slots = case(2, 1023, torch.bfloat16)
-    want = loops._followed(logits, pool, slots)
+    want = loops.verify(logits, pool, slots)
     monkeypatch.setattr("csd.kernels.numba.threads.LEAST", 1)
     torch.set_num_threads(threads)
     try:
-        assert_equal_fields(loops._followed(logits, pool, slots), want)
+        assert_equal_fields(loops.verify(logits, pool, slots), want)
     finally:
         torch.set_num_threads(before)
 
 
 @DTYPES
 @pytest.mark.parametrize("by", [11.2, 12.5, 0.5], ids=["most", "some", "long heads"])
-def test_rows_that_the_passes_sample(poison, monkeypatch, by, dtype):
+def test_rows_that_the_reference_samples(poison, monkeypatch, by, dtype):
     """Rows draw the rest or have too long heads: of some slots, or several times on a path."""
     logits, pool, slots = case(4, 65537, dtype, rows=40, live=True)
     slots.temperature[slots.temperature > 0] = 1
     below(logits, by)
     if by < 1:
         below(logits[::2], 30)
-    drawn = verify_ref(logits, pool, slots, PASSES).sample
+    drawn = loops.verify_all(logits, pool, slots).sample
     # every slot's path is the chain of its first rows
     for m in range(pool.rows):
         above = int(pool.parent[m])
         if above >= 0:
             pool.token[m] = drawn[above] if above == m - 1 else 65536
-    waited, sample = [], loops.sample_rows
-    monkeypatch.setattr(
-        loops, "sample_rows", lambda x, *args: (waited.append(len(x)), sample(x, *args))[1]
-    )
-    got = loops._followed(logits, pool, slots)
+    waited = []
+
+    def counted(name):
+        run = getattr(loops, name)
+        monkeypatch.setattr(loops, name, lambda x, *args: (waited.append(len(x)), run(x, *args))[1])
+
+    counted("sample_rows")
+    counted("rest_draws")
+    got = loops.verify(logits, pool, slots)
+    count = sum(waited)
     kept = int(assert_same_paths(got, logits, pool, slots).accept_count.sum())
-    assert 0 < sum(waited) < kept and kept > slots.count
+    assert 0 < count < kept and kept > slots.count
 
 
 def strided(logits, pool, slots):
     return torch.stack((logits, logits), 2)[:, :, 0], pool, slots
 
 
-LEFT = {
-    "top-k": lambda x, pool, slots: slots.top_k.fill_(5),
-    "top-p": lambda x, pool, slots: slots.top_p.fill_(0.8),
-    "min-p": lambda x, pool, slots: slots.min_p.fill_(0.05),
-    "penalty": lambda x, pool, slots: slots.repetition_penalty.fill_(1.3),
-    "end tokens later": lambda x, pool, slots: slots.min_new.fill_(1 << 20),
-    "a long head and NaN": lambda x, pool, slots: x.fill_(1.0)[:, 40].fill_(-torch.nan),
-    "no logit is finite": lambda x, pool, slots: x.fill_(-torch.inf),
-    "NaN": lambda x, pool, slots: x[:, 40].fill_(torch.nan),
-    "negative NaN": lambda x, pool, slots: x[:, 40].fill_(-torch.nan),
-    "infinity": lambda x, pool, slots: x[:, 40].fill_(torch.inf),
+OTHER = {
     "float16": lambda x, pool, slots: (x.half(), pool, slots),
     "logits between others": strided,
     "a type of its own": lambda x, pool, slots: (
@@ -130,51 +123,51 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("change", LEFT.values(), ids=LEFT.keys())
-def test_what_is_left_to_the_passes(change):
-    given = logits, _, slots = case(1, 65537, rows=12, live=True)
-    slots.temperature[:] = 0.9
-    slots.ban_ids[:, 0] = 1
-    below(logits, 30)
-    assert loops._followed(*given) is not None
-    changed = change(*given)
-    given = changed if isinstance(changed, tuple) else given
-    assert loops._followed(*given) is None
-    want = verify_on_path(*given, PASSES)
-    got = loops.verify(*given)
-    for field in fields(want):
-        a, b = getattr(got, field.name), getattr(want, field.name)
-        assert torch.equal(a.nan_to_num(7e9), b.nan_to_num(7e9)), field.name
+@pytest.mark.parametrize("change", OTHER.values(), ids=OTHER.keys())
+def test_tensors_of_other_types_and_layouts(change):
+    logits, pool, slots = change(*case(1, 999, rows=12, live=True))
+    got, want = loops.verify(logits, pool, slots), verify_ref(logits, pool, slots)
+    for name in (*OF_PATHS, "sample"):
+        a, b = getattr(got, name), getattr(want, name)
+        on = want.accept_row[want.accept_row >= 0].long() if name == "sample" else slice(None)
+        assert torch.equal(a[on], b[on]), name
 
 
-def test_one_slot_may_need_the_passes():
+def test_one_slot_s_options_do_not_change_the_others():
     logits, pool, slots = case(3, live=True)
     slots.temperature[:] = 0.9
-    assert loops._followed(logits, pool, slots) is not None
+    want = loops.verify(logits, pool, slots)
     for s in range(slots.count):
+        others = torch.arange(slots.count) != s
+        rows = (pool.slot >= 0) & (pool.slot != s)
         for field, value in (("top_k", 5), ("repetition_penalty", 1.1), ("min_new", 1 << 20)):
             other = deepcopy(slots)
             getattr(other, field)[s] = value
-            assert loops._followed(logits, pool, other) is None
+            got = loops.verify(logits, pool, other)
+            for name in OF_PATHS:
+                assert torch.equal(getattr(got, name)[others], getattr(want, name)[others])
+            for name in OF_ROWS:
+                assert torch.equal(getattr(got, name)[rows], getattr(want, name)[rows])
         bad = logits.clone()
         bad[pool.slot_start[s]] = torch.nan
-        assert loops._followed(bad, pool, slots) is None
-        assert loops.verify(bad, pool, slots).bad.nonzero().tolist() == [[s]]
+        got = loops.verify(bad, pool, slots)
+        assert got.bad.nonzero().tolist() == [[s]]
+        assert torch.equal(got.sample[rows], want.sample[rows])
 
 
-def test_settings_that_change_no_draw_are_not_left():
+def test_settings_that_change_no_draw():
     """Filters of greedy slots and anything of idle ones; end tokens that may be drawn by now."""
     logits, pool, slots = case(3, live=True)
-    want = loops._followed(logits, pool, slots)
+    want = loops.verify(logits, pool, slots)
     greedy = slots.temperature == 0
     slots.top_k[greedy], slots.top_p[greedy], slots.min_p[greedy] = 5, 0.5, 0.1
     slots.min_new[:], slots.ban_ids[:, 0] = slots.generated, 1
-    assert_equal_fields(loops._followed(logits, pool, slots), want)
+    assert_equal_fields(loops.verify(logits, pool, slots), want)
     idle = 2
     pool.slot_nodes[idle], pool.slot[pool.slot == idle] = 0, -1
     slots.repetition_penalty[idle], slots.top_k[idle] = 1.3, 5
     slots.temperature[idle] = 0.7
-    assert_same_paths(loops._followed(logits, pool, slots), logits, pool, slots)
+    assert_same_paths(loops.verify(logits, pool, slots), logits, pool, slots)
 
 
 def test_bad_rows_beside_the_paths_are_not_seen():
@@ -191,7 +184,7 @@ def test_no_live_slot():
     logits, _, slots = case(1, live=True)
     slots.live[:] = False
     pool = roots(slots, 3)
-    got = loops._followed(logits[:3], pool, slots)
+    got = loops.verify(logits[:3], pool, slots)
     assert_same_paths(got, logits[:3], pool, slots)
     assert not got.accept_count.any()
 
@@ -241,8 +234,8 @@ def test_which_operations_they_stand_for():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"temperature": 0.0}, {"top_p": 0.8}, {"min_new_tokens": 9}],
-    ids=["plain", "greedy", "top-p", "end tokens later"],
+    [{}, {"temperature": 0.0}, {"top_p": 0.8}, {"min_new_tokens": 9}, {"repetition_penalty": 1.2}],
+    ids=["plain", "greedy", "top-p", "end tokens later", "penalty"],
 )
 def test_an_engine_samples_the_same_without_them(checkpoint, monkeypatch, options):
     found, calls = [], []
@@ -254,8 +247,7 @@ def test_an_engine_samples_the_same_without_them(checkpoint, monkeypatch, option
                 pytest.skip("an engine on this CPU runs no loops")
             if apart:
                 fused = {"forward": made.ops.fused["forward"]}
-                passes = lambda *args: verify_on_path(*args, PASSES)  # noqa: E731
-                made.ops = replace(made.ops, verify=passes, fused=fused)
+                made.ops = replace(made.ops, verify=loops.verify_all, fused=fused)
                 calls.clear()
             found.append(
                 csd.generate(

@@ -1,6 +1,7 @@
 """Connections whose clients send slowly, do not read, close one half, or are many."""
 
 import asyncio
+import http.client
 import json
 import socket
 import time
@@ -101,18 +102,78 @@ def test_a_slow_body_ends_its_request_alone(service):
         object.__setattr__(server.limits, "body_seconds", limit)
 
 
+def answer_of(connection):
+    """Status and JSON of a response whose body has a length."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    return response.status, json.loads(response.read())
+
+
+def chunked(size, part=1 << 14):
+    """A body of zeros in chunks."""
+    whole, rest = divmod(size, part)
+    sizes = [part] * whole + [rest] * bool(rest)
+    return b"".join(b"%x\r\n" % n + b"0" * n + b"\r\n" for n in sizes) + b"0\r\n\r\n"
+
+
+# of requests that are refused before their body is read, or while it is
+REFUSED = {
+    "length": (head(8 << 20), b"0" * (8 << 20), 413, "body_too_large"),
+    "chunks": (
+        head(0, "Transfer-Encoding: chunked\r\n").replace(b"Content-Length: 0\r\n", b""),
+        chunked(8 << 20),
+        413,
+        "body_too_large",
+    ),
+    "type": (head(8 << 20).replace(b"/json", b"/text"), b"0" * (8 << 20), 415, "content_type"),
+    "path": (head(8 << 20).replace(b"v1/", b"v2/"), b"0" * (8 << 20), 404, None),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_client_that_sends_a_whole_body_first_gets_its_answer(service, kind):
+    """And the connection serves its next request."""
+    first, body, status, code = REFUSED[kind]
+    with connected(service[0]) as large:
+        large.sendall(first + body)
+        got, answer = answer_of(large)
+        assert (got, answer["error"]["code"]) == (status, code), answer
+        large.sendall(FIRST)
+        assert answer_of(large)[0] == 200
+
+
+def test_a_client_that_asks_first_sends_no_large_body(service):
+    with connected(service[0]) as asking:
+        asking.sendall(head(8 << 20, "Expect: 100-continue\r\n"))
+        assert answer_of(asking)[0] == 413
+
+
+def test_a_body_without_end_ends(service, seconds):
+    seconds(DROPPED_BYTES=1 << 20)
+    with connected(service[0]) as endless:
+        endless.sendall(head(1 << 40))
+        status = answer_of(endless)[0]
+        sent = 0
+        with pytest.raises(OSError):
+            # until the server closes the connection; sockets hold some megabytes
+            while sent < 1 << 28:
+                sent += endless.send(b"0" * (1 << 16))
+    assert status == 413 and sent < 1 << 27
+    assert call(service[0], "/health")[0] == 200
+
+
 def test_a_body_in_tiny_parts_is_refused(service):
     data = json.dumps({"prompt": "a" * 9970, "max_tokens": 2}).encode()
     more = "Transfer-Encoding: chunked\r\nConnection: close\r\n"
-    chunked = head(0, more).replace(b"Content-Length: 0\r\n", b"")
+    start = head(0, more).replace(b"Content-Length: 0\r\n", b"")
     with connected(service[0]) as tiny:
-        tiny.sendall(chunked + b"".join(b"1\r\n%c\r\n" % byte for byte in data) + b"0\r\n\r\n")
+        tiny.sendall(start + b"".join(b"1\r\n%c\r\n" % byte for byte in data) + b"0\r\n\r\n")
         assert ends(tiny).startswith(b"HTTP/1.1 400")
     # in larger ones it is read
     parts = b"".join(b"80\r\n" + data[i : i + 128] + b"\r\n" for i in range(0, 9984, 128))
     with connected(service[0]) as whole:
         rest = data[9984:]
-        whole.sendall(chunked + parts + b"%x\r\n" % len(rest) + rest + b"\r\n0\r\n\r\n")
+        whole.sendall(start + parts + b"%x\r\n" % len(rest) + rest + b"\r\n0\r\n\r\n")
         assert b"exceed the model's context of 400" in ends(whole)
 
 

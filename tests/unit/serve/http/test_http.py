@@ -9,6 +9,7 @@ import torch
 from helpers.runs.served import CHAT, NAME, call, chat, events
 
 import csd
+from csd.utils.lazy import pip_install
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -188,7 +189,7 @@ def test_a_schema(port):
     status, answer = call(port, "/v1/chat/completions", body)
     if find_spec("llguidance") is None:
         assert (status, answer["error"]["param"]) == (400, "response_format")
-        assert "csd-llm[grammar]" in answer["error"]["message"]
+        assert pip_install("grammar") in answer["error"]["message"]
         return
     assert json.loads(answer["choices"][0]["message"]["content"])["a"] in (True, False)
 

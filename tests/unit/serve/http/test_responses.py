@@ -82,6 +82,10 @@ def assembled(listed):
         elif kind == "output_text.delta":
             item["content"][0]["text"] += event["delta"]
             item["content"][0]["logprobs"] += event["logprobs"]
+        elif kind == "reasoning_text.delta":
+            item["content"][0]["text"] += event["delta"]
+        elif kind == "reasoning_text.done":
+            assert event["text"] == item["content"][0]["text"]
         elif kind == "output_text.done":
             assert event["text"] == item["content"][0]["text"]
             # the scores of tokens without a text of their own come at the end
@@ -182,6 +186,13 @@ def test_calls_and_their_results_are_messages():
         {"role": "tool", "tool_call_id": "2", "content": "result b"},
         {"role": "assistant", "content": None, "tool_calls": calls[2:]},
     ]
+    # a thought belongs to the assistant's next item; other servers' have no text
+    thought = {"type": "reasoning", "id": "rs_1", "summary": []}
+    own = thought | {"content": [{"type": "reasoning_text", "text": "Hm."}]}
+    assert ChatBody(body(input=[thought, *listed], tools=[SAY])).chat == chat
+    thinks = ChatBody(body(input=[own, *listed[:1], own, *listed[1:-1], own, listed[-1]])).chat
+    thoughts = [message.get("reasoning_content") for message in thinks["messages"]]
+    assert thoughts == [None, "Hm.", None, None, "Hm."]
     function = {key: value for key, value in SAY.items() if key != "type"}
     assert chat["tools"] == [{"type": "function", "function": function}]
     assert "tool_calls" not in listed[1]
@@ -256,11 +267,13 @@ REFUSED = [
     ({"tools": "say"}, "tools"),
     ({"tools": [SAY]}, "tools"),  # the template does not read them
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ({"include": ["reasoning.text"]}, "include"),
+    ({"include": LOGPROBS}, "include"),
+    ({"include": [[]]}, "include"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"include": [LOGPROBS], "top_logprobs": 21}, "top_logprobs"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"text": {"format": {"type": "yaml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
@@ -276,7 +289,7 @@ REFUSED = [
     ({"input": ["Say 1."]}, "input"),
     ({"input": [{"role": "user"}]}, "input"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
-    ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+    ({"input": [{"type": "reasoning", "content": [5]}]}, "input"),
     ({"input": [{"type": "function_call", "call_id": "1", "name": "say"}]}, "input"),
     ({"input": [*CHAT, {"type": "function_call_output", "call_id": "1"}]}, "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
@@ -307,9 +320,9 @@ def test_values_that_ask_for_nothing(port):
         background=False,
         store=False,
         truncation="disabled",
-        include=[],
+        include=["reasoning.encrypted_content", "web_search_call.results"],
         text={"format": {"type": "text"}, "verbosity": "medium"},
-        reasoning={"effort": None},
+        reasoning={"effort": None, "summary": "auto"},
         previous_response_id=None,
         metadata={"a": "b"},
         user="me",

@@ -8,7 +8,8 @@ from helpers.runs.served import call, chat, events
 
 pytest.importorskip("starlette")
 
-from csd.serve.http.api.tools import FORMS, Tools, read_tools
+from csd.serve.http.api.calls.forms import FORMS
+from csd.serve.http.api.tools import Tools, read_tools
 from csd.serve.http.errors import Refused
 
 PATH = "/v1/chat/completions"
@@ -41,8 +42,8 @@ TEXTS = [
         "I add < 1.",
         CALLS,
     ),
-    ("hermes", f"<tool_call>{ADD}", "", []),
-    ("hermes", f"<tool_call>{ADD}</tool_call> and more", "", []),
+    ("hermes", f"<tool_call>{ADD}", None, CALLS[:1]),
+    ("hermes", f"<tool_call>{ADD}</tool_call> and more", "and more", CALLS[:1]),
     ("hermes", f"so <tool_call>{ADD.replace('add', 'other')}</tool_call>", "", []),
     ("hermes", "<tool_call>{</tool_call>", "", []),
     ("hermes", "plain <tool text", "", []),
@@ -52,11 +53,11 @@ TEXTS = [
     ("mistral", 'add{"x": 1}', None, CALLS[:1]),
     ("mistral", "add them", "", []),
     ("mistral", "[1, 2]", "", []),
-    ("mistral", f"[{ADD}, 5]", "", []),
+    ("mistral", f"[{ADD}, 5]", ", 5]", CALLS[:1]),
     ("mistral", "plain [TOOL_ text", "", []),
     ("llama3_json", LLAMA[0], None, CALLS[:1]),
     ("llama3_json", f"<|python_tag|>{LLAMA[0]}; {LLAMA[1]}", None, CALLS),
-    ("llama3_json", f"{LLAMA[0]} and more", "", []),
+    ("llama3_json", f"{LLAMA[0]} and more", "and more", CALLS[:1]),
     ("llama3_json", "{5: 6}", "", []),
     ("llama3_json", f"So: {LLAMA[0]}", "", []),
     ("llama3_json", "", "", []),
@@ -124,7 +125,7 @@ def test_a_format_that_the_server_names_is_not_the_templates():
     assert read_tools(fields, template, parser="none") == Tools(SCHEMAS, "auto", None)
     # a grammar's calls need no format
     asked = fields | {"tool_choice": "required"}
-    assert read_tools(asked, template, parser="none") == Tools(SCHEMAS, "required", None)
+    assert read_tools(asked, template, parser="none") == Tools(SCHEMAS, "required", None, tags=())
 
 
 BAD = [
@@ -281,7 +282,7 @@ def test_another_format_is_refused_with_those_that_are_known(tmp_path, capsys):
     from csd.cli.main import main
 
     command = ["serve", str(tmp_path), "--enable-auto-tool-choice", "--tool-call-parser"]
-    assert main([*command, "qwen3_coder"]) == 2
+    assert main([*command, "pythonic"]) == 2
     error = capsys.readouterr().err
-    assert "--tool-call-parser must be one of auto, none, mistral, hermes, llama3_json" in error
-    assert "got 'qwen3_coder'" in error
+    assert "--tool-call-parser must be one of auto, none, mistral, qwen3_coder, hermes" in error
+    assert "got 'pythonic'" in error

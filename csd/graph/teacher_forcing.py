@@ -1,0 +1,81 @@
+"""Teacher forcing: steps that commit recorded tokens, as one chain per slot.
+
+A step runs like one with drafts, so in an exact engine a token's log-probabilities have the same
+bits as when it is sampled.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from csd.graph.host_tree import Tree, pool_of_trees
+from csd.kernels.ops import Ops
+from csd.state.pool import MAX_DEPTH, ROOT, Pool
+from csd.state.slots import Slots
+from csd.state.verdict import LENGTH, RUNNING, Verdict, empty_verdict
+
+
+class TeacherForcing:
+    """Proposes and accepts recorded tokens.
+
+    tokens: by a sample's noise key and index. rows: most per step.
+    """
+
+    def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
+        self._tokens, self._ops, self._rows = tokens, ops, rows
+
+    def propose(self, slots: Slots, live_count: int, nodes: int, budget: Any) -> Pool:
+        """Chain each live slot's next tokens but the last to its root, as far as rows allow."""
+        depth = min(MAX_DEPTH, self._rows // live_count - 1)
+        trees = {}
+        for s, left in self._left(slots).items():
+            trees[s] = Tree(nodes=depth, depth=depth)
+            trees[s].chain(left[:-1][:depth], ROOT)
+        rows = live_count + sum(len(tree.token) for tree in trees.values())
+        return pool_of_trees(trees, slots, rows)
+
+    def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+        """Accept all rows, with the recorded tokens as samples.
+
+        Where no token is left, the recorded one has log-probability -inf: a given token may lead to
+        where no sample comes.
+        """
+        left = self._left(slots)
+        slot, depth = pool.slot.tolist(), pool.depth.tolist()
+        token = [left[s][d] for s, d in zip(slot, depth, strict=True)]
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        out = empty_verdict(pool.rows, slots.count, logits.device, wide)
+        out.sample.copy_(torch.tensor(token))
+        out.top_token.fill_(-1)
+        out.top_prob.zero_()
+        out.bad.fill_(False)
+        row = torch.arange(pool.rows, device=logits.device)
+        s = pool.slot.long()
+        values = self._ops.token_logprobs(logits, pool, slots, row, out.sample.long())
+        out.logprob, out.raw_logprob = values.logprob, values.raw_logprob
+        out.bad[s[values.bad]] = True
+        out.accept_row.fill_(-1)
+        out.accept_row[pool.slot.long(), pool.depth.long()] = torch.arange(
+            pool.rows, dtype=torch.int32, device=logits.device
+        )
+        out.accept_count.copy_(pool.slot_nodes)
+        remaining = [len(left.get(s, [])) for s in range(slots.count)]
+        ended = torch.tensor(remaining, device=logits.device) == pool.slot_nodes
+        out.finish.copy_(torch.where(ended & (pool.slot_nodes > 0), LENGTH, RUNNING))
+        return out
+
+    def _left(self, slots: Slots) -> dict[int, list[int]]:
+        """Tokens of each live slot that are not committed yet."""
+        listed = zip(
+            slots.live.tolist(),
+            slots.key.tolist(),
+            slots.sample.tolist(),
+            slots.generated.tolist(),
+            strict=True,
+        )
+        return {
+            s: self._tokens[key, sample][generated:]
+            for s, (live, key, sample, generated) in enumerate(listed)
+            if live
+        }
