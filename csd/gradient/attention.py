@@ -15,8 +15,8 @@ import torch
 from csd.gradient.rows import Rows
 from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.attention.packed import PackedLayout, packed_attention_backward
-from csd.kernels.attention.prompt import Chunks, VisibleKeys, attend_visible
-from csd.kernels.attention.reference import Properties, in_reach
+from csd.kernels.attention.prompt import Chunks, attend_visible, visible_keys
+from csd.kernels.attention.reference import Properties
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelConfig, scale_of
 from csd.state.kv_cache import PAGE, pages_for
@@ -105,18 +105,17 @@ class RowsAttention:
         sizes, keys = chunk.chunks, chunk.chunks.keys
         if properties is None:
             return self.ops.prompt_attention(q, k[chunk.keys], v[chunk.keys], sizes, self.scale)
-        outs = []
-        for part, rows, start in zip(
-            q.split(sizes.rows), chunk.keys.split(keys), sizes.starts, strict=True
-        ):
-            own, at = (
-                torch.arange(*x, device=q.device) for x in ((start, len(rows)), (len(rows),))
+        parts = zip(q.split(sizes.rows), chunk.keys.split(keys), sizes.starts, strict=True)
+        outs = [
+            attend_visible(
+                part,
+                k[None],
+                v[None],
+                visible_keys(rows, start, properties.window, properties.chunk),
+                properties,
             )
-            window = properties.window
-            at = at if window is None else at[max(0, start - window + 1) :]
-            visible = in_reach(own[:, None], at, window, properties.chunk)
-            seen = VisibleKeys(rows[at], visible)
-            outs.append(attend_visible(part, k[None], v[None], seen, properties))
+            for part, rows, start in parts
+        ]
         return torch.cat(outs)
 
     def _prompt_chunks(self, size: int) -> list[_Chunk]:

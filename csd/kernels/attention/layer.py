@@ -12,13 +12,7 @@ from typing import Any
 import torch
 
 from csd.kernels.attention.commit_kv import write_rows
-from csd.kernels.attention.prompt import (
-    PromptRows,
-    VisibleKeys,
-    attend_visible,
-    pieces_of,
-    visible_keys,
-)
+from csd.kernels.attention.prompt import PromptRows, VisibleKeys, attend_visible, visible_keys
 from csd.kernels.attention.reference import Properties
 
 
@@ -104,8 +98,8 @@ class PromptAttention:
     states: Any = None  # `csd.kernels.states` of the same tokens
     late: bool = False
     last: bool = True
-    # visible keys of each piece of the rows, by window and chunk
-    _visible: dict[tuple, list[tuple[slice, VisibleKeys]]] = field(default_factory=dict, repr=False)
+    # visible keys of the rows, by window and chunk
+    _visible: dict[tuple, list[VisibleKeys]] = field(default_factory=dict, repr=False)
 
     def __call__(
         self,
@@ -126,19 +120,9 @@ class PromptAttention:
         if properties is not None:
             key = properties.window, properties.chunk
             if key not in self._visible:
-                pages, (start,) = rows.prompt_pages[rows.groups[0]], rows.chunks.starts
-                self._visible[key] = [
-                    (
-                        piece,
-                        visible_keys(pages, start + piece.start, piece.stop - piece.start, *key),
-                    )
-                    for piece in pieces_of(start, q.shape[0], q.device)
-                ]
-            outs = [
-                attend_visible(q[piece], k, v, keys, properties, sinks)
-                for piece, keys in self._visible[key]
-            ]
-            return outs[0] if len(outs) == 1 else torch.cat(outs)
+                (start,) = rows.chunks.starts
+                self._visible[key] = visible_keys(rows.places(), start, *key)
+            return attend_visible(q, k, v, self._visible[key], properties, sinks)
         keys = (node_k, node_v) if rows.begin else (rows.keys_of(k), rows.keys_of(v))
         scale = self.scale if scale is None else scale
         return self.prompt_attention(q, *keys, rows.chunks, scale)

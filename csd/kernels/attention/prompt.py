@@ -5,12 +5,16 @@
 for row r of a chunk, which follows `start` tokens of its prompt. PyTorch's own attention computes
 it on every device: a prompt is read only once, and PyTorch's kernels are hard to beat there.
 
-`attend_chunk` takes one chunk, on a CPU the rows of one page at a time. `attend_visible` takes rows
-with a window, a chunk size, a cap on scores or sinks (`reference.py` has the formula); with a cap
-or sinks it multiplies as the reference does. `prompt_attention` takes several chunks, whose rows
-and keys are concatenated: in 16 bits on a GPU by one launch of flash attention over ragged lengths,
-else by one call per chunk. Both give a chunk the same bits whatever other chunks there are: neither
-splits keys by the number of chunks, and no block of queries has rows of two chunks.
+`attend_chunk` takes one chunk. `attend_visible` takes a chunk with a window, a chunk size, a cap on
+scores or sinks (`reference.py` has the formula); with a cap or sinks it multiplies as the reference
+does. `prompt_attention` takes several chunks, whose rows and keys are concatenated: in 16 bits on a
+GPU by one launch of flash attention over ragged lengths, else by one call per chunk. Both give a
+chunk the same bits whatever other chunks there are: neither splits keys by the number of chunks,
+and no block of queries has rows of two chunks.
+
+On a CPU every call has the rows of one whole page (`pieces_of`), so a row's bits follow from the
+prompt and the row's place in it, whatever the chunks. On a GPU they follow from the chunks' places
+too.
 
 `PromptRows` has the rows of a pass and their places in the pages, computed once per pass. Place p
 of prompt g is token p % 64 of page prompt_pages[g, p // 64]; `index` counts the tokens of all
@@ -68,17 +72,43 @@ def attend_chunk(
     return out[0].transpose(0, 1)
 
 
-def pieces_of(start: int, rows: int, device: torch.device) -> list[slice]:
-    """Rows of a chunk at positions `start` on that one call of PyTorch's attention takes.
+class Piece(NamedTuple):
+    """Rows of a chunk that one call of PyTorch's attention takes."""
 
-    On a CPU the rows of one page each: PyTorch's kernel there takes blocks of rows and keys that
-    depend on their numbers, so only then do the bits of a whole page's rows follow from its place,
-    whatever the chunk.
+    rows: slice  # of the chunk
+    before: int = 0  # rows of zeros in place of earlier ones
+    behind: int = 0  # rows, and keys, of zeros in place of later ones
+
+    def queries(self, q: torch.Tensor) -> torch.Tensor:
+        """Rows [before + rows + behind, H, D] of a chunk's q [R, H, D]."""
+        return _with_zeros(q[self.rows], self.before, self.behind)
+
+    def keys(self, x: torch.Tensor) -> torch.Tensor:
+        """Keys or values [T + behind, K, D] of those x [T, K, D] up to the last row's."""
+        return _with_zeros(x, 0, self.behind)
+
+    def own(self, out: torch.Tensor) -> torch.Tensor:
+        """The chunk's rows of a call's result."""
+        return out[self.before : out.shape[0] - self.behind]
+
+
+def _with_zeros(x: torch.Tensor, before: int, behind: int) -> torch.Tensor:
+    return F.pad(x, (0, 0, 0, 0, before, behind)) if before or behind else x
+
+
+def pieces_of(start: int, rows: int, device: torch.device) -> list[Piece]:
+    """Pieces of a chunk at positions `start`: one on a GPU, one for each page on a CPU.
+
+    PyTorch's kernel on a CPU takes blocks of rows and keys that depend on their numbers. So a piece
+    there is a whole page, with zeros in place of the rows that the chunk does not have.
     """
     if device.type != "cpu":
-        return [slice(0, rows)]
-    ends = [*range(PAGE - start % PAGE, rows, PAGE), rows]
-    return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+        return [Piece(slice(0, rows))]
+    pieces = []
+    for page in range(start // PAGE * PAGE, start + rows, PAGE):
+        begin, end = max(start, page), min(start + rows, page + PAGE)
+        pieces.append(Piece(slice(begin - start, end - start), begin - page, page + PAGE - end))
+    return pieces
 
 
 def _attend_pages(
@@ -90,16 +120,24 @@ def _attend_pages(
     mask[:, -PAGE:].fill_(float("-inf")).triu_(1)
     outs = []
     for piece in pieces_of(start, q.shape[0], q.device):
-        begin, end = start + piece.start, start + piece.stop
-        page = begin // PAGE * PAGE
-        # [1, heads, tokens, D]
-        rows, keys, values = (x.transpose(0, 1)[None] for x in (q[piece], k[:end], v[:end]))
-        visible = mask[begin - page : end - page, mask.shape[1] - PAGE - page :][:, :end]
-        out = F.scaled_dot_product_attention(
-            rows, keys, values, attn_mask=visible, scale=scale, enable_gqa=True
+        keys, values = (piece.keys(x[: start + piece.rows.stop]) for x in (k, v))
+        outs.append(
+            piece.own(_attended(piece.queries(q), keys, values, mask[:, -keys.shape[0] :], scale))
         )
-        outs.append(out[0].transpose(0, 1))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _attended(
+    q: torch.Tensor,  # [R, H, D]
+    k: torch.Tensor,  # [T, K, D]
+    v: torch.Tensor,  # [T, K, Dv]
+    mask: torch.Tensor,  # [R, T]
+    scale: float,
+) -> torch.Tensor:
+    """PyTorch's attention [R, H, Dv]."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out[0].transpose(0, 1)
 
 
 def takes_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -125,29 +163,31 @@ def tokens_of(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 class VisibleKeys(NamedTuple):
-    """Keys of a prompt that at least one row of a chunk attends to, in order of position."""
+    """Keys of a prompt that at least one row of a piece attends to, in order of position."""
 
+    piece: Piece
     places: torch.Tensor  # [T] int64, indices among the tokens of all pages
-    visible: torch.Tensor  # [R, T] bool: the row attends to the key
+    visible: torch.Tensor  # [R, T + piece.behind] bool: the row attends to the key
 
 
 def visible_keys(
-    pages: torch.Tensor,  # [PP] int32, the group's row of prompt_pages
+    places: torch.Tensor,  # [tokens] int64, of all tokens of the prompt up to the chunk's last
     start: int,
-    rows: int,
     window: int | None,
     chunk: int | None,
-) -> VisibleKeys:
-    """Keys that at least one row at positions start .. start + rows - 1 attends to."""
-    end = start + rows
-    first = 0 if window is None else max(0, start - window + 1)
-    if chunk is not None:
-        first = max(first, start // chunk * chunk)
-    position, own = (
-        torch.arange(*ends, device=pages.device) for ends in ((first, end), (start, end))
-    )
-    places = pages.long()[position // PAGE] * PAGE + position % PAGE
-    return VisibleKeys(places, in_reach(own[:, None], position, window, chunk))
+) -> list[VisibleKeys]:
+    """Keys of each of `pieces_of` the chunk of the tokens from position `start` on."""
+    device, keys = places.device, []
+    for piece in pieces_of(start, len(places) - start, device):
+        end = start + piece.rows.stop
+        begin = start + piece.rows.start - piece.before
+        first = 0 if window is None else max(0, begin - window + 1)
+        if chunk is not None:
+            first = max(first, begin // chunk * chunk)
+        position, own = (torch.arange(x, end + piece.behind, device=device) for x in (first, begin))
+        visible = in_reach(own[:, None], position, window, chunk)
+        keys.append(VisibleKeys(piece, places[first:end], visible))
+    return keys
 
 
 @without_autocast
@@ -155,24 +195,34 @@ def attend_visible(
     q: torch.Tensor,  # [R, H, D]
     k_pages: torch.Tensor,  # [n_pages, 64, K, D]
     v_pages: torch.Tensor,  # [n_pages, 64, K, Dv]
-    keys: VisibleKeys,
+    keys: list[VisibleKeys],
     properties: Properties,
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
     """Returns the attention [R, H, Dv] over the visible keys, which are read from the pages."""
-    p, (places, visible) = properties, keys
-    k, v = (x.flatten(0, 1)[places] for x in (k_pages, v_pages))
+    outs = [_attend_piece(q, k_pages, v_pages, seen, properties, sinks) for seen in keys]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _attend_piece(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    seen: VisibleKeys,
+    p: Properties,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    piece, places, visible = seen
+    rows = piece.queries(q)
+    k, v = (piece.keys(x.flatten(0, 1)[places]) for x in (k_pages, v_pages))
     if p.softcap is None and sinks is None:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=visible, scale=p.scale, enable_gqa=True
-        )
-        return out[0].transpose(0, 1)
+        return piece.own(_attended(rows, k, v, visible, p.scale))
     dtype = torch.promote_types(q.dtype, torch.float32)
-    queries = q.to(dtype).unflatten(1, (p.kv_heads, -1)) * p.scale
+    queries = rows.to(dtype).unflatten(1, (p.kv_heads, -1)) * p.scale
     score = torch.einsum("rkgd,nkd->kgrn", queries, k.to(dtype))
     weight = weights(score, visible, p.softcap, sinks)
-    return torch.einsum("kgrn,nkd->rkgd", weight, v.to(dtype)).flatten(1, 2).to(q.dtype)
+    out = torch.einsum("kgrn,nkd->rkgd", weight, v.to(dtype)).flatten(1, 2)
+    return piece.own(out).to(q.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +326,12 @@ class PromptRows:
         """True if each chunk begins its prompt, so that its own rows are all its keys."""
         return not any(self.chunks.starts)
 
+    def places(self) -> torch.Tensor:
+        """[T] int64: places of the tokens of the only chunk's prompt so far, see `index`."""
+        (group,), (count,) = self.groups, self.chunks.keys
+        position = torch.arange(count, device=self.prompt_pages.device)
+        return _index(self.prompt_pages[group], 0, position)
+
     def keys_of(self, cache: torch.Tensor) -> torch.Tensor:
         """[T, K, D]: keys or values of the chunks' prompts so far, from a layer's pages `cache`."""
         keys = self.chunks.keys
@@ -290,6 +346,8 @@ class PromptRows:
         return cache.flatten(0, 1).index_select(0, self._keys)
 
 
-def _index(prompt_pages: torch.Tensor, group: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    page = prompt_pages.flatten().index_select(0, group * prompt_pages.shape[1] + position // PAGE)
+def _index(
+    prompt_pages: torch.Tensor, group: torch.Tensor | int, position: torch.Tensor
+) -> torch.Tensor:
+    page = prompt_pages.flatten().index_select(0, group * prompt_pages.shape[-1] + position // PAGE)
     return page.long() * PAGE + position % PAGE
