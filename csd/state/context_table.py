@@ -16,12 +16,13 @@ successors' weights leave was observed on other tokens.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from csd.state.pool import COST_ONE, MAX_GROUP_PENALTY
+from csd.state.record import allocate, declared, tensor
 
 WEIGHT_ONE = 1 << 16
 # a context's weights and total are halved when the total passes this
@@ -145,16 +146,19 @@ class Table:
     """C contexts in buckets of `ways`, N tokens of context at most, E successors each."""
 
     ways: int
-    entry_group: torch.Tensor  # [C] int64, the group's key, which is never reused; -1 if empty
-    entry_hash: torch.Tensor  # [C] int64, hash of group and tokens
-    entry_tokens: torch.Tensor  # [C, N] int32, latest first, -1 beyond the context's order
-    entry_total: torch.Tensor  # [C] int32, weight of all observations
-    entry_stamp: torch.Tensor  # [C] int32, the insert that last touched it
-    succ_token: torch.Tensor  # [C, E] int32, heaviest first, -1 where absent
-    succ_weight: torch.Tensor  # [C, E] int32, 0 where absent
-    succ_source: torch.Tensor  # [C, E] int64, bit b: in sample b mod 62, 62: prompt, 63: history
-    step: torch.Tensor  # [1] int32, inserts so far
-    dropped: torch.Tensor  # [1] int64, contexts for which no entry was left
+    # the group's key, which is never reused; -1 if empty
+    entry_group: torch.Tensor = tensor("C", torch.int64, -1)
+    entry_hash: torch.Tensor = tensor("C", torch.int64)  # hash of group and tokens
+    # latest first, -1 beyond the context's order
+    entry_tokens: torch.Tensor = tensor("C N", fill=-1)
+    entry_total: torch.Tensor = tensor("C")  # weight of all observations
+    entry_stamp: torch.Tensor = tensor("C")  # the insert that last touched it
+    succ_token: torch.Tensor = tensor("C E", fill=-1)  # heaviest first, -1 where absent
+    succ_weight: torch.Tensor = tensor("C E")  # 0 where absent
+    # bit b: in sample b mod 62, 62: prompt, 63: history
+    succ_source: torch.Tensor = tensor("C E", torch.int64)
+    step: torch.Tensor = tensor("1")  # inserts so far
+    dropped: torch.Tensor = tensor("1", torch.int64)  # contexts for which no entry was left
     prior: "Table | None" = None  # looked up behind this table's contexts of a group
     parts: int = 1  # of a prior's table, one after another
 
@@ -163,27 +167,8 @@ class Table:
         cls, config: GraphConfig, device: str | torch.device = "cpu", parts: int = 1
     ) -> "Table":
         """Returns a table of `parts` times the capacity."""
-        C, N, E = parts * config.capacity, config.context, config.successors
-
-        def full(
-            shape: tuple[int, ...], value: float, dtype: torch.dtype = torch.int32
-        ) -> torch.Tensor:
-            return torch.full(shape, value, dtype=dtype, device=device)
-
-        return cls(
-            ways=config.ways,
-            entry_group=full((C,), -1, torch.int64),
-            entry_hash=full((C,), 0, torch.int64),
-            entry_tokens=full((C, N), -1),
-            entry_total=full((C,), 0),
-            entry_stamp=full((C,), 0),
-            succ_token=full((C, E), -1),
-            succ_weight=full((C, E), 0),
-            succ_source=full((C, E), 0, torch.int64),
-            step=full((1,), 0),
-            dropped=full((1,), 0, torch.int64),
-            parts=parts,
-        )
+        sizes = {"C": parts * config.capacity, "N": config.context, "E": config.successors}
+        return cls(config.ways, **allocate(cls, sizes, device, filled=True), parts=parts)
 
     @property
     def buckets(self) -> int:
@@ -194,7 +179,7 @@ class Table:
         """One of the parts, a view of this table's tensors."""
         size = self.entry_group.shape[0] // self.parts
         rows = slice(index * size, (index + 1) * size)
-        tensors = {name: getattr(self, name) for name in _TENSORS}
+        tensors = {name: getattr(self, name) for name in declared(Table)}
         return Table(
             self.ways, **{n: x if n in ("step", "dropped") else x[rows] for n, x in tensors.items()}
         )
@@ -204,15 +189,12 @@ class Table:
         return self.map(lambda x: x.numpy(force=True))
 
     def copy_(self, other: "Table") -> None:
-        for name in _TENSORS:
+        for name in declared(Table):
             getattr(self, name).copy_(getattr(other, name))
         if self.prior is not None and other.prior is not None:
             self.prior.copy_(other.prior)
 
     def map(self, function: Callable[[Any], Any]) -> "Table":
         prior = self.prior and self.prior.map(function)
-        tensors = {name: function(getattr(self, name)) for name in _TENSORS}
+        tensors = {name: function(getattr(self, name)) for name in declared(Table)}
         return Table(self.ways, **tensors, prior=prior, parts=self.parts)
-
-
-_TENSORS = tuple(f.name for f in fields(Table) if f.name not in ("ways", "prior", "parts"))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from csd.state.record import allocate, tensor
+
 MAX_DEPTH = 16
 MAX_CHILDREN = 8
 MAX_NODES = 64
@@ -31,32 +33,34 @@ ROOT, OWN, SIBLING, PROMPT, HISTORY, MODEL, PRIOR = range(7)
 class Pool:
     """One step's draft trees. M rows, S slots, G groups, N the longest context of the graph."""
 
-    token: torch.Tensor  # [M] int32, -1 in padding
-    parent: torch.Tensor  # [M] int32, pool row of the parent, -1 for roots and padding
-    slot: torch.Tensor  # [M] int32, -1 in padding
-    depth: torch.Tensor  # [M] int32, 0 for roots
-    position: torch.Tensor  # [M] int32, place in the sample's sequence, prompt included
-    ancestors: torch.Tensor  # [M] int64, bit j: the slot's node j is this node or above it
-    cost: torch.Tensor  # [M] int32, -log2(estimated path probability) * COST_ONE
-    source: torch.Tensor  # [M] int32, ROOT or where the token was observed
-    context: torch.Tensor  # [M, N] int32, the node's token and those before it, latest first
-    slot_start: torch.Tensor  # [S] int32, first row of the slot
-    slot_nodes: torch.Tensor  # [S] int32, rows of the slot, 0 when it is not live
-    group_start: torch.Tensor  # [G + 1] int32, row ranges of the groups
+    token: torch.Tensor = tensor("M", fill=-1)  # -1 in padding
+    parent: torch.Tensor = tensor("M", fill=-1)  # pool row of the parent, -1 for roots and padding
+    slot: torch.Tensor = tensor("M", fill=-1)  # -1 in padding
+    depth: torch.Tensor = tensor("M")  # 0 for roots
+    position: torch.Tensor = tensor("M")  # place in the sample's sequence, prompt included
+    # bit j: the slot's node j is this node or above it
+    ancestors: torch.Tensor = tensor("M", torch.int64)
+    cost: torch.Tensor = tensor("M")  # -log2(estimated path probability) * COST_ONE
+    source: torch.Tensor = tensor("M", fill=ROOT)  # ROOT or where the token was observed
+    # the node's token and those before it, latest first
+    context: torch.Tensor = tensor("M N", fill=-1)
+    slot_start: torch.Tensor = tensor("S")  # first row of the slot
+    slot_nodes: torch.Tensor = tensor("S")  # rows of the slot, 0 when it is not live
+    group_start: torch.Tensor = tensor("G+1")  # row ranges of the groups
 
     @classmethod
     def empty(
-        cls, rows: int, slots: int, groups: int, context: int, device: str | torch.device = "cpu"
+        cls,
+        rows: int,
+        slots: int,
+        groups: int,
+        context: int,
+        device: str | torch.device = "cpu",
+        filled: bool = True,
     ) -> "Pool":
-        """Returns a pool of padding rows only."""
-        pool = empty_pool(rows, slots, groups, context, device)
-        for x in (pool.token, pool.parent, pool.slot, pool.context):
-            x.fill_(-1)
-        of_rows = pool.depth, pool.position, pool.ancestors, pool.cost
-        for x in (*of_rows, pool.slot_start, pool.slot_nodes, pool.group_start):
-            x.zero_()
-        pool.source.fill_(ROOT)
-        return pool
+        """Returns a pool of padding rows only, or of uninitialized memory."""
+        sizes = {"M": rows, "S": slots, "G": groups, "N": context}
+        return cls(**allocate(cls, sizes, device, filled=filled))
 
     @property
     def rows(self) -> int:
@@ -94,21 +98,4 @@ def empty_pool(
     rows: int, slots: int, groups: int, context: int, device: str | torch.device
 ) -> Pool:
     """Allocates a pool; unlike `Pool.empty`, nothing is written."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    return Pool(
-        token=empty(rows),
-        parent=empty(rows),
-        slot=empty(rows),
-        depth=empty(rows),
-        position=empty(rows),
-        ancestors=empty(rows, dtype=torch.int64),
-        cost=empty(rows),
-        source=empty(rows),
-        context=empty(rows, context),
-        slot_start=empty(slots),
-        slot_nodes=empty(slots),
-        group_start=empty(groups + 1),
-    )
+    return Pool.empty(rows, slots, groups, context, device, filled=False)

@@ -13,6 +13,7 @@ import torch
 
 from csd.state.context_table import MAX_FRONTIER, GraphConfig
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, Pool
+from csd.state.record import allocate, named, tensor
 from csd.state.slots import Slots
 
 ROUNDS = 4
@@ -24,12 +25,13 @@ CHANCE_ONE = 1 << 16
 class Texts:
     """R = S * ROUNDS rows of W = k + T places."""
 
-    group_key: torch.Tensor  # [R] int64, -1 in rows that are not written yet
-    sample: torch.Tensor  # [R] int32
-    length: torch.Tensor  # [R] int32, tokens of the row, the prompt's last k included
-    token: torch.Tensor  # [R, W] int32, -1 before the prompt and after the length
-    chance: torch.Tensor  # [R, W] int32, probability of the target's draw, times CHANCE_ONE
-    begun: torch.Tensor  # [S] int32, samples that the slot has begun
+    # -1 in rows that are not written yet
+    group_key: torch.Tensor = tensor("R", torch.int64, -1)
+    sample: torch.Tensor = tensor("R", fill=-1)
+    length: torch.Tensor = tensor("R")  # tokens of the row, the prompt's last k included
+    token: torch.Tensor = tensor("R W", fill=-1)  # -1 before the prompt and after the length
+    chance: torch.Tensor = tensor("R W")  # probability of the target's draw, times CHANCE_ONE
+    begun: torch.Tensor = tensor("S")  # samples that the slot has begun
 
     @classmethod
     def empty(
@@ -41,19 +43,8 @@ class Texts:
         rounds: int = ROUNDS,
     ) -> "Texts":
         """Returns empty rows; tokens: most tokens of a sample."""
-
-        def full(*shape: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.full(shape, value, dtype=dtype, device=device)
-
-        rows = slots * rounds
-        return cls(
-            group_key=full(rows, value=-1, dtype=torch.int64),
-            sample=full(rows, value=-1),
-            length=full(rows, value=0),
-            token=full(rows, k + tokens, value=-1),
-            chance=full(rows, k + tokens, value=0),
-            begun=full(slots, value=0),
-        )
+        sizes = {"S": slots, "R": slots * rounds, "W": k + tokens}
+        return cls(**allocate(cls, sizes, device, filled=True))
 
     @property
     def rows(self) -> int:
@@ -100,11 +91,12 @@ class Texts:
             field[row[:, None], column] = value
 
 
+@named
 class Candidates(NamedTuple):
     """Candidate continuations of each slot, P of at most L tokens."""
 
-    token: torch.Tensor  # [S, P, L] int32, -1 after a text's end and in absent candidates
-    chance: torch.Tensor  # [S, P, L] int32, probabilities times CHANCE_ONE, 0 without a token
+    token: torch.Tensor = tensor("S P L")  # -1 after a text's end and in absent candidates
+    chance: torch.Tensor = tensor("S P L")  # probabilities times CHANCE_ONE, 0 without a token
 
 
 @dataclass(frozen=True, slots=True)

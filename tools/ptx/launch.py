@@ -43,9 +43,7 @@ def emulated(target: str = "sm_90", seed: int | None = 0):
         bound.apply_defaults()
         kinds = compiled.src.signature
         values, places = [], []
-        for name, value in bound.arguments.items():
-            if kinds[name] == "constexpr":
-                continue
+        for value in _flat(bound.arguments.values(), kinds.values()):
             if isinstance(value, torch.Tensor):
                 storage = value.untyped_storage()
                 places.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
@@ -67,6 +65,15 @@ def emulated(target: str = "sm_90", seed: int | None = 0):
             yield
     finally:
         driver._active = before
+
+
+def _flat(values, kinds):
+    """The values that are parameters of the PTX: of tuples their elements, and no constants."""
+    for value, kind in zip(values, kinds, strict=True):
+        if isinstance(kind, tuple):
+            yield from _flat(value, kind)
+        elif kind != "constexpr":
+            yield value
 
 
 def _of(kernel, options: dict) -> dict:

@@ -24,8 +24,8 @@ from csd.kernels.attention import (
     tree_attention_triton,
 )
 from csd.kernels.attention.layout import Work, check_layout
-from csd.kernels.common.checks import check_tensor
 from csd.state.kv_cache import PAGE
+from csd.state.record import check_tensor
 
 MASK = (1 << 64) - 1
 

@@ -248,11 +248,11 @@ class ConsensusChain(ConsensusGraph):
 
 def _grow(state: Estimates, slot: np.ndarray, budget: int) -> Drafted | None:
     """The `budget` cheapest nodes of the slots' chains, cheapest first; None if there are none."""
-    config = state.config
-    limit = np.minimum(state.max_new - 1 - state.generated, min(config.max_depth, MAX_DEPTH))
+    config, slots = state.config, state.slots
+    limit = np.minimum(slots.max_new - 1 - slots.generated, min(config.max_depth, MAX_DEPTH))
     path = max_path_cost(config)
     cost, parent = np.zeros(slot.size, np.int64), np.full(slot.size, -1)
-    context = state.context[slot]
+    context = slots.context[slot]
     levels: list[Drafted] = []
     count, depth = 0, 0
     while True:

@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 
-from csd.kernels.attention.layout import TILE, TreeLayout, Work, check_layout, check_reach
+from csd.kernels.attention.layout import LAYOUT, TILE, TreeLayout, Work, check_layout, check_reach
 from csd.kernels.attention.reference import tree_attention_ref
-from csd.kernels.common.checks import check_tensor
-from csd.kernels.common.operator import Fields, RecordOperator, launcher
+from csd.kernels.common.operator import RecordOperator, launcher
 from csd.state.kv_cache import PAGE
+from csd.state.record import check_tensor
 
 __all__ = [
     "TreeLayout",
@@ -100,7 +100,7 @@ def attention_operator(
         name,
         (
             *(f"Tensor {name}" for name in ("q", "node_k", "node_v", "k_pages", "v_pages")),
-            Fields("layout", spread=True, make=TreeLayout),
+            LAYOUT,
             "float scale",
             "Tensor[] work",
             "Tensor! out",

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import torch
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
 from csd.state.kv_cache import PAGE
+from csd.state.record import check_tensor
 
 # accepted rows of a slot that one program copies: most steps accept fewer
 BLOCK_A = 4

@@ -6,26 +6,32 @@ from typing import Any, NamedTuple
 
 import torch
 
-from csd.kernels.common.checks import check_fields
+from csd.state.record import View, named, tensor
 
-# fields that give the slot and group of every row, from which the work list is made
-ROWS = ("prompt_len", "slot_len", "slot", "slot_start", "slot_nodes", "group_start")
 # rows of pool rows and query heads that a tile of the Triton kernel has
 TILE = 64
 
 
+@named
 class TreeLayout(NamedTuple):
     """Prompts of G groups, committed tokens of S slots and nodes of M rows; absent pages are -1."""
 
-    prompt_pages: torch.Tensor  # [G, PP] int32
-    prompt_len: torch.Tensor  # [G] int32
-    slot_pages: torch.Tensor  # [S, SP] int32
-    slot_len: torch.Tensor  # [S] int32
-    slot: torch.Tensor  # [M] int32
-    ancestors: torch.Tensor  # [M] int64
-    slot_start: torch.Tensor  # [S] int32
-    slot_nodes: torch.Tensor  # [S] int32
-    group_start: torch.Tensor  # [G + 1] int32
+    prompt_pages: torch.Tensor = tensor("G PP")
+    prompt_len: torch.Tensor = tensor("G")
+    slot_pages: torch.Tensor = tensor("S SP")
+    slot_len: torch.Tensor = tensor("S")
+    slot: torch.Tensor = tensor("M")
+    ancestors: torch.Tensor = tensor("M", torch.int64)
+    slot_start: torch.Tensor = tensor("S")
+    slot_nodes: torch.Tensor = tensor("S")
+    group_start: torch.Tensor = tensor("G+1")
+
+
+LAYOUT = View(TreeLayout)
+# what gives the slot and group of every row, from which the work list is made
+ROWS = View(TreeLayout, "prompt_len slot_len slot slot_start slot_nodes group_start")
+# what only the attention reads
+_PLACES = View(TreeLayout, "slot ancestors prompt_pages slot_pages")
 
 
 class Work(NamedTuple):
@@ -40,16 +46,15 @@ class Work(NamedTuple):
 
 
 def check_rows(layout: Any, device: torch.device, sizes: dict[str, int] | None = None) -> None:
-    """Raises ValueError unless the fields of ROWS fit each other. sizes: as in `check_fields`."""
-    check_fields("layout", layout, ROWS, sizes if sizes is not None else {}, device, prefix="")
+    """Raises ValueError unless the fields of ROWS fit each other. sizes: as in `View.check`."""
+    ROWS.check(layout, sizes if sizes is not None else {}, device, prefix="")
 
 
 def check_layout(layout: Any, rows: int, device: torch.device) -> None:
     """Raises ValueError unless `layout` fits a pool of `rows` rows."""
     sizes: dict[str, int] = {}
     check_rows(layout, device, sizes)
-    names = ("slot", "ancestors", "prompt_pages", "slot_pages")
-    check_fields("layout", layout, names, sizes | {"M": rows}, device, prefix="")
+    _PLACES.check(layout, sizes | {"M": rows}, device, prefix="")
 
 
 def check_reach(window: int | None, chunk: int | None) -> None:

@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch.backends import cuda as backend
 
 from csd.kernels.attention.reference import Properties, in_reach, weights, without_autocast
-from csd.kernels.common.checks import check_tensor
 from csd.state.kv_cache import PAGE, pages_for
+from csd.state.record import check_tensor
 from csd.utils.device import upload
 
 aten = torch.ops.aten

@@ -99,7 +99,7 @@ def recording(target: Target) -> Iterator[list[CompileJob]]:
             compile[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")
         )
         # `csd.kernels.common.gpu` sets both
-        named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
+        named = _named(kernel, constants)
         pdl = bool(named.get("PDL")) and "AHEAD" in named
         jobs.append(CompileJob(_name(kernel, constants), source, warps, stages, fusion, pdl))
         # as if it were compiled: the launch ends here
@@ -126,13 +126,24 @@ def _operation(module: str) -> str:
     return OPERATIONS.get(name) or OPERATIONS.get(folder) or file
 
 
+def _named(kernel: Any, constants: dict) -> dict[str, Any]:
+    """Constants by name, those of a NamedTuple by its fields' names."""
+    named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
+    for value in tuple(named.values()):
+        named |= value._asdict() if hasattr(value, "_asdict") else {}
+    return named
+
+
 def _name(kernel: Any, constants: dict) -> str:
     """Operation, kernel where an operation has several, and the sizes of SHOWN."""
     name = kernel.__name__.strip("_").removesuffix("_kernel")
     if not hasattr(torch.ops.csd, name):
         name = f"{_operation(kernel.module)} {name}"
-    named = {kernel.arg_names[path[0]]: value for path, value in constants.items()}
-    named = {size: value for size, value in named.items() if value is not None}
+    named = {
+        size: value
+        for size, value in _named(kernel, constants).items()
+        if value is not None and value != ()
+    }
     sizes = [f"{size}={named[size]}" for size in SHOWN if size in named and "ORDERS" not in named]
     if "ORDERS" in named:
         sizes = [f"O={len(named['ORDERS'])}"] + ["resumed"] * named.get("RESUMED", False)

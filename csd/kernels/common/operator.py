@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, wraps
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from csd.kernels.common.checks import FIELDS, check_fields
 from csd.kernels.common.cpu import compiles
+from csd.state.record import View
 
 # schema types, by a field's type or by its name where annotations are not evaluated
 NUMBERS = {
@@ -144,47 +143,6 @@ def operator(
     return made
 
 
-@dataclass(frozen=True)
-class Fields:
-    """Fields of a record that an operator takes: as one list, or one by one if some are written.
-
-    record: a key of `checks.FIELDS`. names: by default all of its fields. spread: pass the fields
-    one by one. make: builds the record that an implementation takes from the fields.
-    """
-
-    record: str
-    names: tuple[str, ...] = ()
-    written: tuple[str, ...] = ()
-    spread: bool = False
-    make: Callable = SimpleNamespace
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", self.names or tuple(FIELDS[self.record]))
-        object.__setattr__(self, "spread", self.spread or bool(self.written))
-
-    def arguments(self) -> list[str]:
-        """Schema declarations of the arguments; Tensor! is one that is written."""
-        if not self.spread:
-            return [f"Tensor[] {self.record}"]
-        return [f"Tensor{'!' * (name in self.written)} {name}" for name in self.names]
-
-    def pack(self, record: Any) -> list:
-        tensors = [getattr(record, name) for name in self.names]
-        return tensors if self.spread else [tensors]
-
-    def unpack(self, args: list) -> Any:
-        """Removes the record's tensors from the front of `args` and returns the record."""
-        count = len(self.names) if self.spread else 1
-        taken, args[:] = args[:count], args[count:]
-        tensors = taken if self.spread else taken[0]
-        values: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
-        if self.make is SimpleNamespace:
-            # attributes that the record's own class derives from its fields
-            sizes = {FIELDS[self.record][name][0][0]: x.shape[0] for name, x in values.items()}
-            values |= {"rows": sizes.get("M"), "count": sizes.get("S")}
-        return self.make(**values)
-
-
 def numbers(record: type, names: Sequence[str]) -> list[str]:
     """Schema declarations of the numbers `names` of a dataclass."""
     kinds: dict[str, Any] = {f.name: f.type for f in fields(record)}
@@ -194,15 +152,16 @@ def numbers(record: type, names: Sequence[str]) -> list[str]:
 class RecordOperator:
     """An operator that is called and implemented with records.
 
-    operands: `Fields`, or schema declarations of other arguments. returns: a schema declaration, or
-    the class of a record of tensors. The reference, the launcher and `fake` take the operands by
-    position.
+    operands: a `View` of each record, whose tensors are passed as one list, or one by one if some
+    are written or the record is a NamedTuple; and schema declarations of other arguments. returns:
+    a schema declaration, or the class of a record of tensors. The reference, the launcher and
+    `fake` take the operands by position.
     """
 
     def __init__(
         self,
         name: str,
-        operands: Sequence[Fields | str],
+        operands: Sequence[View | str],
         reference: Callable,
         triton: Callable,
         returns: str | type = "()",
@@ -213,7 +172,7 @@ class RecordOperator:
         declared = [
             argument
             for operand in operands
-            for argument in ([operand] if isinstance(operand, str) else operand.arguments())
+            for argument in ([operand] if isinstance(operand, str) else _arguments(operand))
         ]
         numbered = [a.replace("!", f"(a{i}!)", 1) for i, a in enumerate(declared)]
         result = returns if isinstance(returns, str) else "Tensor[]"
@@ -232,7 +191,7 @@ class RecordOperator:
         def call(*args: Any) -> Any:
             left = list(args)
             values = [
-                left.pop(0) if isinstance(operand, str) else operand.unpack(left)
+                left.pop(0) if isinstance(operand, str) else _unpacked(operand, left)
                 for operand in self.operands
             ]
             result = function(*values)
@@ -244,21 +203,43 @@ class RecordOperator:
         return call
 
     def check(self, sizes: dict[str, int], device: torch.device, *records: Any) -> None:
-        """Checks the records with `check_fields`; they are in the order of the operands."""
-        taken = [operand for operand in self.operands if isinstance(operand, Fields)]
-        for operand, record in zip(taken, records, strict=True):
-            check_fields(operand.record, record, operand.names, sizes, device)
+        """Checks the records with `View.check`; they are in the order of the operands."""
+        views = [operand for operand in self.operands if isinstance(operand, View)]
+        for view, record in zip(views, records, strict=True):
+            view.check(record, sizes, device)
 
     def pack(self, *values: Any) -> list:
         """Returns the operator's own arguments for the operands `values`."""
         args: list = []
         for operand, value in zip(self.operands, values, strict=True):
-            args += [value] if isinstance(operand, str) else operand.pack(value)
+            if isinstance(operand, View):
+                args += operand(value) if _spread(operand) else [[*operand(value)]]
+            else:
+                args.append(value)
         return args
 
     def __call__(self, *values: Any) -> Any:
         result = self.definition(*self.pack(*values))
         return result if isinstance(self.returns, str) else self.returns(*result)
+
+
+def _spread(view: View) -> bool:
+    """True if a view's tensors are arguments of their own, and not a list."""
+    return bool(view.writes) or issubclass(view.record, tuple)
+
+
+def _arguments(view: View) -> list[str]:
+    """Schema declarations of a view's arguments; Tensor! is one that is written."""
+    if not _spread(view):
+        return [f"Tensor[] {view.name}"]
+    return [f"Tensor{'!' * (name in view.writes)} {name}" for name in view.names]
+
+
+def _unpacked(view: View, args: list) -> Any:
+    """Removes a view's tensors from the front of `args` and returns their record."""
+    count = len(view.names) if _spread(view) else 1
+    taken, args[:] = args[:count], args[count:]
+    return view.restored(taken if _spread(view) else taken[0])
 
 
 def _tensors(record: Any) -> list[torch.Tensor]:

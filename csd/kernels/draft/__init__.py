@@ -63,9 +63,8 @@ from typing import Any
 
 import torch
 
-from csd.kernels.common.checks import FIELDS, check_fields
-from csd.kernels.common.operator import Fields, RecordOperator, launcher, numbers
-from csd.kernels.draft.constants import MAX_PRIOR_SUCCESSORS, DraftNoise
+from csd.kernels.common.operator import RecordOperator, launcher, numbers
+from csd.kernels.draft.constants import MAX_PRIOR_SUCCESSORS, SLOTS, TABLE, DraftNoise
 from csd.kernels.draft.reference import draft_tree_ref
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool, empty_pool
@@ -73,22 +72,6 @@ from csd.state.slots import Slots
 
 __all__ = ["DraftNoise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
 
-_SLOTS = (
-    "live",
-    "group",
-    "key",
-    "sample",
-    "generated",
-    "max_new",
-    "temperature",
-    "context",
-    "stop_ids",
-    "step",
-    "progress_penalty",
-    "prompt_len",
-    "group_key",
-    "prior_part",
-)
 # fields of a GraphConfig that drafting reads, besides its sizes
 _CONFIG = (
     "smoothing",
@@ -118,11 +101,11 @@ def draft_tree_triton() -> Callable:
 def with_config(run: Callable) -> Callable:
     @wraps(run)
     def call(
-        table: dict, slots: Any, prior: list, rows: int, ways: int, prior_ways: int, *numbers: Any
+        table: Any, slots: Any, prior: list, rows: int, ways: int, prior_ways: int, *numbers: Any
     ) -> Pool:
         prior_parts, orders, prior_orders, *drafting, nodes = numbers
         of_prior = replace(Table(prior_ways, *prior), parts=prior_parts) if prior else None
-        graph = Table(ways, **table, prior=of_prior)
+        graph = Table(ways, **vars(table), prior=of_prior)
         config = GraphConfig(
             orders=tuple(orders),
             prior_orders=tuple(prior_orders),
@@ -151,8 +134,8 @@ def _loop() -> tuple[Callable[..., bool], Callable]:
 _draft_tree = RecordOperator(
     "draft_tree",
     (
-        Fields("table", make=dict),
-        Fields("slots", _SLOTS),
+        TABLE,
+        SLOTS,
         "Tensor[] prior",
         "SymInt rows",
         "SymInt ways",
@@ -213,7 +196,7 @@ def check_prior(
     `context` tokens.
     """
     sizes: dict[str, int] = {}
-    check_fields("table", prior, tuple(FIELDS["table"]), sizes, device)
+    TABLE.check(prior, sizes, device)
     longest = min(context, sizes["N"])
     if max(config.prior_orders) > longest:
         raise ValueError(
@@ -223,4 +206,4 @@ def check_prior(
         raise ValueError(
             f"table.prior must have at most {MAX_PRIOR_SUCCESSORS} successors, got {sizes['E']}"
         )
-    return [getattr(prior, name) for name in FIELDS["table"]]
+    return [*TABLE(prior)]

@@ -1,4 +1,4 @@
-"""Constants that the reference and the kernels of a draft share."""
+"""Constants and views that the reference and the kernels of a draft share."""
 
 import math
 from collections.abc import Callable
@@ -6,8 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from csd.state.context_table import USUAL_HALVES, GraphConfig
-from csd.state.pool import COST_ONE, MAX_PROGRESS_PENALTY
+from csd.state.context_table import USUAL_HALVES, GraphConfig, Table
+from csd.state.pool import COST_ONE, MAX_PROGRESS_PENALTY, Pool
+from csd.state.record import View
+from csd.state.slots import Slots
 
 # probabilities are multiples of 1 / ONE
 ONE = 1 << 24
@@ -25,6 +27,13 @@ MAX_PATH_COST = MAX_COST - MAX_PROGRESS_PENALTY
 UNIT = COST_ONE / math.log(2)
 # right shift from multiples of 2^-32, in the paper's layers, to multiples of 1 / ONE
 LAYER_SHIFT = 8
+
+SLOTS = View(
+    Slots,
+    "live group key sample generated max_new temperature context stop_ids step progress_penalty "
+    "prompt_len group_key prior_part",
+)
+TABLE, POOL = View(Table), View(Pool)
 
 # (slot [F], position [F], token [F, W]) -> g [F, W] float64, in place of the slots' keyed noise
 DraftNoise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

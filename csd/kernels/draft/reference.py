@@ -20,6 +20,7 @@ from csd.kernels.draft.constants import (
     EULER_GAMMA,
     MAX_COST,
     ONE,
+    SLOTS,
     TAIL,
     UNIT,
     DraftNoise,
@@ -55,30 +56,14 @@ class Children(NamedTuple):
 class Estimates:
     """Table, noise and slots' fields from which children are estimated, as numpy arrays."""
 
-    live: np.ndarray
-    group: np.ndarray
-    group_key: np.ndarray
-    key: np.ndarray
-    sample: np.ndarray
-    generated: np.ndarray
-    step: np.ndarray
-    progress_penalty: np.ndarray
-    max_new: np.ndarray
-    temperature: np.ndarray
-    context: np.ndarray
-    stop_ids: np.ndarray
-    prompt_len: np.ndarray
-    prior_part: np.ndarray
-
     def __init__(self, table: Table, slots: Any, config: GraphConfig, noise: DraftNoise | None):
         self.table, self.config, self.noise = table.arrays(), config, noise
-        for name in Estimates.__annotations__:
-            setattr(self, name, getattr(slots, name).numpy(force=True))
-        self.stop_ids = self.stop_ids[:, (self.stop_ids >= 0).any(0)]
-        self.sampled = self.temperature > 0
-        self.bit = self.sample % SAMPLE_BITS
-        self.level_cost = level_cost(config, self.generated, self.step)
-        self.owner = self.group_key[self.group]
+        self.slots = SLOTS.arrays(slots)
+        self.stop_ids = self.slots.stop_ids[:, (self.slots.stop_ids >= 0).any(0)]
+        self.sampled = self.slots.temperature > 0
+        self.bit = self.slots.sample % SAMPLE_BITS
+        self.level_cost = level_cost(config, self.slots.generated, self.slots.step)
+        self.owner = self.slots.group_key[self.slots.group]
         # by context, in the order of the estimate: the group's, the prior's, the group as a whole
         *betas, last = config.betas
         of_prior = len(config.prior_orders) if table.prior is not None else 0
@@ -87,7 +72,7 @@ class Estimates:
         self.smoothing = np.where(self.of_prior, config.prior_smoothing, config.smoothing)
         self.trust = np.where(self.of_prior, config.prior_trust, config.trust)
         # the group as a whole is a context of every node
-        whole = np.full_like(self.context, -1)
+        whole = np.full_like(self.slots.context, -1)
         whole[:, 0] = ANY
         code = hash_contexts(self.owner, whole, (1,))[:, 0]
         self.whole = find_contexts(self.table, self.owner, whole, code)
@@ -115,7 +100,7 @@ class Estimates:
         held = (token >= 0).ravel().nonzero()[0]
         pair = held // E
         key = (slot << 31)[node[pair]] | token.ravel()[held]
-        by = stable_order(key, self.live.size << 31)
+        by = stable_order(key, self.slots.live.size << 31)
         held, pair, key = held[by], pair[by], key[by]
         new_key = starts(key)
 
@@ -160,7 +145,7 @@ class Estimates:
         prior = self.table.prior
         if prior is not None:
             nobody = np.full_like(slot, PRIOR_KEY)
-            part = self.prior_part[self.group[slot]]
+            part = self.slots.prior_part[self.slots.group[slot]]
             entries.append(_entries(prior, nobody, context, self.config.prior_orders, part))
             totals.append(prior.entry_total.take(entries[1]))
         entries.append(self.whole[slot, None])
@@ -213,12 +198,12 @@ class Estimates:
         """Gumbel noise [n] of children at `depth`; key: [n], slot << 31 | token."""
         slot, token = key >> 31, key & ((1 << 31) - 1)
         # the token of a node at depth d is generated token d - 1 from here
-        position = self.generated[slot] + (depth - 1)
+        position = self.slots.generated[slot] + (depth - 1)
         if self.noise is not None:
             coordinates = (torch.from_numpy(x) for x in (slot, position, token[:, None]))
             return self.noise(*coordinates).numpy()[:, 0]
         return gumbel_words(
-            philox_words(self.key[slot], token, position, self.sample[slot], SAMPLE)
+            philox_words(self.slots.key[slot], token, position, self.slots.sample[slot], SAMPLE)
         )
 
     def _source(self, sources: np.ndarray, slot: np.ndarray) -> np.ndarray:
@@ -330,14 +315,14 @@ def draft_tree_ref(
 
 def _grow(state: Estimates, penalty: np.ndarray, slot: np.ndarray, budget: int) -> Drafted | None:
     """The `budget` cheapest nodes of the slots' trees, cheapest first; None if there are none."""
-    config = state.config
+    config, slots = state.config, state.slots
     budget = min(budget, (MAX_NODES - 1) * slot.size)
-    limit = np.minimum(state.max_new - 1 - state.generated, min(config.max_depth, MAX_DEPTH))
+    limit = np.minimum(slots.max_new - 1 - slots.generated, min(config.max_depth, MAX_DEPTH))
     path = max_path_cost(config) + penalty
     # nodes dearer than the budget's last one so far cannot enter the pool
     ceiling = MAX_COST
     # costs include penalties until the pool's nodes are selected
-    cost, parent, context = penalty[slot], np.full_like(slot, -1), state.context[slot]
+    cost, parent, context = penalty[slot], np.full_like(slot, -1), slots.context[slot]
     levels: list[Drafted] = []
     count, depth = 0, 0
     while True:

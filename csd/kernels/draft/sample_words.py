@@ -8,9 +8,9 @@ position is the index of the generated token, from 0. Verification draws with th
 
 import torch
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.noise import SAMPLE, philox_words_ref
 from csd.kernels.common.operator import operator
+from csd.state.record import check_tensor
 
 BLOCK = 128
 

@@ -20,9 +20,9 @@ from functools import wraps
 import torch
 from torch.nn.functional import embedding
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.gpu import has_dependent_launch
 from csd.kernels.common.operator import operator
+from csd.state.record import check_tensor
 
 
 def rms_norm_ref(

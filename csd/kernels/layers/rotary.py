@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
+from csd.state.record import check_tensor
 
 
 def rotary_ref(

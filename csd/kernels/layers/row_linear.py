@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.gpu import Chip, chip_of, dependent_options
 from csd.kernels.common.operator import operator
+from csd.state.record import check_tensor
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 # K is split until there are this many programs, in splits of LEAST_K numbers or more

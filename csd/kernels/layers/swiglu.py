@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
 from csd.kernels.layers.constants import CUBIC, LINEAR
+from csd.state.record import check_tensor
 
 BLOCK = 1024
 

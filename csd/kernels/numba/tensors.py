@@ -16,15 +16,14 @@ import torch
 from numba import carray, types
 from numba.extending import intrinsic, overload, register_jitable
 
+from csd.state.record import PLAIN, on_host
+
 # for each dtype that loops read, an empty array of the type by which they read it
 LIKE = {
     torch.bfloat16: np.empty(0, np.uint16),
     torch.float32: np.empty(0, np.float32),
     torch.float64: np.empty(0, np.float64),
 }
-
-# types of tensors that have memory; other types may stand for a tensor elsewhere, or not made yet
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def readable(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
@@ -49,11 +48,6 @@ def _described(x: torch.Tensor) -> str:
     dtype = str(x.dtype).removeprefix("torch.")
     kind = "" if type(x) in PLAIN else f" {type(x).__name__}"
     return f"{dtype}{kind} {tuple(x.shape)} with strides {x.stride()} on {x.device}"
-
-
-def on_host(*tensors: torch.Tensor) -> bool:
-    """True if loops can read the memory of all tensors, of any dtypes."""
-    return all(type(x) in PLAIN and x.is_cpu for x in tensors)
 
 
 @register_jitable

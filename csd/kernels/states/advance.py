@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
+from csd.state.record import check_tensor
 from csd.state.recurrent import CHUNK, TAIL
 
 # most chunks that one call can add: a step commits 17 tokens at most

@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import torch
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
 from csd.kernels.states.paths import DEPTHS
+from csd.state.record import check_tensor
 from csd.state.recurrent import wide
 
 BLOCK_C = 256

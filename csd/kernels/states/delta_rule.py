@@ -33,10 +33,10 @@ from collections.abc import Callable
 
 import torch
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import launcher, operator
 from csd.kernels.states.advance import check_states, next_state
 from csd.kernels.states.paths import DEPTHS
+from csd.state.record import check_tensor
 from csd.state.recurrent import TAIL, checkpoint
 
 __all__ = [

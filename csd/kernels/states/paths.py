@@ -8,8 +8,8 @@ the root down. Plain PyTorch on every device; nothing is read on the host.
 
 import torch
 
-from csd.kernels.common.checks import check_tensor
 from csd.state.pool import MAX_DEPTH, MAX_NODES
+from csd.state.record import check_tensor
 
 DEPTHS = MAX_DEPTH + 1
 

@@ -27,10 +27,11 @@ from typing import Any
 
 import torch
 
-from csd.kernels.common.checks import FIELDS, check_tensor
-from csd.kernels.common.operator import Fields, RecordOperator, launcher
+from csd.kernels.common.operator import RecordOperator, launcher
 from csd.kernels.table.reference import graph_insert_ref
+from csd.kernels.table.rows import OBSERVED, TABLE, Observed
 from csd.state.context_table import Table
+from csd.state.record import check_tensor, on_host
 
 __all__ = ["graph_insert", "graph_insert_ref", "graph_insert_triton", "insert_observed_triton"]
 
@@ -51,37 +52,26 @@ def insert_observed_triton() -> Callable:
 
 def on_table(run: Callable) -> Callable:
     @wraps(run)
-    def call(table: dict, ways: int, *rows_and_orders: Any) -> None:
+    def call(table: Any, ways: int, *rows_and_orders: Any) -> None:
         *rows, orders = rows_and_orders
-        run(Table(ways, **table), *rows, tuple(orders))
+        run(Table(ways, **vars(table)), *rows, tuple(orders))
 
     return call
 
 
 def _loop() -> tuple[Callable[..., bool], Callable]:
-    from csd.kernels.numba.tensors import on_host
     from csd.kernels.table.cpu.insert import graph_insert
 
-    return (lambda table, ways, *rows_and_orders: on_host(table["step"])), on_table(graph_insert)
+    return (lambda table, ways, *rows_and_orders: on_host(table.step)), on_table(graph_insert)
 
 
 _graph_insert = RecordOperator(
     "graph_insert",
     (
-        Fields("table", written=tuple(FIELDS["table"]), make=dict),
+        TABLE,
         "SymInt ways",
-        *(
-            f"Tensor {name}"
-            for name in (
-                "group_key",
-                "context",
-                "token",
-                "weight",
-                "row_total",
-                "source_bit",
-                "live_groups",
-            )
-        ),
+        *(f"Tensor observed_{name}" for name in OBSERVED.names),
+        "Tensor live_groups",
         "SymInt[] orders",
     ),
     on_table(graph_insert_ref),
@@ -106,17 +96,9 @@ def graph_insert(
     sizes: dict[str, int] = {}
     _graph_insert.check(sizes, device, table)
     N = sizes["N"]
-    for name, x, shape, dtype in (
-        ("group_key", group_key, (None,), torch.int64),
-        ("context", context, (*group_key.shape, N), torch.int32),
-        ("succ_token", succ_token, (*group_key.shape, None), torch.int32),
-        ("succ_weight", succ_weight, succ_token.shape, torch.int32),
-        ("row_total", row_total, group_key.shape, torch.int32),
-        ("source_bit", source_bit, group_key.shape, torch.int32),
-        ("live_groups", live_groups, (None,), torch.int64),
-    ):
-        check_tensor(name, x, shape, dtype, device, any_layout=True)
+    rows = (group_key, context, succ_token, succ_weight, row_total, source_bit)
+    OBSERVED.check(Observed(*rows), {"N": N}, device, prefix="", any_layout=True)
+    check_tensor("live_groups", live_groups, (None,), torch.int64, device, any_layout=True)
     if not orders or max(orders) > N or min(orders) < 1:
         raise ValueError(f"orders must lie in 1 to {N}, the table's context, got {orders}")
-    rows = (group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups)
-    _graph_insert(table, table.ways, *rows, list(orders))
+    _graph_insert(table, table.ways, *rows, live_groups, list(orders))

@@ -21,7 +21,13 @@ from typing import Any
 import numpy as np
 
 from csd.kernels.common.noise import splitmix64
+from csd.state.context_table import Table
+from csd.state.record import View
 
+# what a lookup reads
+ENTRIES = View(
+    Table, "entry_group entry_hash entry_tokens entry_total succ_token succ_weight succ_source"
+)
 # an entry touched this many inserts ago or earlier counts as equally old
 MAX_AGE = (1 << 26) - 1
 

@@ -26,10 +26,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from csd.kernels.common.operator import Fields, RecordOperator, launcher
-from csd.kernels.table.rows import GROUP_SLOTS, SUCCESSORS, Observed, _empty
+from csd.kernels.common.operator import RecordOperator, launcher
+from csd.kernels.table.rows import (
+    GROUP_SLOTS,
+    POOL,
+    SLOTS,
+    SUCCESSORS,
+    VERDICT,
+    Observed,
+    observed_rows,
+)
 from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig
 from csd.state.pool import Pool
+from csd.state.record import on_host
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
 
@@ -98,8 +107,7 @@ def observe_ref(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig)
 
 
 def _fake(pool: Any, slots: Any, verdict: Any, weights: Any) -> Observed:
-    (M, N), S = pool.context.shape, slots.group.shape[0]
-    return _empty(M, S, N, pool.slot.device)
+    return observed_rows(pool, slots)
 
 
 def with_config(run: Callable) -> Callable:
@@ -112,11 +120,10 @@ def with_config(run: Callable) -> Callable:
 
 
 def _loop() -> tuple[Callable[..., bool], Callable]:
-    from csd.kernels.numba.tensors import on_host
     from csd.kernels.table.cpu import observe as loops
 
     def takes(pool: Any, slots: Any, verdict: Any, *weights: Any) -> bool:
-        return on_host(*loops.observed_tensors(pool, slots, verdict))
+        return on_host(*POOL(pool), *SLOTS(slots), *VERDICT(verdict))
 
     return takes, with_config(loops.observe)
 
@@ -124,9 +131,9 @@ def _loop() -> tuple[Callable[..., bool], Callable]:
 _observe = RecordOperator(
     "observe",
     (
-        Fields("pool", ("slot", "depth", "context")),
-        Fields("slots", ("group", "sample", "group_key", "step")),
-        Fields("verdict", ("sample", "top_token", "top_prob", "accept_row")),
+        POOL,
+        SLOTS,
+        VERDICT,
         "SymInt soft_weight",
         "SymInt hard_weight",
     ),

@@ -28,27 +28,20 @@ from typing import Any
 
 import torch
 
-from csd.kernels.common.operator import Fields, RecordOperator, launcher
+from csd.kernels.common.operator import RecordOperator, launcher
 from csd.kernels.verify.reference import verify_ref
 from csd.state.filters import FILTERS
 from csd.state.pool import Pool
+from csd.state.record import View
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict, empty_verdict
 
 __all__ = ["decide_triton", "token_logprobs_triton", "verify", "verify_ref", "verify_triton"]
 
-_POOL = ("token", "parent", "slot", "depth", "ancestors", "slot_start", "slot_nodes")
-_SLOTS = (
-    "live",
-    "key",
-    "sample",
-    "generated",
-    *FILTERS,
-    "seen",
-    "max_new",
-    "min_new",
-    "stop_ids",
-    "ban_ids",
+POOL = View(Pool, "token parent slot depth ancestors slot_start slot_nodes")
+SLOTS = View(
+    Slots,
+    f"live key sample generated {' '.join(FILTERS)} seen max_new min_new stop_ids ban_ids",
 )
 
 
@@ -87,7 +80,7 @@ def _loop() -> tuple[Callable[..., bool], Callable]:
 
 _verify = RecordOperator(
     "verify",
-    ("Tensor logits", Fields("pool", _POOL), Fields("slots", _SLOTS)),
+    ("Tensor logits", POOL, SLOTS),
     verify_ref,
     verify_triton,
     loop=_loop,

@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 import torch
 
-from csd.kernels.common.operator import Fields, RecordOperator, launcher
+from csd.kernels.common.operator import RecordOperator, launcher
 from csd.state import verdict as verdicts
+from csd.state.record import View
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
@@ -65,14 +66,15 @@ def mark_seen(seen: torch.Tensor, token: torch.Tensor) -> None:
         seen.scatter_(1, word, (seen.gather(1, word).long() | bit).int())
 
 
-_WRITTEN = ("live", "generated", "context", "step", "tokens", "logprobs", "raw_logprobs", "seen")
-_READ = ("sample", "logprob", "raw_logprob", "accept_row", "accept_count", "finish")
+SLOTS = View(
+    Slots,
+    reads="repetition_penalty",
+    writes="live generated context step tokens logprobs raw_logprobs seen",
+)
+VERDICT = View(Verdict, "sample logprob raw_logprob accept_row accept_count finish")
 _advance_slots = RecordOperator(
     "advance_slots",
-    (
-        Fields("slots", (*_WRITTEN, "repetition_penalty"), written=_WRITTEN),
-        Fields("verdict", _READ),
-    ),
+    (SLOTS, VERDICT),
     advance_slots_ref,
     advance_slots_triton,
 )

@@ -17,9 +17,10 @@ from collections.abc import Callable
 
 import torch
 
-from csd.kernels.common.operator import Fields, RecordOperator, launcher
+from csd.kernels.common.operator import RecordOperator, launcher
 from csd.kernels.verify.layout import empty_snapshot
 from csd.state.pool import Pool
+from csd.state.record import View
 from csd.state.verdict import Verdict
 
 
@@ -69,21 +70,11 @@ def snapshot_ref(
     )
 
 
-_POOL = ("slot_start", "slot_nodes", "depth", "cost", "source", "token", "parent")
-_VERDICT = (
-    "sample",
-    "logprob",
-    "raw_logprob",
-    "top_token",
-    "top_prob",
-    "accept_row",
-    "accept_count",
-    "finish",
-    "bad",
-)
+POOL = View(Pool, "slot_start slot_nodes depth cost source token parent")
+VERDICT = View(Verdict)
 _snapshot = RecordOperator(
     "snapshot",
-    (Fields("pool", _POOL), Fields("verdict", _VERDICT), "bool top", "bool trees"),
+    (POOL, VERDICT, "bool top", "bool trees"),
     snapshot_ref,
     snapshot_triton,
     returns="(Tensor, Tensor)",

@@ -45,7 +45,7 @@ def attend(**case):
 
 def plan():
     case = attention()
-    return {name: case[name] for name in ROWS} | dict(heads=4, kv_heads=2)
+    return {name: case[name] for name in ROWS.names} | dict(heads=4, kv_heads=2)
 
 
 def planned(heads, kv_heads, **rows):
@@ -153,7 +153,7 @@ def drafted():
 def taken(operator, *records):
     """Fields that the operator takes, by the name of their record."""
     operands = [operand for operand in operator.operands if not isinstance(operand, str)]
-    return {o.record: (record, o.names) for o, record in zip(operands, records, strict=True)}
+    return {o.name: (record, o.names) for o, record in zip(operands, records, strict=True)}
 
 
 def verify_case():

@@ -33,8 +33,8 @@ from csd.kernels.attention.packed.reference import (
     packed_attention_ref,
     wide_dtype,
 )
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import launcher, operator
+from csd.state.record import check_tensor
 
 __all__ = [
     "PackedLayout",

@@ -16,19 +16,23 @@ from typing import NamedTuple
 import torch
 
 from csd.kernels.attention.reference import in_reach
-from csd.kernels.common.checks import check_fields
+from csd.state.record import View, named, tensor
 
 
+@named
 class PackedLayout(NamedTuple):
     """Row i of R rows attends to row j if j <= i < end[j]."""
 
-    end: torch.Tensor  # [R] int32, the first row after those below row j
-    position: torch.Tensor  # [R] int32, index in its sample's sequence
+    end: torch.Tensor = tensor("R")  # the first row after those below row j
+    position: torch.Tensor = tensor("R")  # index in its sample's sequence
+
+
+PACKED = View(PackedLayout)
 
 
 def check_packed(layout: PackedLayout, rows: int, device: torch.device) -> None:
     """Raises ValueError unless `layout` is one of `rows` rows on the device."""
-    check_fields("packed", layout, PackedLayout._fields, {"R": rows}, device, prefix="layout.")
+    PACKED.check(layout, {"R": rows}, device, prefix="layout.")
 
 
 def visible_rows(

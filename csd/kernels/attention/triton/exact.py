@@ -44,9 +44,9 @@ from csd.kernels.attention.triton.kernel import _add_keys, _scores, _tokens
 from csd.kernels.attention.triton.launch import DTYPES, Partials, _tiles
 from csd.kernels.attention.triton.merge import _sinks
 from csd.kernels.attention.triton.plan import programs_for
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.gpu import chip_of
 from csd.state.kv_cache import PAGE
+from csd.state.record import check_tensor
 
 __all__ = [
     "ExactWork",

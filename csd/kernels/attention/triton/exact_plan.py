@@ -27,10 +27,10 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.layout import TILE, TreeLayout, check_layout
+from csd.kernels.attention.layout import LAYOUT, TILE, TreeLayout, check_layout
 from csd.kernels.attention.triton.first_keys import first_keys, first_keys_triton
 from csd.kernels.attention.triton.plan import _skipped, tile_rows
-from csd.kernels.common.operator import Fields, RecordOperator
+from csd.kernels.common.operator import RecordOperator
 from csd.state.kv_cache import PAGE
 from csd.state.pool import MAX_DEPTH
 
@@ -353,7 +353,7 @@ def _on_gpu(*args: Any) -> tuple:
 _plan_exact = RecordOperator(
     "plan_exact",
     (
-        Fields("layout", spread=True, make=TreeLayout),
+        LAYOUT,
         "SymInt heads",
         "SymInt kv_heads",
         "Tensor? page",

@@ -19,8 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.layout import TreeLayout, check_layout, check_reach
-from csd.kernels.common.operator import Fields, RecordOperator
+from csd.kernels.attention.layout import LAYOUT, TreeLayout, check_layout, check_reach
+from csd.kernels.common.operator import RecordOperator
 from csd.state.kv_cache import PAGE
 
 # larger than every position: stands for no window, and for no chunk
@@ -185,7 +185,7 @@ def _fake(layout: TreeLayout, window: int | None, chunk: int | None) -> FirstKey
 
 _first_keys = RecordOperator(
     "first_keys",
-    (Fields("layout", spread=True, make=TreeLayout), "SymInt? window", "SymInt? chunk"),
+    (LAYOUT, "SymInt? window", "SymInt? chunk"),
     first_keys_ref,
     first_keys_triton,
     returns="(Tensor, Tensor, Tensor)",

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.common.checks import check_tensor
 from csd.kernels.common.operator import operator
+from csd.state.record import check_tensor
 
 
 def merge_partials_ref(

@@ -35,7 +35,7 @@ import triton.language as tl
 from csd.kernels.attention.layout import ROWS, TILE, TreeLayout, Work, check_rows
 from csd.kernels.attention.triton.first_keys import first_keys, first_keys_triton
 from csd.kernels.common.gpu import programs_of
-from csd.kernels.common.operator import Fields, RecordOperator
+from csd.kernels.common.operator import RecordOperator
 from csd.state.kv_cache import PAGE
 
 
@@ -365,7 +365,7 @@ def _on_gpu(*args: Any) -> tuple:
 _plan_attention = RecordOperator(
     "plan_attention",
     (
-        Fields("layout", ROWS, spread=True),
+        ROWS,
         "SymInt heads",
         "SymInt kv_heads",
         "SymInt programs",

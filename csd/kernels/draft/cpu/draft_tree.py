@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from csd.kernels.draft.constants import DraftNoise, level_cost, max_path_cost
+from csd.kernels.draft.constants import POOL, SLOTS, DraftNoise, level_cost, max_path_cost
 from csd.kernels.draft.cpu.grow import cheapest, grow
-from csd.kernels.draft.cpu.pools import arrays, fill, root_positions, slot_penalties
+from csd.kernels.draft.cpu.pools import fill, root_positions, slot_penalties
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import on_host, require
-from csd.kernels.table.cpu.lookup import Entries, order_sizes
+from csd.kernels.table.cpu.lookup import order_sizes
+from csd.kernels.table.lookup import ENTRIES
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, empty_pool
 from csd.state.pool_builder import live_by_group
@@ -31,7 +32,6 @@ def _draft(
     betas,
     config,
     slots,
-    group,
     position,
     pool,
 ):
@@ -56,7 +56,7 @@ def _draft(
     )
     L = live.shape[0]
     chosen = cheapest(node, L, count, penalty.shape[0])[: max(budget, 0)]
-    fill(live, chosen, node, context, penalty, group, position, pool)
+    fill(live, chosen, node, context, penalty, slots.group, position, pool)
 
 
 def draft_tree(
@@ -75,45 +75,15 @@ def draft_tree(
     if noise is not None:
         raise ValueError("noise must be None with kernels='cpu'")
     require(on_host(slots.live, table.step), "draft_tree", slots.live, table.step)
-    group, generated, temperature = (
-        getattr(slots, name).numpy() for name in ("group", "generated", "temperature")
-    )
-    live = live_by_group(slots)
+    live, of_slots = live_by_group(slots), SLOTS.arrays(slots)
     max_drafted = rows - live.size if nodes is None else min(nodes, rows - live.size)
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     pool = out or empty_pool(rows, S, G, N, slots.live.device)
-    group_key, sampled = slots.group_key.numpy(), temperature > 0
-    owner, step = group_key[group], slots.step.numpy()
     penalty = np.zeros(S, np.int64)
     if live.size:
-        penalty = slot_penalties(
-            live,
-            group,
-            generated,
-            step,
-            slots.progress_penalty.numpy(),
-            sampled,
-            config.group_penalty,
-        )
-    of_slots = (
-        sampled,
-        slots.key.numpy(),
-        slots.sample.numpy(),
-        generated,
-        slots.max_new.numpy(),
-        slots.context.numpy(),
-        slots.stop_ids.numpy(),
-        owner,
-        slots.prior_part.numpy()[group],
-    )
-    arrays_of = table.arrays()
+        penalty = slot_penalties(live, of_slots, config.group_penalty)
     # without a prior, an order of none is looked up in the groups' table
-    prior, prior_orders = arrays_of.prior or arrays_of, ()
-    if arrays_of.prior is not None:
-        prior_orders = config.prior_orders
-    tables = tuple(
-        Entries(*[getattr(x, name) for name in Entries._fields]) for x in (arrays_of, prior)
-    )
+    prior, prior_orders = table.prior or table, () if table.prior is None else config.prior_orders
     betas = *config.betas[:-1], *config.prior_betas[: len(prior_orders)], config.betas[-1]
     _draft(
         live,
@@ -121,10 +91,10 @@ def draft_tree(
         rows,
         penalty,
         max_path_cost(config),
-        level_cost(config, generated, step),
+        level_cost(config, of_slots.generated, of_slots.step),
         min(config.max_depth, MAX_DEPTH),
         config.frontier,
-        tables,
+        (ENTRIES.arrays(table), ENTRIES.arrays(prior)),
         (config.ways, prior.ways),
         prior.buckets * prior.ways,
         (order_sizes(config.orders), order_sizes(prior_orders)),
@@ -138,8 +108,7 @@ def draft_tree(
             config.prior_trust,
         ),
         of_slots,
-        group,
         root_positions(slots),
-        arrays(pool),
+        POOL.arrays(pool),
     )
     return pool

@@ -41,7 +41,7 @@ def estimate(
     owner,  # key of its group
     whole,  # entry of the group as a whole, or -1
     first,  # first entry of its part of the prior
-    tables,  # `Entries` of the groups and of the prior
+    tables,  # arrays of the groups' `Table` and of the prior's
     ways,  # of both
     size,  # entries of a part of the prior
     orders,  # [O], ascending, and [P], of the prior
@@ -62,35 +62,19 @@ def estimate(
     tokens, sums, sources, stamps = hash_table
     (mine, score), codes, prior_codes = work
     count, left, O, P = 0, 1.0, orders[0].shape[0], orders[1].shape[0]
+    entries = group.entry_hash.shape[0]
     hash_prefix(owner, context, orders[0], codes)
     hash_prefix(PRIOR_KEY, context, orders[1], prior_codes)
     for o in range(O + P + 1):
         entry, of_prior = whole, False
         if o < O:
             n = O - 1 - o
-            entry = find_entry(
-                group.entry_group,
-                group.entry_hash,
-                group.entry_tokens,
-                ways[0],
-                owner,
-                context,
-                orders[0][n],
-                codes[n],
-            )
+            entry = find_entry(group, 0, entries, ways[0], owner, context, orders[0][n], codes[n])
         elif o < O + P:
             n, of_prior = O + P - 1 - o, True
             entry = find_entry(
-                prior.entry_group[first : first + size],
-                prior.entry_hash[first : first + size],
-                prior.entry_tokens[first : first + size],
-                ways[1],
-                PRIOR_KEY,
-                context,
-                orders[1][n],
-                prior_codes[n],
+                prior, first, size, ways[1], PRIOR_KEY, context, orders[1][n], prior_codes[n]
             )
-            entry += first * (entry >= 0)
         if entry < 0:
             continue
         table = prior if of_prior else group
@@ -234,14 +218,14 @@ def grow(
     orders,
     betas,
     config,
-    slots,  # sampled, key, sample, generated, max_new, context, stop_ids; key and part of the group
+    slots,  # arrays of the `Slots`
 ):
     """Returns the list's numbers, its contexts and its length: roots and candidates for the pool.
 
     A root's parent is -1. Costs include the slots' penalties.
     """
-    sampled, key, sample, generated, max_new, contexts, stop_ids, owner, part = slots
-    L, S, N = live.shape[0], sampled.shape[0], contexts.shape[1]
+    contexts, group, owner = slots.context, slots.group, slots.group_key
+    L, S, N = live.shape[0], group.shape[0], contexts.shape[1]
     E = max(tables[0].succ_token.shape[1], tables[1].succ_token.shape[1])
     node, context = np.empty((SOME + L, 6), np.int64), np.empty((SOME + L, N), np.int32)
     count = 0
@@ -253,17 +237,9 @@ def grow(
         node[count, DEPTH], node[count, PARENT], node[count, SOURCE] = 0, -1, ROOT
         for n in range(N):
             context[count, n] = contexts[s, n]
-        hash_prefix(owner[s], any_token, one, code)
-        whole[s] = find_entry(
-            tables[0].entry_group,
-            tables[0].entry_hash,
-            tables[0].entry_tokens,
-            ways[0],
-            owner[s],
-            any_token,
-            1,
-            code[0],
-        )
+        key, entries = owner[group[s]], tables[0].entry_hash.shape[0]
+        hash_prefix(key, any_token, one, code)
+        whole[s] = find_entry(tables[0], 0, entries, ways[0], key, any_token, 1, code[0])
         count += 1
     noise = np.empty(OF_SLOT, np.int64), np.empty(OF_SLOT), np.zeros(OF_SLOT, np.int32)
     estimates = (
@@ -285,18 +261,18 @@ def grow(
         first, last = count, -1
         for f in front:
             s = node[f, SLOT]
-            if max_new[s] - 1 - generated[s] < depth:
+            if slots.max_new[s] - 1 - slots.generated[s] < depth:
                 continue
             if s != last:
                 last, stamp = s, stamp + 1
             mark += 1
-            bit = sample[s] % SAMPLE_BITS
-            slot = sampled[s], key[s], sample[s], np.int64(generated[s] + depth - 1), bit
+            bit, position = slots.sample[s] % SAMPLE_BITS, np.int64(slots.generated[s] + depth - 1)
+            slot = slots.temperature[s] > 0, slots.key[s], slots.sample[s], position, bit
             several = estimate(
                 context[f],
-                owner[s],
+                owner[group[s]],
                 whole[s],
-                np.int64(part[s]) * size,
+                np.int64(slots.prior_part[group[s]]) * size,
                 tables,
                 ways,
                 size,
@@ -312,7 +288,9 @@ def grow(
                 work,
             )
             highest = min(path + penalty[s], ceiling) - node[f, COST]
-            children = likeliest(several, order, estimates, level[s], highest, stop_ids[s], chosen)
+            children = likeliest(
+                several, order, estimates, level[s], highest, slots.stop_ids[s], chosen
+            )
             node, context = _with_room(node, context, count + children)
             for i in range(children):
                 entry = chosen[0, i]

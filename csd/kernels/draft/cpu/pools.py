@@ -1,10 +1,9 @@
 """Pools of roots, node costs and pruning of pools; references: `csd.state.pool_builder`."""
 
-from dataclasses import fields
-
 import numpy as np
 import torch
 
+from csd.kernels.draft.constants import POOL
 from csd.kernels.draft.cpu.grow import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.math import places_in_order
@@ -12,13 +11,6 @@ from csd.kernels.numba.tensors import on_host, require
 from csd.state.pool import MAX_GROUP_PENALTY, MAX_PROGRESS_PENALTY, ROOT, Pool, empty_pool
 from csd.state.pool_builder import live_by_group
 from csd.state.slots import Slots
-
-FIELDS = tuple(f.name for f in fields(Pool))
-
-
-def arrays(pool: Pool) -> tuple[np.ndarray, ...]:
-    """A pool's fields as arrays that share its memory, in the order of `FIELDS`."""
-    return tuple([getattr(pool, name).numpy() for name in FIELDS])
 
 
 @loop
@@ -30,11 +22,11 @@ def fill(
     penalty,  # [S], subtracted from the nodes' costs
     group,  # [S]
     position,  # [S], of the roots
-    pool,  # the fields of a Pool, written
+    pool,  # arrays of a `Pool`, written
 ):
     """Write the roots, which are the first L nodes, and the chosen nodes to a pool."""
-    token, parent, slot, depth, node_position, ancestors, cost, source, contexts = pool[:9]
-    slot_start, slot_nodes, group_start = pool[9:]
+    slot_start, slot_nodes, group_start = pool.slot_start, pool.slot_nodes, pool.group_start
+    token, parent, ancestors, cost = pool.token, pool.parent, pool.ancestors, pool.cost
     L, used = live.shape[0], live.shape[0] + chosen.shape[0]
     for s in range(slot_start.shape[0]):
         slot_start[s], slot_nodes[s] = 0, 0
@@ -61,20 +53,20 @@ def fill(
         bit = np.int64(1) << filled[s]
         filled[s] += 1
         row_of[i] = m
-        token[m], slot[m], depth[m] = node[i, TOKEN], s, node[i, DEPTH]
-        node_position[m], source[m] = position[s] + node[i, DEPTH], node[i, SOURCE]
+        token[m], pool.slot[m], pool.depth[m] = node[i, TOKEN], s, node[i, DEPTH]
+        pool.position[m], pool.source[m] = position[s] + node[i, DEPTH], node[i, SOURCE]
         for n in range(context.shape[1]):
-            contexts[m, n] = context[i, n]
+            pool.context[m, n] = context[i, n]
         parent[m], ancestors[m], cost[m] = -1, bit, 0
         if k >= L:
             parent[m] = row_of[node[i, PARENT]]
             ancestors[m] |= ancestors[parent[m]]
             cost[m] = node[i, COST] - penalty[s]
     for m in range(used, token.shape[0]):
-        token[m], parent[m], slot[m], depth[m], node_position[m] = -1, -1, -1, 0, 0
-        ancestors[m], cost[m], source[m] = 0, 0, ROOT
+        token[m], parent[m], pool.slot[m], pool.depth[m], pool.position[m] = -1, -1, -1, 0, 0
+        ancestors[m], cost[m], pool.source[m] = 0, 0, ROOT
         for n in range(context.shape[1]):
-            contexts[m, n] = -1
+            pool.context[m, n] = -1
 
 
 def root_positions(slots: Slots) -> np.ndarray:
@@ -95,16 +87,8 @@ def roots(slots: Slots, rows: int) -> Pool:
         rows, slots.count, slots.group_key.shape[0], context.shape[1], slots.live.device
     )
     none, no_start = np.empty(0, np.int64), np.zeros(slots.count, np.int64)
-    fill(
-        live,
-        none,
-        node,
-        context,
-        no_start,
-        slots.group.numpy(),
-        root_positions(slots),
-        arrays(pool),
-    )
+    group, position = slots.group.numpy(), root_positions(slots)
+    fill(live, none, node, context, no_start, group, position, POOL.arrays(pool))
     return pool
 
 
@@ -121,14 +105,18 @@ def _progress_penalties(live, generated, progress_penalty):
 
 
 @loop
-def slot_penalties(live, group, generated, step, progress_penalty, sampled, group_penalty):
-    """`pool_builder.slot_penalties` of the slots `live`, 0 for others: [S] int64."""
-    penalties = _progress_penalties(live, generated, progress_penalty)
+def slot_penalties(live, slots, group_penalty):
+    """`pool_builder.slot_penalties` of the slots `live`, 0 for others: [S] int64.
+
+    slots: arrays of the `Slots`.
+    """
+    group, generated, step = slots.group, slots.generated, slots.step
+    penalties = _progress_penalties(live, generated, slots.progress_penalty)
     together = True
     for s in live:
         together &= group[s] == group[live[0]]
     for s in live:
-        if group_penalty and together and not sampled[s]:
+        if group_penalty and together and slots.temperature[s] <= 0:
             last = generated[s]
             for t in live:
                 if step[t] == step[s]:
@@ -170,9 +158,9 @@ def node_costs(pool: Pool, slots: Slots) -> tuple[torch.Tensor, list[int], list[
 
 
 @loop
-def _prune(rows, cost, columns, out):
-    """Write the `rows` cheapest rows of a pool to `out`; given, out: fields of a Pool."""
-    token, parent, slot, depth, position, ancestors, own, source, context = columns[:9]
+def _prune(rows, cost, pool, out):
+    """Write the `rows` cheapest rows of a pool to `out`; both are arrays of a `Pool`."""
+    slot, parent = pool.slot, pool.parent
     M, key = slot.shape[0], np.empty(slot.shape[0], np.int64)
     for m in range(M):
         key[m] = cost[m] if slot[m] >= 0 else np.int64(1) << 40
@@ -182,25 +170,22 @@ def _prune(rows, cost, columns, out):
         before[m + 1] = 1
     for m in range(M):
         before[m + 1] += before[m]
-    slot_start, _, group_start = columns[9:]
-    to_token, to_parent, to_slot, to_depth, to_position, to_ancestors = out[:6]
-    to_own, to_source, to_context, to_start, to_nodes, to_group_start = out[6:]
-    for s in range(slot_start.shape[0]):
-        to_start[s], to_nodes[s] = before[slot_start[s]], 0
-    for g in range(group_start.shape[0]):
-        to_group_start[g] = before[group_start[g]]
+    for s in range(pool.slot_start.shape[0]):
+        out.slot_start[s], out.slot_nodes[s] = before[pool.slot_start[s]], 0
+    for g in range(pool.group_start.shape[0]):
+        out.group_start[g] = before[pool.group_start[g]]
     for m in range(M):
         r = before[m]
         if before[m + 1] == r:
             continue
-        to_token[r], to_slot[r], to_depth[r] = token[m], slot[m], depth[m]
-        to_position[r], to_ancestors[r] = position[m], ancestors[m]
-        to_own[r], to_source[r] = own[m], source[m]
-        to_parent[r] = before[parent[m]] if parent[m] >= 0 else -1
-        for n in range(context.shape[1]):
-            to_context[r, n] = context[m, n]
+        out.token[r], out.slot[r], out.depth[r] = pool.token[m], slot[m], pool.depth[m]
+        out.position[r], out.ancestors[r] = pool.position[m], pool.ancestors[m]
+        out.cost[r], out.source[r] = pool.cost[m], pool.source[m]
+        out.parent[r] = before[parent[m]] if parent[m] >= 0 else -1
+        for n in range(pool.context.shape[1]):
+            out.context[r, n] = pool.context[m, n]
         if slot[m] >= 0:
-            to_nodes[slot[m]] += 1
+            out.slot_nodes[slot[m]] += 1
 
 
 def prune(pool: Pool, rows: int, cost: torch.Tensor) -> Pool:
@@ -210,5 +195,5 @@ def prune(pool: Pool, rows: int, cost: torch.Tensor) -> Pool:
     require(on_host(cost, pool.token), "prune", cost, pool.token)
     S, G = pool.slot_start.shape[0], pool.group_start.shape[0] - 1
     out = empty_pool(rows, S, G, pool.context.shape[1], pool.token.device)
-    _prune(rows, cost.numpy(), arrays(pool), arrays(out))
+    _prune(rows, cost.numpy(), POOL.arrays(pool), POOL.arrays(out))
     return out

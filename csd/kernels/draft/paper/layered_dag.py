@@ -27,10 +27,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from csd.kernels.common.operator import Fields, RecordOperator, numbers
-from csd.kernels.draft.constants import LAYER_SHIFT, MAX_COST, ONE, UNIT, max_path_cost
+from csd.kernels.common.operator import RecordOperator, numbers
+from csd.kernels.draft.constants import LAYER_SHIFT, MAX_COST, ONE, SLOTS, UNIT, max_path_cost
 from csd.state.pool import MAX_CHILDREN, MAX_NODES, SIBLING, Pool, empty_pool
 from csd.state.pool_builder import Nodes, live_by_group, pool_of, progress_penalties
+from csd.state.record import View
 from csd.state.slots import MAX_STOP_IDS, Slots
 from csd.state.texts import CHANCE_ONE, Candidates, DagConfig
 
@@ -131,7 +132,7 @@ def layered_dag_triton(
     """Two launches: every slot's nodes, then the pool."""
     import triton
 
-    from csd.kernels.draft.paper.triton import _layered_dag_kernel
+    from csd.kernels.draft.paper.triton import Layers, _layered_dag_kernel
     from csd.kernels.draft.triton.launch import fill_pool
 
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
@@ -142,51 +143,35 @@ def layered_dag_triton(
     block_f = triton.next_power_of_2(config.width)
     lists = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
     children = torch.empty((S, block_f * MAX_CHILDREN), dtype=torch.int64, device=device)
+    pointers = SLOTS(slots)
     _layered_dag_kernel[(S,)](
-        live_ptr=slots.live,
-        generated_ptr=slots.generated,
-        progress_penalty_ptr=slots.progress_penalty,
-        max_new_ptr=slots.max_new,
-        stop_ids_ptr=slots.stop_ids,
-        token_ptr=candidates.token,
-        chance_ptr=candidates.chance,
+        slots=pointers,
+        candidates=candidates,
         nodes_ptr=lists,
         children_ptr=children,
-        slots=S,
+        S=S,
         rows=rows,
         max_drafted=max_drafted,
         max_cost=max_path_cost(config.limits),
-        P=P,
-        BLOCK_P=triton.next_power_of_2(P),
-        L=L,
-        SHARE=config.share,
-        CHANCE=CHANCE_ONE,
-        FRONTIER=config.width,
-        BLOCK_F=block_f,
-        KEPT=config.children,
-        STOPS=MAX_STOP_IDS,
-        BLOCK_S=BLOCK_S,
+        C=Layers(
+            P=P,
+            BLOCK_P=triton.next_power_of_2(P),
+            L=L,
+            SHARE=config.share,
+            CHANCE=CHANCE_ONE,
+            FRONTIER=config.width,
+            BLOCK_F=block_f,
+            KEPT=config.children,
+            STOPS=MAX_STOP_IDS,
+            BLOCK_S=BLOCK_S,
+        ),
         num_warps=LAYER_WARPS,
     )
-    fill_pool(lists, slots, pool, max_drafted)
+    fill_pool(lists, pointers, pool, max_drafted)
     return pool
 
 
-_SLOTS = (
-    "live",
-    "group",
-    "generated",
-    "step",
-    "progress_penalty",
-    "max_new",
-    "temperature",
-    "context",
-    "stop_ids",
-    "prompt_len",
-    "group_key",
-)
-
-
+CANDIDATES = View(Candidates)
 # fields of a DagConfig that extraction reads
 _CONFIG = ("alpha", "tree", "frontier", "min_prob")
 
@@ -209,8 +194,8 @@ def _fake(candidates: Any, slots: Any, rows: int, *rest: Any) -> Pool:
 _layered_dag = RecordOperator(
     "layered_dag",
     (
-        Fields("candidates", make=Candidates),
-        Fields("slots", _SLOTS),
+        CANDIDATES,
+        SLOTS,
         "SymInt rows",
         *numbers(DagConfig, _CONFIG),
         "SymInt nodes",

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from csd.kernels.common.operator import Fields, RecordOperator
+from csd.kernels.common.operator import RecordOperator
+from csd.state.record import View, allocate
 from csd.state.slots import Slots
 from csd.state.texts import Candidates, Texts
 
@@ -69,8 +70,7 @@ def suffix_match_ref(
 ) -> Candidates:
     """Returns the candidates of every live slot, filled up with tokens -1 and chances 0."""
     S, device = slots.count, slots.live.device
-    names = ("group_key", "sample", "length", "token", "chance")
-    key, sample, length, text, chance = (getattr(texts, n).numpy(force=True) for n in names)
+    key, sample, length, text, chance = TEXTS.arrays(texts)
     out_token = np.full((S, most, tokens), -1, np.int32)
     out_chance = np.zeros((S, most, tokens), np.int32)
     for s in slots.live.nonzero()[:, 0].tolist():
@@ -91,17 +91,15 @@ def suffix_match_ref(
     return Candidates(*(torch.from_numpy(x).to(device) for x in (out_token, out_chance)))
 
 
+TEXTS = View(Texts, "group_key sample length token chance")
+SLOTS = View(Slots, "live group sample context group_key")
 # places of a text compared at once, rows whose counts are summed at once
 BLOCK_T, BLOCK_R = 256, 256
 COUNT_WARPS, TAKE_WARPS = 2, 4
 
 
 def _empty(S: int, P: int, L: int, device: torch.device) -> Candidates:
-    shape = (S, P, L)
-    return Candidates(
-        torch.empty(shape, dtype=torch.int32, device=device),
-        torch.empty(shape, dtype=torch.int32, device=device),
-    )
+    return Candidates(**allocate(Candidates, {"S": S, "P": P, "L": L}, device))
 
 
 def suffix_match_triton(
@@ -111,38 +109,25 @@ def suffix_match_triton(
 
     import triton
 
-    from csd.kernels.draft.paper.triton import _count_kernel, _take_kernel
+    from csd.kernels.draft.paper.triton import Search, _count_kernel, _take_kernel
 
     S, N, R = slots.count, slots.context.shape[1], texts.token.shape[0]
     device = slots.live.device
     levels = triton.next_power_of_2(edits + 1)
     counts = torch.empty((S, levels, R), dtype=torch.int32, device=device)
     out = _empty(S, most, tokens, device)
-    shared = dict(
-        live_ptr=slots.live,
-        group_ptr=slots.group,
-        slot_sample_ptr=slots.sample,
-        context_ptr=slots.context,
-        group_key_ptr=slots.group_key,
-        text_key_ptr=texts.group_key,
-        text_sample_ptr=texts.sample,
-        length_ptr=texts.length,
-        text_ptr=texts.token,
+    shared: dict[str, Any] = dict(
+        slots=SLOTS(slots),
+        texts=TEXTS(texts),
         counts_ptr=counts,
         text_rows=R,
         width=texts.token.shape[1],
-        N=N,
-        K=k,
-        EDITS=edits,
-        LEVELS=levels,
-        BLOCK_T=BLOCK_T,
+        C=Search(N=N, K=k, EDITS=edits, LEVELS=levels, BLOCK_T=BLOCK_T),
     )
     _count_kernel[(S, R)](**shared, num_warps=COUNT_WARPS)
     _take_kernel[(S, R)](
-        chance_ptr=texts.chance,
-        out_token_ptr=out.token,
-        out_chance_ptr=out.chance,
         **shared,
+        out=out,
         P=most,
         BLOCK_P=triton.next_power_of_2(most),
         L=tokens,
@@ -153,9 +138,6 @@ def suffix_match_triton(
     return out
 
 
-_SLOTS = ("live", "group", "sample", "context", "group_key")
-
-
 def _fake(texts: Any, slots: Any, k: int, edits: int, most: int, tokens: int) -> Candidates:
     return _empty(slots.count, most, tokens, slots.live.device)
 
@@ -163,8 +145,8 @@ def _fake(texts: Any, slots: Any, k: int, edits: int, most: int, tokens: int) ->
 _suffix_match = RecordOperator(
     "suffix_match",
     (
-        Fields("texts"),
-        Fields("slots", _SLOTS),
+        TEXTS,
+        SLOTS,
         "SymInt k",
         "SymInt edits",
         "SymInt most",

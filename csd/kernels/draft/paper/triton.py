@@ -1,5 +1,7 @@
 """Triton kernels of the source paper's drafts: candidates of suffix matches, then their layers."""
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -18,29 +20,16 @@ FAR = tl.constexpr(1 << 20)
 
 
 @triton.jit
-def _searched(
-    slot,
-    row,
-    live_ptr,
-    group_ptr,
-    slot_sample_ptr,
-    context_ptr,
-    group_key_ptr,
-    text_key_ptr,
-    text_sample_ptr,
-    length_ptr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-):
+def _searched(slot, row, slots, texts, C: tl.constexpr):
     """End of the row's places where a window for the slot may end; 0 if there are none."""
-    live = tl.load(live_ptr + slot) != 0
-    group = tl.load(group_ptr + slot, mask=live, other=0)
-    key = tl.load(group_key_ptr + tl.maximum(group, 0))
-    other = tl.load(text_sample_ptr + row) != tl.load(slot_sample_ptr + slot)
+    live = tl.load(slots.live + slot) != 0
+    group = tl.load(slots.group + slot, mask=live, other=0)
+    key = tl.load(slots.group_key + tl.maximum(group, 0))
+    other = tl.load(texts.sample + row) != tl.load(slots.sample + slot)
     # a sample without k tokens has no query
-    oldest = tl.load(context_ptr + slot * N + K - 1)
-    some = live & (tl.load(text_key_ptr + row) == key) & other & (oldest >= 0)
-    return tl.where(some, tl.load(length_ptr + row) - 1, 0)
+    oldest = tl.load(slots.context + slot * C.N + C.K - 1)
+    some = live & (tl.load(texts.group_key + row) == key) & other & (oldest >= 0)
+    return tl.where(some, tl.load(texts.length + row) - 1, 0)
 
 
 @triton.jit
@@ -113,81 +102,58 @@ def _distance(
     return tl.where(whole, band[EDITS], far)
 
 
+class Search(NamedTuple):
+    """Constants of the search in texts."""
+
+    N: int
+    K: int
+    EDITS: int
+    LEVELS: int
+    BLOCK_T: int
+
+
 @triton.jit(do_not_specialize=["text_rows", "width"])
 def _count_kernel(
-    live_ptr,  # [S] bool
-    group_ptr,  # [S] int32
-    slot_sample_ptr,  # [S] int32
-    context_ptr,  # [S, N] int32
-    group_key_ptr,  # [G] int64
-    text_key_ptr,  # [R] int64
-    text_sample_ptr,  # [R] int32
-    length_ptr,  # [R] int32
-    text_ptr,  # [R, W] int32
+    slots,
+    texts,
     counts_ptr,  # [S, LEVELS, R] int32, out
     text_rows,
     width,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    EDITS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    C: tl.constexpr,
 ):
+    BLOCK_T: tl.constexpr = C.BLOCK_T
+    LEVELS: tl.constexpr = C.LEVELS
     slot, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    end = _searched(
-        slot,
-        row,
-        live_ptr,
-        group_ptr,
-        slot_sample_ptr,
-        context_ptr,
-        group_key_ptr,
-        text_key_ptr,
-        text_sample_ptr,
-        length_ptr,
-        N,
-        K,
-    )
+    end = _searched(slot, row, slots, texts, C)
     level = tl.arange(0, LEVELS)
     count = tl.zeros([LEVELS], tl.int32)
-    for start in range(K - 1, end, BLOCK_T):
+    for start in range(C.K - 1, end, BLOCK_T):
         ends = start + tl.arange(0, BLOCK_T)
         distance = _distance(
-            text_ptr + row * width, context_ptr + slot * N, ends, ends < end, K, EDITS
+            texts.token + row * width, slots.context + slot * C.N, ends, ends < end, C.K, C.EDITS
         )
-        hit = (distance[:, None] == level[None, :]) & (level <= EDITS)[None, :]
+        hit = (distance[:, None] == level[None, :]) & (level <= C.EDITS)[None, :]
         count += tl.sum(hit.to(tl.int32), 0)
     tl.store(counts_ptr + (slot * LEVELS + level) * text_rows + row, count)
 
 
 @triton.jit(do_not_specialize=["text_rows", "width"])
 def _take_kernel(
-    chance_ptr,  # [R, W] int32
-    out_token_ptr,  # [S, P, L] int32, out
-    out_chance_ptr,  # [S, P, L] int32, out
-    live_ptr,
-    group_ptr,
-    slot_sample_ptr,
-    context_ptr,
-    group_key_ptr,
-    text_key_ptr,
-    text_sample_ptr,
-    length_ptr,
-    text_ptr,
-    counts_ptr,
+    slots,
+    texts,
+    counts_ptr,  # [S, LEVELS, R] int32
+    out,
     text_rows,
     width,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    EDITS: tl.constexpr,
-    LEVELS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    C: tl.constexpr,
     P: tl.constexpr,
     BLOCK_P: tl.constexpr,
     L: tl.constexpr,
     BLOCK_L: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
+    BLOCK_T: tl.constexpr = C.BLOCK_T
+    LEVELS: tl.constexpr = C.LEVELS
     slot, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     level, offs_l = tl.arange(0, LEVELS), tl.arange(0, BLOCK_L)
     own = tl.load(counts_ptr + (slot * LEVELS + level) * text_rows + row)
@@ -204,39 +170,39 @@ def _take_kernel(
         before += tl.sum(tl.where((r < row)[None, :], count, 0), 1)
     # smaller distances first
     rank = tl.cumsum(total, 0) - total + before
-    out = slot * P
+    place = slot * P
     if row == 0:
         offs_p = tl.arange(0, BLOCK_P)
         none = (offs_p >= tl.sum(total, 0)) & (offs_p < P)
-        counts = (out + offs_p)[:, None] * L + offs_l[None, :]
+        counts = (place + offs_p)[:, None] * L + offs_l[None, :]
         mask = none[:, None] & (offs_l < L)[None, :]
         absent = tl.zeros([BLOCK_P, BLOCK_L], tl.int32)
-        tl.store(out_token_ptr + counts, absent - 1, mask=mask)
-        tl.store(out_chance_ptr + counts, absent, mask=mask)
-    length = tl.load(length_ptr + row)
+        tl.store(out.token + counts, absent - 1, mask=mask)
+        tl.store(out.chance + counts, absent, mask=mask)
+    length = tl.load(texts.length + row)
     end = tl.where(tl.sum(own, 0) > 0, length - 1, 0)
-    for start in range(K - 1, end, BLOCK_T):
+    for start in range(C.K - 1, end, BLOCK_T):
         ends = start + tl.arange(0, BLOCK_T)
         distance = _distance(
-            text_ptr + row * width, context_ptr + slot * N, ends, ends < end, K, EDITS
+            texts.token + row * width, slots.context + slot * C.N, ends, ends < end, C.K, C.EDITS
         )
         # [BLOCK_T]; one scan per distance, because Triton 3.6 compiles no scan over few columns
         to = tl.zeros([BLOCK_T], tl.int32)
-        for near in tl.static_range(EDITS + 1):
+        for near in tl.static_range(C.EDITS + 1):
             hit = (distance == near).to(tl.int32)
             first = tl.sum(tl.where(level == near, rank, 0), 0)
             to += hit * (first + tl.cumsum(hit, 0) - 1)
             rank += tl.where(level == near, tl.sum(hit, 0), 0)
-        taken = (distance <= EDITS) & (to < P)
+        taken = (distance <= C.EDITS) & (to < P)
         # [BLOCK_T, BLOCK_L]
         source = ends[:, None] + 1 + offs_l[None, :]
         written = taken[:, None] & (offs_l < L)[None, :]
         read = written & (source < length)
-        token = tl.load(text_ptr + row * width + source, mask=read, other=-1)
-        chance = tl.load(chance_ptr + row * width + source, mask=read, other=0)
-        counts = (out + to)[:, None] * L + offs_l[None, :]
-        tl.store(out_token_ptr + counts, token, mask=written)
-        tl.store(out_chance_ptr + counts, chance, mask=written)
+        token = tl.load(texts.token + row * width + source, mask=read, other=-1)
+        chance = tl.load(texts.chance + row * width + source, mask=read, other=0)
+        counts = (place + to)[:, None] * L + offs_l[None, :]
+        tl.store(out.token + counts, token, mask=written)
+        tl.store(out.chance + counts, chance, mask=written)
 
 
 @triton.jit
@@ -246,9 +212,7 @@ def _edges(
     through,  # [P]: candidates that pass through the node and continue
     same,  # [P, P]: whether two candidates have the same token here
     offs_p,
-    SHARE: tl.constexpr,
-    CHANCE: tl.constexpr,
-    KEPT: tl.constexpr,
+    C: tl.constexpr,
 ):
     """[MAX_CHILDREN] int64: weight and token of the node's KEPT heaviest edges, 0 after them."""
     # along axis 0, the candidates that take the same edge as each candidate
@@ -260,12 +224,13 @@ def _edges(
     earlier = tl.sum((both & (offs_p[:, None] < offs_p[None, :])).to(tl.int32), 0)
     stands = through & (earlier == 0)
     # a 64-bit division branches; in float64 this quotient of 2^48 and 2^16 at most is as exact
-    weight = SHARE * mass * total + ((CHANCE - SHARE) * CHANCE) * count * count
+    weight = C.SHARE * mass * total + ((C.CHANCE - C.SHARE) * C.CHANCE) * count * count
     weight = weight.to(tl.float64) / tl.maximum(count * total, 1).to(tl.float64)
     weight = weight.to(tl.int64) >> LAYER_SHIFT
     weight = tl.where(stands, tl.minimum(weight, ONE), 0).to(tl.int32)
     offs_k = tl.arange(0, MAX_CHILDREN)
     edge = tl.zeros([MAX_CHILDREN], tl.int64)
+    KEPT: tl.constexpr = C.KEPT
     for k in tl.static_range(KEPT):
         heaviest = tl.max(weight, 0)
         who = tl.min(tl.where(stands & (weight == heaviest), token, LAST_TOKEN), 0)
@@ -275,46 +240,49 @@ def _edges(
     return edge
 
 
-@triton.jit(do_not_specialize=["slots", "rows", "max_drafted", "max_cost"])
+class Layers(NamedTuple):
+    """Constants of `_layered_dag_kernel`."""
+
+    P: int
+    BLOCK_P: int
+    L: int
+    SHARE: int
+    CHANCE: int
+    FRONTIER: int
+    BLOCK_F: int
+    KEPT: int
+    STOPS: int
+    BLOCK_S: int
+
+
+@triton.jit(do_not_specialize=["S", "rows", "max_drafted", "max_cost"])
 def _layered_dag_kernel(
-    live_ptr,  # [S] bool
-    generated_ptr,  # [S] int32
-    progress_penalty_ptr,  # [S] int32
-    max_new_ptr,  # [S] int32
-    stop_ids_ptr,  # [S, STOPS] int32
-    token_ptr,  # [S, P, L] int32
-    chance_ptr,  # [S, P, L] int32
+    slots,
+    candidates,
     nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
     children_ptr,  # [S, CHILDREN] int64, scratch for a level's children
-    slots,
+    S,
     rows,
     max_drafted,  # most drafted nodes of all slots
     max_cost,  # largest cost of a path
-    P: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    L: tl.constexpr,
-    SHARE: tl.constexpr,
-    CHANCE: tl.constexpr,
-    FRONTIER: tl.constexpr,
-    BLOCK_F: tl.constexpr,
-    KEPT: tl.constexpr,
-    STOPS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    C: tl.constexpr,
 ):
+    BLOCK_F: tl.constexpr = C.BLOCK_F
+    BLOCK_P: tl.constexpr = C.BLOCK_P
+    BLOCK_S: tl.constexpr = C.BLOCK_S
+    STOPS: tl.constexpr = C.STOPS
     slot = tl.program_id(0)
-    if tl.load(live_ptr + slot) == 0:
+    if tl.load(slots.live + slot) == 0:
         return
     # nodes beyond this place of the list cannot enter the pool
-    room = tl.minimum(max_drafted, rows - live_slots(live_ptr, slots, BLOCK_S))
+    room = tl.minimum(max_drafted, rows - live_slots(slots, S, BLOCK_S))
     width = tl.minimum(MAX_NODES - 1, room)
-    max_depth = tl.minimum(L, tl.load(max_new_ptr + slot) - 1 - tl.load(generated_ptr + slot))
+    max_depth = tl.minimum(C.L, tl.load(slots.max_new + slot) - 1 - tl.load(slots.generated + slot))
     offs_f, offs_p, offs_n = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_P), tl.arange(0, MAX_NODES)
     CHILDREN: tl.constexpr = BLOCK_F * MAX_CHILDREN
     offs_c, offs_k = tl.arange(0, CHILDREN), tl.arange(0, MAX_CHILDREN)
     scratch_ptr = children_ptr + slot * CHILDREN
-    first_cost = slot_progress_penalty(
-        live_ptr, generated_ptr, progress_penalty_ptr, slot, slots, BLOCK_S
-    ).to(tl.int64)
+    first_cost = slot_progress_penalty(slots, slot, S, BLOCK_S).to(tl.int64)
     # [BLOCK_F]: the frontier; at first the root
     cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
     last = tl.zeros([BLOCK_F], tl.int32)
@@ -324,16 +292,16 @@ def _layered_dag_kernel(
     depth = tl.zeros((), tl.int32)
     while (depth < max_depth) & (front > 0):
         # [BLOCK_P]
-        index = (slot.to(tl.int64) * P + offs_p) * L + depth
-        token = tl.load(token_ptr + index, mask=offs_p < P, other=-1)
-        chance = tl.load(chance_ptr + index, mask=offs_p < P, other=0)
-        before = tl.load(token_ptr + index - 1, mask=(offs_p < P) & (depth > 0), other=-1)
+        index = (slot.to(tl.int64) * C.P + offs_p) * C.L + depth
+        token = tl.load(candidates.token + index, mask=offs_p < C.P, other=-1)
+        chance = tl.load(candidates.chance + index, mask=offs_p < C.P, other=0)
+        before = tl.load(candidates.token + index - 1, mask=(offs_p < C.P) & (depth > 0), other=-1)
         same = token[:, None] == token[None, :]
         tl.debug_barrier()
         for f in range(0, front):
             through = tl.sum(tl.where(offs_f == f, last, 0), 0)
             through = (token >= 0) & ((depth == 0) | (before == through))
-            edge = _edges(token, chance, through, same, offs_p, SHARE, CHANCE, KEPT)
+            edge = _edges(token, chance, through, same, offs_p, C)
             tl.store(scratch_ptr + f * MAX_CHILDREN + offs_k, edge)
         tl.debug_barrier()
         # [CHILDREN]
@@ -341,7 +309,7 @@ def _layered_dag_kernel(
         q, token = (child >> 34).to(tl.int32), child >> 3 & LAST_TOKEN
         some = q > 0
         for i in tl.static_range(STOPS):
-            some = some & (token != tl.load(stop_ids_ptr + slot * STOPS + i))
+            some = some & (token != tl.load(slots.stop_ids + slot * STOPS + i))
         above = tl.gather(cost, offs_c // MAX_CHILDREN, 0)
         total = above + edge_cost(tl.where(some, q, ONE))
         some = some & (total <= max_cost + first_cost)
@@ -358,7 +326,7 @@ def _layered_dag_kernel(
         last_node = tl.max(tl.where(nodes < NONE, nodes, -1), 0)
         # [BLOCK_F]
         chosen = by_place(rank, child, BLOCK_F)
-        ahead = (chosen <= last_node) & (offs_f < FRONTIER)
+        ahead = (chosen <= last_node) & (offs_f < C.FRONTIER)
         front = tl.sum(ahead.to(tl.int32), 0)
         chosen = tl.where(ahead, chosen, 0)
         cost = chosen >> 41

@@ -26,32 +26,32 @@ ROUNDS = tl.constexpr(pool.MAX_DEPTH.bit_length())
 
 
 @triton.jit
-def _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S: tl.constexpr):
+def _load_costs(nodes_ptr, slots, start, S, BLOCK_S: tl.constexpr):
     """[BLOCK_S, MAX_NODES] int32: costs of the slots' nodes, from slot `start` on; -1: no node."""
     offs_s = start + tl.arange(0, BLOCK_S)
-    live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
+    live = tl.load(slots.live + offs_s, mask=offs_s < S, other=0) != 0
     ptrs = nodes_ptr + offs_s[:, None] * MAX_NODES + tl.arange(0, MAX_NODES)[None, :]
     node = tl.load(ptrs, mask=live[:, None], other=NONE)
     return tl.where(node < NONE, node >> 41, -1).to(tl.int32)
 
 
 @triton.jit
-def _all_cheaper(nodes_ptr, live_ptr, slots, BLOCK_S: tl.constexpr):
+def _all_cheaper(nodes_ptr, slots, S, BLOCK_S: tl.constexpr):
     """Number of nodes of all slots that cost less than MAX_COST; leaves the lists in the cache."""
     below = tl.zeros([BLOCK_S, MAX_NODES], tl.int32)
-    for start in range(0, slots, BLOCK_S):
-        costs = _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S)
+    for start in range(0, S, BLOCK_S):
+        costs = _load_costs(nodes_ptr, slots, start, S, BLOCK_S)
         below += ((costs >= 0) & (costs < MAX_COST)).to(tl.int32)
     return tl.sum(below)
 
 
 @triton.jit
-def _cheaper(nodes_ptr, live_ptr, cost, slots, BLOCK_S: tl.constexpr):
+def _cheaper(nodes_ptr, slots, cost, S, BLOCK_S: tl.constexpr):
     """[W]: number of nodes of all slots that cost less than cost [W], by bisection of the lists."""
     counts = tl.zeros([BLOCK_S, cost.shape[0]], tl.int32)
-    for start in range(0, slots, BLOCK_S):
+    for start in range(0, S, BLOCK_S):
         offs_s = start + tl.arange(0, BLOCK_S)
-        live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
+        live = tl.load(slots.live + offs_s, mask=offs_s < S, other=0) != 0
         rank = tl.zeros([BLOCK_S, cost.shape[0]], tl.int32)
         for i in tl.static_range(HALVINGS):
             ptrs = nodes_ptr + offs_s[:, None] * MAX_NODES + rank + ((MAX_NODES // 2 >> i) - 1)
@@ -63,16 +63,16 @@ def _cheaper(nodes_ptr, live_ptr, cost, slots, BLOCK_S: tl.constexpr):
 
 
 @triton.jit
-def find_cut(nodes_ptr, live_ptr, slots, budget, BLOCK_S: tl.constexpr):
+def find_cut(nodes_ptr, slots, S, budget, BLOCK_S: tl.constexpr):
     """Largest cost below which there are at most `budget` nodes, and the number of nodes below."""
     cut = tl.full((), MAX_COST, tl.int32)
-    below = _all_cheaper(nodes_ptr, live_ptr, slots, BLOCK_S)
+    below = _all_cheaper(nodes_ptr, slots, S, BLOCK_S)
     if below > budget:
         cut = tl.zeros((), tl.int32)
         offs_w = tl.arange(0, WIDE)
         step = tl.full((), WIDE_STEP, tl.int32)
         for _ in range(0, ROUNDS_OF_CUT):
-            counts = _cheaper(nodes_ptr, live_ptr, cut + offs_w * step, slots, BLOCK_S)
+            counts = _cheaper(nodes_ptr, slots, cut + offs_w * step, S, BLOCK_S)
             # counts are ascending; the first is within the budget
             fits = tl.sum((counts <= budget).to(tl.int32), 0) - 1
             below = tl.sum(tl.where(offs_w == fits, counts, 0), 0)
@@ -82,7 +82,7 @@ def find_cut(nodes_ptr, live_ptr, slots, budget, BLOCK_S: tl.constexpr):
 
 
 @triton.jit
-def share_rows(nodes_ptr, live_ptr, group_ptr, me, group, cut, left, slots, BLOCK_S: tl.constexpr):
+def share_rows(nodes_ptr, slots, me, group, cut, left, S, BLOCK_S: tl.constexpr):
     """Slot `me`'s first row and number of rows, the rows of groups before `me`, and all rows.
 
     Nodes that cost exactly the cut fill the `left` remaining rows, those of the first slots first.
@@ -91,17 +91,17 @@ def share_rows(nodes_ptr, live_ptr, group_ptr, me, group, cut, left, slots, BLOC
     total = tl.zeros((), tl.int32)
     my_rows = tl.zeros((), tl.int32)
     group_start = tl.zeros((), tl.int32)
-    for start in range(0, slots, BLOCK_S):
+    for start in range(0, S, BLOCK_S):
         # [BLOCK_S]
         offs_s = start + tl.arange(0, BLOCK_S)
-        costs = _load_costs(nodes_ptr, live_ptr, start, slots, BLOCK_S)
+        costs = _load_costs(nodes_ptr, slots, start, S, BLOCK_S)
         fewer = tl.sum(((costs >= 0) & (costs < cut)).to(tl.int32), 1)
         equal = tl.sum((costs == cut).to(tl.int32), 1)
         before = tl.cumsum(equal, 0) - equal
         taken = tl.minimum(tl.maximum(left - before, 0), equal)
         left -= tl.sum(equal, 0)
-        other_live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
-        other_group = tl.load(group_ptr + offs_s, mask=other_live, other=-1)
+        other_live = tl.load(slots.live + offs_s, mask=offs_s < S, other=0) != 0
+        other_group = tl.load(slots.group + offs_s, mask=other_live, other=-1)
         own = tl.where(other_live, 1 + fewer + taken, 0)
         ahead = (other_group < group) | ((other_group == group) & (offs_s < me))
         first += tl.sum(tl.where(ahead, own, 0), 0)
@@ -112,22 +112,20 @@ def share_rows(nodes_ptr, live_ptr, group_ptr, me, group, cut, left, slots, BLOC
 
 
 @triton.jit
-def _store_rows(columns, row, mask, token, parent, slot, depth, position, ancestors, cost, source):
-    """Writes the fields of the pool at rows [W]; columns: their pointers in this order."""
-    token_ptr, parent_ptr, slot_ptr, depth_ptr = columns[:4]
-    position_ptr, ancestors_ptr, cost_ptr, source_ptr = columns[4:]
-    tl.store(token_ptr + row, token, mask=mask)
-    tl.store(parent_ptr + row, parent, mask=mask)
-    tl.store(slot_ptr + row, slot, mask=mask)
-    tl.store(depth_ptr + row, depth, mask=mask)
-    tl.store(position_ptr + row, position, mask=mask)
-    tl.store(ancestors_ptr + row, ancestors, mask=mask)
-    tl.store(cost_ptr + row, cost, mask=mask)
-    tl.store(source_ptr + row, source, mask=mask)
+def _store_rows(pool, row, mask, token, parent, slot, depth, position, ancestors, cost, source):
+    """Writes these fields of the pool at rows [W]."""
+    tl.store(pool.token + row, token, mask=mask)
+    tl.store(pool.parent + row, parent, mask=mask)
+    tl.store(pool.slot + row, slot, mask=mask)
+    tl.store(pool.depth + row, depth, mask=mask)
+    tl.store(pool.position + row, position, mask=mask)
+    tl.store(pool.ancestors + row, ancestors, mask=mask)
+    tl.store(pool.cost + row, cost, mask=mask)
+    tl.store(pool.source + row, source, mask=mask)
 
 
 @triton.jit
-def _store_padding(columns, context_ptr, start, rows, N: tl.constexpr, BLOCK_N: tl.constexpr):
+def _store_padding(pool, start, rows, N: tl.constexpr, BLOCK_N: tl.constexpr):
     """Writes padding to the rows from `start` on, MAX_NODES of them per iteration and program."""
     offs_n = tl.arange(0, BLOCK_N)
     for first in range(start, rows, tl.num_programs(0) * MAX_NODES):
@@ -135,10 +133,10 @@ def _store_padding(columns, context_ptr, start, rows, N: tl.constexpr, BLOCK_N: 
         mask = row < rows
         zero = tl.zeros([MAX_NODES], tl.int32)
         none = zero - 1
-        _store_rows(columns, row, mask, none, none, none, zero, zero, zero.to(tl.int64), zero, zero)
+        _store_rows(pool, row, mask, none, none, none, zero, zero, zero.to(tl.int64), zero, zero)
         offsets = row[:, None] * N + offs_n[None, :]
         absent = tl.full([MAX_NODES, BLOCK_N], -1, tl.int32)
-        tl.store(context_ptr + offsets, absent, mask=mask[:, None] & (offs_n < N)[None, :])
+        tl.store(pool.context + offsets, absent, mask=mask[:, None] & (offs_n < N)[None, :])
 
 
 @triton.jit
@@ -165,31 +163,13 @@ def _ancestor_words(parent):
     return word
 
 
-@triton.jit(do_not_specialize=["slots", "groups", "rows", "max_drafted"])
+@triton.jit(do_not_specialize=["S", "G", "rows", "max_drafted"])
 def _fill_kernel(
     nodes_ptr,  # [S, MAX_NODES] int64
-    live_ptr,  # [S] bool
-    group_ptr,  # [S] int32
-    generated_ptr,  # [S] int32
-    step_ptr,  # [S] int32
-    progress_penalty_ptr,  # [S] int32
-    temperature_ptr,  # [S] float64
-    slot_context_ptr,  # [S, N] int32
-    prompt_len_ptr,  # [G] int32
-    token_ptr,  # [M] int32, out
-    parent_ptr,  # [M] int32, out
-    slot_ptr,  # [M] int32, out
-    depth_ptr,  # [M] int32, out
-    position_ptr,  # [M] int32, out
-    ancestors_ptr,  # [M] int64, out
-    cost_ptr,  # [M] int32, out
-    source_ptr,  # [M] int32, out
-    context_ptr,  # [M, N] int32, out
-    slot_start_ptr,  # [S] int32, out
-    slot_nodes_ptr,  # [S] int32, out
-    group_start_ptr,  # [G + 1] int32, out
     slots,
-    groups,
+    pool,  # out
+    S,
+    G,
     rows,
     max_drafted,
     N: tl.constexpr,
@@ -198,29 +178,19 @@ def _fill_kernel(
     BLOCK_S: tl.constexpr,
 ):
     me = tl.program_id(0)
-    mine = me < slots
-    live = tl.load(live_ptr + me, mask=mine, other=0) != 0
-    group = tl.load(group_ptr + me, mask=live, other=-1)
-    budget = tl.minimum(max_drafted, rows - live_slots(live_ptr, slots, BLOCK_S))
-    cut, below = find_cut(nodes_ptr, live_ptr, slots, budget, BLOCK_S)
+    mine = me < S
+    live = tl.load(slots.live + me, mask=mine, other=0) != 0
+    group = tl.load(slots.group + me, mask=live, other=-1)
+    budget = tl.minimum(max_drafted, rows - live_slots(slots, S, BLOCK_S))
+    cut, below = find_cut(nodes_ptr, slots, S, budget, BLOCK_S)
     first, my_rows, group_start, total = share_rows(
-        nodes_ptr, live_ptr, group_ptr, me, group, cut, budget - below, slots, BLOCK_S
+        nodes_ptr, slots, me, group, cut, budget - below, S, BLOCK_S
     )
-    tl.store(group_start_ptr + me, group_start, mask=me <= groups)
+    tl.store(pool.group_start + me, group_start, mask=me <= G)
     first = tl.where(live, first, 0)
-    tl.store(slot_start_ptr + me, first, mask=mine)
-    tl.store(slot_nodes_ptr + me, my_rows, mask=mine)
-    columns = (
-        token_ptr,
-        parent_ptr,
-        slot_ptr,
-        depth_ptr,
-        position_ptr,
-        ancestors_ptr,
-        cost_ptr,
-        source_ptr,
-    )
-    _store_padding(columns, context_ptr, total + me * MAX_NODES, rows, N, BLOCK_N)
+    tl.store(pool.slot_start + me, first, mask=mine)
+    tl.store(pool.slot_nodes + me, my_rows, mask=mine)
+    _store_padding(pool, total + me * MAX_NODES, rows, N, BLOCK_N)
     if live == 0:
         return
 
@@ -233,28 +203,22 @@ def _fill_kernel(
     depth = tl.where(drafted, ((node >> 37) & 15) + 1, 0).to(tl.int32)
     # [BLOCK_N]
     offs_n = tl.arange(0, BLOCK_N)
-    committed = tl.load(slot_context_ptr + me * N + offs_n, mask=offs_n < N, other=-1)
+    committed = tl.load(slots.context + me * N + offs_n, mask=offs_n < N, other=-1)
     last = tl.sum(tl.where(offs_n == 0, committed, 0), 0)
     token = tl.where(drafted, ((node >> 6) & LAST_TOKEN).to(tl.int32), last)
     up = _parents(node, depth, mask, drafted)
     word = _ancestor_words(up)
-    base = tl.load(prompt_len_ptr + group) + tl.load(generated_ptr + me)
-    fields = (live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr)
-    group_penalty = slot_group_penalty(fields, me, slots, GROUP_PENALTY, BLOCK_S)
-    first_cost = slot_progress_penalty(
-        live_ptr, generated_ptr, progress_penalty_ptr, me, slots, BLOCK_S
-    )
-    first_cost = tl.maximum(first_cost, group_penalty)
+    base = tl.load(slots.prompt_len + group) + tl.load(slots.generated + me)
+    group_penalty = slot_group_penalty(slots, me, S, GROUP_PENALTY, BLOCK_S)
+    first_cost = tl.maximum(slot_progress_penalty(slots, me, S, BLOCK_S), group_penalty)
     cost = tl.where(drafted, (node >> 41).to(tl.int32) - first_cost, 0)
     parent = tl.where(drafted, first + up, -1)
     source = (node & 7).to(tl.int32)
-    _store_rows(
-        columns, row, mask, token, parent, me + 0 * i, depth, base + depth, word, cost, source
-    )
+    _store_rows(pool, row, mask, token, parent, me + 0 * i, depth, base + depth, word, cost, source)
     # a context: the node's own token, its ancestors' tokens, then the slot's
     index = i
     for n in range(0, N):
         past = tl.gather(committed, tl.maximum(n - depth, 0), 0)
         at_n = tl.where(n < depth, tl.gather(token, index, 0), past)
-        tl.store(context_ptr + row * N + n, at_n, mask=mask)
+        tl.store(pool.context + row * N + n, at_n, mask=mask)
         index = tl.gather(up, index, 0)

@@ -14,6 +14,8 @@ sorted list, into which each level's children are merged. The place of a node am
 of its depth does not change, so it is its rank in its level's frontier: no link is stored.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -65,7 +67,7 @@ def _as_nodes(
     cost,  # [F] int64, of the frontier
     depth,
     highest,
-    stop_ids_ptr,  # [STOPS] int32, of the slot
+    stop_ids,  # [STOPS] int32, of the slot
     level,  # cost of a level
     STOPS: tl.constexpr,
 ):
@@ -74,7 +76,7 @@ def _as_nodes(
     q, token = (child >> 34).to(tl.int32), child >> 3 & LAST_TOKEN
     some = q > 0
     for i in tl.static_range(STOPS):
-        some = some & (token != tl.load(stop_ids_ptr + i))
+        some = some & (token != tl.load(stop_ids + i))
     above = tl.gather(cost, offs_c // MAX_CHILDREN, 0)
     total = above + edge_cost(tl.where(some, q, ONE)) + level
     some = some & (total <= highest)
@@ -83,103 +85,80 @@ def _as_nodes(
     return tl.where(some, node, NONE)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "slots",
-        "rows",
-        "max_drafted",
-        "buckets",
-        "prior_buckets",
-        "max_depth",
-        "max_cost",
-    ]
-)
+class Constants(NamedTuple):
+    """Constants of `_grow_kernel`."""
+
+    N: int
+    BLOCK_N: int
+    ORDERS: tuple[int, ...]  # longest first
+    BLOCK_O: int
+    HASH: tuple[int, ...]
+    WAYS: int
+    E: int
+    BLOCK_E: int
+    PRIOR_ORDERS: tuple[int, ...]  # longest first; empty without a prior
+    PRIOR_N: int
+    PRIOR_WAYS: int
+    PRIOR_E: int
+    SMOOTHING: tuple[float, float]  # of the groups' contexts, and of the prior's
+    TRUST: tuple[float, float]
+    OWN_WEIGHT: float
+    BETAS: tuple[float, ...]  # of ORDERS, of PRIOR_ORDERS, and of the group as a whole
+    UNCOUPLED: float
+    LEVEL_COST: int
+    SETTLE: int
+    GROUP_PENALTY: int
+    FRONTIER: int
+    BLOCK_F: int
+    STOPS: int
+    BLOCK_S: int
+
+
+NUMBERS = ["S", "rows", "max_drafted", "buckets", "prior_buckets", "max_depth", "max_cost"]
+
+
+@triton.jit(do_not_specialize=NUMBERS)
 def _grow_kernel(
-    live_ptr,  # [S] bool
-    group_ptr,  # [S] int32
-    key_ptr,  # [S] int64
-    sample_ptr,  # [S] int32
-    generated_ptr,  # [S] int32
-    step_ptr,  # [S] int32
-    progress_penalty_ptr,  # [S] int32
-    max_new_ptr,  # [S] int32
-    temperature_ptr,  # [S] float64
-    context_ptr,  # [S, N] int32
-    stop_ids_ptr,  # [S, STOPS] int32
-    group_key_ptr,  # [G] int64
-    prior_part_ptr,  # [G] int32
-    entry_group_ptr,  # [C] int64
-    entry_hash_ptr,  # [C] int64
-    entry_tokens_ptr,  # [C, N] int32
-    entry_total_ptr,  # [C] int32
-    succ_token_ptr,  # [C, E] int32
-    succ_weight_ptr,  # [C, E] int32
-    succ_source_ptr,  # [C, E] int64
-    prior_group_ptr,  # the prior's table, or the groups' again without one
-    prior_hash_ptr,
-    prior_tokens_ptr,
-    prior_total_ptr,
-    prior_token_ptr,
-    prior_weight_ptr,
-    prior_source_ptr,
+    slots,
+    table,
+    prior,  # the prior's table, or the groups' again without one
     seen_ptr,  # [S, MAX_NODES] int64: the first launch's nodes
     nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE
     front_ptr,  # [S, BLOCK_F, BLOCK_N] int32: contexts of the frontier that the first launch leaves
     children_ptr,  # [S, CHILDREN] int64, scratch for a level's children
-    slots,
+    S,
     rows,
     max_drafted,  # most drafted nodes of all slots
     buckets,
     prior_buckets,  # of a part
     max_depth,
     max_cost,  # largest cost of a path
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    ORDERS: tl.constexpr,  # longest first
-    BLOCK_O: tl.constexpr,
-    HASH: tl.constexpr,
-    WAYS: tl.constexpr,
-    E: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PRIOR_ORDERS: tl.constexpr,  # longest first; empty without a prior
-    PRIOR_N: tl.constexpr,
-    PRIOR_WAYS: tl.constexpr,
-    PRIOR_E: tl.constexpr,
-    SMOOTHING: tl.constexpr,
-    TRUST: tl.constexpr,
-    OWN_WEIGHT: tl.constexpr,
-    BETAS: tl.constexpr,  # of ORDERS, of PRIOR_ORDERS, and of the group as a whole
-    UNCOUPLED: tl.constexpr,
-    LEVEL_COST: tl.constexpr,
-    SETTLE: tl.constexpr,
-    GROUP_PENALTY: tl.constexpr,
-    FRONTIER: tl.constexpr,
-    BLOCK_F: tl.constexpr,
-    STOPS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    C: tl.constexpr,
     RESUMED: tl.constexpr,  # True in the second launch
 ):
+    BLOCK_F: tl.constexpr = C.BLOCK_F
+    BLOCK_N: tl.constexpr = C.BLOCK_N
+    BLOCK_O: tl.constexpr = C.BLOCK_O
     slot = tl.program_id(0)
-    if tl.load(live_ptr + slot) == 0:
+    if tl.load(slots.live + slot) == 0:
         return
     # nodes beyond this place of the list cannot enter the pool
-    room = tl.minimum(max_drafted, rows - live_slots(live_ptr, slots, BLOCK_S))
+    room = tl.minimum(max_drafted, rows - live_slots(slots, S, C.BLOCK_S))
     width = tl.minimum(MAX_NODES - 1, room)
-    generated = tl.load(generated_ptr + slot)
-    max_depth = tl.minimum(max_depth, tl.load(max_new_ptr + slot) - 1 - generated)
-    key, sample = tl.load(key_ptr + slot), tl.load(sample_ptr + slot)
-    sampled = tl.load(temperature_ptr + slot) > 0
-    of_slot = tl.load(group_ptr + slot)
-    group_key = tl.load(group_key_ptr + of_slot)
+    generated = tl.load(slots.generated + slot)
+    max_depth = tl.minimum(max_depth, tl.load(slots.max_new + slot) - 1 - generated)
+    key, sample = tl.load(slots.key + slot), tl.load(slots.sample + slot)
+    sampled = tl.load(slots.temperature + slot) > 0
+    of_slot = tl.load(slots.group + slot)
+    group_key = tl.load(slots.group_key + of_slot)
     # first entry of the group's part of the prior
-    first = tl.load(prior_part_ptr + of_slot).to(tl.int64) * prior_buckets * PRIOR_WAYS
+    first = tl.load(slots.prior_part + of_slot).to(tl.int64) * prior_buckets * C.PRIOR_WAYS
     # longest first, then the prior's, then the group as a whole: the successors of ANY
-    PRIOR_FIRST: tl.constexpr = len(ORDERS)
-    PRIOR_END: tl.constexpr = PRIOR_FIRST + len(PRIOR_ORDERS)
-    CONTEXTS: tl.constexpr = PRIOR_END + 1
+    PRIOR_FIRST: tl.constexpr = len(C.ORDERS)
+    PRIOR_END: tl.constexpr = PRIOR_FIRST + len(C.PRIOR_ORDERS)
     offs_o = tl.arange(0, BLOCK_O)
     whole = offs_o == PRIOR_END
-    size = tl.where(whole, 1, order_sizes(ORDERS, BLOCK_O))
+    size = tl.where(whole, 1, order_sizes(C.ORDERS, BLOCK_O))
 
     offs_f = tl.arange(0, BLOCK_F)
     offs_p = tl.arange(0, MAX_NODES)
@@ -188,46 +167,25 @@ def _grow_kernel(
     # [BLOCK_F, MAX_CHILDREN]
     offs_k = offs_f[:, None] * MAX_CHILDREN + tl.arange(0, MAX_CHILDREN)[None, :]
     scratch_ptr = children_ptr + slot * CHILDREN
-    entries = (
-        entry_group_ptr,
-        entry_hash_ptr,
-        entry_tokens_ptr,
-        entry_total_ptr,
-        succ_token_ptr,
-        succ_weight_ptr,
-        succ_source_ptr,
-    )
-    prior = (
-        prior_group_ptr + first,
-        prior_hash_ptr + first,
-        prior_tokens_ptr + first * PRIOR_N,
-        prior_total_ptr + first,
-        prior_token_ptr + first * PRIOR_E,
-        prior_weight_ptr + first * PRIOR_E,
-        prior_source_ptr + first * PRIOR_E,
-    )
     group = tl.zeros([BLOCK_F], tl.int64) + group_key
-    fields = (live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr)
-    group_penalty = slot_group_penalty(fields, slot, slots, GROUP_PENALTY, BLOCK_S)
-    first_cost = slot_progress_penalty(
-        live_ptr, generated_ptr, progress_penalty_ptr, slot, slots, BLOCK_S
-    )
+    group_penalty = slot_group_penalty(slots, slot, S, C.GROUP_PENALTY, C.BLOCK_S)
+    first_cost = slot_progress_penalty(slots, slot, S, C.BLOCK_S)
     first_cost = tl.maximum(first_cost, group_penalty).to(tl.int64)
-    level = level_cost(generated_ptr, step_ptr, slot, LEVEL_COST, SETTLE)
+    level = level_cost(slots, slot, C.LEVEL_COST, C.SETTLE)
     highest = max_cost + first_cost
     # [BLOCK_F, BLOCK_N]
     front_ptr += (slot * BLOCK_F + offs_f[:, None]) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     if RESUMED:
-        cut, _ = find_cut(seen_ptr, live_ptr, slots, room, BLOCK_S)
+        cut, _ = find_cut(seen_ptr, slots, S, room, C.BLOCK_S)
         highest = tl.minimum(highest, cut.to(tl.int64))
         # [MAX_NODES]
         nodes = tl.load(seen_ptr + slot * MAX_NODES + offs_p)
         context = tl.load(front_ptr)
-        front, cost = load_frontier(nodes, FIRST_LEVELS, width, level, highest, FRONTIER, BLOCK_F)
+        front, cost = load_frontier(nodes, FIRST_LEVELS, width, level, highest, C.FRONTIER, BLOCK_F)
         depth = tl.full((), FIRST_LEVELS, tl.int32)
     else:
         nodes = tl.full([MAX_NODES], NONE, tl.int64)
-        context = load_context(context_ptr, slot + 0 * offs_f, offs_f < BLOCK_F, N, BLOCK_N)
+        context = load_context(slots.context, slot + 0 * offs_f, offs_f < BLOCK_F, C.N, BLOCK_N)
         # the root, in every row
         front = tl.where(width > 0, 1, 0)
         cost = tl.zeros([BLOCK_F], tl.int64) + first_cost
@@ -236,66 +194,45 @@ def _grow_kernel(
     while (depth < max_depth) & (front > 0):
         # [BLOCK_F, BLOCK_O], [BLOCK_F, BLOCK_O, BLOCK_E]
         total, token, weight, by_self, source = look_up(
-            context, group, front, size, whole, sample, entries, buckets, HASH, WAYS, N, E, BLOCK_E
+            context, group, front, size, whole, sample, table, 0, buckets, C.WAYS, C.N, C.E, C
         )
         if PRIOR_FIRST < PRIOR_END:
+            nobody = 0 * group + PRIOR_KEY
+            prior_size = order_sizes(C.PRIOR_ORDERS, BLOCK_O, PRIOR_FIRST)
             other_total, other_token, other_weight, _by_self, _source = look_up(
                 context,
-                0 * group + PRIOR_KEY,
+                nobody,
                 front,
-                order_sizes(PRIOR_ORDERS, BLOCK_O, PRIOR_FIRST),
+                prior_size,
                 offs_o < 0,
                 sample,
                 prior,
+                first,
                 prior_buckets,
-                HASH,
-                PRIOR_WAYS,
-                PRIOR_N,
-                PRIOR_E,
-                BLOCK_E,
+                C.PRIOR_WAYS,
+                C.PRIOR_N,
+                C.PRIOR_E,
+                C,
             )
             # an order is in one of the tables, and absent in the other
             total, token = total + other_total, tl.maximum(token, other_token)
             weight += other_weight
-        mass = masses(
-            total,
-            token,
-            weight,
-            by_self,
-            key,
-            sample,
-            generated + depth,
-            sampled,
-            CONTEXTS,
-            PRIOR_FIRST,
-            PRIOR_END,
-            SMOOTHING,
-            TRUST,
-            OWN_WEIGHT,
-            BETAS,
-            UNCOUPLED,
-        )
+        position = generated + depth
+        mass = masses(total, token, weight, by_self, key, sample, position, sampled, C)
         # [BLOCK_F, MAX_CHILDREN]
         token, q, source = likeliest(token, mass, source, PRIOR_FIRST, PRIOR_END)
         child = (q.to(tl.int64) << 34) | (token.to(tl.int64) & LAST_TOKEN) << 3 | source
         # [CHILDREN]
         child = _one_a_thread(scratch_ptr, offs_k, child, offs_c)
-        child = _as_nodes(
-            child,
-            cost,
-            depth,
-            highest,
-            stop_ids_ptr + slot * STOPS,
-            level,
-            STOPS,
-        )
+        stop_ids = slots.stop_ids + slot * C.STOPS
+        child = _as_nodes(child, cost, depth, highest, stop_ids, level, C.STOPS)
         child = _one_a_thread(scratch_ptr, offs_c, child, offs_c)
         # [MAX_NODES]: the cheapest of the list and the children
         rank, child_place, node_place = ranks(nodes, child)
         nodes = by_place(child_place, child, MAX_NODES) + by_place(node_place, nodes, MAX_NODES)
         nodes = tl.where(offs_p < width, nodes, NONE)
         front, cost, context = next_frontier(
-            nodes, child, rank, context, width, level, highest, FRONTIER
+            nodes, child, rank, context, width, level, highest, C.FRONTIER
         )
         depth += 1
     tl.store(nodes_ptr + slot * MAX_NODES + offs_p, nodes)

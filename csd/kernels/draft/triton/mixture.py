@@ -47,27 +47,24 @@ def masses(
     sample,
     position,
     sampled,
-    CONTEXTS: tl.constexpr,
-    PRIOR_FIRST: tl.constexpr,  # the prior's contexts are those from it up to PRIOR_END
-    PRIOR_END: tl.constexpr,
-    SMOOTHING: tl.constexpr,  # of the groups' contexts, and of the prior's
-    TRUST: tl.constexpr,
-    OWN_WEIGHT: tl.constexpr,
-    BETAS: tl.constexpr,
-    UNCOUPLED: tl.constexpr,
+    C: tl.constexpr,
 ):
     """[F, O, E] int32: mass that each successor of each context adds to q of its token."""
+    # the prior's contexts, and the number of all
+    PRIOR_FIRST: tl.constexpr = len(C.ORDERS)
+    PRIOR_END: tl.constexpr = PRIOR_FIRST + len(C.PRIOR_ORDERS)
+    CONTEXTS: tl.constexpr = PRIOR_END + 1
     F: tl.constexpr = token.shape[0]
     O: tl.constexpr = token.shape[1]
     offs_o = tl.arange(0, O)
     total = total.to(tl.float64)
     one = tl.full((), 1.0, tl.float64)
-    smoothing = tl.full((), SMOOTHING[0], tl.float64)
-    trust = tl.full((), TRUST[0], tl.float64)
+    smoothing = tl.full((), C.SMOOTHING[0], tl.float64)
+    trust = tl.full((), C.TRUST[0], tl.float64)
     if PRIOR_FIRST < PRIOR_END:
         of_prior = ((offs_o >= PRIOR_FIRST) & (offs_o < PRIOR_END))[None, :]
-        smoothing = tl.where(of_prior, tl.full((), SMOOTHING[1], tl.float64), smoothing)
-        trust = tl.where(of_prior, tl.full((), TRUST[1], tl.float64), trust)
+        smoothing = tl.where(of_prior, tl.full((), C.SMOOTHING[1], tl.float64), smoothing)
+        trust = tl.where(of_prior, tl.full((), C.TRUST[1], tl.float64), trust)
     trust = total * trust / (total + smoothing)
     # [F], [F, O], [O]: share left for the following contexts, each context's share, its beta
     rem = tl.full([F], 1.0, tl.float64)
@@ -79,13 +76,13 @@ def masses(
         share = tl.where(offs_o[None, :] == o, (rem * of_order)[:, None], share)
         rem = rem * (one - of_order)
     for o in tl.static_range(CONTEXTS):
-        beta = tl.where(offs_o == o, tl.full((), BETAS[o], tl.float64), beta)
+        beta = tl.where(offs_o == o, tl.full((), C.BETAS[o], tl.float64), beta)
     total = tl.maximum(total, one)
     # [F, O, BLOCK_E]
     weight = weight.to(tl.float64)
     part, each = share / total, weight
     if sampled:
-        mine = tl.where(by_self, weight * tl.full((), OWN_WEIGHT, tl.float64), weight)
+        mine = tl.where(by_self, weight * tl.full((), C.OWN_WEIGHT, tl.float64), weight)
         seen = tl.sum(weight, 2)
         scale = seen / (tl.maximum(tl.sum(mine, 2), one) * total)
         rest = tl.maximum(one - seen / total, tl.full((), TAIL, tl.float64))
@@ -96,9 +93,9 @@ def masses(
         score = tl.log(tl.where(some, mine, 1.0))
         score = tl.where(some, tl.exp((score + g) * beta[None, :, None]), 0.0)
         norm = tl.sum(score, 2) + tl.exp(rest * beta[None, :])
-        norm = tl.full((), 1.0 - UNCOUPLED, tl.float64) / norm
+        norm = tl.full((), 1.0 - C.UNCOUPLED, tl.float64) / norm
         part = share
-        each = norm[:, :, None] * score + tl.full((), UNCOUPLED, tl.float64) * mine
+        each = norm[:, :, None] * score + tl.full((), C.UNCOUPLED, tl.float64) * mine
     return (part[:, :, None] * each * ONE).to(tl.int32)
 
 
@@ -171,36 +168,36 @@ def look_up(
     size,  # [O] int32, tokens of each order; 0 if it is not looked up
     whole,  # [O] bool: the order that stands for the context of the group as a whole
     sample,
-    entries,  # pointers of the table
+    table,
+    first,  # first entry of the part that is looked in
     buckets,
-    HASH: tl.constexpr,
     WAYS: tl.constexpr,
     N: tl.constexpr,
     E: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    C: tl.constexpr,
 ):
     """Looks up each context; returns total, token, weight, by_self and source.
 
     total: [F, O], 0 if absent. The others: [F, O, BLOCK_E], of the successors; token is -1 and
     weight 0 if absent, by_self is true if the sample itself has observed the successor.
     """
-    entry_group_ptr, entry_hash_ptr, entry_tokens_ptr, entry_total_ptr = entries[:4]
-    succ_token_ptr, succ_weight_ptr, succ_source_ptr = entries[4:]
+    BLOCK_E: tl.constexpr = C.BLOCK_E
     offs_e = tl.arange(0, BLOCK_E)[None, None, :]
     tokens = cut_context(context, size)
     any_token = whole[None, :, None] & (tl.arange(0, context.shape[1]) == 0)[None, None, :]
     tokens = tl.where(any_token, ANY, tokens)
-    code = hash_tokens(tokens, group, size, HASH)
+    code = hash_tokens(tokens, group, size, C.HASH)
     mask = (tl.arange(0, context.shape[0]) < front)[:, None] & (size > 0)[None, :]
-    entry, present = probe_entries(code, mask, entry_hash_ptr, buckets, WAYS)
+    entry, present = probe_entries(code, mask, table.entry_hash + first, buckets, WAYS)
     # all of an entry is loaded before its key is compared, so that the loads overlap
     offsets = entry[:, :, None] * E + offs_e
     held = present[:, :, None] & (offs_e < E)
-    token = tl.load(succ_token_ptr + offsets, mask=held, other=-1)
-    weight = tl.load(succ_weight_ptr + offsets, mask=held, other=0)
-    bits = tl.load(succ_source_ptr + offsets, mask=held, other=0)
-    total = tl.load(entry_total_ptr + entry, mask=present, other=0)
-    present = holds_context(entry, present, group, tokens, entry_group_ptr, entry_tokens_ptr, N)
+    token = tl.load(table.succ_token + first * E + offsets, mask=held, other=-1)
+    weight = tl.load(table.succ_weight + first * E + offsets, mask=held, other=0)
+    bits = tl.load(table.succ_source + first * E + offsets, mask=held, other=0)
+    total = tl.load(table.entry_total + first + entry, mask=present, other=0)
+    groups, held_tokens = table.entry_group + first, table.entry_tokens + first * N
+    present = holds_context(entry, present, group, tokens, groups, held_tokens, N)
     token = tl.where(present[:, :, None], token, -1)
     weight = tl.where(token >= 0, weight, 0)
     total = tl.where(present, total, 0)

@@ -37,51 +37,48 @@ def ranks(nodes, child):
 
 
 @triton.jit
-def live_slots(live_ptr, slots, BLOCK_S: tl.constexpr):
+def live_slots(slots, S, BLOCK_S: tl.constexpr):
     """Number of live slots."""
     live = tl.zeros([BLOCK_S], tl.int32)
-    for start in range(0, slots, BLOCK_S):
+    for start in range(0, S, BLOCK_S):
         offs_s = start + tl.arange(0, BLOCK_S)
-        live += tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0).to(tl.int32)
+        live += tl.load(slots.live + offs_s, mask=offs_s < S, other=0).to(tl.int32)
     return tl.sum(live, 0)
 
 
 @triton.jit
-def slot_progress_penalty(
-    live_ptr, generated_ptr, progress_penalty_ptr, slot, slots, BLOCK_S: tl.constexpr
-):
+def slot_progress_penalty(slots, slot, S, BLOCK_S: tl.constexpr):
     """Progress penalty of a live slot, as `csd.state.pool_builder.progress_penalties`."""
-    fewest = tl.load(generated_ptr + slot)
+    fewest = tl.load(slots.generated + slot)
     ahead = fewest
-    for start in range(0, slots, BLOCK_S):
+    for start in range(0, S, BLOCK_S):
         offs_s = start + tl.arange(0, BLOCK_S)
-        live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
-        others = tl.load(generated_ptr + offs_s, mask=live, other=(1 << 31) - 1)
+        live = tl.load(slots.live + offs_s, mask=offs_s < S, other=0) != 0
+        others = tl.load(slots.generated + offs_s, mask=live, other=(1 << 31) - 1)
         fewest = tl.minimum(fewest, tl.min(others, 0))
-    return tl.minimum(tl.load(progress_penalty_ptr + slot) * (ahead - fewest), MAX_PROGRESS_PENALTY)
+    each = tl.load(slots.progress_penalty + slot)
+    return tl.minimum(each * (ahead - fewest), MAX_PROGRESS_PENALTY)
 
 
 @triton.jit
-def slot_group_penalty(fields, slot, slots, GROUP_PENALTY: tl.constexpr, BLOCK_S: tl.constexpr):
+def slot_group_penalty(slots, slot, S, GROUP_PENALTY: tl.constexpr, BLOCK_S: tl.constexpr):
     """Group penalty of a live slot, for its lead over the shortest one with as many steps.
 
-    0 if live slots belong to several groups. fields: pointers of the slots' live, group, generated,
-    step and temperature.
+    0 if live slots belong to several groups.
     """
-    live_ptr, group_ptr, generated_ptr, step_ptr, temperature_ptr = fields
     cost = tl.zeros((), tl.int32)
     # slots that sample, as in nearly every call, read nothing more
-    if (GROUP_PENALTY > 0) and (tl.load(temperature_ptr + slot) <= 0):
-        group, step = tl.load(group_ptr + slot), tl.load(step_ptr + slot)
-        ahead = tl.load(generated_ptr + slot)
+    if (GROUP_PENALTY > 0) and (tl.load(slots.temperature + slot) <= 0):
+        group, step = tl.load(slots.group + slot), tl.load(slots.step + slot)
+        ahead = tl.load(slots.generated + slot)
         fewest, strangers = ahead, tl.zeros((), tl.int32)
-        for start in range(0, slots, BLOCK_S):
+        for start in range(0, S, BLOCK_S):
             offs_s = start + tl.arange(0, BLOCK_S)
-            live = tl.load(live_ptr + offs_s, mask=offs_s < slots, other=0) != 0
-            theirs = tl.load(group_ptr + offs_s, mask=live, other=-1)
+            live = tl.load(slots.live + offs_s, mask=offs_s < S, other=0) != 0
+            theirs = tl.load(slots.group + offs_s, mask=live, other=-1)
             strangers += tl.sum((live & (theirs != group)).to(tl.int32), 0)
-            mate = live & (tl.load(step_ptr + offs_s, mask=live, other=-1) == step)
-            others = tl.load(generated_ptr + offs_s, mask=mate, other=(1 << 31) - 1)
+            mate = live & (tl.load(slots.step + offs_s, mask=live, other=-1) == step)
+            others = tl.load(slots.generated + offs_s, mask=mate, other=(1 << 31) - 1)
             fewest = tl.minimum(fewest, tl.min(others, 0))
         cost = tl.minimum((ahead - fewest).to(tl.int64) * GROUP_PENALTY, MAX_GROUP_PENALTY)
         cost = cost.to(tl.int32)
@@ -90,13 +87,13 @@ def slot_group_penalty(fields, slot, slots, GROUP_PENALTY: tl.constexpr, BLOCK_S
 
 
 @triton.jit
-def level_cost(generated_ptr, step_ptr, slot, LEVEL_COST: tl.constexpr, SETTLE: tl.constexpr):
+def level_cost(slots, slot, LEVEL_COST: tl.constexpr, SETTLE: tl.constexpr):
     """int64: cost of a level for the slot, larger the fewer tokens it has committed per step."""
     if SETTLE == 0:
         cost = tl.full((), LEVEL_COST, tl.int64)
     else:
-        steps = USUAL_HALVES * (tl.load(step_ptr + slot).to(tl.int64) + SETTLE)
-        tokens = 2 * tl.load(generated_ptr + slot).to(tl.int64) + USUAL_HALVES * SETTLE
+        steps = USUAL_HALVES * (tl.load(slots.step + slot).to(tl.int64) + SETTLE)
+        tokens = 2 * tl.load(slots.generated + slot).to(tl.int64) + USUAL_HALVES * SETTLE
         cost = tl.full((), LEVEL_COST, tl.int64) * steps // tokens
         cost = tl.minimum(tl.maximum(cost, LEVEL_COST // 4), 3 * LEVEL_COST // 2)
     return cost

@@ -4,8 +4,6 @@
 (`find`), allocates those of new contexts, and merges old and new successors (`merge`).
 """
 
-from collections import namedtuple
-
 import numpy as np
 import torch
 
@@ -15,6 +13,7 @@ from csd.kernels.numba.tensors import on_host, require
 from csd.kernels.table.cpu.lookup import find_entry, hash_prefix, order_sizes
 from csd.kernels.table.lookup import MAX_AGE
 from csd.kernels.table.reference import graph_insert_ref
+from csd.kernels.table.rows import OBSERVED, TABLE
 from csd.state.context_table import MAX_TOTAL, Table
 
 # int64 numbers in a cache line; number of contexts by which prefetching is ahead of reading
@@ -26,14 +25,10 @@ NONE = np.iinfo(np.int64).max
 
 @loop
 def gather(
-    group_key,  # [R]
-    context,  # [R, N]
+    rows,  # arrays of `Observed`
     orders,  # [O]
     ways,
-    entry_group,  # [C]
-    entry_hash,  # [C]
-    entry_total,  # [C]
-    entry_stamp,  # [C]
+    held,  # arrays of the `Table`
     code,  # [K], written, and so are all below: hash of a context
     before,  # [K], the key of the same context before each, or -1
     first,  # [K], a context's first key
@@ -48,6 +43,7 @@ def gather(
     while size < 2 * code.shape[0]:
         size *= 2
     # hash table of contexts
+    group_key, context = rows.group_key, rows.context
     table, hashes = np.full(size, -1, np.int32), np.empty(O, np.int64)
     for r in range(group_key.shape[0]):
         if group_key[r] < 0:
@@ -64,13 +60,13 @@ def gather(
                 table[h], c = contexts, contexts
                 contexts += 1
                 code[c], first[c], last[c], count[c], before[key] = hashes[o], key, key, 1, -1
-                base = (hashes[o] & (entry_hash.shape[0] // ways - 1)) * ways
-                fetch(entry_total, base)
-                fetch(entry_stamp, base)
+                base = (hashes[o] & (held.entry_hash.shape[0] // ways - 1)) * ways
+                fetch(held.entry_total, base)
+                fetch(held.entry_stamp, base)
                 for entry in range(base, base + ways, LONGS):
-                    fetch(entry_hash, entry)
-                    fetch(entry_group, entry)
-            elif _same(group_key, context, orders, key, first[c]):
+                    fetch(held.entry_hash, entry)
+                    fetch(held.entry_group, entry)
+            elif _same(rows, orders, key, first[c]):
                 before[key], last[c] = last[c], key
                 count[c] += 1
     return contexts
@@ -81,44 +77,33 @@ def find(
     contexts,
     code,  # [K]
     first,  # [K]
-    group_key,  # [R]
-    context,  # [R, N]
+    rows,  # arrays of `Observed`
     orders,  # [O]
     ways,
-    entry_group,  # [C]
-    entry_hash,  # [C]
-    entry_tokens,  # [C, N]
+    held,  # arrays of the `Table`
     entry_of,  # [K], written: the entry of each context, or -1
 ):
     """Look up the entries of the first `contexts` contexts, which `gather` has written."""
-    O, N = orders.shape[0], entry_tokens.shape[1]
+    O, N, size = orders.shape[0], held.entry_tokens.shape[1], held.entry_hash.shape[0]
     for c in range(contexts):
         if c + AHEAD < contexts:
-            base = (code[c + AHEAD] & (entry_hash.shape[0] // ways - 1)) * ways
+            base = (code[c + AHEAD] & (size // ways - 1)) * ways
             for entry in range(base, base + ways):
-                if entry_hash[entry] == code[c + AHEAD]:
-                    fetch(entry_tokens, entry * N)
+                if held.entry_hash[entry] == code[c + AHEAD]:
+                    fetch(held.entry_tokens, entry * N)
         r, o = first[c] // O, first[c] % O
-        entry_of[c] = find_entry(
-            entry_group,
-            entry_hash,
-            entry_tokens,
-            ways,
-            group_key[r],
-            context[r],
-            orders[o],
-            code[c],
-        )
+        group = rows.group_key[r]
+        entry_of[c] = find_entry(held, 0, size, ways, group, rows.context[r], orders[o], code[c])
 
 
 @loop
-def _same(group_key, context, orders, key, other):
+def _same(rows, orders, key, other):
     """True if two keys have the same group, order and tokens."""
     O = orders.shape[0]
     r, q, order = key // O, other // O, orders[key % O]
-    same = group_key[r] == group_key[q] and order == orders[other % O]
+    same = rows.group_key[r] == rows.group_key[q] and order == orders[other % O]
     for i in range(order):
-        same &= context[r, i] == context[q, i]
+        same &= rows.context[r, i] == rows.context[q, i]
     return same
 
 
@@ -129,14 +114,8 @@ def merge(
     count,  # number of its keys
     before,  # [K], the key before each, or -1
     orders,  # number of orders, i.e. of keys per row
-    token,  # [R, U]
-    weight,  # [R, U]
-    row_total,  # [R]
-    bit,  # [R]
-    entry_total,  # [C]
-    succ_token,  # [C, E]
-    succ_weight,  # [C, E]
-    succ_source,  # [C, E]
+    rows,  # arrays of `Observed`
+    held,  # arrays of the `Table`
     workspace,  # workspace for tokens: E and those of all keys at least
     mass,  # workspace for their weights
     source,  # workspace for their sources
@@ -145,6 +124,8 @@ def merge(
     who,  # [E], workspace
 ):
     """Adds the rows of a context's keys to its entry, in place."""
+    token, weight = rows.succ_token, rows.succ_weight
+    succ_token, succ_weight, succ_source = held.succ_token, held.succ_weight, held.succ_source
     U, E = token.shape[1], succ_token.shape[1]
     size = 1
     while size < 2 * (E + count * U):
@@ -165,11 +146,11 @@ def merge(
             size,
             n,
         )
-    total, key = np.int64(entry_total[entry]), last
+    total, key = np.int64(held.entry_total[entry]), last
     while key >= 0:
         row = key // orders
-        total += row_total[row]
-        mine = np.int64(1) << np.int64(bit[row])
+        total += rows.row_total[row]
+        mine = np.int64(1) << np.int64(rows.source_bit[row])
         for u in range(U):
             if token[row, u] >= 0 and weight[row, u] > 0:
                 n = _add(
@@ -190,7 +171,7 @@ def merge(
             j -= 1
         best[j], who[j] = rank, i
     half = np.int64(total > MAX_TOTAL)
-    entry_total[entry] = total >> half
+    held.entry_total[entry] = total >> half
     for e in range(E):
         i = who[e] if e < count_kept else 0
         w = mass[i] >> half if e < count_kept else 0
@@ -217,86 +198,44 @@ def _add(token, weight, source_bits, tokens, mass, source, index, size, n):
 
 @loop
 def insert_rows(
-    group_key,  # [R]
-    context,  # [R, N]
-    token,  # [R, U]
-    weight,  # [R, U]
-    row_total,  # [R]
-    bit,  # [R]
+    rows,  # arrays of `Observed`
     live_groups,  # [G]
     orders,  # [O]
     ways,
-    entry_group,  # [C]
-    entry_hash,  # [C]
-    entry_tokens,  # [C, N]
-    entry_total,  # [C]
-    entry_stamp,  # [C]
-    succ_token,  # [C, E]
-    succ_weight,  # [C, E]
-    succ_source,  # [C, E]
-    step,  # [1]
-    dropped,  # [1]
+    held,  # arrays of the `Table`, written
 ):
     """Insert rows into the table; returns False, with no change, if a row's group is not live."""
-    R, O = group_key.shape[0], orders.shape[0]
+    R, O = rows.group_key.shape[0], orders.shape[0]
     for r in range(R):
-        if group_key[r] >= 0 and not _among(group_key[r], live_groups):
+        if rows.group_key[r] >= 0 and not _among(rows.group_key[r], live_groups):
             return False
-    step[0] += 1
+    held.step[0] += 1
 
     # of each context: its hash, first and last key, number of keys and entry; `before` is per key
     K, kind = R * O, np.int64
     code, before, entry_of = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
     first, last, count = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
-    contexts = gather(
-        group_key,
-        context,
-        orders,
-        ways,
-        entry_group,
-        entry_hash,
-        entry_total,
-        entry_stamp,
-        code,
-        before,
-        first,
-        last,
-        count,
-    )
-    find(
-        contexts,
-        code,
-        first,
-        group_key,
-        context,
-        orders,
-        ways,
-        entry_group,
-        entry_hash,
-        entry_tokens,
-        entry_of,
-    )
+    contexts = gather(rows, orders, ways, held, code, before, first, last, count)
+    find(contexts, code, first, rows, orders, ways, held, entry_of)
     largest, new = 0, np.zeros(contexts, np.bool_)
     for c in range(contexts):
         largest = max(largest, count[c])
         if entry_of[c] >= 0:
-            entry_stamp[entry_of[c]] = step[0]
+            held.entry_stamp[entry_of[c]] = held.step[0]
     for c in range(contexts):
         if entry_of[c] >= 0:
             continue
-        entry = _free_entry(
-            code[c], live_groups, ways, entry_group, entry_total, entry_stamp, step[0]
-        )
+        entry = _free_entry(code[c], live_groups, ways, held)
         entry_of[c] = entry
         if entry < 0:
-            dropped[0] += 1
+            held.dropped[0] += 1
             continue
         new[c] = True
-        entry_group[entry], entry_hash[entry] = group_key[first[c] // O], code[c]
-        entry_total[entry], entry_stamp[entry] = 0, step[0]
+        held.entry_group[entry], held.entry_hash[entry] = rows.group_key[first[c] // O], code[c]
+        held.entry_total[entry], held.entry_stamp[entry] = 0, held.step[0]
 
-    E, N = succ_token.shape[1], entry_tokens.shape[1]
-    tokens = E + largest * token.shape[1]
+    E, N = held.succ_token.shape[1], held.entry_tokens.shape[1]
+    tokens = E + largest * rows.succ_token.shape[1]
     merged, mass, source = (
         np.empty(tokens, kind),
         np.empty(tokens, kind),
@@ -307,34 +246,28 @@ def insert_rows(
         if c + AHEAD < contexts and entry_of[c + AHEAD] >= 0:
             soon = entry_of[c + AHEAD]
             if new[c + AHEAD]:
-                fetch(entry_tokens, soon * N)
+                fetch(held.entry_tokens, soon * N)
             for e in range(soon * E, soon * E + E, LONGS):
-                fetch(succ_source, e)
+                fetch(held.succ_source, e)
             for e in range(soon * E, soon * E + E, 2 * LONGS):
-                fetch(succ_token, e)
-                fetch(succ_weight, e)
+                fetch(held.succ_token, e)
+                fetch(held.succ_weight, e)
         entry = entry_of[c]
         if entry < 0:
             continue
         if new[c]:
             r, order = first[c] // O, orders[first[c] % O]
             for i in range(N):
-                entry_tokens[entry, i] = context[r, i] if i < order else -1
-            succ_token[entry] = -1
+                held.entry_tokens[entry, i] = rows.context[r, i] if i < order else -1
+            held.succ_token[entry] = -1
         merge(
             entry,
             last[c],
             count[c],
             before,
             O,
-            token,
-            weight,
-            row_total,
-            bit,
-            entry_total,
-            succ_token,
-            succ_weight,
-            succ_source,
+            rows,
+            held,
             merged,
             mass,
             source,
@@ -355,35 +288,22 @@ def _among(group, live_groups):
 
 
 @loop
-def _free_entry(code, live_groups, ways, entry_group, entry_total, entry_stamp, step):
+def _free_entry(code, live_groups, ways, held):
     """Entry of a hash's bucket to replace next, or -1 if this call has touched all of them."""
-    base = (code & (entry_group.shape[0] // ways - 1)) * ways
+    base = (code & (held.entry_group.shape[0] // ways - 1)) * ways
     least, spot = NONE, -1
     for entry in range(base, base + ways):
-        group = entry_group[entry]
+        group = held.entry_group[entry]
         if group < 0 or not _among(group, live_groups):
             return entry
-        if entry_stamp[entry] == step:
+        if held.entry_stamp[entry] == held.step[0]:
             continue
-        age = min(np.int64(step) - entry_stamp[entry], MAX_AGE)
-        cost = np.int64(entry_total[entry]) << 30 | (MAX_AGE - age) << 4
+        age = min(np.int64(held.step[0]) - held.entry_stamp[entry], MAX_AGE)
+        cost = np.int64(held.entry_total[entry]) << 30 | (MAX_AGE - age) << 4
         # of entries of equal cost, the first is replaced
         if cost < least:
             least, spot = cost, entry
     return spot
-
-
-# the fields of a table, in the order of the loop's arguments
-TableTensors = namedtuple(
-    "TableTensors",
-    "entry_group entry_hash entry_tokens entry_total entry_stamp succ_token succ_weight "
-    "succ_source step dropped",
-)
-
-
-def table_tensors(table: Table) -> TableTensors:
-    """The tensors of a table that the loop reads and writes."""
-    return TableTensors(*[getattr(table, name) for name in TableTensors._fields])
 
 
 def graph_insert(
@@ -403,7 +323,8 @@ def graph_insert(
     """
     rows = (group_key, context, succ_token, succ_weight, row_total, source_bit, live_groups)
     require(on_host(table.step, *rows), "graph_insert", table.step, *rows)
-    arrays = (x.contiguous().numpy() for x in rows)
-    held = (x.numpy() for x in table_tensors(table))
-    if not insert_rows(*arrays, order_sizes(orders), table.ways, *held):
+    *arrays, groups = (x.contiguous().numpy() for x in rows)
+    if not insert_rows(
+        OBSERVED.kind(*arrays), groups, order_sizes(orders), table.ways, TABLE.arrays(table)
+    ):
         graph_insert_ref(table, *rows, orders)

@@ -1,6 +1,5 @@
 """Lookup of contexts in the consensus graph, as `csd.kernels.table.lookup` defines it."""
 
-from collections import namedtuple
 from functools import lru_cache
 
 import numpy as np
@@ -9,12 +8,6 @@ from csd.kernels.numba.jit import loop
 from csd.kernels.table.lookup import FINAL_FACTOR, GROUP_FACTOR, TOKEN_FACTORS
 
 TWO, HIGH, LAST = np.int32(2), np.int64(32), np.int64(29)
-
-# the arrays of a table that drafting reads
-Entries = namedtuple(
-    "Entries",
-    "entry_group entry_hash entry_tokens entry_total succ_token succ_weight succ_source",
-)
 
 
 @lru_cache
@@ -42,9 +35,9 @@ def hash_prefix(owner, context, orders, code):
 
 @loop
 def find_entry(
-    entry_group,  # [C]
-    entry_hash,  # [C]
-    entry_tokens,  # [C, N]
+    table,  # arrays of a `Table`
+    first,  # first entry of the part that is looked in
+    size,  # entries of the part
     ways,
     owner,
     context,  # [N], whose first `order` tokens are the context
@@ -52,14 +45,14 @@ def find_entry(
     code,
 ):
     """Entry of a context with the hash `code`, or -1 if it is absent, as `find_contexts`."""
-    base = (code & (entry_hash.shape[0] // ways - 1)) * ways
+    base = first + (code & (size // ways - 1)) * ways
     for entry in range(base, base + ways):
-        if entry_hash[entry] == code:
+        if table.entry_hash[entry] == code:
             # the first entry of this hash decides
-            if entry_group[entry] != owner:
+            if table.entry_group[entry] != owner:
                 return -1
-            for i in range(entry_tokens.shape[1]):
-                if entry_tokens[entry, i] != (context[i] if i < order else -1):
+            for i in range(table.entry_tokens.shape[1]):
+                if table.entry_tokens[entry, i] != (context[i] if i < order else -1):
                     return -1
             return entry
     return -1

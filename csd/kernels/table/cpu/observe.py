@@ -3,16 +3,23 @@
 The references are `observe_ref`, and `graph_insert_ref` of its rows.
 """
 
-from collections import namedtuple
-
 import numpy as np
 
-from csd.kernels.common.checks import FLOAT, INT, LONG
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.tensors import LIKE, memory, on_host, require
-from csd.kernels.table.cpu.insert import TableTensors, graph_insert, insert_rows, table_tensors
+from csd.kernels.numba.tensors import memory, on_host, require
+from csd.kernels.table.cpu.insert import graph_insert, insert_rows
 from csd.kernels.table.cpu.lookup import order_sizes
-from csd.kernels.table.rows import GROUP_SLOTS, SUCCESSORS, Observed, observed_rows
+from csd.kernels.table.rows import (
+    GROUP_SLOTS,
+    OBSERVED,
+    POOL,
+    SLOTS,
+    SUCCESSORS,
+    TABLE,
+    VERDICT,
+    Observed,
+    observed_rows,
+)
 from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig, Table
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -21,40 +28,30 @@ from csd.state.verdict import TOP, Verdict
 
 @loop
 def observe_rows(
-    slot,  # [M]
-    depth,  # [M]
-    context,  # [M, N]
-    group,  # [S]
-    sample_index,  # [S]
-    group_key,  # [G]
-    step,  # [S]
-    sample,  # [M]
-    top_token,  # [M, TOP]
-    top_prob,  # [M, TOP]
-    accept_row,  # [S, A]
+    pool,  # arrays of a `Pool`
+    slots,  # arrays of the `Slots`
+    verdict,  # arrays of a `Verdict`
     soft,
     hard,
-    out_key,  # [M + S], written, and so are all below
-    out_context,  # [M + S, N]
-    token,  # [M + S, SUCCESSORS]
-    weight,  # [M + S, SUCCESSORS]
-    total,  # [M + S]
-    bit,  # [M + S]
+    out,  # arrays of `Observed`, written
 ):
     """Write the observed rows: those of the pool, then one per slot for its group."""
+    slot, context, group, sample = pool.slot, pool.context, slots.group, verdict.sample
+    top_token, accept_row = verdict.top_token, verdict.accept_row
+    token, weight, total = out.succ_token, out.succ_weight, out.row_total
     M, S = slot.shape[0], group.shape[0]
     for r in range(M):
         s = max(slot[r], 0)
         # not as whole rows: numba would compile the text of their error
         for n in range(context.shape[1]):
-            out_context[r, n] = context[r, n]
+            out.context[r, n] = context[r, n]
         has_top, drawn = False, np.int64(0)
         for u in range(TOP):
             # float64 holds the product exactly: one rounding
-            top = np.int64(np.rint(np.float64(top_prob[r, u]) * soft))
+            top = np.int64(np.rint(np.float64(verdict.top_prob[r, u]) * soft))
             token[r, u], weight[r, u] = top_token[r, u], top
             has_top |= top != 0
-        if accept_row[s, depth[r]] == r:
+        if accept_row[s, pool.depth[r]] == r:
             drawn = hard if has_top else soft
         left = drawn
         for u in range(TOP):
@@ -63,120 +60,88 @@ def observe_rows(
                 left -= drawn
         token[r, TOP], weight[r, TOP] = sample[r], left
         total[r] = drawn + (soft if has_top else 0)
-        _whose(r, s, group, group_key, sample_index, total, out_key, bit)
+        _whose(r, s, slots, out)
 
     # slots of each group that have a path, and those of them before each slot; -1 is a group too
-    mates, before = np.zeros(group_key.shape[0] + 1, np.int64), np.zeros(S, np.int64)
+    mates, before = np.zeros(slots.group_key.shape[0] + 1, np.int64), np.zeros(S, np.int64)
     for s in range(S):
         before[s] = mates[group[s] + 1]
         mates[group[s] + 1] += accept_row[s, 0] >= 0
     for s in range(S):
         r = M + s
-        out_context[r] = -1
-        out_context[r, 0] = ANY
+        out.context[r] = -1
+        out.context[r, 0] = ANY
         rounds = max((mates[group[s] + 1] + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
-        due, total[r] = (step[s] + before[s]) % rounds == 0, 0
+        due, total[r] = (slots.step[s] + before[s]) % rounds == 0, 0
         for u in range(SUCCESSORS):
             row = accept_row[s, u]
             added = WEIGHT_ONE if row >= 0 and due else 0
             token[r, u], weight[r, u] = sample[max(row, 0)], added
             total[r] += added
-        _whose(r, s, group, group_key, sample_index, total, out_key, bit)
+        _whose(r, s, slots, out)
 
 
 @loop
-def _whose(r, s, group, group_key, sample_index, total, key, bit):
+def _whose(r, s, slots, out):
     """Writes row r's group key, -1 if its total is 0, and the source bit of slot s's sample."""
-    key[r] = group_key[max(group[s], 0)] if total[r] > 0 else -1
-    bit[r] = sample_index[s] % SAMPLE_BITS
-
-
-# the tensors of a step that the loop reads, in the order of its arguments
-ObservedTensors = namedtuple(
-    "ObservedTensors",
-    "slot depth row_context group sample group_key step drawn top_token top_prob accept_row",
-)
-
-
-def observed_tensors(pool: Pool, slots: Slots, verdict: Verdict) -> ObservedTensors:
-    """The tensors of a step that the loop reads."""
-    return ObservedTensors(
-        pool.slot,
-        pool.depth,
-        pool.context,
-        slots.group,
-        slots.sample,
-        slots.group_key,
-        slots.step,
-        verdict.sample,
-        verdict.top_token,
-        verdict.top_prob,
-        verdict.accept_row,
-    )
+    out.group_key[r] = slots.group_key[max(slots.group[s], 0)] if out.row_total[r] > 0 else -1
+    out.source_bit[r] = slots.sample[s] % SAMPLE_BITS
 
 
 def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
     """Rows observed in a step, for `graph_insert`, as `observe_ref`."""
-    tensors = observed_tensors(pool, slots, verdict)
+    read, out = (POOL(pool), SLOTS(slots), VERDICT(verdict)), observed_rows(pool, slots)
+    tensors = [x for view in read for x in view]
     require(on_host(*tensors), "observe", *tensors)
-    out, read = observed_rows(pool, slots), (x.contiguous().numpy() for x in tensors)
-    observe_rows(*read, config.soft_weight, config.hard_weight, *(x.numpy() for x in out))
+    arrays = (type(view)(*[x.contiguous().numpy() for x in view]) for view in read)
+    observe_rows(*arrays, config.soft_weight, config.hard_weight, OBSERVED.arrays(out))
     return out
 
 
-# dtypes of the fields of `ObservedTensors` and `TableTensors`
-OBSERVED = ObservedTensors(INT, INT, INT, INT, INT, LONG, INT, INT, INT, FLOAT, INT)
-TABLE = TableTensors(LONG, LONG, INT, INT, INT, INT, INT, LONG, INT, LONG)
-INTS, LONGS, FLOATS = np.empty(0, np.int32), np.empty(0, np.int64), LIKE[FLOAT]
+INTS, LONGS, FLOATS = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.float32)
+PoolArrays, SlotArrays, VerdictArrays = POOL.kind, SLOTS.kind, VERDICT.kind
+TableArrays, RowArrays = TABLE.kind, OBSERVED.kind
 
 
 @loop
 def _insert_observed(
-    seen,  # `ObservedTensors` of addresses
-    table,  # `TableTensors` of addresses
+    pool,  # addresses of a `Pool`
+    slots,  # addresses of the `Slots`
+    verdict,  # addresses of a `Verdict`
+    table,  # addresses of the `Table`
     sizes,  # M, N, S, G, A, C, E, ways
     soft,
     hard,
     orders,  # [O]
 ):
     M, N, S, G, A, C, E, ways = sizes
-    group_key = memory(seen.group_key, G, LONGS)
     R, U = M + S, SUCCESSORS
-    key, context = np.empty(R, np.int64), np.empty((R, N), np.int32)
-    token, weight = np.empty((R, U), np.int32), np.empty((R, U), np.int32)
-    total, bit = np.empty(R, np.int32), np.empty(R, np.int32)
-    observe_rows(
-        memory(seen.slot, M, INTS),
-        memory(seen.depth, M, INTS),
-        memory(seen.row_context, (M, N), INTS),
-        memory(seen.group, S, INTS),
-        memory(seen.sample, S, INTS),
-        group_key,
-        memory(seen.step, S, INTS),
-        memory(seen.drawn, M, INTS),
-        memory(seen.top_token, (M, TOP), INTS),
-        memory(seen.top_prob, (M, TOP), FLOATS),
-        memory(seen.accept_row, (S, A), INTS),
-        soft,
-        hard,
-        key,
-        context,
-        token,
-        weight,
-        total,
-        bit,
+    rows = RowArrays(
+        np.empty(R, np.int64),
+        np.empty((R, N), np.int32),
+        np.empty((R, U), np.int32),
+        np.empty((R, U), np.int32),
+        np.empty(R, np.int32),
+        np.empty(R, np.int32),
     )
-    # never refused: the groups of all rows are in flight
-    insert_rows(
-        key,
-        context,
-        token,
-        weight,
-        total,
-        bit,
-        group_key,
-        orders,
-        ways,
+    of_pool = PoolArrays(
+        memory(pool.slot, M, INTS),
+        memory(pool.depth, M, INTS),
+        memory(pool.context, (M, N), INTS),
+    )
+    of_slots = SlotArrays(
+        memory(slots.group, S, INTS),
+        memory(slots.sample, S, INTS),
+        memory(slots.group_key, G, LONGS),
+        memory(slots.step, S, INTS),
+    )
+    of_verdict = VerdictArrays(
+        memory(verdict.sample, M, INTS),
+        memory(verdict.top_token, (M, TOP), INTS),
+        memory(verdict.top_prob, (M, TOP), FLOATS),
+        memory(verdict.accept_row, (S, A), INTS),
+    )
+    of_table = TableArrays(
         memory(table.entry_group, C, LONGS),
         memory(table.entry_hash, C, LONGS),
         memory(table.entry_tokens, (C, N), INTS),
@@ -188,6 +153,9 @@ def _insert_observed(
         memory(table.step, 1, INTS),
         memory(table.dropped, 1, LONGS),
     )
+    observe_rows(of_pool, of_slots, of_verdict, soft, hard, rows)
+    # never refused: the groups of all rows are in flight
+    insert_rows(rows, of_slots.group_key, orders, ways, of_table)
 
 
 def insert_observed(
@@ -197,13 +165,11 @@ def insert_observed(
 
     Tensors are passed by address: making 21 numpy arrays takes longer than observing.
     """
-    observed, held = observed_tensors(pool, slots, verdict), table_tensors(table)
-    plain = on_host(*observed, *held) and all(
-        x.dtype is dtype and x.is_contiguous()
-        for tensors, dtypes in ((observed, OBSERVED), (held, TABLE))
-        for x, dtype in zip(tensors, dtypes, strict=True)
-    )
-    if not plain:
+    read = [
+        view.addresses(record)
+        for view, record in ((POOL, pool), (SLOTS, slots), (VERDICT, verdict), (TABLE, table))
+    ]
+    if None in read:
         # two calls, one after the other
         seen = observe(pool, slots, verdict, config)
         graph_insert(table, *seen, slots.group_key, config.orders)
@@ -211,11 +177,6 @@ def insert_observed(
     M, N = pool.context.shape
     C, E = table.succ_token.shape
     S, A = verdict.accept_row.shape
-    _insert_observed(
-        ObservedTensors(*[x.data_ptr() for x in observed]),
-        TableTensors(*[x.data_ptr() for x in held]),
-        (M, N, S, slots.group_key.shape[0], A, C, E, table.ways),
-        config.soft_weight,
-        config.hard_weight,
-        order_sizes(config.orders),
-    )
+    sizes = M, N, S, slots.group_key.shape[0], A, C, E, table.ways
+    weights = config.soft_weight, config.hard_weight
+    _insert_observed(*read, sizes, *weights, order_sizes(config.orders))

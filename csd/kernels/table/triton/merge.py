@@ -23,28 +23,27 @@ def _free_entries(
     want,  # [B] bucket in which the key needs an entry, or -1
     rank,  # [B] number of earlier keys that need an entry in this bucket
     now,
-    fields,  # pointers [C] of the entries: group int64, total and stamp int32
+    table,
     live_groups_ptr,  # [G] int64
-    groups,
+    G,
     WAYS: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
     """[B]: the entry that each key gets, -1 if none is left."""
-    entry_group_ptr, entry_total_ptr, entry_stamp_ptr = fields
     # [B, WAYS]
     way = tl.arange(0, WAYS)[None, :]
     wants = (want >= 0)[:, None]
     offsets = want[:, None] * WAYS + way
-    group = tl.load(entry_group_ptr + offsets, mask=wants, other=-1)
-    total = tl.load(entry_total_ptr + offsets, mask=wants, other=0)
-    stamp = tl.load(entry_stamp_ptr + offsets, mask=wants, other=0)
+    group = tl.load(table.entry_group + offsets, mask=wants, other=-1)
+    total = tl.load(table.entry_total + offsets, mask=wants, other=0)
+    stamp = tl.load(table.entry_stamp + offsets, mask=wants, other=0)
     # [BLOCK_G, B * WAYS]: the entries are spread over threads, so that groups need no reduction
     entries: tl.constexpr = group.shape[0] * WAYS
     groups_of = tl.reshape(group, [1, entries])
     free = tl.zeros([BLOCK_G, entries], tl.int32)
-    for start in range(0, groups, BLOCK_G):
+    for start in range(0, G, BLOCK_G):
         offs_g = start + tl.arange(0, BLOCK_G)[:, None]
-        live = tl.load(live_groups_ptr + offs_g, mask=offs_g < groups, other=-1)
+        live = tl.load(live_groups_ptr + offs_g, mask=offs_g < G, other=-1)
         free |= (groups_of == live).to(tl.int32)
     alive = (tl.reshape(tl.max(free, 0), group.shape) > 0) & (group >= 0)
     # empty and dead entries first, then the lightest, then the oldest; touched ones are kept
@@ -58,18 +57,13 @@ def _free_entries(
     return tl.max(tl.where(mine, offsets, -1), 1)
 
 
-@triton.jit(do_not_specialize=["keys", "groups"])
+@triton.jit(do_not_specialize=["K", "G"])
 def _allocate_kernel(
-    want_ptr,  # [K] int32
-    entry_group_ptr,  # [C] int64
-    entry_total_ptr,  # [C] int32
-    entry_stamp_ptr,  # [C] int32
+    table,  # written: `dropped`
+    keys,  # written: the place of those that need an entry, -1 if none is left
     live_groups_ptr,  # [G] int64
-    now_ptr,  # [1] int32
-    dropped_ptr,  # [1] int64
-    place_ptr,  # [K] int32, out for keys that need an entry: this, -1 if none is left
-    keys,
-    groups,
+    K,
+    G,
     WAYS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_J: tl.constexpr,
@@ -77,7 +71,7 @@ def _allocate_kernel(
 ):
     # [BLOCK_K]
     key = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
-    want = tl.load(want_ptr + key, mask=key < keys, other=-1)
+    want = tl.load(keys.want + key, mask=key < K, other=-1)
     if tl.max(want, 0) < 0:
         return
     # [BLOCK_J, BLOCK_K]
@@ -85,16 +79,15 @@ def _allocate_kernel(
     for j in range(0, (tl.program_id(0) + 1) * BLOCK_K, BLOCK_J):
         # [BLOCK_J, 1]
         other = j + tl.arange(0, BLOCK_J)[:, None]
-        other_want = tl.load(want_ptr + other, mask=other < keys, other=-1)
+        other_want = tl.load(keys.want + other, mask=other < K, other=-1)
         rank += ((other_want == want[None, :]) & (other < key[None, :])).to(tl.int32)
-    earlier, now = tl.sum(rank, 0), tl.load(now_ptr)
-    fields = (entry_group_ptr, entry_total_ptr, entry_stamp_ptr)
-    room = _free_entries(want, earlier, now, fields, live_groups_ptr, groups, WAYS, BLOCK_G)
-    tl.store(place_ptr + key, room, mask=want >= 0)
+    earlier, now = tl.sum(rank, 0), tl.load(keys.now)
+    room = _free_entries(want, earlier, now, table, live_groups_ptr, G, WAYS, BLOCK_G)
+    tl.store(keys.place + key, room, mask=want >= 0)
     lost = tl.sum(((want >= 0) & (room < 0)).to(tl.int64), 0)
     if lost > 0:
         # integers: the sum does not depend on the order of programs
-        tl.atomic_add(dropped_ptr, lost)
+        tl.atomic_add(table.dropped, lost)
 
 
 @triton.jit
@@ -130,57 +123,38 @@ def _successors(
     return tl.where(weight > 0, token, -1), weight
 
 
-@triton.jit(do_not_specialize=["keys"])
+@triton.jit(do_not_specialize=["K"])
 def _merge_kernel(
-    group_key_ptr,  # [R] int64
-    context_ptr,  # [R, N] int32
-    code_ptr,  # [K] int64
-    want_ptr,  # [K] int32
-    place_ptr,  # [K] int32
-    start_ptr,  # [K] int32
-    count_ptr,  # [K] int32
-    update_token_ptr,  # [K, U] int32
-    update_weight_ptr,  # [K, U] int32
-    update_total_ptr,  # [K] int32
-    update_bit_ptr,  # [K] int32
-    now_ptr,  # [1] int32
-    entry_group_ptr,  # [C] int64
-    entry_hash_ptr,  # [C] int64
-    entry_tokens_ptr,  # [C, N] int32
-    entry_total_ptr,  # [C] int32
-    entry_stamp_ptr,  # [C] int32
-    succ_token_ptr,  # [C, E] int32
-    succ_weight_ptr,  # [C, E] int32
-    succ_source_ptr,  # [C, E] int64
-    step_ptr,  # [1] int32
+    rows,
+    table,  # written
     keys,
-    ORDERS: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    K,
+    C: tl.constexpr,
     U: tl.constexpr,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_J: tl.constexpr,
 ):
+    BLOCK_O: tl.constexpr = C.BLOCK_O
+    BLOCK_N: tl.constexpr = C.BLOCK_N
     key = tl.program_id(0)
-    now = tl.load(now_ptr)
+    now = tl.load(keys.now)
     if key == 0:
-        tl.store(step_ptr, now)
+        tl.store(table.step, now)
     # an insert without rows still counts
-    entry = tl.load(place_ptr + key, mask=key < keys, other=-1).to(tl.int64)
+    entry = tl.load(keys.place + key, mask=key < K, other=-1).to(tl.int64)
     if entry < 0:
         return
-    new = tl.load(want_ptr + key) >= 0
-    start = tl.load(start_ptr + key)
-    count = tl.load(count_ptr + key)
-    held_token_ptr = succ_token_ptr + entry * E
-    held_weight_ptr = succ_weight_ptr + entry * E
-    held_source_ptr = succ_source_ptr + entry * E
-    token_ptr = update_token_ptr + start * U
-    weight_ptr = update_weight_ptr + start * U
-    bit_ptr = update_bit_ptr + start
+    new = tl.load(keys.want + key) >= 0
+    start = tl.load(keys.start + key)
+    count = tl.load(keys.count + key)
+    held_token_ptr = table.succ_token + entry * E
+    held_weight_ptr = table.succ_weight + entry * E
+    held_source_ptr = table.succ_source + entry * E
+    token_ptr = keys.token + start * U
+    weight_ptr = keys.weight + start * U
+    bit_ptr = keys.bit + start
     held = tl.where(new, 0, E)
     updates = count * U
     elements = BLOCK_E + updates
@@ -220,7 +194,7 @@ def _merge_kernel(
     weight = tl.where(best >= 0, best >> 31, 0)
     # [BLOCK_E, BLOCK_J]
     source = tl.zeros([BLOCK_E, BLOCK_J], tl.int64)
-    total = tl.load(entry_total_ptr + entry, mask=held > 0, other=0).to(tl.int64)
+    total = tl.load(table.entry_total + entry, mask=held > 0, other=0).to(tl.int64)
     for other in range(0, elements, BLOCK_J):
         i = other + tl.arange(0, BLOCK_J)[None, :]
         of_token, _ = _successors(
@@ -232,7 +206,7 @@ def _merge_kernel(
         source |= tl.where(token[:, None] == of_token, word, 0)
     for other in range(0, count, BLOCK):
         offs = other + tl.arange(0, BLOCK)
-        added = tl.load(update_total_ptr + start + offs, mask=offs < count, other=0)
+        added = tl.load(keys.total + start + offs, mask=offs < count, other=0)
         total += tl.sum(added.to(tl.int64), 0)
     source = _or_last(source)
     half = (total > MAX_TOTAL).to(tl.int64)
@@ -245,15 +219,15 @@ def _merge_kernel(
     tl.store(held_token_ptr + offs_e, tl.where(some, token, -1), mask=in_entry)
     tl.store(held_weight_ptr + offs_e, weight.to(tl.int32), mask=in_entry)
     tl.store(held_source_ptr + offs_e, tl.where(some, source, 0), mask=in_entry)
-    tl.store(entry_total_ptr + entry, (total >> half).to(tl.int32))
+    tl.store(table.entry_total + entry, (total >> half).to(tl.int32))
     if new:
-        O: tl.constexpr = len(ORDERS)
+        O: tl.constexpr = len(C.ORDERS)
         row = key // O
         offs_o = tl.arange(0, BLOCK_O)
-        size = tl.sum(tl.where(offs_o == key % O, order_sizes(ORDERS, BLOCK_O), 0), 0)
+        size = tl.sum(tl.where(offs_o == key % O, order_sizes(C.ORDERS, BLOCK_O), 0), 0)
         offs_n = tl.arange(0, BLOCK_N)
-        tokens = tl.load(context_ptr + row * N + offs_n, mask=offs_n < size, other=-1)
-        tl.store(entry_tokens_ptr + entry * N + offs_n, tokens, mask=offs_n < N)
-        tl.store(entry_group_ptr + entry, tl.load(group_key_ptr + row))
-        tl.store(entry_hash_ptr + entry, tl.load(code_ptr + key))
-        tl.store(entry_stamp_ptr + entry, now)
+        tokens = tl.load(rows.context + row * C.N + offs_n, mask=offs_n < size, other=-1)
+        tl.store(table.entry_tokens + entry * C.N + offs_n, tokens, mask=offs_n < C.N)
+        tl.store(table.entry_group + entry, tl.load(rows.group_key + row))
+        tl.store(table.entry_hash + entry, tl.load(keys.code + key))
+        tl.store(table.entry_stamp + entry, now)

@@ -5,81 +5,64 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from csd.kernels.table.rows import GROUP_SLOTS, SUCCESSORS, Observed, observed_rows
-from csd.kernels.table.triton.claim import claim_rows
-from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig
+from csd.kernels.table import rows
+from csd.kernels.table.rows import Observed
+from csd.kernels.table.triton.claim import Contexts, claim_rows
+from csd.state import context_table
+from csd.state import verdict as verdicts
+from csd.state.context_table import GraphConfig
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.verdict import TOP, Verdict
+from csd.state.verdict import Verdict
 
-BLOCK_R, BLOCK_S = 4, 64
+ANY = tl.constexpr(context_table.ANY)
+ONE = tl.constexpr(context_table.WEIGHT_ONE)
+SAMPLE_BITS = tl.constexpr(context_table.SAMPLE_BITS)
+GROUP_SLOTS = tl.constexpr(rows.GROUP_SLOTS)
+TOP = tl.constexpr(verdicts.TOP)
+BLOCK_U = tl.constexpr(triton.next_power_of_2(rows.SUCCESSORS))
+BLOCK_S = tl.constexpr(64)
+BLOCK_R = 4
 
 
-@triton.jit(do_not_specialize=["rows", "slots", "buckets"])
+@triton.jit(do_not_specialize=["M", "S", "buckets"])
 def _observe_claim_kernel(
-    slot_ptr,  # [M] int32
-    depth_ptr,  # [M] int32
-    context_ptr,  # [M, N] int32
-    group_ptr,  # [S] int32
-    sample_index_ptr,  # [S] int32
-    group_key_ptr,  # [G] int64
-    step_ptr,  # [S] int32
-    sample_ptr,  # [M] int32
-    top_token_ptr,  # [M, TOP] int32
-    top_prob_ptr,  # [M, TOP] float32
-    accept_row_ptr,  # [S, A] int32
-    out_key_ptr,  # [M + S] int64
-    out_context_ptr,  # [M + S, N] int32
-    out_token_ptr,  # [M + S, TOP + 1] int32
-    out_weight_ptr,  # [M + S, TOP + 1] int32
-    out_total_ptr,  # [M + S] int32
-    out_bit_ptr,  # [M + S] int32
-    rows,
+    pool,
     slots,
+    verdict,
+    out,  # `Observed` of M + S rows
+    M,
+    S,
     SOFT: tl.constexpr,
     HARD: tl.constexpr,
-    ONE: tl.constexpr,
-    ANY: tl.constexpr,
-    SAMPLE_BITS: tl.constexpr,
-    GROUP_SLOTS: tl.constexpr,
     A: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TOP: tl.constexpr,
-    BLOCK_U: tl.constexpr,
+    C: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     # of the claim, if there is one
-    entry_group_ptr=None,  # [C] int64
-    entry_hash_ptr=None,  # [C] int64
-    entry_tokens_ptr=None,  # [C, N] int32
-    code_ptr=None,  # [K] int64, out: hash
-    entry_ptr=None,  # [K] int32, out, as `_claim_kernel` has it
+    table=None,
+    keys=None,
     buckets=None,
-    ORDERS: tl.constexpr = None,
-    BLOCK_O: tl.constexpr = None,
-    HASH: tl.constexpr = None,
-    WAYS: tl.constexpr = None,
 ):
-    """Writes BLOCK_R rows, and claims their keys if there is `code_ptr`."""
+    """Writes BLOCK_R rows, and claims their keys if there are `keys`."""
+    BLOCK_N: tl.constexpr = C.BLOCK_N
     # [BLOCK_R]
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    inside = r < rows + slots
-    node = r < rows
-    slot = tl.load(slot_ptr + r, mask=node, other=0)
-    slot = tl.where(node, tl.maximum(slot, 0), tl.minimum(r - rows, slots - 1))
-    group = tl.maximum(tl.load(group_ptr + slot), 0)
-    key = tl.load(group_key_ptr + group)
-    bit = tl.load(sample_index_ptr + slot) % SAMPLE_BITS
-    depth = tl.load(depth_ptr + r, mask=node, other=0)
-    accepted = node & (tl.load(accept_row_ptr + slot * A + depth) == r)
-    drawn = tl.load(sample_ptr + r, mask=node, other=-1)
+    inside = r < M + S
+    node = r < M
+    slot = tl.load(pool.slot + r, mask=node, other=0)
+    slot = tl.where(node, tl.maximum(slot, 0), tl.minimum(r - M, S - 1))
+    group = tl.maximum(tl.load(slots.group + slot), 0)
+    key = tl.load(slots.group_key + group)
+    bit = tl.load(slots.sample + slot) % SAMPLE_BITS
+    depth = tl.load(pool.depth + r, mask=node, other=0)
+    accepted = node & (tl.load(verdict.accept_row + slot * A + depth) == r)
+    drawn = tl.load(verdict.sample + r, mask=node, other=-1)
 
     # [BLOCK_R, BLOCK_U]
     u = tl.arange(0, BLOCK_U)[None, :]
     likely = node[:, None] & (u < TOP)
     offsets = r[:, None] * TOP + u
-    scaled = tl.load(top_prob_ptr + offsets, mask=likely, other=0.0).to(tl.float64) * SOFT
+    scaled = tl.load(verdict.top_prob + offsets, mask=likely, other=0.0).to(tl.float64) * SOFT
     whole = tl.floor(scaled)
     left = scaled - whole
     top = whole.to(tl.int32)
@@ -87,7 +70,7 @@ def _observe_claim_kernel(
     top += up.to(tl.int32)
     has_top = tl.max(top, 1) > 0
     hard = tl.where(accepted, tl.where(has_top, HARD, SOFT), 0)
-    token = tl.load(top_token_ptr + offsets, mask=likely, other=-1)
+    token = tl.load(verdict.top_token + offsets, mask=likely, other=-1)
     equal = likely & (token == drawn[:, None])
     weight = top + tl.where(equal, hard[:, None], 0)
     ninth = hard - tl.sum(tl.where(equal, hard[:, None], 0), 1)
@@ -96,54 +79,54 @@ def _observe_claim_kernel(
     total = hard + tl.where(has_top, SOFT, 0)
 
     # a slot's own row; many slots of a group take turns
-    own_group = tl.load(group_ptr + slot)
+    own_group = tl.load(slots.group + slot)
     # [BLOCK_R, BLOCK_S]: slots of the group that have a path, and those of them before the slot
     mates = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
     before = tl.zeros([BLOCK_R, BLOCK_S], tl.int32)
     # programs whose rows are all nodes skip the loop
-    some = tl.max(r, 0) >= rows
-    for start in range(0, slots * some.to(tl.int32), BLOCK_S):
+    some = tl.max(r, 0) >= M
+    for start in range(0, S * some.to(tl.int32), BLOCK_S):
         s = start + tl.arange(0, BLOCK_S)[None, :]
-        path = tl.load(accept_row_ptr + s * A, mask=s < slots, other=-1) >= 0
-        mate = path & (tl.load(group_ptr + s, mask=s < slots, other=-1) == own_group[:, None])
+        path = tl.load(verdict.accept_row + s * A, mask=s < S, other=-1) >= 0
+        mate = path & (tl.load(slots.group + s, mask=s < S, other=-1) == own_group[:, None])
         mates += mate.to(tl.int32)
         before += (mate & (s < slot[:, None])).to(tl.int32)
     rounds = tl.maximum((tl.sum(mates, 1) + GROUP_SLOTS - 1) // GROUP_SLOTS, 1)
-    due = (tl.load(step_ptr + slot) + tl.sum(before, 1)) % rounds == 0
-    of_slot = (inside & (r >= rows))[:, None] & (u <= TOP)
-    path = tl.load(accept_row_ptr + slot[:, None] * A + u, mask=of_slot, other=-1)
-    word = tl.load(sample_ptr + tl.maximum(path, 0), mask=of_slot, other=-1)
+    due = (tl.load(slots.step + slot) + tl.sum(before, 1)) % rounds == 0
+    of_slot = (inside & (r >= M))[:, None] & (u <= TOP)
+    path = tl.load(verdict.accept_row + slot[:, None] * A + u, mask=of_slot, other=-1)
+    word = tl.load(verdict.sample + tl.maximum(path, 0), mask=of_slot, other=-1)
     update = tl.where((path >= 0) & due[:, None], ONE, 0)
     token = tl.where(node[:, None], token, word)
     weight = tl.where(node[:, None], weight, update)
     total = tl.where(node, total, tl.sum(update, 1))
 
     key = tl.where(total > 0, key, -1)
-    tl.store(out_key_ptr + r, key, mask=inside)
-    tl.store(out_total_ptr + r, total, mask=inside)
-    tl.store(out_bit_ptr + r, bit, mask=inside)
-    out = r[:, None] * (TOP + 1) + u
+    tl.store(out.group_key + r, key, mask=inside)
+    tl.store(out.row_total + r, total, mask=inside)
+    tl.store(out.source_bit + r, bit, mask=inside)
+    place = r[:, None] * (TOP + 1) + u
     written = inside[:, None] & (u <= TOP)
-    tl.store(out_token_ptr + out, token, mask=written)
-    tl.store(out_weight_ptr + out, weight, mask=written)
+    tl.store(out.succ_token + place, token, mask=written)
+    tl.store(out.succ_weight + place, weight, mask=written)
     # [BLOCK_R, BLOCK_N]
     n = tl.arange(0, BLOCK_N)[None, :]
-    offsets = r[:, None] * N + n
-    before = tl.load(context_ptr + offsets, mask=node[:, None] & (n < N), other=-1)
-    anything = (r >= rows)[:, None] & (n == 0)
+    offsets = r[:, None] * C.N + n
+    before = tl.load(pool.context + offsets, mask=node[:, None] & (n < C.N), other=-1)
+    anything = (r >= M)[:, None] & (n == 0)
     context = tl.where(anything, ANY, before)
-    tl.store(out_context_ptr + offsets, context, mask=inside[:, None] & (n < N))
-    if code_ptr is not None:
-        entries, keys = (entry_group_ptr, entry_hash_ptr, entry_tokens_ptr), (code_ptr, entry_ptr)
-        count = rows + slots
-        claim_rows(r, key, context, entries, keys, count, buckets, N, ORDERS, BLOCK_O, HASH, WAYS)
+    tl.store(out.context + offsets, context, mask=inside[:, None] & (n < C.N))
+    if keys is not None:
+        claim_rows(r, key, context, table, keys, M + S, buckets, C)
 
 
 def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> Observed:
     """One launch."""
-    out = observed_rows(pool, slots)
+    out = rows.observed_rows(pool, slots)
+    N = out.context.shape[1]
     _observe_claim_kernel[(triton.cdiv(out.group_key.shape[0], BLOCK_R),)](
         **observe_arguments(pool, slots, verdict, config, out),
+        C=Contexts(N, triton.next_power_of_2(N)),
         BLOCK_R=BLOCK_R,
         num_warps=1,
     )
@@ -153,38 +136,15 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
 def observe_arguments(
     pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig, out: Observed
 ) -> dict[str, Any]:
-    """Keyword arguments of the kernel, except those of the claim and the block of rows."""
-    M, N = pool.context.shape
+    """Keyword arguments of the kernel, except those of contexts, claim and block of rows."""
+    read = (rows.POOL(pool), rows.SLOTS(slots), rows.VERDICT(verdict))
+    names = "pool", "slots", "verdict"
     return dict(
-        slot_ptr=pool.slot,
-        depth_ptr=pool.depth,
-        context_ptr=pool.context.contiguous(),
-        group_ptr=slots.group,
-        sample_index_ptr=slots.sample,
-        group_key_ptr=slots.group_key,
-        step_ptr=slots.step,
-        sample_ptr=verdict.sample,
-        top_token_ptr=verdict.top_token.contiguous(),
-        top_prob_ptr=verdict.top_prob.contiguous(),
-        accept_row_ptr=verdict.accept_row.contiguous(),
-        out_key_ptr=out.group_key,
-        out_context_ptr=out.context,
-        out_token_ptr=out.succ_token,
-        out_weight_ptr=out.succ_weight,
-        out_total_ptr=out.row_total,
-        out_bit_ptr=out.source_bit,
-        rows=M,
-        slots=slots.count,
+        **{n: type(v)(*[x.contiguous() for x in v]) for n, v in zip(names, read, strict=True)},
+        out=out,
+        M=pool.context.shape[0],
+        S=slots.group.shape[0],
         SOFT=config.soft_weight,
         HARD=config.hard_weight,
-        ONE=WEIGHT_ONE,
-        ANY=ANY,
-        SAMPLE_BITS=SAMPLE_BITS,
-        GROUP_SLOTS=GROUP_SLOTS,
         A=verdict.accept_row.shape[1],
-        N=N,
-        BLOCK_N=triton.next_power_of_2(N),
-        TOP=TOP,
-        BLOCK_U=triton.next_power_of_2(SUCCESSORS),
-        BLOCK_S=BLOCK_S,
     )

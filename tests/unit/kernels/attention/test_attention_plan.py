@@ -120,7 +120,7 @@ def test_plan_attention_covers_every_key_once(name, programs):
 
 def test_plan_attention_op():
     places = layout(**CASES["ragged"])
-    args = [getattr(places, name) for name in ROWS]
+    args = [getattr(places, name) for name in ROWS.names]
     torch.library.opcheck(torch.ops.csd.plan_attention.default, (*args, 28, 4, 5, None))
     want = plan_attention_ref(places, 28, 4, 4)
     got = plan_attention(places, heads=28, kv_heads=4, programs=4)

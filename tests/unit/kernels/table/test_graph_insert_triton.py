@@ -119,7 +119,7 @@ def test_graph_insert_op():
     ("place", "value", "message"),
     [
         (1, torch.zeros(6, 4).int(), r"context must have shape \(6, 3\), got \(6, 4\)"),
-        (2, torch.zeros(5, 5).int(), r"succ_token must have shape \(6, \*\), got \(5, 5\)"),
+        (2, torch.zeros(5, 5).int(), r"succ_token must have shape \(6, 5\), got \(5, 5\)"),
         (3, torch.zeros(6, 5), "succ_weight must be torch.int32, got torch.float32"),
         (0, torch.zeros(6).int(), "group_key must be torch.int64, got torch.int32"),
     ],

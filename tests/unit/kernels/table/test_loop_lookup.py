@@ -9,7 +9,7 @@ from collisions import same_hash
 from helpers.kernels.draft_cases import CONFIG, random_graph
 
 from csd.kernels.table.cpu.lookup import find_entry, hash_prefix, order_sizes
-from csd.kernels.table.lookup import MAX_ORDER, find_contexts, hash_contexts, order_masks
+from csd.kernels.table.lookup import ENTRIES, MAX_ORDER, find_contexts, hash_contexts, order_masks
 from csd.state.context_table import ANY, GraphConfig
 
 
@@ -38,7 +38,7 @@ def test_entries_are_the_references():
     rng = random.Random(3)
     config = replace(CONFIG, capacity=64, ways=4)
     table = random_graph(rng, config).table().arrays()
-    N = config.context
+    N, entries, capacity = config.context, ENTRIES(table), config.capacity
     context = np.array([[rng.randrange(-1, 6) for _ in range(N)] for _ in range(400)], np.int32)
     context[::7] = [ANY, *[-1] * (N - 1)]
     owner = np.array([rng.choice([11, 12, 13]) for _ in context])
@@ -49,14 +49,7 @@ def test_entries_are_the_references():
         want = find_contexts(table, owner, tokens, code[:, o])
         for r in range(len(context)):
             got = find_entry(
-                table.entry_group,
-                table.entry_hash,
-                table.entry_tokens,
-                table.ways,
-                owner[r],
-                context[r],
-                order,
-                code[r, o],
+                entries, 0, capacity, table.ways, owner[r], context[r], order, code[r, o]
             )
             assert got == want[r]
             found += got >= 0
@@ -78,14 +71,5 @@ def test_the_first_entry_of_a_hash_decides():
             table.entry_tokens[entry] = context[r]
         want = find_contexts(table, owner, context, code)
         for r in range(len(rows)):
-            got = find_entry(
-                table.entry_group,
-                table.entry_hash,
-                table.entry_tokens,
-                table.ways,
-                owner[r],
-                context[r],
-                3,
-                code[r],
-            )
+            got = find_entry(ENTRIES(table), 0, 32, table.ways, owner[r], context[r], 3, code[r])
             assert got == want[r] == (base + 3 if r == first else -1)
