@@ -169,9 +169,12 @@ def _tags(fields: Mapping[str, Any], choice: str) -> Tags:
     # a grammar without a thinking budget begins with the text
     if choice != "auto" and fields.get("max_thinking_tokens") is None:
         return ()
-    begin, end = (fields.get("thinking_tags") or (None, None))[:2]
-    # as token ids they are no text
-    return ((begin, end),) if isinstance(begin, str) and isinstance(end, str) else PAIRS
+    own = fields.get("thinking_tags")
+    # as token ids they are no text; values of other types are refused with the engine's options
+    texts = (
+        [tag for tag in own[:2] if isinstance(tag, str) and tag] if isinstance(own, list) else []
+    )
+    return ((texts[0], texts[1]),) if len(texts) == 2 else PAIRS
 
 
 def _parser(tokenizer: Any, listed: list[Any], prompt: str) -> Any:

@@ -231,6 +231,19 @@ def test_a_format_that_the_server_names_is_not_the_templates():
     assert read_tools(asked, template, parser="none") == Tools(SCHEMAS, "required", None, tags=())
 
 
+@pytest.mark.parametrize("tags", [5, "ab", {"a": 1}, [], ["<a>"], ["", "b"], [[1], [2]], [None, 1]])
+def test_tags_that_are_no_texts_leave_the_common_ones(tags):
+    """The engine refuses those that it cannot read."""
+    fields = {"tools": LISTED, "thinking_tags": tags}
+    assert read_tools(fields, "<tool_call>") == Tools(SCHEMAS, "auto", "hermes")
+    own = fields | {"thinking_tags": ["<a>", "</a>", "so </a>"]}
+    assert read_tools(own, "<tool_call>").tags == (("<a>", "</a>"),)
+    # a grammar begins with the text, unless it leaves room for a thought
+    required = own | {"tool_choice": "required"}
+    assert read_tools(required, "").tags == ()
+    assert read_tools(required | {"max_thinking_tokens": 5}, "").tags == (("<a>", "</a>"),)
+
+
 BAD = [
     ({"tools": LISTED, "tool_choice": "any"}, "tool_choice"),
     ({"tools": LISTED, "tool_choice": 5}, "tool_choice"),

@@ -4,8 +4,8 @@ A text is a thought, or none, and an answer, in which each mark of the format ma
 call is whatever can be read as one; everything else stays content: words around calls, thoughts,
 objects that are no JSON, and calls of unknown tools. Spaces beside a call are no content.
 
-A thought is where the text begins with it or the prompt leaves it open, up to its end tag or to the
-text's end. Behind it, a begin tag counts only with its end tag: words may name one.
+A thought is at the beginning of the text, or the prompt leaves it open; it reaches to its end tag
+or to the text's end. Behind it, a begin tag counts only with its end tag: words may name one.
 """
 
 import re
@@ -23,7 +23,7 @@ Tags = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the texts of a request's choices are read.
+    """Format and tools by which the texts of a request's choices are read.
 
     form: of calls. schemas: of the tools' arguments, by name. tags: pairs that begin and end a
     thought; empty if texts have no thoughts.
@@ -134,7 +134,7 @@ class Front:
         self._at = 0
 
     def push(self, text: str, end: int) -> int | None:
-        """Where the answer begins in a text up to `end`; None inside a thought and in front of it.
+        """Place of the answer in a text up to `end`; None before one has begun, as in a thought.
 
         The text begins with that of the last call.
         """
@@ -151,7 +151,7 @@ class Front:
 
 
 class Certain:
-    """How much of a text is content, whatever follows, as the text grows.
+    """Length of the content that no further text can change, as the text grows.
 
     opened: True if the prompt leaves a thought open.
     """
