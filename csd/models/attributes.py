@@ -40,7 +40,7 @@ SET = frozenset(
 )
 # entries of a collection, and collections within each other, that are read; of others the number
 MOST, DEEPEST = 4096, 8
-_PLAIN = frozenset(
+_PLAIN: frozenset[type] = frozenset(
     (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 )
 
@@ -92,12 +92,14 @@ class Attributes:
 
     def plain(self, value: Any, depth: int = 0) -> Hashable:
         """A value as a hashable one; `...` for objects of other kinds. Notes the tensors in it."""
-        kind = _kind_of(type(value))
+        of: Any = type(value)
+        kind = _kind_of(of)
         if kind in ("mapping", "list", "set") and (depth == DEEPEST or len(value) > MOST):
             return kind, len(value)
         match kind:
             case "plain":
-                return value  # type: ignore[no-any-return]
+                plain: Hashable = value
+                return plain
             case "mapping":
                 below, pairs = depth + 1, [*value.items()]
                 return tuple([(self.plain(name), self.plain(x, below)) for name, x in pairs])
