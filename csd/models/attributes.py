@@ -38,7 +38,9 @@ SET = frozenset(
         "_attn_implementation_internal",
     )
 )
-_PLAIN = frozenset(
+# entries of a collection, and collections within each other, that are read; of others the number
+MOST, DEEPEST = 4096, 8
+_PLAIN: frozenset[type] = frozenset(
     (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 )
 
@@ -88,18 +90,23 @@ class Attributes:
         items = [item for item in [*held.items()] if item[0] not in skipped]
         return tuple([(n, x if type(x) in _PLAIN else self.plain(x)) for n, x in items])
 
-    def plain(self, value: Any) -> Hashable:
+    def plain(self, value: Any, depth: int = 0) -> Hashable:
         """A value as a hashable one; `...` for objects of other kinds. Notes the tensors in it."""
-        match _kind_of(type(value)):
+        of: Any = type(value)
+        kind = _kind_of(of)
+        if kind in ("mapping", "list", "set") and (depth == DEEPEST or len(value) > MOST):
+            return kind, len(value)
+        match kind:
             case "plain":
-                return value  # type: ignore[no-any-return]
+                plain: Hashable = value
+                return plain
             case "mapping":
-                pairs = [*value.items()]
-                return tuple([(self.plain(name), self.plain(x)) for name, x in pairs])
+                below, pairs = depth + 1, [*value.items()]
+                return tuple([(self.plain(name), self.plain(x, below)) for name, x in pairs])
             case "list":
-                return tuple(map(self.plain, value))
+                return tuple([self.plain(x, depth + 1) for x in [*value]])
             case "set":
-                return frozenset(map(self.plain, value))
+                return frozenset([self.plain(x, depth + 1) for x in [*value]])
             case "record":
                 known = len(self._known)
                 number = self._known.setdefault(id(value), known)

@@ -376,3 +376,6 @@ def test_attributes_are_plain_values_and_tensors():
         before = after
     module.training = False
     assert Attributes.of([module]).values == before.values
+    # neither a circle nor a vocabulary makes it long
+    module.table["itself"], module.vocabulary = module.table, dict.fromkeys(range(100_000))
+    assert len(str(Attributes.of([module]).values)) < 2000
