@@ -16,7 +16,7 @@ from csd.gradient.head import Head, Scoring, scores
 from csd.gradient.rows import Rows
 from csd.kernels.attention.packed import PackedLayout, packed_attention
 from csd.kernels.backends import choose
-from csd.kernels.ops import Ops, exact_triton
+from csd.kernels.ops import exact_triton
 from csd.models.exact import exact_decoder
 from csd.models.exact_products import ExactProducts
 from csd.models.fused.decoder import Decoder, HybridDecoder
@@ -104,7 +104,7 @@ class Policy:
     loaded: Loaded
     kernels: str | None
     kind: str | None
-    ops: Ops = None  # type: ignore[assignment]
+    ops: Any = None
     decoder: Any = None
     why: str | None = None
 
