@@ -100,11 +100,11 @@ def test_min_new_tokens_bans_the_end_tokens_of_sampling(values_of, ends):
     with csd.Engine(model, exact=True) as engine:
         drawn = engine.generate(PROMPT, num_samples=4, seed=0, max_new_tokens=12, **options)
         out = values_of(engine, PROMPT, drawn.tokens, **options)
-        assert [list(map(float, x)) for x in out.logprobs] == drawn.logprobs
+        assert [torch.as_tensor(x).tolist() for x in out.logprobs] == drawn.logprobs
         # shorter completions than the minimum, as a stop string makes them
         short = [tokens[:3] for tokens in drawn.tokens]
         out = values_of(engine, PROMPT, short, **options)
-        assert [list(map(float, x)) for x in out.logprobs] == [x[:3] for x in drawn.logprobs]
+        assert [torch.as_tensor(x).tolist() for x in out.logprobs] == [x[:3] for x in drawn.logprobs]
 
 
 def test_an_engine_whose_samples_have_other_bits_is_named():
