@@ -104,7 +104,9 @@ def test_min_new_tokens_bans_the_end_tokens_of_sampling(values_of, ends):
         # shorter completions than the minimum, as a stop string makes them
         short = [tokens[:3] for tokens in drawn.tokens]
         out = values_of(engine, PROMPT, short, **options)
-        assert [torch.as_tensor(x).tolist() for x in out.logprobs] == [x[:3] for x in drawn.logprobs]
+        assert [torch.as_tensor(x).tolist() for x in out.logprobs] == [
+            x[:3] for x in drawn.logprobs
+        ]
 
 
 def test_an_engine_whose_samples_have_other_bits_is_named():
