@@ -4,6 +4,7 @@ A call draws the samples of its own requests, or of those that arrive while it r
 `Engine.warmup` prepares first calls, with caches, graphs, compiled code and step times.
 """
 
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain, count
@@ -61,6 +62,15 @@ MAX_LAG = 64
 # kinds that a type checker can distinguish; a tensor is one prompt or several
 OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
+
+
+# those that live, for `engines_of`
+_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+def engines_of(module: Any) -> list["Engine"]:
+    """Engines that were made of a user's module and still exist."""
+    return [engine for engine in list(_engines) if engine.module is module]
 
 
 class Engine:

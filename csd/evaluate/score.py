@@ -8,7 +8,7 @@ import torch
 from csd.engine.call import RunSettings
 from csd.engine.generate import engine_for
 from csd.engine.options import read_without_config
-from csd.engine.options.params import TOKEN_RULES, limited, resolve
+from csd.engine.options.params import ENDS, TOKEN_RULES, limited, resolve_for_given
 from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.result import Samples
@@ -21,6 +21,8 @@ from csd.state.filters import FILTERS
 TAKEN = (
     *FILTERS,
     *TOKEN_RULES,
+    "min_new_tokens",
+    *ENDS,
     "logits_processor",
     "tokenizer",
     "attention_mask",
@@ -48,8 +50,9 @@ def score(
         a list of prompts, a list of these. A text is tokenized behind its prompt; a tokenizer that
         joins it with the prompt's end is an error.
     options: filters and constraints of `csd.generate`, each off by default, whatever the model's
-        generation config has; `top_logprobs`, `entropy`, `prompt_logprobs`, `tokenizer`,
-        `attention_mask` and `chat_template_kwargs`.
+        generation config has; `min_new_tokens` with the arguments for end tokens, which are by
+        default those of sampling, and which end no completion; `logits_processor`, `top_logprobs`,
+        `entropy`, `prompt_logprobs`, `tokenizer`, `attention_mask` and `chat_template_kwargs`.
 
     Returns `Samples` (a list of them for a list of prompts), one `Sample` per completion. Its
     `raw_logprobs` are each token's log-probabilities by the model itself; its `logprobs` are by
@@ -58,7 +61,7 @@ def score(
 
     Raises ValueError or TypeError for arguments that cannot be served, naming the argument.
     """
-    asked = read_without_config(options, TAKEN) | {"ignore_eos": True}
+    asked = read_without_config(options, TAKEN)
     engine = engine_for(model, device=device, dtype=dtype, revision=revision)
     config = engine.config
     tokenizer = asked["tokenizer"] or engine.tokenizer
@@ -71,12 +74,17 @@ def score(
         config.context,
     )
     rows = read_completions(completions, prompts, many, tokenizer, config.vocab)
-    given_params = resolve(None, asked, vocab=config.vocab, tokenizer=tokenizer)
     requests: list[Request] = []
     completions_of: dict[tuple[int, int], list[int]] = {}
     for i, (ids, tokens) in enumerate(zip(prompts, rows, strict=True)):
         name = f"prompt {i}" if many else "the prompt"
-        params = given_params.replace(max_new_tokens=max(map(len, tokens)))
+        params = resolve_for_given(
+            engine.generation_config,
+            asked,
+            max(map(len, tokens)),
+            vocab=config.vocab,
+            tokenizer=tokenizer,
+        )
         params = limited(params, config.context, len(ids), name)
         # the index is the seed, so equal prompts get different keys
         request = Request.of(i, ids, params, range(len(tokens)), i)

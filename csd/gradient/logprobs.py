@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from csd.engine.options import read_without_config
-from csd.engine.options.params import TOKEN_RULES, SamplingParams, limited, resolve
+from csd.engine.options.params import ENDS, TOKEN_RULES, SamplingParams, limited, resolve_for_given
 from csd.gradient.policy import Policy, policy_of
 from csd.gradient.rows import Rows
 from csd.models.text.context import read_completions
@@ -22,7 +22,7 @@ TAKEN = (
     *FILTERS,
     *TOKEN_RULES,
     "min_new_tokens",
-    "end_token_ids",
+    *ENDS,
     "tokenizer",
     "attention_mask",
     "chat_template_kwargs",
@@ -67,12 +67,14 @@ def logprobs(
     mask: [N, T] or [B, T] for completions in a tensor: 1 for tokens, then 0 for padding.
     entropy: whether the entropy of the model's distribution is computed at each token.
     checkpoint: whether the backward computes each layer again, to save memory.
-    options: filters and constraints of `csd.generate`, each off by default; `tokenizer`,
-        `attention_mask` and `chat_template_kwargs`.
+    options: filters and constraints of `csd.generate`, each off by default, whatever the model's
+        generation config has; `min_new_tokens` with the arguments for end tokens, which are by
+        default those of sampling; `tokenizer`, `attention_mask` and `chat_template_kwargs`.
 
-    Values of a model that the fused decoder runs have the bits of an exact engine's samples: its
-    operations compute them, and the gradient is that of plain products. Values of other models are
-    equal up to rounding (`Logprobs.exact`, `Logprobs.why`). Logits exist for some rows at a time.
+    Values of a model that the fused decoder runs have the bits of samples of the engine `model`, if
+    it is exact, or of an exact engine of the module `model`: its operations compute them, and the
+    gradient is that of plain products. Others are equal up to rounding (`Logprobs.exact`,
+    `Logprobs.why`). Logits exist for some rows at a time.
     The set of tokens that filters keep is a constant to the gradient; a token outside of it has
     -inf and no gradient.
 
@@ -80,7 +82,7 @@ def logprobs(
     for a model in training mode with dropout; NotImplementedError for layers with a state.
     """
     asked = read_without_config(options, TAKEN)
-    module, policy, chunk, tokenizer = policy_of(model)
+    module, policy, chunk, tokenizer, differs = policy_of(model)
     config = policy.loaded.current_config()
     tokenizer = asked["tokenizer"] or tokenizer
     prompts, many = parse(
@@ -113,8 +115,13 @@ def logprobs(
         owners = [i for i, own in enumerate(lists) for _ in own]
         flat = [tokens for own in lists for tokens in own]
     longest = max(map(len, flat), default=1)
-    asked |= {"ignore_eos": asked["end_token_ids"] is None, "max_new_tokens": longest}
-    params = resolve(None, asked, vocab=config.vocab, tokenizer=tokenizer)
+    params = resolve_for_given(
+        policy.loaded.current_generation_config(),
+        asked,
+        longest,
+        vocab=config.vocab,
+        tokenizer=tokenizer,
+    )
     params = limited(params, config.context, max(map(len, prompts)), "prompt")
     values, trie = flat_logprobs(
         module,
@@ -134,7 +141,7 @@ def logprobs(
         parts = [x.new_zeros(is_token.shape).masked_scatter(is_token, x) for x in values]
     else:
         parts = [_listed(x, lists, many) for x in values]
-    why = policy.why_with(params)
+    why = policy.why_with(params) or differs
     return Logprobs(
         parts[0],
         parts[1],

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from csd.engine.engine import Engine
+from csd.engine.engine import Engine, engines_of
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.request import Request
 from csd.engine.rules.tables import asked_by
@@ -16,7 +16,7 @@ from csd.gradient.head import Head, Scoring, scores
 from csd.gradient.rows import Rows
 from csd.kernels.attention.packed import PackedLayout, packed_attention
 from csd.kernels.backends import choose
-from csd.kernels.ops import Ops, exact_triton
+from csd.kernels.ops import exact_triton
 from csd.models.exact import exact_decoder
 from csd.models.exact_products import ExactProducts
 from csd.models.fused.decoder import Decoder, HybridDecoder
@@ -90,24 +90,31 @@ class _PackedPass(Pass):
 CHUNK = 512
 # by module, then by backend and active adapters
 _policies: "weakref.WeakKeyDictionary[nn.Module, dict[tuple, Policy]]" = weakref.WeakKeyDictionary()
-# by backend, with the row blocks that are tried once per shape
-_products: dict[str, ExactProducts] = {}
+# by backend and kind, with the row blocks that are tried once per shape
+_products: dict[tuple[str, str | None], ExactProducts] = {}
 
 
 @dataclass(slots=True)
 class Policy:
-    """A module's decoder and operations. why: the reason for which values are not exact."""
+    """A module's decoder and operations. why: the reason for which values are not exact.
+
+    kernels: as in `csd.Engine`. kind: "cublas" for its products, None for the backend's own.
+    """
 
     loaded: Loaded
-    ops: Ops
+    kernels: str | None
+    kind: str | None
+    ops: Any = None
     decoder: Any = None
     why: str | None = None
 
     def refresh(self) -> None:
-        """Bring the decoder up to date with the module."""
+        """Bring the decoder up to date with the module, which may have been cast or moved."""
         loaded = self.loaded
         if not loaded.refresh() and self.decoder is not None:
             return
+        ops = choose(self.kernels, loaded.device, loaded.dtype)
+        self.ops = exact_triton() if ops.name == "triton" else ops
         self.decoder, self.why = loaded.decoder, None
         if isinstance(self.decoder, HybridDecoder):
             raise NotImplementedError(
@@ -118,7 +125,7 @@ class Policy:
             self.why = f"the module itself computes the rows: {self.decoder.why}"
             return
         products = _products.setdefault(
-            self.ops.name, ExactProducts.for_kernels(self.ops.name, None)
+            (self.ops.name, self.kind), ExactProducts.for_kernels(self.ops.name, self.kind)
         )
         try:
             self.decoder = exact_decoder(loaded, self.ops.name, products)
@@ -176,6 +183,7 @@ class Source(NamedTuple):
     policy: Policy  # up to date with the module
     chunk: int  # prompt tokens per pass of the engine
     tokenizer: Any  # of the engine, else of the module's folder; None without one
+    differs: str | None  # the reason for which an engine's samples have other bits
 
 
 def policy_of(model: Any) -> Source:
@@ -185,23 +193,46 @@ def policy_of(model: Any) -> Source:
 
     Raises TypeError for anything whose parameters csd cannot reach, and as `csd.models.load.load`.
     """
-    kernels, chunk, tokenizer = None, CHUNK, None
-    if isinstance(model, Engine):
-        kernels, tokenizer = model.model.kernels, model.tokenizer
-        chunk = model.caches.prefill_chunk
-        model = model.module
-    module = unwrapped(model)
+    engine = model if isinstance(model, Engine) else None
+    module = unwrapped(model if engine is None else engine.module)
     if not isinstance(module, nn.Module):
         raise TypeError(
             "model must be a transformers model, or a csd.Engine made of one, whose parameters "
-            f"get the gradients, got {type(model).__name__}"
+            f"get the gradients, got {type(module).__name__}"
         )
+    kernels, kind = (None, None) if engine is None else (engine.ops.name, engine.model.kind)
     policies = _policies.setdefault(module, {})
-    key = kernels, state_of(tuner_layers(module.modules()))
+    key = kernels, kind, state_of(tuner_layers(module.modules()))
     if key not in policies:
         loaded = load(module, decoder="auto")
         loaded.held = None
-        ops = choose(kernels, loaded.device, loaded.dtype)
-        policies[key] = Policy(loaded, exact_triton() if ops.name == "triton" else ops)
-    policies[key].refresh()
-    return Source(module, policies[key], chunk, tokenizer or policies[key].loaded.own_tokenizer())
+        policies[key] = Policy(loaded, kernels, kind)
+    policy = policies[key]
+    policy.refresh()
+    if engine is None:
+        others = (_difference(policy, other) for other in engines_of(module) if other.exact)
+        differs = next(filter(None, others), None)
+        return Source(module, policy, CHUNK, policy.loaded.own_tokenizer(), differs)
+    differs = None
+    if not engine.exact:
+        differs = "the engine is not exact: bits of its samples depend on drafts and batch"
+    tokenizer = engine.tokenizer or policy.loaded.own_tokenizer()
+    return Source(module, policy, engine.caches.prefill_chunk, tokenizer, differs)
+
+
+def _difference(policy: Policy, engine: Engine) -> str | None:
+    """The setting of an exact engine for which samples have other bits than values, if any."""
+    settings: list[tuple[str, Any, Any]] = [
+        ("kernels", policy.ops.name, engine.ops.name),
+        ("exact", policy.kind or True, engine.model.kind or True),
+    ]
+    # on a CPU a prompt's bits do not depend on how it is cut (`csd/kernels/attention/prompt.py`)
+    if engine.device.type != "cpu":
+        settings.append(("prefill_chunk", CHUNK, engine.caches.prefill_chunk))
+    for name, own, other in settings:
+        if own != other:
+            return (
+                f"an engine of this model has {name}={other!r}, and values are computed with "
+                f"{name}={own!r}: pass the engine as model"
+            )
+    return None

@@ -17,6 +17,7 @@ from copy import deepcopy
 from itertools import islice
 from typing import Any
 
+from csd.engine.options.thinking import split
 from csd.models.text.token_bytes import token_bytes
 from csd.utils.check import shown
 from csd.utils.lazy import check_installed
@@ -233,17 +234,64 @@ def reader_of(tokenizer: Any, vocab: int) -> Any:
 
 
 def _reader(tokenizer: Any, vocab: int) -> Any:
-    from llguidance import LLTokenizer
+    from llguidance import LLTokenizer, TokenizerWrapper
 
+    pieces: _Pieces | _Spelled = _Pieces(tokenizer, vocab)
     if getattr(tokenizer, "is_fast", False):
         from llguidance.hf import from_tokenizer
 
-        # fails if tokens are neither bytes nor pieces with byte fallback: those are read below
+        vocab = max(vocab, len(tokenizer))
+        # fails if tokens are neither bytes nor pieces with byte fallback: then those are read
         with suppress(Exception):
-            return from_tokenizer(tokenizer, n_vocab=max(vocab, len(tokenizer)))
-    from llguidance import TokenizerWrapper
+            pieces = _Spelled(tokenizer, from_tokenizer(tokenizer, n_vocab=vocab))
+    return LLTokenizer(TokenizerWrapper(pieces), n_vocab=len(pieces.tokens))
 
-    return LLTokenizer(TokenizerWrapper(_Pieces(tokenizer, vocab)), n_vocab=vocab)
+
+class _Spelled:
+    """Adapter of a fast tokenizer for llguidance's `TokenizerWrapper`, that spells every text.
+
+    A text that is also a special token of `reader`, as Qwen's `<tool_call>`, is one token to the
+    tokenizer. A grammar of texts does not accept it, so such a text is tokenized without these.
+
+    reader: llguidance's own version of the tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any, reader: Any):
+        self._tokenizer, self._readers = tokenizer, [reader]
+        ids = range(reader.vocab_size)
+        self.eos_token_id, self.bos_token_id = reader.eos_token, None
+        self.tokens = [reader.decode_bytes([i]) for i in ids]
+        self.special_token_ids = [i for i in ids if reader.is_special_token(i)]
+        self._special = {*self.special_token_ids}
+
+    def __call__(self, text: bytes) -> list[int]:
+        ids = [*self._readers[0].tokenize_bytes(text)]
+        if not self._spells(ids, text):
+            if len(self._readers) == 1:
+                self._readers.append(self._without_special())
+            ids = [*self._readers[1].tokenize_bytes(text)]
+        return ids if self._spells(ids, text) else _longest(text, self) or ids
+
+    def _spells(self, ids: list[int], text: bytes) -> bool:
+        """True if tokens of texts alone have the bytes of the text, as a normalizer may not."""
+        return self._special.isdisjoint(ids) and b"".join(self.tokens[i] for i in ids) == text
+
+    def _without_special(self) -> Any:
+        """llguidance's version of the tokenizer, without its special tokens."""
+        from llguidance import LLTokenizer
+
+        made = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        made |= dict(padding=None, truncation=None)
+        made["added_tokens"] = [x for x in made["added_tokens"] if x["id"] not in self._special]
+        return LLTokenizer(
+            json.dumps(made), n_vocab=len(self.tokens), eos_token=self.eos_token_id, slices=[]
+        )
+
+
+def _longest(text: bytes, pieces: "_Spelled | _Pieces") -> list[int]:
+    """Tokens of texts alone, longest first; [] if these do not have all bytes."""
+    special, listed = {*pieces.special_token_ids}, [*enumerate(pieces.tokens)]
+    return split(text, {x: i for i, x in reversed(listed) if x and i not in special})
 
 
 class _Pieces:
@@ -266,7 +314,10 @@ class _Pieces:
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        if {*self.special_token_ids}.isdisjoint(ids):
+            return list(ids)
+        return _longest(text.encode(), self) or list(ids)
 
 
 # characters to compile, some hundredths of a second: the search compiles the schema once for each

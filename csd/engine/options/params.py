@@ -171,6 +171,27 @@ def resolve(
     return SamplingParams(**values, end_ids=ends)
 
 
+def resolve_for_given(
+    generation_config: Any,
+    options: Mapping[str, Any],
+    longest: int,
+    *,
+    vocab: int,
+    tokenizer: Any = None,
+) -> SamplingParams:
+    """`resolve` for completions that are given, of at most `longest` tokens.
+
+    Filters and constraints are those of `options` alone. End tokens end nothing, but
+    `min_new_tokens` bans the ones with which sampling would end.
+    """
+    least = min(options["min_new_tokens"] or 0, longest)
+    asked = {**options, "min_new_tokens": least, "max_new_tokens": longest}
+    if not least:
+        asked |= {"ignore_eos": True, "stop_token_ids": ()}
+    ends = SimpleNamespace(eos_token_id=getattr(generation_config, "eos_token_id", None))
+    return resolve(ends, asked, vocab=vocab, tokenizer=tokenizer)
+
+
 def limited(
     params: SamplingParams, context: int, prompt_tokens: int = 0, name: str = "an empty prompt"
 ) -> SamplingParams:

@@ -339,7 +339,7 @@ class Caches:
         if not self.prefix_cache:
             return None
         by_pages = self._model.exact and self._model.device.type == "cpu"
-        if by_pages and self.prefill_chunk % PAGE == 0 and not self._states_bytes:
+        if by_pages and not self._states_bytes:
             return PAGE
         return math.lcm(self.prefill_chunk, PAGE)
 

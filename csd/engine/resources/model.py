@@ -107,6 +107,11 @@ class EngineModel:
         """Hold the user's module weakly from now on, as a cache of engines by module must."""
         self.loaded.held = None
 
+    @property
+    def kind(self) -> str | None:
+        """Kind of exact products: "cublas" if it was requested, None for the backend's own."""
+        return self._exact if isinstance(self._exact, str) else None
+
     def begin_call(self, requests: list[Request]) -> None:
         self._key = None
         if isinstance(self.loaded.decoder, ModuleDecoder | Decoder):

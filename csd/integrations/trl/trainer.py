@@ -138,7 +138,7 @@ class GRPOTrainer(StockTrainer):
         """Log-probabilities and entropies [B, T], and no auxiliary loss."""
         if any(value is not None for value in images.values()):
             raise NotImplementedError("csd's GRPOTrainer trains on text only, got images")
-        module, policy, chunk, _ = policy_of(self.accelerator.unwrap_model(model))
+        module, policy, chunk, *_ = policy_of(self.accelerator.unwrap_model(model))
         grad = torch.is_grad_enabled()
         width = input_ids.shape[1] - logits_to_keep
         params = sampling_of(self, policy.loaded.current_config(), width)

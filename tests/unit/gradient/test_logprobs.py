@@ -68,6 +68,59 @@ def test_values_have_the_bits_of_an_exact_engines_samples(name, dtype, asked):
     assert [listed(own) for own in out.logprobs] == [r.logprobs for r in drawn]
 
 
+@few(4)
+@pytest.mark.parametrize("length", [64, 65, 66, 75, 129, 140])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3_text", "olmo3 yarn", *FUSED[:1]])
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(name, dtype, length):
+    """Prompts around pages and windows, read in chunks of every kind."""
+    model = build(name, dtype, max_position_embeddings=256)
+    prompt = [(7 * i + 3) % 61 for i in range(length)]
+    options = SAMPLED | dict(num_samples=2, max_new_tokens=12)
+    drawn = []
+    for chunk in (512, 100, 64, 7):
+        with csd.Engine(model, exact=True, prefill_chunk=chunk) as engine:
+            drawn.append(engine.generate(prompt, **options))
+            for source in (model, engine):
+                out = csd.logprobs(source, prompt, drawn[0].tokens)
+                assert out.exact, out.why
+                assert listed(out.logprobs) == drawn[0].logprobs
+    assert all(x.tokens == drawn[0].tokens for x in drawn)
+    assert all(x.logprobs == drawn[0].logprobs for x in drawn)
+
+
+@pytest.mark.parametrize("values_of", [csd.logprobs, csd.score])
+@pytest.mark.parametrize(
+    "ends", [dict(), dict(end_token_ids=[4, 9]), dict(stop_token_ids=[7]), dict(ignore_eos=True)]
+)
+def test_min_new_tokens_bans_the_end_tokens_of_sampling(values_of, ends):
+    model = build("llama", torch.float32)
+    model.generation_config.eos_token_id = [*range(20, 32)]
+    options = dict(min_new_tokens=8, **ends)
+    with csd.Engine(model, exact=True) as engine:
+        drawn = engine.generate(PROMPT, num_samples=4, seed=0, max_new_tokens=12, **options)
+        out = values_of(engine, PROMPT, drawn.tokens, **options)
+        assert [torch.as_tensor(x).tolist() for x in out.logprobs] == drawn.logprobs
+        # shorter completions than the minimum, as a stop string makes them
+        short = [tokens[:3] for tokens in drawn.tokens]
+        out = values_of(engine, PROMPT, short, **options)
+        assert [torch.as_tensor(x).tolist() for x in out.logprobs] == [
+            x[:3] for x in drawn.logprobs
+        ]
+
+
+def test_an_engine_whose_samples_have_other_bits_is_named():
+    model = build("llama", torch.float32)
+    with csd.Engine(model, exact=False) as engine:
+        out = csd.logprobs(engine, PROMPT, [[1, 2]])
+        assert not out.exact and "not exact" in out.why
+    del engine
+    with csd.Engine(model, exact=True, kernels="triton") as engine:
+        out = csd.logprobs(model, PROMPT, [[1, 2]])
+        assert not out.exact and "kernels='triton'" in out.why
+        assert csd.logprobs(engine, PROMPT, [[1, 2]]).exact
+
+
 @few(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FUSED)

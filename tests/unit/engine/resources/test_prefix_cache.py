@@ -71,7 +71,7 @@ BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 DECODERS = {
     "llama bfloat16": (fused("llama", BF16), dict(exact=True), 64),
     "llama float32": (fused("llama", F32), dict(exact=True), 64),
-    "llama in chunks of 100": (fused("llama", F32), dict(exact=True, prefill_chunk=100), 1600),
+    "llama in chunks of 100": (fused("llama", F32), dict(exact=True, prefill_chunk=100), 64),
     "llama in chunks of 128": (fused("llama", F32), dict(exact=True, prefill_chunk=128), 64),
     "llama float64": (fused("llama", F64), dict(prefill_chunk=64), 64),
     "llama not exact": (fused("llama", F32), dict(exact=False, prefill_chunk=128), 128),

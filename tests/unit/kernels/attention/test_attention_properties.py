@@ -10,6 +10,10 @@ from csd.kernels.attention.prompt import attend_chunk, attend_visible, tokens_of
 from csd.kernels.attention.reference import Properties
 
 
+def places(pages, tokens):
+    return torch.tensor([int(pages[t // 64]) * 64 + t % 64 for t in range(tokens)])
+
+
 @pytest.mark.parametrize("named", PROPERTIES)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_of_a_step(name, named):
@@ -47,7 +51,7 @@ def test_tokens_of_a_prompt(start, rows, named):
         )
         want.append(dense(alone, heads, 0.4, sinks=sinks, value_dim=value_dim, **given))
     p = Properties(2, D, value_dim, 0.4, **given)
-    keys = visible_keys(pages, start, rows, p.window, p.chunk)
+    keys = visible_keys(places(pages, total), start, p.window, p.chunk)
     got = attend_visible(q, case["k_pages"], case["v_pages"][..., :value_dim], keys, p, sinks)
     torch.testing.assert_close(got, torch.cat(want))
 
@@ -56,7 +60,7 @@ def test_a_prompts_tokens_without_properties_have_the_plain_attention():
     case = attention_case([{0: 1}], [40], [0], heads=(6, 2), D=D)
     q = torch.randn(8, 6, D, dtype=torch.float64)
     cache, pages = (case["k_pages"], case["v_pages"]), case["prompt_pages"][0]
-    keys = visible_keys(pages, 32, 8, None, None)
+    keys = visible_keys(places(pages, 40), 32, None, None)
     got = attend_visible(q, *cache, keys, Properties(2, D, D, 0.4))
     k, v = (tokens_of(x, pages[:1])[:40] for x in cache)
     torch.testing.assert_close(got, attend_chunk(q, k, v, 32, 0.4))
