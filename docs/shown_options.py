@@ -17,14 +17,17 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 class ShownOptions(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        decorators = obj.decorators if isinstance(obj, griffe.Function) else ()
+        decorators = obj.decorators if isinstance(obj, griffe.Function | griffe.Class) else ()
         if not any(str(d.value).startswith("shows(") for d in decorators):
             return
         func: Any = obj
         thing: Any = importlib.import_module(func.module.path)
         for name in func.path.removeprefix(func.module.path + ".").split("."):
             thing = getattr(thing, name)
-        func.parameters = griffe.Parameters(*map(_parameter, _signature(thing)))
+        called, taken = func, thing
+        if isinstance(obj, griffe.Class):
+            called, taken = func["__init__"], thing.__init__
+        called.parameters = griffe.Parameters(*map(_parameter, _signature(taken)))
         func.docstring = griffe.Docstring(inspect.getdoc(thing) or "", parent=func)
 
 

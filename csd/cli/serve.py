@@ -9,23 +9,18 @@ from typing import Any
 
 import torch
 
-from csd.cli.common import MODEL, add_command, check_counts
-from csd.engine.options.show import add_flags, check_flags
-from csd.models.load.choose_decoder import DECODERS
-from csd.utils.arguments import check_number, check_whole
+from csd.cli.common import MODEL, add_command
+from csd.engine.options.engine_arguments import ServerOptions, ServiceOptions
+from csd.engine.options.show import LOADING, add_flags, check_flags
+from csd.utils.arguments import check_whole, options_of
 from csd.utils.lazy import check_installed
 from csd.utils.phases import phase, showing
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-COUNTS = (
-    "max_slots",
-    "max_tokens",
-    "max_queue",
-    "max_n",
-    "max_body",
-    "max_requests",
-    "max_connections",
+ENGINE_FLAGS = (
+    *("max_slots", "max_tokens", "memory", "max_queue", "budget", "speculate", "prior"),
+    *(*LOADING, "decoder"),
 )
+SERVER_FLAGS = tuple(options_of(ServerOptions))
 
 
 def add(commands: _SubParsersAction) -> None:
@@ -75,42 +70,6 @@ def add(commands: _SubParsersAction) -> None:
         help="name of the model in requests; by default the model's own",
     )
     parser.add_argument(
-        "--max-slots",
-        "--max-num-seqs",
-        type=int,
-        default=64,
-        help="maximum number of samples in flight",
-    )
-    parser.add_argument(
-        "--max-tokens",
-        "--max-model-len",
-        type=int,
-        help="maximum number of tokens of a prompt and one of its samples; by "
-        "default the model's context, or less if memory is short",
-    )
-    parser.add_argument(
-        "--memory",
-        "--gpu-memory-utilization",
-        type=float,
-        default=0.9,
-        help="share of the free memory that the caches may use",
-    )
-    parser.add_argument(
-        "--max-queue", type=int, default=512, help="maximum number of waiting requests"
-    )
-    parser.add_argument(
-        "--max-n", type=int, default=128, help="maximum number of choices per request"
-    )
-    parser.add_argument(
-        "--max-body", type=int, default=2 << 20, help="maximum size of a request's body, in bytes"
-    )
-    parser.add_argument(
-        "--max-requests", type=int, default=1024, help="maximum number of requests answered at once"
-    )
-    parser.add_argument(
-        "--max-connections", type=int, default=2048, help="maximum number of open connections"
-    )
-    parser.add_argument(
         "--access-log",
         action="store_true",
         help="write a line per request to standard error: address, method, path, status, seconds, "
@@ -132,22 +91,6 @@ def add(commands: _SubParsersAction) -> None:
         metavar="FOLDER",
         help="folder from whose subfolders /update_weights may load weights; by "
         "default /update_weights is off",
-    )
-    parser.add_argument(
-        "--drain",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="time for accepted requests to finish when the server shuts down",
-    )
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="dtype of the model; by default chosen as in csd.generate"
-    )
-    parser.add_argument(
-        "--decoder",
-        choices=DECODERS,
-        default="auto",
-        help="decoder that runs the model: csd's own layers or the model's own module",
     )
     parser.add_argument(
         "--exact",
@@ -175,7 +118,8 @@ def add(commands: _SubParsersAction) -> None:
         help="API key whose requests draft from a prior of its own, which begins as --prior and "
         "learns from this key's answers alone; repeatable",
     )
-    add_flags(parser, ("budget", "speculate", "prior", "device", "revision"))
+    add_flags(parser, ENGINE_FLAGS, ServiceOptions)
+    add_flags(parser, SERVER_FLAGS, ServerOptions)
     parser.set_defaults(run=_serve)
 
 
@@ -192,10 +136,9 @@ def _prepare(engine: Any) -> None:
 
 
 def _serve(args: Namespace) -> int:
-    check_flags(args, ("budget", "speculate", "prior", "device", "revision"))
-    check_counts(args, COUNTS)
+    check_flags(args, ENGINE_FLAGS, ServiceOptions)
+    check_flags(args, SERVER_FLAGS, ServerOptions)
     check_whole("port", args.port, 0, 65535)
-    check_number("drain", args.drain, 0, 86400)
     if args.weights_folder is not None and not os.path.isdir(args.weights_folder):
         raise ValueError(f"weights-folder must be an existing folder, got {args.weights_folder!r}")
     for package in ("starlette", "uvicorn"):
@@ -218,24 +161,16 @@ def _serve(args: Namespace) -> int:
             raise ValueError("--learn-prior must be one of the API keys, got another one")
     hosts = [check_host("--allowed-host", name) for name in args.allowed_host]
     origins = [check_origin("--allow-origin", origin) for origin in args.allow_origin]
+    given: dict[str, Any] = {name: getattr(args, name) for name in ENGINE_FLAGS}
+    if args.no_prefix_cache:
+        given["prefix_cache"] = False
     # in a log too: a machine's first start takes a minute
     with showing(True):
         engine = AsyncEngine(
             args.model,
-            max_slots=args.max_slots,
-            max_tokens=args.max_tokens,
-            memory=args.memory,
-            max_queue=args.max_queue,
-            budget=args.budget,
-            speculate=args.speculate,
-            prior=args.prior,
+            **given,
             learn_from=[owner_of(key.encode()) for key in args.learn_prior],
-            device=args.device,
-            revision=args.revision,
             exact=args.exact or None,
-            decoder=args.decoder,
-            dtype=None if args.dtype is None else getattr(torch, args.dtype),
-            **({"prefix_cache": False} if args.no_prefix_cache else {}),
         )
         with phase("drawing a text and a JSON value, which compile what is left", None):
             _prepare(engine)

@@ -53,7 +53,7 @@ def add(commands: _SubParsersAction) -> None:
     record.add_argument(
         "--limit", type=int, help="number of prompts to take from the start of the file"
     )
-    defaults = dict(num_samples=16, max_new_tokens=256, temperature=0.7, seed=0)
+    defaults: dict[str, Any] = dict(num_samples=16, max_new_tokens=256, temperature=0.7, seed=0)
     add_flags(record, (*RECORD_FLAGS, *LOADING), **defaults)
     record.add_argument("--plain", action="store_true", help="do not use the chat template")
     record.set_defaults(run=_record)

@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain, count
-from typing import Any, Literal, Protocol, Unpack, overload
+from typing import Any, Protocol, Unpack, overload
 
 import torch
 
 from csd.engine.call import Call, RunSettings
 from csd.engine.call_source import CallSource
-from csd.engine.options import GenerateOptions, Options, read_options
+from csd.engine.options import Options, read_options
+from csd.engine.options.engine_arguments import EngineOptions
 from csd.engine.options.show import shows
 from csd.engine.requests.request import Carrying, Request, check_served, every
 from csd.engine.resources.caches import Caches
@@ -34,9 +35,8 @@ from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelSizes
 from csd.models.fused.decoder import DecoderLike
 from csd.models.load import Loaded
-from csd.utils.arguments import check_flag, check_number, check_whole, checked
+from csd.utils.arguments import check_whole, default_of
 from csd.utils.device import current, on_device, peak_bytes
-from csd.utils.other_names import names_arguments
 from csd.utils.phases import preparation, showing
 from csd.utils.torch_state import in_plain_torch
 
@@ -54,11 +54,6 @@ class Feed(Protocol):
         """Returns the requests of a run, which are admitted between steps."""
 
 
-# far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
-MAX_SLOTS = 4096
-# with each step of lag, a finished sample takes one more step
-MAX_LAG = 64
-
 # kinds that a type checker can distinguish; a tensor is one prompt or several
 OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
@@ -73,96 +68,35 @@ def engines_of(module: Any) -> list["Engine"]:
     return [engine for engine in list(_engines) if engine.module is module]
 
 
+@shows(EngineOptions)
 class Engine:
     """Draws samples from one model; calls on one engine run one after another.
 
     model: a `transformers` model, a local folder, a hub name, a GGUF file, a `csd.models` Decoder,
         or a `Loaded` with anything that has a decoder's `config`, `forward` and `logits`.
-    dtype: of a model that is loaded by name; by default its checkpoint's on a GPU and on a CPU that
-        multiplies bfloat16 (float32 in place of float16 there), else float32.
-    max_slots: most samples in flight, up to 4096; fewer if memory is short.
-    memory: share of the free memory that caches and a step's rows may take, in (0, 1].
-    prefill_chunk: most prompt tokens read per pass. While samples are in flight, a longer prompt is
-        read one chunk at a time, between two of their steps.
-    kernels: backend "reference", "cpu" or "triton" (`csd.kernels.backends`); by default the one
-        that fits the device and the dtype. `engine.ops.name` is the backend in use.
-    static: whether steps have fixed shapes and never read the device, as CUDA graphs need; by
-        default on a GPU. Drafters that read the device, and verifiers other than "match", run
-        without fixed shapes.
-    lag: number of steps that the host stays behind the device, at most 64; by default 1 if steps
-        are static. Results do not depend on it.
-    together: most samples of a prompt in flight while other prompts wait; by default one, or a
-        quarter of a request's samples in an `AsyncEngine`. Later samples draft from finished ones.
-        Results do not depend on it, except for the order in which samples finish.
-    self_check: whether the first engine on a GPU checks its kernels there, as `csd doctor` does,
-        before a model is loaded, once per machine, version, dtype and sizes of heads and
-        vocabulary. Raises RuntimeError if a kernel is wrong.
-    decoder: "auto" runs csd's fused decoder if it supports the family and the module is plain, else
-        the module itself, with a warning that gives the reason; "fused" and "module" run that one
-        or raise. `engine.decoder.name` is the decoder in use, `engine.decoder.why` the reason
-        against the fused one. See docs/models.md.
-    exact: whether the bits of tokens and log-probabilities are independent of drafts and batch, in
-        bfloat16, float16 and float32. By default if that costs no time, as in bfloat16 on CPUs that
-        multiply it; `engine.exact` is the value in use. On a GPU, products run in Triton, or with
-        "cublas" in cuBLAS, in blocks of 64 rows. See docs/exact.md.
-    prefix_cache: share of the memory that a call leaves, in [0, 1], for keys and values of prompts
-        that have ended, so that later prompts with the same beginning do not read it again; by
-        default 0.1. False: every prompt is read whole. See docs/prefix_cache.md.
+        `engine.decoder.name` is the decoder in use, `engine.decoder.why` the reason against the
+        fused one (docs/models.md).
+
+    {options}
     """
 
-    @names_arguments
-    def __init__(
-        self,
-        model: Any,
-        *,
-        tokenizer: Any = None,
-        max_slots: int = 64,
-        memory: float = 0.9,
-        prefill_chunk: int = 512,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype | None = None,
-        revision: str | None = None,
-        drafter: str | Callable = "consensus",
-        kernels: str | None = None,
-        static: bool | None = None,
-        lag: int | None = None,
-        together: int | None = None,
-        self_check: bool = True,
-        exact: bool | Literal["cublas"] | None = None,
-        decoder: str = "auto",
-        prefix_cache: float | Literal[False] = 0.1,
-    ):
-        max_slots = check_whole("max_slots", max_slots, 1, MAX_SLOTS)
-        prefill_chunk = check_whole("prefill_chunk", prefill_chunk, 1)
-        together = None if together is None else check_whole("together", together, 1)
-        lag = None if lag is None else check_whole("lag", lag, 0, MAX_LAG)
-        memory = check_number("memory", memory, 0, 1, above=True)
-        if prefix_cache is not False:
-            prefix_cache = check_number("prefix_cache", prefix_cache, 0, 1)
-        static = None if static is None else check_flag("static", static)
-        self_check = check_flag("self_check", self_check)
-        if not isinstance(exact, str) and exact is not None:
-            exact = check_flag("exact", exact)
-        loading: dict[str, Any] = dict(
-            dtype=dtype, device=device, revision=revision, tokenizer=tokenizer, decoder=decoder
-        )
-        drafter = checked(Options, "drafter", drafter) or "consensus"
+    def __init__(self, model: Any, **options: Unpack[EngineOptions]):
+        asked = read_options(options, EngineOptions)
+        names = ("dtype", "device", "revision", "tokenizer", "decoder")
+        drafter, lag = asked["drafter"] or default_of(EngineOptions, "drafter"), asked["lag"]
         self.model = EngineModel(
             model,
-            kernels=kernels,
-            exact=exact,
-            static=static,
-            self_check=self_check,
-            **{name: checked(GenerateOptions, name, value) for name, value in loading.items()},
+            **{name: asked[name] for name in ("kernels", "exact", "static", "self_check")},
+            **{name: asked[name] for name in names},
         )
         self.caches = self._make_caches(
-            max_slots=max_slots,
-            memory=memory,
-            prefill_chunk=prefill_chunk,
-            prefix_cache=prefix_cache,
+            max_slots=asked["max_slots"],
+            memory=asked["memory"],
+            prefill_chunk=asked["prefill_chunk"],
+            prefix_cache=asked["prefix_cache"],
         )
         self.step_times = StepTimes(self.model, self.caches)
-        self.together = together
+        self.together = asked["together"]
         self.lag = int(self.static) if lag is None else lag
         self._default_drafter: Any = drafter
         self.turn = Turn(self.model)

@@ -87,4 +87,4 @@ def draw(curves: dict[str, list], out: str | Path, cost: str, figure: str) -> No
     data = BytesIO()
     made.savefig(data, format=ending, metadata={"Date": None} if ending == "svg" else None)
     with WholeFile(out, alone=False) as file:
-        file.write([data.getbuffer()])
+        file.write([data.getvalue()])

@@ -26,12 +26,13 @@ except ImportError as error:
 
 from csd.engine.engine import Engine
 from csd.engine.options import Options, SamplingOptions, read_options
+from csd.engine.options.engine_arguments import EngineOptions
 from csd.engine.options.params import SamplingParams, is_off, limited, resolve
 from csd.engine.results.result import Sample
 from csd.integrations.groups import draw
 from csd.state.filters import FILTERS, GREEDY
 from csd.traces.history import History
-from csd.utils.arguments import checked
+from csd.utils.arguments import checked, default_of
 
 LOG = logging.getLogger("csd")
 
@@ -54,8 +55,8 @@ class CSDLM(HFLM):
         pretrained: Any,
         *,
         seed: int | None = None,
-        max_slots: int = 64,
-        memory: float = 0.9,
+        max_slots: int = default_of(EngineOptions, "max_slots"),
+        memory: float = default_of(EngineOptions, "memory"),
         budget: str | int = "auto",
         speculate: bool = True,
         history: str | None = None,

@@ -11,13 +11,14 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from os import PathLike
 from typing import Any, TypeVar, Unpack
 
 from csd.engine.call import Call, RunSettings
 from csd.engine.engine import Engine, OnePrompt
 from csd.engine.options import SAMPLING, Options, read_options
+from csd.engine.options.engine_arguments import ServiceOptions, SharedOptions
 from csd.engine.options.grammar import has_grammar, matcher_of
+from csd.engine.options.show import shows
 from csd.engine.requests.request import Request
 from csd.engine.resources.sizes import ServedSizes
 from csd.engine.results.logprobs import MOST_TOP, PromptScores
@@ -31,7 +32,7 @@ from csd.serve.request_source import ServiceSource
 from csd.serve.session import AsyncSession
 from csd.serve.weights import Weights
 from csd.traces.history import History
-from csd.utils.arguments import check_flag, check_whole, checked
+from csd.utils.arguments import check_flag, check_whole, options_of
 from csd.utils.check import shown
 from csd.utils.phases import is_shown
 
@@ -119,6 +120,7 @@ T = TypeVar("T")
 _open: "weakref.WeakSet[AsyncEngine]" = weakref.WeakSet()
 
 
+@shows(ServiceOptions)
 class AsyncEngine:
     """An engine with a thread of its own that admits requests while others are drawn.
 
@@ -126,39 +128,23 @@ class AsyncEngine:
     in float64, bitwise equal if `engine.exact`, and otherwise equal up to rounding.
 
     model: as for `csd.Engine`, or an Engine; its `generate` runs while nothing is in flight.
-    max_tokens: largest number of tokens of a prompt and a sample together; by default the model's
-        context, or less if memory is short. `longest` is the number in effect.
-    max_queue: largest number of requests waiting for a slot; with more, `submit` raises
-        `QueueFull`.
-    budget, speculate, drafter, prior: for all requests, as in `csd.generate`. The prior does not
-        learn: requests of others would show in what a request drafts.
-    learn_from: owners (see `submit`) with a prior of their own, which begins as `prior`, learns
-        from their answers and drafts for their requests alone; `priors` has them by owner.
-    engine: the other options of `csd.Engine`.
+    `longest` is the `max_tokens` in effect. With more than `max_queue` waiting requests, `submit`
+    raises `QueueFull`. The prior does not learn: requests of others would show in what a request
+    drafts.
+
+    {options}
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        max_tokens: int | None = None,
-        max_queue: int = 512,
-        budget: str | int = "auto",
-        speculate: bool = True,
-        drafter: Any = None,
-        prior: Prior | str | PathLike[str] | None = None,
-        learn_from: Collection[str] = (),
-        **engine: Any,
-    ):
-        if max_tokens is not None:
-            max_tokens = check_whole("max_tokens", max_tokens, 2)
-        max_queue = check_whole("max_queue", max_queue, 1)
-        settings: dict[str, Any] = dict(
-            budget=budget, speculate=speculate, drafter=drafter, prior=prior
-        )
+    def __init__(self, model: Any, **options: Unpack[ServiceOptions]):
+        given = sorted(options_of(SharedOptions).keys() & options.keys())
+        if isinstance(model, Engine) and given:
+            raise ValueError(
+                f"{given[0]} must be set when the Engine is made; it cannot be given with an Engine"
+            )
+        asked = read_options(options, ServiceOptions)
+        together = ("budget", "speculate", "drafter", "prior")
         self._settings = RunSettings(
-            returns_errors=True,
-            **{name: checked(Options, name, value) for name, value in settings.items()},
+            returns_errors=True, **{name: asked[name] for name in together}
         )
         prior = self._settings.prior
         if prior is not None and prior.learn:
@@ -166,18 +152,17 @@ class AsyncEngine:
                 "prior must have learn=False for an AsyncEngine, whose requests may be of several "
                 "users, got learn=True: load it with csd.Prior.load(path), which only reads"
             )
-        self.priors = own_priors(prior, learn_from)
+        self.priors = own_priors(prior, asked["learn_from"])
         if self.priors and prior is None:
             prior = Prior(contexts=OWN_CONTEXTS)  # empty, for all other owners
         self._settings = replace(self._settings, prior=prior, own_priors=self.priors)
-        if isinstance(model, Engine) and engine:
-            raise ValueError(
-                f"{sorted(engine)[0]} must be set when the Engine is made; it cannot be given "
-                "with an Engine"
-            )
-        self.engine = model if isinstance(model, Engine) else Engine(model, **engine)
+        of_engine: dict[str, Any] = {name: asked[name] for name in given}
+        self.engine = model if isinstance(model, Engine) else Engine(model, **of_engine)
         self.counters = Counters()
-        self._inbox, self._sizes = Inbox(max_queue, self.counters), ServedSizes(max_tokens)
+        self._inbox, self._sizes = (
+            Inbox(asked["max_queue"], self.counters),
+            ServedSizes(asked["max_tokens"]),
+        )
         self._weights = Weights()
         self._requests: ServiceSource | None = None  # in flight
         self._index = count()

@@ -35,6 +35,7 @@ class Option:
     # parser on the command line: a function of the text, bool, or list for a repeatable flag
     flag: Callable[[str], Any] | None = None
     short: str | None = None
+    also: tuple[str, ...] = ()  # further flags, as other tools name it
     # value without one of the call or the generation config, which turns a filter or a rule off;
     # by default `default`
     off: Any = ...
@@ -55,6 +56,11 @@ def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
     """Type and `Option` of each argument of a TypedDict, in the order of their definition."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: get_args(hints[name])[:2] for name in kind.__annotations__}
+
+
+def default_of(kind: type, name: str) -> Any:
+    """Default of an argument of a TypedDict."""
+    return options_of(kind)[name][1].default
 
 
 def checked(kind: type, name: str, value: Any, where: str = "") -> Any:

@@ -1,10 +1,7 @@
 """Names of arguments in other libraries and clients, and their names in csd."""
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, TypeVar
 
 _SAME = {
     "num_samples": "n num_return_sequences num_generations num_outputs samples",
@@ -111,21 +108,3 @@ def unknown_argument(name: str, known: Iterable[str]) -> TypeError:
     names = sorted(known)
     suggestion = hint(name, names) or f"; the arguments are {', '.join(names)}"
     return TypeError(f"unknown argument {name!r}{suggestion}")
-
-
-F = TypeVar("F", bound=Callable)
-
-
-def names_arguments(function: F) -> F:
-    """Decorator: a call with an unknown argument raises TypeError with a `hint`."""
-    parameters = [*inspect.signature(function).parameters.values()][1:]
-    known = {p.name for p in parameters}
-
-    @functools.wraps(function)
-    def checked(*args: Any, **options: Any) -> Any:
-        for name in options:
-            if name not in known:
-                raise unknown_argument(name, known)
-        return function(*args, **options)
-
-    return checked  # type: ignore[return-value]

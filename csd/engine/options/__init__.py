@@ -2,7 +2,8 @@
 
 `Options` is the static type of the keyword arguments, and the `csd.utils.arguments.Option` next to
 each type holds its default, its check, its help, its flag, and its names in the generation config
-and in requests (`arguments.py`, `csd/state/filters.py`). Derived from them are the checks of a call
+and in requests (`arguments.py`, `csd/state/filters.py`; `engine_arguments.py` has those of engines
+and of the server). Derived from them are the checks of a call
 (`read_options`), a prompt's `SamplingParams`, the signatures that editors show and the list in
 `help(csd.generate)` (`show.shows`), the flags of the `csd` command (`show.add_flags`), and the
 fields of `csd serve` (`csd.serve.http.names`).

@@ -383,10 +383,45 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
+# of calls, and of all requests of an `AsyncEngine`
+Speculate = Annotated[bool, Option(True, "use speculative decoding", check_flag, bool)]
+Drafter = Annotated[
+    str | Callable | None,
+    Option(
+        None,
+        'source of drafts: "consensus" by default, or a draft model `csd.DraftModel(..)`, or '
+        f"a trained head `csd.Eagle(..)`; for comparison also {_listed(names()[1:])}",
+        check_drafter,
+    ),
+]
+Priors = Annotated[
+    Prior | str | PathLike[str] | bool | None,
+    Option(
+        None,
+        "n-grams of the model's answers to other prompts, used for drafts only: a `csd.Prior` "
+        "or the file of one (`csd prior`). One that learns gets each prompt's answers when the "
+        "prompt ends. True: one that learns and ends with the call. None keeps prompts "
+        "separate",
+        check_prior,
+        str,
+    ),
+]
+Budget = Annotated[
+    str | int,
+    Option(
+        "auto",
+        'number of drafted tokens that a step verifies, over all samples; "auto" chooses the '
+        "number with the highest expected token rate",
+        check_budget,
+        read_budget,
+    ),
+]
+
+
 class DraftingOptions(TypedDict, total=False):
     """Arguments that decide what is drafted and how it is verified."""
 
-    speculate: Annotated[bool, Option(True, "use speculative decoding", check_flag, bool)]
+    speculate: Speculate
     verifier: Annotated[
         str,
         Option(
@@ -399,15 +434,7 @@ class DraftingOptions(TypedDict, total=False):
             partial(check_one_of, names=verifier_names()),
         ),
     ]
-    drafter: Annotated[
-        str | Callable | None,
-        Option(
-            None,
-            'source of drafts: "consensus" by default, or a draft model `csd.DraftModel(..)`, or '
-            f"a trained head `csd.Eagle(..)`; for comparison also {_listed(names()[1:])}",
-            check_drafter,
-        ),
-    ]
+    drafter: Drafter
     history: Annotated[
         History | Samples | Sequence[Any] | None,
         Option(
@@ -419,28 +446,8 @@ class DraftingOptions(TypedDict, total=False):
             check_history,
         ),
     ]
-    prior: Annotated[
-        Prior | str | PathLike[str] | bool | None,
-        Option(
-            None,
-            "n-grams of the model's answers to other prompts, used for drafts only: a `csd.Prior` "
-            "or the file of one (`csd prior`). One that learns gets each prompt's answers when the "
-            "prompt ends. True: one that learns and ends with the call. None keeps prompts "
-            "separate",
-            check_prior,
-            str,
-        ),
-    ]
-    budget: Annotated[
-        str | int,
-        Option(
-            "auto",
-            'number of drafted tokens that a step verifies, over all samples; "auto" chooses the '
-            "number with the highest expected token rate",
-            check_budget,
-            read_budget,
-        ),
-    ]
+    prior: Priors
+    budget: Budget
 
 
 class ResultOptions(TypedDict, total=False):

@@ -18,14 +18,16 @@ def loading(args: Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in LOADING}
 
 
-def check_flags(args: Namespace, names: Iterable[str]) -> None:
+def check_flags(args: Namespace, names: Iterable[str], kind: type = GenerateOptions) -> None:
     """Check `names` before a model is loaded; raises TypeError or ValueError naming one."""
-    read_options({name: getattr(args, name) for name in names}, GenerateOptions)
+    read_options({name: getattr(args, name) for name in names}, kind)
 
 
-def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> None:
-    """Add a flag for each of `names` to `parser`; `defaults` replace those of `Options`."""
-    known_options = options_of(GenerateOptions)
+def add_flags(
+    parser: ArgumentParser, names: Iterable[str], kind: type = GenerateOptions, **defaults: Any
+) -> None:
+    """Add a flag for each of `names`, arguments of `kind`; `defaults` replace those declared."""
+    known_options = options_of(kind)
     listed = {*names}
     # in the same order for all commands
     for name in [name for name in known_options if name in listed]:
@@ -46,6 +48,7 @@ def add_flags(parser: ArgumentParser, names: Iterable[str], **defaults: Any) -> 
             if option.flag is None:
                 raise ValueError(f"{name} has no flag")
             flags = [flag] if option.short is None else [option.short, flag]
+            flags += option.also
             text = option.help
             if name in defaults and "default" in text:
                 text += f"; this command's default: {default}"
@@ -56,10 +59,12 @@ F = TypeVar("F", bound=Callable)
 
 
 def shows(kind: type) -> Callable[[F], F]:
-    """Decorator that lists the arguments in `kind` in a function's signature and docstring."""
+    """Decorator that lists the arguments in `kind` in the signature and docstring of a function,
+    or of a class, whose `__init__` takes them."""
 
     def decorate(function: F) -> F:
-        signature = inspect.signature(function)
+        called: Any = vars(function)["__init__"] if isinstance(function, type) else function
+        signature = inspect.signature(called)
         listed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         lines = []
         for name, (hint, option) in options_of(kind).items():
@@ -70,7 +75,7 @@ def shows(kind: type) -> Callable[[F], F]:
             )
             text = f"{name}: {option.default!r}. {option.help}."
             lines += textwrap.wrap(text, 92, subsequent_indent="    ")
-        function.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+        called.__signature__ = signature.replace(parameters=listed)
         arguments = "Keyword arguments, with their defaults:\n\n" + "\n".join(lines)
         doc = inspect.getdoc(function) or ""
         function.__doc__ = doc.replace("{options}", arguments)

@@ -62,7 +62,7 @@ class Folder:
         # into memory: for a full disk torch raises no OSError
         torch.save(state, data)
         with WholeFile(self.path / STATE) as file:
-            file.write([data.getbuffer()])
+            file.write([data.getvalue()])
 
     def finish(self, config: bytes, weights: bytes, curve: bytes) -> None:
         """Write the head and its curve, and remove the state."""

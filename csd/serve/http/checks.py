@@ -12,7 +12,9 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+from csd.engine.options.engine_arguments import ServerOptions
 from csd.serve.http.errors import Refused
+from csd.utils.arguments import default_of
 from csd.utils.check import shown
 
 
@@ -20,9 +22,9 @@ from csd.utils.check import shown
 class Limits:
     """Limits of one request, and of all requests together."""
 
-    body: int = 2 << 20  # bytes
-    choices: int = 128  # prompts times n
-    requests: int = 1024  # answered at the same time
+    body: int = default_of(ServerOptions, "max_body")  # bytes
+    choices: int = default_of(ServerOptions, "max_n")  # prompts times n
+    requests: int = default_of(ServerOptions, "max_requests")  # answered at the same time
     # probabilities of likely tokens in one answer, which takes some 500 bytes for each
     likely: int = 1 << 21
     body_seconds: float = 30.0  # to receive a body

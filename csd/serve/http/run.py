@@ -17,13 +17,17 @@ from typing import Any
 
 import uvicorn
 
+from csd.engine.options.engine_arguments import ServerOptions
 from csd.serve.http.app import make_app
 from csd.serve.http.connection import Connection
 from csd.serve.http.server import Server
 from csd.serve.http.server_log import is_news, seldom, unaccepted
+from csd.utils.arguments import default_of
 
 LOG = logging.getLogger("csd")
 
+DRAIN: float = default_of(ServerOptions, "drain")
+CONNECTIONS: int = default_of(ServerOptions, "max_connections")
 # seconds for which a thread may hold Python's lock while another waits for it: the engine's thread
 # reacquires it between any two operations, and the default is a tenth of a small model's step
 SWITCH = 0.0005
@@ -128,8 +132,8 @@ def process(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    drain: float = 30.0,
-    connections: int = 2048,
+    drain: float = DRAIN,
+    connections: int = CONNECTIONS,
     begun: Callable[[int], Any] = lambda port: None,
     log_level: str = "warning",
 ) -> Process:
@@ -161,7 +165,7 @@ def process(
     return Process(server, config, drain, begun)
 
 
-def serve(server: Server, *, drain: float = 30.0, **options: Any) -> None:
+def serve(server: Server, *, drain: float = DRAIN, **options: Any) -> None:
     """Run a `process` with these options until a signal ends it; then end this process.
 
     Threads that still compute for a client are not waited for.

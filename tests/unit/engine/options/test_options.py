@@ -10,7 +10,9 @@ import torch
 import csd
 from csd.cli import eval as cli_eval
 from csd.cli import main, trace
+from csd.cli import serve as cli_serve
 from csd.engine.options import SAMPLING, GenerateOptions, Options, read_options
+from csd.engine.options.engine_arguments import EngineOptions, ServerOptions, ServiceOptions
 from csd.engine.options.params import ENDS, SamplingParams
 from csd.engine.options.show import add_flags
 from csd.state.filters import FILTERS, dtype_of
@@ -24,6 +26,8 @@ SHOWN = {
     csd.stream: GenerateOptions,
     csd.Engine.generate: Options,
     csd.Engine.stream: Options,
+    csd.Engine: EngineOptions,
+    csd.AsyncEngine: ServiceOptions,
 }
 
 
@@ -68,6 +72,27 @@ def test_flags_have_the_defaults_and_texts_of_the_definition(flags):
     for name in flags:
         assert defined[name][1].help in actions[name].help
     assert actions["temperature"].option_strings == ["--temperature"]
+
+
+def test_the_server_has_the_defaults_and_texts_of_the_tables():
+    parser = ArgumentParser()
+    commands = parser.add_subparsers()
+    cli_serve.add(commands)
+    actions = {action.dest: action for action in commands.choices["serve"]._actions}
+    for kind, names in (
+        (ServiceOptions, cli_serve.ENGINE_FLAGS),
+        (ServerOptions, cli_serve.SERVER_FLAGS),
+    ):
+        for name in names:
+            option = options_of(kind)[name][1]
+            assert actions[name].default == option.default
+            assert option.help in actions[name].help
+            assert {*option.also} <= {*actions[name].option_strings}
+    # no flag of the command has an argument's name beside its table
+    known = {*options_of(ServiceOptions), *options_of(ServerOptions)}
+    special = {"exact", "prefix_cache"}
+    listed = {*cli_serve.ENGINE_FLAGS, *cli_serve.SERVER_FLAGS}
+    assert (known & {*actions}) - special == listed
 
 
 def test_sampling_arguments_are_the_fields_of_the_parameters():

@@ -1,0 +1,226 @@
+"""Arguments of `csd.Engine`, `csd.AsyncEngine` and the server, declared like those of a call.
+
+EngineOptions   an engine: its model, memory, backend and steps
+ServiceOptions  an `AsyncEngine`: those of its engine, and what applies to all its requests
+ServerOptions   limits of `csd serve`, and its end
+
+A default stands here alone: signatures, docstrings and flags are made of these tables.
+"""
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Annotated, Any, Literal, TypedDict
+
+from csd.engine.options.arguments import Budget, Drafter, LoadingOptions, Priors, Speculate
+from csd.engine.options.checks import check_drafter, check_tokenizer
+from csd.utils.arguments import Option, check_flag, check_number, check_whole
+
+# far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
+MAX_SLOTS = 4096
+# with each step of lag, a finished sample takes one more step
+MAX_LAG = 64
+
+
+def check_exact(name: str, value: Any) -> Any:
+    # the model's operations check the names
+    return value if isinstance(value, str) else check_flag(name, value)
+
+
+def check_prefix_cache(name: str, value: Any) -> float | Literal[False]:
+    return False if value is False else check_number(name, value, 0, 1)
+
+
+class SizeOptions(TypedDict, total=False):
+    """Memory, backend and steps of an engine."""
+
+    tokenizer: Annotated[
+        Any, Option(None, "tokenizer to use instead of the model's own", check_tokenizer)
+    ]
+    max_slots: Annotated[
+        int,
+        Option(
+            64,
+            f"maximum number of samples in flight, up to {MAX_SLOTS}; fewer if memory is short",
+            partial(check_whole, low=1, high=MAX_SLOTS),
+            int,
+            also=("--max-num-seqs",),
+        ),
+    ]
+    memory: Annotated[
+        float,
+        Option(
+            0.9,
+            "share of the free memory that caches and a step's rows may take, in (0, 1]",
+            partial(check_number, low=0, high=1, above=True),
+            float,
+            also=("--gpu-memory-utilization",),
+        ),
+    ]
+    prefill_chunk: Annotated[
+        int,
+        Option(
+            512,
+            "most prompt tokens read per pass. While samples are in flight, a longer prompt is "
+            "read one chunk at a time, between two of their steps",
+            partial(check_whole, low=1),
+        ),
+    ]
+    kernels: Annotated[
+        str | None,
+        Option(
+            None,
+            'backend "reference", "cpu" or "triton" (`csd.kernels.backends`); by default the one '
+            "that fits the device and the dtype. `engine.ops.name` is the backend in use",
+        ),
+    ]
+    static: Annotated[
+        bool | None,
+        Option(
+            None,
+            "whether steps have fixed shapes and never read the device, as CUDA graphs need; by "
+            'default on a GPU. Drafters that read the device, and verifiers other than "match", '
+            "run without fixed shapes",
+            check_flag,
+        ),
+    ]
+    lag: Annotated[
+        int | None,
+        Option(
+            None,
+            f"number of steps that the host stays behind the device, at most {MAX_LAG}; by default "
+            "1 if steps are static. Results do not depend on it",
+            partial(check_whole, low=0, high=MAX_LAG),
+        ),
+    ]
+    together: Annotated[
+        int | None,
+        Option(
+            None,
+            "most samples of a prompt in flight while other prompts wait; by default one, or a "
+            "quarter of a request's samples in an `AsyncEngine`. Later samples draft from finished "
+            "ones. Results do not depend on it, except for the order in which samples finish",
+            partial(check_whole, low=1),
+        ),
+    ]
+    self_check: Annotated[
+        bool,
+        Option(
+            True,
+            "whether the first engine on a GPU checks its kernels there, as `csd doctor` does, "
+            "before a model is loaded, once per machine, version, dtype and sizes of heads and "
+            "vocabulary. Raises RuntimeError if a kernel is wrong",
+            check_flag,
+        ),
+    ]
+    exact: Annotated[
+        bool | Literal["cublas"] | None,
+        Option(
+            None,
+            "whether the bits of tokens and log-probabilities are independent of drafts and batch, "
+            "in bfloat16, float16 and float32. By default if that costs no time, as in bfloat16 on "
+            "CPUs that multiply it; `engine.exact` is the value in use. On a GPU, products run in "
+            'Triton, or with "cublas" in cuBLAS, in blocks of 64 rows. See docs/exact.md',
+            check_exact,
+        ),
+    ]
+    prefix_cache: Annotated[
+        float | Literal[False],
+        Option(
+            0.1,
+            "share of the memory that a call leaves, in [0, 1], for keys and values of prompts "
+            "that have ended, so that later prompts with the same beginning do not read it again. "
+            "False: every prompt is read whole. See docs/prefix_cache.md",
+            check_prefix_cache,
+        ),
+    ]
+
+
+class SharedOptions(SizeOptions, LoadingOptions, total=False):
+    """Arguments that an `Engine` and an `AsyncEngine` share."""
+
+
+class EngineOptions(SharedOptions, total=False):
+    """The keyword arguments of `csd.Engine`."""
+
+    drafter: Annotated[
+        str | Callable | None,
+        Option("consensus", "drafter of calls that name none, as in `csd.generate`", check_drafter),
+    ]
+
+
+class RequestsOptions(TypedDict, total=False):
+    """Arguments of an `AsyncEngine` that apply to all its requests."""
+
+    speculate: Speculate
+    drafter: Drafter
+    prior: Priors
+    budget: Budget
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            None,
+            "maximum number of tokens of a prompt and one of its samples together; by default the "
+            "model's context, or less if memory is short",
+            partial(check_whole, low=2),
+            int,
+            also=("--max-model-len",),
+        ),
+    ]
+    max_queue: Annotated[
+        int,
+        Option(
+            512,
+            "maximum number of requests waiting for a slot",
+            partial(check_whole, low=1),
+            int,
+        ),
+    ]
+    learn_from: Annotated[
+        Collection[str],
+        Option(
+            (),
+            "owners (see `submit`) with a prior of their own, which begins as `prior`, learns from "
+            "their answers and drafts for their requests alone; `priors` has them by owner",
+        ),
+    ]
+
+
+class ServiceOptions(RequestsOptions, SharedOptions, total=False):
+    """The keyword arguments of `csd.AsyncEngine`."""
+
+
+class ServerOptions(TypedDict, total=False):
+    """Limits of a server's clients, and the time of its end."""
+
+    max_n: Annotated[
+        int,
+        Option(128, "maximum number of choices per request", partial(check_whole, low=1), int),
+    ]
+    max_body: Annotated[
+        int,
+        Option(
+            2 << 20,
+            "maximum size of a request's body, in bytes",
+            partial(check_whole, low=1),
+            int,
+        ),
+    ]
+    max_requests: Annotated[
+        int,
+        Option(
+            1024, "maximum number of requests answered at once", partial(check_whole, low=1), int
+        ),
+    ]
+    max_connections: Annotated[
+        int,
+        Option(2048, "maximum number of open connections", partial(check_whole, low=1), int),
+    ]
+    drain: Annotated[
+        float,
+        Option(
+            30.0,
+            "seconds in which accepted requests may finish when the server shuts down",
+            partial(check_number, low=0, high=86400),
+            float,
+        ),
+    ]
