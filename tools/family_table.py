@@ -1,10 +1,11 @@
-"""The table of docs/models.md: which decoder runs a family of transformers, or why none does.
+"""The tables of docs/models.md: which decoder runs a family of transformers, and GGUF files.
 
     PYTHONPATH=.:tests python tools/family_table.py [NAME ..] [--write]
+    PYTHONPATH=.:tests python tools/family_table.py --files [--write]
 
 From the tiny random models of tests/helpers/models/families.py, each loaded in float32: the fused
-decoder where it takes it, else the module, admitted or refused. --write puts the table into
-docs/models.md.
+decoder where it takes it, else the module, admitted or refused. The table of files is that of
+`csd.models.load.gguf.architectures`, and made at once. --write puts a table into docs/models.md.
 """
 
 import argparse
@@ -17,11 +18,13 @@ import transformers
 from helpers.models.families import MODULES, REFUSED, build
 
 from csd.models.load.choose_decoder import module_decoder, rules_out_fused
+from csd.models.load.gguf.architectures import ARCHITECTURES
 from csd.models.redirect import CONVOLUTION, CORES
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 CONVOLVED = "short convolutions"
 MARKS = "<!-- families -->", "<!-- end of families -->"
+FILES = "<!-- files -->", "<!-- end of files -->"
 
 
 def row(name: str) -> list[str]:
@@ -77,20 +80,41 @@ def table(names: list[str]) -> str:
     return "\n".join(lines)
 
 
+def table_of_files() -> str:
+    """GGUF architectures, their families, and what csd reads of a file beyond Llama's keys."""
+    lines = ["| `general.architecture` | family | keys beside Llama's |", "|---|---|---|"]
+    for name, kind in ARCHITECTURES.items():
+        families = ", ".join(kind.families)
+        # those that change a model; others must have a value that changes nothing
+        keys = ", ".join(f"`{key}`" for key in sorted({*kind.keys, *kind.read}))
+        lines.append(f"| {name} | {families} | {keys} |")
+    return "\n".join(lines)
+
+
+def write(marks: tuple[str, str], text: str) -> None:
+    """Replace what is between two marks of docs/models.md."""
+    before, rest = PAGE.read_text().split(marks[0])
+    PAGE.write_text(f"{before}{marks[0]}\n{text}\n{marks[1]}{rest.split(marks[1])[1]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--files", action="store_true", help="the table of GGUF files alone")
     args = parser.parse_args()
+    if args.files:
+        print(table_of_files())
+        if args.write:
+            write(FILES, table_of_files())
+        return
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     made = table(args.names or [*MODULES, *REFUSED])
     print(made)
     if args.write:
-        before, rest = PAGE.read_text().split(MARKS[0])
         note = f"With transformers {transformers.__version__}, by `tools/family_table.py`:"
-        after = rest.split(MARKS[1])[1]
-        PAGE.write_text(f"{before}{MARKS[0]}\n{note}\n\n{made}\n{MARKS[1]}{after}")
+        write(MARKS, f"{note}\n\n{made}")
 
 
 if __name__ == "__main__":

@@ -26,17 +26,20 @@ from csd.engine.first_call.vocabulary import vocabulary_prior
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.engine.step.budget import StepTimeTable
+from csd.gradient.logprobs import logprobs
 from csd.kernels.backends import NAMES, loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.common.operator import OPERATIONS, load_loops
 from csd.kernels.ops import Ops, exact_triton, reference, triton
+from csd.models.demo import toy
 from csd.models.fused.config import ModelConfig
 from csd.models.load import config_of, load, usable
 from csd.models.load.choose_decoder import DECODERS
 from csd.models.module.decoder import ModuleDecoder
 from csd.utils.arguments import check_whole
 from csd.utils.device import unseen_gpu
-from csd.utils.phases import phase, showing
+from csd.utils.lazy import check_installed
+from csd.utils.phases import showing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # sizes that a kernel's tiles, branches and loops depend on; limits far above those of any model
@@ -108,10 +111,12 @@ def _doctor(args: Namespace) -> int:
     dtypes = [args.dtype] if args.dtype else ["float32", "bfloat16"]
     how = dict(config=config, kernels=args.kernels, exact=args.exact)
     reports = []
-    with showing(False if args.json else None):
+    # a line for each operation, in a pipe and a log too
+    with showing(not args.json):
         for name in dtypes:
-            with phase(f"checking the operations in {name}", None):
-                reports.append(check(device, DTYPES[name], **how))
+            if not args.json:
+                print(f"csd: checking the operations in {name}", file=sys.stderr, flush=True)
+            reports.append(check(device, DTYPES[name], **how))
         passed = not any(report.failed for report in reports)
         costs = _costs(args.model, device, args.dtype) if passed else None
     if args.json:
@@ -299,6 +304,7 @@ def _add_warmup(commands: _SubParsersAction) -> None:
         [
             "csd warmup MODEL",
             "csd warmup MODEL -n 32 --prompt-tokens 2048",
+            "csd warmup MODEL --lora --train",
             "csd warmup MODEL --prior own.csdprior",
         ],
         "gpu.md",
@@ -313,6 +319,12 @@ def _add_warmup(commands: _SubParsersAction) -> None:
         help="also write a prior without any text, of the model's likeliest tokens behind each "
         "token of its vocabulary, which takes one pass over it",
     )
+    parser.add_argument(
+        "--lora", action="store_true", help="also compile what a model with LoRA adapters runs"
+    )
+    parser.add_argument(
+        "--train", action="store_true", help="also compile what csd.logprobs and its gradient run"
+    )
     add_flags(parser, WARMUP_FLAGS, num_samples=16)
     parser.set_defaults(run=_warmup)
 
@@ -320,6 +332,8 @@ def _add_warmup(commands: _SubParsersAction) -> None:
 def _warmup(args: Namespace) -> int:
     """Fill the caches on disk for later processes: kernels or loops, step times, self-check."""
     check_flags(args, WARMUP_FLAGS)
+    if args.lora:
+        check_installed("peft", "lora", "csd warmup --lora")
     start = time.perf_counter()
     engine = engine_for(args.model, **loading(args), decoder=args.decoder)
     loaded = time.perf_counter()
@@ -330,8 +344,38 @@ def _warmup(args: Namespace) -> int:
         f"loaded and checked in {loaded - start:.1f} s, warmed up in another "
         f"{done - loaded:.1f} s; {len(engine.captured)} graphs captured"
     )
+    start = time.perf_counter()
+    compile_more(engine, args.lora, args.train)
+    if args.lora or args.train:
+        print(f"loops of LoRA and training in another {time.perf_counter() - start:.1f} s")
+    done = time.perf_counter()
     if args.prior is not None:
         prior = vocabulary_prior(engine)
         prior.save(args.prior)
         print(f"{prior.contexts} contexts in {time.perf_counter() - done:.1f} s, in {args.prior}")
     return 0
+
+
+# in addition to those of a model's generation config, with which `Engine.warmup` draws
+FILTERS: dict[str, Any] = dict(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1)
+
+
+def compile_more(engine: Engine, lora: bool, train: bool) -> None:
+    """Compile what draws with filters, with LoRA and training run in the engine's dtype.
+
+    Loops depend on dtypes and not on sizes, so a model of random weights stands for the engine's.
+    """
+    prompt = [5, 6, 7]
+    models = [toy()[0]]
+    if lora:
+        import peft
+
+        config = peft.LoraConfig(r=8, target_modules="all-linear")
+        models.append(peft.get_peft_model(toy()[0], config))
+    for model in models:
+        model.to(engine.device, engine.dtype).eval()
+        with Engine(model, device=engine.device, max_slots=2) as small:
+            small.generate(prompt, num_samples=2, max_new_tokens=4, seed=0, **FILTERS)
+        if train:
+            out = logprobs(model, prompt, [[8, 9], [8, 10]])
+            torch.stack([x.sum() for x in out.logprobs]).sum().backward()

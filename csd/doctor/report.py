@@ -7,20 +7,25 @@ import logging
 import os
 import platform
 import shutil
+import sys
 import sysconfig
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 
 from csd.kernels.common.operator import has_triton
+from csd.utils.phases import is_shown
 from csd.utils.version import __version__
 
 LOG = logging.getLogger("csd")
+# states of checks that were printed
+_printed: "WeakKeyDictionary[Check, str]" = WeakKeyDictionary()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Check:
     """One operation, one part of its work, or one comparison of whole generations."""
 
@@ -32,6 +37,13 @@ class Check:
     @property
     def passed(self) -> bool:
         return self.error is None and self.calls > 0
+
+    def show(self) -> None:
+        """Print a line when the first call has been compared, and when the first error is found."""
+        state = "FAILED" if self.error else "ok"
+        if is_shown() and _printed.get(self) not in (state, "FAILED"):
+            _printed[self] = state
+            print(f"csd: {self.name}: {state}", file=sys.stderr, flush=True)
 
     def fail(self, error: str | Exception) -> None:
         """Record the first error, with the kernel's name if a launch raised it."""

@@ -204,7 +204,9 @@ class _Runs:
                 got = self._draw(e, drafted=drafted)
         except Exception as error:
             row.fail(error)
+            row.show()
             return
+        row.show()
         rounding = ROUNDINGS * torch.finfo(self._dtype).eps * self._coverage.largest_logit
         for difference in differences(want, got):
             allowed = 0.0 if self._is_exact else rounding / _temperature(want, difference.prompt)

@@ -17,6 +17,7 @@ from csd.engine.results.result import Sample
 from csd.kernels.layers.rms_norm import rms_norm_ref
 from csd.kernels.ops import FusedOp, reference
 from csd.models import exact_products
+from csd.utils.phases import showing
 
 TINY = Sizes(prompt=70, prefill_chunk=64, tokens=4, rows=16)
 
@@ -279,3 +280,52 @@ def test_a_tie_of_two_tokens_is_a_line_and_no_refusal(gap, exact, monkeypatch):
 def test_tensors_of_records_are_found():
     found = tensors(({"a": torch.ones(1)}, [torch.zeros(2), 3], None))
     assert [x.shape[0] for x in found] == [1, 2]
+
+
+def test_a_line_is_printed_for_each_operation_at_its_first_comparison(capsys, spoiled):
+    """While later calls run, so that a check of a minute is not silent; flushed, for a pipe."""
+    with showing(True):
+        report = check("cpu")
+    lines = capsys.readouterr().err.splitlines()
+    own = [line for line in lines if line.endswith(": ok")]
+    compared = {c.name for c in report.checks if not c.name.startswith("reached: ")}
+    assert {line.split(": ")[1] for line in own} == compared and len(own) == len(compared)
+    spoiled("swiglu")
+    with showing(True):
+        assert check("cpu").failed
+    lines = capsys.readouterr().err.splitlines()
+    # the second call is wrong
+    assert lines.index("csd: swiglu: ok") < lines.index("csd: swiglu: FAILED")
+    assert lines.count("csd: swiglu: FAILED") == 1
+    with showing(False):
+        check("cpu")
+    assert capsys.readouterr().err == ""
+
+
+def test_caches_have_the_checks_own_size(monkeypatch):
+    """Each comparison copies its arguments, so none may be as large as a free machine allows."""
+    largest, to_cpu = {}, operations.to_cpu
+
+    def noted(x):
+        largest[x.shape] = x.numel() * x.element_size()
+        return to_cpu(x)
+
+    monkeypatch.setattr(operations, "to_cpu", noted)
+    assert not run.check("cpu", sizes=TINY).failed
+    # tables of the graph, of 8,192 contexts with 16 tokens and 16 successors
+    assert max(largest.values()) <= run.CONTEXTS * 16 * 8
+
+
+def test_later_calls_are_compared_at_intervals():
+    right, seen = rms_norm_ref, []
+
+    def oracle(*args):
+        seen.append(1)
+        return right(*args)
+
+    row = Check("rms_norm")
+    call = operations.compared(right, oracle, row)
+    for _ in range(operations.FIRST + 4 * operations.EVERY):
+        call(torch.randn(2, 4), torch.ones(4), 1e-5)
+    assert row.passed and len(seen) == operations.FIRST + 4
+    assert row.calls == operations.FIRST + 4 * operations.EVERY

@@ -29,8 +29,9 @@ class Architecture:
     families: model types of the models that converters write as this architecture; the first is
     that of the `transformers` config. whole, real: further key -> field of the config that it
     becomes, a whole or any number above 0. defaults: fields whose keys a file may leave out.
-    neutral: further key -> function that is True if a value changes nothing. finish: changes the
-    fields, given the keys below the architecture and the factors of LongRoPE. tensors: of a layer,
+    neutral: further key -> function that is True if csd computes with a value, or it changes
+    nothing. read: of these, the keys with which csd computes. finish: changes the fields by them,
+    given the keys below the architecture and the factors of LongRoPE. tensors: of a layer,
     for a config; a name in the module that several have is of one matrix, which they fill in order.
     shift: added to weights of norms in the file.
     """
@@ -40,6 +41,7 @@ class Architecture:
     real: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     neutral: Mapping[str, Neutral] = field(default_factory=dict)
+    read: tuple[str, ...] = ()
     finish: Callable[[Fields, dict, dict[str, list[float]]], None] = lambda *_: None
     tensors: Callable[[Any], Tensors] = lambda c: NORMS(c) | QKV(c) | MLP(c)
     paired: bool = False  # rotary embedding pairs neighbouring rows of queries and keys in the file
@@ -255,6 +257,12 @@ ARCHITECTURES = {
                 or (value == "longrope" and fields["rope_parameters"]["rope_type"] == value)
             ),
         },
+        read=(
+            "attention.sliding_window",
+            "rope.dimension_count",
+            "rope.scaling.attn_factor",
+            "rope.scaling.original_context_length",
+        ),
         finish=_phi3,
         tensors=lambda c: NORMS(c) | JOINED(c),
     ),
@@ -284,6 +292,12 @@ ARCHITECTURES = {
             "final_logit_softcapping": _is_number,
             "rope.freq_base_swa": lambda value, _: _is_number(value, _) and value > 0,
         },
+        read=(
+            "attention.sliding_window",
+            "attention.sliding_window_pattern",
+            "final_logit_softcapping",
+            "rope.freq_base_swa",
+        ),
         finish=_gemma3,
         tensors=lambda c: BOTH_NORMS(c) | QKV(c) | QK_NORMS(c) | MLP(c),
         scaled=True,

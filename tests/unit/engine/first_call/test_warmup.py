@@ -4,6 +4,8 @@ import pytest
 from helpers.models.scripted import PrefixSum, engine
 from helpers.runs.engine_cases import assert_same_samples
 
+import csd
+from csd.cli import doctor
 from csd.cli.main import main
 
 
@@ -40,6 +42,31 @@ def test_within_a_stream_it_raises():
         with pytest.raises(RuntimeError, match="still used by a stream"):
             made.warmup()
         stream.close()
+
+
+def test_the_command_compiles_for_filters_lora_and_training_too(toy_folder, capsys, monkeypatch):
+    pytest.importorskip("peft")
+    drawn, trained = [], []
+    generate, logprobs = csd.Engine.generate, doctor.logprobs
+
+    def noted(self, *args, **options):
+        drawn.append((self.decoder.name, options.keys() & doctor.FILTERS.keys()))
+        return generate(self, *args, **options)
+
+    monkeypatch.setattr(csd.Engine, "generate", noted)
+    monkeypatch.setattr(
+        doctor, "logprobs", lambda model, *rest: trained.append(model) or logprobs(model, *rest)
+    )
+    command = ["warmup", str(toy_folder), "-n", "2", "--max-new-tokens", "4"]
+    for flags, models in (([], 1), (["--train"], 1), (["--lora", "--train"], 2)):
+        drawn.clear(), trained.clear()
+        assert main([*command, *flags]) == 0
+        assert [keys for _, keys in drawn if keys] == [doctor.FILTERS.keys()] * models
+        assert len(trained) == models * ("--train" in flags)
+        parameters = [p for model in trained for p in model.parameters() if p.requires_grad]
+        assert all(p.grad is not None for p in parameters)
+    text = capsys.readouterr().out
+    assert text.count("loops of LoRA and training in another") == 2
 
 
 def test_the_command(toy_folder, capsys):
