@@ -7,8 +7,6 @@ from argparse import Namespace, _SubParsersAction
 from importlib.util import find_spec
 from typing import Any
 
-import torch
-
 from csd.cli.common import MODEL, add_command
 from csd.engine.options.engine_arguments import ServerOptions, ServiceOptions
 from csd.engine.options.show import LOADING, add_flags, check_flags

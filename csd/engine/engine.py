@@ -5,7 +5,7 @@ A call draws the samples of its own requests, or of those that arrive while it r
 """
 
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain, count
 from typing import Any, Protocol, Unpack, overload
