@@ -16,10 +16,12 @@ def lora(**more):
     return peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", **more)
 
 
-def adapted(name="llama", dtype=torch.float64, spread=0.3, **more):
+def adapted(name="llama", dtype=torch.float64, spread=0.3, seed=0, **more):
     """A model with two adapters, whose weights are random."""
-    torch.manual_seed(0)
-    model = peft.get_peft_model(build(name, dtype), lora(**more), autocast_adapter_dtype=False)
+    torch.manual_seed(seed)
+    model = peft.get_peft_model(
+        build(name, dtype, seed), lora(**more), autocast_adapter_dtype=False
+    )
     model.add_adapter("other", lora())
     for part, weight in model.named_parameters():
         if "lora_" in part:

@@ -27,6 +27,7 @@ FUSED = (
 )
 PROMPT = [(7 * i + 3) % 61 for i in range(20)]
 OTHER = [5, 9, 5, 5]
+MODELS = 6  # with different weights
 SAMPLED = dict(num_samples=3, seed=4, max_new_tokens=30, end_token_ids=[], budget=12)
 ASKED = {
     "plain": dict(),
@@ -131,7 +132,7 @@ def test_gradients_err_as_those_of_a_plain_forward_of_each_sample(name, dtype):
     drawn += [drawn[0][:9] + drawn[1][:5]]
 
     within_plain(
-        model,
+        [build(name, dtype, seed) for seed in range(MODELS)],
         lambda m: csd.logprobs(m, PROMPT, drawn).raw_logprobs,
         lambda m: chances(m, PROMPT, drawn),
     )

@@ -8,6 +8,7 @@ from helpers.oracles.plain_gradients import chances, gradients, weighted, within
 import csd
 
 SAMPLED = dict(num_samples=3, seed=4, max_new_tokens=20, end_token_ids=[], budget=12)
+MODELS = 6  # with different weights
 FILTERS = dict(temperature=0.7, top_p=0.9)
 CASES = [
     pytest.param(torch.float32, None, id="float32"),
@@ -60,7 +61,7 @@ def test_gradients_of_adapters_err_as_plain_ones(name, dtype):
     model = made(dtype, name=name)
     drawn = csd.generate(model, PROMPT, **SAMPLED).tokens
     within_plain(
-        model,
+        [made(dtype, name=name, seed=seed) for seed in range(MODELS)],
         lambda m: csd.logprobs(m, PROMPT, drawn).raw_logprobs,
         lambda m: chances(m, PROMPT, drawn),
     )
