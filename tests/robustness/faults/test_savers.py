@@ -119,7 +119,7 @@ def test_saves_at_once_all_succeed(tmp_path, kind):
 @pytest.mark.parametrize("room", [0, 64, 400])
 @pytest.mark.parametrize("kind", SAVERS)
 def test_a_full_disk_leaves_the_old_file(tmp_path, kind, room):
-    """And the error names the file."""
+    """The error names the file."""
     if kind == "figure" and room != 64:
         pytest.skip("drawing takes long")
     name, write, read = SAVERS[kind]

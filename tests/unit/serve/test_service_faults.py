@@ -201,7 +201,7 @@ READERS = (read_result, read_pieces, read_async, read_async_pieces)
 
 @pytest.mark.parametrize("where", ["until", "truth", "decode"])
 def test_a_callers_function_ends_its_own_request_alone(where):
-    """Whatever it raises, and however the request is read."""
+    """The kind of error and the way of reading do not matter."""
     options, others = dict(num_samples=4, max_new_tokens=8, seed=5), OPTIONS[0]
     e = engine(PrefixSum(sharpness=3.0), tokenizer=Pieces(), max_slots=4)
     wanted, of_bad = e.generate(PROMPTS[0], **others), e.generate(BAD, **options)

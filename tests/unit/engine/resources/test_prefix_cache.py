@@ -374,7 +374,7 @@ def test_usage_over_http_counts_cached_tokens_within_a_key_or_with_share(shares)
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("kind", ["llama not exact", "hybrid"])
 def test_whatever_share_the_cache_has_a_longest_text_is_served(monkeypatch, kind, slots):
-    """If it is served without a cache in as much memory; else the start names what is short."""
+    """One is served in as much memory as without a cache; else the start names what is short."""
     make, options, _ = DECODERS[kind]
     model, asked = make(), dict(num_samples=2, max_new_tokens=4, seed=1)
     wanted, frees = len(PROMPT) + 70, [1 << i for i in range(12, 28)]
@@ -383,7 +383,7 @@ def test_whatever_share_the_cache_has_a_longest_text_is_served(monkeypatch, kind
         return csd.Engine(model, max_slots=slots, memory=1.0, prefix_cache=share, **options)
 
     def longest(share):
-        """By the free memory, the longest text that is served; 0 if none is."""
+        """Longest text that is served, for each free memory; 0 if none is."""
         found = []
         with engine(share) as made:
             for free in frees:

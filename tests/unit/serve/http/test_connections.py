@@ -132,7 +132,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_client_that_sends_a_whole_body_first_gets_its_answer(service, kind):
-    """And the connection serves its next request."""
+    """The connection then serves its next request."""
     first, body, status, code = REFUSED[kind]
     with connected(service[0]) as large:
         large.sendall(first + body)

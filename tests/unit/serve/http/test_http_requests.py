@@ -269,7 +269,7 @@ SHOWN = [
 
 @pytest.mark.parametrize("kind", [OSError, ValueError, TypeError, ImportError, RuntimeError])
 def test_errors_show_no_path_of_the_machine(server, tmp_path, monkeypatch, kind):
-    """Beyond what a client has sent itself."""
+    """A path that the client has sent itself stays."""
     from csd.serve.http import endpoints
 
     port, found = server
