@@ -360,5 +360,6 @@ def _rows_have_same_bits(run: Callable, row: Check) -> Callable:
         pairs = zip((got, keys, values), (want, node_k, node_v), strict=True)
         if not all(torch.equal(*pair) for pair in pairs):
             row.fail("bits differ from those of its layers' operations")
+        row.show()
 
     return call
