@@ -1,8 +1,8 @@
 """The harness's GSM8K self-consistency task through csd, from a local file.
 
-needs `pip install accelerate 'lm-eval>=0.4.13'`. The task is the harness's own: 8 worked examples, 64 samples
-of a problem at temperature 0.2, majority over 64 and 8; only the place of its data is changed, so
-that nothing is downloaded. On the command line, with the network:
+needs `pip install accelerate 'lm-eval>=0.4.13'`. The task is the harness's own: 8 worked
+examples, 64 samples of a problem at temperature 0.2, majority over 64 and 8; only the place of its
+data is changed, so that nothing is downloaded. On the command line, with the network:
 
     python -m csd.integrations.lm_eval run --model csd --model_args pretrained=FOLDER \
         --tasks gsm8k_cot_self_consistency

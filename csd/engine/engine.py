@@ -103,6 +103,7 @@ class Engine:
         self._ended = True  # whether the last call's slots and pages have been freed
         self._threads = ThreadChoice(fixed=self.device.type != "cpu")
         self._group_keys = count(1)  # of the groups of all calls, never reused
+        _engines.add(self)
 
     def _make_caches(self, **sizes: Any) -> Caches:
         return Caches(self.model, **sizes)
