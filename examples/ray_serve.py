@@ -1,8 +1,9 @@
 """Many engines behind one address with Ray Serve; equal prompts go to one of them.
 
 needs `pip install 'starlette>=0.45' 'uvicorn>=0.34' 'ray[serve]'`. Each replica is a `csd serve` of
-its own, with one device. A request goes to the replica that the hash of its prompt picks, so requests with equal
-prompts of one key share keys, values and graph there, as a GRPO step's do. With GPUs: `--gpus 1`.
+its own, with one device. A request goes to the replica that the hash of its prompt picks, so
+requests with equal prompts of one key share keys, values and graph there, as a GRPO step's do. With
+GPUs: `--gpus 1`.
 
     python examples/ray_serve.py MODEL --replicas 2
 """
