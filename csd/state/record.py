@@ -25,6 +25,8 @@ import torch
 Kind = TypeVar("Kind", bound=type)
 # types of tensors that have memory; other types may stand for a tensor elsewhere, or not made yet
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+# fields of NamedTuples that are declared by `tensor`
+_NAMED: dict[type, Mapping[str, Any]] = {}
 
 
 def tensor(shape: str, dtype: torch.dtype | None = torch.int32, fill: float = 0) -> Any:
@@ -38,8 +40,8 @@ def tensor(shape: str, dtype: torch.dtype | None = torch.int32, fill: float = 0)
 
 def named(kind: Kind) -> Kind:
     """Decorator of a NamedTuple whose fields are declared by `tensor`; none has a default."""
-    kind.__new__.__defaults__ = None  # type: ignore[attr-defined]
-    kind._declared, kind._field_defaults = kind._field_defaults, {}  # type: ignore[attr-defined]
+    _NAMED[kind] = kind._field_defaults  # type: ignore[attr-defined]
+    kind.__new__.__defaults__ = None
     return kind
 
 
@@ -47,7 +49,7 @@ def named(kind: Kind) -> Kind:
 def declared(record: type) -> Mapping[str, Mapping[str, Any]]:
     """Shape, dtype and fill of each tensor of a record."""
     of: Any = record
-    every = {f.name: f for f in fields(of)} if is_dataclass(of) else of._declared
+    every = {f.name: f for f in fields(of)} if is_dataclass(of) else _NAMED[of]
     return {name: f.metadata for name, f in every.items() if "shape" in f.metadata}
 
 
@@ -57,12 +59,12 @@ def allocate(
     device: str | torch.device,
     dtype: torch.dtype = torch.float32,
     filled: bool = False,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Tensors of all fields, uninitialized or filled; dtype: of fields with any floating-point one.
 
     sizes: size by dimension letter.
     """
-    made = {}
+    made: dict[str, Any] = {}
     for name, f in declared(record).items():
         shape: list[Any] = [_size(d, sizes) for d in f["shape"]]
         made[name] = torch.empty(shape, dtype=f["dtype"] or dtype, device=device)
@@ -87,11 +89,11 @@ class View:
 
     def __call__(self, record: Any) -> Any:
         """The record's tensors, as a namedtuple."""
-        return self.kind._make(self._get(record)[:-1])
+        return self.kind(*self._get(record)[:-1])
 
     def arrays(self, record: Any) -> Any:
         """The tensors as numpy arrays: views of CPU tensors, copies of others."""
-        return self.kind._make([x.numpy(force=True) for x in self._get(record)[:-1]])
+        return self.kind(*[x.numpy(force=True) for x in self._get(record)[:-1]])
 
     def addresses(self, record: Any, dtype: torch.dtype | None = None) -> Any | None:
         """The tensors' addresses; dtype: of fields with any floating-point one.
@@ -102,7 +104,7 @@ class View:
         for x, f in zip(tensors, self.fields.values(), strict=True):
             if x.dtype is not (f["dtype"] or dtype) or not x.is_contiguous() or not on_host(x):
                 return None
-        return self.kind._make([x.data_ptr() for x in tensors])
+        return self.kind(*[x.data_ptr() for x in tensors])
 
     def restored(self, tensors: Sequence[torch.Tensor]) -> Any:
         """A record of the view's tensors, with `rows` and `count` for its sizes M and S.

@@ -8,24 +8,14 @@ MOST = 16
 # kernels that still have more; only ever shorter
 MORE = {
     "_advance_slots_kernel",
-    "_commit_kv_kernel",
     "_compact_kernel",
-    "_dkv_kernel",
-    "_dq_kernel",
     "_finish_kernel",
-    "_first_keys_kernel",
-    "_packed_attention_kernel",
-    "_pages_kernel",
-    "_plan_attention_kernel",
-    "_plan_exact_kernel",
     "_rms_norm_kernel",
     "_rotary_kernel",
     "_row_linear_kernel",
     "_sample_kernel",
     "_scan_kernel",
     "_snapshot_kernel",
-    "_tail_kernel",
-    "_tree_attention_kernel",
     "_tree_state_kernel",
 }
 

@@ -122,7 +122,7 @@ def _lead_kernel(
     code = tl.load(keys.code + key, mask=mask, other=0)
     entry = tl.load(keys.entry + key, mask=mask, other=-2)
     exists = entry > -2
-    # [BLOCK_J, BLOCK_K]: K before it in order of hash, those of equal hash, the first of these
+    # [BLOCK_J, BLOCK_K]: keys before it in order of hash, those of equal hash, the first of these
     before = tl.zeros([BLOCK_J, BLOCK_K], tl.int32)
     equal = tl.zeros([BLOCK_J, BLOCK_K], tl.int32)
     first = tl.zeros([BLOCK_J, BLOCK_K], tl.int32) + K
