@@ -16,7 +16,6 @@ MORE = {
     "_sample_kernel",
     "_scan_kernel",
     "_snapshot_kernel",
-    "_tree_state_kernel",
 }
 
 
