@@ -81,6 +81,7 @@ def _attend_segment(
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
     BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     SUBS: tl.constexpr = C.PAGE // BLOCK_N
     # [BLOCK_R]
     offs_r = packed + tl.arange(0, BLOCK_R)
@@ -126,12 +127,12 @@ def _attend_segment(
         k = _tokens(operands.k_pages, start, kv, offs_n, mask_n, C.K, C.D, BLOCK_D, DTYPE)
         v = _tokens(operands.v_pages, start, kv, offs_n, mask_n, C.K, C.DV, BLOCK_V, DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         seen = token[None, :] < sees
         if work.first is not None:
             seen &= token[None, :] >= since
         score = tl.where(seen, score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
 
     total = tl.where(total > 0.0, total, 1.0)
     index = base + offs_r
@@ -243,6 +244,7 @@ def _tail_kernel(
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
     BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     row = tl.program_id(0).to(tl.int64)
     kv = tl.program_id(1).to(tl.int64)
     # [BLOCK_E]
@@ -305,14 +307,14 @@ def _tail_kernel(
         fresh = tl.load(operands.node_v + offs_node, mask=mask_new, other=0.0)
         v = tl.where(is_node, fresh, v).to(DTYPE)
         # [BLOCK_E, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         if not C.CAP:
             score = score * scale
         seen = t < length
         if work.first is not None:
             seen &= t >= since
         score = tl.where(seen[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, PRECISION)
 
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out = out_ptr + (row * K + kv) * EACH * DV + offs_o

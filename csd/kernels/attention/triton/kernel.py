@@ -149,6 +149,7 @@ def _attend_tile(
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
     BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     SUBS: tl.constexpr = C.PAGE // BLOCK_N
     # [BLOCK_R]
     offs_r = packed + tl.arange(0, BLOCK_R)
@@ -191,8 +192,8 @@ def _attend_tile(
         k = _tokens(operands.k_pages, start, kv, offs_n, None, C.K, C.D, BLOCK_D, DTYPE)
         v = _tokens(operands.v_pages, start, kv, offs_n, None, C.K, C.DV, BLOCK_V, DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, C.PRECISION)
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C.PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
     for i in range(whole, end):
         token = i * BLOCK_N + offs_n
         mask_n = token < length
@@ -201,13 +202,13 @@ def _attend_tile(
         k = _tokens(operands.k_pages, start, kv, offs_n, mask_n, C.K, C.D, BLOCK_D, DTYPE)
         v = _tokens(operands.v_pages, start, kv, offs_n, mask_n, C.K, C.DV, BLOCK_V, DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         if first_keys is not None:
             seen = mask_n[None, :] & (token[None, :] >= since)
             score = tl.where(seen, score, float("-inf"))
         else:
             score = tl.where(mask_n[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
 
     # [BLOCK_R, 1]
     word = tl.load(ancestors + row, mask=mask_r & (nodes > 0), other=0)[:, None]
@@ -225,10 +226,10 @@ def _attend_tile(
         mask = mask_n[:, None] & mask_v[None, :]
         v = tl.load(operands.node_v + offs, mask=mask, other=0.0).to(DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         seen = ((word >> node[None, :].to(tl.int64)) & 1) == 1
         score = tl.where(seen & mask_n[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
 
     # a row without a key (only sub-blocks of other branches, or all before its window) has weight 0
     # in the merge

@@ -77,6 +77,7 @@ def _dq_kernel(
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
     BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     tile = tl.program_id(0)
     kv = tl.program_id(1)
     # [BLOCK_M]
@@ -107,12 +108,12 @@ def _dq_kernel(
         k = _heads(operands.k, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
         v = _heads(operands.v, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         seen = _sees(row[:, None], since, key[None, :], end[None, :], position[None, :])
         weight, slope = _weights(score, lse, seen, scale, cap, C.CAP)
-        dweight = tl.dot(grad, tl.trans(v), input_precision=C.PRECISION)
+        dweight = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         dscore = weight * (dweight - delta) * slope
-        dq = tl.dot(dscore.to(DTYPE), k, dq, input_precision=C.PRECISION)
+        dq = tl.dot(dscore.to(DTYPE), k, dq, input_precision=PRECISION)
     _store_heads(dq_ptr, dq * factor, row, head, mask_m, H, D, BLOCK_D)
 
 
@@ -142,6 +143,7 @@ def _dkv_kernel(
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
     BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     block = tl.program_id(0)
     kv = tl.program_id(1)
     part = tl.program_id(2)
@@ -175,13 +177,13 @@ def _dkv_kernel(
         if work.first is not None:
             since = tl.load(work.first + row, mask=mask_m, other=0)[None, :]
         # [BLOCK_N, BLOCK_M]
-        score = _scores(k, q, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(k, q, scale, cap, C.CAP, PRECISION)
         seen = _sees(row[None, :], since, key[:, None], end, position) & mask_m[None, :]
         weight, slope = _weights(score, lse, seen, scale, cap, C.CAP)
-        dv = tl.dot(weight.to(DTYPE), grad, dv, input_precision=C.PRECISION)
-        dweight = tl.dot(v, tl.trans(grad), input_precision=C.PRECISION)
+        dv = tl.dot(weight.to(DTYPE), grad, dv, input_precision=PRECISION)
+        dweight = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dscore = weight * (dweight - delta) * slope
-        dk = tl.dot(dscore.to(DTYPE), q, dk, input_precision=C.PRECISION)
+        dk = tl.dot(dscore.to(DTYPE), q, dk, input_precision=PRECISION)
     dk_ptr += part.to(tl.int64) * R * (K * D)
     dv_ptr += part.to(tl.int64) * R * (K * DV)
     _store_heads(dk_ptr, dk * factor, key, kv, mask_n, K, D, BLOCK_D)

@@ -158,6 +158,7 @@ def _packed_attention_kernel(
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
     BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     tile = tl.program_id(0)
     kv = tl.program_id(1)
     # [BLOCK_M]
@@ -188,10 +189,10 @@ def _packed_attention_kernel(
         k = _heads(operands.k, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
         v = _heads(operands.v, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         seen = _sees(row[:, None], since, key[None, :], end[None, :], position[None, :])
         score = tl.where(seen, score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
     # rows of no tile have no key
     total = tl.where(total > 0.0, total, 1.0)
     lse = tl.where(mask_m, peak * unit, 0.0) + tl.log2(total)
