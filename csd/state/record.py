@@ -48,7 +48,7 @@ def named(kind: Kind) -> Kind:
 class Declared(NamedTuple):
     """A field's dimensions, dtype (None: any floating-point one), and value in a new record."""
 
-    shape: tuple[str | int, ...]
+    shape: tuple[Any, ...]
     dtype: torch.dtype | None
     fill: float
 
