@@ -17,7 +17,7 @@ from dataclasses import field, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import torch
@@ -25,6 +25,8 @@ import torch
 Kind = TypeVar("Kind", bound=type)
 # types of tensors that have memory; other types may stand for a tensor elsewhere, or not made yet
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+# fields of NamedTuples that are declared by `tensor`
+_NAMED: dict[type, Mapping[str, Any]] = {}
 
 
 def tensor(shape: str, dtype: torch.dtype | None = torch.int32, fill: float = 0) -> Any:
@@ -38,17 +40,25 @@ def tensor(shape: str, dtype: torch.dtype | None = torch.int32, fill: float = 0)
 
 def named(kind: Kind) -> Kind:
     """Decorator of a NamedTuple whose fields are declared by `tensor`; none has a default."""
-    kind.__new__.__defaults__ = None  # type: ignore[attr-defined]
-    kind._declared, kind._field_defaults = kind._field_defaults, {}  # type: ignore[attr-defined]
+    _NAMED[kind] = kind._field_defaults  # type: ignore[attr-defined]
+    kind.__new__.__defaults__ = None
     return kind
 
 
+class Declared(NamedTuple):
+    """A field's dimensions, dtype (None: any floating-point one), and value in a new record."""
+
+    shape: tuple[Any, ...]
+    dtype: torch.dtype | None
+    fill: float
+
+
 @cache
-def declared(record: type) -> Mapping[str, Mapping[str, Any]]:
-    """Shape, dtype and fill of each tensor of a record."""
+def declared(record: type) -> dict[str, Declared]:
+    """Declarations of a record's tensors."""
     of: Any = record
-    every = {f.name: f for f in fields(of)} if is_dataclass(of) else of._declared
-    return {name: f.metadata for name, f in every.items() if "shape" in f.metadata}
+    every = {f.name: f for f in fields(of)} if is_dataclass(of) else _NAMED[of]
+    return {n: Declared(**f.metadata) for n, f in every.items() if "shape" in f.metadata}
 
 
 def allocate(
@@ -57,17 +67,18 @@ def allocate(
     device: str | torch.device,
     dtype: torch.dtype = torch.float32,
     filled: bool = False,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Tensors of all fields, uninitialized or filled; dtype: of fields with any floating-point one.
 
     sizes: size by dimension letter.
     """
-    made = {}
-    for name, f in declared(record).items():
-        shape: list[Any] = [_size(d, sizes) for d in f["shape"]]
-        made[name] = torch.empty(shape, dtype=f["dtype"] or dtype, device=device)
+    made: dict[str, Any] = {}
+    for name, (dims, kind, fill) in declared(record).items():
+        # nearly all dimensions are letters
+        shape: list[Any] = [sizes[d] if d in sizes else _size(d, sizes) for d in dims]
+        made[name] = torch.empty(shape, dtype=kind or dtype, device=device)
         if filled:
-            made[name].fill_(f["fill"])
+            made[name].fill_(fill)
     return made
 
 
@@ -80,6 +91,7 @@ class View:
         self.fields = {name: every[name] for name in self.names}
         self.kind = _namedtuple(record.__name__, self.names)
         self._get = attrgetter(*self.names, self.names[0])
+        self._dtypes = [f.dtype for f in self.fields.values()]
 
     @property
     def name(self) -> str:
@@ -87,22 +99,25 @@ class View:
 
     def __call__(self, record: Any) -> Any:
         """The record's tensors, as a namedtuple."""
-        return self.kind._make(self._get(record)[:-1])
+        return self.kind(*self._get(record)[:-1])
 
     def arrays(self, record: Any) -> Any:
         """The tensors as numpy arrays: views of CPU tensors, copies of others."""
-        return self.kind._make([x.numpy(force=True) for x in self._get(record)[:-1]])
+        tensors = self._get(record)[:-1]
+        return self.kind(*[x.numpy() if x.is_cpu else x.numpy(force=True) for x in tensors])
 
     def addresses(self, record: Any, dtype: torch.dtype | None = None) -> Any | None:
         """The tensors' addresses; dtype: of fields with any floating-point one.
 
         Returns None if a tensor has another dtype, is not contiguous or not in the CPU's memory.
         """
-        tensors = self._get(record)[:-1]
-        for x, f in zip(tensors, self.fields.values(), strict=True):
-            if x.dtype is not (f["dtype"] or dtype) or not x.is_contiguous() or not on_host(x):
+        pointers = []
+        for x, wanted in zip(self._get(record), self._dtypes, strict=False):
+            plain = type(x) in PLAIN and x.is_cpu and x.is_contiguous()
+            if not plain or x.dtype is not (wanted or dtype):
                 return None
-        return self.kind._make([x.data_ptr() for x in tensors])
+            pointers.append(x.data_ptr())
+        return self.kind(*pointers)
 
     def restored(self, tensors: Sequence[torch.Tensor]) -> Any:
         """A record of the view's tensors, with `rows` and `count` for its sizes M and S.
@@ -112,7 +127,7 @@ class View:
         values: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
         if self.names == tuple(getattr(self.record, "__match_args__", self.names)):
             return self.record(**values)
-        sizes = {f["shape"][0]: values[name].shape[0] for name, f in self.fields.items()}
+        sizes = {f.shape[0]: values[name].shape[0] for name, f in self.fields.items()}
         sizes = {name: sizes[d] for name, d in (("rows", "M"), ("count", "S")) if d in sizes}
         return SimpleNamespace(**values, **sizes)
 
@@ -131,13 +146,13 @@ class View:
         """
         prefix = f"{self.name}." if prefix is None else prefix
         for name, f in self.fields.items():
-            x, dims = getattr(record, name), f["shape"]
+            x, dims = getattr(record, name), f.shape
             if x.dim() == len(dims):
                 for d, n in zip(dims, x.shape, strict=True):
                     if isinstance(d, str) and "+" not in d:
                         sizes.setdefault(d, n)
             shape = [_size(d, sizes) for d in dims]
-            check_tensor(f"{prefix}{name}", x, shape, f["dtype"], device, any_layout=any_layout)
+            check_tensor(f"{prefix}{name}", x, shape, f.dtype, device, any_layout=any_layout)
 
 
 def _namedtuple(name: str, names: tuple[str, ...]) -> Any:

@@ -9,7 +9,7 @@ import csd
 
 FILES = sorted(Path(csd.__file__).parent.rglob("*.py"))
 # public, in spite of its name: the interface of named tuples
-NAMED_TUPLE = {"_fields", "_replace", "_asdict"}
+NAMED_TUPLE = {"_fields", "_field_defaults", "_replace", "_asdict"}
 # private attributes of other libraries' objects, which have no public equivalent
 OTHERS = {
     "argparse": {"_option_string_actions"},

@@ -23,9 +23,9 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from bench.gpu.aot.record import TARGETS
 from bench.lib.common import finish, write
 
 # pointers, sizes that are not specialised, and constants
@@ -106,7 +106,7 @@ def main() -> int:
     args = parser.parse_args()
     driver.set_active(
         SimpleNamespace(
-            get_current_target=lambda: TARGETS["sm_90"].gpu,
+            get_current_target=lambda: GPUTarget("cuda", 90, 32),
             get_current_device=lambda: 0,
             get_current_stream=lambda device=None: 0,
         )

@@ -61,23 +61,15 @@ def commit_kv_triton(
 
     import triton
 
-    from csd.kernels.attention.triton.commit_kv import _commit_kv_kernel
+    from csd.kernels.attention.triton.commit_kv import Accepted, Layers, _commit_kv_kernel
 
     L, W, WV = node_k.shape[0], node_k[0, 0].numel(), node_v[0, 0].numel()
     S, A = accept_row.shape
+    layers = Layers(node_k, node_v, k_pages, v_pages)
     _commit_kv_kernel[(S, L, triton.cdiv(A, BLOCK_A))](
-        node_k_ptr=node_k,
-        node_v_ptr=node_v,
-        k_pages_ptr=k_pages,
-        v_pages_ptr=v_pages,
-        slot_pages_ptr=slot_pages,
-        slot_len_ptr=slot_len,
-        accept_row_ptr=accept_row,
-        accept_count_ptr=accept_count,
-        node_k_stride=node_k.stride(0),
-        node_v_stride=node_v.stride(0),
-        k_pages_stride=k_pages.stride(0),
-        v_pages_stride=v_pages.stride(0),
+        layers=layers,
+        slots=Accepted(slot_pages, slot_len, accept_row, accept_count),
+        strides=Layers(*(x.stride(0) for x in layers)),
         slot_width=slot_pages.stride(0),
         A=A,
         MOVED=moved,

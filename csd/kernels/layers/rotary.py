@@ -110,26 +110,18 @@ def _launch(
     import triton
     import triton.language as tl
 
-    from csd.kernels.layers.triton.elementwise import _rotary_kernel
+    from csd.kernels.layers.triton.elementwise import Heads, Strides, _rotary_kernel
 
     (M, H, D), K = q.shape[-3:], k.shape[-2]
     parts, part_stride = (q.shape[0], q.stride(0)) if q.dim() == 4 else (1, 0)
-    out, node_k, node_v = results
     _rotary_kernel[(M, K)](
-        q_ptr=q,
-        k_ptr=k,
-        v_ptr=v,
+        heads=Heads(q, k, v),
         bias_ptr=bias if parts > 1 else None,
         position_ptr=position,
         cos_ptr=cos,
         sin_ptr=sin,
-        out_ptr=out,
-        node_k_ptr=node_k,
-        node_v_ptr=node_v,
-        q_stride=q.stride(-3),
-        k_stride=k.stride(-3),
-        v_stride=0 if v is None else v.stride(-3),
-        part_stride=part_stride,
+        out=Heads(*results),
+        strides=Strides(q.stride(-3), k.stride(-3), 0 if v is None else v.stride(-3), part_stride),
         EACH=H // K,
         K=K,
         D=D,

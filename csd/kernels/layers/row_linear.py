@@ -141,8 +141,7 @@ def row_parts_triton(
     grid = triton.cdiv(M, tiles["BLOCK_T"]), triton.cdiv(N, tiles["BLOCK_N"]), splits
     _row_linear_kernel[grid](
         x_ptr=x,
-        w_ptr=weight,
-        bias_ptr=bias if splits == 1 else None,
+        weights=(weight, bias if splits == 1 else None),
         y_ptr=target,
         M=M,
         N=N,

@@ -30,19 +30,12 @@ import torch
 
 from csd.kernels.common.operator import RecordOperator, launcher
 from csd.kernels.verify.reference import verify_ref
-from csd.state.filters import FILTERS
+from csd.kernels.verify.views import POOL, SLOTS
 from csd.state.pool import Pool
-from csd.state.record import View
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict, empty_verdict
 
 __all__ = ["decide_triton", "token_logprobs_triton", "verify", "verify_ref", "verify_triton"]
-
-POOL = View(Pool, "token parent slot depth ancestors slot_start slot_nodes")
-SLOTS = View(
-    Slots,
-    f"live key sample generated {' '.join(FILTERS)} seen max_new min_new stop_ids ban_ids",
-)
 
 
 @launcher

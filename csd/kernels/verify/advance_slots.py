@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 
 from csd.kernels.common.operator import RecordOperator, launcher
+from csd.kernels.verify.views import ADVANCED, COMMITTED
 from csd.state import verdict as verdicts
-from csd.state.record import View
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
@@ -66,15 +66,9 @@ def mark_seen(seen: torch.Tensor, token: torch.Tensor) -> None:
         seen.scatter_(1, word, (seen.gather(1, word).long() | bit).int())
 
 
-SLOTS = View(
-    Slots,
-    reads="repetition_penalty",
-    writes="live generated context step tokens logprobs raw_logprobs seen",
-)
-VERDICT = View(Verdict, "sample logprob raw_logprob accept_row accept_count finish")
 _advance_slots = RecordOperator(
     "advance_slots",
-    (SLOTS, VERDICT),
+    (ADVANCED, COMMITTED),
     advance_slots_ref,
     advance_slots_triton,
 )

@@ -19,8 +19,8 @@ import torch
 
 from csd.kernels.common.operator import RecordOperator, launcher
 from csd.kernels.verify.layout import empty_snapshot
+from csd.kernels.verify.views import TREES, VERDICT
 from csd.state.pool import Pool
-from csd.state.record import View
 from csd.state.verdict import Verdict
 
 
@@ -70,11 +70,9 @@ def snapshot_ref(
     )
 
 
-POOL = View(Pool, "slot_start slot_nodes depth cost source token parent")
-VERDICT = View(Verdict)
 _snapshot = RecordOperator(
     "snapshot",
-    (POOL, VERDICT, "bool top", "bool trees"),
+    (TREES, VERDICT, "bool top", "bool trees"),
     snapshot_ref,
     snapshot_triton,
     returns="(Tensor, Tensor)",

@@ -8,7 +8,7 @@ import torch
 
 from csd.kernels.attention import TreeLayout
 from csd.kernels.attention.layout import LAYOUT
-from csd.kernels.verify.advance_slots import SLOTS
+from csd.kernels.verify.views import ADVANCED
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
 from csd.state.record import View, declared
@@ -50,8 +50,8 @@ def test_addresses_are_only_of_what_was_declared():
 
 
 def test_written_fields_come_first_and_are_named():
-    assert SLOTS.writes == SLOTS.names[: len(SLOTS.writes)]
-    assert SLOTS.names[-1] == "repetition_penalty"
+    assert ADVANCED.writes == ADVANCED.names[: len(ADVANCED.writes)]
+    assert ADVANCED.names[-1] == "repetition_penalty"
 
 
 def test_another_process_finds_the_namedtuple_of_a_compiled_loop():

@@ -1,23 +1,35 @@
 """The kernel of `commit_kv`."""
 
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
 
+class Layers(NamedTuple):
+    """Keys and values of all layers, or elements from a layer to the next."""
+
+    node_k: Any  # [L, M, W], W = K * D
+    node_v: Any  # [L, M, WV], WV = K * Dv
+    k_pages: Any  # [L, n_pages, PAGE, W]
+    v_pages: Any  # [L, n_pages, PAGE, WV]
+
+
+class Accepted(NamedTuple):
+    """The slots' pages and tokens, and the rows that they accept."""
+
+    pages: torch.Tensor  # [S, SP] int32
+    len: torch.Tensor  # [S] int32
+    row: torch.Tensor  # [S, A] int32
+    count: torch.Tensor  # [S] int32
+
+
 @triton.jit(do_not_specialize=["slot_width", "A"])
 def _commit_kv_kernel(
-    node_k_ptr,  # [L, M, W], W = K * D
-    node_v_ptr,  # [L, M, WV], WV = K * Dv
-    k_pages_ptr,  # [L, n_pages, PAGE, W]
-    v_pages_ptr,  # [L, n_pages, PAGE, WV]
-    slot_pages_ptr,  # [S, SP] int32
-    slot_len_ptr,  # [S] int32
-    accept_row_ptr,  # [S, A] int32
-    accept_count_ptr,  # [S] int32
-    node_k_stride,  # elements from a layer to the next
-    node_v_stride,
-    k_pages_stride,
-    v_pages_stride,
+    layers,  # written: pages
+    slots,
+    strides,
     slot_width,
     A,
     MOVED: tl.constexpr,
@@ -31,26 +43,26 @@ def _commit_kv_kernel(
     layer = tl.program_id(1).to(tl.int64)
     # [BLOCK_A]
     i = tl.program_id(2) * BLOCK_A + tl.arange(0, BLOCK_A)
-    count = tl.minimum(tl.load(accept_count_ptr + slot), A)
+    count = tl.minimum(tl.load(slots.count + slot), A)
     if tl.program_id(2) * BLOCK_A >= count:
         return
     accepted = i < count
-    row = tl.load(accept_row_ptr + slot * A + i, mask=accepted, other=0).to(tl.int64)
-    position = tl.load(slot_len_ptr + slot) + i
+    row = tl.load(slots.row + slot * A + i, mask=accepted, other=0).to(tl.int64)
+    position = tl.load(slots.len + slot) + i
     if MOVED:
-        position -= tl.load(accept_count_ptr + slot)
-    page = tl.load(slot_pages_ptr + slot * slot_width + position // PAGE, mask=accepted, other=0)
+        position -= tl.load(slots.count + slot)
+    page = tl.load(slots.pages + slot * slot_width + position // PAGE, mask=accepted, other=0)
     token = page.to(tl.int64) * PAGE + position % PAGE
-    source = (layer * node_k_stride + row * W)[:, None]
-    source_v = (layer * node_v_stride + row * WV)[:, None]
-    target = (layer * k_pages_stride + token * W)[:, None]
-    target_v = (layer * v_pages_stride + token * WV)[:, None]
+    source = (layer * strides.node_k + row * W)[:, None]
+    source_v = (layer * strides.node_v + row * WV)[:, None]
+    target = (layer * strides.k_pages + token * W)[:, None]
+    target_v = (layer * strides.v_pages + token * WV)[:, None]
     for w in range(0, max(W, WV), BLOCK_W):
         # [BLOCK_A, BLOCK_W]
         offs_w = w + tl.arange(0, BLOCK_W)[None, :]
         mask = accepted[:, None] & (offs_w < W)
         mask_v = accepted[:, None] & (offs_w < WV)
-        k = tl.load(node_k_ptr + source + offs_w, mask=mask)
-        v = tl.load(node_v_ptr + source_v + offs_w, mask=mask_v)
-        tl.store(k_pages_ptr + target + offs_w, k, mask=mask)
-        tl.store(v_pages_ptr + target_v + offs_w, v, mask=mask_v)
+        k = tl.load(layers.node_k + source + offs_w, mask=mask)
+        v = tl.load(layers.node_v + source_v + offs_w, mask=mask_v)
+        tl.store(layers.k_pages + target + offs_w, k, mask=mask)
+        tl.store(layers.v_pages + target_v + offs_w, v, mask=mask_v)

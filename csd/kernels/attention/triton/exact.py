@@ -19,8 +19,6 @@ row's up in order and continues with its tail. The work list of both is made onc
 up to rounding.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -40,12 +38,10 @@ from csd.kernels.attention.triton.exact_plan import (
     plan_exact_ref,
     plan_exact_triton,
 )
-from csd.kernels.attention.triton.kernel import _add_keys, _scores, _tokens
-from csd.kernels.attention.triton.launch import DTYPES, Partials, _tiles
+from csd.kernels.attention.triton.kernel import Operands, _add_keys, _scores, _tokens
+from csd.kernels.attention.triton.launch import DTYPES, Partials, attention_arguments
 from csd.kernels.attention.triton.merge import _sinks
 from csd.kernels.attention.triton.plan import programs_for
-from csd.kernels.common.gpu import chip_of
-from csd.state.kv_cache import PAGE
 from csd.state.record import check_tensor
 
 __all__ = [
@@ -60,8 +56,8 @@ __all__ = [
 
 @triton.jit
 def _attend_segment(
-    pointers,
-    first_ptr,
+    operands,
+    work,
     results,
     segment,
     table_ptr,
@@ -71,52 +67,46 @@ def _attend_segment(
     q_stride,
     scale,
     cap,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CAP: tl.constexpr,
+    C: tl.constexpr,
 ):
     """Writes the partial result of a segment for BLOCK_R packed rows of its tile, from `packed` on.
 
     limit: tokens of a prompt; -1 for a slot, where each row has its own limit.
     """
-    q_ptr, k_pages_ptr, v_pages_ptr, row_ptr = pointers
     o_ptr, lse_ptr = results
     first, rows, low, high, base = segment
-    EACH: tl.constexpr = H // K
-    SUBS: tl.constexpr = PAGE // BLOCK_N
+    EACH: tl.constexpr = C.H // C.K
+    BLOCK_R: tl.constexpr = C.BLOCK_M
+    BLOCK_N: tl.constexpr = C.BLOCK_N
+    BLOCK_D: tl.constexpr = C.BLOCK_D
+    BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
+    SUBS: tl.constexpr = C.PAGE // BLOCK_N
     # [BLOCK_R]
     offs_r = packed + tl.arange(0, BLOCK_R)
     mask_r = offs_r < rows * EACH
     row = first + offs_r // EACH
     head = kv * EACH + offs_r % EACH
-    own = tl.load(row_ptr + row * 6 + 2, mask=mask_r & (limit < 0), other=0)
+    own = tl.load(work.row + row * 6 + 2, mask=mask_r & (limit < 0), other=0)
     # [BLOCK_R, 1]: end of the tokens that a row attends to
     sees = tl.where(limit < 0, own, limit)[:, None]
     last_end = tl.max(sees)
-    if first_ptr is not None:
+    if work.first is not None:
         # [BLOCK_R, 1]: the first token that it attends to
         part = (limit < 0).to(tl.int32)
-        since = tl.load(first_ptr + row * 2 + part, mask=mask_r, other=0)[:, None]
+        since = tl.load(work.first + row * 2 + part, mask=mask_r, other=0)[:, None]
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
-    mask_d = offs_d < D
+    mask_d = offs_d < C.D
     # [BLOCK_V]
     offs_v = tl.arange(0, BLOCK_V)
-    mask_v = offs_v < DV
+    mask_v = offs_v < C.DV
     # [BLOCK_N]
     offs_n = tl.arange(0, BLOCK_N)
     # [BLOCK_R, BLOCK_D]
     q = tl.load(
-        q_ptr + row[:, None].to(tl.int64) * q_stride + head[:, None] * D + offs_d[None, :],
+        operands.q + row[:, None].to(tl.int64) * q_stride + head[:, None] * C.D + offs_d[None, :],
         mask=mask_r[:, None] & mask_d[None, :],
         other=0.0,
     ).to(DTYPE)
@@ -124,7 +114,7 @@ def _attend_segment(
     peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_R], tl.float32)
     # with a cap the scores are scaled already
-    unit = 1.0 if CAP else scale
+    unit = 1.0 if C.CAP else scale
     end = high * SUBS
     # the page of the next step is loaded a step ahead, so that its latency is not in the loop
     page = tl.load(table_ptr + low)
@@ -132,14 +122,14 @@ def _attend_segment(
         token = i * BLOCK_N + offs_n
         # tokens that no row attends to may be NaN, and 0 * NaN is not 0
         mask_n = token < last_end
-        start = page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N
+        start = page.to(tl.int64) * C.PAGE + (i % SUBS) * BLOCK_N
         page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
-        k = _tokens(k_pages_ptr, start, kv, offs_n, mask_n, K, D, BLOCK_D, DTYPE)
-        v = _tokens(v_pages_ptr, start, kv, offs_n, mask_n, K, DV, BLOCK_V, DTYPE)
+        k = _tokens(operands.k_pages, start, kv, offs_n, mask_n, C.K, C.D, BLOCK_D, DTYPE)
+        v = _tokens(operands.v_pages, start, kv, offs_n, mask_n, C.K, C.DV, BLOCK_V, DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, scale, cap, CAP, PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         seen = token[None, :] < sees
-        if first_ptr is not None:
+        if work.first is not None:
             seen &= token[None, :] >= since
         score = tl.where(seen, score, float("-inf"))
         acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
@@ -147,7 +137,7 @@ def _attend_segment(
     total = tl.where(total > 0.0, total, 1.0)
     index = base + offs_r
     tl.store(
-        o_ptr + index[:, None].to(tl.int64) * DV + offs_v[None, :],
+        o_ptr + index[:, None].to(tl.int64) * C.DV + offs_v[None, :],
         acc * (1.0 / total)[:, None],
         mask=mask_r[:, None] & mask_v[None, :],
     )
@@ -156,19 +146,11 @@ def _attend_segment(
 
 @triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows", "programs"])
 def _pages_kernel(
-    q_ptr,  # [M, H, D]
-    k_pages_ptr,  # [n_pages, PAGE, K, D]
-    v_pages_ptr,  # [n_pages, PAGE, K, DV]
-    prompt_pages_ptr,  # [G, PP] int32
-    prompt_len_ptr,  # [G] int32
-    slot_pages_ptr,  # [S, SP] int32
-    segment_ptr,  # [W, 6] int32
-    count_ptr,  # [1] int32
-    row_ptr,  # [M, 6] int32
-    first_ptr,  # [M, 2] int32 of `first_keys`, or None
-    o_ptr,  # [K, partial rows, DV] float32
-    lse_ptr,  # [K, partial rows] float32
-    q_stride,
+    operands,
+    layout,
+    work,
+    partials,  # out
+    strides,
     G,
     prompt_width,
     slot_width,
@@ -176,131 +158,93 @@ def _pages_kernel(
     programs,
     scale,  # times log2 e; with a cap, divided by it instead
     cap,  # times log2 e
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CAP: tl.constexpr,
+    C: tl.constexpr,
 ):
-    EACH: tl.constexpr = H // K
+    K: tl.constexpr = C.K
+    EACH: tl.constexpr = C.H // K
+    BLOCK_M: tl.constexpr = C.BLOCK_M
     # neighbouring programs read neighbouring heads of the same tokens
     kv = tl.program_id(0) % K
-    o_ptr += kv.to(tl.int64) * partial_rows * DV
-    lse_ptr += kv.to(tl.int64) * partial_rows
-    count = tl.load(count_ptr)
+    o_ptr = partials.o + kv.to(tl.int64) * partial_rows * C.DV
+    lse_ptr = partials.lse + kv.to(tl.int64) * partial_rows
+    count = tl.load(work.total)
     for w in range(tl.program_id(0) // K, count, programs):
-        first = tl.load(segment_ptr + w * 6)
-        rows = tl.load(segment_ptr + w * 6 + 1)
-        source = tl.load(segment_ptr + w * 6 + 2)
-        low = tl.load(segment_ptr + w * 6 + 3)
-        high = tl.load(segment_ptr + w * 6 + 4)
-        base = tl.load(segment_ptr + w * 6 + 5)
-        limit = tl.load(prompt_len_ptr + source, mask=source < G, other=-1)
+        first = tl.load(work.segment + w * 6)
+        rows = tl.load(work.segment + w * 6 + 1)
+        source = tl.load(work.segment + w * 6 + 2)
+        low = tl.load(work.segment + w * 6 + 3)
+        high = tl.load(work.segment + w * 6 + 4)
+        base = tl.load(work.segment + w * 6 + 5)
+        limit = tl.load(layout.prompt_len + source, mask=source < G, other=-1)
         if source >= G:
-            table_ptr = slot_pages_ptr + (source - G).to(tl.int64) * slot_width
+            table_ptr = layout.slot_pages + (source - G).to(tl.int64) * slot_width
         else:
-            table_ptr = prompt_pages_ptr + source.to(tl.int64) * prompt_width
-        pointers = (q_ptr, k_pages_ptr, v_pages_ptr, row_ptr)
+            table_ptr = layout.prompt_pages + source.to(tl.int64) * prompt_width
         results = (o_ptr, lse_ptr)
         segment = (first, rows, low, high, base)
-        if BLOCK_M < PAGE:
+        if BLOCK_M < C.PAGE:
             for packed in range(0, rows * EACH, BLOCK_M):
                 _attend_segment(
-                    pointers,
-                    first_ptr,
+                    operands,
+                    work,
                     results,
                     segment,
                     table_ptr,
                     limit,
                     packed,
                     kv,
-                    q_stride,
+                    strides.q,
                     scale,
                     cap,
-                    H,
-                    K,
-                    D,
-                    DV,
-                    PAGE,
-                    BLOCK_M,
-                    BLOCK_N,
-                    BLOCK_D,
-                    BLOCK_V,
                     DTYPE,
-                    PRECISION,
-                    CAP,
+                    C,
                 )
         else:
             _attend_segment(
-                pointers,
-                first_ptr,
+                operands,
+                work,
                 results,
                 segment,
                 table_ptr,
                 limit,
                 0,
                 kv,
-                q_stride,
+                strides.q,
                 scale,
                 cap,
-                H,
-                K,
-                D,
-                DV,
-                PAGE,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_D,
-                BLOCK_V,
                 DTYPE,
-                PRECISION,
-                CAP,
+                C,
             )
 
 
 @triton.jit(do_not_specialize=["M", "partial_rows", "prompt_cuts"])
 def _tail_kernel(
-    q_ptr,  # [M, H, D]
-    node_k_ptr,  # [M, K, D]
-    node_v_ptr,  # [M, K, DV]
-    k_pages_ptr,  # [n_pages, PAGE, K, D]
-    v_pages_ptr,  # [n_pages, PAGE, K, DV]
-    row_ptr,  # [M, 6] int32
-    tail_ptr,  # [M, TAIL] int32
-    first_ptr,  # [M, 2] int32 of `first_keys`, or None
+    operands,
+    work,
     sinks_ptr,  # [H], or None
-    o_ptr,  # [K, partial rows, DV] float32
-    lse_ptr,  # [K, partial rows] float32
+    partials,
     out_ptr,  # [M, H, DV]
-    q_stride,
-    node_stride,
-    node_v_stride,
+    strides,
     M,
     partial_rows,
     prompt_cuts,
     scale,  # times log2 e; with a cap, divided by it instead
     cap,  # times log2 e
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
     TAIL: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CAP: tl.constexpr,
+    C: tl.constexpr,  # BLOCK_M: rows of a KV head's queries
 ):
+    H: tl.constexpr = C.H
+    K: tl.constexpr = C.K
+    D: tl.constexpr = C.D
+    DV: tl.constexpr = C.DV
     EACH: tl.constexpr = H // K
+    BLOCK_E: tl.constexpr = C.BLOCK_M
+    BLOCK_N: tl.constexpr = C.BLOCK_N
+    BLOCK_D: tl.constexpr = C.BLOCK_D
+    BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     row = tl.program_id(0).to(tl.int64)
     kv = tl.program_id(1).to(tl.int64)
     # [BLOCK_E]
@@ -322,12 +266,12 @@ def _tail_kernel(
     peak, total = _sinks(sinks_ptr, kv * EACH + offs_e, mask_e)
     for part in tl.static_range(2):
         first = part * prompt_cuts
-        begin = first + tl.load(row_ptr + row * 6 + 4 + part)
-        for i in range(begin, first + tl.load(row_ptr + row * 6 + part)):
+        begin = first + tl.load(work.row + row * 6 + 4 + part)
+        for i in range(begin, first + tl.load(work.row + row * 6 + part)):
             # a loop over cuts, not a block of offsets, so that nothing is reduced over cuts
             index = kv * partial_rows + (i * M + row) * EACH
-            lse = tl.load(lse_ptr + index + offs_e, mask=mask_e, other=float("-inf"))
-            o = tl.load(o_ptr + index * DV + offs_o, mask=mask_o, other=0.0)
+            lse = tl.load(partials.lse + index + offs_e, mask=mask_e, other=float("-inf"))
+            o = tl.load(partials.o + index * DV + offs_o, mask=mask_o, other=0.0)
             top = tl.maximum(peak, lse)
             # a finite pivot keeps rows without a key so far from computing -inf - -inf
             pivot = tl.where(top == float("-inf"), 0.0, top)
@@ -337,37 +281,37 @@ def _tail_kernel(
             total = total * shrink + weight
             peak = top
 
-    head = q_ptr + row * q_stride + kv * (EACH * D)
+    head = operands.q + row * strides.q + kv * (EACH * D)
     q = tl.load(head + offs, mask=mask, other=0.0).to(DTYPE)
-    length = tl.load(row_ptr + row * 6 + 3)
-    if first_ptr is not None:
+    length = tl.load(work.row + row * 6 + 3)
+    if work.first is not None:
         # index of the first of the tail's keys that the row attends to
-        since = tl.load(first_ptr + row * 2 + 1) - tl.load(row_ptr + row * 6 + 2)
+        since = tl.load(work.first + row * 2 + 1) - tl.load(work.row + row * 6 + 2)
     for j in range(0, length, BLOCK_N):
         # [BLOCK_N]
         t = j + tl.arange(0, BLOCK_N)
-        key_index = tl.load(tail_ptr + row * TAIL + t, mask=t < length, other=-1).to(tl.int64)
+        key_index = tl.load(work.tail + row * TAIL + t, mask=t < length, other=-1).to(tl.int64)
         # [BLOCK_N, 1]
         is_node, is_old = (key_index < -1)[:, None], (key_index >= 0)[:, None]
         old, new = (key_index * K + kv)[:, None], (-2 - key_index)[:, None]
         # [BLOCK_N, BLOCK_D]
         mask_old, mask_new = is_old & mask_d[None, :], is_node & mask_d[None, :]
-        offs_node = new * node_stride + kv * D + offs_d[None, :]
-        k = tl.load(k_pages_ptr + (old * D + offs_d[None, :]), mask=mask_old, other=0.0)
-        fresh = tl.load(node_k_ptr + offs_node, mask=mask_new, other=0.0)
+        offs_node = new * strides.node + kv * D + offs_d[None, :]
+        k = tl.load(operands.k_pages + (old * D + offs_d[None, :]), mask=mask_old, other=0.0)
+        fresh = tl.load(operands.node_k + offs_node, mask=mask_new, other=0.0)
         k = tl.where(is_node, fresh, k).to(DTYPE)
         # [BLOCK_N, BLOCK_V]
         mask_old, mask_new = is_old & mask_v[None, :], is_node & mask_v[None, :]
-        offs_node = new * node_v_stride + kv * DV + offs_v[None, :]
-        v = tl.load(v_pages_ptr + (old * DV + offs_v[None, :]), mask=mask_old, other=0.0)
-        fresh = tl.load(node_v_ptr + offs_node, mask=mask_new, other=0.0)
+        offs_node = new * strides.node_v + kv * DV + offs_v[None, :]
+        v = tl.load(operands.v_pages + (old * DV + offs_v[None, :]), mask=mask_old, other=0.0)
+        fresh = tl.load(operands.node_v + offs_node, mask=mask_new, other=0.0)
         v = tl.where(is_node, fresh, v).to(DTYPE)
         # [BLOCK_E, BLOCK_N]
-        score = _scores(q, k, scale, cap, CAP, PRECISION)
-        if not CAP:
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
+        if not C.CAP:
             score = score * scale
         seen = t < length
-        if first_ptr is not None:
+        if work.first is not None:
             seen &= t >= since
         score = tl.where(seen[None, :], score, float("-inf"))
         acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, PRECISION)
@@ -412,7 +356,7 @@ def exact_attention_triton(
     work: of `plan_exact_triton`. programs: per key-value head, to walk the segments; results do not
     depend on it. Raises ValueError if q is not float16, bfloat16 or float32.
     """
-    (M, H, D), (K, DV), G = q.shape, node_v.shape[1:], layout.prompt_len.shape[0]
+    (M, H, _), (K, DV), G = q.shape, node_v.shape[1:], layout.prompt_len.shape[0]
     if q.dtype not in DTYPES:
         raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
     out = torch.empty(M, H, DV, dtype=q.dtype, device=q.device) if out is None else out
@@ -422,65 +366,35 @@ def exact_attention_triton(
         work = plan_exact_triton(layout, heads=H, kv_heads=K, window=window, chunk=chunk)
     programs = programs or programs_for(q.device, K)
     partials = empty_exact_partials(layout, H, K, DV)
-    dtype = DTYPES[q.dtype]
-    tiles = _tiles(chip_of(q.device), dtype, max(D, DV))
-    # the interpreter computes wrong bfloat16 products without an error: use float32 there
-    wide = dtype == "bf16" and not isinstance(_pages_kernel, triton.JITFunction)
-    common = dict(
-        q_ptr=q,
-        k_pages_ptr=k_pages,
-        v_pages_ptr=v_pages,
-        row_ptr=work.row,
-        first_ptr=work.first,
-        o_ptr=partials.o,
-        lse_ptr=partials.lse,
-        q_stride=q.stride(0),
+    operands = Operands(q, node_k, node_v, k_pages, v_pages)
+    common, tiles = attention_arguments(_pages_kernel, operands, softcap, scale)
+    common |= dict(
+        work=work,
+        partials=partials,
         partial_rows=partials.lse.shape[1],
-        scale=scale / softcap if softcap else scale * math.log2(math.e),
-        cap=(softcap or 0.0) * math.log2(math.e),
-        H=H,
-        K=K,
-        D=D,
-        DV=DV,
-        BLOCK_D=max(16, triton.next_power_of_2(D)),
-        BLOCK_V=max(16, triton.next_power_of_2(DV)),
-        DTYPE=tl.float32 if wide else getattr(tl, str(q.dtype).removeprefix("torch.")),
-        PRECISION="ieee" if dtype == "fp32" else "tf32",
-        CAP=softcap is not None,
         # else a product and a sum could be fused in one copy of a loop and not in another
         enable_fp_fusion=False,
     )
     _pages_kernel[(programs * K,)](
-        prompt_pages_ptr=layout.prompt_pages,
-        prompt_len_ptr=layout.prompt_len,
-        slot_pages_ptr=layout.slot_pages,
-        segment_ptr=work.segment,
-        count_ptr=work.total,
+        layout=layout,
         G=G,
         prompt_width=layout.prompt_pages.stride(0),
         slot_width=layout.slot_pages.stride(0),
         programs=programs,
-        PAGE=PAGE,
-        **tiles,
         **common,
+        **tiles,
     )
+    block_e = max(16, triton.next_power_of_2(H // K))
     _tail_kernel[(M, K)](
-        node_k_ptr=node_k,
-        node_v_ptr=node_v,
-        tail_ptr=work.tail,
         sinks_ptr=sinks,
         out_ptr=out,
-        node_stride=node_k.stride(0),
-        node_v_stride=node_v.stride(0),
         M=M,
         prompt_cuts=cuts(layout)[0],
         TAIL=TAIL,
-        BLOCK_E=max(16, triton.next_power_of_2(H // K)),
-        BLOCK_N=TAIL_KEYS,
         num_warps=4,
         # for float32 the loads of one iteration fill the shared memory
-        num_stages=1 if dtype == "fp32" else 2,
-        **common,
+        num_stages=1 if q.dtype == torch.float32 else 2,
+        **common | dict(C=common["C"]._replace(BLOCK_M=block_e, BLOCK_N=TAIL_KEYS)),
     )
     return out
 

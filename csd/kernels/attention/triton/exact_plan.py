@@ -48,7 +48,7 @@ def _first_cut(skipped, pages, step):
 
 @triton.jit
 def _put_segments(
-    segment_ptr,
+    work,
     index,
     tile,
     last,  # row after those of the source
@@ -56,11 +56,10 @@ def _put_segments(
     cuts,  # pages that are skipped, pages of the source, pages of a cut, and the first cut's number
     row,
     M,
-    EACH: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    C: tl.constexpr,
 ):
     """Writes the segments of the tile that begins at `row`, if one does, from `index` on."""
+    BLOCK: tl.constexpr = C.BLOCK
     skipped, pages, step, cut = cuts
     begin = _first_cut(skipped, pages, step)
     count = tl.where(row == tile, tl.cdiv(pages, step), 0)
@@ -68,51 +67,48 @@ def _put_segments(
         # [BLOCK]
         c = i + tl.arange(0, BLOCK)
         mask = c < count
-        to = segment_ptr + (index + c - begin) * 6
+        to = work.segment + (index + c - begin) * 6
         tl.store(to, tile + 0 * c, mask=mask)
-        tl.store(to + 1, tl.minimum(last - tile, ROWS) + 0 * c, mask=mask)
+        tl.store(to + 1, tl.minimum(last - tile, C.ROWS) + 0 * c, mask=mask)
         tl.store(to + 2, source + 0 * c, mask=mask)
         tl.store(to + 3, tl.maximum(c * step, skipped), mask=mask)
         tl.store(to + 4, tl.minimum((c + 1) * step, pages), mask=mask)
-        tl.store(to + 5, ((cut + c) * M + tile) * EACH, mask=mask)
+        tl.store(to + 5, ((cut + c) * M + tile) * C.EACH, mask=mask)
+
+
+class Constants(NamedTuple):
+    """Constants of `_plan_exact_kernel`."""
+
+    EACH: int
+    ROWS: int
+    BLOCK: int
+    PAGE: int
+    NEAR: int
+    TAIL: int
+    PROMPT_PAGES: int
+    PROMPT_CUTS: int
+    SLOT_PAGES: int
 
 
 @triton.jit(do_not_specialize=["M", "S", "G", "slot_width", "prompt_cuts"])
 def _plan_exact_kernel(
-    prompt_len_ptr,  # [G] int32
-    slot_len_ptr,  # [S] int32
-    slot_pages_ptr,  # [S, SP] int32
-    slot_ptr,  # [M] int32
-    ancestors_ptr,  # [M] int64
-    slot_start_ptr,  # [S] int32
-    slot_nodes_ptr,  # [S] int32
-    group_start_ptr,  # [G + 1] int32
+    layout,
     page_ptr,  # [G + S] int32 of `first_keys`, or None
-    segment_ptr,  # [W, 6] int32
-    count_ptr,  # [1] int32
-    row_ptr,  # [M, 6] int32
-    tail_ptr,  # [M, TAIL] int32
+    work,  # out
     M,
     S,
     G,
     slot_width,
     prompt_cuts,
-    EACH: tl.constexpr,
-    ROWS: tl.constexpr,
-    PAGE: tl.constexpr,
-    NEAR: tl.constexpr,
-    TAIL: tl.constexpr,
-    PROMPT_PAGES: tl.constexpr,
-    PROMPT_CUTS: tl.constexpr,
-    SLOT_PAGES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    C: tl.constexpr,
 ):
+    BLOCK: tl.constexpr = C.BLOCK
     row = tl.program_id(0)
-    slot = tl.load(slot_ptr + row)
+    slot = tl.load(layout.slot + row)
     live = slot >= 0
-    committed = tl.load(slot_len_ptr + slot, mask=live, other=0)
-    start = tl.load(slot_start_ptr + slot, mask=live, other=0)
-    nodes = tl.load(slot_nodes_ptr + slot, mask=live, other=0)
+    committed = tl.load(layout.slot_len + slot, mask=live, other=0)
+    start = tl.load(layout.slot_start + slot, mask=live, other=0)
+    nodes = tl.load(layout.slot_nodes + slot, mask=live, other=0)
 
     # summing over all groups and slots for each row is cheaper than a launch for prefix sums
     group = tl.zeros((), tl.int32)
@@ -124,12 +120,12 @@ def _plan_exact_kernel(
     for z in range(0, G, BLOCK):
         # [BLOCK]
         g = z + tl.arange(0, BLOCK)
-        first = tl.load(group_start_ptr + g, mask=g < G, other=0)
-        last = tl.load(group_start_ptr + g + 1, mask=g < G, other=0)
-        pages = tl.cdiv(tl.load(prompt_len_ptr + g, mask=g < G, other=0), PAGE)
-        step = tl.maximum(PROMPT_PAGES, tl.cdiv(pages, PROMPT_CUTS))
+        first = tl.load(layout.group_start + g, mask=g < G, other=0)
+        last = tl.load(layout.group_start + g + 1, mask=g < G, other=0)
+        pages = tl.cdiv(tl.load(layout.prompt_len + g, mask=g < G, other=0), C.PAGE)
+        step = tl.maximum(C.PROMPT_PAGES, tl.cdiv(pages, C.PROMPT_CUTS))
         cuts = tl.cdiv(pages, step) - _first_cut(_skipped(page_ptr, g, g < G), pages, step)
-        segments = tl.cdiv(last - first, ROWS) * cuts
+        segments = tl.cdiv(last - first, C.ROWS) * cuts
         mine = (first <= row) & (row < last)
         group += tl.sum(tl.where(mine, g, 0), 0)
         group_first += tl.sum(tl.where(mine, first, 0), 0)
@@ -141,31 +137,31 @@ def _plan_exact_kernel(
     for z in range(0, S, BLOCK):
         # [BLOCK]
         s = z + tl.arange(0, BLOCK)
-        first = tl.load(slot_start_ptr + s, mask=s < S, other=0)
-        tiles = tl.cdiv(tl.load(slot_nodes_ptr + s, mask=s < S, other=0), ROWS)
-        pages = tl.load(slot_len_ptr + s, mask=s < S, other=0) // PAGE
-        begin = _first_cut(_skipped(page_ptr, G + s, s < S), pages, SLOT_PAGES)
-        segments = tiles * (tl.cdiv(pages, SLOT_PAGES) - begin)
+        first = tl.load(layout.slot_start + s, mask=s < S, other=0)
+        tiles = tl.cdiv(tl.load(layout.slot_nodes + s, mask=s < S, other=0), C.ROWS)
+        pages = tl.load(layout.slot_len + s, mask=s < S, other=0) // C.PAGE
+        begin = _first_cut(_skipped(page_ptr, G + s, s < S), pages, C.SLOT_PAGES)
+        segments = tiles * (tl.cdiv(pages, C.SLOT_PAGES) - begin)
         slot_before += tl.sum(tl.where(first < start, segments, 0), 0)
         total += tl.sum(segments, 0)
     if row == 0:
-        tl.store(count_ptr, total)
+        tl.store(work.total, total)
 
     # [64]
     b = tl.arange(0, 64)
-    bit = ((tl.load(ancestors_ptr + row) >> b.to(tl.int64)) & 1).to(tl.int32)
+    bit = ((tl.load(layout.ancestors + row) >> b.to(tl.int64)) & 1).to(tl.int32)
     depth = tl.sum(bit, 0)
-    below = tl.maximum(committed + depth - NEAR, 0) // PAGE * PAGE
-    step = tl.maximum(PROMPT_PAGES, tl.cdiv(group_pages, PROMPT_CUTS))
+    below = tl.maximum(committed + depth - C.NEAR, 0) // C.PAGE * C.PAGE
+    step = tl.maximum(C.PROMPT_PAGES, tl.cdiv(group_pages, C.PROMPT_CUTS))
     group_skipped = _skipped(page_ptr, group, live)
     group_cuts = tl.cdiv(group_pages, step)
     group_first_cut = _first_cut(group_skipped, group_pages, step)
-    pages = committed // PAGE
+    pages = committed // C.PAGE
     slot_skipped = _skipped(page_ptr, G + slot, live)
-    slot_first_cut = _first_cut(slot_skipped, pages, SLOT_PAGES)
-    to = row_ptr + row * 6
+    slot_first_cut = _first_cut(slot_skipped, pages, C.SLOT_PAGES)
+    to = work.row + row * 6
     tl.store(to, tl.where(live, group_cuts, 0))
-    tl.store(to + 1, tl.where(live, tl.cdiv(below, PAGE * SLOT_PAGES), 0))
+    tl.store(to + 1, tl.where(live, tl.cdiv(below, C.PAGE * C.SLOT_PAGES), 0))
     tl.store(to + 2, tl.where(live, below, 0))
     tl.store(to + 3, tl.where(live, committed + depth - below, 0))
     tl.store(to + 4, tl.where(live, group_first_cut, 0))
@@ -174,25 +170,24 @@ def _plan_exact_kernel(
     # [128]
     t = tl.arange(0, 128)
     token = below + t
-    old = live & (t < TAIL) & (token < committed)
-    page = tl.load(slot_pages_ptr + slot.to(tl.int64) * slot_width + token // PAGE, mask=old)
-    tail = tail_ptr + row.to(tl.int64) * TAIL
-    tl.store(tail + t, page * PAGE + token % PAGE, mask=old)
+    old = live & (t < C.TAIL) & (token < committed)
+    page = tl.load(layout.slot_pages + slot.to(tl.int64) * slot_width + token // C.PAGE, mask=old)
+    tail = work.tail + row.to(tl.int64) * C.TAIL
+    tl.store(tail + t, page * C.PAGE + token % C.PAGE, mask=old)
     index = committed - below + tl.cumsum(bit, 0) - 1
-    tl.store(tail + index, -2 - (start + b), mask=live & (bit == 1) & (index >= 0) & (index < TAIL))
+    on_path = live & (bit == 1) & (index >= 0) & (index < C.TAIL)
+    tl.store(tail + index, -2 - (start + b), mask=on_path)
 
-    tile = group_first + (row - group_first) // ROWS * ROWS
-    index = group_before + (tile - group_first) // ROWS * (group_cuts - group_first_cut)
+    tile = group_first + (row - group_first) // C.ROWS * C.ROWS
+    index = group_before + (tile - group_first) // C.ROWS * (group_cuts - group_first_cut)
     if live:
         cuts = (group_skipped, group_pages, step, 0)
-        _put_segments(segment_ptr, index, tile, group_last, group, cuts, row, M, EACH, ROWS, BLOCK)
-        tile = start + (row - start) // ROWS * ROWS
-        count = tl.cdiv(pages, SLOT_PAGES) - slot_first_cut
-        index = slot_before + (tile - start) // ROWS * count
-        cuts = (slot_skipped, pages, SLOT_PAGES, prompt_cuts)
-        _put_segments(
-            segment_ptr, index, tile, start + nodes, G + slot, cuts, row, M, EACH, ROWS, BLOCK
-        )
+        _put_segments(work, index, tile, group_last, group, cuts, row, M, C)
+        tile = start + (row - start) // C.ROWS * C.ROWS
+        count = tl.cdiv(pages, C.SLOT_PAGES) - slot_first_cut
+        index = slot_before + (tile - start) // C.ROWS * count
+        cuts = (slot_skipped, pages, C.SLOT_PAGES, prompt_cuts)
+        _put_segments(work, index, tile, start + nodes, G + slot, cuts, row, M, C)
 
 
 BLOCK = 64
@@ -308,33 +303,25 @@ def _planned(layout: TreeLayout, heads: int, kv_heads: int, page: torch.Tensor |
     M, S, G = layout.slot.shape[0], layout.slot_len.shape[0], layout.prompt_len.shape[0]
     work = empty_exact_work(layout, heads, kv_heads)
     _plan_exact_kernel[(M,)](
-        prompt_len_ptr=layout.prompt_len,
-        slot_len_ptr=layout.slot_len,
-        slot_pages_ptr=layout.slot_pages,
-        slot_ptr=layout.slot,
-        ancestors_ptr=layout.ancestors,
-        slot_start_ptr=layout.slot_start,
-        slot_nodes_ptr=layout.slot_nodes,
-        group_start_ptr=layout.group_start,
+        layout=layout,
         page_ptr=page,
-        segment_ptr=work.segment,
-        count_ptr=work.total,
-        row_ptr=work.row,
-        tail_ptr=work.tail,
+        work=work,
         M=M,
         S=S,
         G=G,
         slot_width=layout.slot_pages.stride(0),
         prompt_cuts=cuts(layout)[0],
-        EACH=heads // kv_heads,
-        ROWS=tile_rows(heads, kv_heads),
-        PAGE=PAGE,
-        NEAR=NEAR,
-        TAIL=TAIL,
-        PROMPT_PAGES=PROMPT_PAGES,
-        PROMPT_CUTS=PROMPT_CUTS,
-        SLOT_PAGES=SLOT_PAGES,
-        BLOCK=BLOCK,
+        C=Constants(
+            EACH=heads // kv_heads,
+            ROWS=tile_rows(heads, kv_heads),
+            BLOCK=BLOCK,
+            PAGE=PAGE,
+            NEAR=NEAR,
+            TAIL=TAIL,
+            PROMPT_PAGES=PROMPT_PAGES,
+            PROMPT_CUTS=PROMPT_CUTS,
+            SLOT_PAGES=SLOT_PAGES,
+        ),
         num_warps=1,
     )
     return work

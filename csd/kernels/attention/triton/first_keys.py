@@ -83,15 +83,8 @@ def _first(position, window, chunk):
 
 @triton.jit(do_not_specialize=["S", "G", "window", "chunk"])
 def _first_keys_kernel(
-    prompt_len_ptr,  # [G] int32
-    slot_len_ptr,  # [S] int32
-    ancestors_ptr,  # [M] int64
-    slot_start_ptr,  # [S] int32
-    slot_nodes_ptr,  # [S] int32
-    group_start_ptr,  # [G + 1] int32
-    row_ptr,  # [M, 2] int32
-    seen_ptr,  # [M] int64
-    page_ptr,  # [G + S] int32
+    layout,
+    out,
     S,
     G,
     window,
@@ -104,31 +97,31 @@ def _first_keys_kernel(
     """Writes row and seen of a slot's rows, and page of the source; one program per source."""
     source = tl.program_id(0)
     if source < G:
-        tokens = tl.load(prompt_len_ptr + source)
-        begin = tl.load(group_start_ptr + source)
-        end = tl.load(group_start_ptr + source + 1)
+        tokens = tl.load(layout.prompt_len + source)
+        begin = tl.load(layout.group_start + source)
+        end = tl.load(layout.group_start + source + 1)
         least = tl.full((), NONE, tl.int32)
         for z in range(0, S, BLOCK):
             # [BLOCK]
             s = z + tl.arange(0, BLOCK)
-            start = tl.load(slot_start_ptr + s, mask=s < S, other=0)
-            nodes = tl.load(slot_nodes_ptr + s, mask=s < S, other=0)
-            length = tl.load(slot_len_ptr + s, mask=s < S, other=0)
+            start = tl.load(layout.slot_start + s, mask=s < S, other=0)
+            nodes = tl.load(layout.slot_nodes + s, mask=s < S, other=0)
+            length = tl.load(layout.slot_len + s, mask=s < S, other=0)
             mine = (nodes > 0) & (begin <= start) & (start < end)
             least = tl.minimum(least, tl.min(tl.where(mine, length, NONE), 0))
         first = _first(tl.minimum(tokens + least, NONE), window, chunk)
     else:
         slot = source - G
-        tokens = tl.load(slot_len_ptr + slot)
-        begin = tl.load(slot_start_ptr + slot)
-        nodes = tl.load(slot_nodes_ptr + slot)
+        tokens = tl.load(layout.slot_len + slot)
+        begin = tl.load(layout.slot_start + slot)
+        nodes = tl.load(layout.slot_nodes + slot)
         prompt = tl.zeros((), tl.int32)
         for z in range(0, G, BLOCK):
             # [BLOCK]
             g = z + tl.arange(0, BLOCK)
-            low = tl.load(group_start_ptr + g, mask=g < G, other=0)
-            high = tl.load(group_start_ptr + g + 1, mask=g < G, other=0)
-            length = tl.load(prompt_len_ptr + g, mask=g < G, other=0)
+            low = tl.load(layout.group_start + g, mask=g < G, other=0)
+            high = tl.load(layout.group_start + g + 1, mask=g < G, other=0)
+            length = tl.load(layout.prompt_len + g, mask=g < G, other=0)
             prompt += tl.sum(tl.where((low <= begin) & (begin < high), length, 0), 0)
         first = tl.maximum(_first(prompt + tokens, window, chunk) - prompt, 0)
         # [1, 64]
@@ -137,7 +130,7 @@ def _first_keys_kernel(
             # [BLOCK_R]
             node = r + tl.arange(0, BLOCK_R)
             row = begin + node
-            word = tl.load(ancestors_ptr + row, mask=node < nodes, other=0)
+            word = tl.load(layout.ancestors + row, mask=node < nodes, other=0)
             # [BLOCK_R, 64]
             bit = ((word[:, None] >> b.to(tl.int64)) & 1).to(tl.int32)
             # [BLOCK_R]
@@ -145,11 +138,11 @@ def _first_keys_kernel(
             hidden = own - prompt - tokens
             visible = (bit == 1) & (tl.cumsum(bit, 1) > hidden[:, None])
             seen = tl.sum(tl.where(visible, bit.to(tl.int64) << b.to(tl.int64), 0), 1)
-            tl.store(row_ptr + row * 2, own, mask=node < nodes)
-            tl.store(row_ptr + row * 2 + 1, tl.maximum(own - prompt, 0), mask=node < nodes)
-            tl.store(seen_ptr + row, seen, mask=node < nodes)
+            tl.store(out.row + row * 2, own, mask=node < nodes)
+            tl.store(out.row + row * 2 + 1, tl.maximum(own - prompt, 0), mask=node < nodes)
+            tl.store(out.seen + row, seen, mask=node < nodes)
     page = tl.where(first < tokens, first // PAGE, tl.cdiv(tokens, PAGE))
-    tl.store(page_ptr + source, page)
+    tl.store(out.page + source, page)
 
 
 def first_keys_triton(layout: TreeLayout, window: int | None, chunk: int | None) -> FirstKeys:
@@ -157,15 +150,8 @@ def first_keys_triton(layout: TreeLayout, window: int | None, chunk: int | None)
     made = empty_first_keys(layout)
     S, G = layout.slot_len.shape[0], layout.prompt_len.shape[0]
     _first_keys_kernel[(G + S,)](
-        prompt_len_ptr=layout.prompt_len,
-        slot_len_ptr=layout.slot_len,
-        ancestors_ptr=layout.ancestors,
-        slot_start_ptr=layout.slot_start,
-        slot_nodes_ptr=layout.slot_nodes,
-        group_start_ptr=layout.group_start,
-        row_ptr=made.row,
-        seen_ptr=made.seen,
-        page_ptr=made.page,
+        layout=layout,
+        out=made,
         S=S,
         G=G,
         window=window or NONE,

@@ -5,8 +5,13 @@ steps in a tile of rows are functions of their own, which `exact.py` also calls:
 keys or values, `_scores` multiplies, `_add_keys` is one step of the online softmax.
 """
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+
+from csd.state import kv_cache
 
 
 @triton.jit
@@ -79,10 +84,50 @@ def _add_keys(acc, peak, total, score, v, scale, PRECISION: tl.constexpr):
     return acc, top, total
 
 
+class Operands(NamedTuple):
+    """Queries, and keys and values of nodes and of pages."""
+
+    q: torch.Tensor  # [M, H, D]
+    node_k: torch.Tensor  # [M, K, D]
+    node_v: torch.Tensor  # [M, K, DV]
+    k_pages: torch.Tensor  # [n_pages, PAGE, K, D]
+    v_pages: torch.Tensor  # [n_pages, PAGE, K, DV]
+
+    @property
+    def strides(self) -> "Strides":
+        return Strides(*(x.stride(0) for x in self[:3]))
+
+
+class Strides(NamedTuple):
+    """Elements from a row to the next."""
+
+    q: int
+    node: int
+    node_v: int
+
+
+class Tiles(NamedTuple):
+    """Constants of the attention's kernels."""
+
+    H: int
+    K: int
+    D: int
+    DV: int
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_D: int
+    BLOCK_V: int
+    PRECISION: str
+    CAP: bool
+    BLOCK_SMALL: int = 0
+    PAGE: int = kv_cache.PAGE
+
+
 @triton.jit
 def _attend_tile(
-    pointers,
-    first_ptr,
+    operands,
+    ancestors,  # [M] int64; with a window, the nodes that a row attends to
+    first_keys,  # [M, 2] int32 of `first_keys`, or None
     results,
     strides,
     segment,
@@ -91,28 +136,21 @@ def _attend_tile(
     kv,
     scale,
     cap,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    PAGE: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CAP: tl.constexpr,
+    C: tl.constexpr,
 ):
     """Writes the partial result of a segment for BLOCK_R packed rows of its tile, from `packed`."""
-    q_ptr, node_k_ptr, node_v_ptr, k_pages_ptr, v_pages_ptr, ancestors_ptr = pointers
     o_ptr, lse_ptr = results
-    q_stride, node_stride, node_v_stride = strides
     first, rows, low, high, base = segment
     # row of the page table and tokens of the source; nodes is 0 if none are in the segment
     table_ptr, length, node_first, nodes, part = keys
-    EACH: tl.constexpr = H // K
-    SUBS: tl.constexpr = PAGE // BLOCK_N
+    EACH: tl.constexpr = C.H // C.K
+    BLOCK_N: tl.constexpr = C.BLOCK_N
+    BLOCK_D: tl.constexpr = C.BLOCK_D
+    BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
+    SUBS: tl.constexpr = C.PAGE // BLOCK_N
     # [BLOCK_R]
     offs_r = packed + tl.arange(0, BLOCK_R)
     mask_r = offs_r < rows * EACH
@@ -120,15 +158,15 @@ def _attend_tile(
     head = kv * EACH + offs_r % EACH
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
-    mask_d = offs_d < D
+    mask_d = offs_d < C.D
     # [BLOCK_V]
     offs_v = tl.arange(0, BLOCK_V)
-    mask_v = offs_v < DV
+    mask_v = offs_v < C.DV
     # [BLOCK_N]
     offs_n = tl.arange(0, BLOCK_N)
     # [BLOCK_R, BLOCK_D]
     q = tl.load(
-        q_ptr + row[:, None].to(tl.int64) * q_stride + head[:, None] * D + offs_d[None, :],
+        operands.q + row[:, None].to(tl.int64) * strides.q + head[:, None] * C.D + offs_d[None, :],
         mask=mask_r[:, None] & mask_d[None, :],
         other=0.0,
     ).to(DTYPE)
@@ -137,35 +175,35 @@ def _attend_tile(
     total = tl.zeros([BLOCK_R], tl.float32)
 
     # with a cap the scores are scaled already
-    unit = 1.0 if CAP else scale
-    pages = tl.cdiv(length, PAGE)
+    unit = 1.0 if C.CAP else scale
+    pages = tl.cdiv(length, C.PAGE)
     end = tl.minimum(high, pages) * SUBS
     # the page of the next step is loaded a step ahead, so that its latency is not in the loop
     page = tl.load(table_ptr + low, mask=low < pages, other=0)
     # full pages need no mask, which takes a quarter of a page's instructions
-    whole = tl.maximum(tl.minimum(length // PAGE, high), low) * SUBS
-    if first_ptr is not None:
+    whole = tl.maximum(tl.minimum(length // C.PAGE, high), low) * SUBS
+    if first_keys is not None:
         # [BLOCK_R, 1]: the first key of this source that a row attends to
-        since = tl.load(first_ptr + row * 2 + part, mask=mask_r, other=0)[:, None]
+        since = tl.load(first_keys + row * 2 + part, mask=mask_r, other=0)[:, None]
         whole = low * SUBS
     for i in range(low * SUBS, whole):
-        start = page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N
+        start = page.to(tl.int64) * C.PAGE + (i % SUBS) * BLOCK_N
         page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
-        k = _tokens(k_pages_ptr, start, kv, offs_n, None, K, D, BLOCK_D, DTYPE)
-        v = _tokens(v_pages_ptr, start, kv, offs_n, None, K, DV, BLOCK_V, DTYPE)
+        k = _tokens(operands.k_pages, start, kv, offs_n, None, C.K, C.D, BLOCK_D, DTYPE)
+        v = _tokens(operands.v_pages, start, kv, offs_n, None, C.K, C.DV, BLOCK_V, DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, scale, cap, CAP, PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
     for i in range(whole, end):
         token = i * BLOCK_N + offs_n
         mask_n = token < length
-        start = page.to(tl.int64) * PAGE + (i % SUBS) * BLOCK_N
+        start = page.to(tl.int64) * C.PAGE + (i % SUBS) * BLOCK_N
         page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
-        k = _tokens(k_pages_ptr, start, kv, offs_n, mask_n, K, D, BLOCK_D, DTYPE)
-        v = _tokens(v_pages_ptr, start, kv, offs_n, mask_n, K, DV, BLOCK_V, DTYPE)
+        k = _tokens(operands.k_pages, start, kv, offs_n, mask_n, C.K, C.D, BLOCK_D, DTYPE)
+        v = _tokens(operands.v_pages, start, kv, offs_n, mask_n, C.K, C.DV, BLOCK_V, DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, scale, cap, CAP, PRECISION)
-        if first_ptr is not None:
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
+        if first_keys is not None:
             seen = mask_n[None, :] & (token[None, :] >= since)
             score = tl.where(seen, score, float("-inf"))
         else:
@@ -173,20 +211,22 @@ def _attend_tile(
         acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
 
     # [BLOCK_R, 1]
-    word = tl.load(ancestors_ptr + row, mask=mask_r & (nodes > 0), other=0)[:, None]
+    word = tl.load(ancestors + row, mask=mask_r & (nodes > 0), other=0)[:, None]
     # seldom more than one iteration, so more stages would only add code
     for j in tl.range(0, nodes, BLOCK_N, num_stages=2):
         node = j + offs_n
         mask_n = node < nodes
         # [BLOCK_N, 1]
         node_row = (node_first + node)[:, None].to(tl.int64)
-        offs = node_row * node_stride + kv * D + offs_d[None, :]
-        k = tl.load(node_k_ptr + offs, mask=mask_n[:, None] & mask_d[None, :], other=0.0).to(DTYPE)
-        if DV != D:
-            offs = node_row * node_v_stride + kv * DV + offs_v[None, :]
-        v = tl.load(node_v_ptr + offs, mask=mask_n[:, None] & mask_v[None, :], other=0.0).to(DTYPE)
+        offs = node_row * strides.node + kv * C.D + offs_d[None, :]
+        mask = mask_n[:, None] & mask_d[None, :]
+        k = tl.load(operands.node_k + offs, mask=mask, other=0.0).to(DTYPE)
+        if C.DV != C.D:
+            offs = node_row * strides.node_v + kv * C.DV + offs_v[None, :]
+        mask = mask_n[:, None] & mask_v[None, :]
+        v = tl.load(operands.node_v + offs, mask=mask, other=0.0).to(DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, scale, cap, CAP, PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         seen = ((word >> node[None, :].to(tl.int64)) & 1) == 1
         score = tl.where(seen & mask_n[None, :], score, float("-inf"))
         acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
@@ -196,7 +236,7 @@ def _attend_tile(
     total = tl.where(total > 0.0, total, 1.0)
     index = base + offs_r
     tl.store(
-        o_ptr + index[:, None].to(tl.int64) * DV + offs_v[None, :],
+        o_ptr + index[:, None].to(tl.int64) * C.DV + offs_v[None, :],
         acc * (1.0 / total)[:, None],
         mask=mask_r[:, None] & mask_v[None, :],
     )
@@ -205,83 +245,59 @@ def _attend_tile(
 
 @triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows"])
 def _tree_attention_kernel(
-    q_ptr,  # [M, H, D]
-    node_k_ptr,  # [M, K, D]
-    node_v_ptr,  # [M, K, DV]
-    k_pages_ptr,  # [n_pages, PAGE, K, D]
-    v_pages_ptr,  # [n_pages, PAGE, K, DV]
-    prompt_pages_ptr,  # [G, PP] int32
-    prompt_len_ptr,  # [G] int32
-    slot_pages_ptr,  # [S, SP] int32
-    slot_len_ptr,  # [S] int32
-    ancestors_ptr,  # [M] int64; with a window, the nodes that a row attends to
-    first_ptr,  # [M, 2] int32 of `first_keys`, or None
-    slot_start_ptr,  # [S] int32
-    slot_nodes_ptr,  # [S] int32
-    segment_ptr,  # [W, 6] int32
-    program_ptr,  # [programs, 2] int32
-    o_ptr,  # [K, partial rows, DV] float32
-    lse_ptr,  # [K, partial rows] float32
-    q_stride,
-    node_stride,
-    node_v_stride,
+    operands,
+    layout,  # with a window, `ancestors` has the nodes that a row attends to
+    work,
+    partials,  # out
+    strides,
     G,
     prompt_width,
     slot_width,
     partial_rows,
     scale,  # times log2 e; with a cap, divided by it instead
     cap,  # times log2 e
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_SMALL: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CAP: tl.constexpr,
+    C: tl.constexpr,
 ):
-    EACH: tl.constexpr = H // K
+    K: tl.constexpr = C.K
+    EACH: tl.constexpr = C.H // K
+    BLOCK_M: tl.constexpr = C.BLOCK_M
+    BLOCK_SMALL: tl.constexpr = C.BLOCK_SMALL
     # neighbouring programs read neighbouring heads of the same tokens
     pid = tl.program_id(0) // K
     kv = tl.program_id(0) % K
-    o_ptr += kv.to(tl.int64) * partial_rows * DV
-    lse_ptr += kv.to(tl.int64) * partial_rows
-    segment_last = tl.load(program_ptr + pid * 2 + 1)
-    for w in range(tl.load(program_ptr + pid * 2), segment_last):
-        first = tl.load(segment_ptr + w * 6)
-        rows = tl.load(segment_ptr + w * 6 + 1)
-        source = tl.load(segment_ptr + w * 6 + 2)
-        low = tl.load(segment_ptr + w * 6 + 3)
-        high = tl.load(segment_ptr + w * 6 + 4)
-        base = tl.load(segment_ptr + w * 6 + 5)
+    o_ptr = partials.o + kv.to(tl.int64) * partial_rows * C.DV
+    lse_ptr = partials.lse + kv.to(tl.int64) * partial_rows
+    segment_last = tl.load(work.program + pid * 2 + 1)
+    for w in range(tl.load(work.program + pid * 2), segment_last):
+        first = tl.load(work.segment + w * 6)
+        rows = tl.load(work.segment + w * 6 + 1)
+        source = tl.load(work.segment + w * 6 + 2)
+        low = tl.load(work.segment + w * 6 + 3)
+        high = tl.load(work.segment + w * 6 + 4)
+        base = tl.load(work.segment + w * 6 + 5)
         is_slot = source >= G
         slot = source - G
-        prompt_len = tl.load(prompt_len_ptr + source, mask=source < G, other=0)
-        slot_len = tl.load(slot_len_ptr + slot, mask=is_slot, other=0)
+        prompt_len = tl.load(layout.prompt_len + source, mask=source < G, other=0)
+        slot_len = tl.load(layout.slot_len + slot, mask=is_slot, other=0)
         length = tl.where(is_slot, slot_len, prompt_len)
-        node_first = tl.load(slot_start_ptr + slot, mask=is_slot, other=0)
-        nodes = tl.load(slot_nodes_ptr + slot, mask=is_slot, other=0)
+        node_first = tl.load(layout.slot_start + slot, mask=is_slot, other=0)
+        nodes = tl.load(layout.slot_nodes + slot, mask=is_slot, other=0)
         # the unit after the last page is the slot's nodes
-        nodes = tl.where(high > tl.cdiv(length, PAGE), nodes, 0)
+        nodes = tl.where(high > tl.cdiv(length, C.PAGE), nodes, 0)
         if is_slot:
-            table_ptr = slot_pages_ptr + slot.to(tl.int64) * slot_width
+            table_ptr = layout.slot_pages + slot.to(tl.int64) * slot_width
         else:
-            table_ptr = prompt_pages_ptr + source.to(tl.int64) * prompt_width
-        pointers = (q_ptr, node_k_ptr, node_v_ptr, k_pages_ptr, v_pages_ptr, ancestors_ptr)
+            table_ptr = layout.prompt_pages + source.to(tl.int64) * prompt_width
         results = (o_ptr, lse_ptr)
-        strides = (q_stride, node_stride, node_v_stride)
         segment = (first, rows, low, high, base)
         keys = (table_ptr, length, node_first, nodes, is_slot.to(tl.int32))
-        if BLOCK_M < PAGE:
+        if BLOCK_M < C.PAGE:
             for packed in range(0, rows * EACH, BLOCK_M):
                 _attend_tile(
-                    pointers,
-                    first_ptr,
+                    operands,
+                    layout.ancestors,
+                    work.first,
                     results,
                     strides,
                     segment,
@@ -290,23 +306,15 @@ def _tree_attention_kernel(
                     kv,
                     scale,
                     cap,
-                    H,
-                    K,
-                    D,
-                    DV,
-                    PAGE,
                     BLOCK_M,
-                    BLOCK_N,
-                    BLOCK_D,
-                    BLOCK_V,
                     DTYPE,
-                    PRECISION,
-                    CAP,
+                    C,
                 )
         elif rows * EACH <= BLOCK_SMALL:
             _attend_tile(
-                pointers,
-                first_ptr,
+                operands,
+                layout.ancestors,
+                work.first,
                 results,
                 strides,
                 segment,
@@ -315,23 +323,15 @@ def _tree_attention_kernel(
                 kv,
                 scale,
                 cap,
-                H,
-                K,
-                D,
-                DV,
-                PAGE,
                 BLOCK_SMALL,
-                BLOCK_N,
-                BLOCK_D,
-                BLOCK_V,
                 DTYPE,
-                PRECISION,
-                CAP,
+                C,
             )
         else:
             _attend_tile(
-                pointers,
-                first_ptr,
+                operands,
+                layout.ancestors,
+                work.first,
                 results,
                 strides,
                 segment,
@@ -340,16 +340,7 @@ def _tree_attention_kernel(
                 kv,
                 scale,
                 cap,
-                H,
-                K,
-                D,
-                DV,
-                PAGE,
                 BLOCK_M,
-                BLOCK_N,
-                BLOCK_D,
-                BLOCK_V,
                 DTYPE,
-                PRECISION,
-                CAP,
+                C,
             )

@@ -1,16 +1,16 @@
 """The two launches of the tree attention: partial results of the segments, then their merge."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from csd.kernels.attention.layout import TreeLayout, Work
-from csd.kernels.attention.triton.kernel import _tree_attention_kernel
+from csd.kernels.attention.triton.kernel import Operands, Tiles, _tree_attention_kernel
 from csd.kernels.attention.triton.merge import merge_partials_triton
-from csd.kernels.attention.triton.plan import PAGE, plan_attention_triton, tile_rows
+from csd.kernels.attention.triton.plan import plan_attention_triton, tile_rows
 from csd.kernels.common.gpu import Chip, chip_of
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -55,6 +55,39 @@ def _shared(block_n: int, stages: int, D: int) -> int:
     return 2 * D * (64 + 2 * stages * block_n)
 
 
+def attention_arguments(
+    kernel: Any, operands: Operands, softcap: float | None, scale: float
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Arguments that all kernels of the attention have, and the warps and stages of its tiles."""
+    (H, D), (K, DV) = operands.q.shape[1:], operands.node_v.shape[1:]
+    dtype = DTYPES[operands.q.dtype]
+    tiles = dict(_tiles(chip_of(operands.q.device), dtype, max(D, DV)))
+    # the interpreter computes wrong bfloat16 products without an error: use float32 there
+    wide = dtype == "bf16" and not isinstance(kernel, triton.JITFunction)
+    constants = Tiles(
+        H=H,
+        K=K,
+        D=D,
+        DV=DV,
+        BLOCK_M=tiles.pop("BLOCK_M"),
+        BLOCK_N=tiles.pop("BLOCK_N"),
+        BLOCK_D=max(16, triton.next_power_of_2(D)),
+        BLOCK_V=max(16, triton.next_power_of_2(DV)),
+        PRECISION="ieee" if dtype == "fp32" else "tf32",
+        CAP=softcap is not None,
+        BLOCK_SMALL=SMALL,
+    )
+    arguments = dict(
+        operands=operands,
+        strides=operands.strides,
+        scale=scale / softcap if softcap else scale * math.log2(math.e),
+        cap=(softcap or 0.0) * math.log2(math.e),
+        DTYPE=tl.float32 if wide else getattr(tl, str(operands.q.dtype).removeprefix("torch.")),
+        C=constants,
+    )
+    return arguments, tiles
+
+
 def tree_attention_triton(
     q: torch.Tensor,
     node_k: torch.Tensor,
@@ -72,7 +105,7 @@ def tree_attention_triton(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns [M, H, Dv]. Two launches, and one or two more to make `work` if it is None."""
-    (M, H, D), (K, DV), G = q.shape, node_v.shape[1:], layout.prompt_len.shape[0]
+    (M, H, _), (K, DV), G = q.shape, node_v.shape[1:], layout.prompt_len.shape[0]
     if q.dtype not in DTYPES:
         raise ValueError(f"q must be float16, bfloat16 or float32, got {q.dtype}")
     out = torch.empty(M, H, DV, dtype=q.dtype, device=q.device) if out is None else out
@@ -83,52 +116,20 @@ def tree_attention_triton(
     programs = work.program.shape[0]
     if partials is None:
         partials = empty_partials(M, H, K, DV, programs, q.device)
-    dtype = DTYPES[q.dtype]
-    tiles = _tiles(chip_of(q.device), dtype, max(D, DV))
-    # the interpreter computes wrong bfloat16 products without an error: use float32 there
-    wide = dtype == "bf16" and not isinstance(_tree_attention_kernel, triton.JITFunction)
+    operands = Operands(q, node_k, node_v, k_pages, v_pages)
+    common, tiles = attention_arguments(_tree_attention_kernel, operands, softcap, scale)
+    if work.seen is not None:
+        layout = layout._replace(ancestors=work.seen)
     _tree_attention_kernel[(programs * K,)](
-        q_ptr=q,
-        node_k_ptr=node_k,
-        node_v_ptr=node_v,
-        k_pages_ptr=k_pages,
-        v_pages_ptr=v_pages,
-        prompt_pages_ptr=layout.prompt_pages,
-        prompt_len_ptr=layout.prompt_len,
-        slot_pages_ptr=layout.slot_pages,
-        slot_len_ptr=layout.slot_len,
-        ancestors_ptr=layout.ancestors if work.seen is None else work.seen,
-        first_ptr=work.first,
-        slot_start_ptr=layout.slot_start,
-        slot_nodes_ptr=layout.slot_nodes,
-        segment_ptr=work.segment,
-        program_ptr=work.program,
-        o_ptr=partials.o,
-        lse_ptr=partials.lse,
-        q_stride=q.stride(0),
-        node_stride=node_k.stride(0),
-        node_v_stride=node_v.stride(0),
+        layout=layout,
+        work=work,
+        partials=partials,
         G=G,
         prompt_width=layout.prompt_pages.stride(0),
         slot_width=layout.slot_pages.stride(0),
         partial_rows=partials.lse.shape[1],
-        scale=scale / softcap if softcap else scale * math.log2(math.e),
-        cap=(softcap or 0.0) * math.log2(math.e),
-        H=H,
-        K=K,
-        D=D,
-        DV=DV,
-        PAGE=PAGE,
-        BLOCK_M=tiles["BLOCK_M"],
-        BLOCK_SMALL=SMALL,
-        BLOCK_N=tiles["BLOCK_N"],
-        BLOCK_D=max(16, triton.next_power_of_2(D)),
-        BLOCK_V=max(16, triton.next_power_of_2(DV)),
-        DTYPE=tl.float32 if wide else getattr(tl, str(q.dtype).removeprefix("torch.")),
-        PRECISION="ieee" if dtype == "fp32" else "tf32",
-        CAP=softcap is not None,
-        num_warps=tiles["num_warps"],
-        num_stages=tiles["num_stages"],
+        **common,
+        **tiles,
     )
     return merge_partials_triton(
         partials.o, partials.lse, work.merge, tile_rows(H, K) * (H // K), out, sinks

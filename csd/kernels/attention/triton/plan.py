@@ -48,14 +48,13 @@ def _put_tiles(
     total,
     part,
     M,
-    lists,  # pointers, written: segment, program and merge
+    work,  # written: segment, program and merge
     EACH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
     first, last, number, units, skipped, before = source
     units_before, tiles_before = before
-    segment_ptr, program_ptr, merge_ptr = lists
     # [BLOCK]: each row's tile and its place in the line; skipped: units left out before it
     t = (row - first) // ROWS
     tile_first = first + t * ROWS
@@ -68,8 +67,8 @@ def _put_tiles(
 
     in_pool = row < M
     result = base + split_first * ROWS * EACH + (row - tile_first) * EACH
-    tl.store(merge_ptr + row * 4 + 2 * part, tl.where(valid, result, 0), mask=in_pool)
-    tl.store(merge_ptr + row * 4 + 2 * part + 1, splits, mask=in_pool)
+    tl.store(work.merge + row * 4 + 2 * part, tl.where(valid, result, 0), mask=in_pool)
+    tl.store(work.merge + row * 4 + 2 * part + 1, splits, mask=in_pool)
 
     # the first row of a tile writes its segments
     lead_splits = tl.where(row == tile_first, splits, 0)
@@ -80,7 +79,7 @@ def _put_tiles(
         mask = offs < lead_splits[:, None]
         low = tl.maximum(a[:, None], p * share)
         high = tl.minimum(b[:, None], (p + 1) * share)
-        ptrs = segment_ptr + (n[:, None] + p) * 6
+        ptrs = work.segment + (n[:, None] + p) * 6
         tl.store(ptrs, tile_first[:, None] + 0 * p, mask=mask)
         tl.store(ptrs + 1, tl.minimum(last - tile_first, ROWS)[:, None] + 0 * p, mask=mask)
         tl.store(ptrs + 2, number[:, None] + 0 * p, mask=mask)
@@ -90,8 +89,8 @@ def _put_tiles(
         # one tile holds the first unit of a program, one the last
         opens = mask & (p * share >= a[:, None])
         closes = mask & (tl.minimum((p + 1) * share, total) <= b[:, None])
-        tl.store(program_ptr + p * 2, n[:, None] + p, mask=opens)
-        tl.store(program_ptr + p * 2 + 1, n[:, None] + p + 1, mask=closes)
+        tl.store(work.program + p * 2, n[:, None] + p, mask=opens)
+        tl.store(work.program + p * 2 + 1, n[:, None] + p + 1, mask=closes)
 
 
 @triton.jit
@@ -105,16 +104,9 @@ def _skipped(page_ptr, source, mask):
 
 @triton.jit(do_not_specialize=["M", "S", "G", "programs"])
 def _plan_attention_kernel(
-    prompt_len_ptr,  # [G] int32
-    slot_len_ptr,  # [S] int32
-    slot_ptr,  # [M] int32
-    slot_start_ptr,  # [S] int32
-    slot_nodes_ptr,  # [S] int32
-    group_start_ptr,  # [G + 1] int32
+    layout,
     page_ptr,  # [G + S] int32 of `first_keys`, or None
-    segment_ptr,  # [W, 6] int32
-    program_ptr,  # [programs, 2] int32
-    merge_ptr,  # [M, 4] int32
+    work,  # out
     M,
     S,
     G,
@@ -128,11 +120,11 @@ def _plan_attention_kernel(
 ):
     # [BLOCK]
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    slot = tl.load(slot_ptr + row, mask=row < M, other=-1)
+    slot = tl.load(layout.slot + row, mask=row < M, other=-1)
     live = slot >= 0
-    slot_first = tl.load(slot_start_ptr + slot, mask=live, other=0)
-    slot_last = slot_first + tl.load(slot_nodes_ptr + slot, mask=live, other=0)
-    slot_units = tl.cdiv(tl.load(slot_len_ptr + slot, mask=live, other=0), PAGE) + 1
+    slot_first = tl.load(layout.slot_start + slot, mask=live, other=0)
+    slot_last = slot_first + tl.load(layout.slot_nodes + slot, mask=live, other=0)
+    slot_units = tl.cdiv(tl.load(layout.slot_len + slot, mask=live, other=0), PAGE) + 1
     slot_skipped = _skipped(page_ptr, G + slot, live)
     slot_units -= slot_skipped
 
@@ -148,9 +140,9 @@ def _plan_attention_kernel(
     for z in range(0, G, BLOCK_Z):
         # [BLOCK_Z]
         g = z + tl.arange(0, BLOCK_Z)
-        first = tl.load(group_start_ptr + g, mask=g < G, other=M)
-        last = tl.load(group_start_ptr + g + 1, mask=g < G, other=M)
-        units = tl.cdiv(tl.load(prompt_len_ptr + g, mask=g < G, other=0), PAGE)
+        first = tl.load(layout.group_start + g, mask=g < G, other=M)
+        last = tl.load(layout.group_start + g + 1, mask=g < G, other=M)
+        units = tl.cdiv(tl.load(layout.prompt_len + g, mask=g < G, other=0), PAGE)
         units -= _skipped(page_ptr, g, g < G)
         tiles = tl.where(units > 0, tl.cdiv(last - first, ROWS), 0)
         # [BLOCK, BLOCK_Z]
@@ -169,9 +161,9 @@ def _plan_attention_kernel(
     for z in range(0, S, BLOCK_Z):
         # [BLOCK_Z]
         s = z + tl.arange(0, BLOCK_Z)
-        first = tl.load(slot_start_ptr + s, mask=s < S, other=0)
-        nodes = tl.load(slot_nodes_ptr + s, mask=s < S, other=0)
-        units = tl.cdiv(tl.load(slot_len_ptr + s, mask=s < S, other=0), PAGE) + 1
+        first = tl.load(layout.slot_start + s, mask=s < S, other=0)
+        nodes = tl.load(layout.slot_nodes + s, mask=s < S, other=0)
+        units = tl.cdiv(tl.load(layout.slot_len + s, mask=s < S, other=0), PAGE) + 1
         units -= _skipped(page_ptr, G + s, s < S)
         tiles = tl.cdiv(nodes, ROWS)
         # [BLOCK, BLOCK_Z]
@@ -185,17 +177,16 @@ def _plan_attention_kernel(
         for i in range(0, programs, BLOCK_P):
             p = i + tl.arange(0, BLOCK_P)
             idle = (p < programs) & (p * share >= total)
-            tl.store(program_ptr + p * 2, 0 * p, mask=idle)
-            tl.store(program_ptr + p * 2 + 1, 0 * p, mask=idle)
+            tl.store(work.program + p * 2, 0 * p, mask=idle)
+            tl.store(work.program + p * 2 + 1, 0 * p, mask=idle)
 
-    lists = (segment_ptr, program_ptr, merge_ptr)
     valid, skipped = live & (group_units > 0), _skipped(page_ptr, group, live)
     before = (group_units_before, group_tiles_before)
     source = (group_first, group_last, group, group_units, skipped, before)
-    _put_tiles(row, valid, source, share, total, 0, M, lists, EACH, ROWS, BLOCK_P)
+    _put_tiles(row, valid, source, share, total, 0, M, work, EACH, ROWS, BLOCK_P)
     before = (slot_units_before, slot_tiles_before)
     source = (slot_first, slot_last, G + slot, slot_units, slot_skipped, before)
-    _put_tiles(row, live, source, share, total, 1, M, lists, EACH, ROWS, BLOCK_P)
+    _put_tiles(row, live, source, share, total, 1, M, work, EACH, ROWS, BLOCK_P)
 
 
 BLOCK = 32
@@ -321,16 +312,9 @@ def _planned(
     programs = programs or programs_for(layout.slot.device, kv_heads)
     work = out or empty_work(M, S, G, heads, kv_heads, programs, layout.slot.device)
     _plan_attention_kernel[(triton.cdiv(M, BLOCK),)](
-        prompt_len_ptr=layout.prompt_len,
-        slot_len_ptr=layout.slot_len,
-        slot_ptr=layout.slot,
-        slot_start_ptr=layout.slot_start,
-        slot_nodes_ptr=layout.slot_nodes,
-        group_start_ptr=layout.group_start,
+        layout=ROWS(layout),
         page_ptr=page,
-        segment_ptr=work.segment,
-        program_ptr=work.program,
-        merge_ptr=work.merge,
+        work=work,
         M=M,
         S=S,
         G=G,

@@ -20,7 +20,7 @@ def _draft(
     live,
     max_drafted,
     rows,
-    penalty,
+    group_penalty,
     path,
     level,
     max_depth,
@@ -36,6 +36,7 @@ def _draft(
     pool,
 ):
     """Grows the trees of the slots `live`; writes at most `max_drafted` nodes to a pool."""
+    penalty = slot_penalties(live, slots, group_penalty)
     depth = max_depth if live.shape[0] and max_drafted > 0 else 0
     budget = min(max_drafted, (MAX_NODES - 1) * live.shape[0])
     node, context, count = grow(
@@ -79,22 +80,20 @@ def draft_tree(
     max_drafted = rows - live.size if nodes is None else min(nodes, rows - live.size)
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
     pool = out or empty_pool(rows, S, G, N, slots.live.device)
-    penalty = np.zeros(S, np.int64)
-    if live.size:
-        penalty = slot_penalties(live, of_slots, config.group_penalty)
     # without a prior, an order of none is looked up in the groups' table
     prior, prior_orders = table.prior or table, () if table.prior is None else config.prior_orders
+    entries = ENTRIES.arrays(table)
     betas = *config.betas[:-1], *config.prior_betas[: len(prior_orders)], config.betas[-1]
     _draft(
         live,
         max_drafted,
         rows,
-        penalty,
+        config.group_penalty,
         max_path_cost(config),
         level_cost(config, of_slots.generated, of_slots.step),
         min(config.max_depth, MAX_DEPTH),
         config.frontier,
-        (ENTRIES.arrays(table), ENTRIES.arrays(prior)),
+        (entries, entries if prior is table else ENTRIES.arrays(prior)),
         (config.ways, prior.ways),
         prior.buckets * prior.ways,
         (order_sizes(config.orders), order_sizes(prior_orders)),

@@ -139,6 +139,8 @@ def _grow_kernel(
     BLOCK_F: tl.constexpr = C.BLOCK_F
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_O: tl.constexpr = C.BLOCK_O
+    ORDERS: tl.constexpr = C.ORDERS
+    PRIOR_ORDERS: tl.constexpr = C.PRIOR_ORDERS
     slot = tl.program_id(0)
     if tl.load(slots.live + slot) == 0:
         return
@@ -154,11 +156,11 @@ def _grow_kernel(
     # first entry of the group's part of the prior
     first = tl.load(slots.prior_part + of_slot).to(tl.int64) * prior_buckets * C.PRIOR_WAYS
     # longest first, then the prior's, then the group as a whole: the successors of ANY
-    PRIOR_FIRST: tl.constexpr = len(C.ORDERS)
-    PRIOR_END: tl.constexpr = PRIOR_FIRST + len(C.PRIOR_ORDERS)
+    PRIOR_FIRST: tl.constexpr = len(ORDERS)
+    PRIOR_END: tl.constexpr = PRIOR_FIRST + len(PRIOR_ORDERS)
     offs_o = tl.arange(0, BLOCK_O)
     whole = offs_o == PRIOR_END
-    size = tl.where(whole, 1, order_sizes(C.ORDERS, BLOCK_O))
+    size = tl.where(whole, 1, order_sizes(ORDERS, BLOCK_O))
 
     offs_f = tl.arange(0, BLOCK_F)
     offs_p = tl.arange(0, MAX_NODES)
@@ -198,7 +200,7 @@ def _grow_kernel(
         )
         if PRIOR_FIRST < PRIOR_END:
             nobody = 0 * group + PRIOR_KEY
-            prior_size = order_sizes(C.PRIOR_ORDERS, BLOCK_O, PRIOR_FIRST)
+            prior_size = order_sizes(PRIOR_ORDERS, BLOCK_O, PRIOR_FIRST)
             other_total, other_token, other_weight, _by_self, _source = look_up(
                 context,
                 nobody,

@@ -182,11 +182,12 @@ def look_up(
     weight 0 if absent, by_self is true if the sample itself has observed the successor.
     """
     BLOCK_E: tl.constexpr = C.BLOCK_E
+    HASH: tl.constexpr = C.HASH
     offs_e = tl.arange(0, BLOCK_E)[None, None, :]
     tokens = cut_context(context, size)
     any_token = whole[None, :, None] & (tl.arange(0, context.shape[1]) == 0)[None, None, :]
     tokens = tl.where(any_token, ANY, tokens)
-    code = hash_tokens(tokens, group, size, C.HASH)
+    code = hash_tokens(tokens, group, size, HASH)
     mask = (tl.arange(0, context.shape[0]) < front)[:, None] & (size > 0)[None, :]
     entry, present = probe_entries(code, mask, table.entry_hash + first, buckets, WAYS)
     # all of an entry is loaded before its key is compared, so that the loads overlap

@@ -1,5 +1,7 @@
 """Kernels of `rms_norm`, `rotary` and `swiglu`."""
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -12,12 +14,10 @@ def _rms_norm_kernel(
     residual_ptr,  # [R, F], or None
     rows_ptr,  # [R] int32, or None
     weight_ptr,  # [F]
-    y_ptr,  # [R, F]
-    sum_ptr,  # [R, F], or None without a residual and rows
+    results,  # y [R, F], and the sum [R, F] or None without a residual and rows
     R,
     B,
-    x_stride,
-    x_stride_b,
+    strides,  # of x
     eps,
     F: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -27,6 +27,8 @@ def _rms_norm_kernel(
     PLUS_ONE: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    y_ptr, sum_ptr = results
+    x_stride, x_stride_b = strides
     if PDL:
         # the product that follows may prefetch its weights
         launch_next()
@@ -97,22 +99,32 @@ def _keep(x_ptr, y_ptr, at_x, at_y, mask, parts, at_bias, PARTS: tl.constexpr):
     tl.store(y_ptr + at_y, x, mask=mask)
 
 
+class Heads(NamedTuple):
+    """Queries, keys and values of rows; with all of them queries may be [PARTS, M, ..] float32."""
+
+    q: Any  # [M, H, D]
+    k: Any  # [M, K, D]
+    v: Any  # [M, K, D], or None
+
+
+class Strides(NamedTuple):
+    """Elements from a row to the next, and from a part to the next."""
+
+    q: int
+    k: int
+    v: int
+    part: int
+
+
 @triton.jit
 def _rotary_kernel(
-    q_ptr,  # [M, H, D], or with k and v [PARTS, M, ..] float32
-    k_ptr,  # [M, K, D]
-    v_ptr,  # [M, K, D], or None
+    heads,
     bias_ptr,  # [(H + 2 K) D], or None
     position_ptr,  # [M] int32, or None: position is the row
     cos_ptr,  # [positions, R]
     sin_ptr,  # [positions, R]
-    out_ptr,  # [M, H, D]
-    node_k_ptr,  # [M, K, D]
-    node_v_ptr,  # [M, K, D], or None as v
-    q_stride,
-    k_stride,
-    v_stride,
-    part_stride,
+    out,  # `Heads`, written
+    strides,
     EACH: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
@@ -134,33 +146,33 @@ def _rotary_kernel(
     cos_h = tl.load(cos_ptr + offsets + R // 2, mask=half).to(WIDE)
     sin_l = tl.load(sin_ptr + offsets, mask=half).to(WIDE)
     sin_h = tl.load(sin_ptr + offsets + R // 2, mask=half).to(WIDE)
-    angles, parts = (cos_l, cos_h, sin_l, sin_h), (part_stride, bias_ptr)
+    angles, parts = (cos_l, cos_h, sin_l, sin_h), (strides.part, bias_ptr)
 
     # [BLOCK_E, BLOCK_D]
     e = tl.arange(0, BLOCK_E)[:, None]
-    heads = (kv * EACH + e) * D + offs_d
+    in_heads = (kv * EACH + e) * D + offs_d
     mask = (e < EACH) & half
-    at_out = row * (EACH * K * D) + heads
-    at_q = row * q_stride + heads
-    _rotate(q_ptr, out_ptr, at_q, at_out, mask, angles, parts, heads, R, PARTS)
+    at_out = row * (EACH * K * D) + in_heads
+    at_q = row * strides.q + in_heads
+    _rotate(heads.q, out.q, at_q, at_out, mask, angles, parts, in_heads, R, PARTS)
     at_node = row * (K * D) + kv * D + offs_d
-    at_k = row * k_stride + kv * D + offs_d
+    at_k = row * strides.k + kv * D + offs_d
     # columns of the product: queries, keys, values
     in_keys = (EACH * K + kv) * D + offs_d
-    _rotate(k_ptr, node_k_ptr, at_k, at_node, half, angles, parts, in_keys, R, PARTS)
+    _rotate(heads.k, out.k, at_k, at_node, half, angles, parts, in_keys, R, PARTS)
     for i in tl.static_range((D - R + BLOCK_D - 1) // BLOCK_D):
         on = R + i * BLOCK_D
         there = on + offs_d < D
         mask = (e < EACH) & there
-        _keep(q_ptr, out_ptr, at_q + on, at_out + on, mask, parts, heads + on, PARTS)
-        _keep(k_ptr, node_k_ptr, at_k + on, at_node + on, there, parts, in_keys + on, PARTS)
-    if v_ptr is not None:
+        _keep(heads.q, out.q, at_q + on, at_out + on, mask, parts, in_heads + on, PARTS)
+        _keep(heads.k, out.k, at_k + on, at_node + on, there, parts, in_keys + on, PARTS)
+    if heads.v is not None:
         half = offs_d < D // 2
-        at_v = row * v_stride + kv * D + offs_d
+        at_v = row * strides.v + kv * D + offs_d
         in_values = in_keys + K * D
         for i in tl.static_range(2):
             on = i * (D // 2)
-            _keep(v_ptr, node_v_ptr, at_v + on, at_node + on, half, parts, in_values + on, PARTS)
+            _keep(heads.v, out.v, at_v + on, at_node + on, half, parts, in_values + on, PARTS)
 
 
 @triton.jit

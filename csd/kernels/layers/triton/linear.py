@@ -10,8 +10,7 @@ from csd.kernels.layers.triton.elementwise import silu_times
 @triton.jit(do_not_specialize=["M", "blocks"])
 def _row_linear_kernel(
     x_ptr,  # [M, K], rows x_stride apart
-    w_ptr,  # [N, K]
-    bias_ptr,  # [N] or None
+    weights,  # w [N, K], and bias [N] or None
     y_ptr,  # [M, N], or [splits, M, N] float32
     M,
     N,
@@ -27,6 +26,7 @@ def _row_linear_kernel(
     PDL: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
+    w_ptr, bias_ptr = weights
     offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)

@@ -72,12 +72,14 @@ def claim_rows(
     C: tl.constexpr,
 ):
     """Writes hash and entry of every key of the rows."""
-    O: tl.constexpr = len(C.ORDERS)
+    ORDERS: tl.constexpr = C.ORDERS
+    HASH: tl.constexpr = C.HASH
+    O: tl.constexpr = len(ORDERS)
     BLOCK_O: tl.constexpr = C.BLOCK_O
-    size = order_sizes(C.ORDERS, BLOCK_O)
+    size = order_sizes(ORDERS, BLOCK_O)
     # [BLOCK_R, BLOCK_O, BLOCK_N], then [BLOCK_R, BLOCK_O]
     tokens = cut_context(context, size)
-    code = hash_tokens(tokens, group, size, C.HASH)
+    code = hash_tokens(tokens, group, size, HASH)
     # an order for which the row has enough tokens has an oldest token, which is not -1
     offs_n = tl.arange(0, context.shape[1])[None, None, :]
     oldest = tl.max(tl.where(offs_n == size[None, :, None] - 1, tokens, -1), 2)
@@ -113,7 +115,8 @@ def _lead_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_J: tl.constexpr,
 ):
-    O: tl.constexpr = len(C.ORDERS)
+    ORDERS: tl.constexpr = C.ORDERS
+    O: tl.constexpr = len(ORDERS)
     BLOCK_O: tl.constexpr = C.BLOCK_O
     BLOCK_N: tl.constexpr = C.BLOCK_N
     # [BLOCK_K]
@@ -122,7 +125,7 @@ def _lead_kernel(
     code = tl.load(keys.code + key, mask=mask, other=0)
     entry = tl.load(keys.entry + key, mask=mask, other=-2)
     exists = entry > -2
-    # [BLOCK_J, BLOCK_K]: K before it in order of hash, those of equal hash, the first of these
+    # [BLOCK_J, BLOCK_K]: keys before it in order of hash, those of equal hash, the first of these
     before = tl.zeros([BLOCK_J, BLOCK_K], tl.int32)
     equal = tl.zeros([BLOCK_J, BLOCK_K], tl.int32)
     first = tl.zeros([BLOCK_J, BLOCK_K], tl.int32) + K
@@ -145,7 +148,7 @@ def _lead_kernel(
     group = tl.load(rows.group_key + row, mask=exists, other=-1)
     valid = exists & (tl.load(rows.group_key + leader_row, mask=exists, other=-1) == group)
     # [BLOCK_K, BLOCK_N]
-    size = order_sizes(C.ORDERS, BLOCK_O)[None, :]
+    size = order_sizes(ORDERS, BLOCK_O)[None, :]
     offs_o = tl.arange(0, BLOCK_O)[None, :]
     own_size = tl.sum(tl.where((key % O)[:, None] == offs_o, size, 0), 1)
     leader_size = tl.sum(tl.where((leader % O)[:, None] == offs_o, size, 0), 1)

@@ -221,10 +221,11 @@ def _merge_kernel(
     tl.store(held_source_ptr + offs_e, tl.where(some, source, 0), mask=in_entry)
     tl.store(table.entry_total + entry, (total >> half).to(tl.int32))
     if new:
-        O: tl.constexpr = len(C.ORDERS)
+        ORDERS: tl.constexpr = C.ORDERS
+        O: tl.constexpr = len(ORDERS)
         row = key // O
         offs_o = tl.arange(0, BLOCK_O)
-        size = tl.sum(tl.where(offs_o == key % O, order_sizes(C.ORDERS, BLOCK_O), 0), 0)
+        size = tl.sum(tl.where(offs_o == key % O, order_sizes(ORDERS, BLOCK_O), 0), 0)
         offs_n = tl.arange(0, BLOCK_N)
         tokens = tl.load(rows.context + row * C.N + offs_n, mask=offs_n < size, other=-1)
         tl.store(table.entry_tokens + entry * C.N + offs_n, tokens, mask=offs_n < C.N)

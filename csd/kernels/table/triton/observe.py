@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.table import rows
-from csd.kernels.table.rows import Observed
+from csd.kernels.table.rows import GROUP_SLOTS, Observed
 from csd.kernels.table.triton.claim import Contexts, claim_rows
 from csd.state import context_table
 from csd.state import verdict as verdicts
@@ -18,7 +18,6 @@ from csd.state.verdict import Verdict
 ANY = tl.constexpr(context_table.ANY)
 ONE = tl.constexpr(context_table.WEIGHT_ONE)
 SAMPLE_BITS = tl.constexpr(context_table.SAMPLE_BITS)
-GROUP_SLOTS = tl.constexpr(rows.GROUP_SLOTS)
 TOP = tl.constexpr(verdicts.TOP)
 BLOCK_U = tl.constexpr(triton.next_power_of_2(rows.SUCCESSORS))
 BLOCK_S = tl.constexpr(64)
@@ -36,6 +35,7 @@ def _observe_claim_kernel(
     SOFT: tl.constexpr,
     HARD: tl.constexpr,
     A: tl.constexpr,
+    GROUP_SLOTS: tl.constexpr,
     C: tl.constexpr,
     BLOCK_R: tl.constexpr,
     # of the claim, if there is one
@@ -147,4 +147,5 @@ def observe_arguments(
         SOFT=config.soft_weight,
         HARD=config.hard_weight,
         A=verdict.accept_row.shape[1],
+        GROUP_SLOTS=GROUP_SLOTS,
     )

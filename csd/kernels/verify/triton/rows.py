@@ -18,27 +18,26 @@ LAST = tl.constexpr((1 << 31) - 1)
 def load_logits(row, offs, STOPS: tl.constexpr):
     """Returns a row's logits as the model computed and as they are sampled; -inf beyond the row.
 
-    row: pointers to logits [M, V], token and parent [M], seen [S, words], ban_ids [S, STOPS]; m,
-    slot, vocab, words, penalty, early.
+    row: pointer to logits [M, V], pool, slots, m, slot, vocab, words, penalty, early.
     """
-    logits_ptr, token_ptr, parent_ptr, seen_ptr, ban_ids_ptr, m, slot = row[:7]
-    vocab, words, penalty, early = row[7:]
+    logits_ptr, pool, slots, m, slot = row[:5]
+    vocab, words, penalty, early = row[5:]
     mask = offs < vocab
     ptrs = logits_ptr + m.to(tl.int64) * vocab + offs
     raw = tl.load(ptrs, mask=mask, other=float("-inf")).to(tl.float32)
     x = raw
     if penalty != 1.0:
-        bits = tl.load(seen_ptr + slot * words + offs // 32, mask=mask, other=0)
+        bits = tl.load(slots.seen + slot * words + offs // 32, mask=mask, other=0)
         seen = (bits >> (offs % 32)) & 1
         up = m
         while up >= 0:
-            seen |= (offs == tl.load(token_ptr + up)).to(tl.int32)
-            up = tl.load(parent_ptr + up)
+            seen |= (offs == tl.load(pool.token + up)).to(tl.int32)
+            up = tl.load(pool.parent + up)
         scaled = tl.where(raw < 0, raw * penalty, tl.div_rn(raw, penalty))
         x = tl.where(seen != 0, scaled, raw)
     if early:
         for i in range(STOPS):
-            x = tl.where(offs == tl.load(ban_ids_ptr + slot * STOPS + i), float("-inf"), x)
+            x = tl.where(offs == tl.load(slots.ban_ids + slot * STOPS + i), float("-inf"), x)
     return raw, x
 
 
@@ -49,23 +48,16 @@ def distance(x, top, temperature):
 
 
 @triton.jit
-def load_row(
-    slot_ptr,
-    depth_ptr,
-    generated_ptr,
-    min_new_ptr,
-    temperature_ptr,
-    penalty_ptr,
-    m,
-):
+def load_row(pool, slots, m):
     """Slot, generated position, whether end tokens are banned, temperature and penalty of row m."""
-    slot = tl.load(slot_ptr + m)
+    slot = tl.load(pool.slot + m)
     index = tl.maximum(slot, 0)
-    position = tl.load(generated_ptr + index) + tl.load(depth_ptr + m)
-    early = position < tl.load(min_new_ptr + index)
-    temperature = tl.load(temperature_ptr + index).to(tl.float32)
+    position = tl.load(slots.generated + index) + tl.load(pool.depth + m)
+    early = position < tl.load(slots.min_new + index)
+    temperature = tl.load(slots.temperature + index).to(tl.float32)
     temperature = tl.where(temperature == 0, 1.0, temperature)
-    return slot, position, early, temperature, tl.load(penalty_ptr + index).to(tl.float32)
+    penalty = tl.load(slots.repetition_penalty + index).to(tl.float32)
+    return slot, position, early, temperature, penalty
 
 
 @triton.jit

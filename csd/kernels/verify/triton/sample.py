@@ -259,16 +259,13 @@ def likeliest(leaders, log_total, greedy):
 def _pack(
     listed,
     m,
-    heads,  # pointers of the chunks' lists: tokens, distances, and their numbers
-    list_token_ptr,
-    list_distance_ptr,
+    parts,
     SPLITS: tl.constexpr,
     CAP: tl.constexpr,
     LIST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Concatenates the lists of a row's chunks into list_token and list_distance."""
-    head_token_ptr, head_distance_ptr, head_count_ptr = heads
     for start in range(0, listed, BLOCK):
         # the chunk whose list a place is in, and the number of places before that list
         offs = start + tl.arange(0, BLOCK)
@@ -276,15 +273,15 @@ def _pack(
         before = tl.zeros([BLOCK], tl.int32)
         end = tl.zeros((), tl.int32)
         for c in range(SPLITS):
-            end += tl.load(head_count_ptr + m * SPLITS + c)
+            end += tl.load(parts.head_count + m * SPLITS + c)
             chunk += (offs >= end).to(tl.int32)
             before = tl.where(offs >= end, end, before)
         offsets = (m * SPLITS + chunk).to(tl.int64) * CAP + offs - before
         mask = offs < listed
-        token = tl.load(head_token_ptr + offsets, mask=mask, other=0)
-        d = tl.load(head_distance_ptr + offsets, mask=mask, other=0.0)
-        tl.store(list_token_ptr + m * LIST + offs, token, mask=mask)
-        tl.store(list_distance_ptr + m * LIST + offs, d, mask=mask)
+        token = tl.load(parts.head_token + offsets, mask=mask, other=0)
+        d = tl.load(parts.head_distance + offsets, mask=mask, other=0.0)
+        tl.store(parts.list_token + m * LIST + offs, token, mask=mask)
+        tl.store(parts.list_distance + m * LIST + offs, d, mask=mask)
     # threads load what other threads have stored
     tl.debug_barrier()
 
@@ -292,37 +289,10 @@ def _pack(
 @triton.jit(do_not_specialize=["words", "teacher_forced"])
 def _sample_kernel(
     logits_ptr,  # [M, V]
-    token_ptr,  # [M] int32
-    parent_ptr,  # [M] int32
-    slot_ptr,  # [M] int32
-    depth_ptr,  # [M] int32
-    key_ptr,  # [S] int64
-    index_ptr,  # [S] int32, the slot's sample
-    generated_ptr,  # [S] int32
-    min_new_ptr,  # [S] int32
-    temperature_ptr,  # [S] float64
-    penalty_ptr,  # [S] float64
-    top_k_ptr,  # [S] int32
-    top_p_ptr,  # [S] float64
-    min_p_ptr,  # [S] float64
-    typical_p_ptr,  # [S] float64
-    seen_ptr,  # [S, words] int32
-    ban_ids_ptr,  # [S, STOPS] int32
-    top_ptr,  # [M, SPLITS] float32
-    raw_top_ptr,  # [M, SPLITS] float32
-    raw_sum_ptr,  # [M, SPLITS] float32
-    head_token_ptr,  # [M, SPLITS, CAP] int32
-    head_distance_ptr,  # [M, SPLITS, CAP] float32
-    head_count_ptr,  # [M, SPLITS] int32
-    rest_ptr,  # [M, SPLITS] float32
-    list_token_ptr,  # [M, LIST] int32, scratch
-    list_distance_ptr,  # [M, LIST] float32, scratch
-    sample_ptr,  # [M] int32, out; in if teacher_forced
-    logprob_ptr,  # [M] float32, out
-    raw_logprob_ptr,  # [M] float32, out, of every row
-    top_token_ptr,  # [M, TOP] int32, out
-    top_prob_ptr,  # [M, TOP] float32, out
-    bad_row_ptr,  # [M] int32, out
+    pool,
+    slots,
+    parts,
+    verdict,  # the fields of rows, out; the sample in if teacher_forced
     vocab,
     words,
     chunk,
@@ -335,62 +305,47 @@ def _sample_kernel(
 ):
     m = tl.program_id(0)
     offs_t = tl.arange(0, TOP)
-    slot, position, early, temperature, penalty = load_row(
-        slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
-    )
-    parts = m * SPLITS + tl.arange(0, SPLITS)
-    top = tl.div_rn(tl.max(tl.load(top_ptr + parts), 0), temperature)
-    raw_tops = tl.load(raw_top_ptr + parts)
+    slot, position, early, temperature, penalty = load_row(pool, slots, m)
+    offs_c = m * SPLITS + tl.arange(0, SPLITS)
+    top = tl.div_rn(tl.max(tl.load(parts.top + offs_c), 0), temperature)
+    raw_tops = tl.load(parts.raw_top + offs_c)
     raw_top = tl.max(raw_tops, 0)
-    raw_sum = tl.sum(tl.load(raw_sum_ptr + parts) * tl.exp(raw_tops - raw_top), 0)
+    raw_sum = tl.sum(tl.load(parts.raw_sum + offs_c) * tl.exp(raw_tops - raw_top), 0)
     # NaN and +inf make the sum NaN, a row of -inf too
     good = (raw_sum > 0) & (tl.abs(top) < float("inf"))
     if (slot < 0) | (good == 0):
         # for a padding row the first kernel wrote nothing
-        tl.store(sample_ptr + m, tl.where(slot < 0, -1, 0))
-        tl.store(logprob_ptr + m, 0.0)
-        tl.store(raw_logprob_ptr + m, tl.where(slot < 0, 0.0, float("nan")))
-        tl.store(top_token_ptr + m * TOP + offs_t, tl.full([TOP], -1, tl.int32))
-        tl.store(top_prob_ptr + m * TOP + offs_t, tl.zeros([TOP], tl.float32))
-        tl.store(bad_row_ptr + m, (slot >= 0).to(tl.int32))
+        tl.store(verdict.sample + m, tl.where(slot < 0, -1, 0))
+        tl.store(verdict.logprob + m, 0.0)
+        tl.store(verdict.raw_logprob + m, tl.where(slot < 0, 0.0, float("nan")))
+        tl.store(verdict.top_token + m * TOP + offs_t, tl.full([TOP], -1, tl.int32))
+        tl.store(verdict.top_prob + m * TOP + offs_t, tl.zeros([TOP], tl.float32))
+        tl.store(parts.bad_row + m, (slot >= 0).to(tl.int32))
         return
-    tl.store(bad_row_ptr + m, 0)
+    tl.store(parts.bad_row + m, 0)
 
-    greedy = tl.load(temperature_ptr + slot) == 0
-    k = tl.load(top_k_ptr + slot)
+    greedy = tl.load(slots.temperature + slot) == 0
+    k = tl.load(slots.top_k + slot)
     # in a greedy row filters could only choose among equal tokens
     k = tl.where((k < vocab) & (greedy == 0), k, 0)
-    top_p = tl.where(greedy, 1.0, tl.load(top_p_ptr + slot).to(tl.float32))
-    min_p = tl.where(greedy, 0.0, tl.load(min_p_ptr + slot).to(tl.float32))
-    typical_p = tl.where(greedy, 1.0, tl.load(typical_p_ptr + slot).to(tl.float32))
-    key, index = tl.load(key_ptr + slot), tl.load(index_ptr + slot)
+    top_p = tl.where(greedy, 1.0, tl.load(slots.top_p + slot).to(tl.float32))
+    min_p = tl.where(greedy, 0.0, tl.load(slots.min_p + slot).to(tl.float32))
+    typical_p = tl.where(greedy, 1.0, tl.load(slots.typical_p + slot).to(tl.float32))
+    key, index = tl.load(slots.key + slot), tl.load(slots.sample + slot)
     tail = 1 - top_p
     # a head that has all of top-k's tokens has no rest
     width = tl.where((k > 0) & (k <= MAX_HEAD), float("inf"), HEAD_WIDTH)
 
-    row = (
-        logits_ptr,
-        token_ptr,
-        parent_ptr,
-        seen_ptr,
-        ban_ids_ptr,
-        m,
-        slot,
-        vocab,
-        words,
-        penalty,
-        early,
-    )
+    row = (logits_ptr, pool, slots, m, slot, vocab, words, penalty, early)
     list_at = m * LIST
-    source = (row, list_token_ptr + list_at, list_distance_ptr + list_at, temperature, top)
+    source = (row, parts.list_token + list_at, parts.list_distance + list_at, temperature, top)
 
-    counts = tl.load(head_count_ptr + parts)
+    counts = tl.load(parts.head_count + offs_c)
     listed = tl.sum(counts, 0)
-    rest = tl.where(k > 0, 0.0, tl.sum(tl.load(rest_ptr + parts), 0))
+    rest = tl.where(k > 0, 0.0, tl.sum(tl.load(parts.rest + offs_c), 0))
     over = (tl.max(counts, 0) > CAP) | (listed > LIST)
     listed = tl.where(over | (listed < k), -1, listed)
-    heads = (head_token_ptr, head_distance_ptr, head_count_ptr)
-    _pack(listed, m, heads, list_token_ptr, list_distance_ptr, SPLITS, CAP, LIST, BLOCK)
+    _pack(listed, m, parts, SPLITS, CAP, LIST, BLOCK)
     if (listed >= 0) & (top_p < 1) & (k == 0):
         head = head_mass(listed, source, STOPS, BLOCK)
         listed = tl.where(tl.div_rn(rest, head + rest) > tail, -1, listed)
@@ -437,7 +392,7 @@ def _sample_kernel(
         if tl.log(rest) + gumbel32(word) > best:
             sample, chosen = draw_rest(
                 rest,
-                rest_ptr + m * SPLITS,
+                parts.rest + m * SPLITS,
                 width,
                 cuts,
                 noise_of,
@@ -451,16 +406,16 @@ def _sample_kernel(
             )
 
     if teacher_forced != 0:
-        sample = tl.load(sample_ptr + m)
+        sample = tl.load(verdict.sample + m)
         _, x = load_logits(row, sample + tl.zeros([1], tl.int32), STOPS)
         d = distance(x, top, temperature)
         chosen = tl.sum(tl.where(passes(d, sample, cuts), -d, float("-inf")), 0)
 
     raw = tl.load(logits_ptr + m.to(tl.int64) * vocab + sample).to(tl.float32)
     raw = raw - (raw_top + tl.log(raw_sum))
-    tl.store(sample_ptr + m, sample)
-    tl.store(raw_logprob_ptr + m, raw)
-    tl.store(logprob_ptr + m, tl.where(greedy, raw, chosen - log_total))
+    tl.store(verdict.sample + m, sample)
+    tl.store(verdict.raw_logprob + m, raw)
+    tl.store(verdict.logprob + m, tl.where(greedy, raw, chosen - log_total))
     token, prob = likeliest(leaders, log_total, greedy)
-    tl.store(top_token_ptr + m * TOP + offs_t, token)
-    tl.store(top_prob_ptr + m * TOP + offs_t, prob)
+    tl.store(verdict.top_token + m * TOP + offs_t, token)
+    tl.store(verdict.top_prob + m * TOP + offs_t, prob)

@@ -5,11 +5,15 @@ maxima and sums of every chunk, and of every group of 64 tokens. The second list
 order, and reads only the groups of its chunk that contain some of the head.
 """
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
 from csd.kernels.verify import constants
 from csd.kernels.verify.triton.rows import GROUP, INF_BITS, distance, load_logits, load_row
+from csd.state.record import named, tensor
 
 HEAD_WIDTH = tl.constexpr(constants.HEAD_WIDTH)
 MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
@@ -27,7 +31,7 @@ def _scan_chunk(
 
     PLAIN: the model's logits are sampled unchanged, and the loop has room for many of them.
     """
-    logits_ptr, m, vocab = row[0], row[5], row[7]
+    logits_ptr, m, vocab = row[0], row[3], row[5]
     group_top_ptr, group_sum_ptr, groups, per_unit = of_groups
     # each lane has its own maxima and sums, so that no load waits for a reduction
     LANES: tl.constexpr = BLOCK // OCTET
@@ -68,24 +72,35 @@ def _scan_chunk(
         return tl.max(tops, 0), raw_top, raw_sum
 
 
+@named
+class Parts(NamedTuple):
+    """Results of the first two launches by row, and a list of a row's head for the third one.
+
+    A row has `splits` chunks, and `groups` groups of tokens. A list has at most `cap` tokens of a
+    chunk, and `list` of a row.
+    """
+
+    top: torch.Tensor = tensor("M splits", torch.float32)  # largest logit as sampled
+    raw_top: torch.Tensor = tensor("M splits", torch.float32)  # largest logit of the model
+    raw_sum: torch.Tensor = tensor("M splits", torch.float32)  # sum of exp(logit - raw_top)
+    # largest logit as sampled of each group, and sum of exp((logit - that) / temperature)
+    group_top: torch.Tensor = tensor("M groups", torch.float32)
+    group_sum: torch.Tensor = tensor("M groups", torch.float32)
+    head_token: torch.Tensor = tensor("M splits cap")
+    head_distance: torch.Tensor = tensor("M splits cap", torch.float32)
+    head_count: torch.Tensor = tensor("M splits")  # above cap if a chunk has more
+    rest: torch.Tensor = tensor("M splits", torch.float32)  # mass of tokens that are not listed
+    list_token: torch.Tensor = tensor("M list")
+    list_distance: torch.Tensor = tensor("M list", torch.float32)
+    bad_row: torch.Tensor = tensor("M")
+
+
 @triton.jit(do_not_specialize=["words", "groups"])
 def _scan_kernel(
     logits_ptr,  # [M, V]
-    token_ptr,  # [M] int32
-    parent_ptr,  # [M] int32
-    slot_ptr,  # [M] int32
-    depth_ptr,  # [M] int32
-    generated_ptr,  # [S] int32
-    min_new_ptr,  # [S] int32
-    temperature_ptr,  # [S] float64
-    penalty_ptr,  # [S] float64
-    seen_ptr,  # [S, words] int32
-    ban_ids_ptr,  # [S, STOPS] int32
-    top_ptr,  # [M, SPLITS] float32, out: largest logit as sampled
-    raw_top_ptr,  # [M, SPLITS] float32, out: largest logit of the model
-    raw_sum_ptr,  # [M, SPLITS] float32, out: sum of exp(logit - raw_top)
-    group_top_ptr,  # [M, groups] float32, out: largest logit as sampled of each group
-    group_sum_ptr,  # [M, groups] float32, out: sum of exp((logit - that) / temperature)
+    pool,
+    slots,
+    parts,  # out
     vocab,
     words,
     chunk,
@@ -96,35 +111,21 @@ def _scan_kernel(
     BLOCK_X: tl.constexpr,  # BLOCK for rows whose logits are changed
 ):
     m, c = tl.program_id(0), tl.program_id(1)
-    slot, _, early, temperature, penalty = load_row(
-        slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
-    )
+    slot, _, early, temperature, penalty = load_row(pool, slots, m)
     if slot < 0:
         return
-    row = (
-        logits_ptr,
-        token_ptr,
-        parent_ptr,
-        seen_ptr,
-        ban_ids_ptr,
-        m,
-        slot,
-        vocab,
-        words,
-        penalty,
-        early,
-    )
+    row = (logits_ptr, pool, slots, m, slot, vocab, words, penalty, early)
     offset = m.to(tl.int64) * groups
-    of_groups = (group_top_ptr + offset, group_sum_ptr + offset, groups, LOG2E / temperature)
+    of_groups = (parts.group_top + offset, parts.group_sum + offset, groups, LOG2E / temperature)
     begin, end = c * chunk, tl.minimum((c + 1) * chunk, vocab)
     if (penalty == 1.0) & (early == 0):
         top, raw_top, raw_sum = _scan_chunk(row, begin, end, of_groups, STOPS, BLOCK, True)
     else:
         top, raw_top, raw_sum = _scan_chunk(row, begin, end, of_groups, STOPS, BLOCK_X, False)
     offset = m * SPLITS + c
-    tl.store(top_ptr + offset, top)
-    tl.store(raw_top_ptr + offset, raw_top)
-    tl.store(raw_sum_ptr + offset, raw_sum)
+    tl.store(parts.top + offset, top)
+    tl.store(parts.raw_top + offset, raw_top)
+    tl.store(parts.raw_sum + offset, raw_sum)
 
 
 @triton.jit
@@ -141,26 +142,9 @@ def kth_distance(d, k):
 @triton.jit(do_not_specialize=["words", "groups"])
 def _compact_kernel(
     logits_ptr,  # [M, V]
-    token_ptr,  # [M] int32
-    parent_ptr,  # [M] int32
-    slot_ptr,  # [M] int32
-    depth_ptr,  # [M] int32
-    generated_ptr,  # [S] int32
-    min_new_ptr,  # [S] int32
-    temperature_ptr,  # [S] float64
-    penalty_ptr,  # [S] float64
-    top_k_ptr,  # [S] int32
-    top_p_ptr,  # [S] float64
-    min_p_ptr,  # [S] float64
-    seen_ptr,  # [S, words] int32
-    ban_ids_ptr,  # [S, STOPS] int32
-    top_ptr,  # [M, SPLITS] float32
-    group_top_ptr,  # [M, groups] float32
-    group_sum_ptr,  # [M, groups] float32
-    head_token_ptr,  # [M, SPLITS, CAP] int32, out
-    head_distance_ptr,  # [M, SPLITS, CAP] float32, out
-    head_count_ptr,  # [M, SPLITS] int32, out: above CAP if a chunk has more
-    rest_ptr,  # [M, SPLITS] float32, out: mass of tokens that are not listed
+    pool,
+    slots,
+    parts,  # out
     vocab,
     words,
     chunk,
@@ -173,40 +157,26 @@ def _compact_kernel(
     TILE: tl.constexpr,
 ):
     m, c = tl.program_id(0), tl.program_id(1)
-    slot, _, early, temperature, penalty = load_row(
-        slot_ptr, depth_ptr, generated_ptr, min_new_ptr, temperature_ptr, penalty_ptr, m
-    )
+    slot, _, early, temperature, penalty = load_row(pool, slots, m)
     if slot < 0:
         return
-    top = tl.max(tl.load(top_ptr + m * SPLITS + tl.arange(0, SPLITS)), 0)
+    top = tl.max(tl.load(parts.top + m * SPLITS + tl.arange(0, SPLITS)), 0)
     top = tl.div_rn(top, temperature)
     width = tl.full((), HEAD_WIDTH, tl.float32)
-    greedy = tl.load(temperature_ptr + slot) == 0
-    k = tl.where(greedy, 0, tl.load(top_k_ptr + slot))
+    greedy = tl.load(slots.temperature + slot) == 0
+    k = tl.where(greedy, 0, tl.load(slots.top_k + slot))
     if (k > 0) & (k < vocab) & (k <= MAX_HEAD):
         # k groups have a maximum at least this high, so the k-th highest token is not below it
         offs_g = tl.arange(0, BLOCK_G)
-        ptrs = group_top_ptr + m.to(tl.int64) * groups + offs_g
+        ptrs = parts.group_top + m.to(tl.int64) * groups + offs_g
         tops = tl.load(ptrs, mask=offs_g < groups, other=float("-inf"))
         width = kth_distance(distance(tops, top, temperature), k).to(tl.float32, bitcast=True)
     # with top-p, either the rest is dropped as a whole or the list is not used
-    min_p = tl.load(min_p_ptr + slot).to(tl.float32)
-    cut = tl.load(top_p_ptr + slot).to(tl.float32) < 1
+    min_p = tl.load(slots.min_p + slot).to(tl.float32)
+    cut = tl.load(slots.top_p + slot).to(tl.float32) < 1
     min_p = tl.where(cut | greedy, 0.0, min_p)
 
-    row = (
-        logits_ptr,
-        token_ptr,
-        parent_ptr,
-        seen_ptr,
-        ban_ids_ptr,
-        m,
-        slot,
-        vocab,
-        words,
-        penalty,
-        early,
-    )
+    row = (logits_ptr, pool, slots, m, slot, vocab, words, penalty, early)
     count = tl.zeros((), tl.int32)
     rest = tl.zeros((), tl.float32)
     base = (m * SPLITS + c).to(tl.int64) * CAP
@@ -220,8 +190,8 @@ def _compact_kernel(
         g = tile + tl.arange(0, TILE)
         ptrs = m.to(tl.int64) * groups + g
         inside = (g < groups) & (g < first + chunk // GROUP)
-        highest = tl.load(group_top_ptr + ptrs, mask=inside, other=float("-inf"))
-        sums = tl.load(group_sum_ptr + ptrs, mask=inside, other=0.0)
+        highest = tl.load(parts.group_top + ptrs, mask=inside, other=float("-inf"))
+        sums = tl.load(parts.group_sum + ptrs, mask=inside, other=0.0)
         nearest = distance(highest, top, temperature)
         mass = tl.exp(-nearest)
         near = ((nearest <= width) | (mass >= floor)) & (nearest < float("inf"))
@@ -240,10 +210,10 @@ def _compact_kernel(
             listed = (d <= width) & (d < float("inf"))
             position = count + tl.cumsum(listed.to(tl.int32), 0) - 1
             mask = listed & (position < CAP)
-            tl.store(head_token_ptr + base + position, token, mask=mask)
-            tl.store(head_distance_ptr + base + position, d, mask=mask)
+            tl.store(parts.head_token + base + position, token, mask=mask)
+            tl.store(parts.head_distance + base + position, d, mask=mask)
             count += tl.sum(listed.to(tl.int32), 0)
             masses = tl.exp(-d)
             rest += tl.sum(tl.where(listed | (masses < min_p), 0.0, masses), 0)
-    tl.store(head_count_ptr + m * SPLITS + c, count)
-    tl.store(rest_ptr + m * SPLITS + c, rest)
+    tl.store(parts.head_count + m * SPLITS + c, count)
+    tl.store(parts.rest + m * SPLITS + c, rest)

@@ -14,9 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from csd.kernels.attention.packed.layout import PackedLayout
 from csd.kernels.attention.packed.reference import grad_of_sinks
 from csd.kernels.attention.packed.triton.forward import (
     LOG2E,
+    Operands,
     _heads,
     _sees,
     _store_heads,
@@ -53,37 +55,29 @@ def _weights(score, lse, seen, scale, cap, CAP: tl.constexpr):
 
 @triton.jit
 def _dq_kernel(
-    q_ptr,  # [R, H, D]
-    k_ptr,  # [R, K, D]
-    v_ptr,  # [R, K, DV]
-    grad_ptr,  # [R, H, DV]
-    lse_ptr,  # [R, H] float32
-    delta_ptr,  # [R, H] float32
-    end_ptr,  # [R] int32
-    position_ptr,  # [R] int32
-    first_ptr,  # [R] int32, or None
-    visit_ptr,  # [T, B] int32
-    count_ptr,  # [T] int32
+    operands,
+    layout,
+    work,
     dq_ptr,  # [R, H, D]
     R,
     B,
     scale,  # times log2 e; with a cap, divided by it instead
     cap,  # times log2 e
     factor,  # of q . k
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CAP: tl.constexpr,
+    C: tl.constexpr,
 ):
+    H: tl.constexpr = C.H
+    K: tl.constexpr = C.K
+    D: tl.constexpr = C.D
+    DV: tl.constexpr = C.DV
     EACH: tl.constexpr = H // K
+    BLOCK_M: tl.constexpr = C.BLOCK_M
+    BLOCK_N: tl.constexpr = C.BLOCK_N
+    BLOCK_D: tl.constexpr = C.BLOCK_D
+    BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     tile = tl.program_id(0)
     kv = tl.program_id(1)
     # [BLOCK_M]
@@ -94,29 +88,29 @@ def _dq_kernel(
     # [BLOCK_N]
     offs_n = tl.arange(0, BLOCK_N)
     # [BLOCK_M, ..]
-    q = _heads(q_ptr, row, head, mask_m, H, D, BLOCK_D, DTYPE)
-    grad = _heads(grad_ptr, row, head, mask_m, H, DV, BLOCK_V, DTYPE)
+    q = _heads(operands.q, row, head, mask_m, H, D, BLOCK_D, DTYPE)
+    grad = _heads(operands.grad, row, head, mask_m, H, DV, BLOCK_V, DTYPE)
     index = row.to(tl.int64) * H + head
-    lse = tl.load(lse_ptr + index, mask=mask_m, other=0.0)[:, None] * LOG2E
-    delta = tl.load(delta_ptr + index, mask=mask_m, other=0.0)[:, None]
+    lse = tl.load(operands.lse + index, mask=mask_m, other=0.0)[:, None] * LOG2E
+    delta = tl.load(operands.delta + index, mask=mask_m, other=0.0)[:, None]
     since = None
-    if first_ptr is not None:
-        since = tl.load(first_ptr + row, mask=mask_m, other=0)[:, None]
+    if work.first is not None:
+        since = tl.load(work.first + row, mask=mask_m, other=0)[:, None]
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for i in range(0, tl.load(count_ptr + tile)):
-        key = tl.load(visit_ptr + tile * B + i) * BLOCK_N + offs_n
+    for i in range(0, tl.load(work.visit_count + tile)):
+        key = tl.load(work.visits + tile * B + i) * BLOCK_N + offs_n
         mask_n = key < R
-        end = tl.load(end_ptr + key, mask=mask_n, other=0)
+        end = tl.load(layout.end + key, mask=mask_n, other=0)
         position = end
-        if first_ptr is not None:
-            position = tl.load(position_ptr + key, mask=mask_n, other=0)
+        if work.first is not None:
+            position = tl.load(layout.position + key, mask=mask_n, other=0)
         # [BLOCK_N, ..]
-        k = _heads(k_ptr, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
-        v = _heads(v_ptr, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
+        k = _heads(operands.k, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
+        v = _heads(operands.v, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(q, k, scale, cap, CAP, PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         seen = _sees(row[:, None], since, key[None, :], end[None, :], position[None, :])
-        weight, slope = _weights(score, lse, seen, scale, cap, CAP)
+        weight, slope = _weights(score, lse, seen, scale, cap, C.CAP)
         dweight = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         dscore = weight * (dweight - delta) * slope
         dq = tl.dot(dscore.to(DTYPE), k, dq, input_precision=PRECISION)
@@ -125,17 +119,9 @@ def _dq_kernel(
 
 @triton.jit
 def _dkv_kernel(
-    q_ptr,  # [R, H, D]
-    k_ptr,  # [R, K, D]
-    v_ptr,  # [R, K, DV]
-    grad_ptr,  # [R, H, DV]
-    lse_ptr,  # [R, H] float32
-    delta_ptr,  # [R, H] float32
-    end_ptr,  # [R] int32
-    position_ptr,  # [R] int32
-    first_ptr,  # [R] int32, or None
-    reader_ptr,  # [B, T] int32
-    count_ptr,  # [B] int32
+    operands,
+    layout,
+    work,
     dk_ptr,  # [parts, R, K, D]
     dv_ptr,  # [parts, R, K, DV]
     R,
@@ -144,20 +130,20 @@ def _dkv_kernel(
     scale,  # times log2 e; with a cap, divided by it instead
     cap,  # times log2 e
     factor,  # of q . k
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CAP: tl.constexpr,
+    C: tl.constexpr,
 ):
+    H: tl.constexpr = C.H
+    K: tl.constexpr = C.K
+    D: tl.constexpr = C.D
+    DV: tl.constexpr = C.DV
     EACH: tl.constexpr = H // K
+    BLOCK_M: tl.constexpr = C.BLOCK_M
+    BLOCK_N: tl.constexpr = C.BLOCK_N
+    BLOCK_D: tl.constexpr = C.BLOCK_D
+    BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     block = tl.program_id(0)
     kv = tl.program_id(1)
     part = tl.program_id(2)
@@ -168,32 +154,32 @@ def _dkv_kernel(
     key = block * BLOCK_N + tl.arange(0, BLOCK_N)
     mask_n = key < R
     # [BLOCK_N, ..]
-    k = _heads(k_ptr, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
-    v = _heads(v_ptr, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
-    end = tl.load(end_ptr + key, mask=mask_n, other=0)[:, None]
+    k = _heads(operands.k, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
+    v = _heads(operands.v, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
+    end = tl.load(layout.end + key, mask=mask_n, other=0)[:, None]
     position = end
-    if first_ptr is not None:
-        position = tl.load(position_ptr + key, mask=mask_n, other=0)[:, None]
+    if work.first is not None:
+        position = tl.load(layout.position + key, mask=mask_n, other=0)[:, None]
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
-    count = tl.load(count_ptr + block)
+    count = tl.load(work.reader_count + block)
     each_part = tl.cdiv(count, parts)
     for i in range(part * each_part, tl.minimum((part + 1) * each_part, count)):
-        row = tl.load(reader_ptr + block * T + i) * ROWS + offs_m // EACH
+        row = tl.load(work.readers + block * T + i) * ROWS + offs_m // EACH
         mask_m = (offs_m < ROWS * EACH) & (row < R)
         # [BLOCK_M, ..]
-        q = _heads(q_ptr, row, head, mask_m, H, D, BLOCK_D, DTYPE)
-        grad = _heads(grad_ptr, row, head, mask_m, H, DV, BLOCK_V, DTYPE)
+        q = _heads(operands.q, row, head, mask_m, H, D, BLOCK_D, DTYPE)
+        grad = _heads(operands.grad, row, head, mask_m, H, DV, BLOCK_V, DTYPE)
         index = row.to(tl.int64) * H + head
-        lse = tl.load(lse_ptr + index, mask=mask_m, other=0.0)[None, :] * LOG2E
-        delta = tl.load(delta_ptr + index, mask=mask_m, other=0.0)[None, :]
+        lse = tl.load(operands.lse + index, mask=mask_m, other=0.0)[None, :] * LOG2E
+        delta = tl.load(operands.delta + index, mask=mask_m, other=0.0)[None, :]
         since = None
-        if first_ptr is not None:
-            since = tl.load(first_ptr + row, mask=mask_m, other=0)[None, :]
+        if work.first is not None:
+            since = tl.load(work.first + row, mask=mask_m, other=0)[None, :]
         # [BLOCK_N, BLOCK_M]
-        score = _scores(k, q, scale, cap, CAP, PRECISION)
+        score = _scores(k, q, scale, cap, C.CAP, PRECISION)
         seen = _sees(row[None, :], since, key[:, None], end, position) & mask_m[None, :]
-        weight, slope = _weights(score, lse, seen, scale, cap, CAP)
+        weight, slope = _weights(score, lse, seen, scale, cap, C.CAP)
         dv = tl.dot(weight.to(DTYPE), grad, dv, input_precision=PRECISION)
         dweight = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dscore = weight * (dweight - delta) * slope
@@ -234,52 +220,30 @@ def packed_attention_backward_triton(
     if R == 0:
         return q.clone(), k.clone(), v.clone(), dsinks
     chip, dtype, size = chip_of(q.device), DTYPES[q.dtype], max(D, DV)
-    common = dict(
-        q_ptr=q,
-        k_ptr=k,
-        v_ptr=v,
-        grad_ptr=grad,
-        lse_ptr=lse,
-        delta_ptr=delta,
-        end_ptr=end,
-        position_ptr=position,
-        R=R,
-        factor=scale,
-        **scales(scale, softcap),
-        **constants(_dq_kernel, q, k, v, softcap),
-    )
     tiles = tile_sizes(chip, dtype, size, H // K)
     if size > 128 and chip.shared < 128 * KIB:
         # rows and their gradients leave no room for keys and values
         tiles["BLOCK_M"] = max(32, triton.next_power_of_2(H // K))
-    rows = tiles["BLOCK_M"] // (H // K)
-    work = plan_packed(end, position, rows, tiles["BLOCK_N"], window, chunk)
-    dq = torch.empty_like(q)
-    _dq_kernel[(work.visits.shape[0], K)](
-        first_ptr=work.first,
-        visit_ptr=work.visits,
-        count_ptr=work.visit_count,
-        dq_ptr=dq,
-        B=work.visits.shape[1],
-        ROWS=rows,
-        **common,
-        **tiles,
+    operands = Operands(q, k, v, grad, lse, delta)
+    of_kernels = constants(_dq_kernel, operands, softcap, tiles)
+    work = plan_packed(end, position, of_kernels["ROWS"], tiles["BLOCK_N"], window, chunk)
+    common = dict(
+        operands=operands,
+        layout=PackedLayout(end, position),
+        work=work,
+        R=R,
+        factor=scale,
+        **scales(scale, softcap),
+        **of_kernels,
     )
+    dq = torch.empty_like(q)
+    _dq_kernel[(work.visits.shape[0], K)](dq_ptr=dq, B=work.visits.shape[1], **common)
     blocks = work.readers.shape[0]
     parts = max(1, min(PARTS, 2 * programs_of(q.device) // (blocks * K)))
     dk, dv = (torch.empty(parts, *x.shape, dtype=torch.float32, device=q.device) for x in (k, v))
     # two sums of a block of keys stay in registers
     wide = {} if chip.is_amd else {"num_warps": 8}
     _dkv_kernel[(blocks, K, parts)](
-        first_ptr=work.first,
-        reader_ptr=work.readers,
-        count_ptr=work.reader_count,
-        dk_ptr=dk,
-        dv_ptr=dv,
-        T=work.readers.shape[1],
-        parts=parts,
-        ROWS=rows,
-        **common,
-        **tiles | wide,
+        dk_ptr=dk, dv_ptr=dv, T=work.readers.shape[1], parts=parts, **common | wide
     )
     return dq, dk.sum(0).to(k.dtype), dv.sum(0).to(v.dtype), dsinks

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.triton.kernel import _add_keys, _scores
+from csd.kernels.attention.packed.layout import PackedLayout
+from csd.kernels.attention.triton.kernel import Tiles, _add_keys, _scores
 from csd.kernels.attention.triton.launch import DTYPES
 from csd.kernels.common.gpu import Chip, chip_of
 
@@ -121,37 +122,43 @@ def _sees(row, since, key, end, position):
     return seen
 
 
+class Operands(NamedTuple):
+    """Operands of the packed attention, and of its gradients."""
+
+    q: torch.Tensor  # [R, H, D]
+    k: torch.Tensor  # [R, K, D]
+    v: torch.Tensor  # [R, K, DV]
+    grad: torch.Tensor | None = None  # [R, H, DV]
+    lse: torch.Tensor | None = None  # [R, H] float32
+    delta: torch.Tensor | None = None  # [R, H] float32
+
+
 @triton.jit
 def _packed_attention_kernel(
-    q_ptr,  # [R, H, D]
-    k_ptr,  # [R, K, D]
-    v_ptr,  # [R, K, DV]
-    end_ptr,  # [R] int32
-    position_ptr,  # [R] int32
-    first_ptr,  # [R] int32, or None
+    operands,
+    layout,
+    work,
     sinks_ptr,  # [H], or None
-    visit_ptr,  # [T, B] int32
-    count_ptr,  # [T] int32
     out_ptr,  # [R, H, DV]
     lse_ptr,  # [R, H] float32
     R,
     B,
     scale,  # times log2 e; with a cap, divided by it instead
     cap,  # times log2 e
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
     ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
     DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    CAP: tl.constexpr,
+    C: tl.constexpr,
 ):
+    H: tl.constexpr = C.H
+    K: tl.constexpr = C.K
+    D: tl.constexpr = C.D
+    DV: tl.constexpr = C.DV
     EACH: tl.constexpr = H // K
+    BLOCK_M: tl.constexpr = C.BLOCK_M
+    BLOCK_N: tl.constexpr = C.BLOCK_N
+    BLOCK_D: tl.constexpr = C.BLOCK_D
+    BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     tile = tl.program_id(0)
     kv = tl.program_id(1)
     # [BLOCK_M]
@@ -162,27 +169,27 @@ def _packed_attention_kernel(
     # [BLOCK_N]
     offs_n = tl.arange(0, BLOCK_N)
     # [BLOCK_M, BLOCK_D]
-    q = _heads(q_ptr, row, head, mask_m, H, D, BLOCK_D, DTYPE)
+    q = _heads(operands.q, row, head, mask_m, H, D, BLOCK_D, DTYPE)
     since = None
-    if first_ptr is not None:
-        since = tl.load(first_ptr + row, mask=mask_m, other=0)[:, None]
+    if work.first is not None:
+        since = tl.load(work.first + row, mask=mask_m, other=0)[:, None]
     # with a cap the scores are scaled already
-    unit = 1.0 if CAP else scale
+    unit = 1.0 if C.CAP else scale
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    for i in range(0, tl.load(count_ptr + tile)):
-        key = tl.load(visit_ptr + tile * B + i) * BLOCK_N + offs_n
+    for i in range(0, tl.load(work.visit_count + tile)):
+        key = tl.load(work.visits + tile * B + i) * BLOCK_N + offs_n
         mask_n = key < R
-        end = tl.load(end_ptr + key, mask=mask_n, other=0)
+        end = tl.load(layout.end + key, mask=mask_n, other=0)
         position = end
-        if first_ptr is not None:
-            position = tl.load(position_ptr + key, mask=mask_n, other=0)
+        if work.first is not None:
+            position = tl.load(layout.position + key, mask=mask_n, other=0)
         # [BLOCK_N, ..]
-        k = _heads(k_ptr, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
-        v = _heads(v_ptr, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
+        k = _heads(operands.k, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
+        v = _heads(operands.v, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(q, k, scale, cap, CAP, PRECISION)
+        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
         seen = _sees(row[:, None], since, key[None, :], end[None, :], position[None, :])
         score = tl.where(seen, score, float("-inf"))
         acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
@@ -211,22 +218,31 @@ def tile_sizes(chip: Chip, dtype: str, D: int, each: int) -> dict[str, int]:
 
 
 def constants(
-    kernel: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softcap: float | None
+    kernel: Any, operands: Operands, softcap: float | None, tiles: dict[str, int]
 ) -> dict[str, Any]:
-    """Constants that all kernels of the packed attention have."""
-    (H, D), (K, DV), dtype = q.shape[1:], v.shape[1:], DTYPES[q.dtype]
+    """Constants, warps and stages that all kernels of the packed attention have."""
+    (H, D), (K, DV) = operands.q.shape[1:], operands.v.shape[1:]
+    dtype = DTYPES[operands.q.dtype]
     # the interpreter computes wrong bfloat16 products without an error: use float32 there
     wide = dtype == "bf16" and not isinstance(kernel, triton.JITFunction)
-    return dict(
+    of_tiles = Tiles(
         H=H,
         K=K,
         D=D,
         DV=DV,
+        BLOCK_M=tiles["BLOCK_M"],
+        BLOCK_N=tiles["BLOCK_N"],
         BLOCK_D=max(16, triton.next_power_of_2(D)),
         BLOCK_V=max(16, triton.next_power_of_2(DV)),
-        DTYPE=tl.float32 if wide else getattr(tl, str(q.dtype).removeprefix("torch.")),
         PRECISION="ieee" if dtype == "fp32" else "tf32",
         CAP=softcap is not None,
+    )
+    return dict(
+        ROWS=tiles["BLOCK_M"] // (H // K),
+        DTYPE=tl.float32 if wide else getattr(tl, str(operands.q.dtype).removeprefix("torch.")),
+        C=of_tiles,
+        num_warps=tiles["num_warps"],
+        num_stages=tiles["num_stages"],
     )
 
 
@@ -268,25 +284,19 @@ def packed_attention_triton(
     if R == 0:
         return out, lse
     tiles = tile_sizes(chip_of(q.device), DTYPES[q.dtype], max(D, DV), H // K)
-    rows = tiles["BLOCK_M"] // (H // K)
-    work = plan_packed(end, position, rows, tiles["BLOCK_N"], window, chunk)
+    operands = Operands(q, k, v)
+    of_kernel = constants(_packed_attention_kernel, operands, softcap, tiles)
+    work = plan_packed(end, position, of_kernel["ROWS"], tiles["BLOCK_N"], window, chunk)
     _packed_attention_kernel[(work.visits.shape[0], K)](
-        q_ptr=q,
-        k_ptr=k,
-        v_ptr=v,
-        end_ptr=end,
-        position_ptr=position,
-        first_ptr=work.first,
+        operands=operands,
+        layout=PackedLayout(end, position),
+        work=work,
         sinks_ptr=sinks,
-        visit_ptr=work.visits,
-        count_ptr=work.visit_count,
         out_ptr=out,
         lse_ptr=lse,
         R=R,
         B=work.visits.shape[1],
-        ROWS=rows,
         **scales(scale, softcap),
-        **constants(_packed_attention_kernel, q, k, v, softcap),
-        **tiles,
+        **of_kernel,
     )
     return out, lse
