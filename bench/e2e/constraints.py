@@ -1,14 +1,13 @@
-"""Cost of constraints: seconds per token with each of them and without, drafted and plain.
+"""Cost of a sample's options: CPU seconds per step with each of them and without.
 
-    python -m bench constraints [MODEL] [--samples 8] [--rounds 5] [--before CHECKOUT] --json F
+    python -m bench constraints [--rounds 3] [--tokens 24] [--before CHECKOUT] --json F
 
-SmolLM2-135M when no model is given. The sides alternate within each round, on one thread, and are
-timed in CPU seconds of the process, which other processes on the machine hardly change. "price" is
-the ratio of seconds per token to those without constraints, the median over rounds: for plain
-steps, where it is the cost of a row, and for steps with drafts (budget "auto"), where the compared
-texts differ in length and tau. JSON needs llguidance. With --before, this checkout without
-constraints is timed against another one, such as the last before constraints were added, in
-alternating processes: "price" is then the cost of constraints for a call that uses none.
+Steps without drafts of 1 and 8 samples, of SmolLM2-135M (vocabulary 49,152) and of Qwen2.5-0.5B's
+shape with random weights (151,936), on one thread. The sides alternate within each round and are
+timed in CPU seconds of the process, which other processes on the machine hardly change; a side's
+number is its best round. A call's prompt and the preparation of its grammar are included. JSON and
+regex need llguidance. With --before, this checkout without options is timed against another one,
+in alternating processes, with and without drafts: "unused" has the ratios of seconds per token.
 """
 
 import argparse
@@ -22,10 +21,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from transformers import NoRepeatNGramLogitsProcessor
 
 import csd
 from bench.e2e.constraints_worker import PROMPT
 from bench.lib.common import finish, table
+from bench.lib.shapes import random_model
 from csd.models.demo import smollm2_path
 
 SCHEMA = {
@@ -40,49 +41,64 @@ SCHEMA = {
     "required": ["title", "author", "year", "genres", "review"],
     "additionalProperties": False,
 }
-SIDES = {
+GRAMMARS = {"json", "regex"}
+SIDES: dict[str, dict] = {
     "none": {},
-    "table": dict(logit_bias={10: 1.0}, suppress_tokens=[90, 91]),
+    "filters": dict(top_k=20, top_p=0.8, repetition_penalty=1.05),
+    "typical": dict(typical_p=0.9),
+    "bias": dict(logit_bias={10: 1.0}, suppress_tokens=[90, 91]),
+    "allowed": dict(allowed_token_ids=list(range(100, 5000))),
+    "bias and filters": dict(logit_bias={10: 1.0}, top_k=20, top_p=0.8, repetition_penalty=1.05),
+    "words": dict(bad_words=["lighthouse keeper", "by the way"]),
     "ngram": dict(no_repeat_ngram_size=6),
     "counts": dict(frequency_penalty=0.1, presence_penalty=0.1),
+    "min tokens": dict(min_new_tokens=True),
+    "stop": dict(stop=["lighthouse keeper", "by the way"]),
+    "top_logprobs": dict(top_logprobs=20),
+    "thought": dict(max_thinking_tokens=100, thinking_tags=("<think>", "</think>")),
+    "processor": dict(logits_processor=[NoRepeatNGramLogitsProcessor(6)]),
     "function": dict(logits_processor=lambda ids, logits: logits),
+    "regex": dict(regex="[a-z ]{400,500}"),
     "json": dict(json_schema=SCHEMA),
 }
+# sides whose samples may end before the others'
+ENDING = {"json", "regex", "min tokens"}
 HOW = {"plain": dict(speculate=False), "auto": dict(budget="auto")}
+SAMPLES = (1, 8)
 
 
-def run(engine: csd.Engine, samples: int, rounds: int, tokens: int) -> list[dict]:
-    took: dict[tuple[str, str], list[float]] = {}
-    tau: dict[tuple[str, str], list[float]] = {}
-    sides = {k: v for k, v in SIDES.items() if k != "json" or find_spec("llguidance")}
+def run(engine: csd.Engine, vocab: int, rounds: int, tokens: int, **options) -> list[dict]:
+    """Rows of an engine: milliseconds per step of each side, by number of samples."""
+    sides = {k: v for k, v in SIDES.items() if k not in GRAMMARS or find_spec("llguidance")}
+    best: dict[tuple[str, int], float] = {}
     for i in range(rounds + 1):
         for side, asked in sides.items():
-            for how, options in HOW.items():
+            if side == "min tokens":
+                asked = dict(min_new_tokens=tokens)
+            for samples in SAMPLES:
                 start = time.process_time()
-                out = engine.generate(
-                    [{"role": "user", "content": PROMPT}],
+                out = csd.generate(
+                    engine,
+                    PROMPT,
                     num_samples=samples,
                     temperature=0.7,
                     max_new_tokens=tokens,
                     seed=i,
-                    **asked,
+                    speculate=False,
+                    ignore_eos=side not in ENDING,
                     **options,
+                    **asked,
                 )
-                spent = (time.process_time() - start) / out.stats.tokens
+                spent = 1000 * (time.process_time() - start) / out.stats.steps
                 # warm-up: the first round allocates, measures and compiles
                 if i:
-                    took.setdefault((side, how), []).append(spent)
-                    tau.setdefault((side, how), []).append(out.stats.tokens_per_step)
-    rows = []
-    for side in sides:
-        row: dict = {"constraint": side}
-        for how in HOW:
-            pairs = zip(took[side, how], took["none", how], strict=True)
-            row[f"price, {how}"] = statistics.median(a / b for a, b in pairs)
-        row["ms a token, auto"] = 1000 * statistics.median(took[side, "auto"])
-        row["tau"] = statistics.median(tau[side, "auto"])
-        rows.append(row)
-    return rows
+                    best[side, samples] = min(best.get((side, samples), spent), spent)
+    return [
+        {"option": side, "vocabulary": vocab}
+        | {f"ms, {n}": best[side, n] for n in SAMPLES}
+        | {f"share, {n}": best[side, n] / best["none", n] - 1 for n in SAMPLES}
+        for side in sides
+    ]
 
 
 class Checkout:
@@ -133,31 +149,29 @@ def run_unused(before: str, model: str, samples: int, rounds: int, tokens: int) 
     for side in sides:
         side.close()
     return [
-        {"constraint": "unused"}
+        {"option": "unused"}
         | {f"price, {how}": statistics.median(ratios) for how, ratios in prices.items()}
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--before", help="a checkout to compare with where nothing is asked for")
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    model = args.model or smollm2_path()
-    unused = []
+    rows = []
     if args.before:
-        unused = run_unused(args.before, model, args.samples, args.rounds, args.tokens)
-    with csd.Engine(model) as engine:
-        rows = unused + run(engine, args.samples, args.rounds, args.tokens)
-        dtype = str(engine.dtype)
+        rows = run_unused(args.before, smollm2_path(), 8, args.rounds, args.tokens)
+    with csd.Engine(smollm2_path()) as engine:
+        rows += run(engine, 49152, args.rounds, args.tokens)
+        dtype, tokenizer = str(engine.dtype), engine.tokenizer
+    with csd.Engine(random_model("qwen2.5-0.5b", dtype=torch.bfloat16)) as engine:
+        rows += run(engine, 151936, args.rounds, args.tokens, tokenizer=tokenizer)
     print(table(rows))
-    result = {"rows": rows, "samples": args.samples, "rounds": args.rounds, "dtype": dtype}
-    finish(result | {"tokens": args.tokens}, args.json)
+    finish({"rows": rows, "rounds": args.rounds, "dtype": dtype, "tokens": args.tokens}, args.json)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,22 @@ from tools.experiment_tables.results import between, fold, load
 
 TASKS = {"words": "word problems", "code": "code"}
 CONSTRAINTS = {
-    "unused": "none, over the checkout before",
     "none": "none",
-    "table": "`logit_bias`, `suppress_tokens`",
+    "filters": "`top_k=20`, `top_p=0.8`, `repetition_penalty=1.05`",
+    "typical": "`typical_p`",
+    "bias": "`logit_bias`, `suppress_tokens`",
+    "allowed": "`allowed_token_ids`",
+    "bias and filters": "`logit_bias` and the filters above",
+    "words": "`bad_words` of several tokens",
     "ngram": "`no_repeat_ngram_size`",
     "counts": "frequency and presence penalty",
+    "min tokens": "`min_new_tokens`",
+    "stop": "`stop` strings",
+    "top_logprobs": "`top_logprobs=20`",
+    "thought": "`max_thinking_tokens`",
+    "processor": "a processor of `transformers`",
     "function": "`logits_processor` that changes nothing",
+    "regex": "`regex`",
     "json": "`json_schema`",
 }
 
@@ -47,19 +57,23 @@ def short() -> str:
 
 
 def constraints() -> str:
-    def price(x: float) -> str:
-        return "1" if x == 1 else f"{x:.2f}"
-
-    lines = [
-        [
-            CONSTRAINTS[r["constraint"]],
-            price(r["price, plain"]),
-            price(r["price, auto"]),
-            f"{r['tau']:.2f}" if "tau" in r else "",
-        ]
-        for r in load("constraints")["rows"]
-    ]
-    return markdown(["constraint", "plain steps", "with drafts", "tau"], lines)
+    rows = {(r["option"], r["vocabulary"]): r for r in load("constraints")["rows"]}
+    vocabularies = sorted({vocabulary for _, vocabulary in rows})
+    head = ["option", *(f"{v:,}, N={n}" for v in vocabularies for n in (1, 8))]
+    lines = []
+    for option, text in CONSTRAINTS.items():
+        line = [text]
+        for vocabulary in vocabularies:
+            row = rows.get((option, vocabulary))
+            for n in (1, 8):
+                if row is None:
+                    line.append("")
+                elif option == "none":
+                    line.append(f"{row[f'ms, {n}']:.1f} ms")
+                else:
+                    line.append(f"{100 * row[f'share, {n}']:+.0f}%")
+        lines.append(line)
+    return markdown(head, lines)
 
 
 TABLES = {"long": lambda: all_rows(load("long")), "short": short, "constraints": constraints}

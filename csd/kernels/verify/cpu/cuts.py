@@ -93,10 +93,10 @@ def min_p_cut(score, rest, min_p):
 
 
 @loop
-def typical_cut(score, rest, moment, typical_p):
+def typical_cut(score, rest, moment, least):
     """Drop the tokens whose surprise is far from its mean; True if the cut is below the head.
 
-    rest, moment: sums of exp(z) and of -z exp(z) of the tokens below the head.
+    rest, moment: sums of exp(z) and of -z exp(z) of the tokens below the head. least: mass to keep.
     """
     kind = type(rest)
     mass, total, mean = np.empty_like(score), 0.0, 0.0
@@ -105,7 +105,7 @@ def typical_cut(score, rest, moment, typical_p):
         total += mass[w]
         mean += mass[w] * -score[w] if mass[w] > 0 else kind(0)
     total = kind(total) + rest
-    mean, target = (kind(mean) + moment) / total, typical_p * total
+    mean, target = (kind(mean) + moment) / total, least * total
     shift, near = np.empty_like(score), 0.0
     for w in range(score.shape[0]):
         shift[w] = abs(score[w] + mean) if mass[w] > 0 else kind(np.inf)

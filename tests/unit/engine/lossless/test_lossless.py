@@ -1,5 +1,7 @@
 """csd's tokens are plain sampling's, token by token, whatever is drafted."""
 
+from itertools import combinations
+
 import pytest
 import torch
 from helpers.models.checkpoints import build
@@ -26,6 +28,11 @@ SETTINGS = {
     "all": dict(
         temperature=0.8, top_k=30, top_p=0.9, min_p=0.02, repetition_penalty=1.2, min_new_tokens=6
     ),
+    "qwen": dict(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05),
+}
+CUTS = dict(top_k=12, top_p=0.8, min_p=0.05, typical_p=0.6, repetition_penalty=1.3)
+SETTINGS |= {
+    f"{a}-{b}": dict(temperature=1.1) | {a: CUTS[a], b: CUTS[b]} for a, b in combinations(CUTS, 2)
 }
 
 

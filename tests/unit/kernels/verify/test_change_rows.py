@@ -17,6 +17,7 @@ from csd.engine.options.thinking import forced_places
 from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import Refill, fill_slots
 from csd.engine.rules.changes import Changes
+from csd.kernels.verify.reference_rows import row_logits
 from csd.kernels.verify.rules import change_rows, only, path_tokens
 from csd.kernels.verify.rules import rows as row_rules
 from csd.state.pool import Pool
@@ -209,6 +210,9 @@ def test_every_row_is_changed_as_its_own_prefix_asks(names, static):
             if forced is not None:
                 only(x, forced)
         assert torch.equal(logits, before)
+        # a penalty that nothing follows is verification's
+        every = torch.arange(pool.rows)
+        x = row_logits(x, every, pool, changes.without_rules(slots))
         for m in range(pool.rows - 3):
             s = int(pool.slot[m])
             prompt, tokens = snapshots[s]
