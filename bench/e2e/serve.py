@@ -3,8 +3,8 @@
     python -m bench serve [MODEL] [--n 8] [--clients 16] [--pairs 9] [--tokens 100]
         [--with KIND PYTHON] [--beside URL NAME] [--json FILE]
 
-SmolLM2-135M-Instruct when no model is given, word problems at temperature 0.7. All sides draw the
-same samples on one engine, in alternating order:
+SmolLM2-135M-Instruct when no model is given, word problems with the settings of its generation
+config (at temperature 0.7 without filters if it sets none). All sides draw the same samples on one engine, in alternating order:
 
     one       one request for n choices, through HTTP and with `csd.generate`
     clients   simultaneous clients, each with its own prompt and n choices in one request, and each
@@ -38,14 +38,14 @@ from bench.e2e.cpu import PROBLEMS
 from bench.e2e.long.vllm_side import as_folder
 from bench.lib.common import bootstrap, finish, table
 from bench.lib.llama_cpp import copy_in
+from bench.lib.models import HELP, path_of
 from bench.lib.servers import NAME, command, free_port, running
-from csd.models.demo import smollm2_path
 from csd.serve.http import Server, process
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="a folder or a GGUF file")
+    parser.add_argument("model", nargs="?", help=HELP)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--pairs", type=int, default=9)
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
 
-    model = csd.Engine(args.model or smollm2_path(), device="cpu", max_slots=args.slots)
+    model = csd.Engine(path_of(args.model), device="cpu", max_slots=args.slots)
     engine = csd.AsyncEngine(model, max_tokens=2048)
     listening = process(Server(engine, NAME), port=0)
     thread = threading.Thread(target=listening.run)
@@ -89,7 +89,7 @@ def started(
     if not args.start:
         return {}
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    path, gguf = args.model or smollm2_path(), None
+    path, gguf = path_of(args.model), None
     place = as_folder(path, model.dtype, model.tokenizer, folder)
     if any(kind == "llama" for kind, _ in args.start) and path.endswith(".gguf"):
         gguf = str(copy_in(path, model.dtype, folder / "model.gguf"))

@@ -2,6 +2,7 @@
 
 from bench.e2e.long.readme_table import all_rows
 from bench.lib.common import markdown
+from bench.lib.settings import words
 from tools.experiment_tables.results import between, fold, load
 
 TASKS = {"words": "word problems", "code": "code"}
@@ -17,8 +18,9 @@ CONSTRAINTS = {
 
 
 def short() -> str:
+    result = load("cpu")
     head = [
-        "task",
+        f"task ({words(result.get('settings'))})",
         "samples",
         "csd",
         "the same engine, no drafts",
@@ -41,7 +43,7 @@ def short() -> str:
             *(f"{r[f'csd/{side}']:.2f}" for side in ("transformers", "llama.cpp")),
             f"{r['tau']:.2f}",
         ]
-        for r in load("cpu")["rows"]
+        for r in result["rows"]
     ]
     return markdown(head, fold(lines))
 
