@@ -13,6 +13,7 @@ from bench.e2e.long.plan import CSD
 from bench.lib import models
 from bench.lib.llama_cpp import sampler
 from bench.lib.models import MODELS, Published, join, path_of
+from bench.lib.servers import fields
 from bench.lib.settings import DEFAULTS, PLAIN, of_transformers, settings_of, words
 from csd.models.demo import smollm2_path
 
@@ -91,6 +92,13 @@ def test_published_settings_are_a_generation_config_that_csd_serves(name):
 def test_settings_in_words():
     assert words(None) == words(PLAIN) == "temperature 0.7, no filters"
     assert words(QWEN) == "temperature 0.7, top_k 20, top_p 0.8, repetition_penalty 1.1"
+
+
+def test_each_server_gets_the_settings_in_its_names():
+    assert fields("vllm", QWEN) == QWEN
+    assert fields("llama", QWEN)["repeat_penalty"] == 1.1
+    own = json.loads(fields("transformers", QWEN)["generation_config"])
+    assert (own["top_k"], own["top_p"], own["repetition_penalty"]) == (20, 0.8, 1.1)
 
 
 class Lib:
