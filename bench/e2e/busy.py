@@ -26,8 +26,9 @@ import torch
 
 import csd
 from bench.lib.common import finish, table
+from bench.lib.models import HELP, path_of
+from bench.lib.settings import PLAIN
 from csd.engine.step import thread_choice
-from csd.models.demo import smollm2_path
 from csd.models.load import load
 
 RESULT = Path("bench/results/busy.json")
@@ -40,7 +41,7 @@ GOAL = 0.8
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="a folder or a GGUF file; SmolLM2-135M when not given")
+    parser.add_argument("--model", help=HELP)
     parser.add_argument("--others", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=8)
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     threads, load = torch.get_num_threads(), os.getloadavg()[0]
     if threads == 1:
         raise SystemExit("busy compares one thread with several: set OMP_NUM_THREADS to 2 or more")
-    sides = sides_of(args.model or smollm2_path(), threads, args.samples, args.tokens)
+    sides = sides_of(path_of(args.model), threads, args.samples, args.tokens)
     # compiles, and times steps while nothing of this benchmark competes
     for draw in sides.values():
         draw(0)
@@ -100,8 +101,8 @@ def sides_of(
                 [{"role": "user", "content": PROMPT}],
                 num_samples=samples,
                 max_new_tokens=tokens,
-                temperature=0.7,
                 seed=seed,
+                **PLAIN,
                 ignore_eos=True,
                 progress=False,
             )

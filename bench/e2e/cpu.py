@@ -3,14 +3,15 @@
     python -m bench.cpu [MODEL] [--tasks words code] [--samples 1 4 8 16] [--nodes auto 8]
         [--pairs 9] [--llama] [--json FILE]
 
-SmolLM2-135M-Instruct when no model is given; all sides run in `--dtype`, by default the one that
-csd selects on this machine. The prompts are our own word problems and code tasks, at temperature
-0.7, with at most `--tokens` new tokens per sample. `--exact on off` runs csd with exact=True and
-False; by default the engine chooses. Each pair draws the same samples with csd with and without
-speculation, in alternating order; then `transformers` draws as many in one batch, and with
-`--llama` llama.cpp does (`pip install llama-cpp-python`; needs a GGUF file). `--nodes` lists
-numbers of drafted tokens per step, with one row for each. The report has medians over the pairs and
-the median of the paired ratios with its bootstrap interval.
+SmolLM2-135M-Instruct when no model is given, or a name of `python -m bench models`; all sides run
+in `--dtype`, by default the one that csd selects on this machine. The prompts are our own word
+problems and code tasks, with the settings of the model's generation config (at temperature 0.7
+without filters if it sets none), and with at most `--tokens` new tokens per sample. `--exact on
+off` runs csd with exact=True and False; by default the engine chooses. Each pair draws the same
+samples with csd with and without speculation, in alternating order; then `transformers` draws as
+many in one batch, and with `--llama` llama.cpp does (`pip install llama-cpp-python`; needs a GGUF
+file). `--nodes` lists numbers of drafted tokens per step, with one row for each. The report has
+medians over the pairs and the median of the paired ratios with its bootstrap interval.
 """
 
 import argparse
@@ -25,7 +26,8 @@ import torch
 import csd
 from bench.lib.common import bootstrap, drafting, finish, table
 from bench.lib.llama_cpp import LlamaCpp, copy_in
-from csd.models.demo import smollm2_path
+from bench.lib.models import HELP, path_of
+from bench.lib.settings import of_transformers, settings_of, words
 
 PROBLEMS = [
     "A baker makes 6 trays of rolls with 12 rolls on each tray. She sells 48 rolls in the morning "
@@ -49,7 +51,7 @@ PROBLEMS = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="a folder or a GGUF file")
+    parser.add_argument("model", nargs="?", help=HELP)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["words"])
     parser.add_argument("--exact", nargs="+", choices=("on", "off"))
     parser.add_argument("--samples", type=int, nargs="+", default=[1, 4, 8, 16])
@@ -61,15 +63,18 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
 
-    path = args.model or smollm2_path()
+    path = path_of(args.model)
     dtype = args.dtype and getattr(torch, args.dtype)
     choices = [{"on": True, "off": False}[x] for x in args.exact] if args.exact else [None]
     engines = [csd.Engine(path, dtype=dtype, device="cpu", exact=exact) for exact in choices]
-    others = {"transformers": Transformers(path, engines[0].tokenizer, engines[0].dtype)}
+    settings = settings_of(engines[0].generation_config)
+    others = {"transformers": Transformers(path, engines[0].tokenizer, engines[0].dtype, settings)}
     if args.llama:
         with tempfile.TemporaryDirectory() as folder:
             same = copy_in(path, engines[0].dtype, Path(folder, "model.gguf"))
-            others["llama.cpp"] = LlamaCpp(same, engines[0].tokenizer, max(args.samples))
+            others["llama.cpp"] = LlamaCpp(
+                same, engines[0].tokenizer, max(args.samples), settings=settings
+            )
     warm = [{"role": "user", "content": PROBLEMS[0]}]
     for engine in engines:
         csd.generate(engine, warm, num_samples=2, max_new_tokens=8, seed=0)
@@ -79,12 +84,14 @@ def main() -> None:
     for task in args.tasks:
         for n in args.samples:
             for engine in engines:
-                prompts = TASKS[task]()
-                measured = measure(engine, others, prompts, n, args.nodes, args.pairs, args.tokens)
+                prompts, sizes = TASKS[task](), (n, args.nodes, args.pairs, args.tokens)
+                measured = measure(engine, others, prompts, *sizes, settings)
                 rows += [{"task": task, "exact": engine.exact} | row for row in measured]
                 print(table(rows[-len(measured) :]), flush=True)
     print(table(rows))
-    finish({"bench": "cpu", "dtype": str(engines[0].dtype), "rows": rows}, args.json)
+    print(words(settings))
+    head = {"model": Path(path).name, "settings": settings, "dtype": str(engines[0].dtype)}
+    finish({"bench": "cpu", **head, "rows": rows}, args.json)
 
 
 def code() -> list[str]:
@@ -96,7 +103,14 @@ TASKS = {"words": lambda: PROBLEMS, "code": code}
 
 
 def measure(
-    engine, others: dict, prompts: list[str], n: int, nodes: list[str], pairs: int, tokens: int
+    engine,
+    others: dict,
+    prompts: list[str],
+    n: int,
+    nodes: list[str],
+    pairs: int,
+    tokens: int,
+    settings: dict,
 ) -> list[dict]:
     """Tokens per second of all sides for n samples, one row for each of `nodes`."""
     rates = {name: [] for name in (*nodes, "plain", *others)}
@@ -111,8 +125,8 @@ def measure(
                 chat,
                 num_samples=n,
                 max_new_tokens=tokens,
-                temperature=0.7,
                 seed=i,
+                **settings,
                 **drafting("none" if name == "plain" else name),
             )
             rates[name].append(outs[name].stats.tokens / (time.perf_counter() - start))
@@ -149,9 +163,9 @@ def measure(
 class Transformers:
     """`generate` of transformers on the same file or folder, with one batch of n rows."""
 
-    def __init__(self, path: str, tokenizer, dtype: torch.dtype):
+    def __init__(self, path: str, tokenizer, dtype: torch.dtype, settings: dict):
         self.model = module(path, dtype)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.settings = tokenizer, settings
 
     def draw(self, chat, n: int, tokens: int, seed: int) -> float:
         """Returns tokens per second; tokens after a row's end token do not count."""
@@ -165,14 +179,13 @@ class Transformers:
             num_return_sequences=n,
             max_new_tokens=tokens,
             do_sample=True,
-            temperature=0.7,
-            top_k=0,
+            **of_transformers(self.settings),
         )
         seconds = time.perf_counter() - start
         new = out[:, ids["input_ids"].shape[1] :]
-        end = self.model.generation_config.eos_token_id
-        ended = (new == end).int().cumsum(1)
-        return int(((ended - (new == end).int()) == 0).sum()) / seconds
+        ends = torch.tensor(self.model.generation_config.eos_token_id).view(-1)
+        is_end = torch.isin(new, ends).int()
+        return int(((is_end.cumsum(1) - is_end) == 0).sum()) / seconds
 
 
 def module(model: str, dtype: torch.dtype):

@@ -2,12 +2,12 @@
 
     python -m bench exact [MODEL] [--dtypes bfloat16 float32] [--samples 4 8] --json F
 
-SmolLM2-135M when no model is given, word problems at temperature 0.7. The sides alternate within
-each round, on one thread, and are timed in CPU seconds of the process, which other processes on the
-machine hardly change. "price" is the time with exact=True over that without, the median over
-rounds, for plain steps and for steps with drafts. For the samples drawn with `budget="auto"`, a row
-also has the share that differs from plain sampling by the same engine, and the number of tokens
-before the earliest difference.
+SmolLM2-135M when no model is given, word problems at temperature 0.7 without filters. The sides
+alternate within each round, on one thread, and are timed in CPU seconds of the process, which other
+processes on the machine hardly change. "price" is the time with exact=True over that without, the
+median over rounds, for plain steps and for steps with drafts. For the samples drawn with
+`budget="auto"`, a row also has the share that differs from plain sampling by the same engine, and
+the number of tokens before the earliest difference.
 """
 
 import argparse
@@ -19,7 +19,8 @@ import torch
 import csd
 from bench.e2e.cpu import PROBLEMS
 from bench.lib.common import finish, table
-from csd.models.demo import smollm2_path
+from bench.lib.models import path_of
+from bench.lib.settings import PLAIN
 
 # drafted tokens per step, over all samples
 NODES = 24
@@ -27,7 +28,7 @@ NODES = 24
 
 def seconds(engine: csd.Engine, prompt: str, **options) -> tuple[float, csd.Samples]:
     start = time.process_time()
-    out = engine.generate([{"role": "user", "content": prompt}], temperature=0.7, **options)
+    out = engine.generate([{"role": "user", "content": prompt}], **PLAIN, **options)
     return time.process_time() - start, out
 
 
@@ -84,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     rows = []
     for name in args.dtypes:
         options = dict(dtype=getattr(torch, name), device="cpu")
-        model = args.model or smollm2_path()
+        model = path_of(args.model)
         engines = {exact: csd.Engine(model, exact=exact, **options) for exact in (True, False)}
         for samples in args.samples:
             rows.append({"dtype": name} | row(engines, samples, args.rounds, args.tokens))

@@ -35,7 +35,8 @@ import torch
 import csd
 from bench.e2e.long.vllm_side import Vllm, as_folder
 from bench.lib.common import finish, table, write
-from csd.models.demo import smollm2_path
+from bench.lib.models import path_of
+from bench.lib.settings import PLAIN
 
 EXAMPLES, TURNS, SLOTS = 8, 6, 64
 
@@ -69,7 +70,7 @@ class Csd:
             seed=seed,
             num_samples=samples,
             max_new_tokens=tokens,
-            temperature=0.7,
+            **PLAIN,
             ignore_eos=True,
             progress=False,
         )
@@ -208,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     lines = args.data.read_text().splitlines()[: EXAMPLES + 3 * args.problems]
-    model = args.model or smollm2_path()
+    model = path_of(args.model)
     sides: dict[str, Csd | Other] = {name: Csd(model, cache=name == "with") for name in CSD}
     engine = sides["with"].engine
     named = jobs(engine.tokenizer, [*map(json.loads, lines)], args.problems, args.tokens)

@@ -1,11 +1,14 @@
-"""README's table and plot: eight answers by csd and by other engines, measured and written.
+"""README's tables and plot: eight answers by csd and by other engines, measured and written.
 
-    python -m bench readme [--vllm .venv-vllm/bin/python] [--model PATH] [--pairs 7]
+    python -m bench readme [--model MODEL] [--vllm .venv-vllm/bin/python] [--pairs 7]
+        [--without SIDE ...]
     python -m bench readme --plot
 
-Times the first row of `python -m bench.long` anew, writes bench/results/readme.json, and from it
-README's block and bench/results/readme.svg. --plot writes these two from the file alone. It takes
-about a quarter of an hour on 2 cores, and nothing else should run meanwhile.
+Times the first row of `python -m bench.long` anew, with the settings of the model's generation
+config, and writes it to bench/results/readme.json, or to readme_MODEL.json for another model than
+SmolLM2-135M. README's block then has a table of each such file, and each file its plot. --plot
+writes these from the files alone. It takes about a quarter of an hour on 2 cores with SmolLM2-135M
+and some hours with 1.5 billion parameters, and nothing else should run meanwhile.
 """
 
 import argparse
@@ -14,7 +17,9 @@ from pathlib import Path
 
 from bench.e2e.long import picture, readme_table
 from bench.e2e.long.__main__ import run
-from bench.e2e.long.plan import plan
+from bench.e2e.long.plan import PEERS, plan
+from bench.lib.models import HELP
+from csd.models.demo import DEMO
 
 ROOT = Path(__file__).parents[2]
 RESULT = Path("bench/results/readme.json")
@@ -22,30 +27,46 @@ RESULT = Path("bench/results/readme.json")
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="a folder or a GGUF file; SmolLM2-135M when not given")
+    parser.add_argument("--model", help=HELP)
     parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--plot", action="store_true", help="write from the file, measure nothing")
-    parser.add_argument("--json", type=Path, default=ROOT / RESULT)
+    parser.add_argument("--without", nargs="+", choices=PEERS, default=[], metavar="SIDE")
+    parser.add_argument("--plot", action="store_true", help="write from the files, measure nothing")
+    parser.add_argument("--json", type=Path, help="in place of bench/results/readme[_MODEL].json")
     args = parser.parse_args(argv)
+    args.json = args.json or ROOT / result_of(args.model)
     if not args.plot:
         # a run continues its file, but README's figures are of one run
-        new = args.json.with_suffix(".new.json")
+        new = args.json.with_suffix(".new")
         new.unlink(missing_ok=True)
         settings = argparse.Namespace(
             **{**vars(args), "json": new, "minutes": 120, "recorded": None}
         )
         run(settings, plan(full=False, recorded=False)[:1])
         new.replace(args.json)
-    update(json.loads(args.json.read_text()), ROOT / "README.md", args.json.with_suffix(".svg"))
+    update(results(args.json.parent), ROOT / "README.md")
 
 
-def update(result: dict, readme: Path, plot: Path) -> None:
-    """Write the plot, and README's block between its markers."""
-    plot.write_text(picture.svg(result))
+def result_of(model: str | None) -> Path:
+    """The file of a model's row."""
+    if model in (None, DEMO):
+        return RESULT
+    return RESULT.with_name(f"readme_{Path(model).name.removesuffix('.gguf')}.json")
+
+
+def results(folder: Path) -> dict[Path, dict]:
+    """Rows by file, SmolLM2-135M's first."""
+    files = [*folder.glob(RESULT.name), *sorted(folder.glob(f"{RESULT.stem}_*.json"))]
+    return {file: json.loads(file.read_text()) for file in files}
+
+
+def update(rows: dict[Path, dict], readme: Path) -> None:
+    """Write the plots, and README's block between its markers."""
+    for file, result in rows.items():
+        file.with_suffix(".svg").write_text(picture.svg(result))
     text, begin, end = readme.read_text(), readme_table.BEGIN, readme_table.END
     before, after = text.split(begin)[0], text.split(end)[1]
-    readme.write_text(f"{before}{readme_table.block(result)}{after}")
+    readme.write_text(f"{before}{readme_table.block(*rows.values())}{after}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python -m bench serve [MODEL] [--n 8] [--clients 16] [--pairs 9] [--tokens 100]
         [--with KIND PYTHON] [--beside URL NAME] [--json FILE]
 
-SmolLM2-135M-Instruct when no model is given, word problems at temperature 0.7. All sides draw the
-same samples on one engine, in alternating order:
+SmolLM2-135M-Instruct when no model is given, word problems with the settings of its generation
+config (at temperature 0.7 without filters if it sets none). All sides draw the same samples on one
+engine, in alternating order:
 
     one       one request for n choices, through HTTP and with `csd.generate`
     clients   simultaneous clients, each with its own prompt and n choices in one request, and each
@@ -31,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import csd
@@ -38,14 +40,18 @@ from bench.e2e.cpu import PROBLEMS
 from bench.e2e.long.vllm_side import as_folder
 from bench.lib.common import bootstrap, finish, table
 from bench.lib.llama_cpp import copy_in
-from bench.lib.servers import NAME, command, free_port, running
-from csd.models.demo import smollm2_path
+from bench.lib.models import HELP, path_of
+from bench.lib.servers import NAME, command, fields, free_port, running
+from bench.lib.settings import settings_of, words
 from csd.serve.http import Server, process
+
+# URL, the model's name there, and the fields of a request with the settings
+Place = tuple[str, str, dict[str, Any]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", help="a folder or a GGUF file")
+    parser.add_argument("model", nargs="?", help=HELP)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--pairs", type=int, default=9)
@@ -59,7 +65,7 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
 
-    model = csd.Engine(args.model or smollm2_path(), device="cpu", max_slots=args.slots)
+    model = csd.Engine(path_of(args.model), device="cpu", max_slots=args.slots)
     engine = csd.AsyncEngine(model, max_tokens=2048)
     listening = process(Server(engine, NAME), port=0)
     thread = threading.Thread(target=listening.run)
@@ -67,29 +73,28 @@ def main() -> None:
     while not listening.started:
         time.sleep(0.01)
     port = listening.servers[0].sockets[0].getsockname()[1]
-    own = f"http://127.0.0.1:{port}/v1", NAME
+    settings = settings_of(model.generation_config)
+    own = f"http://127.0.0.1:{port}/v1", NAME, settings
     try:
         with ExitStack() as stack:
-            others = {f"{url} {name}": (url, name) for url, name in args.beside}
+            others = {f"{url} {name}": (url, name, settings) for url, name in args.beside}
             others |= started(model, args, stack)
             rows = [one(model, own, args), *crowds(own, others, args)]
     finally:
         listening.should_exit = True
         thread.join()
     print(table(rows))
-    finish(
-        {"bench": "serve", "dtype": str(model.dtype), "exact": model.exact, "rows": rows}, args.json
-    )
+    print(words(settings))
+    head = {"bench": "serve", "settings": settings, "dtype": str(model.dtype)}
+    finish(head | {"exact": model.exact, "rows": rows}, args.json)
 
 
-def started(
-    model: csd.Engine, args: argparse.Namespace, stack: ExitStack
-) -> dict[str, tuple[str, str]]:
-    """Start the servers of `--with`; returns (URL, model name) by kind."""
+def started(model: csd.Engine, args: argparse.Namespace, stack: ExitStack) -> dict[str, Place]:
+    """Start the servers of `--with`; returns them by kind."""
     if not args.start:
         return {}
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    path, gguf = args.model or smollm2_path(), None
+    path, gguf = path_of(args.model), None
     place = as_folder(path, model.dtype, model.tokenizer, folder)
     if any(kind == "llama" for kind, _ in args.start) and path.endswith(".gguf"):
         gguf = str(copy_in(path, model.dtype, folder / "model.gguf"))
@@ -108,7 +113,8 @@ def started(
         )
         name = place if kind == "transformers" else NAME
         log = Path(tempfile.gettempdir()) / f"bench-serve-{kind}.log"
-        addresses[kind] = stack.enter_context(running(asked, name, port, log))
+        address = stack.enter_context(running(asked, name, port, log))
+        addresses[kind] = *address, fields(kind, settings_of(model.generation_config))
     return addresses
 
 
@@ -118,11 +124,11 @@ def chat(i: int) -> list[dict]:
     return [{"role": "user", "content": f"{text} ({i})" if i >= len(PROBLEMS) else text}]
 
 
-def ask(place: tuple[str, str], i: int, n: int, tokens: int, **more) -> int:
+def ask(place: Place, i: int, n: int, tokens: int, **more) -> int:
     """Send a request, wait for its answer, and return its number of new tokens."""
     url, name = urlsplit(place[0]), place[1]
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=3600)
-    body = dict(model=name, messages=chat(i), n=n, temperature=0.7, max_tokens=tokens)
+    body = dict(model=name, messages=chat(i), n=n, max_tokens=tokens) | place[2]
     headers = {"Content-Type": "application/json"}
     path = f"{url.path}/chat/completions"
     connection.request("POST", path, json.dumps(body | more), headers)
@@ -138,15 +144,15 @@ def rate(draw: Callable[[], int]) -> float:
     return draw() / (time.perf_counter() - start)
 
 
-def one(model: csd.Engine, own: tuple[str, str], args: argparse.Namespace) -> dict:
+def one(model: csd.Engine, own: Place, args: argparse.Namespace) -> dict:
     def directly(i: int) -> int:
         out = csd.generate(
             model,
             chat(i),
             num_samples=args.n,
             seed=i,
-            temperature=0.7,
             max_new_tokens=args.tokens,
+            **own[2],
         )
         return out.stats.tokens
 
@@ -157,14 +163,12 @@ def one(model: csd.Engine, own: tuple[str, str], args: argparse.Namespace) -> di
     return compared("one client", sides, args.pairs, args)[0]
 
 
-def crowds(
-    own: tuple[str, str], others: dict[str, tuple[str, str]], args: argparse.Namespace
-) -> list[dict]:
-    def seed(place: tuple[str, str], i: int) -> dict:
+def crowds(own: Place, others: dict[str, Place], args: argparse.Namespace) -> list[dict]:
+    def seed(place: Place, i: int) -> dict:
         # vLLM crashes on a CPU if a request with a seed waits for the rest of its prompt
         return {"seed": i} if place == own else {}
 
-    def grouped(place: tuple[str, str]) -> int:
+    def grouped(place: Place) -> int:
         with ThreadPoolExecutor(args.clients) as pool:
             asked = [
                 pool.submit(ask, place, i, args.n, args.tokens, **seed(place, i))
@@ -172,7 +176,7 @@ def crowds(
             ]
             return sum(x.result() for x in asked)
 
-    def scattered(place: tuple[str, str]) -> int:
+    def scattered(place: Place) -> int:
         def more(i: int, j: int) -> dict:
             return seed(place, i) | ({"first_sample": j} if place == own else {})
 
@@ -184,7 +188,7 @@ def crowds(
             ]
             return sum(x.result() for x in asked)
 
-    def draws_groups(place: tuple[str, str]) -> bool:
+    def draws_groups(place: Place) -> bool:
         try:
             return ask(place, 0, 2, 2) > 0
         # the server refuses n, or draws one choice nevertheless

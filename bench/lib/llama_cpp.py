@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from bench.lib.settings import PLAIN
+
 # most rows of a batch
 BATCH = 512
 
@@ -50,13 +52,20 @@ def copy_in(path: str, dtype: torch.dtype, to: str | Path) -> Path:
 
 
 class LlamaCpp:
-    """Draws samples of one prompt at temperature 0.7, each with its own seeded sampler."""
+    """Draws samples of one prompt, each with its own seeded sampler."""
 
-    def __init__(self, path: str | Path, tokenizer: Any, max_sequences: int, cells: int = 8192):
+    def __init__(
+        self,
+        path: str | Path,
+        tokenizer: Any,
+        max_sequences: int,
+        cells: int = 8192,
+        settings: dict[str, Any] = PLAIN,
+    ):
         """max_sequences: samples drawn at once; cells: cache cells of all sequences together."""
         import llama_cpp as lib
 
-        self.lib, self.tokenizer = lib, tokenizer
+        self.lib, self.tokenizer, self.settings = lib, tokenizer, settings
         quiet = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(quiet, ctypes.c_void_p(0))
         self._quiet = quiet
@@ -97,7 +106,8 @@ class LlamaCpp:
             self._decode(chunk)
         for s in range(1, n):
             lib.llama_memory_seq_cp(memory, 0, s, -1, -1)
-        samplers = [self._sampler(seed * n + s) for s in range(n)]
+        longest = len(prompt) + tokens
+        samplers = [sampler(lib, self.settings, seed * n + s, prompt, longest) for s in range(n)]
         # all samples draw their first token from the logits of the prompt's last row
         last, position = {s: len(chunks[-1]) - 1 for s in range(n)}, len(prompt)
         sequences: list[list[int]] = [[] for _ in range(n)]
@@ -113,20 +123,13 @@ class LlamaCpp:
             self._decode(following, every=True)
             last = {s: row for row, (_, _, s) in enumerate(following)}
             position += 1
-        for sampler in samplers:
-            lib.llama_sampler_free(sampler)
+        for chain in samplers:
+            lib.llama_sampler_free(chain)
         return sequences
 
     def ends(self, token: int) -> bool:
         """True if a token ends a sample."""
         return bool(self.lib.llama_vocab_is_eog(self.vocab, token))
-
-    def _sampler(self, seed: int) -> Any:
-        lib = self.lib
-        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_temp(0.7))
-        lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_dist(seed))
-        return chain
 
     def _decode(self, rows: list[tuple[int, int, int]], every: bool = False) -> None:
         """Decode rows of (token, position, sequence), with logits of the last or of every row."""
@@ -141,3 +144,28 @@ class LlamaCpp:
         status = self.lib.llama_decode(self.context, batch)
         if status:
             raise RuntimeError(f"llama_decode returned {status}")
+
+
+def sampler(lib: Any, settings: dict[str, Any], seed: int, prompt: list[int], longest: int) -> Any:
+    """A chain of llama.cpp's samplers with the settings, in the order of transformers' filters.
+
+    longest: most tokens of the prompt and a sample. The penalty counts the prompt's tokens too.
+    """
+    chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+    penalty, min_p = settings["repetition_penalty"], settings["min_p"]
+    links = []
+    if penalty != 1:
+        links.append(lib.llama_sampler_init_penalties(longest, penalty, 0.0, 0.0))
+    links.append(lib.llama_sampler_init_temp(settings["temperature"]))
+    if settings["top_k"]:
+        links.append(lib.llama_sampler_init_top_k(settings["top_k"]))
+    if settings["top_p"] < 1:
+        links.append(lib.llama_sampler_init_top_p(settings["top_p"], 1))
+    if min_p:
+        links.append(lib.llama_sampler_init_min_p(min_p, 1))
+    for link in [*links, lib.llama_sampler_init_dist(seed)]:
+        lib.llama_sampler_chain_add(chain, link)
+    if penalty != 1:
+        for token in prompt:
+            lib.llama_sampler_accept(chain, token)
+    return chain

@@ -8,6 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from bench.lib.settings import of_transformers
 
 NAME = "model"
 # seconds to wait for a server's first answer: vLLM's first start compiles
@@ -84,6 +89,21 @@ def command(
             str(os.cpu_count()),
         ]
     raise ValueError(f"kind must be 'vllm', 'transformers' or 'llama', got {kind!r}")
+
+
+def fields(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a request that draws with the settings, in the names that a kind of server reads.
+
+    The names of csd and vLLM are those of the settings.
+    """
+    if kind == "transformers":
+        own = GenerationConfig(do_sample=True, **of_transformers(settings))
+        # it takes other fields than OpenAI's as one text
+        return {"generation_config": own.to_json_string()}
+    if kind == "llama":
+        others = {name: x for name, x in settings.items() if name != "repetition_penalty"}
+        return others | {"repeat_penalty": settings["repetition_penalty"]}
+    return settings
 
 
 @contextmanager

@@ -22,6 +22,7 @@ OTHER = {
     ("run", "run"),
     ("record", "main"),
     ("vllm_side", "Vllm"),
+    ("models", "fetch"),
     ("serve", "ask"),
     ("constraints", "Checkout"),
     ("constraints_worker", "main"),

@@ -2,6 +2,7 @@
 
 from bench.e2e.long.readme_table import all_rows
 from bench.lib.common import markdown
+from bench.lib.settings import words
 from tools.experiment_tables.results import between, fold, load
 
 TASKS = {"words": "word problems", "code": "code"}
@@ -27,8 +28,9 @@ CONSTRAINTS = {
 
 
 def short() -> str:
+    result = load("cpu")
     head = [
-        "task",
+        f"task ({words(result.get('settings'))})",
         "samples",
         "csd",
         "the same engine, no drafts",
@@ -51,7 +53,7 @@ def short() -> str:
             *(f"{r[f'csd/{side}']:.2f}" for side in ("transformers", "llama.cpp")),
             f"{r['tau']:.2f}",
         ]
-        for r in load("cpu")["rows"]
+        for r in result["rows"]
     ]
     return markdown(head, fold(lines))
 

@@ -1,16 +1,17 @@
 """Complete answers of up to 3,000 tokens: csd with and without drafts, and other engines.
 
     python -m bench.long [--model PATH] [--vllm .venv-vllm/bin/python] [--json F] [--minutes 55]
-        [--pairs 3] [--full] [--recorded [TRACES]] [--dry-run]
+        [--pairs 3] [--without SIDE ...] [--full] [--recorded [TRACES]] [--dry-run]
     python -m bench.long --plot [--json F]
 
-Worked problems, programs and rewriting (`bench/e2e/long/prompts.py`), at temperature 0.7 without
-filters; the sides alternate within a row, with the same weights and number of threads. A row is
-written when it is complete, and a rerun with the same file continues after the last one. Rows that
-do not fit in --minutes are left out, but never the first ones of the plan. --plot prints the table
-of all rows, from the file alone; `python -m bench readme` makes README's table and plot. llama.cpp
-needs `pip install llama-cpp-python` and a GGUF file, vLLM the environment of `make test-vllm`. The
-method is in docs/experiments/answers.md.
+Worked problems, programs and rewriting (`bench/e2e/long/prompts.py`), with the settings of the
+model's generation config (at temperature 0.7 without filters if it sets none); the sides alternate
+within a row, with the same weights and number of threads. A row is written when it is complete, and
+a rerun with the same file continues after the last one. Rows that do not fit in --minutes are left
+out, but never the first ones of the plan. --plot prints the table of all rows, from the file alone;
+`python -m bench readme` makes README's table and plot. llama.cpp needs `pip install
+llama-cpp-python` and a GGUF file, vLLM the environment of `make test-vllm`. The method is in
+docs/experiments/answers.md.
 """
 
 import argparse
@@ -20,8 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.e2e.long import readme_table
-from bench.e2e.long.plan import Cell, plan, summary, supported
+from bench.e2e.long.plan import PEERS, Cell, plan, summary, supported
 from bench.lib.common import finish, merged, table, write
+from bench.lib.models import HELP as MODEL
+from bench.lib.settings import PLAIN
 
 RESULT = Path("bench/results/long.json")
 TRACES = "bench/traces/rewrite.jsonl.gz"
@@ -30,9 +33,12 @@ SHAPE = "qwen2.5-0.5b"
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="a folder or a GGUF file; SmolLM2-135M when not given")
+    parser.add_argument("--model", help=MODEL)
     parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument(
+        "--without", nargs="+", choices=PEERS, default=[], metavar="SIDE", help="leave sides out"
+    )
     parser.add_argument("--minutes", type=float, default=55, help="begin no row beyond these")
     parser.add_argument("--full", action="store_true", help="all sides over the whole grid: hours")
     parser.add_argument(
@@ -71,7 +77,7 @@ def run(args: argparse.Namespace, cells: list[Cell]) -> None:
 
     begun, expected = time.perf_counter(), 0.0
     with ExitStack() as stack:
-        opened = open_sides(args.model, args.vllm, cells, stack)
+        opened = open_sides(args.model, args.vllm, cells, stack, args.without)
         cells = supported(cells, set(opened.sides))
         result = continued(args.json, opened.head)
         for name, why in result["left out"].items():
@@ -108,9 +114,11 @@ def continued(path: Path, head: dict) -> dict:
     if not path.exists():
         return {"bench": "long", **head, "rows": []}
     before = json.loads(path.read_text())
-    for name in ("model", "dtype"):
-        if before[name] != head[name]:
-            raise ValueError(f"{path} is of {name} {before[name]}, not {head[name]}: give another")
+    for name in ("model", "dtype", "settings"):
+        # results from before settings were recorded are of PLAIN
+        old = before.get(name, PLAIN)
+        if old != head[name]:
+            raise ValueError(f"{path} is of {name} {old}, not {head[name]}: give another")
     sides = before["sides"] | head["sides"]
     left_out = {name: why for name, why in head["left out"].items() if name not in sides}
     return {"bench": "long", **head, "sides": sides, "left out": left_out, "rows": before["rows"]}

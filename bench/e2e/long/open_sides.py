@@ -2,6 +2,7 @@
 
 import importlib.util
 import tempfile
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -11,13 +12,14 @@ from typing import Any
 import torch
 
 import csd
-from bench.e2e.long.plan import LLAMA, TRANSFORMERS, VLLM, Cell
+from bench.e2e.long.plan import CSD, LLAMA, TRANSFORMERS, VLLM, Cell
 from bench.e2e.long.prompts import prompt
 from bench.e2e.long.rows import ids_of
 from bench.e2e.long.sides import Csd, Llama, ends_of, transformers_sides
 from bench.e2e.long.vllm_side import NGRAM, Vllm, as_folder
 from bench.lib.llama_cpp import copy_in
-from csd.models.demo import smollm2_path
+from bench.lib.models import path_of
+from bench.lib.settings import settings_of
 from csd.models.load import Loaded, load
 
 # dtypes of GGUF files that are not quantised
@@ -40,6 +42,10 @@ class Opened:
         return self.loaded.tokenizer
 
     @property
+    def settings(self) -> dict[str, Any]:
+        return settings_of(self.loaded.current_generation_config())
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.loaded.dtype
 
@@ -48,6 +54,7 @@ class Opened:
         return {
             "model": Path(self.path).name,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "settings": self.settings,
             "sides": self.how,
             "left out": self.left_out,
         }
@@ -57,20 +64,26 @@ class Opened:
         if cell.kind != "many":
             return self.sides
         engine = csd.Engine(self.loaded, max_slots=cell.slots)
-        sides = {name: Csd(engine, name == "csd") for name in cell.sides}
+        sides = {name: Csd(engine, name == "csd", self.settings) for name in cell.sides}
         sides["csd"].draw([*range(1, 9)], 2, 8, 0)
         return sides
 
 
 def open_sides(
-    model: str | None, python: str | None, cells: list[Cell], stack: ExitStack
+    model: str | None,
+    python: str | None,
+    cells: list[Cell],
+    stack: ExitStack,
+    without: Collection[str] = (),
 ) -> Opened:
     """Open the sides of `cells`, each of which draws once as a warm-up.
 
-    model: a folder or a GGUF file. python: the interpreter of vLLM's environment.
+    model: a name (`bench/lib/models.py`), a folder or a GGUF file. python: the interpreter of
+    vLLM's environment. without: sides to leave out, since all are in memory at once.
     """
-    path = model or smollm2_path()
+    path = path_of(model)
     opened = Opened(load(path, device="cpu"), path)
+    opened.left_out |= dict.fromkeys(without, "--without names it")
     engine = csd.Engine(opened.loaded)
     opened.ends = ends_of(engine)
     one = [cell for cell in cells if cell.kind == "one"]
@@ -80,12 +93,16 @@ def open_sides(
     length = min(longest + limit + 64, opened.loaded.config.context)
     _add(
         opened,
-        {"csd": Csd(engine, True), "csd without drafts": Csd(engine, False)},
+        {name: Csd(engine, name == "csd", opened.settings) for name in CSD},
         f"{csd.__version__}, exact={engine.exact}",
     )
-    wanted = {side for cell in cells for side in cell.sides}
+    wanted = {side for cell in cells for side in cell.sides} - {*without}
     if wanted & {*TRANSFORMERS}:
-        _add(opened, transformers_sides(path, opened.dtype, opened.ends), version("transformers"))
+        sides = transformers_sides(path, opened.dtype, opened.ends, opened.settings)
+        _add(opened, {n: side for n, side in sides.items() if n in wanted}, version("transformers"))
+        if opened.settings["repetition_penalty"] != 1 and TRANSFORMERS[1] in wanted:
+            # its continuous batching drops the penalty, with a warning
+            opened.how[TRANSFORMERS[1]] += ", without the repetition penalty"
     if wanted & {*LLAMA}:
         room = [(longest + c.limit) * c.samples for c in one if {*LLAMA} & {*c.sides}]
         _open_llama(opened, max_samples, max(room), stack)
@@ -114,10 +131,15 @@ def _open_llama(opened: Opened, max_samples: int, cells: int, stack: ExitStack) 
     kinds = sorted({x.tensor_type.name for x in GGUFReader(path).tensors} - {*WHOLE})
     files = {LLAMA[0]: (path, "/".join(kinds) or "as the file is")}
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    files[LLAMA[1]] = copy_in(path, opened.dtype, folder / "model.gguf"), str(opened.dtype)
+    if LLAMA[1] not in opened.left_out:
+        files[LLAMA[1]] = copy_in(path, opened.dtype, folder / "model.gguf"), str(opened.dtype)
     for name, (file, weights) in files.items():
+        if name in opened.left_out:
+            continue
         how = f"llama-cpp-python {version('llama-cpp-python')}, weights in {weights}"
-        _add(opened, {name: Llama(file, opened.tokenizer, max_samples, cells)}, how)
+        _add(
+            opened, {name: Llama(file, opened.tokenizer, max_samples, cells, opened.settings)}, how
+        )
 
 
 def _open_vllm(
@@ -129,8 +151,11 @@ def _open_vllm(
     to = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     folder = as_folder(opened.path, opened.dtype, opened.tokenizer, to)
     for name, ngram in zip(VLLM, (0, NGRAM), strict=True):
+        if name in opened.left_out:
+            continue
         try:
-            side = Vllm(python, folder, opened.dtype, opened.ends, length, max_samples, ngram)
+            sizes = length, max_samples, ngram
+            side = Vllm(python, folder, opened.dtype, opened.ends, *sizes, opened.settings)
         except RuntimeError as error:
             # recorded as left out; the other sides are still measured
             opened.left_out[name] = str(error)

@@ -2,6 +2,7 @@
 
 from bench.e2e.long.plan import CSD, LLAMA, TRANSFORMERS, VLLM
 from bench.lib.common import markdown
+from bench.lib.settings import words
 
 SAMPLES = 8
 BEGIN, END = "<!-- python -m bench readme -->", "<!-- /bench readme -->"
@@ -33,15 +34,19 @@ def fastest(row: dict) -> dict[str, str]:
     return side_of
 
 
-def block(result: dict) -> str:
-    """Returns README's block with its markers."""
+def block(*results: dict) -> str:
+    """Returns README's block with its markers, which has a table of each result."""
+    return "\n\n".join([BEGIN, *map(_part, results)]) + f"\n{END}"
+
+
+def _part(result: dict) -> str:
     row = headline(result)
     lines = [
         [_named(engine, side), f"{seconds:.1f}", "" if engine == "csd" else _times(row, side)]
         for engine, side, seconds in by_seconds(row)
     ]
     head = [f"{job(result)}, {place(result)}", "seconds", "csd is faster (range of pairs)"]
-    return "\n".join([BEGIN, "", markdown(head, lines), "", _factors(row), "", _text(result), END])
+    return "\n\n".join([markdown(head, lines), _factors(row), _text(result)])
 
 
 def by_seconds(row: dict) -> list[tuple[str, str, float]]:
@@ -112,9 +117,10 @@ def _text(result: dict) -> str:
     engines = [name for name in ENGINES if ENGINES[name][0] in missing and name not in fastest(row)]
     absent = "".join(f" {name} is left out: {missing[ENGINES[name][0]]}." for name in engines)
     return (
-        f"{row['task'].capitalize()}, at most {row['limit']:,} tokens, temperature 0.7. Each "
-        "engine runs in its fastest configuration, in turn with the others; seconds are medians "
-        f"of {pairs} pairs. {row['ended']:.0%} of the answers ended before the limit.{absent}"
+        f"{row['task'].capitalize()}, at most {row['limit']:,} tokens, "
+        f"{words(result.get('settings'))}. Each engine runs in its fastest configuration, in "
+        f"turn with the others; seconds are medians of {pairs} pairs. {row['ended']:.0%} of the "
+        f"answers ended before the limit.{absent}"
     )
 
 
@@ -122,7 +128,7 @@ def all_rows(result: dict) -> str:
     """Table of all rows: csd's tokens per second, and its ratio to each engine's fastest side."""
     engines = [name for name in ENGINES if name != "csd"]
     head = [
-        "row",
+        f"row ({words(result.get('settings'))})",
         "mean tokens",
         "ended",
         "distinct 8-grams",

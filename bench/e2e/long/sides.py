@@ -1,9 +1,10 @@
 """Sides that run in this process: csd with drafts and without, transformers, llama.cpp.
 
-All draw with the same weights at temperature 0.7 without filters, from the same prompt ids, up to
-the same end tokens. `draw(ids, n, limit, seed)` returns a `Drawn`.
+All draw with the same weights and settings, from the same prompt ids, up to the same end tokens.
+`draw(ids, n, limit, seed)` returns a `Drawn`.
 """
 
+import copy
 import time
 from pathlib import Path
 from statistics import mean
@@ -15,8 +16,7 @@ from transformers import GenerationConfig
 import csd
 from bench.e2e.cpu import module
 from bench.e2e.long.drawn import Drawn
-
-TEMPERATURE = 0.7
+from bench.lib.settings import PLAIN, of_transformers
 
 
 def ends_of(engine: csd.Engine) -> set[int]:
@@ -29,8 +29,8 @@ def ends_of(engine: csd.Engine) -> set[int]:
 class Csd:
     """csd's engine, with drafts or without."""
 
-    def __init__(self, engine: csd.Engine, speculate: bool):
-        self.engine, self.speculate = engine, speculate
+    def __init__(self, engine: csd.Engine, speculate: bool, settings: dict[str, Any]):
+        self.engine, self.speculate, self.settings = engine, speculate, settings
 
     def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
         return self.draw_all([ids], n, limit, seed)
@@ -43,11 +43,7 @@ class Csd:
             num_samples=n,
             max_new_tokens=limit,
             seed=seed,
-            temperature=TEMPERATURE,
-            top_k=0,
-            top_p=1.0,
-            min_p=0.0,
-            repetition_penalty=1.0,
+            **self.settings,
             speculate=self.speculate,
         )
         seconds = time.perf_counter() - start
@@ -62,8 +58,8 @@ class Csd:
 class Generate:
     """`generate` of transformers, with one batch of n rows."""
 
-    def __init__(self, model: Any, ends: set[int]):
-        self.model, self.ends = model, ends
+    def __init__(self, model: Any, ends: set[int], settings: dict[str, Any]):
+        self.model, self.ends, self.settings = model, ends, settings
 
     def config(self, n: int, limit: int) -> GenerationConfig:
         ends = sorted(self.ends)
@@ -71,9 +67,7 @@ class Generate:
             num_return_sequences=n,
             max_new_tokens=limit,
             do_sample=True,
-            temperature=TEMPERATURE,
-            top_k=0,
-            top_p=1.0,
+            **of_transformers(self.settings),
             eos_token_id=ends,
             pad_token_id=ends[0],
         )
@@ -108,10 +102,17 @@ class GenerateBatch(Generate):
 class Llama:
     """llama.cpp on a GGUF file."""
 
-    def __init__(self, path: str | Path, tokenizer: Any, max_samples: int, cells: int):
+    def __init__(
+        self,
+        path: str | Path,
+        tokenizer: Any,
+        max_samples: int,
+        cells: int,
+        settings: dict[str, Any] = PLAIN,
+    ):
         from bench.lib.llama_cpp import LlamaCpp
 
-        self.lib = LlamaCpp(path, tokenizer, max_samples, cells)
+        self.lib = LlamaCpp(path, tokenizer, max_samples, cells, settings)
 
     def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
         start = time.perf_counter()
@@ -119,9 +120,13 @@ class Llama:
         return Drawn(tokens, [self.lib.ends(s[-1]) for s in tokens], time.perf_counter() - start)
 
 
-def transformers_sides(path: str, dtype: torch.dtype, ends: set[int]) -> dict[str, Any]:
-    # separate modules, since generate_batch replaces the attention of the module it runs
+def transformers_sides(
+    path: str, dtype: torch.dtype, ends: set[int], settings: dict[str, Any]
+) -> dict[str, Any]:
+    # separate modules with the same weights: generate_batch replaces the attention of its module
+    one = module(path, dtype).eval()
+    other = copy.deepcopy(one, {id(w): w for w in one.parameters()})
     return {
-        "transformers generate": Generate(module(path, dtype).eval(), ends),
-        "transformers generate_batch": GenerateBatch(module(path, dtype).eval(), ends),
+        "transformers generate": Generate(one, ends, settings),
+        "transformers generate_batch": GenerateBatch(other, ends, settings),
     }

@@ -12,7 +12,7 @@ import torch
 
 from bench.e2e.cpu import module
 from bench.e2e.long.drawn import Drawn
-from bench.e2e.long.sides import TEMPERATURE
+from bench.lib.settings import PLAIN
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 # tokens drafted from the sequence's own text, as in vLLM's documentation
@@ -45,6 +45,7 @@ class Vllm:
         length: int,
         samples: int,
         ngram: int = 0,
+        settings: dict[str, Any] = PLAIN,
     ):
         self.ends = ends
         name = str(dtype).removeprefix("torch.")
@@ -54,7 +55,7 @@ class Vllm:
             length=length,
             samples=samples,
             ends=sorted(ends),
-            temperature=TEMPERATURE,
+            settings=settings,
             ngram=ngram,
         )
         # as many threads as csd, since each side runs alone
@@ -88,17 +89,20 @@ class Vllm:
         limit: int,
         ignore_eos: bool = False,
         clear: bool = False,
+        settings: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Draw n samples of each prompt in one call.
 
         Args:
             clear: empty the prefix cache first.
+            settings: in place of those of the side.
 
         Returns:
             samples (tokens by prompt and sample), seconds, and processor: seconds of the worker's
             process.
         """
         request = dict(prompts=prompts, n=n, limit=limit, ignore_eos=ignore_eos, clear=clear)
+        request["settings"] = settings
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self._answer()

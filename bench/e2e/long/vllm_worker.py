@@ -3,9 +3,10 @@
     python vllm_worker.py JOB
 
 JOB is JSON: model (a folder), dtype, length (most tokens of a sequence), samples (most at once),
-ends, temperature, ngram (drafted tokens, 0 for none). Writes one line of JSON when the model is
-loaded, and one for each line of JSON on standard input: prompts (token ids of each), n, limit,
-ignore_eos; and clear, which empties the prefix cache first.
+ends, settings (of `SamplingParams`), ngram (drafted tokens, 0 for none). Writes one line of JSON
+when the model is loaded, and one for each line of JSON on standard input: prompts (token ids of
+each), n, limit, ignore_eos; clear, which empties the prefix cache first; and settings, null for the
+job's.
 """
 
 import json
@@ -51,11 +52,11 @@ def main(arguments: list[str]) -> None:
             llm.reset_prefix_cache()
         params = vllm.SamplingParams(
             n=call["n"],
-            temperature=job["temperature"],
             max_tokens=call["limit"],
             stop_token_ids=None if call["ignore_eos"] else job["ends"],
             ignore_eos=call["ignore_eos"],
             detokenize=False,
+            **(call["settings"] or job["settings"]),
         )
         prompts = [{"prompt_token_ids": ids} for ids in call["prompts"]]
         start, spent = time.perf_counter(), time.process_time()

@@ -26,8 +26,8 @@ import torch
 import csd
 from bench.e2e.cpu import PROBLEMS
 from bench.lib.common import finish, table
+from bench.lib.models import path_of
 from csd.engine.step.step import PHASES, Step
-from csd.models.demo import smollm2_path
 
 # steps at the start, in which the samples are short and buffers are allocated
 SKIP = 6
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
     engines = {
         name: [
             Timed(
-                args.model or smollm2_path(),
+                path_of(args.model),
                 parts=parts,
                 dtype=dtype,
                 exact=args.exact,

@@ -19,7 +19,7 @@ import torch
 import csd
 from bench.e2e.cpu import module
 from bench.lib.common import finish, table
-from csd.models.demo import smollm2_path
+from bench.lib.models import path_of
 
 ROUNDS = 3
 PLAIN = "float32, plain"
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--profile", type=int, metavar="ROWS")
     parser.add_argument("--json")
     args = parser.parse_args(argv)
-    engines = sides(args.model or smollm2_path())
+    engines = sides(path_of(args.model))
     times: dict[str, list] = {name: [] for name in engines}
     for _ in range(args.rounds):
         for name, engine in engines.items():

@@ -14,6 +14,7 @@ from bench.e2e.long.drawn import Drawn, described, distinct
 from bench.e2e.long.plan import CSD, PEERS, TASKS, Cell, plan, supported
 from bench.e2e.long.prompts import ITEMS, prompt
 from bench.e2e.long.rows import drawn_in_turns
+from bench.lib.settings import PLAIN
 
 pytestmark = pytest.mark.bench
 
@@ -125,7 +126,7 @@ def test_the_plan_fits_in_an_hour_and_the_first_rows_have_all_sides():
 
 
 def test_a_run_goes_on_behind_the_rows_of_its_file(tmp_path, result):
-    path, head = tmp_path / "x.json", {"model": "m.gguf", "dtype": "bfloat16"}
+    path, head = tmp_path / "x.json", {"model": "m.gguf", "dtype": "bfloat16", "settings": PLAIN}
     head |= {"sides": {"csd": "1"}, "left out": {"vLLM": "none"}}
     assert long.continued(path, head)["rows"] == []
     path.write_text(json.dumps(result | {"sides": {"vLLM": "2"}, "left out": {}}))
@@ -134,6 +135,8 @@ def test_a_run_goes_on_behind_the_rows_of_its_file(tmp_path, result):
     assert found["sides"] == {"vLLM": "2", "csd": "1"}
     with pytest.raises(ValueError, match=r"is of model m\.gguf, not another: give another"):
         long.continued(path, head | {"model": "another"})
+    with pytest.raises(ValueError, match=r"is of settings .*: give another"):
+        long.continued(path, head | {"settings": PLAIN | {"top_k": 20}})
 
 
 def test_the_table_is_made_of_the_file(result):
@@ -146,6 +149,8 @@ def test_the_table_is_made_of_the_file(result):
     # the longest row, and of an engine's sides the fastest
     assert "8 answers of 60 tokens" in rows[0][0] and "vLLM (ngram) | 1.1 | 1.38" in block
     assert "llama.cpp is left out: llama-cpp-python is not here" in block
+    # a file from before settings were recorded
+    assert "temperature 0.7, no filters. Each engine" in block
 
 
 def test_printed_ratios_are_quotients_of_the_printed_seconds_within_their_ranges():
@@ -195,6 +200,12 @@ def test_one_command_writes_readme_and_its_plot(result, tmp_path, monkeypatch):
         readme_command.main(["--json", str(path), *more])
         assert readme.read_text() == f"before\n{readme_table.block(result)}\nafter\n"
         assert path.with_suffix(".svg").read_text() == picture.svg(result)
+    second = tmp_path / "readme_coder-1.5b.json"
+    second.write_text(json.dumps(result | {"model": "b.gguf", "settings": PLAIN | {"top_k": 20}}))
+    readme_command.main(["--json", str(path), "--plot"])
+    assert readme.read_text().count("| csd | ") == 2 and second.with_suffix(".svg").is_file()
+    assert "temperature 0.7, top_k 20. Each" in readme.read_text()
+    assert readme_command.result_of("coder-1.5b").name == second.name
     assert ran == [(7, ["one worked problems, N=8, limit 1000"])]
 
 
@@ -202,8 +213,10 @@ def test_readme_has_the_table_of_the_file():
     readme, path = (ROOT / "README.md").read_text(), ROOT / readme_command.RESULT
     begin, end = (readme.index(mark) for mark in (readme_table.BEGIN, readme_table.END))
     found = readme[begin : end + len(readme_table.END)]
-    assert found == readme_table.block(json.loads(path.read_text()))
-    assert picture.svg(json.loads(path.read_text())) == path.with_suffix(".svg").read_text()
+    rows = readme_command.results(path.parent)
+    assert path in rows and found == readme_table.block(*rows.values())
+    for file, result in rows.items():
+        assert picture.svg(result) == file.with_suffix(".svg").read_text()
 
 
 def test_docs_have_all_rows_of_the_file():

@@ -14,7 +14,7 @@ import torch
 from csd.models.fused.config import ModelConfig
 from csd.models.load.gguf.architectures import ARCHITECTURES, Architecture, Shape
 from csd.models.load.gguf.keys import config_fields, frequency_divisor
-from csd.models.load.gguf.tokenizer import generation_config
+from csd.models.load.gguf.tokenizer import BESIDE, generation_config, with_beside
 from csd.utils.lazy import pip_install
 
 Place = tuple[str, Shape]
@@ -136,7 +136,8 @@ def read(path: str, dtype: torch.dtype) -> Any:
         w /= divisor
         if factors is not None:
             w /= factors.to(w.dtype)
-    model.generation_config = generation_config(keys, reader.fields.get("tokenizer.ggml.tokens"))
+    own = generation_config(keys, reader.fields.get("tokenizer.ggml.tokens"))
+    model.generation_config = with_beside(own, Path(path).with_name(BESIDE))
     return model
 
 

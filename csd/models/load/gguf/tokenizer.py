@@ -4,13 +4,15 @@
 functions that it calls change the tokenizer in place. The reference is llama.cpp's tokenizer of the
 file.
 
-`generation_config` has the end tokens, and the sampling that the file's maker recommends. llama.cpp
-ends a sample at the file's own end tokens and at tokens whose texts are known to end a turn,
-whatever type the file gives these tokens.
+`generation_config` has the end tokens, and the sampling that the file's maker recommends; values of
+a `generation_config.json` in the file's folder replace them (`with_beside`). llama.cpp ends a
+sample at the file's own end tokens and at tokens whose texts are known to end a turn, whatever type
+the file gives these tokens.
 """
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
@@ -212,6 +214,29 @@ def generation_config(keys: dict[str, Any], tokens: Any) -> Any:
         suppress_tokens=keys.get("tokenizer.ggml.suppress_tokens"),
         **_sampling(keys),
     )
+
+
+# file of transformers with a model's generation config
+BESIDE = "generation_config.json"
+
+
+def with_beside(own: Any, path: Path) -> Any:
+    """A generation config with the values of the JSON file at `path`, or `own` if there is none.
+
+    Raises ValueError, naming the file, if it is no generation config.
+    """
+    if not path.exists():
+        return own
+    if not path.is_file():
+        # reading a pipe would wait for a writer
+        raise ValueError(f"{path} must be a regular file")
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must have a JSON object, got {type(values).__name__}")
+    return type(own).from_dict(own.to_dict() | values)
 
 
 def _id(keys: dict[str, Any], name: str, size: int | None) -> int | None:

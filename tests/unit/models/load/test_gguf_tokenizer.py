@@ -1,6 +1,7 @@
 """Tokens of a text, tokens that end a sample and templates, as a GGUF file has them."""
 
 import importlib.util
+import os
 from functools import partial
 
 import gguf_files
@@ -223,6 +224,40 @@ def test_the_way_to_draw_that_a_file_recommends():
     assert (found.min_p, found.repetition_penalty, found.do_sample) == (0.05, 1.25, True)
     assert sampling(penalty_repeat=1.0, penalty_last_n=64).repetition_penalty == 1.0
     assert sampling().temperature == transformers.GenerationConfig().temperature
+
+
+def test_a_generation_config_beside_a_file_comes_first(tmp_path):
+    path = written(tmp_path, BYTES(pre="qwen2"))
+    before = load(path).generation_config
+    beside = tmp_path / "generation_config.json"
+    beside.write_text('{"do_sample": true, "temperature": 0.5, "top_k": 7, "top_p": 0.8}')
+    engine = csd.Engine(path)
+    found = engine.generation_config
+    assert (found.temperature, found.top_k, found.top_p) == (0.5, 7, 0.8)
+    # what it leaves open is the file's
+    assert found.eos_token_id == before.eos_token_id != []
+    asked = dict(num_samples=2, max_new_tokens=8, seed=1)
+    given = dict(temperature=0.5, top_k=7, top_p=0.8)
+    assert (
+        engine.generate("hello", **asked).tokens
+        == engine.generate("hello", **asked, **given).tokens
+    )
+    assert engine.prepare("hello", seed=0).requests[0].params.top_k == 7
+    beside.write_text('{"eos_token_id": [1]}')
+    assert load(path).generation_config.eos_token_id == [1]
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\xff"], ids=["cut", "list", "bytes"])
+def test_refuse_what_is_no_generation_config_beside_a_file(tmp_path, text):
+    path = written(tmp_path, BYTES(pre="qwen2"))
+    beside = tmp_path / "generation_config.json"
+    beside.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"generation_config\.json"):
+        load(path)
+    beside.unlink()
+    os.mkfifo(beside)
+    with pytest.raises(ValueError, match=r"generation_config\.json must be a regular file"):
+        load(path)
 
 
 @pytest.mark.parametrize(
