@@ -21,6 +21,7 @@ import csd.kernels
 from csd.cli.common import MODEL, add_command, stamped
 from csd.doctor import SMALL, check
 from csd.doctor.cases import LARGE_VOCAB
+from csd.doctor.verification import shown_verification, verification
 from csd.engine.engine import Engine
 from csd.engine.first_call.vocabulary import vocabulary_prior
 from csd.engine.generate import engine_for
@@ -113,32 +114,37 @@ def _doctor(args: Namespace) -> int:
             with phase(f"checking the operations in {name}", None):
                 reports.append(check(device, DTYPES[name], **how))
         passed = not any(report.failed for report in reports)
-        costs = _costs(args.model, device, args.dtype) if passed else None
+        costs, verified = _costs(args.model, device, args.dtype) if passed else (None, None)
     if args.json:
         output = {"passed": passed, "reports": [asdict(r) for r in reports]}
         output |= {"admission": admission} if admission else {}
-        output |= {"steps": costs} if costs else {}
+        output |= {"steps": costs, "verification": verified} if costs else {}
         print(json.dumps(stamped("doctor", output)))
     else:
         if admission:
             print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")
         print("\n\n".join(report.table() for report in reports))
         if costs:
-            print(f"\n{shown_costs(costs)}")
+            print(f"\n{shown_costs(costs)}\n{shown_verification(verified, SLOTS)}")
     return 0 if passed else 1
 
 
-def _costs(model: str | None, device: torch.device, dtype: str | None) -> dict[str, Any] | None:
-    """Step costs of a model with weights, on a CPU; None for sizes alone, and on a GPU."""
+def _costs(
+    model: str | None, device: torch.device, dtype: str | None
+) -> tuple[dict[str, Any] | None, Any]:
+    """Costs of a model's steps and of their verification, on a CPU.
+
+    None for both without a model's weights, and on a GPU.
+    """
     if model is None or device.type != "cpu":
-        return None
+        return None, None
     try:
         engine = Engine(model, device=device, dtype=dtype)
     except OSError:
         # a folder with a config and no weights
-        return None
+        return None, None
     with engine:
-        return step_costs(engine.step_times.plain())
+        return step_costs(engine.step_times.plain()), verification(engine, SLOTS)
 
 
 def _admission(args: Namespace, device: torch.device) -> dict | None:
