@@ -114,35 +114,32 @@ def _doctor(args: Namespace) -> int:
             with phase(f"checking the operations in {name}", None):
                 reports.append(check(device, DTYPES[name], **how))
         passed = not any(report.failed for report in reports)
-        costs, verified = _costs(args.model, device, args.dtype) if passed else (None, None)
+        costs = _costs(args.model, device, args.dtype) if passed else None
     if args.json:
         output = {"passed": passed, "reports": [asdict(r) for r in reports]}
         output |= {"admission": admission} if admission else {}
-        output |= {"steps": costs, "verification": verified} if costs else {}
+        output |= dict(zip(("steps", "verification"), costs or (), strict=False))
         print(json.dumps(stamped("doctor", output)))
     else:
         if admission:
             print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")
         print("\n\n".join(report.table() for report in reports))
         if costs:
-            print(f"\n{shown_costs(costs)}\n{shown_verification(verified, SLOTS)}")
+            print(f"\n{shown_costs(costs[0])}\n{shown_verification(costs[1], SLOTS)}")
     return 0 if passed else 1
 
 
 def _costs(
     model: str | None, device: torch.device, dtype: str | None
-) -> tuple[dict[str, Any] | None, Any]:
-    """Costs of a model's steps and of their verification, on a CPU.
-
-    None for both without a model's weights, and on a GPU.
-    """
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Costs of a model's steps and of verification, on a CPU; None without weights, on a GPU."""
     if model is None or device.type != "cpu":
-        return None, None
+        return None
     try:
         engine = Engine(model, device=device, dtype=dtype)
     except OSError:
         # a folder with a config and no weights
-        return None, None
+        return None
     with engine:
         return step_costs(engine.step_times.plain()), verification(engine, SLOTS)
 
