@@ -120,7 +120,7 @@ def llama(model: str, tokenizer: Any, samples: int, tokens: int) -> Callable[[in
     """llama.cpp's batched sampling of the same prompt."""
     from bench.e2e.long.sides import Llama
 
-    side = Llama(model, tokenizer, samples, (tokens + 128) * samples)
+    side = Llama(model, samples, (tokens + 128) * samples)
     prompt = tokenizer(PROMPT)["input_ids"]
     return lambda seed: side.draw(prompt, samples, tokens, seed).rate
 

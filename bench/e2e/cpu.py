@@ -26,7 +26,7 @@ import torch
 import csd
 from bench.lib.common import bootstrap, drafting, finish, table
 from bench.lib.llama_cpp import LlamaCpp, copy_in
-from bench.lib.models import HELP, path_of
+from bench.lib.models import HELP, ids_of, path_of
 from bench.lib.settings import of_transformers, settings_of, words
 
 PROBLEMS = [
@@ -68,14 +68,12 @@ def main() -> None:
     choices = [{"on": True, "off": False}[x] for x in args.exact] if args.exact else [None]
     engines = [csd.Engine(path, dtype=dtype, device="cpu", exact=exact) for exact in choices]
     settings = settings_of(engines[0].generation_config)
-    others = {"transformers": Transformers(path, engines[0].tokenizer, engines[0].dtype, settings)}
+    others = {"transformers": Transformers(path, engines[0].dtype, settings)}
     if args.llama:
         with tempfile.TemporaryDirectory() as folder:
             same = copy_in(path, engines[0].dtype, Path(folder, "model.gguf"))
-            others["llama.cpp"] = LlamaCpp(
-                same, engines[0].tokenizer, max(args.samples), settings=settings
-            )
-    warm = [{"role": "user", "content": PROBLEMS[0]}]
+            others["llama.cpp"] = LlamaCpp(same, max(args.samples), settings=settings)
+    warm = ids_of(engines[0].tokenizer, PROBLEMS[0])
     for engine in engines:
         csd.generate(engine, warm, num_samples=2, max_new_tokens=8, seed=0)
     for other in others.values():
@@ -116,13 +114,13 @@ def measure(
     rates = {name: [] for name in (*nodes, "plain", *others)}
     taus, equal = {name: [] for name in nodes}, dict.fromkeys(nodes, 0)
     for i in range(pairs):
-        chat = [{"role": "user", "content": prompts[i % len(prompts)]}]
+        prompt = ids_of(engine.tokenizer, prompts[i % len(prompts)])
         sides, outs = [*nodes, "plain"], {}
         for name in sides if i % 2 else sides[::-1]:
             start = time.perf_counter()
             outs[name] = csd.generate(
                 engine,
-                chat,
+                prompt,
                 num_samples=n,
                 max_new_tokens=tokens,
                 seed=i,
@@ -135,7 +133,7 @@ def measure(
             both = zip(outs[name].tokens, outs["plain"].tokens, strict=True)
             equal[name] += sum(a == b for a, b in both)
         for name, other in others.items():
-            rates[name].append(other.draw(chat, n, tokens, seed=i))
+            rates[name].append(other.draw(prompt, n, tokens, seed=i))
 
     speeds = {name: statistics.median(runs) for name, runs in rates.items()}
 
@@ -163,26 +161,24 @@ def measure(
 class Transformers:
     """`generate` of transformers on the same file or folder, with one batch of n rows."""
 
-    def __init__(self, path: str, tokenizer, dtype: torch.dtype, settings: dict):
-        self.model = module(path, dtype)
-        self.tokenizer, self.settings = tokenizer, settings
+    def __init__(self, path: str, dtype: torch.dtype, settings: dict):
+        self.model, self.settings = module(path, dtype), settings
 
-    def draw(self, chat, n: int, tokens: int, seed: int) -> float:
+    def draw(self, prompt: list[int], n: int, tokens: int, seed: int) -> float:
         """Returns tokens per second; tokens after a row's end token do not count."""
         torch.manual_seed(seed)
-        ids = self.tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        ids = torch.tensor([prompt])
         start = time.perf_counter()
         out = self.model.generate(
-            **ids,
+            ids,
+            attention_mask=torch.ones_like(ids),
             num_return_sequences=n,
             max_new_tokens=tokens,
             do_sample=True,
             **of_transformers(self.settings),
         )
         seconds = time.perf_counter() - start
-        new = out[:, ids["input_ids"].shape[1] :]
+        new = out[:, len(prompt) :]
         ends = torch.tensor(self.model.generation_config.eos_token_id).view(-1)
         is_end = torch.isin(new, ends).int()
         return int(((is_end.cumsum(1) - is_end) == 0).sum()) / seconds

@@ -26,10 +26,9 @@ from typing import Any
 import csd
 from bench.e2e.cpu import PROBLEMS
 from bench.e2e.long.plan import CSD, VLLM
-from bench.e2e.long.rows import ids_of
 from bench.e2e.long.vllm_side import NGRAM, Vllm, as_folder
 from bench.lib.common import bootstrap, finish, table
-from bench.lib.models import HELP, MODELS, path_of
+from bench.lib.models import HELP, MODELS, ids_of, path_of
 from bench.lib.settings import DEFAULTS, settings_of, words
 from csd.models.load import load
 

@@ -57,7 +57,6 @@ class LlamaCpp:
     def __init__(
         self,
         path: str | Path,
-        tokenizer: Any,
         max_sequences: int,
         cells: int = 8192,
         settings: dict[str, Any] = PLAIN,
@@ -65,7 +64,7 @@ class LlamaCpp:
         """max_sequences: samples drawn at once; cells: cache cells of all sequences together."""
         import llama_cpp as lib
 
-        self.lib, self.tokenizer, self.settings = lib, tokenizer, settings
+        self.lib, self.settings = lib, settings
         quiet = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(quiet, ctypes.c_void_p(0))
         self._quiet = quiet
@@ -87,10 +86,8 @@ class LlamaCpp:
         self.batch = lib.llama_batch_init(BATCH, 0, 1)
         self.vocab = lib.llama_model_get_vocab(self.model)
 
-    def draw(self, chat: list[dict], n: int, tokens: int, seed: int) -> float:
+    def draw(self, prompt: list[int], n: int, tokens: int, seed: int) -> float:
         """Returns tokens per second; samples stop at their end token."""
-        prompt = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True)
-        prompt = prompt["input_ids"] if hasattr(prompt, "keys") else prompt
         start = time.perf_counter()
         drawn = sum(map(len, self.samples(prompt, n, tokens, seed)))
         return drawn / (time.perf_counter() - start)

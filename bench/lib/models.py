@@ -95,6 +95,15 @@ def path_of(name: str | None) -> str:
     return str(path)
 
 
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a user's message; of the text alone for a base model, without a template."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return list(tokenizer(text)["input_ids"])
+    chat = [{"role": "user", "content": text}]
+    encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
+    return list(encoded["input_ids"] if hasattr(encoded, "keys") else encoded)
+
+
 def fetch(name: str) -> Path:
     """Download, join and check a model, unless its file is there; returns the file's path."""
     model, folder = MODELS[name], FOLDER / name

@@ -21,6 +21,7 @@ import csd.kernels
 from csd.cli.common import MODEL, add_command, stamped
 from csd.doctor import SMALL, check
 from csd.doctor.cases import LARGE_VOCAB
+from csd.doctor.verification import shown_verification, verification
 from csd.engine.engine import Engine
 from csd.engine.first_call.vocabulary import vocabulary_prior
 from csd.engine.generate import engine_for
@@ -122,19 +123,21 @@ def _doctor(args: Namespace) -> int:
     if args.json:
         output = {"passed": passed, "reports": [asdict(r) for r in reports]}
         output |= {"admission": admission} if admission else {}
-        output |= {"steps": costs} if costs else {}
+        output |= dict(zip(("steps", "verification"), costs or (), strict=False))
         print(json.dumps(stamped("doctor", output)))
     else:
         if admission:
             print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")
         print("\n\n".join(report.table() for report in reports))
         if costs:
-            print(f"\n{shown_costs(costs)}")
+            print(f"\n{shown_costs(costs[0])}\n{shown_verification(costs[1], SLOTS)}")
     return 0 if passed else 1
 
 
-def _costs(model: str | None, device: torch.device, dtype: str | None) -> dict[str, Any] | None:
-    """Step costs of a model with weights, on a CPU; None for sizes alone, and on a GPU."""
+def _costs(
+    model: str | None, device: torch.device, dtype: str | None
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Costs of a model's steps and of verification, on a CPU; None without weights, on a GPU."""
     if model is None or device.type != "cpu":
         return None
     try:
@@ -143,7 +146,7 @@ def _costs(model: str | None, device: torch.device, dtype: str | None) -> dict[s
         # a folder with a config and no weights
         return None
     with engine:
-        return step_costs(engine.step_times.plain())
+        return step_costs(engine.step_times.plain()), verification(engine, SLOTS)
 
 
 def _admission(args: Namespace, device: torch.device) -> dict | None:

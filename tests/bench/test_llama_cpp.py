@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from bench.lib.llama_cpp import LlamaCpp, copy_in
+from bench.lib.models import ids_of
 from csd.models.demo import smollm2_path
 
 pytestmark = pytest.mark.bench
@@ -55,11 +56,11 @@ def test_llama_cpp_draws_a_token_of_each_sample_a_step(tmp_path):
 
     tokenizer = load(smollm2_path(), dtype=torch.float32).tokenizer
     path = copy_in(smollm2_path(), torch.float32, tmp_path / "model.gguf")
-    llama = LlamaCpp(path, tokenizer, 3)
+    llama = LlamaCpp(path, 3)
     batches = []
     decode = llama._decode
     llama._decode = lambda rows, every=False: (batches.append(rows), decode(rows, every))[1]
-    assert llama.draw([{"role": "user", "content": "Count to fifty."}], 3, 8, seed=0) > 0
+    assert llama.draw(ids_of(tokenizer, "Count to fifty."), 3, 8, seed=0) > 0
     # the prompt once, then a token of each sample that has not ended
     assert {sequence for _, _, sequence in batches[0]} == {0}
     lengths = [len(rows) for rows in batches[1:]]

@@ -12,10 +12,10 @@ from bench.e2e import settings as settings_command
 from bench.e2e.long.plan import CSD
 from bench.lib import models
 from bench.lib.llama_cpp import sampler
-from bench.lib.models import MODELS, Published, join, path_of
+from bench.lib.models import MODELS, Published, ids_of, join, path_of
 from bench.lib.servers import fields
 from bench.lib.settings import DEFAULTS, PLAIN, of_transformers, settings_of, words
-from csd.models.demo import smollm2_path
+from csd.models.demo import smollm2_path, toy
 
 pytestmark = pytest.mark.bench
 
@@ -87,6 +87,14 @@ def test_published_settings_are_a_generation_config_that_csd_serves(name):
     assert settings_of(transformers.GenerationConfig()) == PLAIN
     # equal to csd's own reading of the same config, which transformers' options complete
     assert of_transformers(found)["min_p"] is None and of_transformers(QWEN)["top_k"] == 20
+
+
+def test_a_base_model_reads_the_text_alone():
+    _, tokenizer = toy()
+    asked = tokenizer.decode(ids_of(tokenizer, "Hello"))
+    assert asked.startswith("user: Hello") and asked.endswith("assistant: ")
+    tokenizer.chat_template = None
+    assert tokenizer.decode(ids_of(tokenizer, "Hello")) == "Hello"
 
 
 def test_settings_in_words():

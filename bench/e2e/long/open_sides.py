@@ -14,11 +14,10 @@ import torch
 import csd
 from bench.e2e.long.plan import CSD, LLAMA, TRANSFORMERS, VLLM, Cell
 from bench.e2e.long.prompts import prompt
-from bench.e2e.long.rows import ids_of
 from bench.e2e.long.sides import Csd, Llama, ends_of, transformers_sides
 from bench.e2e.long.vllm_side import NGRAM, Vllm, as_folder
 from bench.lib.llama_cpp import copy_in
-from bench.lib.models import path_of
+from bench.lib.models import ids_of, path_of
 from bench.lib.settings import settings_of
 from csd.models.load import Loaded, load
 
@@ -137,9 +136,7 @@ def _open_llama(opened: Opened, max_samples: int, cells: int, stack: ExitStack) 
         if name in opened.left_out:
             continue
         how = f"llama-cpp-python {version('llama-cpp-python')}, weights in {weights}"
-        _add(
-            opened, {name: Llama(file, opened.tokenizer, max_samples, cells, opened.settings)}, how
-        )
+        _add(opened, {name: Llama(file, max_samples, cells, opened.settings)}, how)
 
 
 def _open_vllm(

@@ -9,16 +9,11 @@ from bench.e2e.long.plan import PROMPTS, TASKS, Cell
 from bench.e2e.long.prompts import prompt
 from bench.lib.common import bootstrap
 from bench.lib.forced import cut
+from bench.lib.models import ids_of
 from csd.traces.traces import read_traces
 
 # number of prompts of a recorded row
 RECORDED = 2
-
-
-def ids_of(tokenizer: Any, text: str) -> list[int]:
-    chat = [{"role": "user", "content": text}]
-    encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
-    return list(encoded["input_ids"] if hasattr(encoded, "keys") else encoded)
 
 
 def drawn_in_turns(cell: Cell, sides: dict[str, Any], tokenizer: Any, pairs: int) -> dict:

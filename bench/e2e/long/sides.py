@@ -105,14 +105,13 @@ class Llama:
     def __init__(
         self,
         path: str | Path,
-        tokenizer: Any,
         max_samples: int,
         cells: int,
         settings: dict[str, Any] = PLAIN,
     ):
         from bench.lib.llama_cpp import LlamaCpp
 
-        self.lib = LlamaCpp(path, tokenizer, max_samples, cells, settings)
+        self.lib = LlamaCpp(path, max_samples, cells, settings)
 
     def draw(self, ids: list[int], n: int, limit: int, seed: int) -> Drawn:
         start = time.perf_counter()

@@ -23,6 +23,8 @@ ENGINES = ("csd", "csd without drafts", "vLLM", "llama.cpp", "transformers")
 
 
 class Tokenizer:
+    chat_template = "{{ messages }}"
+
     def apply_chat_template(self, chat, add_generation_prompt):
         assert add_generation_prompt
         return {"input_ids": list(chat[0]["content"].encode())}

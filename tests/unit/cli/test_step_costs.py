@@ -1,14 +1,18 @@
 """`csd doctor MODEL` prints what a step costs, and the acceptance with which drafts pay."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+import csd
 from csd.cli.doctor import shown_costs, step_costs
 from csd.cli.main import main
+from csd.doctor.verification import shown_verification, verification
 from csd.engine.resources.step_times import StepTimes
 from csd.engine.step.budget import StepTimeTable
 from csd.models.demo import toy
+from csd.state.filters import FILTERS
 
 
 def test_the_acceptance_needed_pays_for_the_longer_step():
@@ -36,4 +40,30 @@ def test_doctor_prints_the_table_of_a_model(tmp_path, monkeypatch, capsys):
     assert main([*asked, "--kernels", "reference"]) == 0
     assert shown_costs(step_costs(table)) in capsys.readouterr().out
     assert main([*asked, "--kernels", "reference", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == step_costs(table)
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == step_costs(table)
+    assert found["verification"]["settings"] == {} and found["verification"]["milliseconds"] > 0
+
+
+def test_verification_is_timed_with_the_settings_of_the_generation_config(monkeypatch):
+    model, tokenizer = toy()
+    own = {"temperature": 0.5, "top_k": 7, "top_p": 0.8, "repetition_penalty": 1.1}
+    for name, value in own.items():
+        setattr(model.generation_config, name, value)
+    seen = []
+    engine = csd.Engine(model, tokenizer=tokenizer)
+    verify = engine.ops.verify
+
+    def recorded(logits, pool, slots):
+        seen.append({name: getattr(slots, name).unique().item() for name in FILTERS})
+        assert pool.rows == logits.shape[0] == 8 and slots.seen.any()
+        return verify(logits, pool, slots)
+
+    engine.ops = replace(engine.ops, verify=recorded)
+    found = verification(engine, 8)
+    assert found["settings"] == own and found["milliseconds"] > 0 < found["without"]
+    half = len(seen) // 2
+    assert seen == [FILTERS | own] * half + [FILTERS | {"temperature": 0.5}] * half
+    text = shown_verification(found, 8)
+    assert "(temperature 0.5, top_k 7, top_p 0.8, repetition_penalty 1.1)" in text
+    assert "no settings" in shown_verification(found | {"settings": {}}, 8)
