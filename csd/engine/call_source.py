@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import proxy
 
 from csd.engine.call import RunSettings
 from csd.engine.requests.history import longest_first
@@ -24,7 +25,8 @@ class CallSource:
             request.streams = settings.on_tokens is not None
 
     def begin(self, scheduler: Any) -> None:
-        self._scheduler, self._slots = scheduler, scheduler.slots
+        # weak, so that a run's memory is freed at its end and not by the garbage collector
+        self._scheduler, self._slots = proxy(scheduler), proxy(scheduler.slots)
         self._slots.queue.extend(longest_first(self._requests))
 
     def fill(self) -> int:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from copy import copy
+from weakref import proxy
 
 from csd.engine.requests.request import LiveSample, Request, check_served
 from csd.engine.requests.slot_edits import Refill
@@ -121,7 +122,9 @@ class ServiceSource:
         self.twins = Twins()
 
     def begin(self, scheduler: Scheduler) -> None:
-        self.scheduler, self.slots, self.step = scheduler, scheduler.slots, scheduler.step
+        # weak, so that a run's memory is freed at its end and not by the garbage collector
+        self.scheduler, self.slots = proxy(scheduler), proxy(scheduler.slots)
+        self.step = scheduler.step
         self.turns = Turns(self.step.slots.count)
         self.counters.pages = len(self.step.cache.allocator)
 
