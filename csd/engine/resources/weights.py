@@ -14,7 +14,7 @@ from csd.models.fused.decoder import Decoder
 from csd.models.lora import base_of
 from csd.state.kv_cache import PAGE
 
-# of each PERIOD words of 4 bytes of a large tensor, the first SAMPLED are read
+# the first SAMPLED of each PERIOD words of 4 bytes of a large tensor are read
 PERIOD, SAMPLED = 1024, 16
 # words of tensors that are added up together, and largest number of rows of PERIOD numbers: enough
 # for a tensor of 2^37 bytes

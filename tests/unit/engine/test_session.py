@@ -217,7 +217,7 @@ EXAMPLES = {"page": BLOCKS[0], "docstring": "engine = csd.Engine(model)\n" + tex
 
 @pytest.fixture
 def tools():
-    """What the examples take as given: a model of letters, which ends some turns at "b" and some
+    """The premise of the examples: a model of letters, which ends some turns at "b" and some
     at the end token "c", and a tool that notes for which texts it was called."""
     model = PrefixSum(vocab=len(Letters.alphabet))
     ends = GenerationConfig(eos_token_id=Letters.alphabet.index("c"))

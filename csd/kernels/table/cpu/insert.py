@@ -211,7 +211,7 @@ def insert_rows(
             return False
     held.step[0] += 1
 
-    # of each context: its hash, first and last key, number of keys and entry; `before` is per key
+    # a context's hash, first and last key, number of keys and entry; `before` is per key
     K, kind = R * O, np.int64
     code, before, entry_of = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
     first, last, count = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
@@ -300,7 +300,7 @@ def _free_entry(code, live_groups, ways, held):
             continue
         age = min(np.int64(held.step[0]) - held.entry_stamp[entry], MAX_AGE)
         cost = np.int64(held.entry_total[entry]) << 30 | (MAX_AGE - age) << 4
-        # of entries of equal cost, the first is replaced
+        # the first of entries of equal cost is replaced
         if cost < least:
             least, spot = cost, entry
     return spot

@@ -44,7 +44,7 @@ SLOTS = dict(
 ) | {name: dtype_of(name) for name in FILTERS}
 PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
 
-# what a row waits for: nothing, a token of its rest, or the reference, which computes all of it
+# a row waits for nothing, for a token of its rest, or for the reference, which computes all of it
 READY, REST, WHOLE = 0, 1, 2
 # empty arrays of the dtypes in which loops read memory
 INT, LONG = np.empty(0, np.int32), np.empty(0, np.int64)
