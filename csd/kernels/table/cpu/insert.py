@@ -9,12 +9,13 @@ import torch
 
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import fetch
-from csd.kernels.numba.tensors import on_host, require
+from csd.kernels.numba.tensors import require
 from csd.kernels.table.cpu.lookup import find_entry, hash_prefix, order_sizes
 from csd.kernels.table.lookup import MAX_AGE
 from csd.kernels.table.reference import graph_insert_ref
 from csd.kernels.table.rows import OBSERVED, TABLE
 from csd.state.context_table import MAX_TOTAL, Table
+from csd.state.record import on_host
 
 # int64 numbers in a cache line; number of contexts by which prefetching is ahead of reading
 LONGS, AHEAD = 8, 8
