@@ -1,4 +1,4 @@
-"""How samples are drawn: a model's own settings, the same for every engine."""
+"""Settings by which samples are drawn: a model's own, the same for every engine."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ def one_of(*values: object) -> Neutral:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How a file's keys and tensors define a model, beyond those of Llama's.
+    """Definition of a model by a file's keys and tensors, beyond those of Llama's.
 
     families: model types of the models that converters write as this architecture; the first is
     that of the `transformers` config. whole, real: further key -> field of the config that it
