@@ -66,7 +66,7 @@ def rates() -> dict[tuple[str, str, str], float]:
                         noise=noise,
                         seed=seed,
                     )
-                    # what was timed at the start is half of it, right, or twice as much
+                    # the time measured at the start is half of it, right, or twice as much
                     cost = table(seconds, (0.5, 1.0, 2.0)[seed % 3])
                     auto = AutoBudget(cost)
                     if kind == "static":

@@ -60,7 +60,7 @@ def needs(decoder) -> str:
         properties.append("heads that differ by layer")
     layers = decoder.base.config.get_text_config().num_hidden_layers
     mixers = [call.function for call in decoder.mixers]
-    # of convolutions in front of a core the core is named
+    # a core is named in place of the convolutions in front of it
     for name, what in CORES.items() if set(mixers) & set(CORES) else ((CONVOLUTION, CONVOLVED),):
         if name in mixers:
             properties.append(f"{what} ({mixers.count(name)} of {layers} layers)")

@@ -30,7 +30,7 @@ SETTINGS = {
     "numba AVX2": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+bmi2"},
     "two threads": {"OMP_NUM_THREADS": "2"},
 }
-# what a test that compares floats calls, itself or by a helper
+# functions that a test that compares floats calls, itself or by a helper
 COMPARES = re.compile(r"\b(within_eager|assert_close|allclose|equal_fields|dense)\b")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from csd.models.demo import DEMO, smollm2_path
 
 FOLDER = Path(__file__).parents[2] / "build/models"
-# of a benchmark's argument
+# help of a benchmark's argument
 HELP = "a name of `python -m bench models`, a folder or a GGUF file; SmolLM2-135M if not given"
 # bytes that are copied at once
 BLOCK = 1 << 22
@@ -52,7 +52,7 @@ class Published:
 
 MODELS = {
     # Apache 2.0. Settings: huggingface.co/Qwen/Qwen2.5-Coder-1.5B-Instruct, generation_config.json
-    # of revision 2e1fd397. Its penalty is 1.1, as for all Qwen2.5 up to 1.5B: the file has 242
+    # revision 2e1fd397. Its penalty is 1.1, as for all Qwen2.5 up to 1.5B: the file has 242
     # bytes, and 243 with the 1.05 of the larger ones
     "coder-1.5b": Published(
         "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",

@@ -10,7 +10,7 @@ PLAIN = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-# what an option is at if a generation config leaves it open
+# values of options that a generation config leaves open
 DEFAULTS = PLAIN | {"temperature": 1.0}
 
 

@@ -68,7 +68,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    # where csd/__init__.py is another project's
+    # csd/__init__.py may be another project's
     warn_of_namesake()
     parser, commands = make_parser()
     args, unknown = parser.parse_known_args(argv)

@@ -75,7 +75,7 @@ def _add_plot(commands: _SubParsersAction) -> None:
         choices=COSTS,
         default="tokens",
         help="cost per problem, on the x axis. "
-        "seconds: those of the run, by the share of the tokens; k samples alone take longer",
+        "seconds: the run's, in proportion to the tokens; k samples alone take longer",
     )
     parser.add_argument(
         "--y",

@@ -272,7 +272,7 @@ def compared(
 ) -> Callable:
     """Wrap `run` to compare its results and written arguments with those of `oracle`.
 
-    The first `FIRST` calls are compared, and of the others each of `EVERY`.
+    The first `FIRST` calls are compared, and then every `EVERY`-th.
 
     on_paths: compare only a verdict's rows on accepted paths, since others need not be sampled.
     """

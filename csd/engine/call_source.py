@@ -45,7 +45,7 @@ class CallSource:
         return waiting[0] if waiting else None
 
     def read_along(self, rows: int) -> Iterator[Prefill]:
-        """As `RequestSource`; begins further prompts, while their first samples have free slots."""
+        """Begins further prompts too, while their first samples have free slots."""
         slots = self._slots
         if not reads_several(slots.step):
             return

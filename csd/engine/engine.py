@@ -59,7 +59,7 @@ OnePrompt = str | list[int] | list[dict[str, str]] | list[dict[str, Any]]
 ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
 
 
-# those that live, for `engines_of`
+# all engines that exist, for `engines_of`
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 

@@ -27,7 +27,7 @@ _by_model: "weakref.WeakKeyDictionary[Any, dict[tuple, Engine]]" = weakref.WeakK
 # each with its model files, as `_files` lists them; the engine used last comes last
 _by_name: dict[tuple, tuple[Engine, list]] = {}
 
-# of the memory that is free without the engines kept by name, the share that they may hold
+# share that engines kept by name may hold of the memory that is free without them
 SHARE = 0.5
 
 

@@ -98,7 +98,7 @@ class Scheduler:
             try:
                 # nothing is yielded within, so a GeneratorExit is an error like any other
                 ended += self.advance(live, record, s, seen)
-            # of `until`, a callback or a tokenizer, whose panic is a BaseException
+            # an error of `until`, a callback or a tokenizer, whose panic is a BaseException
             except BaseException as error:
                 ended += self.source.failed(request, error, live.index)
             self.source.advanced(request, len(live.tokens) - had)

@@ -44,7 +44,7 @@ _ADVERBS = re.compile(
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"[\s*_$=~(\\]*")
-# what makes a number the first part of an expression or a list, such as 5 * 3, 2\pi, 5 < x, 3 and 4
+# text behind a number that begins an expression or a list, such as 5 * 3, 2\pi, 5 < x, 3 and 4
 _GOES_ON = re.compile(
     r"\d|[.,]\d|[eE]\d|[abiknpqruvxyz](?![A-Za-z])|[A-Za-z]?\s*[-+/^:×=]\s*[\d({\\]|\s*\*\s*[\d(]"
     r"|\s*\\(?:[dt]?frac|sqrt|pi|times|cdot|div|pm|[gl]e|neq?)|\s*(?:!=|[<>±≤≥≠])"

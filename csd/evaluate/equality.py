@@ -44,7 +44,7 @@ _SPELLED = {r"\le": "<=", r"\leq": "<=", r"\ge": ">=", r"\geq": ">=", r"\lt": "<
 _SPELLED |= {r"\ne": "!=", r"\neq": "!=", r"\approx": "="}
 _TURNED = {">": "<", ">=": "<="}
 _MATRIX = re.compile(r"\\begin\{[pb]matrix\}(.*)\\end\{[pb]matrix\}", re.DOTALL)
-# what stands before an equals sign: x, x_1, f(x), AB, Area
+# the name before an equals sign: x, x_1, f(x), AB, Area
 _NAME = re.compile(r"\\?(?:[A-Za-z]|[A-Z]{2,}|[A-Za-z]{3,})(?:_\{?\w+\}?)?'?(?:\([A-Za-z]\))?")
 
 

@@ -32,13 +32,13 @@ _SIZE = 10**6  # digits of the largest power
 _BITS = 4096  # of an exact number
 _POINTS = 3
 _DIGITS, _KEPT = 60, 20
-# of LaTeX; the parser evaluates others at once, such as integrals and determinants
+# commands of LaTeX; the parser evaluates others at once, such as integrals and determinants
 _COMMAND = re.compile(
     r"alpha|beta|gamma|delta|epsilon|varepsilon|theta|lambda|mu|omega|phi|varphi|psi|rho|sigma|tau"
     r"|Delta|Omega|pi|[dtc]?frac|sqrt|cdot|times|div|d?binom|(?:arc)?(?:sin|cos|tan)|cot|sec|csc"
     r"|sinh|cosh|tanh|log|ln|exp|[lr]floor|[lr]ceil"
 )
-# of mpmath
+# functions of mpmath
 _FUNCTIONS = "exp|log|sin|cos|tan|cot|sec|csc|asin|acos|atan|sinh|cosh|tanh|floor|ceil"
 # a number in a base, two side by side, a ratio or time, a date, a tower of numbers, the factorial
 # of a large number or of an expression
@@ -50,7 +50,7 @@ _POWER = re.compile(r"\^\s*\{?\s*[-(]*(\d+)")
 # the parser adds a number to the one behind it, which is right in 2\frac{1}{2} alone
 _PRODUCT = re.compile(r"(?<![_\d]\d)(?<=\d)\s*(?=\()|(?<=\))\s*(?=[(\d])")
 
-# of the parser's caches and of mpmath's precision
+# held while the parser's caches and mpmath's precision are used
 _LOCK = threading.RLock()
 
 
@@ -107,7 +107,7 @@ def _bounded(text: str) -> bool:
     digits = max(map(len, re.findall(r"\d+", text)), default=1)
     size = digits * math.prod(max(1, int(power)) for power in _POWER.findall(text))
     if "binom" in text or "!" in text:
-        # of numbers below 1000
+        # their numbers are below 1000
         size *= 1000
         if "binom" in text and digits > 3:
             return False
@@ -140,7 +140,7 @@ class _Numbers:
     def __init__(self) -> None:
         import mpmath
 
-        # of its own, because the precision of mpmath.mp is everybody's
+        # its own context, because all code of a process shares the precision of mpmath.mp
         self.mp = mpmath.MPContext()
         self.mp.dps = _DIGITS
         functions = {name: getattr(self.mp, name) for name in _FUNCTIONS.split("|")}

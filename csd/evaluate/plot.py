@@ -16,7 +16,7 @@ FIGURES = {"maj": "maj_at_k", "pass": "pass_at_k"}
 NAMES = {
     "samples": "samples per problem",
     "tokens": "tokens per problem",
-    "seconds": "of seconds per problem: the run's, by the share of the tokens",
+    "seconds": "share of the run's seconds per problem, in proportion to the tokens",
     "maj": "accuracy of the vote, maj@k",
     "pass": "pass@k",
 }

@@ -46,7 +46,7 @@ class CSDLM(HFLM):
     speculate, prior: as in `csd.generate`. history: the file of a `csd.History`.
 
     A task may set the generation arguments until, max_gen_toks, do_sample and the filters of
-    `csd.generate`; others raise ValueError unless they ask for nothing, as num_beams=1 does. A
+    `csd.generate`; others raise ValueError unless they have no effect, as num_beams=1. A
     filter that neither the task nor the model's generation config sets is off.
     """
 

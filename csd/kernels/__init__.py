@@ -15,7 +15,7 @@ imported when an operation first runs there. `common` has parts that operations 
 parts that loops share.
 
 `ops.py` and `cpu_ops.py` list a step's operations by backend, and `backends.py` chooses a backend.
-Of csd, this package imports only `csd.state` and `csd.utils`. Modules that are not imported here
+This package imports only `csd.state` and `csd.utils` of csd. Modules that are not imported here
 are imported on first access.
 
 Dimensions have one letter each, the same in every file:

@@ -23,7 +23,8 @@ from csd.utils.torch_state import version_of
 _OF_TORCH = frozenset(vars(nn.Module()))
 # fields of a config for outputs beside the logits, which a pass does not ask for
 OUTPUTS = ("output_router_logits", "output_hidden_states", "output_attentions")
-# of a layer with adapters: the active ones, and whether all are disabled. A call keeps its own
+# attributes of a layer with adapters: the active ones, and whether all are disabled; a call has its
+# own
 SWITCHES = ("_active_adapter", "_disable_adapters")
 # names that no pass of csd reads, or that it sets itself: trainers change these
 SET = frozenset(
@@ -49,7 +50,7 @@ _PLAIN: frozenset[type] = frozenset(
 class Attributes:
     """Attributes of some objects; equal ones have equal `values` and `places`."""
 
-    # of each module: names and values of its plain attributes
+    # names and values of each module's plain attributes
     values: list[tuple] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     _known: dict[int, int] = field(default_factory=dict)  # number of each config, by its id

@@ -159,10 +159,8 @@ class AsyncEngine:
         of_engine: dict[str, Any] = {name: asked[name] for name in given}
         self.engine = model if isinstance(model, Engine) else Engine(model, **of_engine)
         self.counters = Counters()
-        self._inbox, self._sizes = (
-            Inbox(asked["max_queue"], self.counters),
-            ServedSizes(asked["max_tokens"]),
-        )
+        self._inbox = Inbox(asked["max_queue"], self.counters)
+        self._sizes = ServedSizes(asked["max_tokens"])
         self._weights = Weights()
         self._requests: ServiceSource | None = None  # in flight
         self._index = count()

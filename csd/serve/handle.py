@@ -62,7 +62,7 @@ class Handle:
         self.weights, self.fingerprint = -1, ""
         self.admitted = False  # True once the request no longer waits
         self.error: BaseException | None = None
-        # of the monotonic clock: its submission, and its first token
+        # times of the monotonic clock: its submission, and its first token
         self.submitted, self.first_token = time.perf_counter(), math.nan
         self.began: dict[str, float] = {}  # the engine's seconds by phase at admission
         self.withdraw: Callable[[Handle], None] = lambda _: None

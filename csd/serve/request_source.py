@@ -358,7 +358,7 @@ class ServiceSource:
         self, request: Request, error: BaseException, index: int | None = None
     ) -> Iterable[tuple[Request, Sample]]:
         if error is request.fault and index is not None:
-            # what fails in this request's rules fails in theirs
+            # an error of this request's rules is one of theirs too
             for other in [*self.twins.of(request, index)]:
                 self.stop(self.handles[other.index], copy(error))
         self.stop(self.handles[request.index], error)

@@ -20,13 +20,13 @@ class Verdict:
     """M rows of the pool, S slots, at most A = MAX_DEPTH + 1 rows on an accepted path."""
 
     sample: torch.Tensor = tensor("M")  # token drawn at the row from the target, -1 in padding
-    # of `sample`, processed distribution; the raw one if greedy
+    # log-probability of `sample` after filters; without them if greedy
     logprob: torch.Tensor = tensor("M", None)
-    # of `sample`, the model's own; 0 off the path, NaN at a bad row of it
+    # the model's own of `sample`; 0 off the path, NaN at a bad row of it
     raw_logprob: torch.Tensor = tensor("M", None)
     # likeliest tokens first, -1 where there are fewer
     top_token: torch.Tensor = tensor(f"M {TOP}")
-    # of the processed distribution, 0 in padding
+    # their probabilities after filters, 0 in padding
     top_prob: torch.Tensor = tensor(f"M {TOP}", torch.float32)
     # rows kept of the accepted path, root first, then -1
     accept_row: torch.Tensor = tensor("S A")

@@ -63,15 +63,15 @@ def default_of(kind: type, name: str) -> Any:
     return options_of(kind)[name][1].default
 
 
-def checked(kind: type, name: str, value: Any, where: str = "") -> Any:
+def checked(kind: type, name: str, value: Any) -> Any:
     """Value to use for an argument of `kind`. None is served if the argument's type has it.
 
-    where: text after the name in an error message. Raises TypeError or ValueError.
+    Raises TypeError or ValueError.
     """
     hint, option = options_of(kind)[name]
     if option.check is None or (value is None and type(None) in get_args(hint)):
         return value
-    return option.check(name + where, value)
+    return option.check(name, value)
 
 
 def check_whole(name: str, value: Any, low: int, high: int | None = None) -> int:

@@ -24,7 +24,7 @@ def submodules(package: str) -> Callable[[str], ModuleType]:
     return find
 
 
-# of this package; no index has it yet, so hints name the packages of an extra
+# name of this distribution; no index has it yet, so hints name the packages of an extra
 DISTRIBUTION = "csd-llm"
 
 

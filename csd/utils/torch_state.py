@@ -34,7 +34,7 @@ class _State:
     dtype: torch.dtype  # of tensors that are made without one
     device: torch.device  # likewise
     autocast: tuple[torch.dtype | None, ...]  # per kind of device; None: off
-    # of float32 products, in oneDNN and in cuBLAS
+    # precision of float32 products, in oneDNN and in cuBLAS
     precision: tuple[str, str]
     # kernels that scaled_dot_product_attention may use
     attention: tuple[bool, ...]

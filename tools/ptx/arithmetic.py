@@ -36,7 +36,7 @@ def fma64(a, b, c) -> np.ndarray:
     top, rest = _two_sum(product, high)
     exact = top + _odd_sum(low, rest)
     plain = a * b + c
-    # where a splitting overflows, or its error underflows
+    # products at which a splitting overflows, or its error underflows
     size = np.abs(product)
     safe = (np.abs(a) < 1e150) & (np.abs(b) < 1e150) & (size < 1e300) & (size > 1e-250)
     return np.where(safe & (np.abs(c) < 1e300), exact, plain)

@@ -189,7 +189,7 @@ OTHERS = {
     "rsqrt": _rsqrt,
     **MOVES,
 }
-# of its name, what an instruction may have beside types, .rn and .ftz
+# parts of an instruction's name beside types, .rn and .ftz
 PARTS = {
     "mul": ("lo", "hi", "wide"),
     "mad": ("lo", "wide"),
@@ -208,7 +208,7 @@ PARTS = {
 def compiled(i: Instruction):
     """f(crew, mask) that carries the instruction out."""
     name, kind = i.op[0], i.op[-1]
-    # what changes a result, as .sat and .rz do, is done or refused
+    # parts that change a result, as .sat and .rz do, are done or refused
     unknown = {*i.op[1:]} - {*TYPES, "rn", "ftz", *PARTS.get(name, ())}
     if unknown:
         raise NotImplementedError(f"no .{' .'.join(sorted(unknown))} here: {i}")

@@ -13,7 +13,7 @@ MEMORY = {"ld", "st", "atom"}
 # orders memory as seen by other units: here there is one order
 # launches follow each other here, and memory has no caches
 NOTHING = {"fence", "membar", "griddepcontrol", "prefetch"}
-# of threads that run at once; a bound on what their registers take
+# most threads that run at once, which bounds the memory of their registers
 THREADS = 4096
 
 
@@ -92,7 +92,7 @@ class Crew:
         self.number = programs.numbers[self.program]
         self.registers: dict[str, list] = {}
         for width, number in kernel.code.registers.items():
-            # what nobody wrote
+            # memory that nothing wrote
             held = np.full((number, self.threads), 0xA5A5A5A5A5A5A5A5 % (1 << width), BITS[width])
             for dtype in {np.dtype(t) for t in TYPES.values()}:
                 if dtype == BITS[width] or (width > 8 and dtype.itemsize * 8 == width):
@@ -140,7 +140,7 @@ class Crew:
             warps.together(self, True if mask.all() else mask, last)
             self.waiting |= mask
 
-    # what instructions ask for
+    # values that instructions read
 
     def special(self, name: str):
         if name == "%tid.x":

@@ -31,7 +31,7 @@ class Region:
         """place, who [n]: bytes from the beginning, and who is there."""
         self._check("reads what", place, who, self.written[place], True, i)
         by = self.read[place]
-        # of this program and interval: one warp, or several; of others: several programs
+        # this program and interval: one warp, or several; others: several programs
         together = np.where(by >> INTERVAL == who >> INTERVAL, who | WARPS, PROGRAMS)
         later = (by >> PROGRAM == who >> PROGRAM) & (by < who & ~WARPS)
         _put(self.read, place, np.where((by == 0) | (by == who) | later, who, together))
@@ -41,7 +41,7 @@ class Region:
         by = self.written[place]
         for access in (by, self.read[place]):
             self._check("writes what", place, who, access, ~same, i)
-        # of who wrote the same, none is forgotten
+        # all who wrote the same are kept
         together = np.where(by >> INTERVAL == who >> INTERVAL, who | WARPS, PROGRAMS)
         _put(self.written, place, np.where(_apart(by, who), together, who))
 

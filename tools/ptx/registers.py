@@ -25,7 +25,7 @@ TYPES = {
     "s64": np.int64,
     "f64": np.float64,
 }
-# of a register's width, as a pattern of bits
+# type of a register of a width, as a pattern of bits
 BITS = {1: np.bool_, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 

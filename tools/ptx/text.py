@@ -89,7 +89,7 @@ def parse(text: str) -> Code:
             continue
         for statement in _statements(line):
             if statement.startswith(".reg"):
-                # of a scope of its own: any number will do that nothing else has
+                # a scope of its own: any number that nothing else has
                 for kind, temporary in re.findall(r"\.\w(\d+)\s+(\w+)$", statement):
                     scratch += 1
                     letters = {"16": "rs", "32": "r", "64": "rd"}[kind]

@@ -128,7 +128,7 @@ class Operations(Streams, TorchDispatchMode):
         if operator is not None and self.host is not None:
             self.host.compile(name, [x for x in leaves if isinstance(x, Simulated)])
         if operator is not None and self.compiled:
-            # what it makes is the device's too
+            # its results are the device's too
             TorchDispatchMode.__enter__(self)
             try:
                 return operator._backend_fns["cuda"](*args, **kwargs)
@@ -159,7 +159,7 @@ class Operations(Streams, TorchDispatchMode):
             lambda: run(executor, *hargs, **hkwargs), executor.fn.__name__, held_of_each(leaves)
         )
 
-    # what it does
+    # its work
 
     def launch(self, func, args, kwargs, like=None, name=None):
         """Queue one operation. like: tensors of its results' shapes, if meta tensors have none."""

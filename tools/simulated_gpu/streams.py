@@ -12,7 +12,7 @@ from simulated_gpu.clock import Clock
 from simulated_gpu.memory import garbage, storage
 
 SYNC = "called a synchronizing CUDA operation"
-# what a capture must not do
+# error of an operation that a capture must not do
 FORBIDDEN = "operation not permitted when stream is capturing"
 
 
@@ -71,7 +71,7 @@ class Event:
         self._gpu.no_capture("an event was waited for")
         self._gpu.events += 1
         self.stream.run(self.place)
-        # what nothing waits for goes on meanwhile
+        # work that nothing waits for goes on meanwhile
         for stream in self._gpu.streams:
             if stream is not self.stream and stream.queue:
                 stream.run(stream.done + 1)
@@ -167,7 +167,7 @@ class Streams:
 
     def synchronize(self, *_) -> None:
         self.no_capture("the device was waited for")
-        # what does not wait for the current stream may be ahead of it
+        # work that does not wait for the current stream may be ahead of it
         for stream in [*self.streams[1:], self.default]:
             stream.run(stream.queued)
 

@@ -22,7 +22,7 @@ from csd.state.verdict import TOP, Verdict
 # samples of a pass, each with one row for the opening's last token and the rest for the vocabulary
 SAMPLES = 4
 CHILDREN = MAX_NODES - 1
-# what stands between the opening of an answer and its first token is up to the chat template
+# the chat template has the text between the opening of an answer and its first token
 QUESTION = "Hello."
 
 

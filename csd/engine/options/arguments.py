@@ -383,7 +383,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-# of calls, and of all requests of an `AsyncEngine`
+# arguments of a call, and of an `AsyncEngine` for all its requests
 Speculate = Annotated[bool, Option(True, "use speculative decoding", check_flag, bool)]
 Drafter = Annotated[
     str | Callable | None,
@@ -428,9 +428,10 @@ class DraftingOptions(TypedDict, total=False):
             "match",
             "how drafts are verified. The default accepts a draft only where it equals the "
             "model's own sample. `canonical`, `recursive`, `kseq` and `single` draw drafts from "
-            "the graph or from a draft model, and accept or resample them (`csd.verify`). They "
-            "keep the samples' distribution, but tokens depend on siblings, batch and budget, and "
-            "a seed repeats them only for the same call with an integer `budget`",
+            "the graph or from a draft model, and accept or resample them "
+            "(`csd.research.verify`). They keep the samples' distribution, but tokens depend on "
+            "siblings, batch and budget, and a seed repeats them only for the same call with an "
+            "integer `budget`",
             partial(check_one_of, names=verifier_names()),
         ),
     ]

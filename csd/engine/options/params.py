@@ -20,7 +20,7 @@ OF_CONFIG = " of the model's generation config"
 
 # arguments that change logits before the filters
 RULES = tuple(options_of(LogitOptions))
-# of these, the ones that follow from a text's tokens alone, so that a given text can be scored
+# those that follow from a text's tokens alone, so that a given text can be scored
 TOKEN_RULES = tuple(
     name
     for name in RULES
@@ -59,7 +59,7 @@ _UNSUPPORTED: dict[str, tuple] = {
 _OF_CALLS: dict[str, tuple] = {
     "num_return_sequences": (None, 1),
     "use_cache": (None, True, False),
-    # of beams
+    # options of beam search
     "early_stopping": (None, False),
     "length_penalty": (None, 1),
 }
@@ -108,7 +108,7 @@ def asks_for(generation_config: Any) -> tuple[str, object] | None:
 
 
 def is_off(name: str, value: object) -> bool:
-    """True if an argument of transformers' `generate` asks for nothing at this value."""
+    """True if an argument of transformers' `generate` has no effect at this value."""
     served: dict[str, tuple] = {
         option.config: (None, option.off, [])
         for _, option in options_of(SamplingOptions).values()

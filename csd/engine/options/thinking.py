@@ -442,7 +442,7 @@ class ThinkingBudget:
     def _turn(self, token: int) -> None:
         began, ended = self._began.push(token), self._ended.push(token)
         self._last = (*self._last, token)[-len(self.close) :]
-        # of the tags that a token completes the last one counts
+        # the last one of the tags that a token completes counts
         if began or ended:
             self.open = began > ended
 

@@ -19,7 +19,7 @@ class Sizes:
     groups: int  # prompts in flight, each with its own pages
     slot_pages: int  # pages of a sample's tokens
     prompt_pages: int  # pages of the longest prompt
-    # of these, the most that are held at once
+    # the most of these that are held at once
     slot_held: int
     prompt_held: int
 

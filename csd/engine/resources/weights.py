@@ -14,7 +14,7 @@ from csd.models.fused.decoder import Decoder
 from csd.models.lora import base_of
 from csd.state.kv_cache import PAGE
 
-# of each PERIOD words of 4 bytes of a large tensor, the first SAMPLED are read
+# the first SAMPLED of each PERIOD words of 4 bytes of a large tensor are read
 PERIOD, SAMPLED = 1024, 16
 # words of tensors that are added up together, and largest number of rows of PERIOD numbers: enough
 # for a tensor of 2^37 bytes
@@ -30,14 +30,13 @@ class ModelKey(NamedTuple):
     sums: Hashable  # of the tensors' words
 
 
-def model_state(model: Any, decoder: Any, begun: bool = False) -> Hashable:
+def model_state(model: Any, decoder: Any) -> Hashable:
     """Attributes of a model (`csd.models.attributes`), and addresses and versions of its tensors.
 
     model: the user's module. Without one, a fused decoder's own attributes, which are all that its
-    pass reads; None for another decoder. begun: True takes the adapters that were active when the
-    run began.
+    pass reads; None for another decoder.
     """
-    return None if (read := _read(model, decoder)) is None else _state(read, decoder, begun)
+    return None if (read := _read(model, decoder)) is None else _state(read, decoder, begun=False)
 
 
 # a view of a tensor that was made in this mode is made in it too

@@ -34,13 +34,13 @@ class Stats:
     thoughts_cut: int = 0  # samples whose thought max_thinking_tokens ended
     history_left_out: int = 0  # tokens of past samples that did not fit in the graph
     contexts_dropped: int = 0  # contexts of the whole call that did not fit in the graph
-    # of the whole call, with an automatic budget: seconds without drafts, by the times of measured
-    # steps, divided by the seconds with them (`csd/engine/step/budget/auto.py`)
+    # gain over the whole call, with an automatic budget: seconds without drafts, by the times of
+    # measured steps, divided by the seconds with them (`csd/engine/step/budget/auto.py`)
     draft_gain: float | None = None
     slots: int = 0  # most samples of the call in one step
     # time of a step of twice as many rows, divided by that of a step of as many rows
     double_cost: float | None = None
-    # where drafts did not pay: share of the samples' 8-grams that other samples have too
+    # if drafts did not pay: share of the samples' 8-grams that other samples have too
     shared_ngrams: float | None = None
     # "compile" and "measure" occur in a first call, the other phases are sampling
     seconds: dict[str, float] = field(default_factory=dict)

@@ -118,9 +118,9 @@ def _table(by_k: list[dict], problems: int) -> str:
         f"<td>{row['seconds'] / problems:,.1f}</td></tr>"
         for row in by_k
     )
-    names = ("k", "maj@k", "pass@k", "tokens<br>per problem", "of seconds<br>per problem")
+    names = ("k", "maj@k", "pass@k", "tokens<br>per problem", "time share<br>per problem")
     head = "".join(f"<th>{name}</th>" for name in names)
-    note = f"Of seconds: those of the run, by the share of the tokens. {ALONE}"
+    note = f"Time share: the run's seconds, in proportion to the tokens. {ALONE}"
     return f'<table><tr>{head}</tr>{rows}</table><p class="note">{note}</p>'
 
 

@@ -70,7 +70,7 @@ class GRPOTrainer(StockTrainer):
             LOG.warning("log-probabilities are not the sampler's bit for bit: %s", policy.why)
         elif isinstance(self.rollout_func, Rollout) and self.rollout_func.exact is None:
             self.rollout_func.exact = True
-        # of the micro-batch whose loss is computed
+        # inputs of the micro-batch whose loss is computed
         self._inputs: dict[str, Any] = {}
         # the update that the buffered completions were drawn before
         self._drawn_at = -1

@@ -28,9 +28,9 @@ class TreeLayout(NamedTuple):
 
 
 LAYOUT = View(TreeLayout)
-# what gives the slot and group of every row, from which the work list is made
+# fields that give the slot and group of every row, from which the work list is made
 ROWS = View(TreeLayout, "prompt_len slot_len slot slot_start slot_nodes group_start")
-# what only the attention reads
+# fields that only the attention reads
 _PLACES = View(TreeLayout, "slot ancestors prompt_pages slot_pages")
 
 

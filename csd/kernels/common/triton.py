@@ -109,6 +109,6 @@ def keep_largest_sorted(
     N: tl.constexpr = best.shape[0]
     largest = tl.topk(code, N, 0)
     if earlier:
-        # of two descending lists, one reversed, the larger of each pair are the N largest
+        # the larger ones of the pairs of two descending lists, one reversed, are the N largest
         largest = tl.sort(tl.maximum(best, tl.flip(largest, 0)), 0, descending=True)
     return tl.where(tl.arange(0, N) < COUNT, tl.maximum(largest, -1), -1)

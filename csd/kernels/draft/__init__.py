@@ -68,6 +68,7 @@ from csd.kernels.draft.constants import MAX_PRIOR_SUCCESSORS, SLOTS, TABLE, Draf
 from csd.kernels.draft.reference import draft_tree_ref
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool, empty_pool
+from csd.state.record import on_host
 from csd.state.slots import Slots
 
 __all__ = ["DraftNoise", "draft_tree", "draft_tree_ref", "draft_tree_triton"]
@@ -126,7 +127,6 @@ def _fake(table: Any, slots: Any, prior: Any, rows: int, *rest: Any) -> Pool:
 
 def _loop() -> tuple[Callable[..., bool], Callable]:
     from csd.kernels.draft.cpu.draft_tree import draft_tree
-    from csd.kernels.numba.tensors import on_host
 
     return (lambda table, slots, *others: on_host(slots.live)), with_config(draft_tree)
 

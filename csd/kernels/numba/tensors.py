@@ -1,14 +1,13 @@
-"""Access of numba's loops to tensors: their memory, their dtypes, and their addresses by name.
+"""Access of numba's loops to tensors: their memory and their dtypes.
 
 numba has no bfloat16. Its bits are the upper half of a float32's bits, so loops read bfloat16
 tensors as uint16, and round to the nearest, ties to even, as PyTorch does.
 
-A loop that reads many tensors takes a namedtuple of `addresses`, so that a wrong field name is an
-error and does not select another tensor. Making numpy arrays of as many tensors takes longer than a
-step's verification.
+A loop that reads many tensors takes a namedtuple of addresses (`csd.state.record.View`), so that a
+wrong field name is an error and does not select another tensor. Making numpy arrays of as many
+tensors takes longer than a step's verification.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from numba import carray, types
 from numba.extending import intrinsic, overload, register_jitable
 
-from csd.state.record import PLAIN, on_host
+from csd.state.record import PLAIN
 
 # for each dtype that loops read, an empty array of the type by which they read it
 LIKE = {
@@ -98,21 +97,3 @@ def _rounded(value, like):
         return np.uint16(up) if value == value else np.uint16(0x7FC0)
 
     return bfloat16
-
-
-def addresses(
-    kind: type, record: Any, dtypes: Mapping[str, torch.dtype] | torch.dtype
-) -> Any | None:
-    """Returns the addresses of a record's tensors as `kind`, a namedtuple with their names.
-
-    dtypes: expected dtypes by field, or one for all. Returns None if a tensor has another dtype, is
-    not contiguous or is not in the CPU's memory.
-    """
-    pointers = []
-    for name in kind._fields:  # type: ignore[attr-defined]
-        x = getattr(record, name)
-        wanted = dtypes if isinstance(dtypes, torch.dtype) else dtypes[name]
-        if x.dtype is not wanted or not x.is_contiguous() or not on_host(x):
-            return None
-        pointers.append(x.data_ptr())
-    return kind(*pointers)

@@ -24,7 +24,7 @@ from csd.kernels.common.noise import splitmix64
 from csd.state.context_table import Table
 from csd.state.record import View
 
-# what a lookup reads
+# fields that a lookup reads
 ENTRIES = View(
     Table, "entry_group entry_hash entry_tokens entry_total succ_token succ_weight succ_source"
 )

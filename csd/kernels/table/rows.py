@@ -30,11 +30,11 @@ class Observed(NamedTuple):
 
 
 OBSERVED = View(Observed)
-# what an observation reads
+# fields that an observation reads
 POOL = View(Pool, "slot depth context")
 SLOTS = View(Slots, "group sample group_key step")
 VERDICT = View(Verdict, "sample top_token top_prob accept_row")
-# what an insertion reads and writes
+# fields that an insertion reads and writes
 TABLE = View(
     Table,
     writes="entry_group entry_hash entry_tokens entry_total entry_stamp succ_token succ_weight "

@@ -34,7 +34,7 @@ class Limits:
     entries: int = 4096  # values within a schema
     strings: int = 1024  # strings in a list such as stop or bad_words
     ids: int = 1 << 17  # token ids of /detokenize
-    # of one client, together: bytes of bodies and of grammars whose requests have not ended
+    # limits of a client: bytes of bodies and of grammars whose requests have not ended
     bodies: int = 1 << 26
     grammars: int = 1 << 19
     read_seconds: float = 30.0  # for a body to wait for a thread, and to be read by it
@@ -113,7 +113,7 @@ def _undeclared(text: str) -> frozenset[str]:
 
 TEMPLATE = ("messages", "tools", "chat_template_kwargs")
 GRAMMARS = ("response_format", "regex", "grammar")
-# of `tool_choice`, that make no grammar of the tools
+# values of `tool_choice` that make no grammar of the tools
 FREE = (None, "none", "auto")
 STRINGS = ("stop", "bad_words", "thinking_tags")
 IDS = ("logit_bias", "allowed_token_ids", "suppress_tokens", "stop_token_ids")

@@ -30,7 +30,7 @@ _PATHS = re.compile(
     r"""|(?<![\w/:.~\])-])(?:/[^\s/'"`,;:()\[\]]+){2,}/?"""
 )
 
-# what a value of a client may raise in any reader, beside the errors of checks
+# errors that a client's value may raise in any reader, beside those of checks
 _OF_VALUES = (TypeError, ValueError, ImportError, ArithmeticError, RecursionError)
 
 
@@ -88,7 +88,7 @@ class Refused(Exception):
         # the engine checks its options for a prompt without tokens before the prompt is read
         message = message.replace(" of an empty prompt", "")
         if body.get("tools") and not body.get("response_format"):
-            # whose schema is that of the tool to call
+            # the grammar's schema is that of the tool to call
             message = re.sub(r"^response_format\b", "tools", message)
         if prompt == "messages":
             message = as_messages(message)

@@ -15,7 +15,7 @@ from typing import Any
 LOG = logging.getLogger("csd")
 
 QUIET = 60.0
-# of a connection that the system has nothing left for; asyncio tries again after a second
+# errors of a connection for which the system has no resource left; asyncio tries again in a second
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # time of the next line of each text
 _next: dict[str, float] = {}

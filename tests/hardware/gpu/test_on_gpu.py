@@ -1,6 +1,6 @@
 """Engines on a GPU (`make test-gpu`); elsewhere on a simulated one, of one thread and device.
 
-What is drawn is compared with the CPU's references.
+Draws are compared with the CPU's references.
 """
 
 import threading
@@ -176,7 +176,7 @@ def test_what_samples_are_asked_for_is_captured():
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert e.captured == captured
-        # and calls that ask for nothing replay what they had
+        # and calls without options replay what they had
         assert_same_samples(e.generate(PROMPTS, budget=10, **ASKED), free)
         assert e.captured == captured
     for got in (out, again):

@@ -36,7 +36,7 @@ OPTIONS = dict(num_samples=3, max_new_tokens=12, seed=4)
 @pytest.mark.parametrize("kind", CONSOLES)
 @pytest.mark.parametrize("progress", [True, None])
 def test_calls_are_silent(kind, progress, monkeypatch, toy_folder):
-    """They return what they return elsewhere; nothing goes to standard output in its place."""
+    """Results are those of other processes; nothing goes to standard output in its place."""
     e, written = engine(PrefixSum(), Letters()), io.StringIO()
     want = csd.generate(e, ["ab", "abc"], **OPTIONS)
     of_folder = csd.generate(toy_folder, "ab", **OPTIONS).tokens

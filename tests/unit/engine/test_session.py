@@ -217,7 +217,7 @@ EXAMPLES = {"page": BLOCKS[0], "docstring": "engine = csd.Engine(model)\n" + tex
 
 @pytest.fixture
 def tools():
-    """What the examples take as given: a model of letters, which ends some turns at "b" and some
+    """The premise of the examples: a model of letters, which ends some turns at "b" and some
     at the end token "c", and a tool that notes for which texts it was called."""
     model = PrefixSum(vocab=len(Letters.alphabet))
     ends = GenerationConfig(eos_token_id=Letters.alphabet.index("c"))
@@ -252,7 +252,7 @@ def test_an_example_calls_the_tool_for_the_branches_that_asked(place, tools):
     session = tools["session"]
     first = [branch.spans[0].sample for branch in session][:8]
     asked = [sample for sample in first if sample.stop_reason == "b"]
-    # of each kind one and more: asked, cut, and ended
+    # one and more of each kind: asked, cut, and ended
     assert {s.finish_reason for s in first if s not in asked} == {"length", "stop"} and asked
     assert tools["called"] == [Letters().decode(s.tokens) for s in asked]
     for branch, sample in zip([*session][:8], first, strict=True):

@@ -152,7 +152,7 @@ class Doubtful:
         raise self.error
 
 
-# what the frames between a function and its caller would take for an end of their own
+# errors that the frames between a function and its caller would take for their own end
 SIGNALS = (
     GeneratorExit,
     KeyboardInterrupt,

@@ -6,12 +6,13 @@ from csd.kernels.draft.constants import POOL, SLOTS, DraftNoise, level_cost, max
 from csd.kernels.draft.cpu.grow import cheapest, grow
 from csd.kernels.draft.cpu.pools import fill, root_positions, slot_penalties
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.tensors import on_host, require
+from csd.kernels.numba.tensors import require
 from csd.kernels.table.cpu.lookup import order_sizes
 from csd.kernels.table.lookup import ENTRIES
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, empty_pool
 from csd.state.pool_builder import live_by_group
+from csd.state.record import on_host
 from csd.state.slots import Slots
 
 

@@ -7,9 +7,10 @@ from csd.kernels.draft.constants import POOL
 from csd.kernels.draft.cpu.grow import COST, DEPTH, PARENT, SLOT, SOURCE, TOKEN
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.math import places_in_order
-from csd.kernels.numba.tensors import on_host, require
+from csd.kernels.numba.tensors import require
 from csd.state.pool import MAX_GROUP_PENALTY, MAX_PROGRESS_PENALTY, ROOT, Pool, empty_pool
 from csd.state.pool_builder import live_by_group
+from csd.state.record import on_host
 from csd.state.slots import Slots
 
 

@@ -13,7 +13,7 @@ by layer (ties: smaller token); as a tree a node keeps its MAX_CHILDREN heaviest
 
 Weights are integers, rounded down to multiples of 2^-24: alpha and P_c are multiples of 2^-16, so
 nothing is lost before that. An edge costs round(-log2(w) * 2^16), and a path the sum of its edges.
-Of all slots' nodes the cheapest fill the pool, as in `csd/kernels/draft/`: the paper's drafts
+The cheapest of all slots' nodes fill the pool, as in `csd/kernels/draft/`: the paper's drafts
 and the default ones share one budget rule and one pool.
 
 Li et al., "Speculative decoding for multi-sample inference", 2503.05330: consensus extraction.

@@ -9,12 +9,13 @@ import torch
 
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import fetch
-from csd.kernels.numba.tensors import on_host, require
+from csd.kernels.numba.tensors import require
 from csd.kernels.table.cpu.lookup import find_entry, hash_prefix, order_sizes
 from csd.kernels.table.lookup import MAX_AGE
 from csd.kernels.table.reference import graph_insert_ref
 from csd.kernels.table.rows import OBSERVED, TABLE
 from csd.state.context_table import MAX_TOTAL, Table
+from csd.state.record import on_host
 
 # int64 numbers in a cache line; number of contexts by which prefetching is ahead of reading
 LONGS, AHEAD = 8, 8
@@ -211,7 +212,7 @@ def insert_rows(
             return False
     held.step[0] += 1
 
-    # of each context: its hash, first and last key, number of keys and entry; `before` is per key
+    # a context's hash, first and last key, number of keys and entry; `before` is per key
     K, kind = R * O, np.int64
     code, before, entry_of = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
     first, last, count = np.empty(K, kind), np.empty(K, kind), np.empty(K, kind)
@@ -300,7 +301,7 @@ def _free_entry(code, live_groups, ways, held):
             continue
         age = min(np.int64(held.step[0]) - held.entry_stamp[entry], MAX_AGE)
         cost = np.int64(held.entry_total[entry]) << 30 | (MAX_AGE - age) << 4
-        # of entries of equal cost, the first is replaced
+        # the first of entries of equal cost is replaced
         if cost < least:
             least, spot = cost, entry
     return spot

@@ -6,7 +6,7 @@ The references are `observe_ref`, and `graph_insert_ref` of its rows.
 import numpy as np
 
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.tensors import memory, on_host, require
+from csd.kernels.numba.tensors import memory, require
 from csd.kernels.table.cpu.insert import graph_insert, insert_rows
 from csd.kernels.table.cpu.lookup import order_sizes
 from csd.kernels.table.rows import (
@@ -22,6 +22,7 @@ from csd.kernels.table.rows import (
 )
 from csd.state.context_table import ANY, SAMPLE_BITS, WEIGHT_ONE, GraphConfig, Table
 from csd.state.pool import Pool
+from csd.state.record import on_host
 from csd.state.slots import Slots
 from csd.state.verdict import TOP, Verdict
 

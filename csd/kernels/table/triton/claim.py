@@ -39,7 +39,7 @@ class Keys(NamedTuple):
     want: torch.Tensor = tensor("K")  # bucket in which the key needs an entry, or -1
     # a leader's entry, if it has one; else -1
     place: torch.Tensor = tensor("K")
-    # where the updates of a leader's hash begin, and their number
+    # first update of a leader's hash, and the number of its updates
     start: torch.Tensor = tensor("K")
     count: torch.Tensor = tensor("K")
     token: torch.Tensor = tensor("K U")

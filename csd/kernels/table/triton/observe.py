@@ -38,7 +38,7 @@ def _observe_claim_kernel(
     GROUP_SLOTS: tl.constexpr,
     C: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    # of the claim, if there is one
+    # arguments of the claim, if there is one
     table=None,
     keys=None,
     buckets=None,

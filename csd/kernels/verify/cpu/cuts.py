@@ -83,7 +83,7 @@ def top_p_cut(score, rest, top_p):
 
 @loop
 def min_p_cut(score, rest, min_p):
-    """Drop the tokens less than min_p times as likely as the first; True if the cut is below."""
+    """Drop tokens less than min_p times as likely as the likeliest; True if the cut is below."""
     if rest > 0 and min_p <= np.exp(type(rest)(-HEAD_WIDTH)):
         return True
     for w in range(score.shape[0]):

@@ -3,49 +3,20 @@
 Each takes tens of microseconds; the references run dozens of small operations of PyTorch.
 """
 
-from collections import namedtuple
-
 import numpy as np
 import torch
 
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.tensors import LIKE, addresses, memory
+from csd.kernels.numba.tensors import LIKE, memory
 from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.kernels.verify.cpu.path import verify
-from csd.kernels.verify.cpu.rows import BOOL, DOUBLE, F32, F64, I32, INT, SINGLE
+from csd.kernels.verify.cpu.rows import BOOL, DOUBLE, F32, F64, INT, SINGLE
 from csd.kernels.verify.layout import empty_snapshot
 from csd.kernels.verify.snapshot import snapshot_ref
+from csd.kernels.verify.views import ADVANCED, TREES, VERDICT
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict
-
-# dtypes of the fields that the loop reads and, of the slots, writes, by their names in the records
-POOL = dict.fromkeys(
-    ("depth", "cost", "source", "token", "parent", "slot_nodes", "slot_start"), I32
-)
-SLOTS = dict(
-    live=torch.bool,
-    generated=I32,
-    step=I32,
-    context=I32,
-    tokens=I32,
-    seen=I32,
-    repetition_penalty=F64,
-)
-VERDICT = dict(
-    sample=I32,
-    top_token=I32,
-    top_prob=F32,
-    accept_row=I32,
-    accept_count=I32,
-    finish=I32,
-    bad=torch.bool,
-)
-PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
-VerdictAddresses = namedtuple("VerdictAddresses", VERDICT)
-# log-probabilities, in the dtype of the slots and in that of the verdict
-SlotLogprobs = namedtuple("SlotLogprobs", "logprobs raw_logprobs")
-RowLogprobs = namedtuple("RowLogprobs", "logprob raw_logprob")
 
 
 @loop
@@ -53,21 +24,19 @@ def _finish(
     sizes,  # M, S, and widths of the slots' context (N), tokens (T) and seen (W)
     top,  # whether the snapshot has the target's top 8
     trees,  # whether the snapshot has the trees
-    pool,  # `PoolAddresses`
-    slots,  # `SlotAddresses`
-    logprobs,  # `SlotLogprobs`
-    verdict,  # `VerdictAddresses`
-    chances,  # `RowLogprobs`
+    pool,  # of `TREES`
+    slots,  # of `ADVANCED`
+    verdict,  # of `VERDICT`
     ints,  # address of the snapshot's int32 tensor, written
     floats,  # likewise of its floats
-    dtype_of,  # array of the dtype of the slots' log-probabilities
+    stored,  # array of the dtype of the slots' log-probabilities
     wide,  # likewise of the verdict's
 ):
     """Advance all slots and write the snapshot; tensors are addresses."""
     M, S = sizes[:2]
     for s in range(S):
-        _advance(s, sizes, slots, logprobs, verdict, chances, dtype_of, wide)
-        _write_slot(s, M, S, pool, verdict, chances, ints, floats, wide)
+        _advance(s, sizes, slots, verdict, stored, wide)
+        _write_slot(s, M, S, pool, verdict, ints, floats, wide)
     depth, cost = memory(pool.depth, M, INT), memory(pool.cost, M, INT)
     out = memory(ints + 4 * (4 * S + 2 * S * ACCEPT), M, INT)
     for m in range(M):
@@ -82,17 +51,17 @@ def _finish(
 
 
 @loop
-def _advance(s, sizes, slots, logprobs, verdict, chances, dtype_of, wide):
+def _advance(s, sizes, slots, verdict, stored, wide):
     """Append the committed tokens to slot s and move it on, in place, as `advance_slots_ref`."""
     M, S, N, T, W = sizes
     live, generated = memory(slots.live, S, BOOL), memory(slots.generated, S, INT)
     step, context = memory(slots.step, S, INT), memory(slots.context, (S, N), INT)[s]
     tokens, seen = memory(slots.tokens, (S, T), INT)[s], memory(slots.seen, (S, W), INT)[s]
     penalised = memory(slots.repetition_penalty, S, DOUBLE)[s] != 1
-    to = memory(logprobs.logprobs, (S, T), dtype_of)[s]
-    raw_to = memory(logprobs.raw_logprobs, (S, T), dtype_of)[s]
+    to = memory(slots.logprobs, (S, T), stored)[s]
+    raw_to = memory(slots.raw_logprobs, (S, T), stored)[s]
     sample, row = memory(verdict.sample, M, INT), memory(verdict.accept_row, (S, ACCEPT), INT)[s]
-    logprob, raw_logprob = memory(chances.logprob, M, wide), memory(chances.raw_logprob, M, wide)
+    logprob, raw_logprob = memory(verdict.logprob, M, wide), memory(verdict.raw_logprob, M, wide)
     count, finish = memory(verdict.accept_count, S, INT)[s], memory(verdict.finish, S, INT)[s]
 
     for i in range(count):
@@ -109,7 +78,7 @@ def _advance(s, sizes, slots, logprobs, verdict, chances, dtype_of, wide):
 
 
 @loop
-def _write_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
+def _write_slot(s, M, S, pool, verdict, ints, floats, wide):
     """Write slot s's fields of a snapshot that do not depend on `top` and `trees`."""
     A = ACCEPT
     sample, source = memory(verdict.sample, M, INT), memory(pool.source, M, INT)
@@ -118,7 +87,7 @@ def _write_slot(s, M, S, pool, verdict, chances, ints, floats, wide):
     slot[0, s], slot[1, s] = count, memory(pool.slot_nodes, S, INT)[s]
     slot[2, s], slot[3, s] = memory(verdict.finish, S, INT)[s], memory(verdict.bad, S, BOOL)[s]
     path = memory(ints + 4 * 4 * S, (2, S, A), INT)
-    logprob, raw_logprob = memory(chances.logprob, M, wide), memory(chances.raw_logprob, M, wide)
+    logprob, raw_logprob = memory(verdict.logprob, M, wide), memory(verdict.raw_logprob, M, wide)
     chance = memory(floats, (2, S, A), wide)
     for i in range(A):
         path[0, s, i] = sample[row[i]] if i < count else -1
@@ -183,14 +152,12 @@ def finish(
     The references themselves run for dtypes or layouts that the loop does not read.
     """
     wide, stored = verdict.logprob.dtype, slots.logprobs.dtype
-    arrays = (
-        addresses(PoolAddresses, pool, POOL),
-        addresses(SlotAddresses, slots, SLOTS),
-        addresses(SlotLogprobs, slots, stored),
-        addresses(VerdictAddresses, verdict, VERDICT),
-        addresses(RowLogprobs, verdict, wide),
+    records = (
+        TREES.addresses(pool),
+        ADVANCED.addresses(slots, stored),
+        VERDICT.addresses(verdict, wide),
     )
-    if None in arrays or not {wide, stored} <= {F32, F64}:
+    if None in records or not {wide, stored} <= {F32, F64}:
         # the references, one after the other
         advance_slots_ref(slots, verdict)
         return snapshot_ref(pool, verdict, top, trees)
@@ -200,7 +167,7 @@ def finish(
         (pool.rows, slots.count, *widths),
         top,
         trees,
-        *arrays,
+        *records,
         ints.data_ptr(),
         floats.data_ptr(),
         LIKE[stored],

@@ -17,7 +17,6 @@ def draw_row(
     sample,
     position,
     greedy,
-    live,
     vocab,
     top,  # [8], workspace
     top_token,  # [8], written
@@ -54,9 +53,8 @@ def draw_row(
     for j in range(TOP):
         prob = np.float32(np.exp(top[j] - log_total))
         prob = (np.float32(1) if j == 0 else np.float32(0)) if greedy else prob
-        present = live and prob > 0
-        top_prob[j] = prob if present else 0
-        top_token[j] = top_token[j] if present else -1
+        top_prob[j] = prob if prob > 0 else 0
+        top_token[j] = top_token[j] if prob > 0 else -1
     return drawn, logprob, log_total
 
 

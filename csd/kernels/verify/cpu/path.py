@@ -8,14 +8,13 @@ that row has been computed, and then continues.
 The same loop samples every row, or computes log-probabilities of given tokens: see the modes.
 """
 
-from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.tensors import LIKE, addresses, memory, read, readable
+from csd.kernels.numba.tensors import LIKE, memory, read, readable
 from csd.kernels.numba.threads import by_threads, share
 from csd.kernels.verify.cpu.heads import in_loops, own_log_sum
 from csd.kernels.verify.cpu.rows import (
@@ -24,19 +23,16 @@ from csd.kernels.verify.cpu.rows import (
     F32,
     F64,
     INT,
-    POOL,
     READY,
     SINGLE,
-    SLOTS,
     WHOLE,
-    PoolAddresses,
-    SlotAddresses,
     sample_row,
     workspace,
 )
 from csd.kernels.verify.reference import descend_ref, verify_ref
 from csd.kernels.verify.reference_rows import rest_draws, sample_rows
 from csd.kernels.verify.token_logprobs import TokenLogprobs, token_logprobs_ref
+from csd.kernels.verify.views import POOL, SLOTS, VERDICT
 from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
@@ -44,8 +40,6 @@ from csd.state.verdict import ACCEPT, LENGTH, RUNNING, STOP, TOP, Verdict, empty
 
 # modes: an entry is a slot's path, one row, or one row with a given token
 PATH, ROW, GIVEN = 0, 1, 2
-RowAddresses = namedtuple("RowAddresses", "sample logprob raw_logprob top_token top_prob")
-PathAddresses = namedtuple("PathAddresses", "accept_row accept_count finish bad")
 
 
 class Entries(NamedTuple):
@@ -79,10 +73,9 @@ def _follow(
     total,
     wait,
     x,  # [M, V]
-    pool,  # `PoolAddresses`
-    slots,  # `SlotAddresses`
-    rows,  # `RowAddresses`, [M, ..], written; in mode GIVEN [L, ..]
-    paths,  # `PathAddresses`, [S, ..], written in mode PATH
+    pool,  # of `POOL`
+    slots,  # of `SLOTS`
+    verdict,  # of `VERDICT`, written: rows [M, ..], or [L, ..] in mode GIVEN; paths in mode PATH
     like,
 ):
     """Follow the entries, in parallel; x is an address."""
@@ -91,12 +84,12 @@ def _follow(
     for i in range(first, last):
         given = token[i], chance[i], total[i]
         row[i], wait[i], token[i], chance[i], total[i] = _entry(
-            i, mode, slot[i], row[i], given, sizes, x, pool, slots, rows, paths, work, like, chance
+            i, mode, slot[i], row[i], given, sizes, x, pool, slots, verdict, work, like, chance
         )
 
 
 @loop
-def _entry(i, mode, s, row, given, sizes, x, pool, slots, rows, paths, work, like, wide):
+def _entry(i, mode, s, row, given, sizes, x, pool, slots, verdict, work, like, wide):
     """Sample an entry's row or path; `given` has the token, chance and total of its row, if any.
 
     Returns the row at which it waits, what it waits for, and that row's token, chance and total.
@@ -109,12 +102,12 @@ def _entry(i, mode, s, row, given, sizes, x, pool, slots, rows, paths, work, lik
     greedy = memory(slots.temperature, S, DOUBLE)[s] == 0
     stop_ids = memory(slots.stop_ids, (S, I), INT)[s]
     N = L if mode == GIVEN else M
-    sample, logprob = memory(rows.sample, N, INT), memory(rows.logprob, N, wide)
-    raw_logprob = memory(rows.raw_logprob, N, wide)
-    top_token = memory(rows.top_token, (N, TOP), INT)
-    top_prob = memory(rows.top_prob, (N, TOP), SINGLE)
-    accept_row = memory(paths.accept_row, (S, ACCEPT), INT)
-    accept_count, bad = memory(paths.accept_count, S, INT), memory(paths.bad, S, BOOL)
+    sample, logprob = memory(verdict.sample, N, INT), memory(verdict.logprob, N, wide)
+    raw_logprob = memory(verdict.raw_logprob, N, wide)
+    top_token = memory(verdict.top_token, (N, TOP), INT)
+    top_prob = memory(verdict.top_prob, (N, TOP), SINGLE)
+    accept_row = memory(verdict.accept_row, (S, ACCEPT), INT)
+    accept_count, bad = memory(verdict.accept_count, S, INT), memory(verdict.bad, S, BOOL)
 
     drawn, chance, total = given
     end = False
@@ -153,7 +146,7 @@ def _entry(i, mode, s, row, given, sizes, x, pool, slots, rows, paths, work, lik
         row, drawn = child(token, parent, row, start + nodes, drawn), np.int64(-1)
     if mode == PATH:
         full = accept_count[s] == left
-        memory(paths.finish, S, INT)[s] = STOP if end else LENGTH if full else RUNNING
+        memory(verdict.finish, S, INT)[s] = STOP if end else LENGTH if full else RUNNING
     return row, READY, drawn, chance, total
 
 
@@ -185,21 +178,20 @@ def ends(drawn, stop_ids):
 @loop
 def _begin(
     sizes,  # arguments as in `_follow`
-    rows,
-    paths,
+    verdict,
     wide,  # array of the log-probabilities' dtype
 ):
     """Write a verdict without sampled rows."""
     M, S = sizes[:2]
-    memory(rows.sample, M, INT)[:] = -1
-    memory(rows.logprob, M, wide)[:] = 0
-    memory(rows.raw_logprob, M, wide)[:] = 0
-    memory(rows.top_token, M * TOP, INT)[:] = -1
-    memory(rows.top_prob, M * TOP, SINGLE)[:] = 0
-    memory(paths.accept_row, S * ACCEPT, INT)[:] = -1
-    memory(paths.accept_count, S, INT)[:] = 0
-    memory(paths.finish, S, INT)[:] = RUNNING
-    memory(paths.bad, S, BOOL)[:] = False
+    memory(verdict.sample, M, INT)[:] = -1
+    memory(verdict.logprob, M, wide)[:] = 0
+    memory(verdict.raw_logprob, M, wide)[:] = 0
+    memory(verdict.top_token, M * TOP, INT)[:] = -1
+    memory(verdict.top_prob, M * TOP, SINGLE)[:] = 0
+    memory(verdict.accept_row, S * ACCEPT, INT)[:] = -1
+    memory(verdict.accept_count, S, INT)[:] = 0
+    memory(verdict.finish, S, INT)[:] = RUNNING
+    memory(verdict.bad, S, BOOL)[:] = False
 
 
 class Case:
@@ -215,12 +207,8 @@ class Case:
         self.dtype = LIKE[self.wide].dtype
         self.verdict = empty_verdict(M if rows is None else rows, S, logits.device, self.wide)
         self.sizes = M, S, V, slots.stop_ids.shape[1]
-        self._of_pool = addresses(PoolAddresses, pool, POOL)
-        self._of_slots = addresses(SlotAddresses, slots, SLOTS)
-        self._out = [
-            kind(*[getattr(self.verdict, name).data_ptr() for name in kind._fields])
-            for kind in (RowAddresses, PathAddresses)
-        ]
+        self._of_pool, self._of_slots = POOL.addresses(pool), SLOTS.addresses(slots)
+        self._out = VERDICT.addresses(self.verdict, self.wide)
 
     @property
     def is_readable(self) -> bool:
@@ -237,13 +225,13 @@ class Case:
             self.logits.data_ptr(),
             self._of_pool,
             self._of_slots,
-            *self._out,
+            self._out,
             LIKE[self.logits.dtype],
         )
 
     def sample(self, mode: int, slot: np.ndarray, row: np.ndarray) -> list[int]:
         """Write the verdict by mode PATH or ROW from rows [L] of slots [L]; returns bad rows."""
-        _begin(self.sizes, *self._out, LIKE[self.wide])
+        _begin(self.sizes, self._out, LIKE[self.wide])
         entries, bad = Entries.at(slot, row, self.dtype), []
         while entries.row.size:
             self.follow(mode, entries)

@@ -5,8 +5,6 @@ the others. With top-k the head is the k largest tokens, which are found from th
 row's pieces; a greedy row needs its largest token alone. Otherwise the head are all likely tokens.
 """
 
-from collections import namedtuple
-
 import numpy as np
 import torch
 
@@ -26,25 +24,10 @@ from csd.kernels.verify.cpu.heads import (
     row_log_sum,
     row_peaks,
 )
-from csd.state.filters import FILTERS, dtype_of
 from csd.state.verdict import TOP
 
-I32, I64, F32, F64 = torch.int32, torch.int64, torch.float32, torch.float64
-# fields that the loop reads, with their dtypes
-POOL = dict(token=I32, parent=I32, depth=I32, slot_start=I32, slot_nodes=I32)
-SLOTS = dict(
-    key=I64,
-    sample=I32,
-    generated=I32,
-    max_new=I32,
-    min_new=I32,
-    seen=I32,
-    stop_ids=I32,
-    ban_ids=I32,
-) | {name: dtype_of(name) for name in FILTERS}
-PoolAddresses, SlotAddresses = namedtuple("PoolAddresses", POOL), namedtuple("SlotAddresses", SLOTS)
-
-# what a row waits for: nothing, a token of its rest, or the reference, which computes all of it
+F32, F64 = torch.float32, torch.float64
+# a row waits for nothing, for a token of its rest, or for the reference, which computes all of it
 READY, REST, WHOLE = 0, 1, 2
 # empty arrays of the dtypes in which loops read memory
 INT, LONG = np.empty(0, np.int32), np.empty(0, np.int64)
@@ -168,7 +151,6 @@ def sample_row(m, s, given, x, sizes, pool, slots, work, like, wide, top_token, 
         memory(slots.sample, S, INT)[s],
         position,
         greedy,
-        True,
         V,
         top,
         top_token,

@@ -42,15 +42,6 @@ class Prefixes:
         tokens = self.token.gather(1, index.clamp(min=0))
         return torch.where(index >= 0, tokens, -1)
 
-    def shifted(self, by: int) -> torch.Tensor:
-        """[R, L]: the token `by` places before each one, -1 if there is none."""
-        if by == 0:
-            return self.token
-        # an n-gram or a mark may be longer than all prefixes
-        length = max(self.token.shape[1] - by, 0)
-        pad = self.token.shape[1] - length, 0
-        return torch.nn.functional.pad(self.token[:, :length], pad, value=-1)
-
 
 def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
     """[R, MAX_DEPTH] int64: drafted tokens on each row's path, by depth from 1; -1 after them.

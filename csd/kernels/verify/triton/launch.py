@@ -87,7 +87,7 @@ def token_logprobs_triton(
         for value, of_rows in zip(values, (out.logprob, out.raw_logprob), strict=True):
             value[now] = of_rows[at]
     logprob, raw = (value[index] for value in values)
-    # of a row that allows no token
+    # for a row that allows no token
     empty = none[row[index]]
     return TokenLogprobs(
         logprob.masked_fill(empty, -torch.inf),

@@ -19,7 +19,7 @@ from csd.utils.lazy import pip_install
 
 Place = tuple[str, Shape]
 State = dict[str, torch.Tensor]
-# of the tensors with LongRoPE's factors
+# names of the tensors with LongRoPE's factors
 FACTORS = "rope_factors_"
 LONGROPE = (f"{FACTORS}short.weight", f"{FACTORS}long.weight")
 

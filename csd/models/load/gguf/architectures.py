@@ -24,7 +24,7 @@ def one_of(*values: object) -> Neutral:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How a file's keys and tensors define a model, beyond those of Llama's.
+    """Definition of a model by a file's keys and tensors, beyond those of Llama's.
 
     families: model types of the models that converters write as this architecture; the first is
     that of the `transformers` config. whole, real: further key -> field of the config that it
@@ -43,7 +43,7 @@ class Architecture:
     neutral: Mapping[str, Neutral] = field(default_factory=dict)
     read: tuple[str, ...] = ()
     finish: Callable[[Fields, dict, dict[str, list[float]]], None] = lambda *_: None
-    tensors: Callable[[Any], Tensors] = lambda c: NORMS(c) | QKV(c) | MLP(c)
+    tensors: Callable[[Any], Tensors] = lambda c: norms(c) | qkv(c) | mlp(c)
     paired: bool = False  # rotary embedding pairs neighbouring rows of queries and keys in the file
     scaled: bool = False  # the config has the rotary embedding's scaling
     shift: float = 0.0
@@ -60,14 +60,14 @@ def _sizes(c: Any) -> tuple[int, int, int, int]:
     return c.hidden_size, c.num_attention_heads * D, c.num_key_value_heads * D, c.intermediate_size
 
 
-def NORMS(c: Any) -> Tensors:
+def norms(c: Any) -> Tensors:
     return {
         "attn_norm.weight": ("input_layernorm.weight", (c.hidden_size,)),
         "ffn_norm.weight": ("post_attention_layernorm.weight", (c.hidden_size,)),
     }
 
 
-def BOTH_NORMS(c: Any) -> Tensors:
+def both_norms(c: Any) -> Tensors:
     """Norms before and after attention and feed-forward layer."""
     return {
         "attn_norm.weight": ("input_layernorm.weight", (c.hidden_size,)),
@@ -77,7 +77,7 @@ def BOTH_NORMS(c: Any) -> Tensors:
     }
 
 
-def QKV(c: Any) -> Tensors:
+def qkv(c: Any) -> Tensors:
     hidden, q, kv, _ = _sizes(c)
     return {
         "attn_q.weight": ("self_attn.q_proj.weight", (q, hidden)),
@@ -87,7 +87,7 @@ def QKV(c: Any) -> Tensors:
     }
 
 
-def QKV_BIASES(c: Any) -> Tensors:
+def qkv_biases(c: Any) -> Tensors:
     _, q, kv, _ = _sizes(c)
     return {
         "attn_q.bias": ("self_attn.q_proj.bias", (q,)),
@@ -96,14 +96,14 @@ def QKV_BIASES(c: Any) -> Tensors:
     }
 
 
-def QK_NORMS(c: Any) -> Tensors:
+def qk_norms(c: Any) -> Tensors:
     return {
         "attn_q_norm.weight": ("self_attn.q_norm.weight", (c.head_dim,)),
         "attn_k_norm.weight": ("self_attn.k_norm.weight", (c.head_dim,)),
     }
 
 
-def MLP(c: Any) -> Tensors:
+def mlp(c: Any) -> Tensors:
     hidden, _, _, width = _sizes(c)
     return {
         "ffn_gate.weight": ("mlp.gate_proj.weight", (width, hidden)),
@@ -112,7 +112,7 @@ def MLP(c: Any) -> Tensors:
     }
 
 
-def EXPERTS(c: Any) -> Tensors:
+def experts(c: Any) -> Tensors:
     hidden, width, count = c.hidden_size, c.moe_intermediate_size, c.num_experts
     return {
         "ffn_gate_inp.weight": ("mlp.gate.weight", (count, hidden)),
@@ -122,7 +122,7 @@ def EXPERTS(c: Any) -> Tensors:
     }
 
 
-def JOINED(c: Any) -> Tensors:
+def joined(c: Any) -> Tensors:
     """Queries, keys and values in one matrix, and both halves of the feed-forward layer."""
     hidden, q, kv, width = _sizes(c)
     return {
@@ -160,7 +160,7 @@ def _phi3(fields: Fields, own: dict, factors: dict[str, list[float]]) -> None:
         )
 
 
-# of the largest model, whose scores are scaled by another number than the size of its heads
+# layers of the largest model, whose scores are scaled by another number than the size of its heads
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
@@ -171,13 +171,13 @@ def _gemma(fields: Fields, own: dict, _: dict) -> None:
     fields["query_pre_attn_scalar"] = scale
 
 
-def _gemma2(fields: Fields, own: dict, _: dict) -> None:
-    _gemma(fields, own, _)
+def _gemma2(fields: Fields, own: dict, factors: dict[str, list[float]]) -> None:
+    _gemma(fields, own, factors)
     fields["layer_types"] = _every(2, fields["num_hidden_layers"])
 
 
-def _gemma3(fields: Fields, own: dict, _: dict) -> None:
-    _gemma(fields, own, _)
+def _gemma3(fields: Fields, own: dict, factors: dict[str, list[float]]) -> None:
+    _gemma(fields, own, factors)
     period, window = own.get("attention.sliding_window_pattern", 6), "attention.sliding_window"
     # without a window every layer attends to all
     period = period if own.get(window) else 1
@@ -224,8 +224,14 @@ _SCALE: dict[str, Neutral] = {
 ARCHITECTURES = {
     # rows of queries and keys are in the order of Meta's own files
     "llama": Architecture(("llama", "mistral"), paired=True),
-    "qwen2": Architecture(("qwen2",), tensors=lambda c: NORMS(c) | QKV(c) | QKV_BIASES(c) | MLP(c)),
-    "qwen3": Architecture(("qwen3",), tensors=lambda c: NORMS(c) | QKV(c) | QK_NORMS(c) | MLP(c)),
+    "qwen2": Architecture(
+        ("qwen2",),
+        tensors=lambda c: norms(c) | qkv(c) | qkv_biases(c) | mlp(c),
+    ),
+    "qwen3": Architecture(
+        ("qwen3",),
+        tensors=lambda c: norms(c) | qkv(c) | qk_norms(c) | mlp(c),
+    ),
     "qwen3moe": Architecture(
         ("qwen3_moe",),
         whole={
@@ -237,7 +243,7 @@ ARCHITECTURES = {
         # weights of a token's experts are always a softmax with sum 1
         neutral={"expert_weights_norm": one_of(1), "expert_gating_func": one_of(0, 1)},
         finish=_experts,
-        tensors=lambda c: NORMS(c) | QKV(c) | QK_NORMS(c) | EXPERTS(c),
+        tensors=lambda c: norms(c) | qkv(c) | qk_norms(c) | experts(c),
     ),
     "phi3": Architecture(
         ("phi3",),
@@ -264,7 +270,7 @@ ARCHITECTURES = {
             "rope.scaling.original_context_length",
         ),
         finish=_phi3,
-        tensors=lambda c: NORMS(c) | JOINED(c),
+        tensors=lambda c: norms(c) | joined(c),
     ),
     "gemma2": Architecture(
         ("gemma2",),
@@ -280,7 +286,7 @@ ARCHITECTURES = {
         },
         neutral=_SCALE | {"attention.sliding_window_pattern": one_of(2)},
         finish=_gemma2,
-        tensors=lambda c: BOTH_NORMS(c) | QKV(c) | MLP(c),
+        tensors=lambda c: both_norms(c) | qkv(c) | mlp(c),
         shift=1.0,
     ),
     "gemma3": Architecture(
@@ -290,7 +296,7 @@ ARCHITECTURES = {
             "attention.sliding_window": _is_whole(0),
             "attention.sliding_window_pattern": _is_whole(1),
             "final_logit_softcapping": _is_number,
-            "rope.freq_base_swa": lambda value, _: _is_number(value, _) and value > 0,
+            "rope.freq_base_swa": lambda value, fields: _is_number(value, fields) and value > 0,
         },
         read=(
             "attention.sliding_window",
@@ -299,7 +305,7 @@ ARCHITECTURES = {
             "rope.freq_base_swa",
         ),
         finish=_gemma3,
-        tensors=lambda c: BOTH_NORMS(c) | QKV(c) | QK_NORMS(c) | MLP(c),
+        tensors=lambda c: both_norms(c) | qkv(c) | qk_norms(c) | mlp(c),
         scaled=True,
         shift=1.0,
     ),

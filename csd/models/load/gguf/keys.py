@@ -12,8 +12,8 @@ from csd.models.load.gguf.architectures import (
     Fields,
     Neutral,
     linear_factor,
+    one_of,
 )
-from csd.models.load.gguf.architectures import one_of as _one_of
 
 # key after `<architecture>.` -> field of the config
 USED = {
@@ -34,7 +34,7 @@ _REAL = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
 NO_VALUE = {
     "attention.layer_norm_epsilon",
     "rope.scaling.finetuned",
-    # of YaRN and LongRoPE, whose types are refused
+    # keys of YaRN and LongRoPE, whose types are refused
     "rope.scaling.original_context_length",
 }
 
@@ -55,18 +55,18 @@ NEUTRAL: dict[str, Neutral] = {
     "attention.sliding_window": lambda value, sizes: (
         value == 0 or value >= sizes["max_position_embeddings"]
     ),
-    "attention.causal": _one_of(True),
-    "hidden_activation": _one_of("silu"),
-    "rope.scaling.type": _one_of("none", "linear"),
-    "rope.scaling.attn_factor": _one_of(1),
+    "attention.causal": one_of(True),
+    "hidden_activation": one_of("silu"),
+    "rope.scaling.type": one_of("none", "linear"),
+    "rope.scaling.attn_factor": one_of(1),
     # a number above 0 divides the rotary frequencies: `frequency_divisor`
     "rope.scaling.factor": lambda value, _: math.isfinite(value) and value >= 0,
     "rope.scale_linear": lambda value, _: math.isfinite(value) and value >= 0,
-    "rope.scaling.yarn_ext_factor": _one_of(0),
-    "rope.scaling.yarn_attn_factor": _one_of(1),
-    "rope.scaling.yarn_log_multiplier": _one_of(0),
-    # of LLaMA's first converter: the order of rows that the architecture has anyway
-    "tensor_data_layout": _one_of("Meta AI original pth"),
+    "rope.scaling.yarn_ext_factor": one_of(0),
+    "rope.scaling.yarn_attn_factor": one_of(1),
+    "rope.scaling.yarn_log_multiplier": one_of(0),
+    # a key of LLaMA's first converter: the order of rows that the architecture has anyway
+    "tensor_data_layout": one_of("Meta AI original pth"),
     **dict.fromkeys(
         (
             "attention.output_scale",
@@ -76,7 +76,7 @@ NEUTRAL: dict[str, Neutral] = {
             "logit_scale",
             "residual_scale",
         ),
-        _one_of(0, 1),
+        one_of(0, 1),
     ),
     **dict.fromkeys(
         (
@@ -104,7 +104,7 @@ NEUTRAL: dict[str, Neutral] = {
             "router_logit_softcapping",
             "use_parallel_residual",
         ),
-        _one_of(0),
+        one_of(0),
     ),
 }
 

@@ -2,7 +2,7 @@
 
     request.py         parsing and checks of a body
     fields.py          the engine's option for each field; fields that are ignored or refused, and
-                       values that ask for nothing
+                       values without effect
     tools.py           calls of tools, read from texts or made certain by a grammar
     response.py        choices, log-probabilities and usage
     events.py          the same as events, while tokens are drawn

@@ -1,7 +1,7 @@
 """Fields of a request, and the engine's option for each. Every other field is refused by name.
 
 Fields of OpenAI's API and of vLLM that are not supported: one that has no effect on samples is
-ignored whatever its value (`IGNORED`). A value that asks for nothing, often a client's default, is
+ignored whatever its value (`IGNORED`). A value without effect, often a client's default, is
 accepted as if the field were absent (`NOTHING`), as null is for every field. Every other value is
 refused, with what to use instead if there is something (`INSTEAD`), so that no option of a client
 is silently dropped.
@@ -29,11 +29,11 @@ IGNORED = (
     "session_id",
 )
 
-# field -> values that ask for nothing, in any request
+# field -> values without effect in any request
 NOTHING: dict[str, tuple[Any, ...]] = {
     # OpenAI's
     "tools": ([],),
-    # of the two, OpenAI's default is "none" without tools, else "auto"
+    # OpenAI's default is "none" without tools, else "auto"
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "functions": ([],),
@@ -69,7 +69,7 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": ({},),
     "vllm_xargs": ({},),
 }
-# of one endpoint: a chat template writes its own special tokens
+# the same for chats: a chat template writes its own special tokens
 NOTHING_IN_CHAT = NOTHING | {
     "add_special_tokens": (False,),
     "tool_choice": (),
@@ -85,7 +85,7 @@ NOTHING_IN_RESPONSES = NOTHING_IN_CHAT | {
     "truncation": ("disabled",),
     "top_logprobs": (0,),
 }
-# of a chat template that does not read the field: one that does may have another default
+# the same if the chat template does not read the field: one that does may have another default
 NOTHING_IF_UNREAD = {"reasoning_effort": ("medium",)}
 NOTHING_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
     "include_usage": (False,),
@@ -181,8 +181,8 @@ def check_fields(
 ) -> dict[str, Any]:
     """Returns the fields of a body that have an effect.
 
-    own: fields of this endpoint only. nothing: values that ask for nothing, by field. without:
-    fields that this endpoint does not have. hints: what to use instead of an unsupported field.
+    own: fields of this endpoint only. nothing: values without effect, by field. without: fields
+    that this endpoint does not have. hints: what to use instead of an unsupported field.
 
     Raises Refused, naming the field, for an unsupported one.
     """

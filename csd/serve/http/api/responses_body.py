@@ -28,7 +28,7 @@ NOT_INCLUDED = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 )
-# of `reasoning.summary`: no thought is summarized
+# values of `reasoning.summary`: no thought is summarized
 SUMMARIES = ("auto", "concise", "detailed")
 
 # fields of a chat completion -> their names in a response's body

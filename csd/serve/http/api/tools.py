@@ -14,13 +14,11 @@ from typing import Any
 from csd.engine.options.thinking import PAIRS, special_ids
 from csd.serve.http.api.calls.answer_text import Shape, Tags, opens_thought
 from csd.serve.http.api.calls.forms import FORMS, LISTED, NONE, form_of
-from csd.serve.http.api.calls.json_text import Call
 from csd.serve.http.api.calls.streams import (
     AnswerStream,
     NamedStream,
     Stream,
     TemplateStream,
-    merged,
 )
 from csd.serve.http.errors import Refused
 from csd.utils.check import shown
@@ -84,11 +82,6 @@ class Tools:
         added: Mapping[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
         special = special_ids(tokenizer)
         return any(added.get(mark) in special for mark in self._shape.form.marks)
-
-    def read(self, text: str) -> tuple[str | None, list[Call]]:
-        """Content and calls of a whole text behind a prompt that leaves no thought open."""
-        message, calls = merged(self.stream().push(text, True))
-        return message["content"], calls
 
     def stream(self, prompt: str = "", opened: bool = False) -> Stream:
         """The stream of a choice.

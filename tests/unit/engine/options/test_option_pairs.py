@@ -178,7 +178,7 @@ def model():
     csd.release()
 
 
-# of options of `csd.score` and `csd.logprobs`
+# arguments of `csd.score` and `csd.logprobs`
 SCORED = ("suppressed", "bad words", "bias", "allowed", "not repeated")
 SCORED_PAIRS = [*combinations(SCORED, 2)]
 

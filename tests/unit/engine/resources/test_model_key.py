@@ -1,4 +1,4 @@
-"""Whatever a pass reads may change between calls: tokens are a fresh engine's, or a refusal."""
+"""Numbers that a pass reads may change between calls: tokens are a fresh engine's, or refused."""
 
 import contextlib
 import copy

@@ -25,7 +25,7 @@ def case(seed=0, vocab=97, dtype=torch.float32, rows=60, **options):
 
 
 def assert_same_paths(got, logits, pool, slots):
-    """Assert the results of all rows in accepted rows, and none in others. Returns the former."""
+    """Assert that accepted rows have the results of all rows, and others none. Returns those."""
     want = verify_all(logits, pool, slots)
     for name in OF_PATHS:
         a, b = getattr(got, name), getattr(want, name)

@@ -210,7 +210,7 @@ def test_every_row_is_changed_as_its_own_prefix_asks(names, static):
             if forced is not None:
                 only(x, forced)
         assert torch.equal(logits, before)
-        # a penalty that nothing follows is verification's
+        # verification applies a penalty that nothing follows
         every = torch.arange(pool.rows)
         x = row_logits(x, every, pool, changes.without_rules(slots))
         for m in range(pool.rows - 3):

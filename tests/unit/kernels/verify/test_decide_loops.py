@@ -1,4 +1,4 @@
-"""Verification along the accepted paths, and what follows it, as loops: the bits of all rows."""
+"""Verification along the accepted paths, and later operations, as loops: the bits of all rows."""
 
 from copy import deepcopy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Verification as a CPU's loop: what `verify_ref` decides, for every filter and pair of filters."""
+"""Verification as a CPU's loop: decisions of `verify_ref` for every filter and pair of filters."""
 
 import math
 from dataclasses import fields

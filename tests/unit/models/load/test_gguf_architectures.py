@@ -88,7 +88,7 @@ def test_the_architectures_are_those_of_transformers_and_of_the_fused_decoder():
 @few(9)
 @pytest.mark.parametrize("name", CASES)
 def test_tensors_and_logits_are_those_of_the_model(name, tmp_path):
-    """Of the module that was written, tensor by tensor."""
+    """A file has the tensors of the module that was written."""
     model = module(name)
     keys = {"gemma3.attention.sliding_window": 0} if name.endswith("without a window") else {}
     path = gguf_files.write(model, tmp_path / "tiny.gguf", keys=keys)

@@ -234,7 +234,7 @@ def test_a_generation_config_beside_a_file_comes_first(tmp_path):
     engine = csd.Engine(path)
     found = engine.generation_config
     assert (found.temperature, found.top_k, found.top_p) == (0.5, 7, 0.8)
-    # what it leaves open is the file's
+    # the file has the values that it leaves open
     assert found.eos_token_id == before.eos_token_id != []
     asked = dict(num_samples=2, max_new_tokens=8, seed=1)
     given = dict(temperature=0.5, top_k=7, top_p=0.8)

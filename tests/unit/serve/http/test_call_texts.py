@@ -26,7 +26,7 @@ from csd.serve.http.api.responses import ResponseAnswer, response_events
 from csd.serve.http.api.tools import Tools, read_tools
 
 NAMES = ("add", "write_file", "a.b-c")
-# what ends or begins something in one of the formats
+# texts that begin or end a part of one of the formats
 SNIPPETS = [
     *(tag for pair in PAIRS[:2] for tag in pair),
     *("<tool_call>", "</tool_call>", "<function=add>", "</function>", "<parameter=x>"),
@@ -124,7 +124,7 @@ RENDER = {f.__name__: f for f in (hermes, qwen3_coder, mistral, llama3_json)}
 assert RENDER.keys() == FORMS.keys()
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 TYPES |= {dict: "object", list: "array"}
-# of XML: names in a tag, and strings whose own tags do not read as the end of a parameter
+# parts of XML: names in a tag, and strings whose own tags do not read as the end of a parameter
 keys = st.text("abx_-. é", min_size=1, max_size=5).map(str.strip).filter(bool)
 ENDED = re.compile(r"</parameter>\s*(<parameter=|</function>|</tool_call>)")
 

@@ -116,7 +116,7 @@ def chunked(size, part=1 << 14):
     return b"".join(b"%x\r\n" % n + b"0" * n + b"\r\n" for n in sizes) + b"0\r\n\r\n"
 
 
-# of requests that are refused before their body is read, or while it is
+# requests that are refused before their body is read, or while it is
 REFUSED = {
     "length": (head(8 << 20), b"0" * (8 << 20), 413, "body_too_large"),
     "chunks": (

@@ -1,4 +1,4 @@
-"""Fields of clients that ask for nothing, names of the model, and errors in the names of fields."""
+"""Fields of clients that have no effect, names of the model, and errors in the names of fields."""
 
 import re
 

@@ -9,6 +9,7 @@ from helpers.runs.served import call, chat, events
 pytest.importorskip("starlette")
 
 from csd.serve.http.api.calls.forms import FORMS
+from csd.serve.http.api.calls.streams import merged
 from csd.serve.http.api.tools import Tools, read_tools
 from csd.serve.http.errors import Refused
 
@@ -37,6 +38,12 @@ TAGGED = f"<tool_call>{ADD}</tool_call>"
 OTHER = TAGGED.replace("add", "other")
 WRITE = '{"name": "say", "arguments": {"word": "</tool_call>"}}'
 DIGITS = "0.10000000000000000555"
+
+
+def read(tools, text):
+    """Content and calls of a whole text behind a prompt that leaves no thought open."""
+    message, calls = merged(tools.stream().push(text, True))
+    return message["content"], calls
 
 
 def as_call(arguments):
@@ -133,7 +140,7 @@ TEXTS = [
 def test_a_text_is_calls_or_stays(form, text, content, calls):
     tools = Tools(SCHEMAS, "auto", form)
     want = (text, []) if not calls else (content, calls)
-    assert tools.read(text) == want
+    assert read(tools, text) == want
     # streamed in parts of any size, with its content as soon as it is certain
     for size in range(1, len(text) + 2):
         stream, found, listed = tools.stream(), "", []
@@ -178,14 +185,14 @@ def test_a_parameter_of_xml_has_the_type_of_its_schema(schema, text, value):
     found = {"a": {"type": "number"}, "loop": {"$ref": "#/$defs/loop"}}
     schemas = {"f": {"type": "object", "properties": {"x": schema}, "$defs": found}}
     tools = Tools(schemas, "auto", "qwen3_coder")
-    assert tools.read(as_xml("f", x=text)) == (None, [("f", f'{{"x": {value}}}')])
+    assert read(tools, as_xml("f", x=text)) == (None, [("f", f'{{"x": {value}}}')])
 
 
 def test_a_list_that_was_cut_has_the_calls_that_are_whole():
     tools = Tools(SCHEMAS, "required", None)
     cut = f"[{ADD}, {SAY[:-4]}"
-    assert tools.read(cut) == (f", {SAY[:-4]}", CALLS[:1])
-    assert tools.read(SAY[:-4]) == (SAY[:-4], [])
+    assert read(tools, cut) == (f", {SAY[:-4]}", CALLS[:1])
+    assert read(tools, SAY[:-4]) == (SAY[:-4], [])
 
 
 def test_text_without_calls_is_streamed_as_it_is_drawn():
@@ -206,7 +213,7 @@ def test_arguments_of_a_named_tool_are_streamed_without_outer_spaces():
                 deltas = stream.push(text[start : start + size], start + size > len(text))
                 for delta in deltas:
                     arguments += delta["tool_calls"][0]["function"]["arguments"]
-            assert tools.read(text) == (None, [("say", arguments)])
+            assert read(tools, text) == (None, [("say", arguments)])
 
 
 def test_formats_are_known_by_the_template():

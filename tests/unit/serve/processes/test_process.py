@@ -165,7 +165,7 @@ def test_a_second_signal_answers_what_is_in_flight(started, signals):
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="sets a limit of another process")
 def test_connections_without_descriptors_write_one_line(started):
-    """They are answered once others have closed."""
+    """Waiting connections are answered once others have closed."""
     lines = []
     process, port = started(lines=lines)
     held = len(os.listdir(f"/proc/{process.pid}/fd"))

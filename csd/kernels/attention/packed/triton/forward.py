@@ -69,7 +69,7 @@ def _largest(x: torch.Tensor, size: int) -> torch.Tensor:
 def _listed(pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Columns of the True ones of each row, in order and first, and their number."""
     order = torch.sort((~pairs).to(torch.int8), dim=1, stable=True)[1]
-    # of a transposed matrix the order is one too
+    # for a transposed matrix the order is one too
     return order.int().contiguous(), pairs.sum(1, dtype=torch.int32)
 
 

@@ -137,7 +137,7 @@ SIGNS = {
     "hermes": re.compile(r"<tool_call>"),
     "llama3_json": re.compile(r"<\|python_tag\|>|Environment: ipython|\"parameters\":"),
 }
-# of a required choice: a grammar makes the whole answer a list of calls
+# the format of a required choice: a grammar makes the whole answer a list of calls
 LISTED = Form((), _list, _always)
 NONE = Form((), _nothing)
 

@@ -85,8 +85,8 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 class TemplateStream:
     """A text that transformers parses by the tokenizer's response template.
 
-    What it cannot parse, calls of unknown tools, and thoughts behind words are content. parser:
-    makes the parser of a choice. names: of the tools.
+    Text that it cannot parse, calls of unknown tools, and thoughts behind words are content.
+    parser: makes the parser of a choice. names: of the tools.
     """
 
     def __init__(self, parser: Callable[[], Any], names: Collection[str]):

@@ -88,7 +88,7 @@ def _json_of(text: str, types: set[str]) -> str:
             value_at(source, 0)
             if _fits(value, source, types):
                 return source
-    # of Python's parser; a set or bytes are no JSON
+    # errors of Python's parser; a set or bytes are no JSON
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         pass
     return json.dumps(text, ensure_ascii=False)
