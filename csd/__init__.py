@@ -65,7 +65,6 @@ __all__ = [
     "register_attention",
     "release",
     "remove_kernels",
-    "research",
     "score",
     "stream",
     "train_head",

@@ -377,7 +377,7 @@ def compile_more(engine: Engine, lora: bool, train: bool) -> None:
         models.append(peft.get_peft_model(toy()[0], config))
     for model in models:
         model.to(engine.device, engine.dtype).eval()
-        with Engine(model, device=engine.device, max_slots=2) as small:
+        with Engine(model, max_slots=2) as small:
             small.generate(prompt, num_samples=2, max_new_tokens=4, seed=0, **FILTERS)
         if train:
             out = logprobs(model, prompt, [[8, 9], [8, 10]])

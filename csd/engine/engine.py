@@ -4,6 +4,7 @@ A call draws the samples of its own requests, or of those that arrive while it r
 `Engine.warmup` prepares first calls, with caches, graphs, compiled code and step times.
 """
 
+import threading
 import weakref
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -61,11 +62,15 @@ ManyPrompts = list[str] | list[list[int]] | list[list[dict[str, str]]]
 
 # all engines that exist, for `engines_of`
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+# engines may be made in another thread
+_engines_lock = threading.Lock()
 
 
 def engines_of(module: Any) -> list["Engine"]:
     """Engines that were made of a user's module and still exist."""
-    return [engine for engine in list(_engines) if engine.module is module]
+    with _engines_lock:
+        engines = list(_engines)
+    return [engine for engine in engines if engine.module is module]
 
 
 @shows(EngineOptions)
@@ -103,7 +108,8 @@ class Engine:
         self._ended = True  # whether the last call's slots and pages have been freed
         self._threads = ThreadChoice(fixed=self.device.type != "cpu")
         self._group_keys = count(1)  # of the groups of all calls, never reused
-        _engines.add(self)
+        with _engines_lock:
+            _engines.add(self)
 
     def _make_caches(self, **sizes: Any) -> Caches:
         return Caches(self.model, **sizes)

@@ -8,6 +8,7 @@ allowed after the property, but no key.
 
 import hashlib
 import json
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -262,19 +263,15 @@ class _Spelled:
         self.eos_token_id, self.bos_token_id = reader.eos_token, None
         self.tokens = [reader.decode_bytes([i]) for i in ids]
         self.special_token_ids = [i for i in ids if reader.is_special_token(i)]
-        self._special = {*self.special_token_ids}
+        self.special = {*self.special_token_ids}
 
     def __call__(self, text: bytes) -> list[int]:
         ids = [*self._readers[0].tokenize_bytes(text)]
-        if not self._spells(ids, text):
+        if not _spells(ids, text, self):
             if len(self._readers) == 1:
                 self._readers.append(self._without_special())
             ids = [*self._readers[1].tokenize_bytes(text)]
-        return ids if self._spells(ids, text) else _longest(text, self) or ids
-
-    def _spells(self, ids: list[int], text: bytes) -> bool:
-        """True if tokens of texts alone have the bytes of the text, as a normalizer may not."""
-        return self._special.isdisjoint(ids) and b"".join(self.tokens[i] for i in ids) == text
+        return ids if _spells(ids, text, self) else _longest(text, self) or ids
 
     def _without_special(self) -> Any:
         """llguidance's version of the tokenizer, without its special tokens."""
@@ -282,16 +279,24 @@ class _Spelled:
 
         made = json.loads(self._tokenizer.backend_tokenizer.to_str())
         made |= dict(padding=None, truncation=None)
-        made["added_tokens"] = [x for x in made["added_tokens"] if x["id"] not in self._special]
+        made["added_tokens"] = [x for x in made["added_tokens"] if x["id"] not in self.special]
         return LLTokenizer(
             json.dumps(made), n_vocab=len(self.tokens), eos_token=self.eos_token_id, slices=[]
         )
 
 
+def _spells(ids: list[int], text: bytes, pieces: "_Spelled | _Pieces") -> bool:
+    """True if `ids` are tokens of texts with the bytes of the text; a tokenizer may add a space."""
+    return pieces.special.isdisjoint(ids) and b"".join(pieces.tokens[i] for i in ids) == text
+
+
 def _longest(text: bytes, pieces: "_Spelled | _Pieces") -> list[int]:
     """Tokens of texts alone, longest first; [] if these do not have all bytes."""
-    special, listed = {*pieces.special_token_ids}, [*enumerate(pieces.tokens)]
-    return split(text, {x: i for i, x in reversed(listed) if x and i not in special})
+    listed = [*enumerate(pieces.tokens)]
+    return split(text, {x: i for i, x in reversed(listed) if x and i not in pieces.special})
+
+
+_NAME = re.compile(r"<[^<>\s]+>")
 
 
 class _Pieces:
@@ -301,23 +306,27 @@ class _Pieces:
         end = getattr(tokenizer, "eos_token_id", None)
         special: set[int] = {*(getattr(tokenizer, "all_special_ids", None) or ())}
         special |= set() if end is None else {end}
+        added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+        # as llguidance does: an added token with such a name is no part of a text
+        named = {i: name for name, i in added.items() if _NAME.fullmatch(name)}
+        special |= {*named}
         size = min(vocab, len(tokenizer)) if hasattr(tokenizer, "__len__") else vocab
         self._tokenizer = tokenizer
         self.eos_token_id = size if end is None else end
         self.bos_token_id = None
         of = token_bytes(tokenizer).of
-        # special and missing tokens get bytes that occur in no text
+        # special and missing tokens get bytes that occur in no text: 255, and the name in grammars
         self.tokens = [
-            (None if i in special or i >= size else of(i)) or b"\xff<%d>" % i for i in range(vocab)
+            (None if i in special or i >= size else of(i))
+            or b"\xff" + named.get(i, f"<{i}>").encode()
+            for i in range(vocab)
         ]
-        self.special_token_ids = sorted(special)
+        self.special, self.special_token_ids = special, sorted(special)
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        if {*self.special_token_ids}.isdisjoint(ids):
-            return list(ids)
-        return _longest(text.encode(), self) or list(ids)
+        ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids if _spells(ids, text.encode(), self) else _longest(text.encode(), self) or ids
 
 
 # characters to compile, some hundredths of a second: the search compiles the schema once for each

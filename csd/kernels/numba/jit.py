@@ -20,7 +20,7 @@ from csd.utils import phases as preparation_phases
 ROOT = Path(__file__).parents[3]
 # imports of csd's modules: `from csd.a import b, c`, in parentheses or not, or `import csd.a`
 IMPORTS = re.compile(
-    rb"^[ \t]*(?:from (csd[\w.]*) import (\([^)]*\)|.*)|import (csd[\w.]*))", re.MULTILINE
+    rb"^[ \t]*(?:from (csd(?:\.\w+)*) import (\([^)]*\)|.*)|import (csd(?:\.\w+)*))", re.MULTILINE
 )
 
 

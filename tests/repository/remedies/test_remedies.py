@@ -105,7 +105,7 @@ ELSEWHERE = {
         "tests/unit/evaluate/test_evaluate.py",
         "test_ctrl_c_leaves_whole_problems",
     ),
-    "cli/train_head.py: \ninterrupted; run the same command again": (
+    "training/command.py: \ninterrupted; run the same command again": (
         "tests/unit/research/training/test_train_head.py",
         "test_an_interrupted_run_ends_with_the_same_bits",
     ),
@@ -129,6 +129,10 @@ ELSEWHERE = {
         "tests/unit/serve/test_repeats.py",
         "test_requests_of_a_server",
     ),
+    ", and values are computed with =: pass the engine as model": (
+        "tests/unit/gradient/test_logprobs.py",
+        "test_an_engine_whose_samples_have_other_bits_is_named",
+    ),
     "pip install --force-reinstall --no-deps ": (
         "tests/repository/test_package.py",
         "test_another_csd_is_noticed_and_the_notice_removes_it",
@@ -137,6 +141,7 @@ ELSEWHERE = {
 PIP = "pip needs the index; test_install_hints.py checks each name that pip would install"
 # words of a message -> why its remedy is not carried out
 NOT_HERE = {
+    "whether steps have fixed shapes and never read": "it describes what runs, not a remedy",
     "if it was written by a later version": "it needs another version of peft",
     "an FSDP model has sharded weights": "it needs several processes",
     "is a shard of DeepSpeed ZeRO-3": "it needs DeepSpeed",

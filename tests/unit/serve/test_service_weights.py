@@ -1,6 +1,7 @@
 """New weights of a service: later requests have them, and those in flight end before."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -81,6 +82,9 @@ def test_changes_outside_of_update(change, decoder, mixes, versions):
 
         during = service.submit(PROMPTS[0], until=until, **options)
         assert (during.result(60).tokens != old.tokens) == mixes
+        # a write through `.data` shows once nothing is in flight
+        while service.engine.turn.lock.locked():
+            time.sleep(0.001)
         after = service.submit(PROMPTS[0], **options)
         assert after.result(60).tokens != old.tokens
         assert (during.weights, after.weights) == (0, versions)

@@ -107,7 +107,7 @@ def test_steps_compile_nothing_once_steps_have_been_timed(dtype, threads, tmp_pa
 def test_steps_compile_loops_where_none_has_been_timed(tmp_path):
     # what samples a row, what drafts and what commits
     loops = compiled(tmp_path, "float32", "untimed", 1)
-    assert {"_heads_in_parts", "_draft", "_commit_kv"} <= set(loops)
+    assert {"_begin", "_draft", "_commit_kv"} <= set(loops)
 
 
 @slow

@@ -37,11 +37,11 @@ def test_the_first_tokens_come_with_the_first_step(monkeypatch):
         steps, before = [], handle._handle.push
 
         def push(*news):
-            steps.append(service._scheduler.steps)
+            steps.append(service._requests.scheduler.steps)
             before(*news)
 
         handle._handle.push = push
-        scheduler, read = service._scheduler, []
+        scheduler, read = service._requests.scheduler, []
         read_prompts = prefill.read_prompts
 
         def watched(*parts):
