@@ -17,6 +17,7 @@ from csd.models.demo import toy
 from csd.serve.http import names as field_names
 from csd.serve.http.api import fields
 from csd.serve.http.api import fields as unsupported
+from csd.utils.lazy import pip_install
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs/serve.md").read_text()
@@ -38,7 +39,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def port(place):
     install, start = SHELL[0].splitlines()
-    assert install == "pip install -e '.[serve]'"
+    assert install == pip_install("serve")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert "serve" in extras["optional-dependencies"]
     assert start.startswith("csd serve ")
