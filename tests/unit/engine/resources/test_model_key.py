@@ -20,7 +20,7 @@ CONTEXT = dict(max_position_embeddings=256)
 PROMPT = [(7 * i + 3) % 61 for i in range(90)]
 ASKED = dict(num_samples=2, max_new_tokens=4, seed=5, budget=2, temperature=0.8, end_token_ids=[])
 CHUNK = dict(prefill_chunk=64, max_slots=2)
-FUSED = ("llama", "qwen2", "qwen3", "qwen3_moe", "smollm3", "granite", "phi3", "phi3 longrope")
+FUSED = ("llama", "qwen2", "qwen3", "qwen3_moe", "smollm3", "granite", "phi3")
 FUSED += ("mistral", "olmo2", "olmo3", "gemma2", "gemma3_text", "qwen3_5_text")
 
 
