@@ -1,7 +1,7 @@
 """Architectures of GGUF files that csd reads, by their differences from Llama's.
 
-llama.cpp's loader of an architecture defines the meaning of its keys, and the value of those that a
-file leaves out. Where it and the model's own config disagree, a comment says so.
+llama.cpp's loader of an architecture defines the meaning of its keys, and the default of a key that
+is missing. Comments name the defaults that differ from those of the model's config.
 """
 
 import math
