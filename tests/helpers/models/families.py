@@ -252,17 +252,17 @@ MODULES: dict[str, dict] = {
 }
 
 
-def longrope():
+def longrope(context=32):
     return dict(
         rope_parameters=dict(
             rope_type="longrope",
             rope_theta=10000.0,
-            original_max_position_embeddings=32,
+            original_max_position_embeddings=context,
             short_factor=[1.0, 1.1, 1.3, 1.6],
             long_factor=[2.0] * 4,
             factor=4.0,
         ),
-        original_max_position_embeddings=32,
+        original_max_position_embeddings=context,
     )
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 import pytest
 import torch
 from helpers.models import lora_models
-from helpers.models.families import build
+from helpers.models.families import build, longrope
 from helpers.targets import few, slow
 
 import csd
@@ -120,13 +120,18 @@ def check_each(model, decoder, chosen):
 SOME = ("variance_epsilon", "eps", "scaling", "inv_freq", "attention_scaling", "embed_scale")
 EACH = [
     pytest.param(*case, marks=() if case == ("gemma2", "auto") else slow, id="-".join(case))
-    for case in product(FUSED, ("auto", "module"))
+    for case in [*product(FUSED, ("auto", "module")), ("phi3 longrope", "auto")]
 ]
+
+
+def built(family):
+    """A model whose context holds a page."""
+    return build(family, **CONTEXT, **(longrope(256) if "longrope" in family else {}))
 
 
 @pytest.mark.parametrize(("family", "decoder"), EACH)
 def test_an_attribute_that_is_changed_between_calls(family, decoder):
-    model = build(family, **CONTEXT)
+    model = built(family)
     each = attributes(model)
     chosen = [(place, holder) for place, holder in each.items() if place[1] in SOME]
     assert check_each(model, decoder, chosen)
@@ -136,7 +141,7 @@ def test_an_attribute_that_is_changed_between_calls(family, decoder):
 @pytest.mark.parametrize("decoder", ["auto", "module"])
 @pytest.mark.parametrize("family", FUSED)
 def test_every_attribute_that_is_changed_between_calls(family, decoder):
-    model = build(family, **CONTEXT)
+    model = built(family)
     check_each(model, decoder, attributes(model).items())
 
 
