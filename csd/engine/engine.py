@@ -87,19 +87,12 @@ class Engine:
 
     def __init__(self, model: Any, **options: Unpack[EngineOptions]):
         asked = read_options(options, EngineOptions)
-        names = ("dtype", "device", "revision", "tokenizer", "decoder")
+        loading = ("dtype", "device", "revision", "tokenizer", "decoder")
+        of_model = ("kernels", "exact", "static", "self_check", *loading)
         drafter, lag = asked["drafter"] or default_of(EngineOptions, "drafter"), asked["lag"]
-        self.model = EngineModel(
-            model,
-            **{name: asked[name] for name in ("kernels", "exact", "static", "self_check")},
-            **{name: asked[name] for name in names},
-        )
-        self.caches = self._make_caches(
-            max_slots=asked["max_slots"],
-            memory=asked["memory"],
-            prefill_chunk=asked["prefill_chunk"],
-            prefix_cache=asked["prefix_cache"],
-        )
+        self.model = EngineModel(model, **{name: asked[name] for name in of_model})
+        of_caches = ("max_slots", "memory", "prefill_chunk", "prefix_cache")
+        self.caches = self._make_caches(**{name: asked[name] for name in of_caches})
         self.step_times = StepTimes(self.model, self.caches)
         self.together = asked["together"]
         self.lag = int(self.static) if lag is None else lag

@@ -136,16 +136,15 @@ class AsyncEngine:
     """
 
     def __init__(self, model: Any, **options: Unpack[ServiceOptions]):
-        given = sorted(options_of(SharedOptions).keys() & options.keys())
-        if isinstance(model, Engine) and given:
+        engine_options = sorted(options_of(SharedOptions).keys() & options.keys())
+        if isinstance(model, Engine) and engine_options:
             raise ValueError(
-                f"{given[0]} must be set when the Engine is made; it cannot be given with an Engine"
+                f"{engine_options[0]} must be set when the Engine is made; it cannot be given "
+                "with an Engine"
             )
         asked = read_options(options, ServiceOptions)
-        together = ("budget", "speculate", "drafter", "prior")
-        self._settings = RunSettings(
-            returns_errors=True, **{name: asked[name] for name in together}
-        )
+        of_runs = ("budget", "speculate", "drafter", "prior")
+        self._settings = RunSettings(returns_errors=True, **{name: asked[name] for name in of_runs})
         prior = self._settings.prior
         if prior is not None and prior.learn:
             raise ValueError(
@@ -156,7 +155,7 @@ class AsyncEngine:
         if self.priors and prior is None:
             prior = Prior(contexts=OWN_CONTEXTS)  # empty, for all other owners
         self._settings = replace(self._settings, prior=prior, own_priors=self.priors)
-        of_engine: dict[str, Any] = {name: asked[name] for name in given}
+        of_engine: dict[str, Any] = {name: asked[name] for name in engine_options}
         self.engine = model if isinstance(model, Engine) else Engine(model, **of_engine)
         self.counters = Counters()
         self._inbox = Inbox(asked["max_queue"], self.counters)

@@ -115,7 +115,7 @@ class ServiceSource:
         self.together = together
         self.handles: dict[int, Handle] = {}  # of requests that have not ended, by request index
         self.touched: dict[int, Handle] = {}  # with new tokens since their readers were woken
-        self.given: list[Request] = []  # those that got a sample that ended in this step
+        self.receivers: list[Request] = []  # those that got a sample that ended in this step
         self.counted = 0  # steps that `counters` has
         self.held = False
         self.short = self.frees_enough = False  # of pages, for an owner whose turn it is
@@ -349,8 +349,8 @@ class ServiceSource:
         self.counters.tokens += new
         if request.done and request.index in self.handles:
             self.finish(self.handles[request.index])
-        given, self.given = self.given, []
-        for other in given:
+        receivers, self.receivers = self.receivers, []
+        for other in receivers:
             if other.index in self.handles:
                 self.settle(self.handles[other.index])
 
@@ -374,7 +374,7 @@ class ServiceSource:
             others = (self.twins.end if ended else self.twins.of)(request, live.index)
             handles += [self.handles[other.index] for other in others]
             if ended:
-                self.given += others
+                self.receivers += others
             else:
                 self.twins.keep_text(live, text)
         for handle in handles:

@@ -233,12 +233,12 @@ class LiveSample:
     def note(self, measured: dict[str, list], s: int, count: int) -> None:
         """Append a step's measured values at the first `count` positions of slot s, as far as the
         request asks for them."""
-        kept = self.request.measures
-        if "likely_token" in measured and (kept is None or kept.top):
+        asked = self.request.measures
+        if "likely_token" in measured and (asked is None or asked.top):
             pairs = zip(measured["likely_token"][s], measured["likely_logprob"][s], strict=True)
             listed = [[*zip(*pair, strict=True)] for pair in pairs]
-            self.likely += [row[: None if kept is None else kept.top] for row in listed[:count]]
-        if "entropy" in measured and (kept is None or kept.entropy):
+            self.likely += [row[: None if asked is None else asked.top] for row in listed[:count]]
+        if "entropy" in measured and (asked is None or asked.entropy):
             self.entropies += measured["entropy"][s][:count]
 
     def take_text(self) -> str:

@@ -95,10 +95,10 @@ def _parts(shape: Shape, text: str, opened: bool) -> list[Part]:
 
     def read(at: int) -> int | None:
         nonlocal taken
-        found = shape.form.read(text, at, shape.schemas)
-        if found is None:
+        call = shape.form.read(text, at, shape.schemas)
+        if call is None:
             return None
-        more, end = found
+        more, end = call
         if any(not isinstance(part, str) for part in more):
             parts.extend([text[taken:at], *more])
             taken = end
@@ -145,9 +145,9 @@ class Front:
             if begin is None:
                 return 0
             self._ends, self._at = self._shape.ends(begin), end - len(bare) + len(begin)
-        found = [(at, tag) for tag in self._ends if (at := text.find(tag, self._at, end)) >= 0]
+        tags = [(at, tag) for tag in self._ends if (at := text.find(tag, self._at, end)) >= 0]
         self._at = end
-        return min(found)[0] + len(min(found)[1]) if found else None
+        return min(tags)[0] + len(min(tags)[1]) if tags else None
 
 
 class Certain:

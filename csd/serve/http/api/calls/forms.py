@@ -55,10 +55,10 @@ def _tagged(text: str, at: int, schemas: Mapping[str, Any]) -> Found:
         call, behind = function
         parts.append(text[end:behind] if call is None else call)
         end = behind
-    found = (parts, end) if parts else objects_at(text, at, schemas)
-    if found is None:
+    objects = (parts, end) if parts else objects_at(text, at, schemas)
+    if objects is None:
         return None
-    parts, end = found
+    parts, end = objects
     # a model may leave out the last one
     last = _TAGGED_END.match(text, end)
     return parts, end if last is None else last.end()

@@ -197,8 +197,8 @@ def merged(deltas: Iterable[Delta]) -> tuple[Delta, list[Call]]:
             if "id" in call:
                 calls.append([call["function"]["name"], ""])
             calls[call["index"]][1] += call["function"]["arguments"]
-    found = [(name, arguments) for name, arguments in calls]
-    return {"content": None if found else ""} | texts, found
+    whole = [(name, arguments) for name, arguments in calls]
+    return {"content": None if whole else ""} | texts, whole
 
 
 def call_of(call: Call) -> dict[str, Any]:

@@ -43,13 +43,13 @@ def function_at(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[Call | 
     while head := _PARAMETER.match(text, at):
         key, at = head[1].strip(), head.end()
         types = _types_of(schema, key)
-        found = _json_at(text, at, types)
-        if found is None:
+        value = _json_at(text, at, types)
+        if value is None:
             match = _VALUE.match(text, at) or _UNCLOSED.match(text, at)
             if match is None:
                 return None
-            found = _json_of(match[1].removeprefix("\n").removesuffix("\n"), types), match.end()
-        members[key], at = found
+            value = _json_of(match[1].removeprefix("\n").removesuffix("\n"), types), match.end()
+        members[key], at = value
     end = _END.match(text, at)
     if end is None:
         return None
@@ -114,11 +114,11 @@ def _types(schema: Any, root: Any, level: int) -> set[str]:
     if not isinstance(schema, dict) or level > 8:
         return set()
     declared = schema.get("type")
-    found = {declared} if isinstance(declared, str) else set()
+    names = {declared} if isinstance(declared, str) else set()
     if isinstance(declared, list):
-        found |= {name for name in declared if isinstance(name, str)}
-    if found:
-        return found
+        names |= {name for name in declared if isinstance(name, str)}
+    if names:
+        return names
     if isinstance(schema.get("enum"), list):
         return {_NAMES.get(type(value), "string") for value in schema["enum"]}
     if "const" in schema:
@@ -126,7 +126,7 @@ def _types(schema: Any, root: Any, level: int) -> set[str]:
     inner = [one for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key) or ()]
     if isinstance(pointer := schema.get("$ref"), str):
         inner.append(_at(root, pointer))
-    return found.union(*(_types(one, root, level + 1) for one in inner))
+    return set().union(*(_types(one, root, level + 1) for one in inner))
 
 
 def _at(root: Any, pointer: str) -> Any:
