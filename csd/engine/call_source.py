@@ -1,4 +1,4 @@
-"""Requests of one call, as the scheduler's source: in the order of their lengths, until all end."""
+"""Requests of one call, as the scheduler's source, until all end: in order, or by past lengths."""
 
 from collections.abc import Iterator
 from typing import Any

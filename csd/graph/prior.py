@@ -4,6 +4,9 @@ Its table has the contexts of PRIOR_CONFIG: 1 and 2 tokens, with the 8 heaviest 
 them. An answer is inserted like a past sample (`csd/graph/history.py`), from its first token on,
 which follows the prompt's last ones. `csd/kernels/draft/` defines how drafts read it.
 
+`Engine._begin_call` copies it to a part of the drafter's table (`ConsensusGraph.use_prior`). A
+group reads the part of its request (`Prefill.begin`). `Scheduler.learn` adds answers that ended.
+
 The file is in the safetensors format: the used entries of the table, and as metadata the size of
 the vocabulary, the digest of the tokenizer and the number of tokens learnt.
 """

@@ -16,6 +16,7 @@
 
 A request is checked in the thread of its caller, waits in the inbox, and is admitted between two
 steps. `ServiceSource` gives the tokens of each step to the request's handle, and wakes its reader.
+docs/serve.md has the way from a request to its first token, file by file.
 """
 
 from csd.serve.async_engine import AsyncEngine

@@ -12,6 +12,7 @@
     names.py           names of the engine's options in requests and errors
     errors.py          errors as OpenAI's clients expect them
     access_log.py      ids of requests, and a line of the log for each
+    server_log.py      lines of the log that clients could cause, one a minute
     metrics.py         totals for Prometheus and for the page at /
 
 It needs starlette and uvicorn: pip install 'starlette>=0.45' 'uvicorn>=0.34'.
