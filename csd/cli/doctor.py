@@ -25,6 +25,7 @@ from csd.doctor.verification import shown_verification, verification
 from csd.engine.engine import Engine
 from csd.engine.first_call.vocabulary import vocabulary_prior
 from csd.engine.generate import engine_for
+from csd.engine.options.engine_arguments import WarmupOptions
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.engine.step.budget import StepTimeTable
 from csd.gradient.logprobs import logprobs
@@ -37,12 +38,14 @@ from csd.models.fused.config import ModelConfig
 from csd.models.load import config_of, load, usable
 from csd.models.load.choose_decoder import DECODERS
 from csd.models.module.decoder import ModuleDecoder
-from csd.utils.arguments import check_whole
+from csd.utils.arguments import check_whole, options_of
 from csd.utils.device import unseen_gpu
 from csd.utils.lazy import check_installed
 from csd.utils.phases import showing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# dtypes that are checked without `--dtype`
+CHECKED = ["float32", "bfloat16"]
 # sizes that a kernel's tiles, branches and loops depend on; limits far above those of any model
 LARGEST = {"heads": 1024, "kv_heads": 1024, "head_dim": 1024, "vocab": 1 << 20}
 
@@ -58,7 +61,7 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument("model", nargs="?", help=f"model with the sizes to check: {MODEL}")
     parser.add_argument("--device", help="device to check; by default a GPU if there is one")
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="dtype to check; by default float32 and bfloat16"
+        "--dtype", choices=DTYPES, help=f"dtype to check; by default {' and '.join(CHECKED)}"
     )
     parser.add_argument(
         "--kernels", choices=NAMES, help="backend to check; by default the one for the device"
@@ -109,7 +112,7 @@ def _doctor(args: Namespace) -> int:
     config = config or _config(args)
     if args.vocab is None and args.model is None and device.type == "cuda":
         config = replace(config, vocab=LARGE_VOCAB)
-    dtypes = [args.dtype] if args.dtype else ["float32", "bfloat16"]
+    dtypes = [args.dtype] if args.dtype else CHECKED
     how = dict(config=config, kernels=args.kernels, exact=args.exact)
     reports = []
     # a line for each operation, in a pipe and a log too
@@ -296,7 +299,8 @@ def shown_costs(costs: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-WARMUP_FLAGS = ("num_samples", "max_new_tokens", *LOADING, "decoder")
+SIZE_FLAGS = tuple(options_of(WarmupOptions))
+MODEL_FLAGS = (*LOADING, "decoder")
 
 
 def _add_warmup(commands: _SubParsersAction) -> None:
@@ -314,9 +318,6 @@ def _add_warmup(commands: _SubParsersAction) -> None:
     )
     parser.add_argument("model", help=MODEL)
     parser.add_argument(
-        "--prompt-tokens", type=int, default=512, help="number of tokens of the longest prompt"
-    )
-    parser.add_argument(
         "--prior",
         metavar="FILE",
         help="also write a prior without any text, of the model's likeliest tokens behind each "
@@ -328,20 +329,22 @@ def _add_warmup(commands: _SubParsersAction) -> None:
     parser.add_argument(
         "--train", action="store_true", help="also compile what csd.logprobs and its gradient run"
     )
-    add_flags(parser, WARMUP_FLAGS, num_samples=16)
+    add_flags(parser, SIZE_FLAGS, WarmupOptions)
+    add_flags(parser, MODEL_FLAGS)
     parser.set_defaults(run=_warmup)
 
 
 def _warmup(args: Namespace) -> int:
     """Fill the caches on disk for later processes: kernels or loops, step times, self-check."""
-    check_flags(args, WARMUP_FLAGS)
+    check_flags(args, SIZE_FLAGS, WarmupOptions)
+    check_flags(args, MODEL_FLAGS)
     if args.lora:
         check_installed("peft", "lora", "csd warmup --lora")
     start = time.perf_counter()
     engine = engine_for(args.model, **loading(args), decoder=args.decoder)
     loaded = time.perf_counter()
-    sizes = dict(num_samples=args.num_samples, prompt_tokens=args.prompt_tokens)
-    engine.warmup(**sizes, max_new_tokens=args.max_new_tokens or 512)
+    sizes: Any = {name: getattr(args, name) for name in SIZE_FLAGS}
+    engine.warmup(**sizes)
     done = time.perf_counter()
     print(
         f"loaded and checked in {loaded - start:.1f} s, warmed up in another "

@@ -10,13 +10,13 @@ from typing import Any
 from csd.cli.common import MODEL, add_command
 from csd.engine.options.engine_arguments import ServerOptions, ServiceOptions
 from csd.engine.options.show import LOADING, add_flags, check_flags
-from csd.utils.arguments import check_whole, options_of
+from csd.utils.arguments import options_of
 from csd.utils.lazy import check_installed
 from csd.utils.phases import phase, showing
 
 ENGINE_FLAGS = (
     *("max_slots", "max_tokens", "memory", "max_queue", "budget", "speculate", "prior"),
-    *(*LOADING, "decoder"),
+    *("exact", "prefix_cache", *LOADING, "decoder"),
 )
 SERVER_FLAGS = tuple(options_of(ServerOptions))
 
@@ -30,14 +30,6 @@ def add(commands: _SubParsersAction) -> None:
         "serve.md",
     )
     parser.add_argument("model", help=MODEL)
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; 0.0.0.0 also accepts other machines",
-    )
-    parser.add_argument(
-        "--port", type=int, default=8000, help="port to listen on; 0 takes a free one"
-    )
     parser.add_argument(
         "--api-key",
         action="append",
@@ -79,29 +71,10 @@ def add(commands: _SubParsersAction) -> None:
         help="also group equal prompts of different requests that have no key",
     )
     parser.add_argument(
-        "--no-prefix-cache",
-        action="store_true",
-        help="read every prompt whole; by default requests of one key, or with --share all, reuse "
-        "keys and values of earlier prompts with the same beginning",
-    )
-    parser.add_argument(
         "--weights-folder",
         metavar="FOLDER",
         help="folder from whose subfolders /update_weights may load weights; by "
         "default /update_weights is off",
-    )
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help="produce the same bits under any load, even where that is slower",
-    )
-    parser.add_argument(
-        "--tool-call-parser",
-        default="auto",
-        metavar="NAME",
-        help="format of calls of tools in the model's texts: hermes, qwen3_coder, llama3_json or "
-        "mistral; auto, the default, is that of the tokenizer's response template or of the chat "
-        "template, and none leaves them text",
     )
     parser.add_argument(
         "--enable-auto-tool-choice",
@@ -136,7 +109,6 @@ def _prepare(engine: Any) -> None:
 def _serve(args: Namespace) -> int:
     check_flags(args, ENGINE_FLAGS, ServiceOptions)
     check_flags(args, SERVER_FLAGS, ServerOptions)
-    check_whole("port", args.port, 0, 65535)
     if args.weights_folder is not None and not os.path.isdir(args.weights_folder):
         raise ValueError(f"weights-folder must be an existing folder, got {args.weights_folder!r}")
     for package in ("starlette", "uvicorn"):
@@ -160,15 +132,12 @@ def _serve(args: Namespace) -> int:
     hosts = [check_host("--allowed-host", name) for name in args.allowed_host]
     origins = [check_origin("--allow-origin", origin) for origin in args.allow_origin]
     given: dict[str, Any] = {name: getattr(args, name) for name in ENGINE_FLAGS}
-    if args.no_prefix_cache:
-        given["prefix_cache"] = False
     # in a log too: a machine's first start takes a minute
     with showing(True):
         engine = AsyncEngine(
             args.model,
             **given,
             learn_from=[owner_of(key.encode()) for key in args.learn_prior],
-            exact=args.exact or None,
         )
         with phase("drawing a text and a JSON value, which compile what is left", None):
             _prepare(engine)

@@ -16,7 +16,7 @@ import torch
 from csd.engine.call import Call, RunSettings
 from csd.engine.call_source import CallSource
 from csd.engine.options import Options, read_options
-from csd.engine.options.engine_arguments import EngineOptions
+from csd.engine.options.engine_arguments import EngineOptions, WarmupOptions
 from csd.engine.options.show import shows
 from csd.engine.requests.request import Carrying, Request, check_served, every
 from csd.engine.resources.caches import Caches
@@ -187,18 +187,22 @@ class Engine:
     def __exit__(self, *exc: object) -> None:
         self.release()
 
-    def warmup(
-        self, *, num_samples: int = 16, prompt_tokens: int = 512, max_new_tokens: int = 512
-    ) -> None:
+    @shows(WarmupOptions)
+    def warmup(self, **options: Unpack[WarmupOptions]) -> None:
         """Prepare first calls: allocate caches, compile kernels or loops, and time steps.
 
         On a GPU also capture the graphs of all pool sizes, with and without drafts. Calls of at
         most these sizes then capture and allocate nothing, except for options that change the
         computation of a step, such as constraints and `top_logprobs`. Raises as `generate` does.
+
+        {options}
         """
-        asked: dict[str, Any] = dict(num_samples=num_samples, seed=0, ignore_eos=True)
+        sizes = read_options(options, WarmupOptions)
+        max_new_tokens = sizes["max_new_tokens"]
+        asked: dict[str, Any] = dict(num_samples=sizes["num_samples"], seed=0, ignore_eos=True)
         # a prompt of one token would be read by the first step only, without a prefill
-        prompt = [0] * check_whole("prompt_tokens", prompt_tokens, 2, self.config.context - 1)
+        tokens = check_whole("prompt_tokens", sizes["prompt_tokens"], 2, self.config.context - 1)
+        prompt = [0] * tokens
         call = self.prepare(prompt, max_new_tokens=max_new_tokens, **asked)
         # allocate caches of the requested sizes, which the short call below reuses
         with self.between_calls():

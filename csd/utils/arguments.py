@@ -25,6 +25,14 @@ STEEPEST = 1e15
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """A flag that sets its option to `value`; its name begins with "--no-" if that is False."""
+
+    value: Any
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """One argument, beside its type. Its flags are "--" plus its name with hyphens, and `short`."""
 
@@ -32,8 +40,9 @@ class Option:
     help: str
     # maps (name in errors, value) to the value to use; raises TypeError or ValueError
     check: Callable[[str, Any], Any] | None = None
-    # parser on the command line: a function of the text, bool, or list for a repeatable flag
-    flag: Callable[[str], Any] | None = None
+    # parser on the command line: a function of the text, bool, list for a repeatable flag, or a
+    # switch to one of the option's values
+    flag: Callable[[str], Any] | Switch | None = None
     short: str | None = None
     also: tuple[str, ...] = ()  # further flags, as other tools name it
     # value without one of the call or the generation config, which turns a filter or a rule off;

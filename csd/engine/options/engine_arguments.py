@@ -2,7 +2,8 @@
 
 EngineOptions   an engine: its model, memory, backend and steps
 ServiceOptions  an `AsyncEngine`: those of its engine, and what applies to all its requests
-ServerOptions   limits of `csd serve`, and its end
+ServerOptions   address and limits of `csd serve`, and its end
+WarmupOptions   sizes of `Engine.warmup` and `csd warmup`
 
 A default stands here alone: signatures, docstrings and flags are made of these tables.
 """
@@ -11,9 +12,25 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
-from csd.engine.options.arguments import Budget, Drafter, LoadingOptions, Priors, Speculate
-from csd.engine.options.checks import check_drafter, check_tokenizer
-from csd.utils.arguments import Option, check_flag, check_number, check_whole
+from csd.engine.options.arguments import (
+    MOST_SAMPLES,
+    Budget,
+    Drafter,
+    EndOptions,
+    LoadingOptions,
+    Priors,
+    Speculate,
+)
+from csd.engine.options.checks import check_drafter, check_tokenizer, check_type
+from csd.utils.arguments import (
+    LARGEST,
+    Option,
+    Switch,
+    check_flag,
+    check_number,
+    check_whole,
+    options_of,
+)
 
 # far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
 MAX_SLOTS = 4096
@@ -121,6 +138,7 @@ class SizeOptions(TypedDict, total=False):
             "CPUs that multiply it; `engine.exact` is the value in use. On a GPU, products run in "
             'Triton, or with "cublas" in cuBLAS, in blocks of 64 rows. See docs/exact.md',
             check_exact,
+            Switch(True, "produce the same bits under any load, even where that is slower"),
         ),
     ]
     prefix_cache: Annotated[
@@ -131,6 +149,11 @@ class SizeOptions(TypedDict, total=False):
             "that have ended, so that later prompts with the same beginning do not read it again. "
             "False: every prompt is read whole. See docs/prefix_cache.md",
             check_prefix_cache,
+            Switch(
+                False,
+                "read every prompt whole; by default requests of one key, or with --share all, "
+                "reuse keys and values of earlier prompts with the same beginning",
+            ),
         ),
     ]
 
@@ -189,9 +212,68 @@ class ServiceOptions(RequestsOptions, SharedOptions, total=False):
     """The keyword arguments of `csd.AsyncEngine`."""
 
 
-class ServerOptions(TypedDict, total=False):
-    """Limits of a server's clients, and the time of its end."""
+class WarmupOptions(TypedDict, total=False):
+    """The keyword arguments of `Engine.warmup`: the largest sizes of the calls that follow."""
 
+    num_samples: Annotated[
+        int,
+        Option(
+            16,
+            "number of samples per prompt",
+            partial(check_whole, low=1, high=MOST_SAMPLES),
+            int,
+            "-n",
+        ),
+    ]
+    prompt_tokens: Annotated[
+        int,
+        Option(512, "number of tokens of the longest prompt", partial(check_whole, low=2), int),
+    ]
+    max_new_tokens: Annotated[
+        int,
+        Option(
+            # of a call that does not name it
+            options_of(EndOptions)["max_new_tokens"][1].off,
+            "maximum number of new tokens per sample",
+            partial(check_whole, low=1, high=LARGEST),
+            int,
+        ),
+    ]
+
+
+class ServerOptions(TypedDict, total=False):
+    """Address of a server, limits of its clients, their tools, and the time of its end."""
+
+    host: Annotated[
+        str,
+        Option(
+            "127.0.0.1",
+            "address to listen on; 0.0.0.0 also accepts other machines",
+            partial(check_type, kinds=(str,), expected="a name or an address"),
+            str,
+        ),
+    ]
+    port: Annotated[
+        int,
+        Option(
+            8000,
+            "port to listen on; 0 takes a free one",
+            partial(check_whole, low=0, high=65535),
+            int,
+        ),
+    ]
+    tool_call_parser: Annotated[
+        str,
+        Option(
+            "auto",
+            "format of calls of tools in the model's texts: hermes, qwen3_coder, llama3_json or "
+            "mistral; auto, the default, is that of the tokenizer's response template or of the "
+            "chat template, and none leaves them text",
+            # `csd.serve` has the formats, and checks it
+            partial(check_type, kinds=(str,), expected="the name of a format"),
+            str,
+        ),
+    ]
     max_n: Annotated[
         int,
         Option(128, "maximum number of choices per request", partial(check_whole, low=1), int),

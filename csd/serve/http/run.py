@@ -26,6 +26,8 @@ from csd.utils.arguments import default_of
 
 LOG = logging.getLogger("csd")
 
+HOST: str = default_of(ServerOptions, "host")
+PORT: int = default_of(ServerOptions, "port")
 DRAIN: float = default_of(ServerOptions, "drain")
 CONNECTIONS: int = default_of(ServerOptions, "max_connections")
 # seconds for which a thread may hold Python's lock while another waits for it: the engine's thread
@@ -130,8 +132,8 @@ def is_loopback(host: str) -> bool:
 def process(
     server: Server,
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
+    host: str = HOST,
+    port: int = PORT,
     drain: float = DRAIN,
     connections: int = CONNECTIONS,
     begun: Callable[[int], Any] = lambda port: None,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from csd.engine.options.engine_arguments import ServerOptions
 from csd.engine.options.grammar_process import check_compiles
 from csd.serve import AsyncEngine
 from csd.serve.http.api.calls.forms import check_parser
@@ -20,9 +21,12 @@ from csd.serve.http.errors import Refused
 from csd.serve.http.metrics import snapshot
 from csd.serve.http.names import as_fields
 from csd.serve.places import Places
+from csd.utils.arguments import default_of
 from csd.utils.check import shown
 
 T = TypeVar("T")
+
+TOOL_CALL_PARSER: str = default_of(ServerOptions, "tool_call_parser")
 
 
 class Server:
@@ -36,7 +40,7 @@ class Server:
         are.
     weights_folder: the folder within which /update_weights loads folders; None: the path is off.
     hosts, origins: names of the server beside loopback, and origins of pages that may use it.
-    tool_call_parser: format of calls of tools in texts; "auto": that of the tokenizer.
+    tool_call_parser: as in `ServerOptions`.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class Server:
         hosts: tuple[str, ...] = (),
         origins: tuple[str, ...] = (),
         limits: Limits | None = None,
-        tool_call_parser: str = "auto",
+        tool_call_parser: str = TOOL_CALL_PARSER,
     ):
         self.tool_call_parser = check_parser("tool_call_parser", tool_call_parser)
         self.engine, self.name, self.weights_folder = engine, name, weights_folder

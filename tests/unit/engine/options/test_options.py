@@ -1,23 +1,30 @@
 """The arguments of generate are defined once: signature, help, checks and flags agree."""
 
 import inspect
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from dataclasses import fields
 
 import pytest
 import torch
 
 import csd
+from csd.cli import doctor as cli_doctor
 from csd.cli import eval as cli_eval
 from csd.cli import main, trace
 from csd.cli import serve as cli_serve
 from csd.engine.options import SAMPLING, GenerateOptions, Options, read_options
-from csd.engine.options.engine_arguments import EngineOptions, ServerOptions, ServiceOptions
+from csd.engine.options.arguments import LoadingOptions
+from csd.engine.options.engine_arguments import (
+    EngineOptions,
+    ServerOptions,
+    ServiceOptions,
+    WarmupOptions,
+)
 from csd.engine.options.params import ENDS, SamplingParams
 from csd.engine.options.show import add_flags
 from csd.state.filters import FILTERS, dtype_of
 from csd.state.slots import Slots
-from csd.utils.arguments import options_of
+from csd.utils.arguments import Switch, options_of
 
 pytestmark = pytest.mark.quick
 
@@ -28,6 +35,7 @@ SHOWN = {
     csd.Engine.stream: Options,
     csd.Engine: EngineOptions,
     csd.AsyncEngine: ServiceOptions,
+    csd.Engine.warmup: WarmupOptions,
 }
 
 
@@ -74,25 +82,54 @@ def test_flags_have_the_defaults_and_texts_of_the_definition(flags):
     assert actions["temperature"].option_strings == ["--temperature"]
 
 
-def test_the_server_has_the_defaults_and_texts_of_the_tables():
-    parser = ArgumentParser()
-    commands = parser.add_subparsers()
-    cli_serve.add(commands)
-    actions = {action.dest: action for action in commands.choices["serve"]._actions}
-    for kind, names in (
-        (ServiceOptions, cli_serve.ENGINE_FLAGS),
-        (ServerOptions, cli_serve.SERVER_FLAGS),
-    ):
+TABLES = {
+    "serve": [(ServiceOptions, cli_serve.ENGINE_FLAGS), (ServerOptions, cli_serve.SERVER_FLAGS)],
+    "warmup": [(WarmupOptions, cli_doctor.SIZE_FLAGS), (LoadingOptions, cli_doctor.MODEL_FLAGS)],
+}
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_a_command_has_the_defaults_and_texts_of_the_tables(command):
+    actions = {action.dest: action for action in main.make_parser()[1].choices[command]._actions}
+    for kind, names in TABLES[command]:
         for name in names:
             option = options_of(kind)[name][1]
             assert actions[name].default == option.default
-            assert option.help in actions[name].help
+            switch = option.flag if isinstance(option.flag, Switch) else None
+            assert (switch or option).help in actions[name].help
+            assert switch is None or actions[name].const is switch.value
             assert {*option.also} <= {*actions[name].option_strings}
-    # no flag of the command has an argument's name beside its table
-    known = {*options_of(ServiceOptions), *options_of(ServerOptions)}
-    special = {"exact", "prefix_cache"}
-    listed = {*cli_serve.ENGINE_FLAGS, *cli_serve.SERVER_FLAGS}
-    assert (known & {*actions}) - special == listed
+    # no flag of the command has an argument's name or a default beside its tables
+    known = {name for kind, _ in TABLES[command] for name in options_of(kind)}
+    listed = {name for _, names in TABLES[command] for name in names}
+    assert known & {*actions} == listed
+    rest = [action.default for dest, action in actions.items() if dest not in listed]
+    assert all(default in (None, False, [], SUPPRESS) for default in rest)
+
+
+def test_no_flag_of_doctor_has_a_default():
+    actions = main.make_parser()[1].choices["doctor"]._actions
+    assert {str(action.default) for action in actions} == {"None", "False", SUPPRESS}
+
+
+@pytest.mark.parametrize(
+    "flags, exact, prefix_cache",
+    [([], None, 0.1), (["--exact"], True, 0.1), (["--no-prefix-cache"], None, False)],
+)
+def test_a_switch_sets_one_value_of_its_option(flags, exact, prefix_cache):
+    args = main.make_parser()[0].parse_args(["serve", "MODEL", *flags])
+    assert args.exact is exact and args.prefix_cache == prefix_cache
+    assert type(args.prefix_cache) is type(prefix_cache)
+
+
+def test_the_server_has_the_defaults_of_its_table():
+    pytest.importorskip("uvicorn")
+    from csd.serve.http import Server, process
+
+    found = {**inspect.signature(process).parameters, **inspect.signature(Server).parameters}
+    for name in ("host", "port", "drain", "tool_call_parser"):
+        assert found[name].default == options_of(ServerOptions)[name][1].default
+    assert found["connections"].default == options_of(ServerOptions)["max_connections"][1].default
 
 
 def test_sampling_arguments_are_the_fields_of_the_parameters():
