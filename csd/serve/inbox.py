@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from csd.engine.results.stats import Stats
+from csd.engine.results.stats import Stats, tokens_per_step
 from csd.serve.handle import Handle
 from csd.serve.histogram import Histogram
 from csd.serve.places import Places
@@ -47,7 +47,7 @@ class Counters:
     @property
     def tokens_per_step(self) -> float:
         """Tokens per sample and step."""
-        return self.tokens / self.sample_steps if self.sample_steps else 0.0
+        return tokens_per_step(self.tokens, self.sample_steps)
 
     def ended(self, stats: Stats, samples: int, cancelled: bool, failed: bool) -> None:
         """Add an ended request to the totals; samples: number of samples that were finished."""

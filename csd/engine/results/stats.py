@@ -99,10 +99,15 @@ class Stats:
     @property
     def tokens_per_step(self) -> float:
         """tau: tokens committed per sample and step; 1 without speculation."""
-        return self.tokens / self.sample_steps if self.sample_steps else 0.0
+        return tokens_per_step(self.tokens, self.sample_steps)
 
     def to_dict(self) -> dict:
         return {**asdict(self), "tokens_per_step": self.tokens_per_step}
+
+
+def tokens_per_step(tokens: int, sample_steps: int) -> float:
+    """tau: tokens per step of a sample; 0 without steps."""
+    return tokens / sample_steps if sample_steps else 0.0
 
 
 def sampling_seconds(seconds: dict[str, float]) -> float:

@@ -22,7 +22,7 @@ from csd.serve.http.api.responses import ResponseAnswer, response_events
 from csd.serve.http.api.responses_body import ChatBody
 from csd.serve.http.checks import check_template_names
 from csd.serve.http.clients import EventStream, WholeAnswer, results_of, unless_gone
-from csd.serve.http.errors import Refused
+from csd.serve.http.errors import Refused, wrong
 from csd.serve.http.json_parts import dumps
 from csd.serve.http.metrics import prometheus
 from csd.serve.http.server import Server
@@ -196,10 +196,7 @@ async def tokenize(server: Server, request: Request) -> Response:
 def _ids_of(body: dict[str, Any], tokenizer: Any, limits: Any) -> list[int]:
     special = body.get("add_special_tokens", True)
     if not isinstance(special, bool):
-        raise Refused(
-            f"add_special_tokens must be true or false, got {shown(special)}",
-            param="add_special_tokens",
-        )
+        raise wrong("add_special_tokens", "true or false", special)
     if "messages" in body:
         options = body.get("chat_template_kwargs") or {}
         if isinstance(options, dict):
@@ -208,7 +205,7 @@ def _ids_of(body: dict[str, Any], tokenizer: Any, limits: Any) -> list[int]:
         return parse(messages, tokenizer, limits.vocab, None, options, limits.context)[0][0]
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
-        raise Refused(f"prompt must be a string, got {shown(prompt)}", param="prompt")
+        raise wrong("prompt", "a string", prompt)
     if not prompt:
         return []
     ids = parse(prompt, tokenizer, limits.vocab, context=limits.context)[0][0]
@@ -254,14 +251,12 @@ async def update_weights(server: Server, request: Request) -> Response:
     body = await server.read(request, server.clients.client(request), dict)
     name = body.get("path")
     if not isinstance(name, str) or not name or "\0" in name:
-        raise Refused(f"path must be the name of a folder, got {shown(name)}", param="path")
+        raise wrong("path", "the name of a folder", name)
     root = os.path.realpath(server.weights_folder)
     folder = os.path.realpath(os.path.join(root, name))
     # a symbolic link may lead out of the folder
     if os.path.commonpath([root, folder]) != root or not os.path.isdir(folder):
-        raise Refused(
-            f"path must be a folder within --weights-folder, got {shown(name)}", param="path"
-        )
+        raise wrong("path", "a folder within --weights-folder", name)
     version = await run_in_threadpool(server.engine.update_weights, folder)
     return as_json({"weights_version": version, "system_fingerprint": server.engine.fingerprint})
 

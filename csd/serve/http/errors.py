@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from csd.serve import Closed, QueueFull
 from csd.serve.http.names import as_fields, as_messages, named
+from csd.utils.check import shown
 
 KINDS = {
     400: "invalid_request_error",
@@ -128,3 +129,8 @@ class Refused(Exception):
         return Response(
             json.dumps(self.body()), self.status, headers, media_type="application/json"
         )
+
+
+def wrong(name: str, expected: str, value: Any, param: str | None = None) -> Refused:
+    """Error about a field that has another value than expected; param: by default its name."""
+    return Refused(f"{name} must be {expected}, got {shown(value)}", param=param or name)

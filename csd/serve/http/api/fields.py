@@ -10,7 +10,7 @@ is silently dropped.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from csd.serve.http.errors import Refused
+from csd.serve.http.errors import Refused, wrong
 from csd.serve.http.names import SAMPLING, as_fields
 from csd.utils.check import shown
 from csd.utils.other_names import similar
@@ -229,7 +229,7 @@ def _read_top_k(value: Any) -> Any:
 def _read_bias(value: Any) -> Any:
     """Convert the keys, token ids that are strings in JSON, to int; None if there are none."""
     if not isinstance(value, dict):
-        raise Refused(f"logit_bias must be an object, got {shown(value)}", param="logit_bias")
+        raise wrong("logit_bias", "an object", value)
     biases = {int(token): bias for token, bias in value.items() if token.isdecimal()}
     # other spellings of a number could give one token two values
     if [*map(str, biases)] != [*value]:

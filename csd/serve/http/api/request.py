@@ -17,7 +17,7 @@ from csd.serve.http.api.fields import (
 )
 from csd.serve.http.api.tools import Tools, read_tools
 from csd.serve.http.checks import check_template_names, read_names, template_text
-from csd.serve.http.errors import Refused
+from csd.serve.http.errors import Refused, wrong
 from csd.utils.check import fits, shown
 
 # default max_tokens of a completion, as in OpenAI's interface
@@ -181,13 +181,11 @@ def _with_common(asked: Asked, values: Mapping[str, Any]) -> Asked:
 def read_messages(value: Any) -> list[Any]:
     """Returns a list of messages, not yet checked. Raises Refused for any other value."""
     if not isinstance(value, list) or not value:
-        raise _wrong("messages", "a list of messages", value)
+        raise wrong("messages", "a list of messages", value)
     for i, message in enumerate(value):
         # a list of numbers or texts would be token ids, or prompts of their own
         if not isinstance(message, dict):
-            raise Refused(
-                f"messages[{i}] must be an object, got {shown(message)}", param="messages"
-            )
+            raise wrong(f"messages[{i}]", "an object", message, "messages")
     return value
 
 
@@ -201,12 +199,12 @@ def _prompts(value: Any) -> list[Any]:
         and all(isinstance(one, str) or fits(one, list[int]) for one in value)
     ):
         return value
-    raise _wrong("prompt", "a string, token ids, or a list of these", value)
+    raise wrong("prompt", "a string, token ids, or a list of these", value)
 
 
 def _top(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_TOP:
-        raise _wrong(name, f"a whole number from 0 to {MOST_TOP}", value)
+        raise wrong(name, f"a whole number from 0 to {MOST_TOP}", value)
     return value
 
 
@@ -215,9 +213,5 @@ _NAMES = {bool: "true or false", dict: "an object", list: "a list", str: "a stri
 
 def _an(name: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise _wrong(name, _NAMES[kind], value)
+        raise wrong(name, _NAMES[kind], value)
     return value
-
-
-def _wrong(name: str, expected: str, value: Any) -> Refused:
-    return Refused(f"{name} must be {expected}, got {shown(value)}", param=name)

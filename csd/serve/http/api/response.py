@@ -8,6 +8,7 @@ from typing import Any
 
 from csd.engine.options.thinking import leaves_thought_open
 from csd.engine.results.result import Sample, Samples
+from csd.engine.results.stats import tokens_per_step
 from csd.models.text.streamed import TextStream
 from csd.models.text.token_bytes import token_bytes
 from csd.serve import Reader
@@ -288,11 +289,12 @@ class Answer:
         """Fields that OpenAI's interface does not have."""
         handles = self.asked.handles
         stats = [h.request.stats for h in handles]
-        steps, tokens = sum(s.sample_steps for s in stats), sum(s.tokens for s in stats)
         return {
             "seed": handles[0].seed,
             "weights_version": handles[0].weights,
-            "tokens_per_step": tokens / steps if steps else 0.0,
+            "tokens_per_step": tokens_per_step(
+                sum(s.tokens for s in stats), sum(s.sample_steps for s in stats)
+            ),
             "nodes_proposed": sum(s.nodes_proposed for s in stats),
             "accepted": {k: sum(s.accepted[k] for s in stats) for k in stats[0].accepted},
         }

@@ -13,7 +13,7 @@ from csd.serve.http.api.fields import (
     check_fields,
 )
 from csd.serve.http.api.request import Asked, read_chat
-from csd.serve.http.errors import Refused
+from csd.serve.http.errors import Refused, wrong
 from csd.serve.http.names import PLURALS
 from csd.utils.check import shown
 
@@ -72,7 +72,7 @@ class ChatBody:
             chat["tools"] = _tools(fields["tools"])
         text = _parts("text", fields.get("text"), {"format", "verbosity"})
         if not asks_for_nothing("verbosity", text.get("verbosity"), NOTHING_IN_RESPONSES):
-            raise _wrong("text.verbosity", "medium or left out", text["verbosity"])
+            raise wrong("text.verbosity", "medium or left out", text["verbosity"])
         if text.get("format") is not None:
             chat["response_format"] = _format(text["format"])
         summaries = {"summary", "generate_summary"}
@@ -80,14 +80,14 @@ class ChatBody:
         for name in summaries:
             if (summary := reasoning.get(name)) is not None and summary not in SUMMARIES:
                 expected = f"{', '.join(SUMMARIES)} or left out"
-                raise _wrong(f"reasoning.{name}", expected, summary)
+                raise wrong(f"reasoning.{name}", expected, summary)
         if reasoning.get("effort") is not None:
             chat["reasoning_effort"] = reasoning["effort"]
         include = fields.get("include", [])
         if not isinstance(include, list) or any(
             one not in (LOGPROBS, *NOT_INCLUDED) for one in include
         ):
-            raise _wrong("include", f"a list of {', '.join((LOGPROBS, *NOT_INCLUDED))}", include)
+            raise wrong("include", f"a list of {', '.join((LOGPROBS, *NOT_INCLUDED))}", include)
         if LOGPROBS in include:
             chat["logprobs"] = True
         elif fields.get("top_logprobs"):
@@ -126,14 +126,14 @@ class ChatBody:
         instructions = fields.get("instructions")
         if instructions is not None:
             if not isinstance(instructions, str):
-                raise _wrong("instructions", "a string", instructions)
+                raise wrong("instructions", "a string", instructions)
             messages.append({"role": "system", "content": instructions})
             self._items.append("instructions")
         items = fields.get("input")
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
         if not isinstance(items, list) or not items:
-            raise _wrong("input", "a string or a list of items", items)
+            raise wrong("input", "a string or a list of items", items)
         thought = ""
         for i, item in enumerate(items):
             if isinstance(item, dict) and item.get("type") == "reasoning":
@@ -159,17 +159,17 @@ def _thought(name: str, item: dict[str, Any]) -> str:
     """Text of a thought; "" for an item that has none, or only another server's. Raises Refused."""
     parts = item.get("content") or []
     if not isinstance(parts, list):
-        raise _wrong(f"{name}.content", "a list of texts", parts, "input")
+        raise wrong(f"{name}.content", "a list of texts", parts, "input")
     for i, part in enumerate(parts):
         if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise _wrong(f"{name}.content[{i}]", "a reasoning_text with a text", part, "input")
+            raise wrong(f"{name}.content[{i}]", "a reasoning_text with a text", part, "input")
     return "".join(part["text"] for part in parts)
 
 
 def _message(name: str, item: Any) -> dict[str, Any]:
     """The message of an item of `input`. Raises Refused."""
     if not isinstance(item, dict):
-        raise _wrong(name, "an object", item, "input")
+        raise wrong(name, "an object", item, "input")
     kind = item.get("type", "message")
     if kind == "message":
         return {"role": item.get("role"), "content": item.get("content")}
@@ -177,16 +177,16 @@ def _message(name: str, item: Any) -> dict[str, Any]:
         texts = {key: item.get(key) for key in ("call_id", "name", "arguments")}
         for key, value in texts.items():
             if not isinstance(value, str):
-                raise _wrong(f"{name}.{key}", "a string", value, "input")
+                raise wrong(f"{name}.{key}", "a string", value, "input")
         function = {"name": texts["name"], "arguments": texts["arguments"]}
         call = {"id": texts["call_id"], "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
         output = item.get("output")
         if not isinstance(output, str | list):
-            raise _wrong(f"{name}.output", "a string or a list of texts", output, "input")
+            raise wrong(f"{name}.output", "a string or a list of texts", output, "input")
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
-    raise _wrong(
+    raise wrong(
         f"{name}.type",
         "message, reasoning, function_call or function_call_output",
         item["type"],
@@ -197,12 +197,12 @@ def _message(name: str, item: Any) -> dict[str, Any]:
 def _tools(tools: Any) -> list[dict[str, Any]]:
     """Functions as a chat completion has them. Raises Refused for tools of another kind."""
     if not isinstance(tools, list):
-        raise _wrong("tools", "a list", tools)
+        raise wrong("tools", "a list", tools)
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise _wrong(f"tools[{i}]", "a function: the server has no tools itself", tool, "tools")
+            raise wrong(f"tools[{i}]", "a function: the server has no tools itself", tool, "tools")
         if not isinstance(tool.get("name"), str):
-            raise _wrong(f"tools[{i}].name", "a string", tool.get("name"), "tools")
+            raise wrong(f"tools[{i}].name", "a string", tool.get("name"), "tools")
     keys = ("name", "description", "parameters", "strict")
     return [
         {"type": "function", "function": {key: tool[key] for key in keys if key in tool}}
@@ -215,7 +215,7 @@ def _format(value: Any) -> Any:
     if not isinstance(value, dict) or value.get("type") != "json_schema":
         return value
     if value.get("schema") is None:
-        raise _wrong("text.format", "a type and, for json_schema, a schema", value)
+        raise wrong("text.format", "a type and, for json_schema, a schema", value)
     return {"type": "json_schema", "json_schema": {k: v for k, v in value.items() if k != "type"}}
 
 
@@ -224,12 +224,8 @@ def _parts(name: str, value: Any, known: set[str]) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise _wrong(name, "an object", value)
+        raise wrong(name, "an object", value)
     for key, one in value.items():
         if key not in known and one is not None:
             raise Refused(f"{name}.{key} is not supported, got {shown(one)}", param=f"{name}.{key}")
     return value
-
-
-def _wrong(name: str, expected: str, value: Any, param: str | None = None) -> Refused:
-    return Refused(f"{name} must be {expected}, got {shown(value)}", param=param or name)

@@ -20,8 +20,7 @@ from csd.serve.http.api.calls.streams import (
     Stream,
     TemplateStream,
 )
-from csd.serve.http.errors import Refused
-from csd.utils.check import shown
+from csd.serve.http.errors import wrong
 
 # fields that a named or required choice sets itself
 GRAMMARS = ("response_format", "regex", "grammar")
@@ -113,7 +112,7 @@ def read_tools(
     listed, choice = fields.get("tools"), fields.get("tool_choice")
     if not listed:
         if choice not in (None, "none", "auto"):
-            raise _wrong("tool_choice", "none or auto without tools", choice)
+            raise wrong("tool_choice", "none or auto without tools", choice)
         return None
     schemas: dict[str, Any] = {}
     for i, tool in enumerate(listed):
@@ -123,27 +122,27 @@ def read_tools(
             # a template may have tools of its own; none is called without a name
             if choice in (None, "none", "auto"):
                 continue
-            raise _wrong(f"tools[{i}]", "a function with a name", tool, "tools")
+            raise wrong(f"tools[{i}]", "a function with a name", tool, "tools")
         assert isinstance(function, dict)
         schema = function.get("parameters")
         if schema is not None and not isinstance(schema, dict | bool):
-            raise _wrong(f"tools[{i}].function.parameters", "a JSON schema", schema, "tools")
+            raise wrong(f"tools[{i}].function.parameters", "a JSON schema", schema, "tools")
         schemas[name] = {"type": "object"} if schema is None or schema == {} else schema
     if isinstance(choice, dict):
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else choice.get("name")
         if choice.get("type") != "function" or name not in schemas:
-            raise _wrong("tool_choice", f"a function of {', '.join(schemas)}", choice)
+            raise wrong("tool_choice", f"a function of {', '.join(schemas)}", choice)
         choice = name
     elif choice not in (None, "none", "auto", "required"):
-        raise _wrong("tool_choice", "none, auto, required or a function", choice)
+        raise wrong("tool_choice", "none, auto, required or a function", choice)
     choice = choice or "auto"
     if choice == "none":
         return None
     if choice != "auto":
         for name in GRAMMARS:
             if fields.get(name) is not None:
-                raise _wrong(name, "left out with a named or required tool", fields[name])
+                raise wrong(name, "left out with a named or required tool", fields[name])
     parse = None
     if parser == "auto":
         form = form_of(template)
@@ -197,7 +196,3 @@ def _with_own_names(schema: Any, prefix: str, definitions: dict[str, Any]) -> An
             definitions[f"{prefix}{key}"] = renamed(value)
     left = {key: one for key, one in schema.items() if key not in ("$defs", "definitions")}
     return renamed(left)
-
-
-def _wrong(name: str, expected: str, value: Any, param: str | None = None) -> Refused:
-    return Refused(f"{name} must be {expected}, got {shown(value)}", param=param or name)

@@ -10,11 +10,14 @@ from helpers.oracles.joint_distribution import JointDistribution
 from helpers.targets import few, slow
 
 import csd
+from csd.engine.options import Options
 from csd.graph.consensus import ConsensusGraph
+from csd.graph.registry import verifier_names
 from csd.kernels.ops import reference
-from csd.research.verify import sampled_tree
+from csd.research.verify import SCHEMES, Match, sampled_tree
 from csd.research.verify.multi_draft import DRAWS, MultiDraftVerifier
 from csd.state.context_table import WEIGHT_ONE, GraphConfig
+from csd.utils.arguments import options_of
 
 # of prompts; `make test-long` asks for more
 REPLICATES = int(os.environ.get("CSD_REPLICATES", 700))
@@ -34,6 +37,13 @@ JOINT = JointDistribution(
 )
 
 verifiers = pytest.mark.parametrize("verifier", sorted(DRAWS))
+
+
+def test_the_registered_names_are_those_of_the_schemes():
+    # registered before the schemes are imported
+    assert verifier_names() == (Match.name, *DRAWS) == tuple(SCHEMES)
+    help = options_of(Options)["verifier"][1].help
+    assert all(f"`{name}`" in help for name in DRAWS)
 
 
 def p_value_of(verifier, draws, monkeypatch, drafter=None):
