@@ -167,14 +167,13 @@ STEPS = [
 
 
 def same_bits(generated, dtype, **how):
+    """Yields whether a row has the bits that it has alone, for each of STEPS."""
     alone = last_row(generated, 0, [], dtype, programs=1, **how)
     assert not alone.isnan().any()
-    found = []
     for i, (depth, others) in enumerate(STEPS):
         depth = min(depth, generated - 1)
         row = last_row(generated, depth, others, dtype, programs=i % 3 + 1, **how)
-        found.append(torch.equal(row, alone))
-    return found
+        yield torch.equal(row, alone)
 
 
 CHECKED = [(n, torch.float16) for n in (1, 17, 64, 81, 210)]
