@@ -54,6 +54,19 @@ def _sinks(sinks_ptr, head, mask):
         return sink * 1.4426950408889634, tl.full(head.shape, 1.0, tl.float32)
 
 
+@triton.jit
+def _add_partial(acc, peak, total, lse_ptrs, o_ptrs, mask_r, mask):
+    """Adds a partial result of R rows: acc [R, D], peak [R], total [R]; lse is in base 2."""
+    lse = tl.load(lse_ptrs, mask=mask_r, other=float("-inf"))
+    o = tl.load(o_ptrs, mask=mask, other=0.0)
+    top = tl.maximum(peak, lse)
+    # a finite pivot keeps rows without a key so far from computing -inf - -inf
+    pivot = tl.where(top == float("-inf"), 0.0, top)
+    shrink = tl.exp2(peak - pivot)
+    weight = tl.exp2(lse - pivot)
+    return acc * shrink[:, None] + o * weight[:, None], top, total * shrink + weight
+
+
 @triton.jit(do_not_specialize=["partial_rows"])
 def _merge_partials_kernel(
     o_ptr,  # [K, R, D] float32
@@ -84,16 +97,8 @@ def _merge_partials_kernel(
         for i in range(tl.load(merge_ptr + row * 4 + 2 * part + 1)):
             # a loop over splits, not a block of offsets, so that nothing is reduced over splits
             index = first + i * STRIDE
-            lse = tl.load(lse_ptr + index + offs_e, mask=mask_e, other=float("-inf"))
-            o = tl.load(o_ptr + index * D + offs, mask=mask, other=0.0)
-            top = tl.maximum(peak, lse)
-            # a finite pivot keeps rows without a key so far from computing -inf - -inf
-            pivot = tl.where(top == float("-inf"), 0.0, top)
-            shrink = tl.exp2(peak - pivot)
-            weight = tl.exp2(lse - pivot)
-            acc = acc * shrink[:, None] + o * weight[:, None]
-            total = total * shrink + weight
-            peak = top
+            lse_ptrs, o_ptrs = lse_ptr + index + offs_e, o_ptr + index * D + offs
+            acc, peak, total = _add_partial(acc, peak, total, lse_ptrs, o_ptrs, mask_e, mask)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out = out_ptr + (row * K + kv) * EACH * D + offs
     tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
