@@ -66,15 +66,17 @@ def _attend_tile(
 
     # [BLOCK_R, 1]
     word = tl.load(layout.ancestors + row, mask=mask_r & (nodes > 0), other=0)[:, None]
-    # values as large as keys have their offsets
-    stride_v = strides.node if C.DV == C.D else strides.node_v
     # seldom more than one iteration, so more stages would only add code
     for j in tl.range(0, nodes, BLOCK_N, num_stages=2):
         node = j + offs_n
-        at, mask_n = node_first + node, node < nodes
+        mask_n = node < nodes
+        node_row = (node_first + node).to(tl.int64)
         # [BLOCK_N, ..]
-        k = _heads(operands.node_k, at, strides.node, tile.kv, mask_n, C.D, C.BLOCK_D, DTYPE)
-        v = _heads(operands.node_v, at, stride_v, tile.kv, mask_n, C.DV, C.BLOCK_V, DTYPE)
+        at = node_row * strides.node + tile.kv * C.D
+        k = _heads(operands.node_k, at, mask_n, C.D, C.BLOCK_D, DTYPE)
+        if C.DV != C.D:
+            at = node_row * strides.node_v + tile.kv * C.DV
+        v = _heads(operands.node_v, at, mask_n, C.DV, C.BLOCK_V, DTYPE)
         # [BLOCK_R, BLOCK_N]
         score = _scores(q, k, tile.scale, tile.cap, C.CAP, C.PRECISION)
         seen = ((word >> node[None, :].to(tl.int64)) & 1) == 1

@@ -165,21 +165,16 @@ def _segment(layout, work, w, G, prompt_width, slot_width):
 
 
 @triton.jit
-def _heads(
-    x_ptr,
-    row,
-    stride,
-    head,
-    mask,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """[N, BLOCK_D]: heads of rows of x, 0 where masked. head: [N, 1], or one of all rows."""
+def _heads(x_ptr, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr):
+    """[N, BLOCK_D]: heads, 0 where masked. at: [N] int64, elements of x before them. mask: [N]."""
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
-    offs = row[:, None].to(tl.int64) * stride + head * D + offs_d[None, :]
-    return tl.load(x_ptr + offs, mask=mask[:, None] & (offs_d < D)[None, :], other=0.0).to(DTYPE)
+    ptrs = x_ptr + (at[:, None] + offs_d[None, :])
+    if BLOCK_D == D:
+        x = tl.load(ptrs, mask=mask[:, None], other=0.0)
+    else:
+        x = tl.load(ptrs, mask=mask[:, None] & (offs_d < D)[None, :], other=0.0)
+    return x.to(DTYPE)
 
 
 @triton.jit
@@ -190,9 +185,9 @@ def _packed_rows(tile, packed, BLOCK_R: tl.constexpr, DTYPE: tl.constexpr, C: tl
     offs_r = packed + tl.arange(0, BLOCK_R)
     mask_r = offs_r < tile.segment.rows * EACH
     row = tile.segment.first + offs_r // EACH
-    # [BLOCK_R, 1]
-    head = (tile.kv * EACH + offs_r % EACH)[:, None]
-    q = _heads(tile.operands.q, row, tile.strides.q, head, mask_r, C.D, C.BLOCK_D, DTYPE)
+    head = tile.kv * EACH + offs_r % EACH
+    at = row.to(tl.int64) * tile.strides.q + head * C.D
+    q = _heads(tile.operands.q, at, mask_r, C.D, C.BLOCK_D, DTYPE)
     return offs_r, mask_r, row, q
 
 

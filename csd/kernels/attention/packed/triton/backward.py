@@ -88,7 +88,7 @@ def _dq_kernel(
         dweight = tl.dot(grad, tl.trans(keys.v), input_precision=C.PRECISION)
         dscore = weight * (dweight - delta[:, None]) * slope
         dq = tl.dot(dscore.to(DTYPE), keys.k, dq, input_precision=C.PRECISION)
-    _store_heads(dq_ptr, dq * factor, rows.row, rows.head, rows.mask, C.H, C.D, BLOCK_D)
+    _store_heads(dq_ptr, dq * factor, rows.index * C.D, rows.mask, C.D, BLOCK_D)
 
 
 @triton.jit
@@ -136,8 +136,8 @@ def _dkv_kernel(
         dk = tl.dot(dscore.to(DTYPE), rows.q, dk, input_precision=C.PRECISION)
     dk_ptr += part.to(tl.int64) * R * (K * D)
     dv_ptr += part.to(tl.int64) * R * (K * DV)
-    _store_heads(dk_ptr, dk * factor, keys.key, kv, keys.mask, K, D, BLOCK_D)
-    _store_heads(dv_ptr, dv, keys.key, kv, keys.mask, K, DV, BLOCK_V)
+    _store_heads(dk_ptr, dk * factor, keys.index * D, keys.mask, D, BLOCK_D)
+    _store_heads(dv_ptr, dv, keys.index * DV, keys.mask, DV, BLOCK_V)
 
 
 def packed_attention_backward_triton(

@@ -113,17 +113,17 @@ def _packed_attention_kernel(
         acc, peak, total = _add_keys(acc, peak, total, score, keys.v, unit, C.PRECISION)
     # rows of no tile have no key
     total = tl.where(total > 0.0, total, 1.0)
-    row, head, mask = rows.row, rows.head, rows.mask
+    index, mask = rows.index, rows.mask
     lse = tl.where(mask, peak * unit, 0.0) + tl.log2(total)
     weight = 1.0 / total
     if sinks_ptr is not None:
-        sink = tl.load(sinks_ptr + head, mask=mask, other=0.0).to(tl.float32) * LOG2E
+        sink = tl.load(sinks_ptr + rows.head, mask=mask, other=0.0).to(tl.float32) * LOG2E
         top = tl.maximum(lse, sink)
         both = top + tl.log2(tl.exp2(lse - top) + tl.exp2(sink - top))
         weight *= tl.exp2(lse - both)
         lse = both
-    _store_heads(out_ptr, acc * weight[:, None], row, head, mask, C.H, C.DV, C.BLOCK_V)
-    tl.store(lse_ptr + row.to(tl.int64) * C.H + head, lse * LN2, mask=mask)
+    _store_heads(out_ptr, acc * weight[:, None], index * C.DV, mask, C.DV, C.BLOCK_V)
+    tl.store(lse_ptr + index, lse * LN2, mask=mask)
 
 
 def tile_sizes(chip: Chip, dtype: str, D: int, each: int) -> dict[str, int]:

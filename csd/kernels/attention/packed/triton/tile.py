@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from csd.kernels.attention.triton.tile import _heads
+
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
 
@@ -26,7 +28,8 @@ class TileRows(NamedTuple):
     """Rows of a tile, packed with the query heads of one key-value head."""
 
     row: tl.tensor  # [BLOCK_M]
-    head: tl.tensor  # [BLOCK_M], of the queries
+    head: tl.tensor  # [BLOCK_M]
+    index: tl.tensor  # [BLOCK_M] int64, of the head among all rows' heads
     mask: tl.tensor  # [BLOCK_M]
     since: tl.tensor  # [BLOCK_M], first position that it attends to if the work list has them
     q: tl.tensor  # [BLOCK_M, BLOCK_D]
@@ -36,6 +39,7 @@ class BlockKeys(NamedTuple):
     """Keys of a block, and the values of one head."""
 
     key: tl.tensor  # [BLOCK_N]
+    index: tl.tensor  # [BLOCK_N] int64, of the head among all keys' heads
     mask: tl.tensor  # [BLOCK_N]
     end: tl.tensor  # [BLOCK_N]
     position: tl.tensor  # [BLOCK_N], if the work list has first positions
@@ -44,36 +48,12 @@ class BlockKeys(NamedTuple):
 
 
 @triton.jit
-def _heads(
-    x_ptr,
-    row,
-    head,
-    mask,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """[N, BLOCK_D]: heads of rows of x [R, H, D], 0 where masked; row, head and mask are [N]."""
+def _store_heads(x_ptr, x, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Writes x [N, BLOCK_D]; the reverse of `_heads`."""
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
-    offs = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
-    if BLOCK_D == D:
-        x = tl.load(x_ptr + offs, mask=mask[:, None], other=0.0)
-    else:
-        x = tl.load(x_ptr + offs, mask=mask[:, None] & (offs_d < D)[None, :], other=0.0)
-    return x.to(DTYPE)
-
-
-@triton.jit
-def _store_heads(
-    x_ptr, x, row, head, mask, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """Writes x [N, BLOCK_D] to the heads of rows; the reverse of `_heads`."""
-    # [BLOCK_D]
-    offs_d = tl.arange(0, BLOCK_D)
-    offs = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
-    tl.store(x_ptr + offs, x.to(x_ptr.dtype.element_ty), mask=mask[:, None] & (offs_d < D)[None, :])
+    ptrs = x_ptr + (at[:, None] + offs_d[None, :])
+    tl.store(ptrs, x.to(x_ptr.dtype.element_ty), mask=mask[:, None] & (offs_d < D)[None, :])
 
 
 @triton.jit
@@ -87,20 +67,21 @@ def _tile_rows(
     row = tile * ROWS + offs_m // EACH
     head = kv * EACH + offs_m % EACH
     mask = (offs_m < ROWS * EACH) & (row < R)
-    q = _heads(operands.q, row, head, mask, C.H, C.D, C.BLOCK_D, DTYPE)
+    index = row.to(tl.int64) * C.H + head
+    q = _heads(operands.q, index * C.D, mask, C.D, C.BLOCK_D, DTYPE)
     since = row
     if work.first is not None:
         since = tl.load(work.first + row, mask=mask, other=0)
-    return TileRows(row, head, mask, since, q)
+    return TileRows(row, head, index, mask, since, q)
 
 
 @triton.jit
 def _gradients(operands, rows, DTYPE: tl.constexpr, C: tl.constexpr):
     """[BLOCK_M, BLOCK_V]: gradients of rows; [BLOCK_M]: their lse in base 2, and delta."""
-    grad = _heads(operands.grad, rows.row, rows.head, rows.mask, C.H, C.DV, C.BLOCK_V, DTYPE)
-    index = rows.row.to(tl.int64) * C.H + rows.head
-    lse = tl.load(operands.lse + index, mask=rows.mask, other=0.0) * LOG2E
-    return grad, lse, tl.load(operands.delta + index, mask=rows.mask, other=0.0)
+    index, mask = rows.index, rows.mask
+    grad = _heads(operands.grad, index * C.DV, mask, C.DV, C.BLOCK_V, DTYPE)
+    lse = tl.load(operands.lse + index, mask=mask, other=0.0) * LOG2E
+    return grad, lse, tl.load(operands.delta + index, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -114,9 +95,10 @@ def _block_keys(operands, layout, work, block, kv, R, DTYPE: tl.constexpr, C: tl
     if work.first is not None:
         position = tl.load(layout.position + key, mask=mask, other=0)
     # [BLOCK_N, ..]
-    k = _heads(operands.k, key, kv, mask, C.K, C.D, C.BLOCK_D, DTYPE)
-    v = _heads(operands.v, key, kv, mask, C.K, C.DV, C.BLOCK_V, DTYPE)
-    return BlockKeys(key, mask, end, position, k, v)
+    index = key.to(tl.int64) * C.K + kv
+    k = _heads(operands.k, index * C.D, mask, C.D, C.BLOCK_D, DTYPE)
+    v = _heads(operands.v, index * C.DV, mask, C.DV, C.BLOCK_V, DTYPE)
+    return BlockKeys(key, index, mask, end, position, k, v)
 
 
 @triton.jit
