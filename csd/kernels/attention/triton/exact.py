@@ -45,12 +45,14 @@ from csd.kernels.attention.triton.tile import (
     Operands,
     Tile,
     _add_keys,
+    _heads,
     _no_keys,
     _packed_rows,
     _page_scores,
     _put_partial,
     _scores,
     _segment,
+    _store_heads,
 )
 from csd.state.record import check_tensor
 
@@ -168,18 +170,6 @@ def _tail_kernel(
     # [BLOCK_E]
     offs_e = tl.arange(0, BLOCK_E)
     mask_e = offs_e < EACH
-    # [BLOCK_D]
-    offs_d = tl.arange(0, BLOCK_D)
-    mask_d = offs_d < D
-    # [BLOCK_E, BLOCK_D]
-    offs = offs_e[:, None] * D + offs_d[None, :]
-    mask = mask_e[:, None] & mask_d[None, :]
-    # [BLOCK_V]
-    offs_v = tl.arange(0, BLOCK_V)
-    mask_v = offs_v < DV
-    # [BLOCK_E, BLOCK_V]
-    offs_o = offs_e[:, None] * DV + offs_v[None, :]
-    mask_o = mask_e[:, None] & mask_v[None, :]
     acc = tl.zeros([BLOCK_E, BLOCK_V], tl.float32)
     peak, total = _sinks(sinks_ptr, kv * EACH + offs_e, mask_e)
     for part in tl.static_range(2):
@@ -187,12 +177,13 @@ def _tail_kernel(
         begin = first + tl.load(work.row + row * 6 + 4 + part)
         for i in range(begin, first + tl.load(work.row + row * 6 + part)):
             # a loop over cuts, not a block of offsets, so that nothing is reduced over cuts
-            index = kv * partial_rows + (i * M + row) * EACH
-            lse_ptrs, o_ptrs = partials.lse + index + offs_e, partials.o + index * DV + offs_o
-            acc, peak, total = _add_partial(acc, peak, total, lse_ptrs, o_ptrs, mask_e, mask_o)
+            index = kv * partial_rows + (i * M + row) * EACH + offs_e
+            acc, peak, total = _add_partial(
+                acc, peak, total, partials.lse, partials.o, index, mask_e, DV, BLOCK_V
+            )
 
-    head = operands.q + row * strides.q + kv * (EACH * D)
-    q = tl.load(head + offs, mask=mask, other=0.0).to(DTYPE)
+    at = row * strides.q + (kv * EACH + offs_e) * D
+    q = _heads(operands.q, at, mask_e, D, BLOCK_D, DTYPE)
     length = tl.load(work.row + row * 6 + 3)
     if work.first is not None:
         # index of the first of the tail's keys that the row attends to
@@ -201,21 +192,15 @@ def _tail_kernel(
         # [BLOCK_N]
         t = j + tl.arange(0, BLOCK_N)
         key_index = tl.load(work.tail + row * TAIL + t, mask=t < length, other=-1).to(tl.int64)
-        # [BLOCK_N, 1]
-        is_node, is_old = (key_index < -1)[:, None], (key_index >= 0)[:, None]
-        old, new = (key_index * K + kv)[:, None], (-2 - key_index)[:, None]
-        # [BLOCK_N, BLOCK_D]
-        mask_old, mask_new = is_old & mask_d[None, :], is_node & mask_d[None, :]
-        offs_node = new * strides.node + kv * D + offs_d[None, :]
-        k = tl.load(operands.k_pages + (old * D + offs_d[None, :]), mask=mask_old, other=0.0)
-        fresh = tl.load(operands.node_k + offs_node, mask=mask_new, other=0.0)
-        k = tl.where(is_node, fresh, k).to(DTYPE)
-        # [BLOCK_N, BLOCK_V]
-        mask_old, mask_new = is_old & mask_v[None, :], is_node & mask_v[None, :]
-        offs_node = new * strides.node_v + kv * DV + offs_v[None, :]
-        v = tl.load(operands.v_pages + (old * DV + offs_v[None, :]), mask=mask_old, other=0.0)
-        fresh = tl.load(operands.node_v + offs_node, mask=mask_new, other=0.0)
-        v = tl.where(is_node, fresh, v).to(DTYPE)
+        is_node, is_old = key_index < -1, key_index >= 0
+        old, new = key_index * K + kv, -2 - key_index
+        # [BLOCK_N, ..]
+        k = _heads(operands.k_pages, old * D, is_old, D, BLOCK_D, DTYPE)
+        fresh = _heads(operands.node_k, new * strides.node + kv * D, is_node, D, BLOCK_D, DTYPE)
+        k = tl.where(is_node[:, None], fresh, k)
+        v = _heads(operands.v_pages, old * DV, is_old, DV, BLOCK_V, DTYPE)
+        fresh = _heads(operands.node_v, new * strides.node_v + kv * DV, is_node, DV, BLOCK_V, DTYPE)
+        v = tl.where(is_node[:, None], fresh, v)
         # [BLOCK_E, BLOCK_N]
         score = _scores(q, k, scale, cap, C.CAP, C.PRECISION)
         if not C.CAP:
@@ -227,8 +212,8 @@ def _tail_kernel(
         acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, C.PRECISION)
 
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    out = out_ptr + (row * K + kv) * EACH * DV + offs_o
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask_o)
+    index = (row * K + kv) * EACH + offs_e
+    _store_heads(out_ptr, acc, index * DV, mask_e, DV, BLOCK_V)
 
 
 # keys of a tail that are read at once

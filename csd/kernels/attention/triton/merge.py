@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from csd.kernels.attention.triton.tile import _heads, _store_heads
 from csd.kernels.common.operator import operator
 from csd.state.record import check_tensor
 
@@ -55,10 +56,12 @@ def _sinks(sinks_ptr, head, mask):
 
 
 @triton.jit
-def _add_partial(acc, peak, total, lse_ptrs, o_ptrs, mask_r, mask):
-    """Adds a partial result of R rows: acc [R, D], peak [R], total [R]; lse is in base 2."""
-    lse = tl.load(lse_ptrs, mask=mask_r, other=float("-inf"))
-    o = tl.load(o_ptrs, mask=mask, other=0.0)
+def _add_partial(
+    acc, peak, total, lse_ptr, o_ptr, index, mask, D: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Adds partial results `index` [R] to acc [R, BLOCK_D], peak [R] and total [R]."""
+    lse = tl.load(lse_ptr + index, mask=mask, other=float("-inf"))
+    o = _heads(o_ptr, index * D, mask, D, BLOCK_D, tl.float32)
     top = tl.maximum(peak, lse)
     # a finite pivot keeps rows without a key so far from computing -inf - -inf
     pivot = tl.where(top == float("-inf"), 0.0, top)
@@ -87,21 +90,19 @@ def _merge_partials_kernel(
     # [BLOCK_E]
     offs_e = tl.arange(0, BLOCK_E)
     mask_e = offs_e < EACH
-    # [BLOCK_E, BLOCK_D]
-    offs = offs_e[:, None] * D + tl.arange(0, BLOCK_D)[None, :]
-    mask = mask_e[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
     acc = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
     peak, total = _sinks(sinks_ptr, kv * EACH + offs_e, mask_e)
     for part in tl.static_range(2):
         first = kv * partial_rows + tl.load(merge_ptr + row * 4 + 2 * part)
         for i in range(tl.load(merge_ptr + row * 4 + 2 * part + 1)):
             # a loop over splits, not a block of offsets, so that nothing is reduced over splits
-            index = first + i * STRIDE
-            lse_ptrs, o_ptrs = lse_ptr + index + offs_e, o_ptr + index * D + offs
-            acc, peak, total = _add_partial(acc, peak, total, lse_ptrs, o_ptrs, mask_e, mask)
+            index = first + i * STRIDE + offs_e
+            acc, peak, total = _add_partial(
+                acc, peak, total, lse_ptr, o_ptr, index, mask_e, D, BLOCK_D
+            )
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    out = out_ptr + (row * K + kv) * EACH * D + offs
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
+    index = (row * K + kv) * EACH + offs_e
+    _store_heads(out_ptr, acc, index * D, mask_e, D, BLOCK_D)
 
 
 def merge_partials_triton(

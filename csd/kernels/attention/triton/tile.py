@@ -178,6 +178,15 @@ def _heads(x_ptr, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.co
 
 
 @triton.jit
+def _store_heads(x_ptr, x, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Writes x [N, BLOCK_D]; the reverse of `_heads`."""
+    # [BLOCK_D]
+    offs_d = tl.arange(0, BLOCK_D)
+    ptrs = x_ptr + (at[:, None] + offs_d[None, :])
+    tl.store(ptrs, x.to(x_ptr.dtype.element_ty), mask=mask[:, None] & (offs_d < D)[None, :])
+
+
+@triton.jit
 def _packed_rows(tile, packed, BLOCK_R: tl.constexpr, DTYPE: tl.constexpr, C: tl.constexpr):
     """BLOCK_R packed rows from `packed` on: their places, mask, pool rows and queries."""
     EACH: tl.constexpr = C.H // C.K

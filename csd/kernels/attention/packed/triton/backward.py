@@ -29,11 +29,10 @@ from csd.kernels.attention.packed.triton.tile import (
     _block_keys,
     _gradients,
     _sees,
-    _store_heads,
     _tile_rows,
 )
 from csd.kernels.attention.triton.launch import DTYPES
-from csd.kernels.attention.triton.tile import _scores
+from csd.kernels.attention.triton.tile import _scores, _store_heads
 from csd.kernels.common.gpu import KIB, chip_of, programs_of
 
 # most parts of the tiles of a block: each has gradients of all keys in memory

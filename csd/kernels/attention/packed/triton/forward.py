@@ -18,11 +18,10 @@ from csd.kernels.attention.packed.triton.tile import (
     Operands,
     _block_keys,
     _sees,
-    _store_heads,
     _tile_rows,
 )
 from csd.kernels.attention.triton.launch import DTYPES
-from csd.kernels.attention.triton.tile import Tiles, _add_keys, _no_keys, _scores
+from csd.kernels.attention.triton.tile import Tiles, _add_keys, _no_keys, _scores, _store_heads
 from csd.kernels.common.gpu import Chip, chip_of
 
 
