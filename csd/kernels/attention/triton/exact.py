@@ -99,7 +99,7 @@ def _attend_segment(tile, limit, packed, DTYPE: tl.constexpr, C: tl.constexpr):
         if work.first is not None:
             seen &= token[None, :] >= since
         score = tl.where(seen, score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C)
     _put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C)
 
 
@@ -202,14 +202,14 @@ def _tail_kernel(
         fresh = _heads(operands.node_v, new * strides.node_v + kv * DV, is_node, DV, BLOCK_V, DTYPE)
         v = tl.where(is_node[:, None], fresh, v)
         # [BLOCK_E, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(q, k, scale, cap, C)
         if not C.CAP:
             score = score * scale
         seen = t < length
         if work.first is not None:
             seen &= t >= since
         score = tl.where(seen[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, C)
 
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     index = (row * K + kv) * EACH + offs_e

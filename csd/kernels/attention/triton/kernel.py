@@ -53,7 +53,7 @@ def _attend_tile(
         whole = low * SUBS
     for i in range(low * SUBS, whole):
         score, v, page = _page_scores(tile, q, page, i, end, None, DTYPE, C)
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C)
     for i in range(whole, end):
         token = i * BLOCK_N + offs_n
         mask_n = token < length
@@ -62,7 +62,7 @@ def _attend_tile(
         if work.first is not None:
             seen &= token[None, :] >= since
         score = tl.where(seen, score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C)
 
     # [BLOCK_R, 1]
     word = tl.load(layout.ancestors + row, mask=mask_r & (nodes > 0), other=0)[:, None]
@@ -78,10 +78,10 @@ def _attend_tile(
             at = node_row * strides.node_v + tile.kv * C.DV
         v = _heads(operands.node_v, at, mask_n, C.DV, C.BLOCK_V, DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, tile.scale, tile.cap, C.CAP, C.PRECISION)
+        score = _scores(q, k, tile.scale, tile.cap, C)
         seen = ((word >> node[None, :].to(tl.int64)) & 1) == 1
         score = tl.where(seen & mask_n[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C)
     _put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C)
 
 

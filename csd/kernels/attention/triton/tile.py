@@ -98,21 +98,23 @@ def _tanh(x):
 
 
 @triton.jit
-def _scores(q, k, scale, cap, CAP: tl.constexpr, PRECISION: tl.constexpr):
+def _scores(q, k, scale, cap, C: tl.constexpr):
     """[R, N]: unscaled scores; with CAP scaled and capped, in base 2 if `cap` is times log2 e."""
+    PRECISION: tl.constexpr = C.PRECISION
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    if CAP:
+    if C.CAP:
         return cap * _tanh(score * scale)
     else:
         return score
 
 
 @triton.jit
-def _add_keys(acc, peak, total, score, v, scale, PRECISION: tl.constexpr):
+def _add_keys(acc, peak, total, score, v, scale, C: tl.constexpr):
     """One step of the online softmax: acc [R, D], peak [R], total [R], score [R, N], v [N, D].
 
     Scores and their peak are unscaled: one fma subtracts the peak and applies `scale`.
     """
+    PRECISION: tl.constexpr = C.PRECISION
     top = tl.maximum(peak, tl.max(score, 1))
     # a finite pivot keeps a row without a key so far from computing -inf - -inf
     pivot = tl.where(top == float("-inf"), 0.0, top)
@@ -223,23 +225,17 @@ def _page_scores(tile, q, page, i, end, mask_n, DTYPE: tl.constexpr, C: tl.const
     page = tl.load(tile.segment.table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
     k = _tokens(operands.k_pages, start, kv, offs_n, mask_n, C.K, C.D, C.BLOCK_D, DTYPE)
     v = _tokens(operands.v_pages, start, kv, offs_n, mask_n, C.K, C.DV, C.BLOCK_V, DTYPE)
-    return _scores(q, k, tile.scale, tile.cap, C.CAP, C.PRECISION), v, page
+    return _scores(q, k, tile.scale, tile.cap, C), v, page
 
 
 @triton.jit
 def _put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C: tl.constexpr):
     """Writes the partial result of packed rows. unit: a score times it is in base 2."""
-    BLOCK_V: tl.constexpr = C.BLOCK_V
     o_ptr, lse_ptr = tile.results
     # a row without a key (only sub-blocks of other branches, or all before its window) has weight 0
     # in the merge
     total = tl.where(total > 0.0, total, 1.0)
     index = tile.segment.base + offs_r
-    # [BLOCK_V]
-    offs_v = tl.arange(0, BLOCK_V)
-    tl.store(
-        o_ptr + index[:, None].to(tl.int64) * C.DV + offs_v[None, :],
-        acc * (1.0 / total)[:, None],
-        mask=mask_r[:, None] & (offs_v < C.DV)[None, :],
-    )
+    o = acc * (1.0 / total)[:, None]
+    _store_heads(o_ptr, o, index.to(tl.int64) * C.DV, mask_r, C.DV, C.BLOCK_V)
     tl.store(lse_ptr + index, peak * unit + tl.log2(total), mask=mask_r)

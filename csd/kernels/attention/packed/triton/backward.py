@@ -72,6 +72,7 @@ def _dq_kernel(
 ):
     BLOCK_M: tl.constexpr = C.BLOCK_M
     BLOCK_D: tl.constexpr = C.BLOCK_D
+    PRECISION: tl.constexpr = C.PRECISION
     tile = tl.program_id(0)
     kv = tl.program_id(1)
     rows = _tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
@@ -81,12 +82,12 @@ def _dq_kernel(
         block = tl.load(work.visits + tile * B + i)
         keys = _block_keys(operands, layout, work, block, kv, R, DTYPE, C)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(rows.q, keys.k, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(rows.q, keys.k, scale, cap, C)
         seen = _sees(work, rows, keys, 1)
         weight, slope = _weights(score, lse[:, None], seen, scale, cap, C.CAP)
-        dweight = tl.dot(grad, tl.trans(keys.v), input_precision=C.PRECISION)
+        dweight = tl.dot(grad, tl.trans(keys.v), input_precision=PRECISION)
         dscore = weight * (dweight - delta[:, None]) * slope
-        dq = tl.dot(dscore.to(DTYPE), keys.k, dq, input_precision=C.PRECISION)
+        dq = tl.dot(dscore.to(DTYPE), keys.k, dq, input_precision=PRECISION)
     _store_heads(dq_ptr, dq * factor, rows.index * C.D, rows.mask, C.D, BLOCK_D)
 
 
@@ -113,6 +114,7 @@ def _dkv_kernel(
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
     BLOCK_V: tl.constexpr = C.BLOCK_V
+    PRECISION: tl.constexpr = C.PRECISION
     block = tl.program_id(0)
     kv = tl.program_id(1)
     part = tl.program_id(2)
@@ -126,13 +128,13 @@ def _dkv_kernel(
         rows = _tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
         grad, lse, delta = _gradients(operands, rows, DTYPE, C)
         # [BLOCK_N, BLOCK_M]
-        score = _scores(keys.k, rows.q, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(keys.k, rows.q, scale, cap, C)
         seen = _sees(work, rows, keys, 0) & rows.mask[None, :]
         weight, slope = _weights(score, lse[None, :], seen, scale, cap, C.CAP)
-        dv = tl.dot(weight.to(DTYPE), grad, dv, input_precision=C.PRECISION)
-        dweight = tl.dot(keys.v, tl.trans(grad), input_precision=C.PRECISION)
+        dv = tl.dot(weight.to(DTYPE), grad, dv, input_precision=PRECISION)
+        dweight = tl.dot(keys.v, tl.trans(grad), input_precision=PRECISION)
         dscore = weight * (dweight - delta[None, :]) * slope
-        dk = tl.dot(dscore.to(DTYPE), rows.q, dk, input_precision=C.PRECISION)
+        dk = tl.dot(dscore.to(DTYPE), rows.q, dk, input_precision=PRECISION)
     dk_ptr += part.to(tl.int64) * R * (K * D)
     dv_ptr += part.to(tl.int64) * R * (K * DV)
     _store_heads(dk_ptr, dk * factor, keys.index * D, keys.mask, D, BLOCK_D)

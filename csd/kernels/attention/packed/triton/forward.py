@@ -107,9 +107,9 @@ def _packed_attention_kernel(
         block = tl.load(work.visits + tile * B + i)
         keys = _block_keys(operands, layout, work, block, kv, R, DTYPE, C)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(rows.q, keys.k, scale, cap, C.CAP, C.PRECISION)
+        score = _scores(rows.q, keys.k, scale, cap, C)
         score = tl.where(_sees(work, rows, keys, 1), score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, keys.v, unit, C.PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, keys.v, unit, C)
     # rows of no tile have no key
     total = tl.where(total > 0.0, total, 1.0)
     index, mask = rows.index, rows.mask

@@ -31,7 +31,7 @@ class TileRows(NamedTuple):
     head: tl.tensor  # [BLOCK_M]
     index: tl.tensor  # [BLOCK_M] int64, of the head among all rows' heads
     mask: tl.tensor  # [BLOCK_M]
-    since: tl.tensor  # [BLOCK_M], first position that it attends to if the work list has them
+    since: tl.tensor  # [BLOCK_M], first position that it attends to; unused without a window
     q: tl.tensor  # [BLOCK_M, BLOCK_D]
 
 
@@ -42,7 +42,7 @@ class BlockKeys(NamedTuple):
     index: tl.tensor  # [BLOCK_N] int64, of the head among all keys' heads
     mask: tl.tensor  # [BLOCK_N]
     end: tl.tensor  # [BLOCK_N]
-    position: tl.tensor  # [BLOCK_N], if the work list has first positions
+    position: tl.tensor  # [BLOCK_N]; unused without first positions in the work list
     k: tl.tensor  # [BLOCK_N, BLOCK_D]
     v: tl.tensor  # [BLOCK_N, BLOCK_V]
 
