@@ -38,10 +38,22 @@ from csd.kernels.attention.triton.exact_plan import (
     plan_exact_ref,
     plan_exact_triton,
 )
-from csd.kernels.attention.triton.kernel import Operands, _add_keys, _scores, _tokens
 from csd.kernels.attention.triton.launch import DTYPES, Partials, attention_arguments
-from csd.kernels.attention.triton.merge import _sinks
+from csd.kernels.attention.triton.merge import _add_partial, _sinks
 from csd.kernels.attention.triton.plan import programs_for
+from csd.kernels.attention.triton.tile import (
+    Operands,
+    Tile,
+    _add_keys,
+    _heads,
+    _no_keys,
+    _packed_rows,
+    _page_scores,
+    _put_partial,
+    _scores,
+    _segment,
+    _store_heads,
+)
 from csd.state.record import check_tensor
 
 __all__ = [
@@ -55,93 +67,40 @@ __all__ = [
 
 
 @triton.jit
-def _attend_segment(
-    operands,
-    work,
-    results,
-    segment,
-    table_ptr,
-    limit,
-    packed,
-    kv,
-    q_stride,
-    scale,
-    cap,
-    DTYPE: tl.constexpr,
-    C: tl.constexpr,
-):
-    """Writes the partial result of a segment for BLOCK_R packed rows of its tile, from `packed` on.
+def _attend_segment(tile, limit, packed, DTYPE: tl.constexpr, C: tl.constexpr):
+    """Writes the partial result of a segment for BLOCK_M packed rows of its tile, from `packed` on.
 
     limit: tokens of a prompt; -1 for a slot, where each row has its own limit.
     """
-    o_ptr, lse_ptr = results
-    first, rows, low, high, base = segment
-    EACH: tl.constexpr = C.H // C.K
-    BLOCK_R: tl.constexpr = C.BLOCK_M
+    work, low, high = tile.work, tile.segment.low, tile.segment.high
+    BLOCK_M: tl.constexpr = C.BLOCK_M
     BLOCK_N: tl.constexpr = C.BLOCK_N
-    BLOCK_D: tl.constexpr = C.BLOCK_D
-    BLOCK_V: tl.constexpr = C.BLOCK_V
-    PRECISION: tl.constexpr = C.PRECISION
     SUBS: tl.constexpr = C.PAGE // BLOCK_N
-    # [BLOCK_R]
-    offs_r = packed + tl.arange(0, BLOCK_R)
-    mask_r = offs_r < rows * EACH
-    row = first + offs_r // EACH
-    head = kv * EACH + offs_r % EACH
+    offs_r, mask_r, row, q = _packed_rows(tile, packed, BLOCK_M, DTYPE, C)
+    acc, peak, total = _no_keys(BLOCK_M, C.BLOCK_V)
     own = tl.load(work.row + row * 6 + 2, mask=mask_r & (limit < 0), other=0)
-    # [BLOCK_R, 1]: end of the tokens that a row attends to
+    # [BLOCK_M, 1]: end of the tokens that a row attends to
     sees = tl.where(limit < 0, own, limit)[:, None]
     last_end = tl.max(sees)
     if work.first is not None:
-        # [BLOCK_R, 1]: the first token that it attends to
+        # [BLOCK_M, 1]: the first token that it attends to
         part = (limit < 0).to(tl.int32)
         since = tl.load(work.first + row * 2 + part, mask=mask_r, other=0)[:, None]
-    # [BLOCK_D]
-    offs_d = tl.arange(0, BLOCK_D)
-    mask_d = offs_d < C.D
-    # [BLOCK_V]
-    offs_v = tl.arange(0, BLOCK_V)
-    mask_v = offs_v < C.DV
-    # [BLOCK_N]
-    offs_n = tl.arange(0, BLOCK_N)
-    # [BLOCK_R, BLOCK_D]
-    q = tl.load(
-        operands.q + row[:, None].to(tl.int64) * q_stride + head[:, None] * C.D + offs_d[None, :],
-        mask=mask_r[:, None] & mask_d[None, :],
-        other=0.0,
-    ).to(DTYPE)
-    acc = tl.zeros([BLOCK_R, BLOCK_V], tl.float32)
-    peak = tl.full([BLOCK_R], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_R], tl.float32)
     # with a cap the scores are scaled already
-    unit = 1.0 if C.CAP else scale
+    unit = 1.0 if C.CAP else tile.scale
     end = high * SUBS
-    # the page of the next step is loaded a step ahead, so that its latency is not in the loop
-    page = tl.load(table_ptr + low)
+    page = tl.load(tile.segment.table_ptr + low)
     for i in range(low * SUBS, end):
-        token = i * BLOCK_N + offs_n
+        # [BLOCK_N]
+        token = i * BLOCK_N + tl.arange(0, BLOCK_N)
         # tokens that no row attends to may be NaN, and 0 * NaN is not 0
-        mask_n = token < last_end
-        start = page.to(tl.int64) * C.PAGE + (i % SUBS) * BLOCK_N
-        page = tl.load(table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
-        k = _tokens(operands.k_pages, start, kv, offs_n, mask_n, C.K, C.D, BLOCK_D, DTYPE)
-        v = _tokens(operands.v_pages, start, kv, offs_n, mask_n, C.K, C.DV, BLOCK_V, DTYPE)
-        # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
+        score, v, page = _page_scores(tile, q, page, i, end, token < last_end, DTYPE, C)
         seen = token[None, :] < sees
         if work.first is not None:
             seen &= token[None, :] >= since
         score = tl.where(seen, score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
-
-    total = tl.where(total > 0.0, total, 1.0)
-    index = base + offs_r
-    tl.store(
-        o_ptr + index[:, None].to(tl.int64) * C.DV + offs_v[None, :],
-        acc * (1.0 / total)[:, None],
-        mask=mask_r[:, None] & mask_v[None, :],
-    )
-    tl.store(lse_ptr + index, peak * unit + tl.log2(total), mask=mask_r)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C)
+    _put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C)
 
 
 @triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows", "programs"])
@@ -166,56 +125,19 @@ def _pages_kernel(
     BLOCK_M: tl.constexpr = C.BLOCK_M
     # neighbouring programs read neighbouring heads of the same tokens
     kv = tl.program_id(0) % K
-    o_ptr = partials.o + kv.to(tl.int64) * partial_rows * C.DV
-    lse_ptr = partials.lse + kv.to(tl.int64) * partial_rows
+    before = kv.to(tl.int64) * partial_rows
+    results = (partials.o + before * C.DV, partials.lse + before)
     count = tl.load(work.total)
     for w in range(tl.program_id(0) // K, count, programs):
-        first = tl.load(work.segment + w * 6)
-        rows = tl.load(work.segment + w * 6 + 1)
-        source = tl.load(work.segment + w * 6 + 2)
-        low = tl.load(work.segment + w * 6 + 3)
-        high = tl.load(work.segment + w * 6 + 4)
-        base = tl.load(work.segment + w * 6 + 5)
+        segment = _segment(layout, work, w, G, prompt_width, slot_width)
+        source = segment.source
         limit = tl.load(layout.prompt_len + source, mask=source < G, other=-1)
-        if source >= G:
-            table_ptr = layout.slot_pages + (source - G).to(tl.int64) * slot_width
-        else:
-            table_ptr = layout.prompt_pages + source.to(tl.int64) * prompt_width
-        results = (o_ptr, lse_ptr)
-        segment = (first, rows, low, high, base)
+        tile = Tile(operands, layout, work, results, strides, segment, kv, scale, cap)
         if BLOCK_M < C.PAGE:
-            for packed in range(0, rows * EACH, BLOCK_M):
-                _attend_segment(
-                    operands,
-                    work,
-                    results,
-                    segment,
-                    table_ptr,
-                    limit,
-                    packed,
-                    kv,
-                    strides.q,
-                    scale,
-                    cap,
-                    DTYPE,
-                    C,
-                )
+            for packed in range(0, segment.rows * EACH, BLOCK_M):
+                _attend_segment(tile, limit, packed, DTYPE, C)
         else:
-            _attend_segment(
-                operands,
-                work,
-                results,
-                segment,
-                table_ptr,
-                limit,
-                0,
-                kv,
-                strides.q,
-                scale,
-                cap,
-                DTYPE,
-                C,
-            )
+            _attend_segment(tile, limit, 0, DTYPE, C)
 
 
 @triton.jit(do_not_specialize=["M", "partial_rows", "prompt_cuts"])
@@ -235,33 +157,19 @@ def _tail_kernel(
     DTYPE: tl.constexpr,
     C: tl.constexpr,  # BLOCK_M: rows of a KV head's queries
 ):
-    H: tl.constexpr = C.H
     K: tl.constexpr = C.K
     D: tl.constexpr = C.D
     DV: tl.constexpr = C.DV
-    EACH: tl.constexpr = H // K
+    EACH: tl.constexpr = C.H // K
     BLOCK_E: tl.constexpr = C.BLOCK_M
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
     BLOCK_V: tl.constexpr = C.BLOCK_V
-    PRECISION: tl.constexpr = C.PRECISION
     row = tl.program_id(0).to(tl.int64)
     kv = tl.program_id(1).to(tl.int64)
     # [BLOCK_E]
     offs_e = tl.arange(0, BLOCK_E)
     mask_e = offs_e < EACH
-    # [BLOCK_D]
-    offs_d = tl.arange(0, BLOCK_D)
-    mask_d = offs_d < D
-    # [BLOCK_E, BLOCK_D]
-    offs = offs_e[:, None] * D + offs_d[None, :]
-    mask = mask_e[:, None] & mask_d[None, :]
-    # [BLOCK_V]
-    offs_v = tl.arange(0, BLOCK_V)
-    mask_v = offs_v < DV
-    # [BLOCK_E, BLOCK_V]
-    offs_o = offs_e[:, None] * DV + offs_v[None, :]
-    mask_o = mask_e[:, None] & mask_v[None, :]
     acc = tl.zeros([BLOCK_E, BLOCK_V], tl.float32)
     peak, total = _sinks(sinks_ptr, kv * EACH + offs_e, mask_e)
     for part in tl.static_range(2):
@@ -269,20 +177,13 @@ def _tail_kernel(
         begin = first + tl.load(work.row + row * 6 + 4 + part)
         for i in range(begin, first + tl.load(work.row + row * 6 + part)):
             # a loop over cuts, not a block of offsets, so that nothing is reduced over cuts
-            index = kv * partial_rows + (i * M + row) * EACH
-            lse = tl.load(partials.lse + index + offs_e, mask=mask_e, other=float("-inf"))
-            o = tl.load(partials.o + index * DV + offs_o, mask=mask_o, other=0.0)
-            top = tl.maximum(peak, lse)
-            # a finite pivot keeps rows without a key so far from computing -inf - -inf
-            pivot = tl.where(top == float("-inf"), 0.0, top)
-            shrink = tl.exp2(peak - pivot)
-            weight = tl.exp2(lse - pivot)
-            acc = acc * shrink[:, None] + o * weight[:, None]
-            total = total * shrink + weight
-            peak = top
+            index = kv * partial_rows + (i * M + row) * EACH + offs_e
+            acc, peak, total = _add_partial(
+                acc, peak, total, partials.lse, partials.o, index, mask_e, DV, BLOCK_V
+            )
 
-    head = operands.q + row * strides.q + kv * (EACH * D)
-    q = tl.load(head + offs, mask=mask, other=0.0).to(DTYPE)
+    at = row * strides.q + (kv * EACH + offs_e) * D
+    q = _heads(operands.q, at, mask_e, D, BLOCK_D, DTYPE)
     length = tl.load(work.row + row * 6 + 3)
     if work.first is not None:
         # index of the first of the tail's keys that the row attends to
@@ -291,34 +192,28 @@ def _tail_kernel(
         # [BLOCK_N]
         t = j + tl.arange(0, BLOCK_N)
         key_index = tl.load(work.tail + row * TAIL + t, mask=t < length, other=-1).to(tl.int64)
-        # [BLOCK_N, 1]
-        is_node, is_old = (key_index < -1)[:, None], (key_index >= 0)[:, None]
-        old, new = (key_index * K + kv)[:, None], (-2 - key_index)[:, None]
-        # [BLOCK_N, BLOCK_D]
-        mask_old, mask_new = is_old & mask_d[None, :], is_node & mask_d[None, :]
-        offs_node = new * strides.node + kv * D + offs_d[None, :]
-        k = tl.load(operands.k_pages + (old * D + offs_d[None, :]), mask=mask_old, other=0.0)
-        fresh = tl.load(operands.node_k + offs_node, mask=mask_new, other=0.0)
-        k = tl.where(is_node, fresh, k).to(DTYPE)
-        # [BLOCK_N, BLOCK_V]
-        mask_old, mask_new = is_old & mask_v[None, :], is_node & mask_v[None, :]
-        offs_node = new * strides.node_v + kv * DV + offs_v[None, :]
-        v = tl.load(operands.v_pages + (old * DV + offs_v[None, :]), mask=mask_old, other=0.0)
-        fresh = tl.load(operands.node_v + offs_node, mask=mask_new, other=0.0)
-        v = tl.where(is_node, fresh, v).to(DTYPE)
+        is_node, is_old = key_index < -1, key_index >= 0
+        old, new = key_index * K + kv, -2 - key_index
+        # [BLOCK_N, ..]
+        k = _heads(operands.k_pages, old * D, is_old, D, BLOCK_D, DTYPE)
+        fresh = _heads(operands.node_k, new * strides.node + kv * D, is_node, D, BLOCK_D, DTYPE)
+        k = tl.where(is_node[:, None], fresh, k)
+        v = _heads(operands.v_pages, old * DV, is_old, DV, BLOCK_V, DTYPE)
+        fresh = _heads(operands.node_v, new * strides.node_v + kv * DV, is_node, DV, BLOCK_V, DTYPE)
+        v = tl.where(is_node[:, None], fresh, v)
         # [BLOCK_E, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
+        score = _scores(q, k, scale, cap, C)
         if not C.CAP:
             score = score * scale
         seen = t < length
         if work.first is not None:
             seen &= t >= since
         score = tl.where(seen[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, PRECISION)
+        acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, C)
 
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    out = out_ptr + (row * K + kv) * EACH * DV + offs_o
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask_o)
+    index = (row * K + kv) * EACH + offs_e
+    _store_heads(out_ptr, acc, index * DV, mask_e, DV, BLOCK_V)
 
 
 # keys of a tail that are read at once

@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 
 from csd.kernels.attention.layout import TreeLayout, Work
-from csd.kernels.attention.triton.kernel import Operands, Tiles, _tree_attention_kernel
+from csd.kernels.attention.triton.kernel import _tree_attention_kernel
 from csd.kernels.attention.triton.merge import merge_partials_triton
 from csd.kernels.attention.triton.plan import plan_attention_triton, tile_rows
+from csd.kernels.attention.triton.tile import Operands, Tiles
 from csd.kernels.common.gpu import Chip, chip_of
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}

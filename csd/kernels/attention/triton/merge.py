@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from csd.kernels.attention.triton.tile import _heads, _store_heads
 from csd.kernels.common.operator import operator
 from csd.state.record import check_tensor
 
@@ -54,6 +55,21 @@ def _sinks(sinks_ptr, head, mask):
         return sink * 1.4426950408889634, tl.full(head.shape, 1.0, tl.float32)
 
 
+@triton.jit
+def _add_partial(
+    acc, peak, total, lse_ptr, o_ptr, index, mask, D: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Adds partial results `index` [R] to acc [R, BLOCK_D], peak [R] and total [R]."""
+    lse = tl.load(lse_ptr + index, mask=mask, other=float("-inf"))
+    o = _heads(o_ptr, index * D, mask, D, BLOCK_D, tl.float32)
+    top = tl.maximum(peak, lse)
+    # a finite pivot keeps rows without a key so far from computing -inf - -inf
+    pivot = tl.where(top == float("-inf"), 0.0, top)
+    shrink = tl.exp2(peak - pivot)
+    weight = tl.exp2(lse - pivot)
+    return acc * shrink[:, None] + o * weight[:, None], top, total * shrink + weight
+
+
 @triton.jit(do_not_specialize=["partial_rows"])
 def _merge_partials_kernel(
     o_ptr,  # [K, R, D] float32
@@ -74,29 +90,19 @@ def _merge_partials_kernel(
     # [BLOCK_E]
     offs_e = tl.arange(0, BLOCK_E)
     mask_e = offs_e < EACH
-    # [BLOCK_E, BLOCK_D]
-    offs = offs_e[:, None] * D + tl.arange(0, BLOCK_D)[None, :]
-    mask = mask_e[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
     acc = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
     peak, total = _sinks(sinks_ptr, kv * EACH + offs_e, mask_e)
     for part in tl.static_range(2):
         first = kv * partial_rows + tl.load(merge_ptr + row * 4 + 2 * part)
         for i in range(tl.load(merge_ptr + row * 4 + 2 * part + 1)):
             # a loop over splits, not a block of offsets, so that nothing is reduced over splits
-            index = first + i * STRIDE
-            lse = tl.load(lse_ptr + index + offs_e, mask=mask_e, other=float("-inf"))
-            o = tl.load(o_ptr + index * D + offs, mask=mask, other=0.0)
-            top = tl.maximum(peak, lse)
-            # a finite pivot keeps rows without a key so far from computing -inf - -inf
-            pivot = tl.where(top == float("-inf"), 0.0, top)
-            shrink = tl.exp2(peak - pivot)
-            weight = tl.exp2(lse - pivot)
-            acc = acc * shrink[:, None] + o * weight[:, None]
-            total = total * shrink + weight
-            peak = top
+            index = first + i * STRIDE + offs_e
+            acc, peak, total = _add_partial(
+                acc, peak, total, lse_ptr, o_ptr, index, mask_e, D, BLOCK_D
+            )
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    out = out_ptr + (row * K + kv) * EACH * D + offs
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
+    index = (row * K + kv) * EACH + offs_e
+    _store_heads(out_ptr, acc, index * D, mask_e, D, BLOCK_D)
 
 
 def merge_partials_triton(

@@ -17,11 +17,6 @@ import triton.language as tl
 from csd.kernels.attention.packed.layout import PackedLayout
 from csd.kernels.attention.packed.reference import grad_of_sinks
 from csd.kernels.attention.packed.triton.forward import (
-    LOG2E,
-    Operands,
-    _heads,
-    _sees,
-    _store_heads,
     check_call,
     constants,
     packed_attention_triton,
@@ -29,8 +24,15 @@ from csd.kernels.attention.packed.triton.forward import (
     scales,
     tile_sizes,
 )
-from csd.kernels.attention.triton.kernel import _scores
+from csd.kernels.attention.packed.triton.tile import (
+    Operands,
+    _block_keys,
+    _gradients,
+    _sees,
+    _tile_rows,
+)
 from csd.kernels.attention.triton.launch import DTYPES
+from csd.kernels.attention.triton.tile import _scores, _store_heads
 from csd.kernels.common.gpu import KIB, chip_of, programs_of
 
 # most parts of the tiles of a block: each has gradients of all keys in memory
@@ -68,53 +70,25 @@ def _dq_kernel(
     DTYPE: tl.constexpr,
     C: tl.constexpr,
 ):
-    H: tl.constexpr = C.H
-    K: tl.constexpr = C.K
-    D: tl.constexpr = C.D
-    DV: tl.constexpr = C.DV
-    EACH: tl.constexpr = H // K
     BLOCK_M: tl.constexpr = C.BLOCK_M
-    BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
-    BLOCK_V: tl.constexpr = C.BLOCK_V
     PRECISION: tl.constexpr = C.PRECISION
     tile = tl.program_id(0)
     kv = tl.program_id(1)
-    # [BLOCK_M]
-    offs_m = tl.arange(0, BLOCK_M)
-    row = tile * ROWS + offs_m // EACH
-    head = kv * EACH + offs_m % EACH
-    mask_m = (offs_m < ROWS * EACH) & (row < R)
-    # [BLOCK_N]
-    offs_n = tl.arange(0, BLOCK_N)
-    # [BLOCK_M, ..]
-    q = _heads(operands.q, row, head, mask_m, H, D, BLOCK_D, DTYPE)
-    grad = _heads(operands.grad, row, head, mask_m, H, DV, BLOCK_V, DTYPE)
-    index = row.to(tl.int64) * H + head
-    lse = tl.load(operands.lse + index, mask=mask_m, other=0.0)[:, None] * LOG2E
-    delta = tl.load(operands.delta + index, mask=mask_m, other=0.0)[:, None]
-    since = None
-    if work.first is not None:
-        since = tl.load(work.first + row, mask=mask_m, other=0)[:, None]
+    rows = _tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
+    grad, lse, delta = _gradients(operands, rows, DTYPE, C)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for i in range(0, tl.load(work.visit_count + tile)):
-        key = tl.load(work.visits + tile * B + i) * BLOCK_N + offs_n
-        mask_n = key < R
-        end = tl.load(layout.end + key, mask=mask_n, other=0)
-        position = end
-        if work.first is not None:
-            position = tl.load(layout.position + key, mask=mask_n, other=0)
-        # [BLOCK_N, ..]
-        k = _heads(operands.k, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
-        v = _heads(operands.v, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
+        block = tl.load(work.visits + tile * B + i)
+        keys = _block_keys(operands, layout, work, block, kv, R, DTYPE, C)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
-        seen = _sees(row[:, None], since, key[None, :], end[None, :], position[None, :])
-        weight, slope = _weights(score, lse, seen, scale, cap, C.CAP)
-        dweight = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
-        dscore = weight * (dweight - delta) * slope
-        dq = tl.dot(dscore.to(DTYPE), k, dq, input_precision=PRECISION)
-    _store_heads(dq_ptr, dq * factor, row, head, mask_m, H, D, BLOCK_D)
+        score = _scores(rows.q, keys.k, scale, cap, C)
+        seen = _sees(work, rows, keys, 1)
+        weight, slope = _weights(score, lse[:, None], seen, scale, cap, C.CAP)
+        dweight = tl.dot(grad, tl.trans(keys.v), input_precision=PRECISION)
+        dscore = weight * (dweight - delta[:, None]) * slope
+        dq = tl.dot(dscore.to(DTYPE), keys.k, dq, input_precision=PRECISION)
+    _store_heads(dq_ptr, dq * factor, rows.index * C.D, rows.mask, C.D, BLOCK_D)
 
 
 @triton.jit
@@ -134,12 +108,9 @@ def _dkv_kernel(
     DTYPE: tl.constexpr,
     C: tl.constexpr,
 ):
-    H: tl.constexpr = C.H
     K: tl.constexpr = C.K
     D: tl.constexpr = C.D
     DV: tl.constexpr = C.DV
-    EACH: tl.constexpr = H // K
-    BLOCK_M: tl.constexpr = C.BLOCK_M
     BLOCK_N: tl.constexpr = C.BLOCK_N
     BLOCK_D: tl.constexpr = C.BLOCK_D
     BLOCK_V: tl.constexpr = C.BLOCK_V
@@ -147,47 +118,27 @@ def _dkv_kernel(
     block = tl.program_id(0)
     kv = tl.program_id(1)
     part = tl.program_id(2)
-    # [BLOCK_M]
-    offs_m = tl.arange(0, BLOCK_M)
-    head = kv * EACH + offs_m % EACH
-    # [BLOCK_N]
-    key = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask_n = key < R
-    # [BLOCK_N, ..]
-    k = _heads(operands.k, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
-    v = _heads(operands.v, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
-    end = tl.load(layout.end + key, mask=mask_n, other=0)[:, None]
-    position = end
-    if work.first is not None:
-        position = tl.load(layout.position + key, mask=mask_n, other=0)[:, None]
+    keys = _block_keys(operands, layout, work, block, kv, R, DTYPE, C)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
     count = tl.load(work.reader_count + block)
     each_part = tl.cdiv(count, parts)
     for i in range(part * each_part, tl.minimum((part + 1) * each_part, count)):
-        row = tl.load(work.readers + block * T + i) * ROWS + offs_m // EACH
-        mask_m = (offs_m < ROWS * EACH) & (row < R)
-        # [BLOCK_M, ..]
-        q = _heads(operands.q, row, head, mask_m, H, D, BLOCK_D, DTYPE)
-        grad = _heads(operands.grad, row, head, mask_m, H, DV, BLOCK_V, DTYPE)
-        index = row.to(tl.int64) * H + head
-        lse = tl.load(operands.lse + index, mask=mask_m, other=0.0)[None, :] * LOG2E
-        delta = tl.load(operands.delta + index, mask=mask_m, other=0.0)[None, :]
-        since = None
-        if work.first is not None:
-            since = tl.load(work.first + row, mask=mask_m, other=0)[None, :]
+        tile = tl.load(work.readers + block * T + i)
+        rows = _tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
+        grad, lse, delta = _gradients(operands, rows, DTYPE, C)
         # [BLOCK_N, BLOCK_M]
-        score = _scores(k, q, scale, cap, C.CAP, PRECISION)
-        seen = _sees(row[None, :], since, key[:, None], end, position) & mask_m[None, :]
-        weight, slope = _weights(score, lse, seen, scale, cap, C.CAP)
+        score = _scores(keys.k, rows.q, scale, cap, C)
+        seen = _sees(work, rows, keys, 0) & rows.mask[None, :]
+        weight, slope = _weights(score, lse[None, :], seen, scale, cap, C.CAP)
         dv = tl.dot(weight.to(DTYPE), grad, dv, input_precision=PRECISION)
-        dweight = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
-        dscore = weight * (dweight - delta) * slope
-        dk = tl.dot(dscore.to(DTYPE), q, dk, input_precision=PRECISION)
+        dweight = tl.dot(keys.v, tl.trans(grad), input_precision=PRECISION)
+        dscore = weight * (dweight - delta[None, :]) * slope
+        dk = tl.dot(dscore.to(DTYPE), rows.q, dk, input_precision=PRECISION)
     dk_ptr += part.to(tl.int64) * R * (K * D)
     dv_ptr += part.to(tl.int64) * R * (K * DV)
-    _store_heads(dk_ptr, dk * factor, key, kv, mask_n, K, D, BLOCK_D)
-    _store_heads(dv_ptr, dv, key, kv, mask_n, K, DV, BLOCK_V)
+    _store_heads(dk_ptr, dk * factor, keys.index * D, keys.mask, D, BLOCK_D)
+    _store_heads(dv_ptr, dv, keys.index * DV, keys.mask, DV, BLOCK_V)
 
 
 def packed_attention_backward_triton(

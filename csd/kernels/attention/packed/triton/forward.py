@@ -12,8 +12,16 @@ import triton
 import triton.language as tl
 
 from csd.kernels.attention.packed.layout import PackedLayout
-from csd.kernels.attention.triton.kernel import Tiles, _add_keys, _scores
+from csd.kernels.attention.packed.triton.tile import (
+    LN2,
+    LOG2E,
+    Operands,
+    _block_keys,
+    _sees,
+    _tile_rows,
+)
 from csd.kernels.attention.triton.launch import DTYPES
+from csd.kernels.attention.triton.tile import Tiles, _add_keys, _no_keys, _scores, _store_heads
 from csd.kernels.common.gpu import Chip, chip_of
 
 
@@ -73,66 +81,6 @@ def _listed(pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return order.int().contiguous(), pairs.sum(1, dtype=torch.int32)
 
 
-LOG2E = tl.constexpr(math.log2(math.e))
-LN2 = tl.constexpr(math.log(2))
-
-
-@triton.jit
-def _heads(
-    x_ptr,
-    row,
-    head,
-    mask,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """[N, BLOCK_D]: heads of rows of x [R, H, D], 0 where masked; row, head and mask are [N]."""
-    # [BLOCK_D]
-    offs_d = tl.arange(0, BLOCK_D)
-    offs = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
-    if BLOCK_D == D:
-        x = tl.load(x_ptr + offs, mask=mask[:, None], other=0.0)
-    else:
-        x = tl.load(x_ptr + offs, mask=mask[:, None] & (offs_d < D)[None, :], other=0.0)
-    return x.to(DTYPE)
-
-
-@triton.jit
-def _store_heads(
-    x_ptr, x, row, head, mask, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """Writes x [N, BLOCK_D] to the heads of rows; the reverse of `_heads`."""
-    # [BLOCK_D]
-    offs_d = tl.arange(0, BLOCK_D)
-    offs = (row.to(tl.int64) * H + head)[:, None] * D + offs_d[None, :]
-    tl.store(x_ptr + offs, x.to(x_ptr.dtype.element_ty), mask=mask[:, None] & (offs_d < D)[None, :])
-
-
-@triton.jit
-def _sees(row, since, key, end, position):
-    """True where a row attends to a key; all are of shapes that broadcast to the tile's.
-
-    end, position: of the key. since: first position that the row attends to, or None.
-    """
-    seen = (key <= row) & (row < end)
-    if since is not None:
-        seen &= position >= since
-    return seen
-
-
-class Operands(NamedTuple):
-    """Operands of the packed attention, and of its gradients."""
-
-    q: torch.Tensor  # [R, H, D]
-    k: torch.Tensor  # [R, K, D]
-    v: torch.Tensor  # [R, K, DV]
-    grad: torch.Tensor | None = None  # [R, H, DV]
-    lse: torch.Tensor | None = None  # [R, H] float32
-    delta: torch.Tensor | None = None  # [R, H] float32
-
-
 @triton.jit
 def _packed_attention_kernel(
     operands,
@@ -149,62 +97,32 @@ def _packed_attention_kernel(
     DTYPE: tl.constexpr,
     C: tl.constexpr,
 ):
-    H: tl.constexpr = C.H
-    K: tl.constexpr = C.K
-    D: tl.constexpr = C.D
-    DV: tl.constexpr = C.DV
-    EACH: tl.constexpr = H // K
-    BLOCK_M: tl.constexpr = C.BLOCK_M
-    BLOCK_N: tl.constexpr = C.BLOCK_N
-    BLOCK_D: tl.constexpr = C.BLOCK_D
-    BLOCK_V: tl.constexpr = C.BLOCK_V
-    PRECISION: tl.constexpr = C.PRECISION
     tile = tl.program_id(0)
     kv = tl.program_id(1)
-    # [BLOCK_M]
-    offs_m = tl.arange(0, BLOCK_M)
-    row = tile * ROWS + offs_m // EACH
-    head = kv * EACH + offs_m % EACH
-    mask_m = (offs_m < ROWS * EACH) & (row < R)
-    # [BLOCK_N]
-    offs_n = tl.arange(0, BLOCK_N)
-    # [BLOCK_M, BLOCK_D]
-    q = _heads(operands.q, row, head, mask_m, H, D, BLOCK_D, DTYPE)
-    since = None
-    if work.first is not None:
-        since = tl.load(work.first + row, mask=mask_m, other=0)[:, None]
+    rows = _tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
     # with a cap the scores are scaled already
     unit = 1.0 if C.CAP else scale
-    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    acc, peak, total = _no_keys(C.BLOCK_M, C.BLOCK_V)
     for i in range(0, tl.load(work.visit_count + tile)):
-        key = tl.load(work.visits + tile * B + i) * BLOCK_N + offs_n
-        mask_n = key < R
-        end = tl.load(layout.end + key, mask=mask_n, other=0)
-        position = end
-        if work.first is not None:
-            position = tl.load(layout.position + key, mask=mask_n, other=0)
-        # [BLOCK_N, ..]
-        k = _heads(operands.k, key, kv, mask_n, K, D, BLOCK_D, DTYPE)
-        v = _heads(operands.v, key, kv, mask_n, K, DV, BLOCK_V, DTYPE)
+        block = tl.load(work.visits + tile * B + i)
+        keys = _block_keys(operands, layout, work, block, kv, R, DTYPE, C)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(q, k, scale, cap, C.CAP, PRECISION)
-        seen = _sees(row[:, None], since, key[None, :], end[None, :], position[None, :])
-        score = tl.where(seen, score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, PRECISION)
+        score = _scores(rows.q, keys.k, scale, cap, C)
+        score = tl.where(_sees(work, rows, keys, 1), score, float("-inf"))
+        acc, peak, total = _add_keys(acc, peak, total, score, keys.v, unit, C)
     # rows of no tile have no key
     total = tl.where(total > 0.0, total, 1.0)
-    lse = tl.where(mask_m, peak * unit, 0.0) + tl.log2(total)
+    index, mask = rows.index, rows.mask
+    lse = tl.where(mask, peak * unit, 0.0) + tl.log2(total)
     weight = 1.0 / total
     if sinks_ptr is not None:
-        sink = tl.load(sinks_ptr + head, mask=mask_m, other=0.0).to(tl.float32) * LOG2E
+        sink = tl.load(sinks_ptr + rows.head, mask=mask, other=0.0).to(tl.float32) * LOG2E
         top = tl.maximum(lse, sink)
         both = top + tl.log2(tl.exp2(lse - top) + tl.exp2(sink - top))
         weight *= tl.exp2(lse - both)
         lse = both
-    _store_heads(out_ptr, acc * weight[:, None], row, head, mask_m, H, DV, BLOCK_V)
-    tl.store(lse_ptr + row.to(tl.int64) * H + head, lse * LN2, mask=mask_m)
+    _store_heads(out_ptr, acc * weight[:, None], index * C.DV, mask, C.DV, C.BLOCK_V)
+    tl.store(lse_ptr + index, lse * LN2, mask=mask)
 
 
 def tile_sizes(chip: Chip, dtype: str, D: int, each: int) -> dict[str, int]:
