@@ -133,6 +133,16 @@ class SizeOptions(TypedDict, total=False):
             check_prefix_cache,
         ),
     ]
+    share_rows: Annotated[
+        bool,
+        Option(
+            True,
+            "whether samples of a prompt share the model's rows while their texts are equal. "
+            "Results do not depend on it, except for rounding where `exact` is false. On a GPU, "
+            "static steps do not share rows yet",
+            check_flag,
+        ),
+    ]
 
 
 class SharedOptions(SizeOptions, LoadingOptions, total=False):

@@ -24,6 +24,8 @@ class Stats:
     call_tokens: int = 0  # tokens of all prompts of the call
     steps: int = 0  # steps in which the prompt had a sample in flight
     sample_steps: int = 0  # the same, summed over samples
+    # rows of the model in its steps; fewer than samples and drafted tokens if samples shared them
+    rows: int = 0
     nodes_proposed: int = 0  # drafted tokens that were verified
     nodes_accepted: int = 0
     accepted: dict[str, int] = field(

@@ -31,7 +31,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def token_logprobs_ref(
-    logits: torch.Tensor,  # [M, V]
+    logits: torch.Tensor,  # [M, V], or [R, V] of the rows of `pool.texts`
     pool: Pool,
     slots: Slots,
     row: torch.Tensor,  # [T] int64, of the pool
@@ -46,7 +46,7 @@ def token_logprobs_ref(
     for block in blocks(len(each)):
         pairs = ((index >= block.start) & (index < block.stop)).nonzero()[:, 0]
         rows, at = each[block], index[pairs] - block.start
-        part = logits[rows]
+        part = logits[pool.row_of(rows)]
         raw[pairs] = raw_logprobs(part, log_sum_ref, at, token[pairs])
         chance, bad[rows] = _chances(part, rows, pool, slots, at, token[pairs])
         greedy = is_greedy(slots, pool.slot[row[pairs]].long())
