@@ -69,18 +69,19 @@ class Pool:
     def rows(self) -> int:
         return self.token.shape[0]
 
-    def row_of(self, node: torch.Tensor) -> torch.Tensor:
-        """Rows of the model that compute the nodes, int64; `node`: pool rows, -1 for none."""
-        if self.texts is None:
-            return node.long()
-        return torch.where(node >= 0, self.texts.row[node.clamp(min=0).long()], -1).long()
-
 
 class Texts(NamedTuple):
     """Distinct texts that a step reads: the rows of the model (`csd/kernels/texts`)."""
 
     rows: Pool  # class trees, of R rows
     row: torch.Tensor  # [M] int32: of the rows, the one that computes each node of the pool
+
+
+def model_row(pool: Pool, node: torch.Tensor) -> torch.Tensor:
+    """Rows of the model that compute nodes of a pool, int64; node: int, -1 for none."""
+    if pool.texts is None:
+        return node.long()
+    return torch.where(node >= 0, pool.texts.row[node.clamp(min=0).long()], -1).long()
 
 
 def rooted(pool: Pool, match: torch.Tensor) -> torch.Tensor:

@@ -127,6 +127,7 @@ class View:
         values: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
         if self.names == _required(self.record):
             return self.record(**values)
+        values |= {f.name: f.default for f in _fields(self.record) if f.default is not MISSING}
         sizes = {f.shape[0]: values[name].shape[0] for name, f in self.fields.items()}
         sizes = {name: sizes[d] for name, d in (("rows", "M"), ("count", "S")) if d in sizes}
         return SimpleNamespace(**values, **sizes)
@@ -160,7 +161,11 @@ def _required(record: Any) -> tuple[str, ...]:
     """Names of a record's fields without a default."""
     if not is_dataclass(record):
         return tuple(declared(record))
-    return tuple(f.name for f in fields(record) if f.default is MISSING)
+    return tuple(f.name for f in _fields(record) if f.default is MISSING)
+
+
+def _fields(record: Any) -> tuple[Any, ...]:
+    return fields(record) if is_dataclass(record) else ()
 
 
 def _namedtuple(name: str, names: tuple[str, ...]) -> Any:

@@ -94,10 +94,10 @@ class Snapshot:
         fields = layout(S, M, A, top, trees)
         shared = None if pool.texts is None else pool.texts.rows.slot_nodes.tolist()
         if more is None:
-            return cls(fields, *tensors, shared)
+            return cls(fields, *tensors, shared=shared)
         extended = [_with(*each) for each in zip(fields, tensors, more, strict=True)]
-        fields, values = (tuple(x) for x in zip(*extended, strict=True))
-        return cls(fields, *values, shared)
+        (of_ints, ints), (of_floats, floats) = extended
+        return cls((of_ints, of_floats), ints, floats, shared)
 
 
 def _with(
@@ -130,14 +130,13 @@ class Record:
     step: int  # number of the step in the call, from 1
     trees: Trees | None  # with drafts=True
     rows: int  # rows of the model that the step ran, padding included
-    # of these, rows of each slot; a row that slots share is one of the first slot's
-    model_rows: list[int]
     # lists [S, A, ..] of `csd.engine.results.logprobs`, by name
     measured: dict[str, list] = field(default_factory=dict)
     # draft_seconds: proposing and inserting, without deferred inserts of previous steps;
     # model_seconds: all other phases. A static step is timed as a whole, all as model_seconds
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
+    shared: list[int] | None = None  # as in `Snapshot`
 
     @classmethod
     def read(
@@ -181,14 +180,19 @@ class Record:
             step=step,
             trees=trees,
             rows=len(got["cost"]) if shared is None else sum(shared),
-            model_rows=got["nodes"] if shared is None else shared,
             measured={name: got[name] for name in MEASURED if name in got},
+            shared=shared,
         )
 
     @property
     def expected(self) -> float:
         """Expected number of accepted drafted tokens, computed from their costs."""
         return sum(map(acceptance, self.costs))
+
+    @property
+    def model_rows(self) -> list[int]:
+        """Rows of the model of each slot; those that slots share are of the first of them."""
+        return self.nodes if self.shared is None else self.shared
 
     @property
     def roots(self) -> int:

@@ -26,7 +26,7 @@ from csd.kernels.states import StepStates, commit_states
 from csd.models.fused.config import ModelSizes, scale_of
 from csd.models.fused.decoder import DecoderLike
 from csd.state.kv_cache import KVCache
-from csd.state.pool import COST_ONE, Pool
+from csd.state.pool import COST_ONE, Pool, model_row
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.utils.phases import KINDS, preparation
@@ -217,9 +217,7 @@ class Step:
             return self.verifier.propose(slots, live_count, most_nodes, budget)
         # rules edit a copy of each node's logits
         most_copies = None if self.changes is None else most_nodes
-        pool = draft_pool(
-            ops, slots, drafter, live_count, classes, most_nodes, most_copies, budget
-        )
+        pool = draft_pool(ops, slots, drafter, live_count, classes, most_nodes, most_copies, budget)
         if self.changes is None or not self.drafting:
             return pool
         max_rows = min(classes + most_nodes, self.cache.rows)
@@ -257,7 +255,7 @@ class Step:
             self.ops.texts.part(self.slots, verdict)
         measured = None
         if self.measures:
-            measured = self.measures.of(logits, pool.row_of(verdict.accept_row), self.static)
+            measured = self.measures.of(logits, model_row(pool, verdict.accept_row), self.static)
         return verdict, Snapshot.of(pool, verdict, (ints, floats), self.top, self.trees, measured)
 
     def commit(self, pool: Pool, verdict: Verdict) -> None:
@@ -267,7 +265,7 @@ class Step:
         """
         cache, accept_row = self.cache, verdict.accept_row
         if pool.texts is not None:
-            accept_row = pool.row_of(accept_row).int()
+            accept_row = model_row(pool, accept_row).int()
         for part in cache.parts:
             self.ops.commit_kv(
                 part.node_k,

@@ -122,7 +122,8 @@ class FollowerStep(LinkedStep):
 
 
 def _vars(x: Pool | Slots) -> dict[str, torch.Tensor]:
-    return {name: getattr(x, name) for name in declared(type(x))}
+    kind: Any = type(x)
+    return {name: getattr(x, name) for name in declared(kind)}
 
 
 def _digest(state: dict[str, torch.Tensor]) -> int | None:

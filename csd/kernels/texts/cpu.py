@@ -122,9 +122,7 @@ def merge(pool: Pool, slots: Slots) -> Pool:
     leaders = leaders[group[leaders].argsort(kind="stable")]
     node, context, chosen = _merge(first, leaders, POOL.arrays(pool))
     S, G = slots.count, slots.group_key.shape[0]
-    out = empty_pool(
-        leaders.size + chosen.size, S, G, pool.context.shape[1], pool.token.device
-    )
+    out = empty_pool(leaders.size + chosen.size, S, G, pool.context.shape[1], pool.token.device)
     zero = np.zeros(S, np.int64)
     fill(leaders, chosen, node, context, zero, group, root_positions(slots), POOL.arrays(out))
     return out
@@ -132,7 +130,7 @@ def merge(pool: Pool, slots: Slots) -> Pool:
 
 @loop
 def _spread(order, first, texts, pool, out, row):
-    """Write the copies of the class trees for the slots in `order` [L], by group, and their rows."""
+    """Write copies of class trees for the slots in `order` [L], by group, and their rows."""
     M = 0
     for s in range(first.shape[0]):
         out.slot_start[s], out.slot_nodes[s] = 0, 0
@@ -148,7 +146,7 @@ def _spread(order, first, texts, pool, out, row):
             out.position[m], out.ancestors[m] = texts.position[t], texts.ancestors[t]
             out.source[m] = texts.source[t]
             out.parent[m] = texts.parent[t] - begin + M if texts.parent[t] >= 0 else -1
-            out.cost[m] = NOT_DRAFTED if j > 0 else 0
+            out.cost[m] = -1 if j > 0 else 0
             for n in range(out.context.shape[1]):
                 out.context[m, n] = texts.context[t, n]
         first_own, own = pool.slot_start[s], pool.slot_nodes[s]
@@ -164,6 +162,9 @@ def _spread(order, first, texts, pool, out, row):
             place[m] = at
             if at >= 0:
                 out.cost[M + at - begin] = pool.cost[m]
+        for m in range(M + 1, M + nodes):
+            if out.cost[m] < 0:
+                out.cost[m] = max(NOT_DRAFTED, out.cost[out.parent[m]])
         M += nodes
 
 

@@ -7,7 +7,7 @@ import torch
 
 from csd.kernels.verify.reference_rows import Draws, log_sum_ref, sample_rows
 from csd.state.filters import is_greedy
-from csd.state.pool import MAX_DEPTH, Pool, rooted
+from csd.state.pool import MAX_DEPTH, Pool, model_row, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, STOP, Verdict
 
@@ -82,7 +82,7 @@ def _sample(logits: torch.Tensor, pool: Pool, slots: Slots) -> Draws:
     M, V = pool.rows, logits.shape[1]
     rows_per_block = max(BLOCK // V, 2) if logits.device.type == "cpu" else max(M, 1)
     blocks = (
-        sample_rows(logits[pool.row_of(part)], part, pool, slots)
+        sample_rows(logits[model_row(pool, part)], part, pool, slots)
         for part in torch.arange(M, device=logits.device).split(rows_per_block)
     )
     return Draws(*(torch.cat(x) for x in zip(*blocks, strict=True)))
@@ -99,7 +99,7 @@ def _raw_logprob(
     """[M]: raw log-probabilities of committed samples; [S] bool: bad slots."""
     rows = accept_row[accept_row >= 0].long()
     raw = torch.zeros_like(log_total)
-    chosen = logits[pool.row_of(rows)]
+    chosen = logits[model_row(pool, rows)]
     of_sample = chosen.gather(1, sample[rows].long()[:, None])[:, 0].to(raw.dtype)
     broken = ~log_total[rows].isfinite()
     raw[rows] = torch.where(broken, torch.nan, of_sample - log_sum_ref(chosen))

@@ -34,7 +34,7 @@ from csd.kernels.verify.reference_rows import rest_draws, sample_rows
 from csd.kernels.verify.token_logprobs import TokenLogprobs, token_logprobs_ref
 from csd.kernels.verify.views import POOL, SLOTS, VERDICT
 from csd.state.filters import is_greedy
-from csd.state.pool import Pool
+from csd.state.pool import Pool, model_row
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, LENGTH, RUNNING, STOP, TOP, Verdict, empty_verdict
 
@@ -262,7 +262,7 @@ class Case:
         whole = entries.wait == WHOLE
         if whole.any():
             row = torch.from_numpy(entries.row[whole])
-            found = sample_rows(self.logits[self.pool.row_of(row)], row, self.pool, self.slots)
+            found = sample_rows(self.logits[model_row(self.pool, row)], row, self.pool, self.slots)
             entries.token[whole], entries.chance[whole] = found.token, found.logprob
             entries.total[whole] = found.log_total
             self.verdict.top_token[row] = found.top_token.int()
@@ -270,7 +270,7 @@ class Case:
         if not whole.all():
             row = torch.from_numpy(entries.row[~whole])
             token, score = rest_draws(
-                self.logits[self.pool.row_of(row)], row, self.pool, self.slots
+                self.logits[model_row(self.pool, row)], row, self.pool, self.slots
             )
             entries.token[~whole] = token
             entries.chance[~whole] = score.numpy() - entries.total[~whole]
