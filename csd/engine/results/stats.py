@@ -141,6 +141,8 @@ def _sentence(stats: Stats) -> Iterator[str]:
         yield f"in {stats.sampling_seconds:.1f} s of sampling,"
         yield f"{stats.tokens_per_second:.0f} per second"
     yield f"and {stats.tokens_per_step:.2f} per step of a sample;"
+    if stats.rows and stats.rows < stats.sample_steps + stats.nodes_proposed:
+        yield f"{stats.rows:,} rows of the model, which equal texts shared;"
     if not stats.nodes_proposed:
         yield "nothing was drafted"
     else:

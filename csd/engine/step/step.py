@@ -194,7 +194,7 @@ class Step:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether samples with equal text share rows.
+        """True if samples with equal text share rows.
 
         Verifiers other than the default one draw other words for them, and a drafter may need the
         rows that it has proposed.
