@@ -32,7 +32,7 @@ from csd.gradient.logprobs import logprobs
 from csd.kernels.backends import NAMES, loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.common.operator import OPERATIONS, load_loops
-from csd.kernels.ops import Ops, exact_triton, reference, triton
+from csd.kernels.ops import Ops, TextOps, exact_triton, reference, triton
 from csd.models.demo import toy
 from csd.models.fused.config import ModelConfig
 from csd.models.load import config_of, load, usable
@@ -213,11 +213,14 @@ def table() -> str:
     """
     backends = {"reference": reference(), "cpu": loops() if compiles() else None}
     backends |= {"triton": triton(), "triton, exact": exact_triton()}
-    steps = [f.name for f in fields(Ops) if f.name not in ("name", "fused", "log_sum")]
+    steps = [f.name for f in fields(Ops) if f.name not in ("name", "fused", "log_sum", "texts")]
     rows = [["operation", *backends], ["---"] * (1 + len(backends))]
     for name in steps:
         run = [None if ops is None else getattr(ops, name) for ops in backends.values()]
         rows.append([name, *_cells(run)])
+    for name in TextOps._fields:
+        run = [ops and ops.texts and getattr(ops.texts, name) for ops in backends.values()]
+        rows.append([f"{name} (texts)", *_cells(run)])
     rows.append(list(PRODUCT))
     for module in pkgutil.walk_packages(csd.kernels.__path__, "csd.kernels."):
         if compiles() or not {"cpu", "cpu_ops", "numba"} & set(module.name.split(".")):

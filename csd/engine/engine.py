@@ -91,7 +91,7 @@ class Engine:
         of_model = ("kernels", "exact", "static", "self_check", *loading)
         drafter, lag = asked["drafter"] or default_of(EngineOptions, "drafter"), asked["lag"]
         self.model = EngineModel(model, **{name: asked[name] for name in of_model})
-        of_caches = ("max_slots", "memory", "prefill_chunk", "prefix_cache")
+        of_caches = ("max_slots", "memory", "prefill_chunk", "prefix_cache", "share_rows")
         self.caches = self._make_caches(**{name: asked[name] for name in of_caches})
         self.step_times = StepTimes(self.model, self.caches)
         self.together = asked["together"]

@@ -122,6 +122,7 @@ class Scheduler:
         stats.sample_steps += 1
         stats.steps += request.index not in seen
         seen.add(request.index)
+        stats.rows += record.model_rows[s]
         stats.nodes_proposed += record.nodes[s] - 1
         for source in live.sources[had:]:
             if source:

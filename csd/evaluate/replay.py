@@ -27,6 +27,7 @@ from csd.graph.history import PastSample
 from csd.graph.registry import make_drafter
 from csd.kernels.common.noise import gumbel, philox_words_ref, prompt_key
 from csd.kernels.ops import reference
+from csd.kernels.texts import merge_ref, part_ref, spread_ref
 from csd.kernels.verify.advance_slots import advance_slots_ref
 from csd.state.pool import MAX_DEPTH, Pool, rooted
 from csd.state.slots import Slots
@@ -88,6 +89,7 @@ class Replayed:
     steps: int = 0  # steps until the last sample ended
     plain_steps: int = 0  # the same without speculation
     nodes: int = 0  # drafted nodes
+    model_rows: int = 0  # rows of the model: roots and nodes, those of equal text once if shared
     rows: list[tuple[int, int]] = field(default_factory=list)  # (live samples, nodes) per step
     sources: list[int] = field(
         default_factory=lambda: [0] * len(SOURCES)
@@ -167,6 +169,7 @@ class Recording:
         slots = Slots.empty(S, 1, T, context)
         slots.live.fill_(True)
         slots.group.fill_(0)
+        slots.leader.fill_(0)
         slots.sample.copy_(torch.arange(S))
         tail = torch.tensor(self.prompt[-context:][::-1], dtype=torch.int32)
         slots.context[:, : tail.shape[0]] = tail
@@ -211,6 +214,7 @@ def replay(
     nodes: int,
     *,
     share: bool = False,
+    share_rows: bool = False,
     progress_penalty: int = 0,
     coupled: bool = True,
     noise: Callable | None = None,
@@ -221,10 +225,11 @@ def replay(
     """Advance `samples` samples in lockstep with `nodes` drafted tokens per live sample and step.
 
     drafter: a drafter as in an engine, without any text in it. share: True if the nodes of ended
-    samples go to the others. progress_penalty: as in `Slots`. coupled: for a trace with `top`,
-    drafts may use the noise that led to the recording, drawn with `seed`, or `noise` in its place.
-    history: past samples of the prompt, if the drafter accepts them. clock: returns the time, for
-    the drafter's seconds.
+    samples go to the others. share_rows: True if samples with equal text share roots and nodes,
+    and walk the trees of all of them (`csd/kernels/texts`). progress_penalty: as in `Slots`.
+    coupled: for a trace with `top`, drafts may use the noise that led to the recording, drawn with
+    `seed`, or `noise` in its place. history: past samples of the prompt, if the drafter accepts
+    them. clock: returns the time, for the drafter's seconds.
     """
     recording = Recording(trace, samples, seed)
     slots = recording.slots(drafter.context)
@@ -248,6 +253,8 @@ def replay(
         start = clock()
         pool = drafter.propose(slots, live + budget, noise)
         result.propose_seconds += clock() - start
+        if share_rows:
+            pool = spread_ref(merge_ref(pool, slots), pool, slots)
         verdict = recording.verdict(pool, slots)
         depth = torch.arange(1, MAX_DEPTH + 1)
         row = verdict.accept_row[:, 1:][depth < verdict.accept_count[:, None]].long()
@@ -259,9 +266,11 @@ def replay(
         result.steps += 1
         result.nodes += drafted
         result.rows.append((live, drafted))
+        result.model_rows += live + drafted if pool.texts is None else pool.texts.rows.rows
         for s in verdict.finish.nonzero()[:, 0].tolist():
             result.ends[s] = result.steps
         advance_slots_ref(slots, verdict)
+        part_ref(slots, verdict)
         start = clock()
         drafter.insert(pool, slots, verdict)
         result.insert_seconds += clock() - start

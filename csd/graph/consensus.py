@@ -182,7 +182,7 @@ def insert_history(
 class ConsensusGraph(StaticDrafter):
     """Drafts from n-grams of a group's prompt and samples, and the target's own probabilities."""
 
-    shares_keys = True
+    shares_keys = inserts_any_pool = True
 
     def __init__(
         self,

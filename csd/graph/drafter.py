@@ -20,6 +20,8 @@ class Drafter:
     context: int = 1  # tokens of context that `Slots` must keep
     # True if groups with different prompts may have one key, and then draft for each other
     shares_keys: bool = False
+    # True if `insert` takes pools with other nodes than those that it has proposed
+    inserts_any_pool: bool = False
     prior_contexts: int = 0  # capacity of each part of its prior's table, 0 without one
     prior_parts: int = 1
 

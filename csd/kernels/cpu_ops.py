@@ -16,12 +16,13 @@ from csd.kernels.layers.cpu.lora import add
 from csd.kernels.numba.isa import instruction, instructions, multiplies
 from csd.kernels.numba.jit import before_compiling
 from csd.kernels.numba.threads import threads
-from csd.kernels.ops import FusedOp, Ops, reference
+from csd.kernels.ops import FusedOp, Ops, TextOps, reference
 from csd.kernels.states.cpu.advance import advance_state
 from csd.kernels.states.cpu.conv import commit_tail, tree_conv
 from csd.kernels.states.cpu.delta_rule import tree_delta_rule, tree_ssm
 from csd.kernels.table.cpu.insert import graph_insert
 from csd.kernels.table.cpu.observe import insert_observed, observe
+from csd.kernels.texts.cpu import merge, part, representatives, spread
 from csd.kernels.verify.cpu.decide import decide
 from csd.kernels.verify.cpu.heads import log_sum
 from csd.kernels.verify.cpu.path import token_logprobs, verify, verify_all
@@ -85,5 +86,6 @@ def ops(dtype: torch.dtype) -> Ops:
         draft_tree=draft_tree,
         observe=observe,
         graph_insert=graph_insert,
+        texts=TextOps(representatives, merge, spread, part),
         fused=fused,
     )

@@ -5,7 +5,7 @@ among them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,6 +33,7 @@ from csd.kernels.states.delta_rule import (
 )
 from csd.kernels.table import graph_insert_ref, graph_insert_triton, insert_observed_triton
 from csd.kernels.table.observe import observe_ref, observe_triton
+from csd.kernels.texts import merge_ref, part_ref, representatives, spread_ref
 from csd.kernels.verify import decide_triton, token_logprobs_triton, verify_ref, verify_triton
 from csd.kernels.verify.advance_slots import advance_slots_ref, advance_slots_triton
 from csd.kernels.verify.reference_rows import log_sum_ref
@@ -51,6 +52,15 @@ class FusedOp:
 
     replaces: tuple[Callable, ...]
     fn: Callable
+
+
+class TextOps(NamedTuple):
+    """Operations on slots with equal text, which share rows of the model (`csd/kernels/texts`)."""
+
+    first: Callable
+    merge: Callable
+    spread: Callable
+    part: Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,8 @@ class Ops:
     tree_ssm: Callable = tree_ssm_ref
     advance_state: Callable = advance_state_ref
     commit_tail: Callable = commit_tail_ref
+    # distinct texts (`csd/kernels/texts`); None: slots with equal text do not share rows
+    texts: "TextOps | None" = None
     log_sum: Callable = log_sum_ref  # of rows of logits, with the bits of `verify`
     prompt_attention: Callable = prompt_attention  # attention of chunks of prompts
     # by name of the method that calls it
@@ -142,6 +154,7 @@ def reference() -> Ops:
         observe=observe_ref,
         graph_insert=graph_insert_ref,
         snapshot=snapshot_ref,
+        texts=TextOps(representatives, merge_ref, spread_ref, part_ref),
     )
 
 

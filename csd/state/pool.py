@@ -7,6 +7,7 @@ last, with slot -1.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -47,6 +48,8 @@ class Pool:
     slot_start: torch.Tensor = tensor("S")  # first row of the slot
     slot_nodes: torch.Tensor = tensor("S")  # rows of the slot, 0 when it is not live
     group_start: torch.Tensor = tensor("G+1")  # row ranges of the groups
+    # rows of the model, if slots with equal text share them; None: every node has its own
+    texts: "Texts | None" = None
 
     @classmethod
     def empty(
@@ -67,6 +70,20 @@ class Pool:
         return self.token.shape[0]
 
 
+class Texts(NamedTuple):
+    """Distinct texts that a step reads: the rows of the model (`csd/kernels/texts`)."""
+
+    rows: Pool  # class trees, of R rows
+    row: torch.Tensor  # [M] int32: of the rows, the one that computes each node of the pool
+
+
+def model_row(pool: Pool, node: torch.Tensor) -> torch.Tensor:
+    """Rows of the model that compute nodes of a pool, int64; node: int, -1 for none."""
+    if pool.texts is None:
+        return node.long()
+    return torch.where(node >= 0, pool.texts.row[node.clamp(min=0).long()], -1).long()
+
+
 def rooted(pool: Pool, match: torch.Tensor) -> torch.Tensor:
     """[M] bool: True for rows that are in `match` [M] together with all of their ancestors."""
     live = pool.slot >= 0
@@ -84,14 +101,16 @@ def path_probability(cost: int) -> float:
 
 
 def acceptance(cost: int) -> float:
-    """Probability that a drafted node of this `Pool.cost` is accepted.
+    """Probability that a drafted node of this `Pool.cost` is accepted, or the number of samples
+    that accept it, if several share the node and their probabilities add up to more than 1.
 
     (p / 0.8)^0.9, at most 1, with p the path probability: fitted to recorded samples
     (docs/experiments/drafting.md, allocation of a step's nodes). p includes a factor 0.8 for each
     level, of which the formula removes one, and a tenth of the others. The probability falls with
     the cost, so it orders nodes as the pool does.
     """
-    return min(1.25 * path_probability(cost), 1.0) ** 0.9
+    probability = path_probability(cost)
+    return probability if probability > 1 else min(1.25 * probability, 1.0) ** 0.9
 
 
 def empty_pool(

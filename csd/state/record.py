@@ -13,7 +13,7 @@ goes as it is into every backend, as a namedtuple of these fields:
 
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from types import SimpleNamespace
@@ -122,11 +122,12 @@ class View:
     def restored(self, tensors: Sequence[torch.Tensor]) -> Any:
         """A record of the view's tensors, with `rows` and `count` for its sizes M and S.
 
-        It is of the record's own class if that has no other fields.
+        It is of the record's own class if that needs no other fields.
         """
         values: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
-        if self.names == tuple(getattr(self.record, "__match_args__", self.names)):
+        if self.names == _required(self.record):
             return self.record(**values)
+        values |= {f.name: f.default for f in _fields(self.record) if f.default is not MISSING}
         sizes = {f.shape[0]: values[name].shape[0] for name, f in self.fields.items()}
         sizes = {name: sizes[d] for name, d in (("rows", "M"), ("count", "S")) if d in sizes}
         return SimpleNamespace(**values, **sizes)
@@ -153,6 +154,18 @@ class View:
                         sizes.setdefault(d, n)
             shape = [_size(d, sizes) for d in dims]
             check_tensor(f"{prefix}{name}", x, shape, f.dtype, device, any_layout=any_layout)
+
+
+@cache
+def _required(record: Any) -> tuple[str, ...]:
+    """Names of a record's fields without a default."""
+    if not is_dataclass(record):
+        return tuple(declared(record))
+    return tuple(f.name for f in _fields(record) if f.default is MISSING)
+
+
+def _fields(record: Any) -> tuple[Any, ...]:
+    return fields(record) if is_dataclass(record) else ()
 
 
 def _namedtuple(name: str, names: tuple[str, ...]) -> Any:

@@ -42,6 +42,8 @@ class Slots(_Filters):
     group: torch.Tensor = tensor("S", fill=-1)  # the group's index, -1 when the slot is free
     key: torch.Tensor = tensor("S", torch.int64)  # Philox key of (seed, prompt)
     sample: torch.Tensor = tensor("S")  # sample index
+    # equal for live slots of a group whose samples have equal tokens so far (`csd/kernels/texts`)
+    leader: torch.Tensor = tensor("S", fill=-1)
     # progress
     generated: torch.Tensor = tensor("S")  # tokens generated; also tokens in the slot's KV cache
     context: torch.Tensor = tensor("S N", fill=-1)  # last tokens, latest first, -1 before them

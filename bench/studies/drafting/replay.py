@@ -53,7 +53,9 @@ def make(name: str, traces: list[Trace], problem) -> object:
     return make_drafter(name, reference(), torch.device("cpu"))
 
 
-def run(name, traces, samples, nodes, share=False, seed=0, others=None) -> list[Replayed]:
+def run(
+    name, traces, samples, nodes, share=False, seed=0, others=None, share_rows=False
+) -> list[Replayed]:
     """Replay all problems with one drafter. others: traces that a datastore may contain."""
     base = "consensus" if name in ABLATIONS else name
     out = []
@@ -61,8 +63,10 @@ def run(name, traces, samples, nodes, share=False, seed=0, others=None) -> list[
         drafter = make(base, others or traces, trace.problem)
         if name == "consensus-counts":
             trace = Trace(trace.problem, trace.prompt, trace.samples, trace.temperature, None)
-        options = dict(share=share, coupled=name not in ABLATIONS, seed=seed)
-        out.append(replay(trace, drafter, samples, nodes, clock=time.process_time, **options))
+        options = dict(share=share, share_rows=share_rows, coupled=name not in ABLATIONS)
+        out.append(
+            replay(trace, drafter, samples, nodes, seed=seed, clock=time.process_time, **options)
+        )
     return out
 
 
@@ -83,6 +87,7 @@ def summary(name: str, results: list[Replayed], samples: int, nodes: int) -> dic
         "nodes": nodes,
         "tau": tau(results),
         "interval": interval(lambda pick: tau([results[i] for i in pick]), len(results)),
+        "rows_per_token": total("model_rows") / tokens,
         "nodes_used": total("nodes") / total("sample_steps"),
         "accepted_length": accepted / each,
         "acceptance": accepted / max(total("nodes"), 1),
@@ -127,6 +132,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--skip", type=int, default=0, help="without these first ones")
     parser.add_argument(
         "--share", action="store_true", help="samples that ended leave their nodes to the others"
+    )
+    parser.add_argument(
+        "--share-rows",
+        action="store_true",
+        help="also with rows of the model that samples with equal text share",
     )
     parser.add_argument("--without-top", action="store_true", help="ignore recorded probabilities")
     parser.add_argument("--seed", type=int, default=0, help="of the posterior noise")
@@ -178,8 +188,12 @@ def _rows(path: str, args) -> Iterator[dict]:
     for samples in (n for n in args.samples if n <= recorded):
         for nodes in args.nodes:
             for name in args.drafters:
-                replays = run(name, traces, samples, nodes, args.share, args.seed, others)
-                yield {"trace": _name(path)} | summary(name, replays, samples, nodes)
+                for shared in (False, True) if args.share_rows else (False,):
+                    replays = run(
+                        name, traces, samples, nodes, args.share, args.seed, others, shared
+                    )
+                    of = f"{name}, shared rows" if shared else name
+                    yield {"trace": _name(path)} | summary(of, replays, samples, nodes)
 
 
 def _prior_rows(path: str, args, traces: list[Trace], recorded: int) -> Iterator[dict]:

@@ -156,6 +156,16 @@ class SizeOptions(TypedDict, total=False):
             ),
         ),
     ]
+    share_rows: Annotated[
+        bool,
+        Option(
+            True,
+            "whether samples of a prompt share the model's rows while their texts are equal. "
+            "Results do not depend on it, except for rounding where `exact` is false. On a GPU, "
+            "static steps do not share rows yet",
+            check_flag,
+        ),
+    ]
 
 
 class SharedOptions(SizeOptions, LoadingOptions, total=False):

@@ -48,10 +48,29 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
     rows.append((slot_pages, [_padded(r.pages, slot_pages.shape[1]) for r in refills]))
     index = [r.slot for r in refills]
     write_rows([(field, index, torch.tensor(column, dtype=field.dtype)) for field, column in rows])
+    join_classes(slots, index)
     penalised = [r for r in refills if r.request.params.repetition_penalty != 1]
     if penalised:
         words = torch.stack([seen_words(r.request.prompt, slots.seen.shape[1]) for r in penalised])
         write_rows([(slots.seen, [r.slot for r in penalised], words)])
+
+
+def join_classes(slots: Slots, filled: list[int]) -> None:
+    """Set the leaders of slots whose samples begin: equal in each group (`csd/kernels/texts`).
+
+    filled: slots that have new samples. Others that had one of them as their leader get another.
+    """
+    every = torch.arange(slots.count, device=slots.live.device)
+    new = torch.zeros(slots.count, dtype=torch.bool)
+    new[filled] = True
+    new = upload(new, slots.live.device)
+    left = slots.live & ~new & new[slots.leader.clamp(min=0).long()]
+    same = left[:, None] & left & (slots.leader[:, None] == slots.leader)
+    leader = torch.where(left, same.int().argmax(1), slots.leader)
+    begins = slots.live & (slots.generated == 0)
+    same = begins[:, None] & begins & (slots.group[:, None] == slots.group)
+    leader = torch.where(new, every, leader)
+    slots.leader.copy_(torch.where(begins, same.int().argmax(1), leader))
 
 
 def clear_slot(slots: Slots, s: int) -> None:

@@ -47,7 +47,7 @@ ANY_CHANGE = Asked(functions=True, grammar=True, words=True)
 class Caches:
     """The memory of an engine: `step` over caches and slots, and the drafter of its calls.
 
-    max_slots, memory, prefill_chunk, prefix_cache: as in `csd.Engine`.
+    max_slots, memory, prefill_chunk, prefix_cache, share_rows: as in `csd.Engine`.
     """
 
     step: Step | None  # without a call's settings; None before the first call
@@ -67,10 +67,12 @@ class Caches:
         memory: float,
         prefill_chunk: int,
         prefix_cache: float,
+        share_rows: bool,
     ):
         self._model = model
         self.max_slots, self.memory = max_slots, memory
         self.prefill_chunk, self.prefix_cache = prefill_chunk, prefix_cache
+        self.share_rows = share_rows
         self._drafter_name: Any = None  # the argument that `drafter` was made from
         self.drop()
 
@@ -285,7 +287,7 @@ class Caches:
         )
         static = model.static and isinstance(self.drafter, StaticDrafter)
         kind = StaticStep if static else Step
-        return kind(model.decoder, None, cache, slots, model.ops)
+        return kind(model.decoder, None, cache, slots, model.ops, share_rows=self.share_rows)
 
     def small_step(self, slots: int) -> Step:
         """Allocate a step of `slots` empty slots over one page, to time steps and hash logits."""

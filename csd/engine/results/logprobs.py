@@ -11,7 +11,6 @@ import torch
 
 from csd.kernels.verify.reference_rows import at_least, log_sum_ref
 from csd.kernels.verify.rules import blocks, own_chance
-from csd.state.verdict import Verdict
 
 # limit of OpenAI's API
 MOST_TOP = 20
@@ -28,16 +27,16 @@ class Measures:
         return self.top > 0 or self.entropy
 
     def of(
-        self, logits: torch.Tensor, verdict: Verdict, static: bool
+        self, logits: torch.Tensor, accept_row: torch.Tensor, static: bool
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Returns integers and floats by name, [S, A, ..]; undefined after the end of a path.
 
-        logits: [M, V] of the model; static: whether the host must not read the device, so that all
-        rows are measured.
+        logits: [R, V] of the model; accept_row: [S, A], its rows on the accepted paths, then -1.
+        static: whether the host must not read the device, so that all rows are measured.
         """
-        row = verdict.accept_row.clamp(min=0).long()
+        row = accept_row.clamp(min=0).long()
         if not static:
-            accepted = verdict.accept_row >= 0
+            accepted = accept_row >= 0
             logits = logits[row[accepted]]
             # entries after the end of a path index an arbitrary row
             row = (accepted.flatten().cumsum(0) - 1).clamp(min=0).view_as(row)

@@ -74,6 +74,7 @@ class Snapshot:
     layout: tuple
     ints: torch.Tensor
     floats: torch.Tensor
+    shared: list[int] | None = None  # rows of the model by slot, if slots share them
 
     @classmethod
     def of(
@@ -91,10 +92,12 @@ class Snapshot:
         """
         (S, A), M = verdict.accept_row.shape, pool.token.shape[0]
         fields = layout(S, M, A, top, trees)
+        shared = None if pool.texts is None else pool.texts.rows.slot_nodes.tolist()
         if more is None:
-            return cls(fields, *tensors)
+            return cls(fields, *tensors, shared=shared)
         extended = [_with(*each) for each in zip(fields, tensors, more, strict=True)]
-        return cls(tuple(each for each, _ in extended), *(values for _, values in extended))
+        (of_ints, ints), (of_floats, floats) = extended
+        return cls((of_ints, of_floats), ints, floats, shared)
 
 
 def _with(
@@ -126,19 +129,26 @@ class Record:
     top: tuple[list, list] | None  # token and probability lists [S, A, 8], with record=
     step: int  # number of the step in the call, from 1
     trees: Trees | None  # with drafts=True
-    rows: int  # rows of the pool that the step ran, padding included
+    rows: int  # rows of the model that the step ran, padding included
     # lists [S, A, ..] of `csd.engine.results.logprobs`, by name
     measured: dict[str, list] = field(default_factory=dict)
     # draft_seconds: proposing and inserting, without deferred inserts of previous steps;
     # model_seconds: all other phases. A static step is timed as a whole, all as model_seconds
     draft_seconds: float = 0.0
     model_seconds: float = 0.0
+    shared: list[int] | None = None  # as in `Snapshot`
 
     @classmethod
     def read(
-        cls, owners: list, step: int, layout: tuple, ints: torch.Tensor, floats: torch.Tensor
+        cls,
+        owners: list,
+        step: int,
+        layout: tuple,
+        ints: torch.Tensor,
+        floats: torch.Tensor,
+        shared: list[int] | None = None,
     ) -> "Record":
-        """Unpack a snapshot's two tensors on the host."""
+        """Unpack a snapshot's two tensors on the host. shared: as in `Snapshot`."""
         got = {}
         for fields, values in zip(layout, (ints, floats), strict=True):
             for name, shape, offset in fields:
@@ -169,14 +179,25 @@ class Record:
             top=(got["top_token"], got["top_prob"]) if "top_token" in got else None,
             step=step,
             trees=trees,
-            rows=len(got["cost"]),
+            rows=len(got["cost"]) if shared is None else sum(shared),
             measured={name: got[name] for name in MEASURED if name in got},
+            shared=shared,
         )
 
     @property
     def expected(self) -> float:
         """Expected number of accepted drafted tokens, computed from their costs."""
         return sum(map(acceptance, self.costs))
+
+    @property
+    def model_rows(self) -> list[int]:
+        """Rows of the model of each slot; those that slots share are of the first of them."""
+        return self.nodes if self.shared is None else self.shared
+
+    @property
+    def roots(self) -> int:
+        """Rows of the model that such a step runs without drafts."""
+        return sum(rows > 0 for rows in self.model_rows)
 
     @property
     def accepted(self) -> int:
@@ -193,6 +214,7 @@ class PendingRecord:
     layout: tuple
     ints: torch.Tensor
     floats: torch.Tensor
+    shared: list[int] | None = None  # as in `Snapshot`
     # CUDA events with timing: before the step, and after its copies
     begun: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
@@ -201,11 +223,14 @@ class PendingRecord:
 
     @classmethod
     def of(cls, snapshot: Snapshot, owners: Iterable, step: int) -> "PendingRecord":
-        return cls(list(owners), step, snapshot.layout, snapshot.ints, snapshot.floats)
+        tensors = snapshot.ints, snapshot.floats
+        return cls(list(owners), step, snapshot.layout, *tensors, snapshot.shared)
 
     @property
     def rows(self) -> int:
-        """Number of rows of the pool that the step ran."""
+        """Number of rows of the model that the step ran."""
+        if self.shared is not None:
+            return sum(self.shared)
         return next(shape[0] for part in self.layout for name, shape, _ in part if name == "cost")
 
     def read(self) -> Record:
@@ -217,6 +242,7 @@ class PendingRecord:
                 self.model_seconds = self.begun.elapsed_time(self.done) / 1000
         elif self.ints.is_cuda:
             self.ints, self.floats = self.ints.cpu(), self.floats.cpu()
-        record = Record.read(self.owners, self.step, self.layout, self.ints, self.floats)
+        tensors = self.ints, self.floats
+        record = Record.read(self.owners, self.step, self.layout, *tensors, self.shared)
         record.draft_seconds, record.model_seconds = self.draft_seconds, self.model_seconds
         return record

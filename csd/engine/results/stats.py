@@ -24,6 +24,8 @@ class Stats:
     call_tokens: int = 0  # tokens of all prompts of the call
     steps: int = 0  # steps in which the prompt had a sample in flight
     sample_steps: int = 0  # the same, summed over samples
+    # rows of the model in its steps; fewer than samples and drafted tokens if samples shared them
+    rows: int = 0
     nodes_proposed: int = 0  # drafted tokens that were verified
     nodes_accepted: int = 0
     accepted: dict[str, int] = field(
@@ -144,6 +146,8 @@ def _sentence(stats: Stats) -> Iterator[str]:
         yield f"in {stats.sampling_seconds:.1f} s of sampling,"
         yield f"{stats.tokens_per_second:.0f} per second"
     yield f"and {stats.tokens_per_step:.2f} per step of a sample;"
+    if stats.rows and stats.rows < stats.sample_steps + stats.nodes_proposed:
+        yield f"{stats.rows:,} rows of the model, which equal texts shared;"
     if not stats.nodes_proposed:
         yield "nothing was drafted"
     else:

@@ -151,7 +151,13 @@ class Changes:
     def decide(
         self, ops: Ops, logits: torch.Tensor, pool: Pool, slots: Slots, top: bool, trees: bool
     ) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
-        """Run `ops.decide` on the changed rows of logits [M, V]; returns the same results."""
+        """Run `ops.decide` on the changed rows of logits; returns the same results.
+
+        logits: [M, V], or [R, V] of the rows of `pool.texts`, of which each node changes a copy.
+        """
+        if pool.texts is not None:
+            logits = logits[pool.texts.row.long()]
+            pool = replace(pool, texts=None)
         longest = None if self.static else int(slots.generated.max())
         x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
         banned = None

@@ -63,4 +63,4 @@ def _dynamic(step: Step) -> Step:
     """The same step with shapes that depend on the live slots."""
     if not isinstance(step, StaticStep):
         return step
-    return Step(step.decoder, None, step.cache, step.slots, step.ops)
+    return Step(step.decoder, None, step.cache, step.slots, step.ops, share_rows=step.share_rows)

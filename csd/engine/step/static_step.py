@@ -118,7 +118,7 @@ class StaticStep(Step):
             # the drafter may not be attached, and then has no memory
             pool = self.ops.roots(self.slots, rows)
         verdict, snapshot = self.verify(self.forward(pool), pool)
-        self.commit(verdict)
+        self.commit(pool, verdict)
         self.insert(pool, verdict)
         return snapshot, pool, verdict
 

@@ -26,7 +26,7 @@ from csd.kernels.states import StepStates, commit_states
 from csd.models.fused.config import ModelSizes, scale_of
 from csd.models.fused.decoder import DecoderLike
 from csd.state.kv_cache import KVCache
-from csd.state.pool import Pool
+from csd.state.pool import COST_ONE, Pool, model_row
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 from csd.utils.phases import KINDS, preparation
@@ -53,6 +53,7 @@ def pool_attention(
     ops: Ops, config: ModelSizes, cache: KVCache, slots: Slots, pool: Pool
 ) -> LayerAttention:
     """Returns the attention of the pool's rows, which the decoder calls in each layer."""
+    pool = pool if pool.texts is None else pool.texts.rows
     layout = dict(
         prompt_pages=cache.prompt_pages,
         prompt_len=slots.prompt_len,
@@ -88,32 +89,56 @@ def insert_deferred(drafter: Drafter, slots: Slots) -> float:
     return time.perf_counter() - start
 
 
+# above the absolute cost of any node
+MAX_SUM = 128 * COST_ONE
+
+
 def draft_pool(
     ops: Ops,
     slots: Slots,
     drafter: Drafter | None,
-    verifier: Verifier | None,
     live_count: int,
+    classes: int,
     most_nodes: int,
+    most_copies: int | None,
     budget: Budget,
 ) -> Pool:
     """Returns a pool with the roots of the live slots and the drafted nodes that are worth a row.
 
-    drafter: None in a call without drafts. verifier: proposes the nodes itself, if there is one.
+    drafter: None in a call without drafts. classes: number of different texts of the live slots
+    that share rows, of which each has one tree (`csd/kernels/texts`); else that of the live slots.
     most_nodes: drafted nodes that `budget` asked for; it chooses how many of them to keep.
+    most_copies: most drafted nodes of the pool, if slots share rows; None: no limit.
     """
-    if verifier is not None:
-        return verifier.propose(slots, live_count, most_nodes, budget)
-    if drafter is None:
-        return ops.roots(slots, live_count)
-    if not most_nodes:
-        drafter.skip(slots)
-        return ops.roots(slots, live_count)
-    pool = drafter.propose(slots, live_count + most_nodes)
-    cost, costs, penalties = ops.node_costs(pool, slots)
-    count = budget.select(live_count, costs, penalties)
-    budget.record_selection(count)
-    return ops.prune(pool, live_count + count, cost)
+    drafts = drafter is not None and most_nodes > 0
+    if drafter is not None and drafts:
+        # the members of a class draft many nodes in common
+        pool = drafter.propose(slots, live_count + most_nodes * live_count // classes)
+    else:
+        pool = ops.roots(slots, live_count)
+        if drafter is not None:
+            drafter.skip(slots)
+    texts = ops.texts if classes < live_count else None
+    trees = pool if texts is None else texts.merge(pool, slots)
+    if drafts:
+        cost, costs, penalties = ops.node_costs(trees, slots)
+        count = min(budget.select(live_count, costs, penalties, classes), most_nodes)
+        if texts is not None:
+            # a node of several members may cost less than 0
+            cost.masked_fill_(trees.depth == 0, -MAX_SUM)
+            if most_copies is not None:
+                count = min(count, _copied(trees, cost, texts.first(slots), most_copies))
+        budget.record_selection(count)
+        trees = ops.prune(trees, classes + count, cost)
+    return trees if texts is None else texts.spread(trees, pool, slots)
+
+
+def _copied(trees: Pool, cost: torch.Tensor, first: torch.Tensor, most: int) -> int:
+    """Number of cheapest nodes of class trees of which the members have at most `most` copies."""
+    members = first[first >= 0].bincount(minlength=first.shape[0])
+    drafted = (trees.depth > 0).nonzero()[:, 0]
+    cheapest = drafted[cost[drafted].argsort(stable=True)]
+    return int((members[trees.slot[cheapest].long()].cumsum(0) <= most).sum())
 
 
 PHASES = ("propose", "forward", "verify", "commit", "insert")
@@ -138,6 +163,7 @@ class Step:
     verifier: Verifier | None = None  # None: accept drafts that match
     changes: Changes | None = None  # set if a sample has options that change logits
     drafting: bool = True  # if False, the drafter is neither called nor updated
+    share_rows: bool = True  # whether samples with equal text share rows of the model
     top: bool = False  # True: records hold the top 8 of committed tokens
     trees: bool = False  # True: records hold the draft trees
     measures: Measures = field(default_factory=Measures)  # further values that records hold
@@ -160,30 +186,55 @@ class Step:
         clock.lap("forward")
         verdict, snapshot = self.verify(logits, pool)
         clock.lap("verify")
-        self.commit(verdict)
+        self.commit(pool, verdict)
         clock.lap("commit")
         self.insert(pool, verdict, pool.rows > live_count)
         clock.lap("insert")
         return snapshot
 
+    @property
+    def shares_rows(self) -> bool:
+        """True if samples with equal text share rows.
+
+        Verifiers other than the default one draw other words for them, and a drafter may need the
+        rows that it has proposed.
+        """
+        any_pool = self.drafter is None or not self.drafting or self.drafter.inserts_any_pool
+        shares = self.share_rows and not self.static and self.verifier is None
+        return shares and any_pool and self.ops.texts is not None
+
     def propose(self, live_count: int, budget: Budget) -> Pool:
         """Propose the draft trees of all live slots, in one pool."""
         drafter = self.drafter if self.drafting else None
-        most_nodes = 0 if drafter is None else budget.num_draft_tokens(live_count)
+        slots, ops, classes = self.slots, self.ops, live_count
+        if self.shares_rows and ops.texts is not None:
+            first = ops.texts.first(slots)
+            classes = first[first >= 0].unique().shape[0]
+        most_nodes = 0 if drafter is None else budget.num_draft_tokens(classes)
         if drafter is not None and most_nodes:
-            self.waited = insert_deferred(drafter, self.slots)
-        pool = draft_pool(
-            self.ops, self.slots, drafter, self.verifier, live_count, most_nodes, budget
-        )
-        if self.changes is None or self.verifier is not None or not self.drafting:
+            self.waited = insert_deferred(drafter, slots)
+        if self.verifier is not None:
+            return self.verifier.propose(slots, live_count, most_nodes, budget)
+        # rules edit a copy of each node's logits
+        most_copies = None if self.changes is None else most_nodes
+        pool = draft_pool(ops, slots, drafter, live_count, classes, most_nodes, most_copies, budget)
+        if self.changes is None or not self.drafting:
             return pool
-        return self.changes.plan(pool, self.slots, min(live_count + most_nodes, self.cache.rows))
+        max_rows = min(classes + most_nodes, self.cache.rows)
+        if pool.texts is None or ops.texts is None:
+            return self.changes.plan(pool, slots, max_rows)
+        copies = pool.rows - pool.texts.rows.rows
+        planned = self.changes.plan(pool, slots, max_rows + copies)
+        if planned is pool:
+            return pool
+        return ops.texts.spread(ops.texts.merge(planned, slots), planned, slots)
 
     def forward(self, pool: Pool) -> torch.Tensor:
-        """Run the model over the pool; returns logits [M, V]."""
+        """Run the model over the pool's rows; returns logits [M, V], or [R, V] of `pool.texts`."""
         attend = pool_attention(self.ops, self.decoder.config, self.cache, self.slots, pool)
+        rows = pool if pool.texts is None else pool.texts.rows
         hidden = self.ops.forward(
-            self.decoder, pool.token, pool.position, attend, attend.node_k, attend.node_v
+            self.decoder, rows.token, rows.position, attend, attend.node_k, attend.node_v
         )
         self.observe_hidden(hidden)
         return self.decoder.logits(hidden)
@@ -200,12 +251,21 @@ class Step:
             verdict, ints, floats = self.changes.decide(
                 self.ops, logits, pool, self.slots, self.top, self.trees
             )
-        measured = self.measures.of(logits, verdict, self.static) if self.measures else None
+        if self.shares_rows and self.ops.texts is not None:
+            self.ops.texts.part(self.slots, verdict)
+        measured = None
+        if self.measures:
+            measured = self.measures.of(logits, model_row(pool, verdict.accept_row), self.static)
         return verdict, Snapshot.of(pool, verdict, (ints, floats), self.top, self.trees, measured)
 
-    def commit(self, verdict: Verdict) -> None:
-        """Append the keys, values and states of accepted nodes to those of their slots."""
-        cache = self.cache
+    def commit(self, pool: Pool, verdict: Verdict) -> None:
+        """Append the keys, values and states of accepted nodes to those of their slots.
+
+        A row that several slots have accepted is copied to the pages of each.
+        """
+        cache, accept_row = self.cache, verdict.accept_row
+        if pool.texts is not None:
+            accept_row = model_row(pool, accept_row).int()
         for part in cache.parts:
             self.ops.commit_kv(
                 part.node_k,
@@ -214,7 +274,7 @@ class Step:
                 part.v,
                 cache.slot_pages,
                 self.slots.generated,
-                verdict.accept_row,
+                accept_row,
                 verdict.accept_count,
                 moved=True,  # `verify` has added the accepted tokens to `generated`
             )
@@ -222,9 +282,7 @@ class Step:
             slots = self.slots
             # a free slot has no group, and accepts nothing
             length = slots.prompt_len[slots.group.clamp(min=0).long()] + slots.generated
-            commit_states(
-                self.ops, cache.states.slots, length, verdict.accept_row, verdict.accept_count
-            )
+            commit_states(self.ops, cache.states.slots, length, accept_row, verdict.accept_count)
 
     def insert(self, pool: Pool, verdict: Verdict, drafted: bool = True) -> None:
         """Insert the new n-grams and the target's top 8 at the nodes into the graph."""

@@ -69,7 +69,8 @@ class ParallelEngine(Engine):
         if options.get("prefix_cache"):
             value = options["prefix_cache"]
             raise ValueError(f"prefix_cache must be False over several ranks, got {value!r}")
-        super().__init__(loaded, **options | {"static": False, "prefix_cache": False})
+        fixed = {"static": False, "prefix_cache": False, "share_rows": False}
+        super().__init__(loaded, **options | fixed)
         self.step_times = ParallelStepTimes(self.model, self.caches, link)
 
     def _make_caches(self, **sizes: Any) -> "ParallelCaches":

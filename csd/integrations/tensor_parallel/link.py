@@ -15,7 +15,7 @@ slots, from which another rank detects that its slots differ (`FollowerStep`).
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from csd.engine.step.budget import Budget
 from csd.engine.step.step import Step
 from csd.kernels.attention.prompt import PromptChunk
 from csd.state.pool import Pool
+from csd.state.record import declared
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
 
@@ -71,8 +72,8 @@ class LeaderStep(LinkedStep):
         self.link.send("step", order)
         return pool
 
-    def commit(self, verdict: Verdict) -> None:
-        Step.commit(self, verdict)
+    def commit(self, pool: Pool, verdict: Verdict) -> None:
+        Step.commit(self, pool, verdict)
         self._sent = {name: getattr(self.slots, name).clone() for name in _STATE}
 
     def _edits(self) -> dict:
@@ -121,7 +122,8 @@ class FollowerStep(LinkedStep):
 
 
 def _vars(x: Pool | Slots) -> dict[str, torch.Tensor]:
-    return {f.name: getattr(x, f.name) for f in fields(x)}
+    kind: Any = type(x)
+    return {name: getattr(x, name) for name in declared(kind)}
 
 
 def _digest(state: dict[str, torch.Tensor]) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from csd.kernels.common.cpu import compiles
-from csd.state.record import View
+from csd.state.record import View, declared
 
 # schema types, by a field's type or by its name where annotations are not evaluated
 NUMBERS = {
@@ -245,4 +245,5 @@ def _unpacked(view: View, args: list) -> Any:
 def _tensors(record: Any) -> list[torch.Tensor]:
     if isinstance(record, tuple):
         return list(record)
-    return [getattr(record, f.name) for f in fields(record)]
+    kind: Any = type(record)
+    return [getattr(record, name) for name in declared(kind)]

@@ -106,7 +106,7 @@ def with_config(run: Callable) -> Callable:
     ) -> Pool:
         prior_parts, orders, prior_orders, *drafting, nodes = numbers
         of_prior = replace(Table(prior_ways, *prior), parts=prior_parts) if prior else None
-        graph = Table(ways, **vars(table), prior=of_prior)
+        graph = Table(ways, **TABLE(table)._asdict(), prior=of_prior)
         config = GraphConfig(
             orders=tuple(orders),
             prior_orders=tuple(prior_orders),

@@ -7,7 +7,6 @@ contexts and of their successors, without padding.
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,6 +40,7 @@ from csd.state.pool import (
     Pool,
 )
 from csd.state.pool_builder import Nodes, live_by_group, pool_of, slot_penalties
+from csd.state.record import declared
 from csd.state.slots import Slots
 
 
@@ -308,8 +308,8 @@ def draft_tree_ref(
     pool = draft_pool(partial(_grow, state, penalty), slots, rows, nodes)
     if out is None:
         return pool
-    for field in fields(Pool):
-        getattr(out, field.name).copy_(getattr(pool, field.name))
+    for name in declared(Pool):
+        getattr(out, name).copy_(getattr(pool, name))
     return out
 
 

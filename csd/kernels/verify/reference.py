@@ -7,7 +7,7 @@ import torch
 
 from csd.kernels.verify.reference_rows import Draws, log_sum_ref, sample_rows
 from csd.state.filters import is_greedy
-from csd.state.pool import MAX_DEPTH, Pool, rooted
+from csd.state.pool import MAX_DEPTH, Pool, model_row, rooted
 from csd.state.slots import Slots
 from csd.state.verdict import LENGTH, RUNNING, STOP, Verdict
 
@@ -55,7 +55,8 @@ def descend_ref(sample: torch.Tensor, pool: Pool, slots: Slots) -> Paths:
 def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     """Samples at every row and follows the accepted paths; returns the verdict.
 
-    logits: [M, V]; 16-bit logits are processed in float32, float64 stays float64.
+    logits: [M, V], or [R, V] of the rows of `pool.texts`; 16-bit logits are processed in float32,
+    float64 stays float64.
     """
     sampled = _sample(logits, pool, slots)
     live = pool.slot >= 0
@@ -78,10 +79,10 @@ def verify_ref(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
 
 def _sample(logits: torch.Tensor, pool: Pool, slots: Slots) -> Draws:
     """Draws of all rows."""
-    M, V = logits.shape
+    M, V = pool.rows, logits.shape[1]
     rows_per_block = max(BLOCK // V, 2) if logits.device.type == "cpu" else max(M, 1)
     blocks = (
-        sample_rows(logits[part], part, pool, slots)
+        sample_rows(logits[model_row(pool, part)], part, pool, slots)
         for part in torch.arange(M, device=logits.device).split(rows_per_block)
     )
     return Draws(*(torch.cat(x) for x in zip(*blocks, strict=True)))
@@ -98,7 +99,7 @@ def _raw_logprob(
     """[M]: raw log-probabilities of committed samples; [S] bool: bad slots."""
     rows = accept_row[accept_row >= 0].long()
     raw = torch.zeros_like(log_total)
-    chosen = logits[rows]
+    chosen = logits[model_row(pool, rows)]
     of_sample = chosen.gather(1, sample[rows].long()[:, None])[:, 0].to(raw.dtype)
     broken = ~log_total[rows].isfinite()
     raw[rows] = torch.where(broken, torch.nan, of_sample - log_sum_ref(chosen))

@@ -18,7 +18,7 @@ from csd.kernels.verify.reference_rows import (
 )
 from csd.kernels.verify.rules.rows import blocks
 from csd.state.filters import drops_tokens, is_greedy
-from csd.state.pool import Pool
+from csd.state.pool import Pool, model_row
 from csd.state.slots import Slots
 
 
@@ -31,7 +31,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def token_logprobs_ref(
-    logits: torch.Tensor,  # [M, V]
+    logits: torch.Tensor,  # [M, V], or [R, V] of the rows of `pool.texts`
     pool: Pool,
     slots: Slots,
     row: torch.Tensor,  # [T] int64, of the pool
@@ -46,7 +46,7 @@ def token_logprobs_ref(
     for block in blocks(len(each)):
         pairs = ((index >= block.start) & (index < block.stop)).nonzero()[:, 0]
         rows, at = each[block], index[pairs] - block.start
-        part = logits[rows]
+        part = logits[model_row(pool, rows)]
         raw[pairs] = raw_logprobs(part, log_sum_ref, at, token[pairs])
         chance, bad[rows] = _chances(part, rows, pool, slots, at, token[pairs])
         greedy = is_greedy(slots, pool.slot[row[pairs]].long())

@@ -7,6 +7,7 @@ import torch
 
 import csd
 from csd.engine.step.step import Step
+from csd.state.pool import model_row
 
 
 @contextmanager
@@ -30,17 +31,17 @@ def recorded():
             del self.decoder.logits
         return seen[1]
 
-    def commits(self, verdict):
+    def commits(self, pool, verdict):
         hidden, logits = seen
         slots = self.slots
         for s, count in enumerate(verdict.accept_count.tolist()):
             for i in range(count):
-                row = int(verdict.accept_row[s, i])
+                row = int(model_row(pool, verdict.accept_row[s, i]))
                 # the slots have moved on
                 place = int(slots.generated[s]) - count + i
                 at = int(slots.key[s]), int(slots.sample[s]), place
                 rows[at] = hidden[row].clone(), logits[row].clone()
-        commit(self, verdict)
+        commit(self, pool, verdict)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Step, "forward", forwards)

@@ -160,6 +160,7 @@ CHECKS = {
         and all(branch.text.startswith(names["session"][3].text) for branch in names["more"])
     ),
     "docs/sessions.md 1": lambda names: callable(names["play"]),
+    "docs/shared_rows.md 0": lambda names: 0 < names["_"][0] < names["_"][1],
     "docs/verifiers.md 0": lambda names: ((names["_"] >= 0) & (names["_"] <= 1.0001)).all(),
     "docs/vllm.md 0": lambda names: issubclass(names["Mine"], csd.integrations.vllm.Proposer),
     "docs/howto/best_of_n.md 0": lambda names: names["best"].sample in list(names["out"]),

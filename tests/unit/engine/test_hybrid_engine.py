@@ -90,7 +90,7 @@ def test_forward_and_commit_read_nothing_on_the_host(family, decoder):
         with NoHostReads():
             pool = step.ops.roots(slots, 3)
             verdict, _ = step.verify(step.forward(pool), pool)
-            step.commit(verdict)
+            step.commit(pool, verdict)
         assert pool.rows == 3 and verdict.accept_count.tolist() == [1]
 
 

@@ -186,13 +186,20 @@ class AutoBudget(FixedBudget):
         self._kept = PER_SLOT  # number of nodes that recent steps verified
         self._penalties: Penalties = None
 
-    def num_draft_tokens(self, live_count: int) -> int:
+    def num_draft_tokens(self, roots: int) -> int:
         if not self.control.should_draft():
             return 0
-        return min(most_nodes(live_count), 2 * max(live_count, self._kept))
+        return min(most_nodes(roots), 2 * max(roots, self._kept))
 
-    def select(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
+    def select(
+        self,
+        live_count: int,
+        costs: list[int],
+        penalties: Penalties = None,
+        roots: int | None = None,
+    ) -> int:
         control, self._penalties = self.control, penalties
+        base = live_count if roots is None else roots
         calibration, best_rate = control.calibration, 1.0
         if control.gate.probe:
             # acceptance may also have changed since the last drafts
@@ -201,7 +208,7 @@ class AutoBudget(FixedBudget):
         best, promised = 0, 0.0
         for k, cost in enumerate(sorted(costs), 1):
             promised += acceptance(cost) / weight
-            rate = (1 + calibration * promised) / control.times.ratio(live_count, live_count + k)
+            rate = (1 + calibration * promised) / control.times.ratio(base, base + k)
             if rate > best_rate:
                 best, best_rate = k, rate
         return best
@@ -215,7 +222,7 @@ class AutoBudget(FixedBudget):
         shares = [float(n > 0) for n in record.nodes]
         if self._penalties:
             shares = _shares(self._penalties)
-        self.control.update(live_count, live_count, record, shares)
+        self.control.update(live_count, max(record.roots, 1), record, shares)
 
 
 class AutoPool(FixedPool):

@@ -26,13 +26,20 @@ def most_nodes(live_count: int) -> int:
 class Budget(Protocol):
     """Protocol that chooses the number of drafted tokens that a step verifies."""
 
-    def num_draft_tokens(self, live_count: int) -> int:
-        """Drafted tokens to propose for a step over `live_count` slots; called once per step."""
+    def num_draft_tokens(self, roots: int) -> int:
+        """Drafted tokens to propose for a step with `roots` roots; called once per step."""
 
-    def select(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
+    def select(
+        self,
+        live_count: int,
+        costs: list[int],
+        penalties: Penalties = None,
+        roots: int | None = None,
+    ) -> int:
         """Number of the proposed tokens, cheapest first, that are worth verifying.
 
         costs: `Pool.cost` of each token plus its slot's progress penalty. penalties: of each slot.
+        roots: rows of a step without drafts, by default one for each live slot.
         """
 
     def record_selection(self, nodes: int) -> None:
@@ -54,10 +61,16 @@ class FixedBudget(Budget):
     def __init__(self, nodes: int):
         self.nodes = nodes
 
-    def num_draft_tokens(self, live_count: int) -> int:
-        return nodes_of(live_count, self.nodes)
+    def num_draft_tokens(self, roots: int) -> int:
+        return nodes_of(roots, self.nodes)
 
-    def select(self, live_count: int, costs: list[int], penalties: Penalties = None) -> int:
+    def select(
+        self,
+        live_count: int,
+        costs: list[int],
+        penalties: Penalties = None,
+        roots: int | None = None,
+    ) -> int:
         return len(costs)
 
     def record_selection(self, nodes: int) -> None:

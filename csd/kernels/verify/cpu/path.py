@@ -34,7 +34,7 @@ from csd.kernels.verify.reference_rows import rest_draws, sample_rows
 from csd.kernels.verify.token_logprobs import TokenLogprobs, token_logprobs_ref
 from csd.kernels.verify.views import POOL, SLOTS, VERDICT
 from csd.state.filters import is_greedy
-from csd.state.pool import Pool
+from csd.state.pool import Pool, model_row
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, LENGTH, RUNNING, STOP, TOP, Verdict, empty_verdict
 
@@ -72,7 +72,8 @@ def _follow(
     chance,
     total,
     wait,
-    x,  # [M, V]
+    x,  # [R, V]
+    row_of,  # [M], address, or 0 if row m of the pool is row m of x
     pool,  # of `POOL`
     slots,  # of `SLOTS`
     verdict,  # of `VERDICT`, written: rows [M, ..], or [L, ..] in mode GIVEN; paths in mode PATH
@@ -84,12 +85,25 @@ def _follow(
     for i in range(first, last):
         given = token[i], chance[i], total[i]
         row[i], wait[i], token[i], chance[i], total[i] = _entry(
-            i, mode, slot[i], row[i], given, sizes, x, pool, slots, verdict, work, like, chance
+            i,
+            mode,
+            slot[i],
+            row[i],
+            given,
+            sizes,
+            x,
+            row_of,
+            pool,
+            slots,
+            verdict,
+            work,
+            like,
+            chance,
         )
 
 
 @loop
-def _entry(i, mode, s, row, given, sizes, x, pool, slots, verdict, work, like, wide):
+def _entry(i, mode, s, row, given, sizes, x, row_of, pool, slots, verdict, work, like, wide):
     """Sample an entry's row or path; `given` has the token, chance and total of its row, if any.
 
     Returns the row at which it waits, what it waits for, and that row's token, chance and total.
@@ -113,18 +127,18 @@ def _entry(i, mode, s, row, given, sizes, x, pool, slots, verdict, work, like, w
     end = False
     while mode != PATH or (row >= 0 and accept_count[s] < left and not end):
         at = i if mode == GIVEN else row
-        logits = memory(x + row * V * like.itemsize, V, like)
+        of_model = memory(row_of, M, INT)[row] if row_of else row
+        logits = memory(x + of_model * V * like.itemsize, V, like)
         if drawn < 0 or mode == GIVEN:
             wait, drawn, chance, total, log_sum = sample_row(
                 row,
                 s,
                 drawn,
-                x,
+                logits,
                 sizes,
                 pool,
                 slots,
                 work,
-                like,
                 wide,
                 top_token[at],
                 top_prob[at],
@@ -202,7 +216,7 @@ class Case:
 
     def __init__(self, logits: torch.Tensor, pool: Pool, slots: Slots, rows: int | None = None):
         self.logits, self.pool, self.slots = in_loops(logits), pool, slots
-        (M, V), S = logits.shape, slots.count
+        M, V, S = pool.rows, logits.shape[1], slots.count
         self.wide = F64 if logits.dtype == F64 else F32
         self.dtype = LIKE[self.wide].dtype
         self.verdict = empty_verdict(M if rows is None else rows, S, logits.device, self.wide)
@@ -223,6 +237,7 @@ class Case:
             mode,
             *entries,
             self.logits.data_ptr(),
+            0 if self.pool.texts is None else self.pool.texts.row.data_ptr(),
             self._of_pool,
             self._of_slots,
             self._out,
@@ -247,14 +262,16 @@ class Case:
         whole = entries.wait == WHOLE
         if whole.any():
             row = torch.from_numpy(entries.row[whole])
-            found = sample_rows(self.logits[row], row, self.pool, self.slots)
+            found = sample_rows(self.logits[model_row(self.pool, row)], row, self.pool, self.slots)
             entries.token[whole], entries.chance[whole] = found.token, found.logprob
             entries.total[whole] = found.log_total
             self.verdict.top_token[row] = found.top_token.int()
             self.verdict.top_prob[row] = found.top_prob
         if not whole.all():
             row = torch.from_numpy(entries.row[~whole])
-            token, score = rest_draws(self.logits[row], row, self.pool, self.slots)
+            token, score = rest_draws(
+                self.logits[model_row(self.pool, row)], row, self.pool, self.slots
+            )
             entries.token[~whole] = token
             entries.chance[~whole] = score.numpy() - entries.total[~whole]
 

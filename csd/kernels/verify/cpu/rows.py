@@ -115,18 +115,17 @@ def _cut(row, changes, highest, temperature, greedy, sizes, s, slots, work):
 
 
 @loop
-def sample_row(m, s, given, x, sizes, pool, slots, work, like, wide, top_token, top_prob):
+def sample_row(m, s, given, row, sizes, pool, slots, work, wide, top_token, top_prob):
     """Sample row m of slot s, or take the token `given` unless it is -1.
 
     Returns what the row waits for (`READY`, `REST` or `WHOLE`), its token, the token's
     log-probability, the log of the row's mass after the filters, and its own log-sum-exp. Of a row
     that waits for a token of its rest only the token and its log-probability are missing. Writes
-    the likeliest tokens. x: address of all logits.
+    the likeliest tokens. row: its logits [V].
     """
     M, S, V, _ = sizes
     z, most, token, score, _, top, bits = work
     kind = wide.dtype.type
-    row = memory(x + m * V * like.itemsize, V, like)
     position = memory(slots.generated, S, INT)[s] + memory(pool.depth, M, INT)[m]
     heat = memory(slots.temperature, S, DOUBLE)[s]
     greedy = heat == 0

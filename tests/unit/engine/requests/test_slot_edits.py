@@ -23,7 +23,9 @@ def slots():
     generator = torch.Generator().manual_seed(0)
     for field in fields(Slots):
         x = getattr(slots, field.name)
-        x.copy_(torch.randint(0, 2 if x.dtype == torch.bool else 90, x.shape, generator=generator))
+        most = 2 if x.dtype == torch.bool else 90
+        x.copy_(torch.randint(0, most, x.shape, generator=generator))
+    slots.leader.copy_(torch.arange(5))
     return slots
 
 

@@ -1,0 +1,196 @@
+"""Samples with equal text share rows of the model, which changes nothing that they consist of.
+
+The models' distributions are sharp, so samples part at all depths.
+"""
+
+import random
+from functools import cache
+from importlib.util import find_spec
+
+import pytest
+import torch
+from helpers.models import checkpoints, families
+from helpers.oracles.grammar_oracle import Pieces
+from helpers.runs.exact_runs import assert_same_bits, run
+from helpers.targets import few
+
+import csd
+from csd.engine.step.budget import StepTimeTable
+from csd.models.load import load
+
+# by name: family, decoder, dtype, whether the engine is exact
+MODELS = {
+    "float64": ("llama", "fused", torch.float64, None),
+    "windows": ("qwen2 window", "fused", torch.float64, None),
+    "hybrid": ("qwen3_5_text", "fused", torch.float64, None),
+    "module": ("gemma2", "module", torch.float64, None),
+    "module with states": ("bamba", "module", torch.float64, None),
+    "bfloat16": ("llama", "fused", torch.bfloat16, True),
+    "float32": ("qwen3", "fused", torch.float32, True),
+}
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [(7 * i + 3) % 61 for i in range(70)]]
+VALUES = ("tokens", "logprobs", "raw_logprobs", "finish_reason", "sources", "top_logprobs")
+
+
+def sharp(model, scale=6.0):
+    with torch.no_grad():
+        model.get_output_embeddings().weight *= scale
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@cache
+def model_of(name):
+    family, decoder, dtype, exact = MODELS[name]
+    return dict(model=sharp(families.build(family, dtype)), decoder=decoder, exact=exact)
+
+
+def after_even(ids, logits):
+    return logits.masked_fill((ids[:, -1:] % 2 == 0) & (torch.arange(61) % 3 == 0), -torch.inf)
+
+
+FILTERS = [
+    {},
+    {},
+    dict(top_p=0.9),
+    dict(top_k=3, repetition_penalty=1.1),
+    dict(min_p=0.05, min_new_tokens=4, stop_token_ids=[7, 9]),
+    dict(typical_p=0.8, stop_token_ids=[5]),
+]
+RULES = [
+    {},
+    {},
+    {},
+    dict(logit_bias={7: 2.0, 8: float("-inf")}),
+    dict(no_repeat_ngram_size=3, presence_penalty=0.5),
+    dict(bad_words=[[5, 6], [3]], frequency_penalty=0.2),
+    dict(logits_processor=after_even),
+]
+
+
+def random_call(rng):
+    count = rng.choice([2, 5, 12])
+    options = dict(
+        num_samples=count,
+        max_new_tokens=rng.choice([4, 9, 20]),
+        temperature=rng.choice([0, 0.3, 0.7, 1.0]),
+        seed=rng.randrange(100),
+        first_sample=rng.choice([0, 0, 3]),
+        budget=rng.choice([0, 3, 17, 64, "auto"]),
+        speculate=rng.random() < 0.85,
+        record="top" if rng.random() < 0.2 else None,
+        top_logprobs=rng.choice([0, 0, 2]),
+        drafter=rng.choice(["consensus", "consensus", "paper", "prompt-lookup"]),
+    )
+    if options["record"] is None:
+        del options["record"]
+    options |= rng.choice(FILTERS) | rng.choice(RULES)
+    if rng.random() < 0.2:
+        options["until"] = lambda done: len(done) >= 2
+    return options
+
+
+def values(outs):
+    return [
+        [{name: getattr(s, name, None) for name in VALUES} for s in out]
+        for out in (outs if isinstance(outs, list) else [outs])
+    ]
+
+
+@few(7)
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sample_is_the_same_with_shared_rows_and_without(name, seed):
+    rng = random.Random(f"{name} {seed}")
+    options, loaded = random_call(rng), model_of(name)
+    slots = dict(max_slots=rng.choice([1, 3, 7, 16]), lag=rng.choice([None, 0, 2]))
+    until = options.pop("until", None)
+    outs = {}
+    for share in (True, False):
+        engine = csd.Engine(**loaded, **slots, share_rows=share)
+        # measured, it would take longer than all else here
+        engine.step_times.table = StepTimeTable([1, 64], [1.0, 2.0])
+        outs[share] = engine.generate(PROMPTS, until=until, **options)
+    for got, want in zip(outs[True], outs[False], strict=True):
+        assert got.stats.tokens == want.stats.tokens or until
+        for mine, other in zip(got, want, strict=True):
+            # which tokens a cancelled sample has depends on its steps
+            n = min(len(mine.tokens), len(other.tokens)) if until else len(other.tokens)
+            assert mine.tokens[:n] == other.tokens[:n]
+            if not until:
+                assert mine.finish_reason == other.finish_reason
+            for x, y in ((mine.logprobs, other.logprobs), (mine.raw_logprobs, other.raw_logprobs)):
+                if loaded["exact"]:
+                    assert x[:n] == y[:n]
+                assert x[:n] == pytest.approx(y[:n], abs=1e-9 if not loaded["exact"] else 0)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+def test_hidden_states_and_logits_have_the_same_bits(name):
+    options = dict(seed=3, max_new_tokens=50, temperature=0.5, ignore_eos=True, budget=9)
+    runs = [
+        run(csd.Engine(**model_of(name), share_rows=share), PROMPTS, count, **options)
+        for share, count in ((True, 9), (False, 12))
+    ]
+    stats = runs[0][0][0].stats
+    assert stats.rows < stats.sample_steps + stats.nodes_proposed
+    assert_same_bits(*runs)
+
+
+@pytest.mark.parametrize("name", ["float64", "hybrid", "module"])
+@pytest.mark.parametrize("speculate", [True, False])
+def test_rows_are_the_distinct_texts(name, speculate):
+    """Greedy samples are one text; without drafts, rows are the distinct beginnings."""
+    engine = csd.Engine(**model_of(name))
+    out = engine.generate(
+        PROMPTS[0], num_samples=6, temperature=0, max_new_tokens=12, speculate=speculate, budget=0
+    )
+    assert out.stats.rows == 12 and out.stats.tokens == 72
+    out = engine.generate(
+        PROMPTS[0], num_samples=12, temperature=0.6, max_new_tokens=12, speculate=False
+    )
+    texts = {tuple(s.tokens[:n]) for s in out for n in range(len(s.tokens))}
+    assert out.stats.rows == len(texts) < out.stats.tokens
+
+
+def test_samples_join_only_while_their_texts_are_equal():
+    """Samples that take a slot later share rows with each other, not with those before."""
+    engine = csd.Engine(**model_of("float64"), max_slots=4, together=4)
+    wide = csd.Engine(**model_of("float64"), max_slots=64, share_rows=False)
+    options = dict(num_samples=23, temperature=0.6, max_new_tokens=9, seed=2)
+    options |= dict(stop_token_ids=[7, 9, 11], budget=6)
+    outs = [e.generate(PROMPTS, **options) for e in (engine, wide)]
+    assert [[s.tokens for s in out] for out in outs[0]] == [
+        [s.tokens for s in out] for out in outs[1]
+    ]
+    assert sum(out.stats.rows for out in outs[0]) < sum(out.stats.rows for out in outs[1])
+
+
+@pytest.mark.skipif(not find_spec("llguidance"), reason="needs the extra [grammar]")
+@pytest.mark.parametrize("speculate", [True, False])
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_with_a_grammar(temperature, speculate):
+    loaded = load(sharp(checkpoints.build("llama", dtype=torch.float64)), tokenizer=Pieces())
+    options = dict(
+        num_samples=7,
+        temperature=temperature,
+        max_new_tokens=14,
+        regex="(abc|abd|b.)+(true|false)",
+        speculate=speculate,
+    )
+    outs = [
+        csd.Engine(loaded, share_rows=share).generate(PROMPTS[0], budget=12, **options)
+        for share in (True, False)
+    ]
+    assert [s.tokens for s in outs[0]] == [s.tokens for s in outs[1]]
+    assert [s.raw_logprobs for s in outs[0]] == [
+        pytest.approx(s.raw_logprobs, abs=1e-9) for s in outs[1]
+    ]
+    assert outs[0].stats.rows < outs[1].stats.rows
+
+
+def test_other_verifiers_do_not_share():
+    engine = csd.Engine(**model_of("float64"))
+    options = dict(num_samples=4, temperature=0.3, max_new_tokens=6, budget=4)
+    out = engine.generate(PROMPTS[0], verifier="canonical", **options)
+    assert out.stats.rows == out.stats.sample_steps + out.stats.nodes_proposed
