@@ -35,7 +35,7 @@ SETTINGS = {
     "Qwen's three": QWEN,
 }
 # standard deviation of the logits, and by how much the likeliest 30 tokens are above the others
-ROWS = {"narrow": (1.0, 12.0), "broad": (3.0, 0.0), "flat": (0.5, 0.0)}
+ROWS = {"narrow": (1.0, 12.0), "broad": (2.0, 0.0), "flat": (0.5, 0.0)}
 
 
 def case(kind: str, vocab: int, options: dict, seed: int = 0) -> tuple[torch.Tensor, Pool, Slots]:

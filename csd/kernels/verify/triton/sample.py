@@ -22,7 +22,7 @@ from csd.kernels.verify.triton.rows import (
     load_row,
     load_tile,
 )
-from csd.kernels.verify.triton.scan import BINS, bin_of, span_of
+from csd.kernels.verify.triton.scan import BINS, bin_of, bins_per_unit
 from csd.state.verdict import TOP as _TOP
 
 SAMPLE, REST = tl.constexpr(noise.SAMPLE), tl.constexpr(noise.REST)
@@ -47,7 +47,7 @@ def passes(d, token, cuts):
 
 
 @triton.jit
-def cut_bins(bin_count_ptr, k, tail, rest, span, MOST: tl.constexpr):
+def cut_bins(bin_count_ptr, k, tail, rest, width, MOST: tl.constexpr):
     """First and last bin to list so that the cut falls within the list; no bin if none suffices.
 
     Lists all tokens of the bins up to the cut if they are at most MOST, else for top-p alone those
@@ -56,7 +56,7 @@ def cut_bins(bin_count_ptr, k, tail, rest, span, MOST: tl.constexpr):
     b = tl.arange(0, BINS)
     count = tl.load(bin_count_ptr + b)
     upto = tl.cumsum(count, 0)
-    step = tl.div_rn(span, tl.full((), BINS, tl.float32))
+    step = tl.div_rn(1.0, bins_per_unit(width))
     high = count * tl.exp(-step * b)
     low = high * tl.exp(-step)
     # masses from each bin on, which descend; the slack is far above the rounding of sums
@@ -80,14 +80,14 @@ def list_bins(first, last, width, source, vocab, STOPS: tl.constexpr, BLOCK: tl.
 
     Returns their number and the masses of the tokens that are nearer and that are farther.
     """
-    span = span_of(width)
+    per_unit = bins_per_unit(width)
     whole = tl.full((), -1, tl.int32)
     count = tl.zeros((), tl.int32)
     nearer = tl.zeros((), tl.float32)
     farther = tl.zeros((), tl.float32)
     for start in range(0, vocab, BLOCK):
         token, d = load_tile(start, whole, source, STOPS, BLOCK)
-        place = tl.where(d <= width, bin_of(d, span), BINS)
+        place = tl.where(d <= width, bin_of(d, per_unit), BINS)
         chosen = (place >= first) & (place <= last) & (d < float("inf"))
         position = count + tl.cumsum(chosen.to(tl.int32), 0) - 1
         tl.store(source[1] + position, token, mask=chosen)
@@ -412,8 +412,8 @@ def _sample_kernel(
     _pack(listed, m, parts, SPLITS, CAP, LIST, BLOCK)
     if filtered:
         head_width = tl.load(parts.head_width + m)
-        span = span_of(head_width)
-        first, last = cut_bins(parts.bin_count + m * BINS, k, tail, rest, span, SPLITS * CAP)
+        bin_count_ptr = parts.bin_count + m * BINS
+        first, last = cut_bins(bin_count_ptr, k, tail, rest, head_width, SPLITS * CAP)
         if last >= 0:
             listed, nearer, farther = list_bins(
                 first, last, head_width, source, vocab, STOPS, BLOCK

@@ -34,16 +34,16 @@ def is_cut(slots, slot, vocab):
 
 
 @triton.jit
-def bin_of(d, span):
-    """Bins of distances d, in order of distance; the last has those from `span` on, too."""
-    place = tl.minimum(d, span) * tl.div_rn(tl.full((), BINS, tl.float32), span)
-    return tl.minimum(place.to(tl.int32), BINS - 1)
+def bins_per_unit(width):
+    """Bins per unit of distance if the head is as wide as `width`, or has no width."""
+    span = tl.where((width > 0) & (width < float("inf")), width, HEAD_WIDTH)
+    return tl.div_rn(tl.full((), BINS, tl.float32), span)
 
 
 @triton.jit
-def span_of(width):
-    """The range of distances that the bins of a list of tokens up to `width` divide."""
-    return tl.where((width > 0) & (width < float("inf")), width, HEAD_WIDTH)
+def bin_of(d, per_unit):
+    """Bins of distances d, in their order; all beyond the others are in the last."""
+    return tl.minimum(d * per_unit, BINS - 1).to(tl.int32)
 
 
 @triton.jit
@@ -140,10 +140,6 @@ def _scan_kernel(
     slot, _, early, temperature, penalty = load_row(pool, slots, m)
     if slot < 0:
         return
-    if is_cut(slots, slot, vocab):
-        SHARE: tl.constexpr = BINS // SPLITS
-        offs_b = m * BINS + c * SHARE + tl.arange(0, SHARE)
-        tl.store(parts.bin_count + offs_b, tl.zeros([SHARE], tl.int32))
     row = (logits_ptr, pool, slots, m, slot, vocab, words, penalty, early)
     offset = m.to(tl.int64) * groups
     of_groups = (parts.group_top + offset, parts.group_sum + offset, groups, LOG2E / temperature)
@@ -156,6 +152,10 @@ def _scan_kernel(
     tl.store(parts.top + offset, top)
     tl.store(parts.raw_top + offset, raw_top)
     tl.store(parts.raw_sum + offset, raw_sum)
+    if is_cut(slots, slot, vocab):
+        SHARE: tl.constexpr = BINS // SPLITS
+        offs_b = m * BINS + c * SHARE + tl.arange(0, SHARE)
+        tl.store(parts.bin_count + offs_b, tl.zeros([SHARE], tl.int32))
 
 
 @triton.jit
@@ -202,12 +202,14 @@ def _compact_kernel(
         ptrs = parts.group_top + m.to(tl.int64) * groups + offs_g
         tops = tl.load(ptrs, mask=offs_g < groups, other=float("-inf"))
         width = kth_distance(distance(tops, top, temperature), k).to(tl.float32, bitcast=True)
-    filtered, span = is_cut(slots, slot, vocab), span_of(width)
     tl.store(parts.head_width + m, width)
     # with top-p, either the rest is dropped as a whole or the list is not used
     min_p = tl.load(slots.min_p + slot).to(tl.float32)
     cut = tl.load(slots.top_p + slot).to(tl.float32) < 1
     min_p = tl.where(cut | greedy, 0.0, min_p)
+    # below 0 if no filter needs the bins
+    filtered = (cut | ((k > 0) & (k < vocab))) & (greedy == 0)
+    per_unit = tl.where(filtered, bins_per_unit(width), -1.0)
 
     row = (logits_ptr, pool, slots, m, slot, vocab, words, penalty, early)
     count = tl.zeros((), tl.int32)
@@ -246,8 +248,8 @@ def _compact_kernel(
             tl.store(parts.head_token + base + position, token, mask=mask)
             tl.store(parts.head_distance + base + position, d, mask=mask)
             count += tl.sum(listed.to(tl.int32), 0)
-            if filtered:
-                bins = parts.bin_count + m * BINS + bin_of(d, span)
+            if per_unit > 0:
+                bins = parts.bin_count + m * BINS + bin_of(d, per_unit)
                 tl.atomic_add(bins, 1, mask=listed, sem="relaxed")
             masses = tl.exp(-d)
             rest += tl.sum(tl.where(listed | (masses < min_p), 0.0, masses), 0)
