@@ -1,20 +1,20 @@
 """Launches and passes over the vocabulary of a step's verification, counted as compiled for sm_90.
 
-python -m bench vocabulary_reads [--vocab 20000] [--json F]
+python -m bench vocabulary_reads [--vocab 20000] [--before F] [--json F]
 
-A pass is one load of each of a row's logits. The compiled code runs instruction by instruction
-(`tools/ptx`; with TRITON_INTERPRET=1 Triton interprets it). Rows whose head fits its list ("narrow"),
-whose head does not but whose kept tokens do ("broad"), and whose kept tokens do not ("flat").
-Counts, not times.
+A pass loads each of a row's logits once. The compiled code runs instruction by instruction
+(`tools/ptx`), or Triton interprets the kernels (TRITON_INTERPRET=1). A row's head fits its list
+("narrow"), or only the tokens that a filter keeps do ("broad"), or neither ("flat"); all tokens of
+the last row are equal. "seen" are loads of the flags of seen tokens, in the same unit. Counts, not
+times.
 """
 
 import argparse
+import json
 import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[3] / "tools"))
 
 import torch
 
@@ -36,12 +36,13 @@ SETTINGS = {
 }
 # standard deviation of the logits, and by how much the likeliest 30 tokens are above the others
 ROWS = {"narrow": (1.0, 12.0), "broad": (2.0, 0.0), "flat": (0.5, 0.0)}
+EQUAL = {"equal": (0.0, 0.0)}
 
 
-def case(kind: str, vocab: int, options: dict, seed: int = 0) -> tuple[torch.Tensor, Pool, Slots]:
+def case(kind: str, vocab: int, options: dict) -> tuple[torch.Tensor, Pool, Slots]:
     """Logits of one row of a kind, its pool and its slot with `options`."""
-    g = torch.Generator().manual_seed(seed)
-    spread, above = ROWS[kind]
+    g = torch.Generator().manual_seed(0)
+    spread, above = (ROWS | EQUAL)[kind]
     logits = torch.randn(1, vocab, generator=g) * spread
     logits[0, torch.randperm(vocab, generator=g)[:30]] += above
     slots = Slots.empty(1, vocab, 30, 4)
@@ -55,35 +56,42 @@ def case(kind: str, vocab: int, options: dict, seed: int = 0) -> tuple[torch.Ten
     return logits.bfloat16(), roots(slots, 1), slots
 
 
-def reads_of(kind: str, vocab: int, options: dict, compiled: bool, seed: int = 0) -> Reads:
-    """Launches and loads of the logits of one row."""
-    logits, pool, slots = case(kind, vocab, options, seed)
-    with counted(logits, compiled) as reads:
+def reads_of(kind: str, vocab: int, options: dict, compiled: bool) -> tuple[Reads, Reads]:
+    """Launches and loads of the logits of one row, and of its flags of seen tokens."""
+    logits, pool, slots = case(kind, vocab, options)
+    with counted(slots.seen, compiled) as flags, counted(logits, compiled) as reads:
         decide_triton(logits, pool, slots, False, False)
-    return reads
+    return reads, flags
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vocab", type=int, default=20000)
+    parser.add_argument("--before", help="result of another commit to keep beside this one's")
     parser.add_argument("--json", help="write the rows to this file")
     args = parser.parse_args()
     rows, compiled = [], os.environ.get("TRITON_INTERPRET") != "1"
     context = nullcontext()
     if compiled:
+        sys.path.append(str(Path(__file__).parents[3] / "tools"))
         from ptx.launch import emulated
 
         context = emulated("sm_90")
     with context:
-        for kind in ROWS:
+        for kind in ROWS | EQUAL:
             for name, options in SETTINGS.items():
-                reads = reads_of(kind, args.vocab, options, compiled)
-                passes = {k: round(n / (2 * args.vocab), 2) for k, n in reads.loaded.items()}
+                reads, flags = reads_of(kind, args.vocab, options, compiled)
+                passes = {k: n / (2 * args.vocab) for k, n in reads.loaded.items()}
+                seen = sum(flags.loaded.values()) / (2 * args.vocab)
+                counts = passes | {"passes": sum(passes.values()), "seen": seen}
                 row = {"row": kind, "settings": name, "launches": len(reads.launches)}
-                rows.append(row | passes | {"passes": round(sum(passes.values()), 2)})
+                rows.append(row | {k: round(n, 2) for k, n in counts.items()})
                 print(rows[-1], flush=True)
     print(table(rows))
     result = {"vocab": args.vocab, "compiled": compiled, "rows": rows}
+    if args.before:
+        earlier = json.loads(Path(args.before).read_text())
+        result["before"] = {"commit": earlier["machine"]["commit"], "rows": earlier["rows"]}
     write(result, args.json, indent=1)
     finish(result)
     return 0

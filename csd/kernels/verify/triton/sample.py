@@ -2,10 +2,10 @@
 
 The list is used if it suffices: no chunk's list is truncated, and the cuts of the filters fall
 within it. If it is too long, one pass over the row's logits lists the tokens up to the cut of top-k
-or top-p, or those about that of top-p. Else the same passes read the row's logits, as often as
-needed. A cut is found bit by bit. `draw_head` finds the winner of the head, and `draw_rest` a token of the rest. With
-teacher_forced, a program computes the log-probability of the token that `sample` holds for its row,
-by the same instructions, so that the bits are those of sampling.
+or top-p, or only those near the cut of top-p. Else the same passes read the row's logits, as often
+as needed. A cut is found bit by bit. `draw_head` finds the winner of the head, and `draw_rest` a
+token of the rest. With teacher_forced, a program computes the log-probability of the token that
+`sample` holds for its row, by the same instructions, so that the bits are those of sampling.
 """
 
 import triton
