@@ -5,8 +5,7 @@ python -m bench vocabulary_reads [--vocab 20000] [--before F] [--json F]
 A pass loads each of a row's logits once. The compiled code runs instruction by instruction
 (`tools/ptx`), or Triton interprets the kernels (TRITON_INTERPRET=1). A row's head fits its list
 ("narrow"), or only the tokens that a filter keeps do ("broad"), or neither ("flat"); all tokens of
-the last row are equal. "seen" are loads of the flags of seen tokens, in the same unit. Counts, not
-times.
+the last row are equal. Counts, not times.
 """
 
 import argparse
@@ -56,12 +55,12 @@ def case(kind: str, vocab: int, options: dict) -> tuple[torch.Tensor, Pool, Slot
     return logits.bfloat16(), roots(slots, 1), slots
 
 
-def reads_of(kind: str, vocab: int, options: dict, compiled: bool) -> tuple[Reads, Reads]:
-    """Launches and loads of the logits of one row, and of its flags of seen tokens."""
+def reads_of(kind: str, vocab: int, options: dict, compiled: bool) -> Reads:
+    """Launches and loads of the logits of one row."""
     logits, pool, slots = case(kind, vocab, options)
-    with counted(slots.seen, compiled) as flags, counted(logits, compiled) as reads:
+    with counted(logits, compiled) as reads:
         decide_triton(logits, pool, slots, False, False)
-    return reads, flags
+    return reads
 
 
 def main() -> int:
@@ -80,10 +79,9 @@ def main() -> int:
     with context:
         for kind in ROWS | EQUAL:
             for name, options in SETTINGS.items():
-                reads, flags = reads_of(kind, args.vocab, options, compiled)
+                reads = reads_of(kind, args.vocab, options, compiled)
                 passes = {k: n / (2 * args.vocab) for k, n in reads.loaded.items()}
-                seen = sum(flags.loaded.values()) / (2 * args.vocab)
-                counts = passes | {"passes": sum(passes.values()), "seen": seen}
+                counts = passes | {"passes": sum(passes.values())}
                 row = {"row": kind, "settings": name, "launches": len(reads.launches)}
                 rows.append(row | {k: round(n, 2) for k, n in counts.items()})
                 print(rows[-1], flush=True)

@@ -208,8 +208,7 @@ def _compact_kernel(
     cut = tl.load(slots.top_p + slot).to(tl.float32) < 1
     min_p = tl.where(cut | greedy, 0.0, min_p)
     # below 0 if no filter needs the bins
-    filtered = (cut | ((k > 0) & (k < vocab))) & (greedy == 0)
-    per_unit = tl.where(filtered, bins_per_unit(width), -1.0)
+    per_unit = tl.where(is_cut(slots, slot, vocab), bins_per_unit(width), -1.0)
 
     row = (logits_ptr, pool, slots, m, slot, vocab, words, penalty, early)
     count = tl.zeros((), tl.int32)

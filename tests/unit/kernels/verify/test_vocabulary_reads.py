@@ -20,7 +20,7 @@ MORE = {
 
 
 def reads(kind, options):
-    of_row, _ = reads_of(kind, VOCAB, options, COMPILED)
+    of_row = reads_of(kind, VOCAB, options, COMPILED)
     return of_row.launches, sum(of_row.loaded.values()) / (2 * VOCAB)
 
 
