@@ -12,6 +12,7 @@ from csd.graph.consensus import insert_prompt
 from csd.kernels.ops import Ops
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
+from csd.state.record import declared
 from csd.state.slots import Slots
 
 
@@ -95,7 +96,8 @@ class State:
 
 
 def on_host(record):
-    return type(record)(**{f.name: getattr(record, f.name).cpu().clone() for f in fields(record)})
+    names = declared(type(record))
+    return type(record)(**{name: getattr(record, name).cpu().clone() for name in names})
 
 
 def check_same(got, want) -> None:

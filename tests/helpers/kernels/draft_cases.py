@@ -1,13 +1,13 @@
 """Random graphs and slots to draft from."""
 
 import random
-from dataclasses import fields
 
 import torch
 from helpers.oracles.graph_model import Graph, wrap
 
 from csd.state.context_table import ANY, PRIOR_KEY, GraphConfig, Table
 from csd.state.pool import PROGRESS_PENALTY, Pool
+from csd.state.record import declared
 from csd.state.slots import Slots
 
 CONFIG = GraphConfig(orders=(1, 2, 3), capacity=1024, ways=16, successors=8)
@@ -108,8 +108,8 @@ def equal_slots(rng, count, **options):
 def used_pool(rows, slots, context=CONFIG.context):
     """A pool that holds what another step left there, of contexts of `context` tokens."""
     pool = Pool.empty(rows, slots, slots, context)
-    for f in fields(Pool):
-        getattr(pool, f.name).fill_(-77)
+    for name in declared(Pool):
+        getattr(pool, name).fill_(-77)
     return pool
 
 

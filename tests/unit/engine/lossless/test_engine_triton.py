@@ -28,7 +28,8 @@ def test_equals_the_references(few_splits, family, options):
     narrow, wide = (checkpoints.build(family, dtype=d) for d in (torch.float32, torch.float64))
     runs = []
     for model, kernels in ((narrow, "reference"), (narrow, "triton"), (wide, "reference")):
-        with csd.Engine(model, max_slots=3, kernels=kernels) as engine:
+        # kernels of shared rows do not exist, and their drafts would differ
+        with csd.Engine(model, max_slots=3, kernels=kernels, share_rows=False) as engine:
             out = engine.generate(
                 PROMPTS,
                 num_samples=2,

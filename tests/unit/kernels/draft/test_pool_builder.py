@@ -11,6 +11,7 @@ from helpers.kernels.draft_cases import random_slots
 from csd.graph.host_tree import Row, pool_of_rows
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, ROOT, Pool
 from csd.state.pool_builder import Nodes, pool_of, roots
+from csd.state.record import declared
 
 
 def random_tree(rng, most):
@@ -72,7 +73,7 @@ def test_pools_are_the_plain_models(seed):
     slots, trees, rows = case(seed)
     pool = pool_of_rows(trees, slots, rows)
     assert_equal_fields(pool, plain_pool(trees, slots, rows))
-    assert all(getattr(pool, name).is_contiguous() for name in Pool.__dataclass_fields__)
+    assert all(getattr(pool, name).is_contiguous() for name in declared(Pool))
 
 
 @pytest.mark.parametrize("seed", range(20))
