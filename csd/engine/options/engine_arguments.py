@@ -161,8 +161,8 @@ class SizeOptions(TypedDict, total=False):
         Option(
             True,
             "whether samples of a prompt share the model's rows while their texts are equal. "
-            "Results do not depend on it, except for rounding where `exact` is false. On a GPU, "
-            "static steps do not share rows yet",
+            "Results do not depend on it, except for rounding where `exact` is false. On a GPU "
+            "and in static steps, rows are not shared yet",
             check_flag,
         ),
     ]

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from csd.engine.requests.request import Request
+from csd.kernels.texts.reference import first_of
 from csd.state.filters import FILTERS
 from csd.state.slots import MAX_STOP_IDS, Slots
 from csd.utils.device import upload
@@ -66,11 +67,11 @@ def join_classes(slots: Slots, filled: list[int]) -> None:
     new = upload(new, slots.live.device)
     left = slots.live & ~new & new[slots.leader.clamp(min=0).long()]
     same = left[:, None] & left & (slots.leader[:, None] == slots.leader)
-    leader = torch.where(left, same.int().argmax(1), slots.leader)
+    leader = torch.where(left, first_of(same), slots.leader)
     begins = slots.live & (slots.generated == 0)
     same = begins[:, None] & begins & (slots.group[:, None] == slots.group)
     leader = torch.where(new, every, leader)
-    slots.leader.copy_(torch.where(begins, same.int().argmax(1), leader))
+    slots.leader.copy_(torch.where(begins, first_of(same), leader))
 
 
 def clear_slot(slots: Slots, s: int) -> None:

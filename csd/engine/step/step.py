@@ -200,7 +200,9 @@ class Step:
         rows that it has proposed.
         """
         any_pool = self.drafter is None or not self.drafting or self.drafter.inserts_any_pool
-        shares = self.share_rows and not self.static and self.verifier is None
+        # not on a GPU: there are no kernels yet
+        eager = not self.static and not self.slots.live.is_cuda
+        shares = self.share_rows and eager and self.verifier is None
         return shares and any_pool and self.ops.texts is not None
 
     def propose(self, live_count: int, budget: Budget) -> Pool:

@@ -18,7 +18,14 @@ NOT_DRAFTED = 16 * COST_ONE
 def representatives(slots: Slots) -> torch.Tensor:
     """[S] int64: the first live slot of each live slot's class, -1 of others."""
     same = slots.live[:, None] & slots.live & (slots.leader[:, None] == slots.leader)
-    return torch.where(slots.live, same.int().argmax(1), -1)
+    return torch.where(slots.live, first_of(same), -1)
+
+
+def first_of(same: torch.Tensor) -> torch.Tensor:
+    """[S] int64: the first true column of each row of same [S, S], S if there is none."""
+    # a GPU's argmax may return any of equal values
+    S = same.shape[1]
+    return torch.where(same, torch.arange(S, device=same.device), S).amin(1)
 
 
 def part_ref(slots: Slots, verdict: Verdict) -> None:
@@ -31,7 +38,7 @@ def part_ref(slots: Slots, verdict: Verdict) -> None:
     token = torch.where(accepted, verdict.sample[verdict.accept_row.clamp(min=0).long()], -1)
     same = slots.live[:, None] & slots.live & (slots.leader[:, None] == slots.leader)
     same &= (token[:, None] == token).all(-1)
-    slots.leader.copy_(torch.where(slots.live, same.int().argmax(1), slots.leader))
+    slots.leader.copy_(torch.where(slots.live, first_of(same), slots.leader))
 
 
 class _Node(NamedTuple):
