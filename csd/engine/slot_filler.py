@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from csd.engine.requests.request import LiveSample, Request
-from csd.engine.requests.slot_edits import Refill, clear_slot, fill_slots
+from csd.engine.requests.slot_edits import Refill, clear_slot, fill_slots, join_classes
 from csd.engine.results.result import Sample
 from csd.engine.step.prefill import Prefill, read_chunks
 from csd.engine.step.step import Clock, Step
@@ -112,6 +112,8 @@ class SlotFiller:
         # a request may have ended since its first samples were assigned
         refills = [refill for s, refill in assigned.items() if self.owners[s] is not None]
         fill_slots(self.step.slots, self.step.cache.slot_pages, refills)
+        if refills and self.step.sharing:
+            join_classes(self.step.slots, [refill.slot for refill in refills])
         if self.step.cache.states is not None:
             for refill in refills:
                 self.step.cache.states.begin_sample(refill.slot, refill.request.group)

@@ -49,7 +49,6 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
     rows.append((slot_pages, [_padded(r.pages, slot_pages.shape[1]) for r in refills]))
     index = [r.slot for r in refills]
     write_rows([(field, index, torch.tensor(column, dtype=field.dtype)) for field, column in rows])
-    join_classes(slots, index)
     penalised = [r for r in refills if r.request.params.repetition_penalty != 1]
     if penalised:
         words = torch.stack([seen_words(r.request.prompt, slots.seen.shape[1]) for r in penalised])

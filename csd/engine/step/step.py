@@ -21,7 +21,7 @@ from csd.graph.drafter import Drafter
 from csd.graph.verifier import Verifier
 from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.attention.prompt import PromptChunk
-from csd.kernels.ops import Ops
+from csd.kernels.ops import Ops, TextOps
 from csd.kernels.states import StepStates, commit_states
 from csd.models.fused.config import ModelSizes, scale_of
 from csd.models.fused.decoder import DecoderLike
@@ -193,8 +193,8 @@ class Step:
         return snapshot
 
     @property
-    def shares_rows(self) -> bool:
-        """True if samples with equal text share rows.
+    def sharing(self) -> TextOps | None:
+        """The operations by which samples with equal text share rows; None if they do not.
 
         Verifiers other than the default one draw other words for them, and a drafter may need the
         rows that it has proposed.
@@ -202,16 +202,16 @@ class Step:
         any_pool = self.drafter is None or not self.drafting or self.drafter.inserts_any_pool
         # not on a GPU: there are no kernels yet
         eager = not self.static and not self.slots.live.is_cuda
-        shares = self.share_rows and eager and self.verifier is None
-        return shares and any_pool and self.ops.texts is not None
+        shares = self.share_rows and eager and self.verifier is None and any_pool
+        return self.ops.texts if shares else None
 
     def propose(self, live_count: int, budget: Budget) -> Pool:
         """Propose the draft trees of all live slots, in one pool."""
         drafter = self.drafter if self.drafting else None
-        slots, ops, classes = self.slots, self.ops, live_count
-        if self.shares_rows and ops.texts is not None:
-            first = ops.texts.first(slots)
-            classes = first[first >= 0].unique().shape[0]
+        slots, texts, classes = self.slots, self.sharing, live_count
+        if texts is not None:
+            first = texts.first(slots)
+            classes = int((first == torch.arange(slots.count)).sum())
         most_nodes = 0 if drafter is None else budget.num_draft_tokens(classes)
         if drafter is not None and most_nodes:
             self.waited = insert_deferred(drafter, slots)
@@ -219,17 +219,19 @@ class Step:
             return self.verifier.propose(slots, live_count, most_nodes, budget)
         # rules edit a copy of each node's logits
         most_copies = None if self.changes is None else most_nodes
-        pool = draft_pool(ops, slots, drafter, live_count, classes, most_nodes, most_copies, budget)
+        pool = draft_pool(
+            self.ops, slots, drafter, live_count, classes, most_nodes, most_copies, budget
+        )
         if self.changes is None or not self.drafting:
             return pool
         max_rows = min(classes + most_nodes, self.cache.rows)
-        if pool.texts is None or ops.texts is None:
+        if pool.texts is None or texts is None:
             return self.changes.plan(pool, slots, max_rows)
         copies = pool.rows - pool.texts.rows.rows
         planned = self.changes.plan(pool, slots, max_rows + copies)
         if planned is pool:
             return pool
-        return ops.texts.spread(ops.texts.merge(planned, slots), planned, slots)
+        return texts.spread(texts.merge(planned, slots), planned, slots)
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Run the model over the pool's rows; returns logits [M, V], or [R, V] of `pool.texts`."""
@@ -253,8 +255,8 @@ class Step:
             verdict, ints, floats = self.changes.decide(
                 self.ops, logits, pool, self.slots, self.top, self.trees
             )
-        if self.shares_rows and self.ops.texts is not None:
-            self.ops.texts.part(self.slots, verdict)
+        if texts := self.sharing:
+            texts.part(self.slots, verdict)
         measured = None
         if self.measures:
             measured = self.measures.of(logits, model_row(pool, verdict.accept_row), self.static)

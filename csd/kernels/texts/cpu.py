@@ -82,7 +82,7 @@ def _merge(first, leaders, pool):
     node, context = np.empty((L + M, 6), np.int64), np.empty((L + M, N), np.int32)
     mass, members = np.zeros(L + M), np.zeros(L + M, np.int64)
     child, after = np.full(L + M, -1, np.int64), np.full(L + M, -1, np.int64)
-    root, place = np.full(S, -1, np.int64), np.empty(M, np.int64)
+    root, node_of = np.full(S, -1, np.int64), np.empty(M, np.int64)
     for i in range(L):
         root[leaders[i]] = i
     count = L
@@ -91,7 +91,7 @@ def _merge(first, leaders, pool):
         if s < 0:
             continue
         leader, parent = first[s], pool.parent[m]
-        above = place[parent] if parent >= 0 else -1
+        above = node_of[parent] if parent >= 0 else -1
         at = root[leader]
         if above >= 0:
             at = _child(node, child, after, above, pool.token[m])
@@ -99,7 +99,7 @@ def _merge(first, leaders, pool):
                 at = count
                 child[at], after[at], child[above] = -1, child[above], at
                 count += 1
-        place[m] = at
+        node_of[m] = at
         if members[at] == 0:
             node[at, COST], node[at, TOKEN], node[at, SLOT] = pool.cost[m], pool.token[m], leader
             node[at, DEPTH], node[at, PARENT] = pool.depth[m], above
@@ -134,7 +134,7 @@ def _spread(order, first, texts, pool, out, row):
     M = 0
     for s in range(first.shape[0]):
         out.slot_start[s], out.slot_nodes[s] = 0, 0
-    place = np.full(pool.token.shape[0], -1, np.int64)
+    text_row = np.full(pool.token.shape[0], -1, np.int64)
     for s in order:
         leader = first[s]
         begin, nodes = texts.slot_start[leader], texts.slot_nodes[leader]
@@ -153,13 +153,13 @@ def _spread(order, first, texts, pool, out, row):
         for m in range(first_own, first_own + own):
             at = begin
             if pool.parent[m] >= 0:
-                above, at = place[pool.parent[m]], -1
+                above, at = text_row[pool.parent[m]], -1
                 # a parent precedes its children
                 for t in range(above + 1 if above >= 0 else begin + nodes, begin + nodes):
                     if texts.parent[t] == above and texts.token[t] == pool.token[m]:
                         at = t
                         break
-            place[m] = at
+            text_row[m] = at
             if at >= 0:
                 out.cost[M + at - begin] = pool.cost[m]
         for m in range(M + 1, M + nodes):

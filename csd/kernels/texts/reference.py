@@ -83,12 +83,12 @@ def _union(pool: Pool, members: list[int]) -> list[_Node]:
     """The members' nodes, equal ones once, in the order of members and rows."""
     tree: list[_Node] = []
     # (index of the parent, token) -> index
-    found: dict[tuple[int, int], int] = {}
+    index_of: dict[tuple[int, int], int] = {}
     for s in members:
         index: dict[int, int] = {-1: -1}
         for m in _rows(pool, s):
             above, token = index[int(pool.parent[m])], int(pool.token[m])
-            index[m] = found.setdefault((above, token), len(tree))
+            index[m] = index_of.setdefault((above, token), len(tree))
             if index[m] == len(tree):
                 tree.append(_Node(token, above, int(pool.depth[m]), int(pool.source[m]), []))
             tree[index[m]].costs.append(int(pool.cost[m]))
@@ -123,8 +123,7 @@ def spread_ref(texts: Pool, pool: Pool, slots: Slots) -> Pool:
         for m in tree:
             above = int(texts.parent[m])
             cost.setdefault(m, max(NOT_DRAFTED, cost[above]))
-            numbers = (int(x[m]) for x in (texts.token, texts.depth, texts.source))
-            token, depth, source = numbers
+            token, depth, source = (int(x[m]) for x in (texts.token, texts.depth, texts.source))
             columns.append((cost[m], token, s, depth, index[above], source))
     out = pool_of(slots, int(slots.live.sum()) + len(columns), _nodes(columns))
     row = torch.empty(out.rows, dtype=torch.int32, device=out.token.device)
@@ -142,7 +141,7 @@ def _own_costs(texts: Pool, leader: int, pool: Pool, s: int) -> dict[int, int]:
     mine, *own = _rows(pool, s)
     row, cost = {mine: root}, {root: 0}
     for m in own:
-        found = below.get((row.get(int(pool.parent[m]), -1), int(pool.token[m])))
-        if found is not None:
-            row[m], cost[found] = found, int(pool.cost[m])
+        shared = below.get((row.get(int(pool.parent[m]), -1), int(pool.token[m])))
+        if shared is not None:
+            row[m], cost[shared] = shared, int(pool.cost[m])
     return cost

@@ -29,7 +29,6 @@ MODELS = {
     "float32": ("qwen3", "fused", torch.float32, True),
 }
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [(7 * i + 3) % 61 for i in range(70)]]
-VALUES = ("tokens", "logprobs", "raw_logprobs", "finish_reason", "sources", "top_logprobs")
 
 
 def sharp(model, scale=6.0):
@@ -78,23 +77,13 @@ def random_call(rng):
         first_sample=rng.choice([0, 0, 3]),
         budget=rng.choice([0, 3, 17, 64, "auto"]),
         speculate=rng.random() < 0.85,
-        record="top" if rng.random() < 0.2 else None,
         top_logprobs=rng.choice([0, 0, 2]),
         drafter=rng.choice(["consensus", "consensus", "paper", "prompt-lookup"]),
     )
-    if options["record"] is None:
-        del options["record"]
     options |= rng.choice(FILTERS) | rng.choice(RULES)
     if rng.random() < 0.2:
         options["until"] = lambda done: len(done) >= 2
     return options
-
-
-def values(outs):
-    return [
-        [{name: getattr(s, name, None) for name in VALUES} for s in out]
-        for out in (outs if isinstance(outs, list) else [outs])
-    ]
 
 
 @few(7)

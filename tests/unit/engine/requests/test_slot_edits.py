@@ -23,9 +23,7 @@ def slots():
     generator = torch.Generator().manual_seed(0)
     for field in fields(Slots):
         x = getattr(slots, field.name)
-        most = 2 if x.dtype == torch.bool else 90
-        x.copy_(torch.randint(0, most, x.shape, generator=generator))
-    slots.leader.copy_(torch.arange(5))
+        x.copy_(torch.randint(0, 2 if x.dtype == torch.bool else 90, x.shape, generator=generator))
     return slots
 
 
