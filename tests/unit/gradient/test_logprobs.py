@@ -183,12 +183,22 @@ def test_gradients_of_filtered_values_and_entropies_in_float64(name):
         assert (found[part] - grad).abs().max() <= NORMS * grad.abs().max(), part
 
 
-def test_gradients_are_finite_differences():
+@pytest.mark.parametrize(
+    "rules",
+    [
+        dict(),
+        dict(presence_penalty=0.5, frequency_penalty=0.1),
+        dict(repetition_penalty=1.3, frequency_penalty=0.1, logit_bias={9: 1.0}),
+        dict(suppress_tokens=[7], no_repeat_ngram_size=3),
+    ],
+    ids=str,
+)
+def test_gradients_are_finite_differences(rules):
     model = build("llama")
-    completions = [[3, 4, 5], [3, 4, 9, 1], [8]]
+    completions = [[3, 4, 5], [3, 4, 9, 4], [8]]
 
     def loss():
-        return weighted(csd.logprobs(model, OTHER, completions, temperature=0.8).logprobs)
+        return weighted(csd.logprobs(model, OTHER, completions, temperature=0.8, **rules).logprobs)
 
     def slope(weight, direction, step):
         with torch.no_grad():

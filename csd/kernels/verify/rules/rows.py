@@ -259,6 +259,9 @@ def penalise(x: torch.Tensor, path: torch.Tensor, s: torch.Tensor, slots: Slots)
     return torch.where(seen[:, :vocab] & (penalty != 1), scaled, x)
 
 
+# the penalties do not depend on x, so the gradient passes unchanged; that of the scatter would
+# count a token once for each of its occurrences
+@torch.no_grad()
 def subtract_counts(
     x: torch.Tensor, prefix: Prefixes, s: torch.Tensor, rules: Rules
 ) -> torch.Tensor:
