@@ -259,8 +259,8 @@ def _path(function: Any) -> str:
 SLOTS = 8
 
 
-def step_costs(table: StepTimeTable, slots: int = SLOTS) -> dict[str, Any]:
-    """Rows, their milliseconds, and the acceptance needed with `slots` samples in flight.
+def step_costs(table: StepTimeTable) -> dict[str, Any]:
+    """Rows, their milliseconds, and the acceptance needed with SLOTS samples in flight.
 
     A step over L slots commits one token per slot without drafts. With d drafted tokens, of which a
     share a is accepted, it commits 1 + a d / L tokens per slot and takes r times as long. So drafts
@@ -268,19 +268,19 @@ def step_costs(table: StepTimeTable, slots: int = SLOTS) -> dict[str, Any]:
 
     An acceptance of more than 1 is not attainable. It is None for steps without drafts.
     """
-    base = table(slots)
+    base = table(SLOTS)
     rows = [
         {
             "rows": size,
             "milliseconds": round(1000 * table(size), 2),
-            "acceptance_needed": round((table(size) / base - 1) * slots / (size - slots), 3)
-            if size > slots
+            "acceptance_needed": round((table(size) / base - 1) * SLOTS / (size - SLOTS), 3)
+            if size > SLOTS
             else None,
         }
-        for size in sorted({*table.sizes, slots})
+        for size in sorted({*table.sizes, SLOTS})
     ]
     marks = {"steady": table.steady, "settled": table.settled}
-    return {"slots": slots, **marks, "rows": rows}
+    return {"slots": SLOTS, **marks, "rows": rows}
 
 
 def shown_costs(costs: dict[str, Any]) -> str:

@@ -19,8 +19,9 @@ samples at accepted rows are the committed tokens, cut after an end token and at
 On a GPU, four launches: maxima and log-sum-exp, which is the first read of the logits, the list of
 the head from the groups of 64 with some of its tokens (both in `triton/scan.py`), sampling
 (`triton/sample.py`), and the descent (`triton/descend.py`), which in an engine's step also advances
-the slots and writes the snapshot. A row whose head is too long for its list, or whose top-p cut
-falls below it, is sampled from the logits by the same passes.
+the slots and writes the snapshot. A row whose head is too long for its list is sampled from the
+logits, and a filter then costs at most one more pass over them. Passes are repeated only if a cut
+falls below the head, or among more nearly equal tokens than the list has room for.
 """
 
 from collections.abc import Callable

@@ -10,7 +10,7 @@ from csd.kernels.verify.token_logprobs import TokenLogprobs, no_token
 from csd.kernels.verify.triton.descend import Constants, _finish_kernel
 from csd.kernels.verify.triton.rows import GROUP
 from csd.kernels.verify.triton.sample import _sample_kernel
-from csd.kernels.verify.triton.scan import Parts, _compact_kernel, _scan_kernel
+from csd.kernels.verify.triton.scan import BINS, Parts, _compact_kernel, _scan_kernel
 from csd.kernels.verify.triton.slots import BLOCK_R, snapshot_grid
 from csd.kernels.verify.views import ADVANCED, POOL, SLOTS, TREES, VERDICT
 from csd.state.pool import Pool
@@ -27,11 +27,9 @@ COMPACT_TILE, COMPACT, COMPACT_WARPS = 128, 256, 1
 SAMPLE_WARPS = 8
 
 
-def verify_triton(
-    logits: torch.Tensor, pool: Pool, slots: Slots, out: Verdict | None = None
-) -> Verdict:
-    """Four launches over logits [M, V], float32, float16 or bfloat16; writes to `out` if given."""
-    out = out or empty_verdict(pool.rows, slots.count, logits.device)
+def verify_triton(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+    """Four launches over logits [M, V], float32, float16 or bfloat16."""
+    out = empty_verdict(pool.rows, slots.count, logits.device)
     rows = _scan_triton(logits, pool, slots)
     _sample(rows, out)
     _finish_kernel[(slots.count,)](**_descent(rows, slots, out))
@@ -107,7 +105,8 @@ def _scan_triton(logits: torch.Tensor, pool: Pool, slots: Slots) -> dict[str, An
     """The first two launches, which read the logits; returns arguments of the third one."""
     (M, V), device = logits.shape, logits.device
     groups = triton.cdiv(V, GROUP.value)
-    sizes = {"M": M, "splits": SPLITS, "groups": groups, "cap": CAP, "list": LIST}
+    room = SPLITS * CAP + LIST
+    sizes = {"M": M, "splits": SPLITS, "groups": groups, "room": room, "bins": BINS.value}
     row: dict[str, Any] = dict(
         logits_ptr=logits,
         pool=POOL(pool),
@@ -125,6 +124,7 @@ def _scan_triton(logits: torch.Tensor, pool: Pool, slots: Slots) -> dict[str, An
         **row,
         groups=groups,
         CAP=CAP,
+        ROOM=room,
         BLOCK=COMPACT,
         TILE=COMPACT_TILE,
         BLOCK_G=triton.next_power_of_2(groups),

@@ -1,10 +1,11 @@
 """Sample one row per program, from its listed head or from all its logits.
 
 The list is used if it suffices: no chunk's list is truncated, and the cuts of the filters fall
-within it. Else the same passes read the row's logits, as often as needed. A cut is found bit by
-bit. `draw_head` finds the winner of the head, and `draw_rest` a token of the rest. With
-teacher_forced, a program computes the log-probability of the token that `sample` holds for its row,
-by the same instructions, so that the bits are those of sampling.
+within it. If it is too long, one pass over the row's logits lists the tokens up to the cut of top-k
+or top-p, or only those near the cut of top-p. Else the same passes read the row's logits, as often
+as needed. A cut is found bit by bit. `draw_head` finds the winner of the head, and `draw_rest` a
+token of the rest. With teacher_forced, a program computes the log-probability of the token that
+`sample` holds for its row, by the same instructions, so that the bits are those of sampling.
 """
 
 import triton
@@ -21,6 +22,7 @@ from csd.kernels.verify.triton.rows import (
     load_row,
     load_tile,
 )
+from csd.kernels.verify.triton.scan import BINS, bin_of, bins_per_unit
 from csd.state.verdict import TOP as _TOP
 
 SAMPLE, REST = tl.constexpr(noise.SAMPLE), tl.constexpr(noise.REST)
@@ -42,6 +44,61 @@ def passes(d, token, cuts):
     keep = (bits <= kth) & (d < float("inf")) & (tl.exp(-d) >= min_p)
     keep &= tl.abs(d - center) <= reach
     return keep & ((bits < cut) | ((bits == cut) & (token >= cut_token)))
+
+
+@triton.jit
+def cut_bins(bin_count_ptr, k, tail, rest, width, MOST: tl.constexpr):
+    """First and last bin to list so that the cut falls within the list; no bin if none suffices.
+
+    Lists all tokens of the bins up to the cut if they are at most MOST, else for top-p alone those
+    of the bins in which it may fall. A bin's mass is bounded by its tokens and its ends.
+    """
+    b = tl.arange(0, BINS)
+    count = tl.load(bin_count_ptr + b)
+    upto = tl.cumsum(count, 0)
+    step = tl.div_rn(1.0, bins_per_unit(width))
+    high = count * tl.exp(-step * b)
+    low = high * tl.exp(-step)
+    # masses from each bin on, which descend; the slack is far above the rounding of sums
+    SLACK: tl.constexpr = 1.001
+    most, least = tl.cumsum(high, 0, reverse=True) + rest, tl.cumsum(low, 0, reverse=True) + rest
+    least_total, most_total = tl.max(least, 0), tl.max(most, 0)
+    may = (most * SLACK > tail * least_total).to(tl.int32)
+    must = (least > tail * most_total * SLACK).to(tl.int32)
+    last = tl.maximum(tl.sum(may, 0) - 1, 0)
+    first = tl.maximum(tl.sum(must, 0) - 1, 0)
+    last = tl.where(k > 0, tl.sum((upto < k).to(tl.int32), 0), last)
+    first = tl.where((k > 0) | (tl.sum(tl.where(b <= last, count, 0), 0) <= MOST), 0, first)
+    within = tl.sum(tl.where((b >= first) & (b <= last), count, 0), 0)
+    deep = (k == 0) & (rest * SLACK > tail * least_total)
+    return first, tl.where((within > MOST) | deep, -1, last)
+
+
+@triton.jit
+def list_bins(first, last, width, source, vocab, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Lists the tokens of some bins in token order, from all logits of the row.
+
+    Returns their number and the masses of the tokens that are nearer and that are farther.
+    """
+    per_unit = bins_per_unit(width)
+    whole = tl.full((), -1, tl.int32)
+    count = tl.zeros((), tl.int32)
+    nearer = tl.zeros((), tl.float32)
+    farther = tl.zeros((), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        token, d = load_tile(start, whole, source, STOPS, BLOCK)
+        place = tl.where(d <= width, bin_of(d, per_unit), BINS)
+        chosen = (place >= first) & (place <= last) & (d < float("inf"))
+        position = count + tl.cumsum(chosen.to(tl.int32), 0) - 1
+        tl.store(source[1] + position, token, mask=chosen)
+        tl.store(source[2] + position, d, mask=chosen)
+        count += tl.sum(chosen.to(tl.int32), 0)
+        mass = tl.exp(-d)
+        nearer += tl.sum(tl.where(place < first, mass, 0.0), 0)
+        farther += tl.sum(tl.where(place > last, mass, 0.0), 0)
+    # threads load what other threads have stored
+    tl.debug_barrier()
+    return count, nearer, farther
 
 
 @triton.jit
@@ -82,12 +139,15 @@ def kept_mass(rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def tail_cut(tail, rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr):
+def tail_cut(
+    tail, nearer, rest, kth, size, listed, source, STOPS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Bits of the largest distance that top-p keeps, and the first token kept at that distance.
 
-    All less likely tokens have a mass of at most `tail` together.
+    All less likely tokens have a mass of at most `tail` together. The masses of the tokens that are
+    nearer than all of the list and of those beyond it are `nearer` and `rest`.
     """
-    total, last = kept_mass(rest, kth, size, listed, source, STOPS, BLOCK)
+    total, last = kept_mass(nearer + rest, kth, size, listed, source, STOPS, BLOCK)
     cut = tl.zeros((), tl.int32)
     for i in range(0, 31):
         larger = cut | (1 << (30 - i))
@@ -265,7 +325,8 @@ def _pack(
     LIST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Concatenates the lists of a row's chunks into list_token and list_distance."""
+    """Concatenates the lists of a row's chunks into the row's list, behind them."""
+    base = m.to(tl.int64) * (SPLITS * CAP + LIST)
     for start in range(0, listed, BLOCK):
         # the chunk whose list a place is in, and the number of places before that list
         offs = start + tl.arange(0, BLOCK)
@@ -276,12 +337,13 @@ def _pack(
             end += tl.load(parts.head_count + m * SPLITS + c)
             chunk += (offs >= end).to(tl.int32)
             before = tl.where(offs >= end, end, before)
-        offsets = (m * SPLITS + chunk).to(tl.int64) * CAP + offs - before
+        offsets = base + chunk * CAP + offs - before
         mask = offs < listed
         token = tl.load(parts.head_token + offsets, mask=mask, other=0)
         d = tl.load(parts.head_distance + offsets, mask=mask, other=0.0)
-        tl.store(parts.list_token + m * LIST + offs, token, mask=mask)
-        tl.store(parts.list_distance + m * LIST + offs, d, mask=mask)
+        to = base + SPLITS * CAP + offs
+        tl.store(parts.head_token + to, token, mask=mask)
+        tl.store(parts.head_distance + to, d, mask=mask)
     # threads load what other threads have stored
     tl.debug_barrier()
 
@@ -337,16 +399,27 @@ def _sample_kernel(
     width = tl.where((k > 0) & (k <= MAX_HEAD), float("inf"), HEAD_WIDTH)
 
     row = (logits_ptr, pool, slots, m, slot, vocab, words, penalty, early)
-    list_at = m * LIST
-    source = (row, parts.list_token + list_at, parts.list_distance + list_at, temperature, top)
-
     counts = tl.load(parts.head_count + offs_c)
     listed = tl.sum(counts, 0)
     rest = tl.where(k > 0, 0.0, tl.sum(tl.load(parts.rest + offs_c), 0))
     over = (tl.max(counts, 0) > CAP) | (listed > LIST)
+    # the lists of the chunks, then that of the row
+    list_at = m.to(tl.int64) * (SPLITS * CAP + LIST) + tl.where(over, 0, SPLITS * CAP)
+    source = (row, parts.head_token + list_at, parts.head_distance + list_at, temperature, top)
+    nearer = tl.zeros((), tl.float32)
+    filtered = over & (listed >= k) & ((k > 0) | (top_p < 1))
     listed = tl.where(over | (listed < k), -1, listed)
     _pack(listed, m, parts, SPLITS, CAP, LIST, BLOCK)
-    if (listed >= 0) & (top_p < 1) & (k == 0):
+    if filtered:
+        head_width = tl.load(parts.head_width + m)
+        bin_count_ptr = parts.bin_count + m * BINS
+        first, last = cut_bins(bin_count_ptr, k, tail, rest, head_width, SPLITS * CAP)
+        if last >= 0:
+            listed, nearer, farther = list_bins(
+                first, last, head_width, source, vocab, STOPS, BLOCK
+            )
+            rest = tl.where(k > 0, 0.0, farther)
+    if (listed >= 0) & (top_p < 1) & (k == 0) & (nearer == 0):
         head = head_mass(listed, source, STOPS, BLOCK)
         listed = tl.where(tl.div_rn(rest, head + rest) > tail, -1, listed)
     size = tl.where(listed >= 0, listed, vocab)
@@ -358,8 +431,11 @@ def _sample_kernel(
     cut = tl.full((), INF_BITS, tl.int32)
     cut_token = tl.zeros((), tl.int32)
     if top_p < 1:
-        cut, cut_token = tail_cut(tail, rest, kth, size, listed, source, STOPS, BLOCK)
+        cut, cut_token = tail_cut(tail, nearer, rest, kth, size, listed, source, STOPS, BLOCK)
         rest = tl.where(listed >= 0, 0.0, rest)
+        # a list of the cut alone lacks the tokens that are drawn
+        listed = tl.where(nearer > 0, -1, listed)
+        size = tl.where(nearer > 0, vocab, size)
 
     center = tl.zeros((), tl.float32)
     reach = tl.full((), float("inf"), tl.float32)

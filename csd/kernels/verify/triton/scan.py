@@ -21,6 +21,29 @@ MAX_HEAD = tl.constexpr(constants.MAX_HEAD)
 LOG2E = tl.constexpr(1.4426950408889634)
 # neighbouring tokens that one lane reads at once
 OCTET = tl.constexpr(8)
+# equal ranges of distance in which the listed tokens of a filtered row are counted
+BINS = tl.constexpr(1024)
+
+
+@triton.jit
+def is_cut(slots, slot, vocab):
+    """Whether top-k or top-p may end a row of the slot within its list."""
+    k = tl.load(slots.top_k + slot)
+    cut = ((k > 0) & (k < vocab)) | (tl.load(slots.top_p + slot).to(tl.float32) < 1)
+    return cut & (tl.load(slots.temperature + slot) != 0)
+
+
+@triton.jit
+def bins_per_unit(width):
+    """Bins per unit of distance if the head is as wide as `width`, or has no width."""
+    span = tl.where((width > 0) & (width < float("inf")), width, HEAD_WIDTH)
+    return tl.div_rn(tl.full((), BINS, tl.float32), span)
+
+
+@triton.jit
+def bin_of(d, per_unit):
+    """Bins of distances d, in their order; all beyond the others are in the last."""
+    return tl.minimum(d * per_unit, BINS - 1).to(tl.int32)
 
 
 @triton.jit
@@ -77,7 +100,8 @@ class Parts(NamedTuple):
     """Results of the first two launches by row, and a list of a row's head for the third one.
 
     A row has `splits` chunks, and `groups` groups of tokens. A list has at most `cap` tokens of a
-    chunk, and `list` of a row.
+    chunk, and `list` of a row. If a filtered row has more, its tokens are counted by distance, and
+    `_sample_kernel` lists those up to its cut, in the memory of the chunks' lists.
     """
 
     top: torch.Tensor = tensor("M splits", torch.float32)  # largest logit as sampled
@@ -86,12 +110,14 @@ class Parts(NamedTuple):
     # largest logit as sampled of each group, and sum of exp((logit - that) / temperature)
     group_top: torch.Tensor = tensor("M groups", torch.float32)
     group_sum: torch.Tensor = tensor("M groups", torch.float32)
-    head_token: torch.Tensor = tensor("M splits cap")
-    head_distance: torch.Tensor = tensor("M splits cap", torch.float32)
+    # the lists of the chunks, then that of the row
+    head_token: torch.Tensor = tensor("M room")
+    head_distance: torch.Tensor = tensor("M room", torch.float32)
     head_count: torch.Tensor = tensor("M splits")  # above cap if a chunk has more
+    # largest distance of the head, and the number of its tokens by distance, of filtered rows
+    head_width: torch.Tensor = tensor("M", torch.float32)
+    bin_count: torch.Tensor = tensor("M bins")
     rest: torch.Tensor = tensor("M splits", torch.float32)  # mass of tokens that are not listed
-    list_token: torch.Tensor = tensor("M list")
-    list_distance: torch.Tensor = tensor("M list", torch.float32)
     bad_row: torch.Tensor = tensor("M")
 
 
@@ -126,6 +152,10 @@ def _scan_kernel(
     tl.store(parts.top + offset, top)
     tl.store(parts.raw_top + offset, raw_top)
     tl.store(parts.raw_sum + offset, raw_sum)
+    if is_cut(slots, slot, vocab):
+        SHARE: tl.constexpr = BINS // SPLITS
+        offs_b = m * BINS + c * SHARE + tl.arange(0, SHARE)
+        tl.store(parts.bin_count + offs_b, tl.zeros([SHARE], tl.int32))
 
 
 @triton.jit
@@ -152,6 +182,7 @@ def _compact_kernel(
     STOPS: tl.constexpr,
     SPLITS: tl.constexpr,
     CAP: tl.constexpr,
+    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_G: tl.constexpr,
     TILE: tl.constexpr,
@@ -171,15 +202,18 @@ def _compact_kernel(
         ptrs = parts.group_top + m.to(tl.int64) * groups + offs_g
         tops = tl.load(ptrs, mask=offs_g < groups, other=float("-inf"))
         width = kth_distance(distance(tops, top, temperature), k).to(tl.float32, bitcast=True)
+    tl.store(parts.head_width + m, width)
     # with top-p, either the rest is dropped as a whole or the list is not used
     min_p = tl.load(slots.min_p + slot).to(tl.float32)
     cut = tl.load(slots.top_p + slot).to(tl.float32) < 1
     min_p = tl.where(cut | greedy, 0.0, min_p)
+    # below 0 if no filter needs the bins
+    per_unit = tl.where(is_cut(slots, slot, vocab), bins_per_unit(width), -1.0)
 
     row = (logits_ptr, pool, slots, m, slot, vocab, words, penalty, early)
     count = tl.zeros((), tl.int32)
     rest = tl.zeros((), tl.float32)
-    base = (m * SPLITS + c).to(tl.int64) * CAP
+    base = m.to(tl.int64) * ROOM + c * CAP
     # a chunk's groups by tiles; only those with a token to be listed are read again. With min-p, a
     # group's mass is added token by token or not at all
     floor, whole = tl.where(min_p > 0, min_p, 2.0), tl.where(min_p > 0, 0.0, 1.0)
@@ -213,6 +247,9 @@ def _compact_kernel(
             tl.store(parts.head_token + base + position, token, mask=mask)
             tl.store(parts.head_distance + base + position, d, mask=mask)
             count += tl.sum(listed.to(tl.int32), 0)
+            if per_unit > 0:
+                bins = parts.bin_count + m * BINS + bin_of(d, per_unit)
+                tl.atomic_add(bins, 1, mask=listed, sem="relaxed")
             masses = tl.exp(-d)
             rest += tl.sum(tl.where(listed | (masses < min_p), 0.0, masses), 0)
     tl.store(parts.head_count + m * SPLITS + c, count)

@@ -120,6 +120,38 @@ def test_what_no_list_holds(poison, monkeypatch, options):
     both(logits, pool, slots)
 
 
+CUTS = {
+    "top-k": {"top_k": 300},
+    "top-p": {"top_p": 0.8},
+    "small-top-p": {"top_p": 0.1},
+    "both": {"top_k": 300, "top_p": 0.8},
+    "with-min-p": {"top_p": 0.9, "min_p": 0.05},
+    "with-typical": {"top_p": 0.9, "typical_p": 0.8},
+    "with-a-penalty": {"top_p": 0.9, "repetition_penalty": 1.1},
+}
+
+
+@few(4)
+@pytest.mark.parametrize("room", [1600, 320], ids=["listed", "cut-listed"])
+@pytest.mark.parametrize("options", CUTS.values(), ids=CUTS.keys())
+def test_heads_longer_than_their_list_are_cut(poison, monkeypatch, options, room):
+    """Of a long head, the kept tokens are listed, or only those about the cut of top-p."""
+    monkeypatch.setattr(launch, "SPLITS", 2)
+    monkeypatch.setattr(launch, "CAP", room // 2)
+    monkeypatch.setattr(launch, "LIST", 64)
+    pool, slots = one_group(count=6, vocab=2500)
+    slots.temperature[:] = torch.tensor([1.0, 0.7, 1.0, 0.7, 1.0, 0.0])
+    slots.seen[:, ::3] = 0x11111111
+    for name, value in options.items():
+        getattr(slots, name)[:5] = value
+    logits = random_logits(6, 2500, scale=0.5)
+    # half with ties, one of which has equal tokens alone, and one with a rest
+    logits[::2] = (8 * logits[::2]).round() / 8
+    logits[2] = 1
+    logits[3, 900:] -= 8
+    both(logits, pool, slots)
+
+
 @few(2)
 @pytest.mark.parametrize("cap", [512, 0], ids=["listed", "not-listed"])
 @pytest.mark.parametrize("min_p", [0, 1e-5])
