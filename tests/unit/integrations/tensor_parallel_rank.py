@@ -96,9 +96,9 @@ def disagree():
     """Rank 1 commits something else: the next step must raise."""
     commit = FollowerStep.commit
 
-    def wrong(self, verdict):
+    def wrong(self, pool, verdict):
         FollowerStep.commit = commit
-        commit(self, verdict)
+        commit(self, pool, verdict)
         self.slots.context[0, 0] += 1
 
     FollowerStep.commit = wrong
