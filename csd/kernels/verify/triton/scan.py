@@ -27,7 +27,7 @@ BINS = tl.constexpr(1024)
 
 @triton.jit
 def is_cut(slots, slot, vocab):
-    """Whether top-k or top-p may end a row of the slot within its list."""
+    """True if top-k or top-p may cut a row of the slot."""
     k = tl.load(slots.top_k + slot)
     cut = ((k > 0) & (k < vocab)) | (tl.load(slots.top_p + slot).to(tl.float32) < 1)
     return cut & (tl.load(slots.temperature + slot) != 0)
