@@ -1,4 +1,4 @@
-"""The table of kernels.md."""
+"""The tables of kernels.md."""
 
 from bench.gpu.aot import TARGETS
 from bench.lib.common import markdown
@@ -20,4 +20,15 @@ def chips() -> str:
     return markdown(["registers, KiB of shared memory, programs", *targets], lines)
 
 
-TABLES = {"chips": chips}
+def passes() -> str:
+    result = load("vocabulary_reads")
+    lines = []
+    for r in result["rows"]:
+        before = only(result["before"]["rows"], row=r["row"], settings=r["settings"])
+        counts = (r["scan"], r["compact"], r["sample"], before["passes"], r["passes"])
+        lines.append([r["row"], r["settings"], str(r["launches"]), *(f"{n:.2f}" for n in counts)])
+    head = ["row", "settings", "launches", "maxima", "list", "sampling", "passes before", "now"]
+    return markdown(head, lines)
+
+
+TABLES = {"chips": chips, "passes": passes}

@@ -27,7 +27,7 @@ BINS = tl.constexpr(1024)
 
 @triton.jit
 def is_cut(slots, slot, vocab):
-    """Whether top-k or top-p may end a row of the slot within its list."""
+    """True if top-k or top-p may cut a row of the slot."""
     k = tl.load(slots.top_k + slot)
     cut = ((k > 0) & (k < vocab)) | (tl.load(slots.top_p + slot).to(tl.float32) < 1)
     return cut & (tl.load(slots.temperature + slot) != 0)
@@ -207,8 +207,9 @@ def _compact_kernel(
     min_p = tl.load(slots.min_p + slot).to(tl.float32)
     cut = tl.load(slots.top_p + slot).to(tl.float32) < 1
     min_p = tl.where(cut | greedy, 0.0, min_p)
-    # below 0 if no filter needs the bins
-    per_unit = tl.where(is_cut(slots, slot, vocab), bins_per_unit(width), -1.0)
+    # no distance if no filter needs the bins
+    binned = tl.where(is_cut(slots, slot, vocab), width, -1.0)
+    per_unit = bins_per_unit(width)
 
     row = (logits_ptr, pool, slots, m, slot, vocab, words, penalty, early)
     count = tl.zeros((), tl.int32)
@@ -247,9 +248,9 @@ def _compact_kernel(
             tl.store(parts.head_token + base + position, token, mask=mask)
             tl.store(parts.head_distance + base + position, d, mask=mask)
             count += tl.sum(listed.to(tl.int32), 0)
-            if per_unit > 0:
-                bins = parts.bin_count + m * BINS + bin_of(d, per_unit)
-                tl.atomic_add(bins, 1, mask=listed, sem="relaxed")
+            # a mask, since a branch around the atomics spills a register
+            bins = parts.bin_count + m * BINS + bin_of(d, per_unit)
+            tl.atomic_add(bins, 1, mask=listed & (d <= binned), sem="relaxed")
             masses = tl.exp(-d)
             rest += tl.sum(tl.where(listed | (masses < min_p), 0.0, masses), 0)
     tl.store(parts.head_count + m * SPLITS + c, count)

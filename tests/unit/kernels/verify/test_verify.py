@@ -135,7 +135,7 @@ CUTS = {
 @pytest.mark.parametrize("room", [1600, 320], ids=["listed", "cut-listed"])
 @pytest.mark.parametrize("options", CUTS.values(), ids=CUTS.keys())
 def test_heads_longer_than_their_list_are_cut(poison, monkeypatch, options, room):
-    """Of a long head, the kept tokens are listed, or only those about the cut of top-p."""
+    """A list holds the kept tokens of a long head, or only those near the cut of top-p."""
     monkeypatch.setattr(launch, "SPLITS", 2)
     monkeypatch.setattr(launch, "CAP", room // 2)
     monkeypatch.setattr(launch, "LIST", 64)
