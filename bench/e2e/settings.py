@@ -15,19 +15,17 @@ the settings cost.
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import csd
 from bench.e2e.cpu import PROBLEMS
-from bench.e2e.long.plan import CSD, VLLM
-from bench.e2e.long.vllm_side import NGRAM, Vllm, as_folder
-from bench.lib.common import bootstrap, finish, table
+from bench.e2e.long.plan import CSD
+from bench.e2e.long.vllm_side import Vllm, open_sides
+from bench.lib.common import finish, ratio, table
 from bench.lib.models import HELP, MODELS, ids_of, path_of
 from bench.lib.settings import DEFAULTS, settings_of, words
 from csd.models.load import load
@@ -61,7 +59,8 @@ def main(argv: list[str] | None = None) -> None:
         sides = {name: _csd(engine, name == CSD[0]) for name in CSD}
         if args.vllm:
             length = max(map(len, prompts)) + args.tokens + 64
-            sides |= _vllm(args.vllm, path, loaded, length, max(args.samples), stack)
+            peers = open_sides(args.vllm, path, loaded, length, max(args.samples), set(), stack)
+            sides |= {name: _vllm(side) for name, side in peers.items()}
         rows = []
         for n in args.samples:
             rows += measure(sides, prompts, n, args.tokens, args.pairs, own, plain)
@@ -80,23 +79,12 @@ def _csd(engine: csd.Engine, speculate: bool) -> Draw:
     return draw
 
 
-def _vllm(
-    python: str, path: str, loaded: Any, length: int, samples: int, stack: ExitStack
-) -> dict[str, Draw]:
-    to = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    folder = as_folder(path, loaded.dtype, loaded.tokenizer, to)
+def _vllm(side: Vllm) -> Draw:
+    def draw(ids: list[int], n: int, tokens: int, seed: int, settings: dict) -> tuple:
+        answer = side.call([ids], n, tokens, ignore_eos=True, settings=settings)
+        return sum(map(len, answer["samples"][0])) / answer["seconds"], None
 
-    def opened(ngram: int) -> Draw:
-        side = Vllm(python, folder, loaded.dtype, set(), length, samples, ngram)
-        stack.callback(side.close)
-
-        def draw(ids: list[int], n: int, tokens: int, seed: int, settings: dict) -> tuple:
-            answer = side.call([ids], n, tokens, ignore_eos=True, settings=settings)
-            return sum(map(len, answer["samples"][0])) / answer["seconds"], None
-
-        return draw
-
-    return {name: opened(ngram) for name, ngram in zip(VLLM, (0, NGRAM), strict=True)}
+    return draw
 
 
 def measure(
@@ -127,22 +115,17 @@ def measure(
         row = {"samples": n, "side": name}
         for kind in kinds:
             row[f"{kind} tok/s"] = statistics.median(rates[name, kind])
-        row["own / plain"], row["low"], row["high"] = _ratio(
+        row["own / plain"], row["low"], row["high"] = ratio(
             rates[name, "own"], rates[name, "plain"]
         )
         if name in CSD:
             row |= {f"tau, {kind}": statistics.median(taus[name, kind]) for kind in kinds}
         else:
-            row["csd / it"], row["csd / it, low"], row["csd / it, high"] = _ratio(
+            row["csd / it"], row["csd / it, low"], row["csd / it, high"] = ratio(
                 best, rates[name, "own"]
             )
         rows.append(row)
     return rows
-
-
-def _ratio(above: list[float], below: list[float]) -> tuple[float, float, float]:
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
-    return statistics.median(ratios), *bootstrap(ratios)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import random
+import statistics
 import subprocess
 import sys
 import traceback
@@ -71,6 +72,12 @@ def bootstrap(values: list[float], draws: int = 2000, seed: int = 0) -> tuple[fl
     medians = x[pick].quantile(0.5, dim=1)
     low, high = medians.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
+
+
+def ratio(above: list[float], below: list[float]) -> tuple[float, float, float]:
+    """Median of the pairs' ratios with its 95% interval."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    return statistics.median(ratios), *bootstrap(ratios)
 
 
 def table(rows: list[dict]) -> str:

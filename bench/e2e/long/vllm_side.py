@@ -3,7 +3,9 @@
 import json
 import os
 import subprocess
+import tempfile
 from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 from bench.e2e.cpu import module
 from bench.e2e.long.drawn import Drawn
+from bench.e2e.long.plan import VLLM
 from bench.lib.settings import PLAIN
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -121,3 +124,19 @@ class Vllm:
             self.reader.join(5)
             raise RuntimeError("vLLM ended:\n" + "".join(self.log))
         return json.loads(line)
+
+
+def open_sides(
+    python: str, path: str, loaded: Any, length: int, samples: int, ends: set[int], stack: ExitStack
+) -> dict[str, Vllm]:
+    """vLLM plain and with n-grams, by name, over the checkpoint at `path`; `stack` closes them.
+
+    length: most tokens of a sequence. samples: most at once.
+    """
+    to = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    folder = as_folder(path, loaded.dtype, loaded.tokenizer, to)
+    sides = {}
+    for name, ngram in zip(VLLM, (0, NGRAM), strict=True):
+        sides[name] = Vllm(python, folder, loaded.dtype, ends, length, samples, ngram)
+        stack.callback(sides[name].close)
+    return sides
