@@ -16,7 +16,7 @@ from csd.utils.phases import phase, showing
 
 ENGINE_FLAGS = (
     *("max_slots", "max_tokens", "memory", "max_queue", "budget", "speculate", "prior"),
-    *("exact", "prefix_cache", *LOADING, "decoder"),
+    *("exact", "prefix_cache", "share_rows", *LOADING, "decoder"),
 )
 SERVER_FLAGS = tuple(options_of(ServerOptions))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from csd.cli.common import MODEL, add_command, check_counts, stamped
 from csd.engine.generate import engine_for
+from csd.engine.options.engine_arguments import SharedOptions
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.engine.step.budget import StepTimeTable
 from csd.evaluate.evaluation import digest
@@ -95,6 +96,7 @@ def add(commands: _SubParsersAction) -> None:
         f"--cost: {MODEL}",
     )
     add_flags(replay, LOADING)
+    add_flags(replay, ("share_rows",), SharedOptions)
     replay.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
@@ -175,15 +177,20 @@ def _replay(args: Namespace) -> int:
             cost = engine.step_times.measure()
     # shown on a terminal only
     bar = tqdm(args.nodes, disable=True if args.json else None, leave=False, unit="nodes")
-    rows = [gain(traces, nodes, cost, args.num_samples, args.drafter) for nodes in bar]
+    rows = [
+        gain(traces, nodes, cost, args.num_samples, args.drafter, args.share_rows) for nodes in bar
+    ]
     output = {"prompts": len(traces), "drafter": args.drafter, "rows": rows}
     if args.json:
         print(json.dumps(stamped("replay", output)))
         return 0
-    print("nodes  used    tau" + "  expected speed-up" * (cost is not None))
+    print("nodes  used    tau  rows/token" + "  expected speed-up" * (cost is not None))
     for row in rows:
         speedup = f" {row['speedup']:10.2f}" if cost is not None else ""
-        print(f"{row['nodes']:5} {row['nodes_used']:5.1f} {row['tau']:6.2f}{speedup}")
+        print(
+            f"{row['nodes']:5} {row['nodes_used']:5.1f} {row['tau']:6.2f} "
+            f"{row['rows_per_token']:11.2f}{speedup}"
+        )
     print(f"{len(traces)} prompts")
     if cost is None:
         print(
@@ -202,8 +209,9 @@ def verdict(rows: list[dict]) -> str:
         return "csd would draw these samples no faster, with any number of drafted tokens"
     return (
         f"csd would draw these samples {best['speedup']:.2f} times as fast as one token per step, "
-        f"with at most {best['nodes']} drafted tokens per sample and step (tau "
-        f"{best['tau']:.2f}); this leaves out the drafter's own time"
+        f"with at most {best['nodes']} drafted tokens per sample and step (tau {best['tau']:.2f}) "
+        f"and {best['rows_per_token']:.2f} rows of the model per token; this leaves out the "
+        "drafter's own time"
     )
 
 

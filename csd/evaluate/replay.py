@@ -41,32 +41,37 @@ def gain(
     cost: StepTimeTable | None,
     samples: int | None = None,
     drafter: str = "consensus",
+    share_rows: bool = False,
 ) -> dict:
     """Figures of all traces together, with at most `nodes` drafted tokens per sample and step.
 
-    samples: number of samples per trace; None: all. Returns nodes; tau; nodes_used, the mean
-    number drafted per sample and step; speedup, relative to one token per step, computed from
-    `cost` without the drafter's own time, or None without a cost.
+    samples: number of samples per trace; None: all. share_rows: as in `csd.Engine`; drafters that
+    need the rows they proposed do not share. Returns nodes; tau; nodes_used, the mean number
+    drafted per sample and step; rows_per_token, rows of the model per drawn token; speedup,
+    relative to one token per step and a row for each sample, computed from `cost` without the
+    drafter's own time, or None without a cost.
     """
-    tokens = steps = drafted = 0
+    tokens = steps = drafted = rows = 0
     plain = drafting = 0.0
     for trace in traces:
         count = len(trace.samples) if samples is None else samples
-        result = replay(
-            trace, make_drafter(drafter, reference(), torch.device("cpu")), count, nodes
-        )
+        made = make_drafter(drafter, reference(), torch.device("cpu"))
+        shares = share_rows and (nodes == 0 or made.inserts_any_pool)
+        result = replay(trace, made, count, nodes, share_rows=shares)
         tokens, steps = tokens + result.tokens, steps + result.sample_steps
         drafted += result.nodes
+        rows += result.model_rows
         if cost is None:
             continue
         lengths = [len(x) for x in trace.samples[:count]]
         in_flight = (sum(x > i for x in lengths) for i in range(max(lengths)))
         plain += sum(cost(n) for n in in_flight)
-        drafting += sum(cost(live + more) for live, more in result.rows)
+        drafting += sum(map(cost, result.step_rows))
     return {
         "nodes": nodes,
         "tau": tokens / steps,
         "nodes_used": drafted / steps,
+        "rows_per_token": rows / tokens,
         "speedup": plain / drafting if cost is not None else None,
     }
 
@@ -89,8 +94,9 @@ class Replayed:
     steps: int = 0  # steps until the last sample ended
     plain_steps: int = 0  # the same without speculation
     nodes: int = 0  # drafted nodes
-    model_rows: int = 0  # rows of the model: roots and nodes, those of equal text once if shared
     rows: list[tuple[int, int]] = field(default_factory=list)  # (live samples, nodes) per step
+    # rows of the model per step: roots and nodes, those of equal text once if shared
+    step_rows: list[int] = field(default_factory=list)
     sources: list[int] = field(
         default_factory=lambda: [0] * len(SOURCES)
     )  # committed tokens by node source
@@ -98,6 +104,10 @@ class Replayed:
     propose_seconds: float = 0.0
     insert_seconds: float = 0.0
     history_seconds: float = 0.0  # seconds of entering past samples
+
+    @property
+    def model_rows(self) -> int:
+        return sum(self.step_rows)
 
     @property
     def tau(self) -> float:
@@ -260,13 +270,14 @@ def replay(
         row = verdict.accept_row[:, 1:][depth < verdict.accept_count[:, None]].long()
         for source in pool.source[row].tolist():
             result.sources[source] += 1
-        drafted = int((pool.depth > 0).sum())
+        trees = pool if pool.texts is None else pool.texts.rows
+        drafted = int((trees.depth > 0).sum())
         result.tokens += int(verdict.accept_count.sum())
         result.sample_steps += live
         result.steps += 1
         result.nodes += drafted
         result.rows.append((live, drafted))
-        result.model_rows += live + drafted if pool.texts is None else pool.texts.rows.rows
+        result.step_rows.append(int((trees.slot >= 0).sum()))
         for s in verdict.finish.nonzero()[:, 0].tolist():
             result.ends[s] = result.steps
         advance_slots_ref(slots, verdict)

@@ -164,6 +164,7 @@ class SizeOptions(TypedDict, total=False):
             "Results do not depend on it, except for rounding where `exact` is false. On a GPU "
             "and in static steps, rows are not shared yet",
             check_flag,
+            Switch(False, "compute a row of the model for each sample, also while texts are equal"),
         ),
     ]
 

@@ -32,6 +32,7 @@ class _Stats(TypedDict):
     tokens_per_step: Annotated[float, Between(0)]
     accepted: _Accepted
     seconds: NotRequired[dict[str, float]]
+    rows: NotRequired[Count]  # not in runs of versions without shared rows
 
 
 class _Draft(TypedDict):

@@ -88,6 +88,21 @@ def _headline(result: dict) -> str:
 
 
 def _lead(stats: dict) -> str:
+    return _drafts(stats) + _shared_rows(stats)
+
+
+def _shared_rows(stats: dict) -> str:
+    """Sentence on the rows that equal texts shared, or nothing if they shared none."""
+    rows, alone = stats.get("rows", 0), stats["sample_steps"] + stats["nodes_proposed"]
+    if not 0 < rows < alone:
+        return ""
+    return (
+        f" Samples with equal text share rows of the model: it computed {rows:,} rows in place of "
+        f"{alone:,}."
+    )
+
+
+def _drafts(stats: dict) -> str:
     if not stats["nodes_proposed"]:
         return "Nothing was drafted: plain sampling, one token per sample and step."
     return (

@@ -41,6 +41,19 @@ def test_rows_that_cost_time_lower_the_gain(tmp_path, capsys):
     assert found[1] < found[0]
 
 
+def test_equal_texts_share_rows(tmp_path, capsys):
+    """Samples equal for 25 tokens: a row for each token of one, then 15 of the longer one."""
+    cost = tmp_path / "cost.json"
+    cost.write_text(json.dumps({"rows": [1, 2], "seconds": [1.0, 2.0]}))
+    command = ["replay", traces(tmp_path), "--nodes", "0", "--cost", str(cost), "--json"]
+    found = []
+    for flags in ([], ["--no-share-rows"]):
+        main([*command, *flags])
+        (row,) = json.loads(capsys.readouterr().out)["rows"]
+        found.append((row["rows_per_token"], row["speedup"]))
+    assert found == [(40 / 65, 65 / 40), (1, 1)]
+
+
 def test_prompts_are_read(tmp_path, capsys):
     path = tmp_path / "prompts.jsonl"
     chat = [{"role": "user", "content": "c"}]

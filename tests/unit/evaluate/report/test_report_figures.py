@@ -1,11 +1,26 @@
 """Figures of a report: what its page draws, from the tokens, steps and votes of a run."""
 
+import json
+
 from helpers.targets import slow
 
-from csd.evaluate.report import data, figures
+from csd.evaluate.report import data, figures, page
 from csd.evaluate.vote import Decision
 
 TEXT = [[1, 2, 3, 4], [1, 2, 5], [1, 2, 3, 6, 7], [1, 2, 5]]
+
+
+def test_the_lead_counts_shared_rows(place):
+    run = json.loads((place / "out.json").read_text())
+    stats = run["stats"]
+    alone = stats["sample_steps"] + stats["nodes_proposed"]
+    # the run's own counts: four samples whose first tokens have equal text before them
+    assert 0 < stats["rows"] < alone
+    assert f"it computed {stats['rows']:,} rows in place of {alone:,}." in page(run)
+    for other in ({"rows": alone}, {"rows": 0}):
+        assert "share rows" not in page(run | {"stats": stats | other})
+    del stats["rows"]
+    assert "share rows" not in page(run)
 
 
 def test_samples_diverge_where_their_tokens_do():
