@@ -141,6 +141,7 @@ class Turns:
         self.branches = [Branch(self, (i,)) for i in range(num_samples)]
         self.read_tokens = 0  # tokens that the model has read as parts of prompts
         self.cached_tokens = 0  # tokens of turns' prompts that were not read again
+        self.rows = 0  # rows of the model in turns' steps: those of equal texts are shared
 
     def __len__(self) -> int:
         return len(self.branches)
@@ -199,6 +200,7 @@ class Turns:
         for mates, out in zip(requests_of(turn), outs, strict=True):
             drawn = {sample.index: sample for sample in out}
             self.cached_tokens += out.stats.cached_tokens
+            self.rows += out.stats.rows
             self.read_tokens += len(out.prompt_ids) - 1 - out.stats.cached_tokens
             for branch in mates:
                 index = branch.path[-1]

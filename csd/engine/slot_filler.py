@@ -5,6 +5,7 @@ Which request is next is the choice of a `RequestSource`.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any, Protocol
 
 from csd.engine.requests.request import LiveSample, Request
@@ -78,6 +79,7 @@ class SlotFiller:
         self.prefill_chunk, self.group_keys = prefill_chunk, group_keys
         self.queue: deque[Request] = deque()  # whose prompts are not read yet
         self.active: list[Request] = []
+        self.texts = count()  # numbers of prompts
         self.owners: list[LiveSample | None] = [None] * step.slots.count
         self.begun = False  # True once a step has run
         self.prefill: Prefill | None = None  # the prompt that is being read
@@ -113,7 +115,8 @@ class SlotFiller:
         refills = [refill for s, refill in assigned.items() if self.owners[s] is not None]
         fill_slots(self.step.slots, self.step.cache.slot_pages, refills)
         if refills and self.step.sharing:
-            join_classes(self.step.slots, [refill.slot for refill in refills])
+            texts = [-1 if owner is None else owner.request.text for owner in self.owners]
+            join_classes(self.step.slots, [refill.slot for refill in refills], texts)
         if self.step.cache.states is not None:
             for refill in refills:
                 self.step.cache.states.begin_sample(refill.slot, refill.request.group)
@@ -158,13 +161,15 @@ class SlotFiller:
     def begin_prefill(self) -> Prefill:
         """Take the next prompt from the queue and reserve a group for it."""
         reading = [self.prefill.request] if self.prefill else []
-        taken = {r.group for r in (*self.active, *reading, *(p.request for p in self.ahead))}
+        others = [*self.active, *reading, *(p.request for p in self.ahead)]
+        taken = {r.group for r in others}
         group = next(g for g in range(len(self.owners)) if g not in taken)
         request = self.queue.popleft()
         # the longest beginning that is in the graph already
-        known = self.enters_graph(
-            request, [*self.active, *reading, *(p.request for p in self.ahead)]
-        )
+        known = self.enters_graph(request, others)
+        twins = [r.text for r in others if r.scope == request.scope and r.prompt == request.prompt]
+        shares = twins and request.scope is not None
+        request.text = twins[0] if shares else next(self.texts)
         try:
             prefill = Prefill.begin(
                 self.step, request, group, request.graph_key, self.prefill_chunk

@@ -272,6 +272,7 @@ class ServiceSource:
         self.enter(handle)
         self.slots.queue.remove(request)
         request.group, request.pages = leader.group, leader.pages
+        request.text = leader.text
         self.counters.shared_prompt_tokens += len(request.prompt)
         request.stats.cached_tokens = len(request.prompt)
         self.slots.active.append(request)

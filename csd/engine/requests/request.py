@@ -57,6 +57,8 @@ class Request:
     # requests in flight with the same object draft for each other, whatever their prompts
     graph: Any = None
     graph_key: int = -1  # of the group while it is in flight
+    # equal for requests in flight whose samples may share rows: those of equal prompts in a scope
+    text: int = -1
     units: list[bytes] | None = None  # digests of the prompt's units in the prefix index
     # set by the source of a run's requests
     until: Until | None = None

@@ -55,20 +55,21 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
         write_rows([(slots.seen, [r.slot for r in penalised], words)])
 
 
-def join_classes(slots: Slots, filled: list[int]) -> None:
-    """Set the leaders of slots whose samples begin: equal in each group (`csd/kernels/texts`).
+def join_classes(slots: Slots, filled: list[int], texts: list[int]) -> None:
+    """Set the leaders of slots whose samples begin: equal for equal texts (`csd/kernels/texts`).
 
     filled: slots that have new samples. Others that had one of them as their leader get another.
+    texts: [S], a number of each slot's prompt, any number for free slots.
     """
     every = torch.arange(slots.count, device=slots.live.device)
     new = torch.zeros(slots.count, dtype=torch.bool)
     new[filled] = True
-    new = upload(new, slots.live.device)
+    new, text = upload(new, slots.live.device), upload(torch.tensor(texts), slots.live.device)
     left = slots.live & ~new & new[slots.leader.clamp(min=0).long()]
     same = left[:, None] & left & (slots.leader[:, None] == slots.leader)
     leader = torch.where(left, first_of(same), slots.leader)
     begins = slots.live & (slots.generated == 0)
-    same = begins[:, None] & begins & (slots.group[:, None] == slots.group)
+    same = begins[:, None] & begins & (text[:, None] == text)
     leader = torch.where(new, every, leader)
     slots.leader.copy_(torch.where(begins, first_of(same), leader))
 

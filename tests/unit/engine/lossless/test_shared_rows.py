@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.models import checkpoints, families
 from helpers.oracles.grammar_oracle import Pieces
+from helpers.runs.engine_cases import assert_same_samples
 from helpers.runs.exact_runs import assert_same_bits, run
 from helpers.targets import few
 
@@ -94,12 +95,13 @@ def test_a_sample_is_the_same_with_shared_rows_and_without(name, seed):
     options, loaded = random_call(rng), model_of(name)
     slots = dict(max_slots=rng.choice([1, 3, 7, 16]), lag=rng.choice([None, 0, 2]))
     until = options.pop("until", None)
+    prompts = rng.choice([PROMPTS, PROMPTS, [*PROMPTS, PROMPTS[0]]])
     outs = {}
     for share in (True, False):
         engine = csd.Engine(**loaded, **slots, share_rows=share)
         # measured, it would take longer than all else here
         engine.step_times.table = StepTimeTable([1, 64], [1.0, 2.0])
-        outs[share] = engine.generate(PROMPTS, until=until, **options)
+        outs[share] = engine.generate(prompts, until=until, **options)
     for got, want in zip(outs[True], outs[False], strict=True):
         assert got.stats.tokens == want.stats.tokens or until
         for mine, other in zip(got, want, strict=True):
@@ -153,6 +155,45 @@ def test_samples_join_only_while_their_texts_are_equal():
         [s.tokens for s in out] for out in outs[1]
     ]
     assert sum(out.stats.rows for out in outs[0]) < sum(out.stats.rows for out in outs[1])
+
+
+@pytest.mark.parametrize("name", ["float64", "hybrid", "module", "bfloat16"])
+def test_equal_prompts_of_a_call_share_rows(name):
+    """They are groups of their own, each with its graph and pages."""
+    options = dict(num_samples=3, temperature=0.6, max_new_tokens=12, seed=5)
+    prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[0], PROMPTS[0]]
+    shared, own = (
+        csd.Engine(**model_of(name), max_slots=16, share_rows=share) for share in (True, False)
+    )
+    outs = [engine.generate(prompts, budget=9, **options) for engine in (shared, own)]
+    assert_same_samples(*outs)
+    assert sum(out.stats.rows for out in outs[0]) < sum(out.stats.rows for out in outs[1])
+    # without drafts, rows are the distinct beginnings of all samples of equal prompts
+    plain = shared.generate(prompts, speculate=False, **options)
+    assert_same_samples(plain, outs[1])
+    samples = [s.tokens for i in (0, 2, 3) for s in plain[i]]
+    texts = {tuple(tokens[:n]) for tokens in samples for n in range(len(tokens))}
+    assert sum(plain[i].stats.rows for i in (0, 2, 3)) == len(texts)
+
+
+@pytest.mark.parametrize("name", ["float64", "hybrid", "bfloat16"])
+@pytest.mark.parametrize("speculate", [True, False])
+def test_forks_of_a_session_share_rows(name, speculate):
+    options = dict(temperature=0.6, speculate=speculate, max_new_tokens=8, budget=6)
+    runs, rows = [], []
+    for share in (True, False):
+        session = csd.Engine(**model_of(name), share_rows=share).session(
+            PROMPTS[0], num_samples=2, seed=3
+        )
+        session.sample(**options)
+        session[1].fork(num_samples=5)
+        session.sample(**options)
+        runs.append([(branch.tokens, branch.logprobs) for branch in session])
+        rows.append(session.rows)
+    for mine, other in zip(*runs, strict=True):
+        assert mine[0] == other[0]
+        assert mine[1] == pytest.approx(other[1], abs=0 if model_of(name)["exact"] else 1e-9)
+    assert rows[0] < rows[1]
 
 
 @pytest.mark.skipif(not find_spec("llguidance"), reason="needs the extra [grammar]")

@@ -126,7 +126,7 @@ def test_slots_part_when_their_tokens_do(seed):
             text[s] = [int(slots.group[s])]
         if filled:
             started += 1
-            join_classes(slots, filled)
+            join_classes(slots, filled, slots.group.tolist())
         check_classes(slots, text)
         verdict = empty_verdict(S * 3, S, torch.device("cpu"))
         verdict.sample.copy_(torch.tensor([rng.randrange(2) for _ in range(S * 3)]))
