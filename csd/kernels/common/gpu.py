@@ -21,6 +21,7 @@ KIB = 1024
 # KiB of shared memory that a program may use, by target (CUDA C++ Programming Guide, "Compute
 # Capabilities"; AMD's LDS), and of chips that are not listed
 SHARED = {
+    "sm_75": 64,
     "sm_80": 163,
     "sm_86": 99,
     "sm_87": 163,
