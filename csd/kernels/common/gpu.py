@@ -35,6 +35,8 @@ SHARED = {
     "gfx942": 64,
 }
 LEAST = 64
+# compute capability of NVIDIA's GPUs from which they have bfloat16 arithmetic
+BFLOAT16_SINCE = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,13 @@ def _chip_of(device: torch.device) -> Chip:
         return Chip.of("gfx942")
     major, minor = torch.cuda.get_device_capability(device)
     return Chip.of(f"sm_{10 * major + minor}")
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """True if the device has bfloat16 arithmetic, or is no GPU of NVIDIA."""
+    if device.type != "cuda" or torch.version.hip:
+        return True
+    return torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
 
 
 @cache
