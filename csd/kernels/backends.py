@@ -28,8 +28,8 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
     None takes "triton" on a GPU. On a CPU it takes "cpu" where numba is installed, the loops have
     the dtype, and PyTorch has at most four threads to one of theirs; else "reference".
 
-    Raises ValueError for a name that is none, or that cannot run here, for bfloat16 on a GPU without
-    its arithmetic, and ImportError for "triton" where Triton is not installed.
+    Raises ValueError for a name that is none, or that cannot run here, and for bfloat16 on a GPU
+    without its arithmetic; ImportError for "triton" where Triton is not installed.
     """
     check_arithmetic(device, dtype)
     if kernels is None:
