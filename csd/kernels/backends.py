@@ -28,13 +28,13 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
     None takes "triton" on a GPU. On a CPU it takes "cpu" where numba is installed, the loops have
     the dtype, and PyTorch has at most four threads to one of theirs; else "reference".
 
-    Raises ValueError for a name that is none, or that cannot run here, and for bfloat16 on a GPU
-    without its arithmetic; ImportError for "triton" where Triton is not installed.
+    Raises ValueError for a name that is none, or that cannot run here, and for Triton in bfloat16
+    on a GPU without its arithmetic; ImportError for "triton" where Triton is not installed.
     """
-    check_arithmetic(device, dtype)
     if kernels is None:
         if device.type == "cuda":
             check_triton("a GPU without kernels=")
+            check_arithmetic(device, dtype)
             return triton()
         return loops(dtype) if device.type == "cpu" and _loops_pay(dtype) else reference()
     if not isinstance(kernels, str) or kernels not in NAMES:
@@ -50,11 +50,12 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
             "kernels must be 'reference' or 'cpu' on a CPU, got 'triton', which needs a GPU, or "
             "TRITON_INTERPRET=1 set in the environment before csd is imported"
         )
+    check_arithmetic(device, dtype)
     return triton()
 
 
 def check_arithmetic(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises ValueError for bfloat16 on a GPU without bfloat16 arithmetic, as the T4 (sm_75)."""
+    """Raises ValueError for bfloat16 kernels on a GPU without its arithmetic, as a T4 (sm_75)."""
     if dtype == torch.bfloat16 and not has_bfloat16(device):
         major, minor = torch.cuda.get_device_capability(device)
         since = ".".join(map(str, BFLOAT16_SINCE))

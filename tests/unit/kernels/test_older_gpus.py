@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import csd
+from csd.cli.doctor import checked_dtypes
 from csd.kernels.backends import choose
 from csd.kernels.common.gpu import has_bfloat16
 
@@ -39,7 +40,7 @@ def test_the_capability_decides(gpu, capability, hip, has):
     assert has_bfloat16(torch.device("cpu"))
 
 
-@pytest.mark.parametrize("kernels", [None, "triton", "reference"])
+@pytest.mark.parametrize("kernels", [None, "triton"])
 def test_the_error_names_device_dtype_and_remedy(gpu, kernels):
     gpu((7, 5))
     with pytest.raises(ValueError, match="dtype must be float16 or float32 on Tesla T4") as error:
@@ -47,7 +48,18 @@ def test_the_error_names_device_dtype_and_remedy(gpu, kernels):
     for part in ("compute capability 7.5", "got bfloat16", "8.0", "dtype=torch.float16"):
         assert part in str(error.value)
     for dtype in (torch.float16, torch.float32):
-        assert choose(kernels, CUDA, dtype).name == (kernels or "triton")
+        assert choose(kernels, CUDA, dtype).name == "triton"
+    # PyTorch's own operations have it everywhere
+    assert choose("reference", CUDA, torch.bfloat16).name == "reference"
+
+
+@pytest.mark.parametrize(
+    ("capability", "checked"),
+    [((7, 5), ["float32", "float16"]), ((9, 0), ["float32", "bfloat16"])],
+)
+def test_doctor_checks_dtypes_that_the_gpu_has(gpu, capability, checked):
+    gpu(capability)
+    assert checked_dtypes(CUDA) == checked
 
 
 def test_a_model_is_refused_before_its_weights_are_read(gpu, monkeypatch, checkpoint):
