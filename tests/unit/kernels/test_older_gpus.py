@@ -5,6 +5,7 @@ import torch
 
 import csd
 from csd.cli.doctor import checked_dtypes
+from csd.doctor import SMALL
 from csd.kernels.backends import choose
 from csd.kernels.common.gpu import has_bfloat16
 
@@ -62,13 +63,15 @@ def test_doctor_checks_dtypes_that_the_gpu_has(gpu, capability, checked):
     assert checked_dtypes(CUDA) == checked
 
 
-def test_a_model_is_refused_before_its_weights_are_read(gpu, monkeypatch, checkpoint):
+def test_a_model_is_refused_before_its_weights_are_read(gpu, monkeypatch):
     gpu((7, 5))
-    monkeypatch.setattr("csd.models.load.usable", lambda device: CUDA)
-    read = []
-    monkeypatch.setattr(
-        "transformers.AutoModelForCausalLM.from_pretrained", lambda *a, **k: read.append(a)
-    )
-    with pytest.raises(ValueError, match=r"dtype=torch\.float16"):
-        csd.Engine(checkpoint("llama"), device="cuda", dtype=torch.bfloat16)
-    assert not read
+
+    def load(model, *, before, **options):
+        # as soon as the config is read
+        before(CUDA, torch.bfloat16, SMALL)
+        pytest.fail("the weights are read")
+
+    monkeypatch.setattr("csd.engine.resources.model.load", load)
+    for kernels in (None, "triton"):
+        with pytest.raises(ValueError, match=r"dtype=torch\.float16"):
+            csd.Engine("folder", device="cuda", kernels=kernels)
