@@ -101,7 +101,7 @@ def _chip_of(device: torch.device) -> Chip:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """True if the device has bfloat16 arithmetic; devices other than NVIDIA's are taken to have it."""
+    """False for NVIDIA's GPUs without bfloat16 arithmetic, True for every other device."""
     if device.type != "cuda" or torch.version.hip:
         return True
     return torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
