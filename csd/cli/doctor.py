@@ -31,6 +31,7 @@ from csd.engine.step.budget import StepTimeTable
 from csd.gradient.logprobs import logprobs
 from csd.kernels.backends import NAMES, loops
 from csd.kernels.common.cpu import compiles
+from csd.kernels.common.gpu import has_bfloat16
 from csd.kernels.common.operator import OPERATIONS, load_loops
 from csd.kernels.ops import Ops, TextOps, exact_triton, reference, triton
 from csd.models.demo import toy
@@ -90,6 +91,11 @@ def add(commands: _SubParsersAction) -> None:
     _add_warmup(commands)
 
 
+def checked_dtypes(device: torch.device) -> list[str]:
+    """The dtypes that are checked by default; float16 in place of a bfloat16 that a GPU lacks."""
+    return CHECKED if has_bfloat16(device) else ["float32", "float16"]
+
+
 def _doctor(args: Namespace) -> int:
     if args.ops:
         print(table())
@@ -112,7 +118,7 @@ def _doctor(args: Namespace) -> int:
     config = config or _config(args)
     if args.vocab is None and args.model is None and device.type == "cuda":
         config = replace(config, vocab=LARGE_VOCAB)
-    dtypes = [args.dtype] if args.dtype else CHECKED
+    dtypes = [args.dtype] if args.dtype else checked_dtypes(device)
     how = dict(config=config, kernels=args.kernels, exact=args.exact)
     reports = []
     # a line for each operation, in a pipe and a log too

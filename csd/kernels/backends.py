@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import torch
 
 from csd.kernels.common.cpu import DTYPES, compiles, fused_arithmetic
+from csd.kernels.common.gpu import BFLOAT16_SINCE, has_bfloat16
 from csd.kernels.common.operator import check_triton
 from csd.kernels.ops import Ops, reference, triton
 from csd.utils.check import shown
@@ -27,12 +28,13 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
     None takes "triton" on a GPU. On a CPU it takes "cpu" where numba is installed, the loops have
     the dtype, and PyTorch has at most four threads to one of theirs; else "reference".
 
-    Raises ValueError for a name that is none, or that cannot run here, and ImportError for "triton"
-    where Triton is not installed.
+    Raises ValueError for a name that is none, or that cannot run here, and for Triton in bfloat16
+    on a GPU without its arithmetic; ImportError for "triton" where Triton is not installed.
     """
     if kernels is None:
         if device.type == "cuda":
             check_triton("a GPU without kernels=")
+            check_arithmetic(device, dtype)
             return triton()
         return loops(dtype) if device.type == "cpu" and _loops_pay(dtype) else reference()
     if not isinstance(kernels, str) or kernels not in NAMES:
@@ -48,7 +50,20 @@ def choose(kernels: str | None, device: torch.device, dtype: torch.dtype) -> Ops
             "kernels must be 'reference' or 'cpu' on a CPU, got 'triton', which needs a GPU, or "
             "TRITON_INTERPRET=1 set in the environment before csd is imported"
         )
+    check_arithmetic(device, dtype)
     return triton()
+
+
+def check_arithmetic(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ValueError for bfloat16 kernels on a GPU without its arithmetic, as a T4 (sm_75)."""
+    if dtype == torch.bfloat16 and not has_bfloat16(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        since = ".".join(map(str, BFLOAT16_SINCE))
+        raise ValueError(
+            f"dtype must be float16 or float32 on {torch.cuda.get_device_name(device)} (compute "
+            f"capability {major}.{minor}), got bfloat16, which needs {since}: pass "
+            "dtype=torch.float16"
+        )
 
 
 def _loops_pay(dtype: torch.dtype) -> bool:

@@ -6,8 +6,8 @@ compile     compilation of one job to the binary
 run         all jobs of some targets, dtypes and shapes, in several processes
 """
 
-from bench.gpu.aot.record import TARGETS
+from bench.gpu.aot.record import OLDER, TARGETS
 from bench.gpu.aot.run import problems, run, table
 from bench.lib.kernel_shape import OTHER_SHAPES, SHAPES, Shape
 
-__all__ = ["OTHER_SHAPES", "SHAPES", "TARGETS", "Shape", "problems", "run", "table"]
+__all__ = ["OLDER", "OTHER_SHAPES", "SHAPES", "TARGETS", "Shape", "problems", "run", "table"]

@@ -13,7 +13,7 @@ import argparse
 
 import triton
 
-from bench.gpu.aot import OTHER_SHAPES, SHAPES, TARGETS, problems, run, table
+from bench.gpu.aot import OLDER, OTHER_SHAPES, SHAPES, TARGETS, problems, run, table
 from bench.lib.common import finish, write
 
 
@@ -21,7 +21,7 @@ def main() -> int:
     named = {s.name: s for s in SHAPES + OTHER_SHAPES}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the rows to this file")
-    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=[*TARGETS, *OLDER])
     parser.add_argument(
         "--dtypes", nargs="+", default=["bf16", "fp16", "fp32"], choices=["bf16", "fp16", "fp32"]
     )

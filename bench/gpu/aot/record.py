@@ -10,6 +10,8 @@ from csd.kernels.common.compile_jobs import CompileJob, named, recording
 TARGETS = {
     name: named(name) for name in ("sm_90", "sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "gfx942")
 }
+# compiled when they are named: csd takes no bfloat16 model there
+OLDER = {"sm_75": named("sm_75")}
 
 
 def jobs_of(target: str, shape: Shape, dtype: str) -> list[CompileJob]:

@@ -36,12 +36,12 @@ def price(section: Section) -> None:
     bandwidth = copy_bandwidth(section.device)
     for name, config in shapes(section).items():
         for product, (n, k) in matrices(config).items():
-            weights = weights_of(n, k, section.device)
+            weights = weights_of(n, k, section.device, section.dtype)
             for rows in SIZES:
                 if section.left <= 0:
                     section.cut_off(f"prices of {product} of {name} from {rows} rows on")
                     break
-                x = torch.randn(rows, k, device=section.device).to(torch.bfloat16)
+                x = torch.randn(rows, k, device=section.device).to(section.dtype)
                 of = {product: PROVIDERS}
                 if product == "gate_up":
                     of["gate_up, SwiGLU"] = GATED

@@ -12,10 +12,10 @@ from bench.lib.shapes import SHAPES, converted, random_model
 
 
 def logits(section: Section) -> None:
-    """Compare Triton and references in bfloat16 with float32, for two layers of each large shape.
+    """Compare Triton and references in 16 bits with float32, for two layers of each large shape.
 
     The errors are those of the log-probabilities of committed tokens. Triton's may be 1.5 times
-    those of PyTorch's own bfloat16, plus what chance explains with few tokens (`within`).
+    those of PyTorch's own, plus what chance explains with few tokens (`within`).
     """
     if not section.cuda:
         section.skip("logits of the large shapes: Triton kernels need a GPU")
@@ -24,7 +24,7 @@ def logits(section: Section) -> None:
         if section.left <= 0:
             section.cut_off(f"logits of {name}")
             continue
-        low = random_model(replace(SHAPES[name], layers=2), section.device)
+        low = random_model(replace(SHAPES[name], layers=2), section.device, section.dtype)
         sides = {
             "exact": (converted(low, torch.Tensor.float), "reference"),
             "reference": (low, "reference"),
@@ -44,7 +44,7 @@ def logits(section: Section) -> None:
         errors = {side: differences(outs[side], outs["exact"]) for side in ("reference", "triton")}
         mean = {side: sum(x) / max(len(x), 1) for side, x in errors.items()}
         section.add(
-            what=f"{name}, 2 layers, bfloat16",
+            what=f"{name}, 2 layers, {str(section.dtype).removeprefix('torch.')}",
             same=within(errors["triton"], errors["reference"]) and len(errors["triton"]) >= 8,
             mean_error=mean["triton"],
             mean_error_of_pytorch=mean["reference"],

@@ -13,6 +13,7 @@ import time
 
 import torch
 
+from csd.kernels.common.gpu import has_bfloat16
 from csd.models.fused.config import ModelConfig
 
 
@@ -51,12 +52,13 @@ def step_seconds(
 
 
 def measure(device: torch.device, repeats: int = 5) -> dict:
-    """Bytes per second of a copy, reads and writes counted, and bfloat16 FLOP/s of a product."""
+    """Bytes per second of a copy, reads and writes counted, and FLOP/s of a product of 16 bits."""
     cuda = device.type == "cuda"
     n, m = (1 << 30, 8192) if cuda else (1 << 26, 512)
     source = torch.zeros(n, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    x = torch.randn(m, m, device=device).to(torch.bfloat16 if cuda else torch.float32)
+    half = torch.bfloat16 if has_bfloat16(device) else torch.float16
+    x = torch.randn(m, m, device=device).to(half if cuda else torch.float32)
     return {
         "bandwidth": 2 * n / _seconds(lambda: target.copy_(source), cuda, repeats),
         "flops": 2 * m**3 / _seconds(lambda: x @ x, cuda, repeats),

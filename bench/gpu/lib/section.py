@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from bench.lib.common import write
+from csd.kernels.common.gpu import has_bfloat16
 
 
 @dataclass
@@ -28,6 +29,13 @@ class Section:
     @property
     def cuda(self) -> bool:
         return self.device.type == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The models' dtype: float32 on a CPU, float16 on a GPU without bfloat16 arithmetic."""
+        if not self.cuda:
+            return torch.float32
+        return torch.bfloat16 if has_bfloat16(self.device) else torch.float16
 
     @property
     def left(self) -> float:

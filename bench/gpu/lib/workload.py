@@ -17,6 +17,9 @@ from csd.traces.traces import Trace, read_traces
 
 TEMPERATURE = 0.7
 LARGE = ("llama-3.1-8b", "qwen2.5-7b")
+# for a GPU with less than LARGE_MEMORY bytes, which the weights of a large one would fill
+SMALL = ("qwen2.5-0.5b",)
+LARGE_MEMORY = 32 << 30
 # (call, section) -> shapes: the second call adds the other shape to the first one's figures
 SECOND = {(2, "doctor"): LARGE, (2, "compile"): LARGE, (2, "end_to_end"): LARGE[1:]}
 # all recorded token ids are below this; every shape's vocabulary must be at least as large
@@ -24,22 +27,21 @@ RECORDED_VOCAB = 49152
 
 
 def shapes(section: Section) -> dict[str, ModelConfig]:
-    """Shapes of a section by name: both large ones on a GPU, a tiny one on a CPU.
+    """Shapes of a section by name: both large ones on a GPU, or a small one, a tiny one on a CPU.
 
     In a call of a lent GPU all sections have the first one, but for those of `SECOND`.
     """
     if section.cuda:
-        names = LARGE
-        if section.call:
+        names = LARGE if torch.cuda.mem_get_info(section.device)[1] >= LARGE_MEMORY else SMALL
+        if section.call and names is LARGE:
             names = SECOND.get((section.call, section.name), LARGE[:1])
         return {name: SHAPES[name] for name in names}
     return {"tiny": replace(SHAPES["tiny"], vocab=RECORDED_VOCAB, context=2048)}
 
 
 def model(section: Section, config: ModelConfig):
-    """Returns a model with random weights on the device; bfloat16 on a GPU, float32 on a CPU."""
-    dtype = torch.bfloat16 if section.cuda else torch.float32
-    return random_model(config, section.device, dtype)
+    """Returns a model with random weights on the device; in the section's dtype."""
+    return random_model(config, section.device, section.dtype)
 
 
 def engine_of(section: Section, config: ModelConfig, **options) -> csd.Engine:
@@ -105,11 +107,9 @@ def matrices(c: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def weights_of(n: int, k: int, device: torch.device) -> list[torch.Tensor]:
+def weights_of(n: int, k: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
     """Random matrices of a product that together exceed the cache."""
-    return [
-        torch.randn(n, k, device=device).to(torch.bfloat16) for _ in range(copies_for(2 * n * k))
-    ]
+    return [torch.randn(n, k, device=device).to(dtype) for _ in range(copies_for(2 * n * k))]
 
 
 def moved(x: torch.Tensor, weight: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import torch
 from triton import knobs
 
-from bench.gpu.aot import SHAPES, Shape, problems
+from bench.gpu.aot import Shape, problems
 from bench.gpu.aot import run as compile_all
 from bench.gpu.aot.run import OutOfTime
 from bench.gpu.lib import workload
@@ -27,7 +27,9 @@ def run(section: Section) -> None:
     target = chip()
     section.facts["target"] = target
     cores = len(os.sched_getaffinity(0))
-    tasks = tasks_of(target, workload.shapes(section), parity=section.call != 2)
+    tasks = tasks_of(
+        target, workload.shapes(section), parity=section.call != 2, dtype=section.dtype
+    )
     try:
         rows = compile_all(tasks, cores, cache=knobs.cache.dir, timeout=max(section.left, 1))
     except OutOfTime as error:
@@ -40,10 +42,13 @@ def run(section: Section) -> None:
         raise RuntimeError(f"not compiled as it should be: {', '.join(wrong)}")
 
 
-def tasks_of(target: str, names: Collection[str], parity: bool) -> list[tuple[str, str, Shape]]:
+def tasks_of(
+    target: str, names: Collection[str], parity: bool, dtype: torch.dtype = torch.bfloat16
+) -> list[tuple[str, str, Shape]]:
     """Compilations for shapes by name, begun with that of `parity`'s float32 model if asked."""
+    short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     tiny = [(target, "fp32", Shape.of("tiny", SIZES["tiny"]))] if parity else []
-    return tiny + [(target, "bf16", shape) for shape in SHAPES if shape.name in names]
+    return tiny + [(target, short, Shape.of(name, SIZES[name])) for name in names]
 
 
 def chip() -> str:

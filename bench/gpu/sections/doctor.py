@@ -38,8 +38,9 @@ def jobs(section: Section) -> list[dict]:
     tiny = dict(shape="tiny", dtype="float32", exact=False)
     if not section.cuda:
         return [tiny]
+    dtype = str(section.dtype).removeprefix("torch.")
     plain, exact = (
-        [dict(shape=name, dtype="bfloat16", exact=exact) for name in shapes(section)]
+        [dict(shape=name, dtype=dtype, exact=exact) for name in shapes(section)]
         for exact in (False, True)
     )
     if section.call == 2:

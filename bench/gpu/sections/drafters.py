@@ -104,7 +104,7 @@ def measure(section: Section, engine, shape, picked, prompt_tokens: int, name: s
 
 def one_layer(section: Section, shape: str, config, samples: int) -> None:
     """Latency of a draft model: two hidden states to one, one layer, head and sampling."""
-    dtype = torch.bfloat16 if section.cuda else torch.float32
+    dtype = section.dtype
     made = random_model(replace(config, layers=1), section.device, dtype)
     join = torch.randn(config.hidden, 2 * config.hidden, dtype=dtype, device=section.device)
     state = torch.randn(samples, 2 * config.hidden, dtype=dtype, device=section.device)

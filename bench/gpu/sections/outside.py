@@ -66,7 +66,7 @@ def build(section: Section):
         head_dim=c.head_dim,
         max_position_embeddings=min(c.context, 8192),
     )
-    dtype = torch.bfloat16 if section.cuda else torch.float32
+    dtype = section.dtype
     config = LlamaConfig(**size, bos_token_id=None, eos_token_id=None, dtype=dtype)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -25,8 +25,8 @@ def run(section: Section) -> None:
     section.facts["copy bytes/s"] = bandwidth = copy_bandwidth(section.device)
     for name, config in shapes(section).items():
         for product, (n, k) in matrices(config).items():
-            weights = weights_of(n, k, section.device)
-            whole = torch.randn(max(ROWS), k, device=section.device).to(torch.bfloat16)
+            weights = weights_of(n, k, section.device, section.dtype)
+            whole = torch.randn(max(ROWS), k, device=section.device).to(section.dtype)
             first = F.linear(whole[:COMPARED], weights[0])[0]
             for rows in ROWS:
                 if section.left <= 0:

@@ -9,6 +9,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import torch
+
 from bench.gpu.lib.section import Section
 from bench.gpu.lib.workload import RECORDED_VOCAB, shapes
 from csd.models.fused.config import ModelConfig
@@ -27,7 +29,7 @@ def run(section: Section) -> None:
     folder = section.out / "vllm"
     folder.mkdir(exist_ok=True)
     name, config = next(iter(shapes(section).items()))
-    (folder / "config.json").write_text(json.dumps(llama_config(config)))
+    (folder / "config.json").write_text(json.dumps(llama_config(config, section.dtype)))
     prompt, new = (1024, 128) if section.cuda else (32, 4)
     for drafts in (None, NGRAM):
         if section.left <= 0:
@@ -70,7 +72,7 @@ def measured(section: Section, job: dict) -> tuple[list[dict], str | None]:
     return list(map(json.loads, lines)), f"code {code}, see {path.name}" if failed else None
 
 
-def llama_config(c: ModelConfig) -> dict:
+def llama_config(c: ModelConfig, dtype: torch.dtype) -> dict:
     """Content of config.json for a Llama of this shape."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -87,7 +89,7 @@ def llama_config(c: ModelConfig) -> dict:
         "rope_theta": c.rope_theta,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
+        "torch_dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": 0,
         "eos_token_id": 1,
     }

@@ -9,7 +9,7 @@ import torch
 from csd.engine.first_call.check import require_check
 from csd.engine.requests.request import Request
 from csd.engine.resources.weights import ModelKey, model_key, model_state
-from csd.kernels.backends import choose
+from csd.kernels.backends import check_arithmetic, choose
 from csd.kernels.ops import exact_triton
 from csd.models.exact import any_threads, choose_exact
 from csd.models.exact_products import ExactProducts
@@ -52,6 +52,8 @@ class EngineModel:
 
         def check_kernels(on: torch.device, kind: torch.dtype, config: ModelSizes) -> None:
             nonlocal checked
+            if kernels != "reference":
+                check_arithmetic(on, kind)
             if not checked and on.type == "cuda" and kernels != "reference":
                 # Triton's kernels are exact only if `exact` requests it
                 require_check(on, kind, config, bool(exact))

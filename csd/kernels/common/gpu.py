@@ -21,6 +21,7 @@ KIB = 1024
 # KiB of shared memory that a program may use, by target (CUDA C++ Programming Guide, "Compute
 # Capabilities"; AMD's LDS), and of chips that are not listed
 SHARED = {
+    "sm_75": 64,
     "sm_80": 163,
     "sm_86": 99,
     "sm_87": 163,
@@ -34,6 +35,8 @@ SHARED = {
     "gfx942": 64,
 }
 LEAST = 64
+# compute capability of NVIDIA's GPUs from which they have bfloat16 arithmetic
+BFLOAT16_SINCE = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,13 @@ def _chip_of(device: torch.device) -> Chip:
         return Chip.of("gfx942")
     major, minor = torch.cuda.get_device_capability(device)
     return Chip.of(f"sm_{10 * major + minor}")
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """False for NVIDIA's GPUs without bfloat16 arithmetic, True for every other device."""
+    if device.type != "cuda" or torch.version.hip:
+        return True
+    return torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
 
 
 @cache
