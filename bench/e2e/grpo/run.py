@@ -16,6 +16,7 @@ import trl
 from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
 from bench.lib.common import machine
+from bench.lib.resident import reset_peak, resident
 from csd.integrations.trl import GRPOTrainer
 
 EXAMPLE = Path(__file__).parents[3] / "examples/grpo/grpo_letters.py"
@@ -62,12 +63,12 @@ class Watched:
         self.figures: dict[str, float] = {}
         # seconds of watching, which are in no figure
         self.watching = 0.0
-        self._drawn_at = -1
+        self._watched_step = -1
         self._now: torch.Tensor | None = None
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         batch = super()._generate_and_score_completions(inputs)
-        self._drawn_at = self.state.global_step
+        self._watched_step = self.state.global_step
         return batch
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +80,7 @@ class Watched:
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         loss = super()._compute_loss(model, inputs)
         start = time.perf_counter()
-        if self.state.global_step == self._drawn_at:
+        if self.state.global_step == self._watched_step:
             mask = inputs["completion_mask"].bool()
             change = (self._now - inputs["sampling_per_token_logps"])[mask]
             low, high = 1 - self.epsilon_low, 1 + self.epsilon_high
@@ -102,7 +103,7 @@ class Stock(Watched, trl.GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._rollout = 0.0
+        self._drawing = 0.0
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         model = self.accelerator.unwrap_model(self.model)
@@ -111,7 +112,7 @@ class Stock(Watched, trl.GRPOTrainer):
         def timed(**inputs: Any) -> torch.Tensor:
             start = time.perf_counter()
             found = own(**inputs, logits_processor=LogitsProcessorList([drawn]))
-            self._rollout += time.perf_counter() - start - drawn.seconds
+            self._drawing += time.perf_counter() - start - drawn.seconds
             self.watching += drawn.seconds
             drawn.add(found[:, -1:])
             return found
@@ -125,11 +126,11 @@ class Stock(Watched, trl.GRPOTrainer):
         return completions, [x[: len(ids)] for x, ids in zip(logps, completions, strict=True)]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._rollout, before, start = 0.0, self.watching, time.perf_counter()
+        self._drawing, before, start = 0.0, self.watching, time.perf_counter()
         loss = super().training_step(*args, **kwargs)
         seconds = time.perf_counter() - start - (self.watching - before)
-        self.figures["rollout_seconds"] = self._rollout
-        self.figures["train_seconds"] = seconds - self._rollout
+        self.figures["rollout_seconds"] = self._drawing
+        self.figures["train_seconds"] = seconds - self._drawing
         return loss
 
 
@@ -141,7 +142,7 @@ class Steps(TrainerCallback):
         self.columns: dict[str, list] = {}
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        _reset_peak()
+        reset_peak()
         self.trainer.figures = {}
         self.trainer.watching = 0.0
         self._cpu, self._wall = time.process_time(), time.perf_counter()
@@ -151,7 +152,7 @@ class Steps(TrainerCallback):
         self.trainer.figures |= {
             "seconds": time.perf_counter() - self._wall - watching,
             "cpu_seconds": time.process_time() - self._cpu - watching,
-            "memory_mb": _peak() / 1e6,
+            "memory_mb": resident(peak=True) / 1e6,
         }
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict, **_: Any) -> None:
@@ -182,13 +183,3 @@ def run(side: str, seed: int, settings: dict[str, Any], model: Any = None) -> di
     trainer.train()
     head = {"side": side, "seed": seed, "load": load, "machine": machine()}
     return head | {"steps": steps.columns}
-
-
-def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak() -> int:
-    """Bytes of the process's resident set at its peak since the last reset."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(x.split()[1]) << 10 for x in lines if x.startswith("VmHWM"))
