@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from bench.lib.common import finish, merged, table
+from bench.lib.resident import reset_peak, resident
 from bench.lib.shapes import SHAPES
 from csd.models.demo import smollm2_path
 
@@ -130,13 +131,6 @@ def batch_of(prompt: int, samples: int, tokens: int, vocab: int) -> dict[str, An
     }
 
 
-def _resident(peak: bool) -> int:
-    """Bytes of the process's resident set, or its peak since the last reset."""
-    name = "VmHWM" if peak else "VmRSS"
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(x.split()[1]) << 10 for x in lines if x.startswith(name))
-
-
 def half(trainer: Any, batch: dict[str, Any], wall: bool, samples: int) -> dict[str, float]:
     """Seconds of a loss and its backward, the rise to the peak in MB, and the gradient's norm.
 
@@ -146,9 +140,8 @@ def half(trainer: Any, batch: dict[str, Any], wall: bool, samples: int) -> dict[
     trainer.model.zero_grad(set_to_none=True)
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    # resets the peak
-    Path("/proc/self/clear_refs").write_text("5")
-    before, start = _resident(False), clock()
+    reset_peak()
+    before, start = resident(), clock()
     for at in range(0, len(batch["advantages"]), samples):
         part = {k: x[at : at + samples] if x.dim() else x for k, x in batch.items()}
         trainer._compute_loss(trainer.model, part).backward()
@@ -156,7 +149,7 @@ def half(trainer: Any, batch: dict[str, Any], wall: bool, samples: int) -> dict[
     grads = [p.grad.float().norm() for p in trainer.model.parameters() if p.grad is not None]
     return {
         "seconds": seconds,
-        "memory_mb": (_resident(True) - before) / 1e6,
+        "memory_mb": (resident(peak=True) - before) / 1e6,
         "gradient": float(torch.stack(grads).norm()),
     }
 

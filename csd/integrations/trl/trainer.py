@@ -36,6 +36,10 @@ class GRPOTrainer(StockTrainer):
         rollout, over the passes before the first update with the rollout's completions. It is 0.0
         if both are exact.
     csd/train_tokens_per_second: completion tokens per second of the training half, by this process.
+    csd/rollout_seconds, csd/train_seconds: wall seconds of an optimiser step that draw completions,
+        and those of the rest of its `training_step`s: rewards, forward and backward. A step whose
+        completions were drawn before it has 0.0 of the first. Of this process; the optimiser's own
+        seconds are in neither.
     csd/rows, csd/rows_without_sharing: rows of the passes with gradients, and rows of passes over
         each completion with its prompt.
 
@@ -74,6 +78,8 @@ class GRPOTrainer(StockTrainer):
         self._inputs: dict[str, Any] = {}
         # the update that the buffered completions were drawn before
         self._drawn_at = -1
+        # of the micro-batches of this update so far: of rollouts, of the rest
+        self._seconds = [0.0, 0.0]
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         if not self.model.training:
@@ -107,13 +113,20 @@ class GRPOTrainer(StockTrainer):
         return self.rollout_func.next_turn(prompt_ids, self)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """TRL's training step; counts the seconds and tokens after the rollout."""
+        """TRL's training step; logs the seconds of the rollout and those after it."""
         before = self._rollout_seconds()
         start = time.perf_counter()
         loss: torch.Tensor = super().training_step(*args, **kwargs)
-        seconds = time.perf_counter() - start - (self._rollout_seconds() - before)
+        drawing = self._rollout_seconds() - before
+        seconds = time.perf_counter() - start - drawing
         tokens = int(self._inputs["completion_mask"].sum())
-        self._metrics["train"]["csd/train_tokens_per_second"].append(tokens / max(seconds, 1e-9))
+        log = self._metrics["train"]
+        log["csd/train_tokens_per_second"].append(tokens / max(seconds, 1e-9))
+        self._seconds = [self._seconds[0] + drawing, self._seconds[1] + seconds]
+        if self.accelerator.sync_gradients:
+            log["csd/rollout_seconds"].append(self._seconds[0])
+            log["csd/train_seconds"].append(self._seconds[1])
+            self._seconds = [0.0, 0.0]
         return loss
 
     def _rollout_seconds(self) -> float:

@@ -8,6 +8,8 @@ import torch
 from helpers.examples_main import main_of
 from helpers.targets import slow
 
+from csd.models.demo import toy
+
 pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -45,13 +47,17 @@ CASES = {
     ],
 )
 def test_the_trainers_log_probabilities_are_the_rollouts(case, steps):
-    log = train(steps=steps, **CASES[case])[1]
+    trainer, log = train(steps=steps, **CASES[case])
     assert len(log) == steps
     assert [row["csd/logp_diff_max"] for row in log] == [0.0] * steps
     assert all(row["grad_norm"] > 0 for row in log[:3])
     assert max(row["csd/tau"] for row in log) > 1
     assert all(row["csd/rows"] < row["csd/rows_without_sharing"] for row in log)
     assert all(row["csd/train_tokens_per_second"] > 0 for row in log)
+    seconds = [(row["csd/rollout_seconds"], row["csd/train_seconds"]) for row in log]
+    assert sum(drawing for drawing, _ in seconds) == pytest.approx(trainer.rollout_func.seconds)
+    # TRL measures the same micro-batches, inside
+    assert all(sum(x) >= r["step_time"] for x, r in zip(seconds, log, strict=True))
     if "kl" in log[0]:
         # a new adapter is the base model, bit for bit
         assert log[0]["kl"] == 0.0 < log[-1]["kl"]
@@ -101,6 +107,9 @@ def test_later_updates_have_a_ratio_of_their_own():
     )[1]
     first = [row.get("csd/logp_diff_max") for row in log]
     assert first == [0.0, None, None, None]
+    # the first update draws the completions of all four
+    assert [row["csd/rollout_seconds"] > 0 for row in log] == [True, False, False, False]
+    assert all(row["csd/train_seconds"] > 0 for row in log)
 
 
 def test_what_the_trainer_does_not_do_is_refused():
@@ -131,3 +140,20 @@ def test_processes_train_on_one_set_of_bits(tmp_path, torchrun):
 
 def test_the_loop_of_the_example():
     assert main_of("grpo/grpo_loop.py")(steps=3, tokens=12) == [0.0] * 3
+
+
+def test_the_example_whose_reward_rises():
+    main = main_of("grpo/grpo_letters.py")
+    example = main.__globals__
+    rows = example["problems"](200)
+    assert rows == example["problems"](200) and len({row["prompt"] for row in rows}) == 200
+    right = [" a b c d"] * 6
+    texts = [" a b c d", " a b c", " d c b a", " a b c d\n e f g h", "", " ab c d"]
+    assert example["in_place"](texts, right) == [1.0, 0.75, 0.0, 0.5, 0.0, 0.0]
+    assert example["solved"](texts, right) == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    trainer = main(steps=2, prompts=2, samples=4, tokens=4, model=toy())
+    log = [row for row in trainer.state.log_history if "reward" in row]
+    assert [row["csd/logp_diff_max"] for row in log] == [0.0, 0.0]
+    # `solved` is logged, and is no part of the reward
+    assert [row["reward"] for row in log] == [row["rewards/in_place/mean"] for row in log]
+    assert all("rewards/solved/mean" in row for row in log)

@@ -1,0 +1,121 @@
+"""GRPO whose reward rises: seconds, memory and agreement of each step, csd's trainer against TRL's.
+
+    python -m bench grpo [--sides csd trl] [--seeds 0 1 2] [--steps 60] [--prompts 6] [--samples 8]
+        [--tokens 10] [--beta B] [--rate R] [--json F]
+    python -m bench grpo --plot [F.svg] [--json F]
+
+The run of `examples/grpo/grpo_letters.py`: SmolLM2-135M in bfloat16 with LoRA learns to
+reverse letters, by TRL's loss. A step draws --samples completions of --prompts problems. csd's
+trainer draws and computes log-probabilities by csd, TRL's by transformers; prompts, rewards, limits
+and settings are the same, the drawn tokens are not. Every run is a process of its own with one
+thread. The file has a run for each side and seed, is written after each, and a rerun does those
+that it lacks. Of each step it has the seconds of the wall by part, CPU seconds, the peak of the
+resident set, the reward, the drawn tokens, the largest difference between a token's log-probability
+in trainer and sampler, the share of tokens whose ratio of these would be clipped, TRL's own clip
+fraction and, with --beta, the KL divergence. --plot draws the reward, from the file alone.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.e2e.grpo import picture
+from bench.lib.common import finish, merged, table, write
+
+RESULT, PICTURE = Path("bench/results/grpo.json"), Path("bench/results/grpo.svg")
+SIDES = ("csd", "trl")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--prompts", type=int, default=6, help="problems of a step")
+    parser.add_argument("--samples", type=int, default=8, help="completions of a problem")
+    parser.add_argument("--tokens", type=int, default=10, help="of a completion at most")
+    parser.add_argument("--beta", type=float, default=0.0, help="weight of the KL divergence")
+    parser.add_argument("--rate", type=float, default=2e-4, help="learning rate, which falls to 0")
+    parser.add_argument("--plot", type=Path, nargs="?", const=PICTURE, help="draw the file only")
+    parser.add_argument("--json", type=Path, default=RESULT)
+    args = parser.parse_args(argv)
+    names = ("steps", "prompts", "samples", "tokens", "beta")
+    settings = {name: getattr(args, name) for name in names} | {"learning_rate": args.rate}
+    result: dict[str, Any] = {"bench": "grpo", "settings": settings, "runs": []}
+    if args.json.exists():
+        result |= json.loads(args.json.read_text())
+    if args.plot:
+        picture.draw(result, args.plot)
+        print(table(summary(result)))
+        return
+    if result["settings"] != settings:
+        raise SystemExit(
+            f"{args.json} has runs with {result['settings']}, name another file for {settings}"
+        )
+    done = {(r["side"], r["seed"]) for r in result["runs"]}
+    # sides alternate, so that what else the machine does falls on both
+    todo = [(x, seed) for seed in args.seeds for x in args.sides if (x, seed) not in done]
+    if any(side == "csd" for side, _ in todo):
+        # fills the cache of compiled loops
+        alone("csd", 0, settings | dict(steps=1, prompts=1, samples=2, tokens=2))
+    for side, seed in todo:
+        new = alone(side, seed, settings)
+        result["runs"] = merged(result["runs"], [new], ("side", "seed"))
+        result["rows"] = summary(result)
+        write(result, args.json)
+        print(table(result["rows"]), flush=True)
+    result["rows"] = summary(result)
+    finish(result, args.json)
+
+
+def alone(side: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """`bench.e2e.grpo.run.run` in a process of its own, with one thread."""
+    from bench.e2e.grpo.run import run
+
+    with ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as process:
+        return process.submit(run, side, seed, settings).result()
+
+
+def summary(result: dict[str, Any], ends: int = 8) -> list[dict[str, Any]]:
+    """A row for each side, over the steps of all its seeds; `ends`: steps of its first and last."""
+    rows = []
+    for side in SIDES:
+        runs = [r["steps"] for r in result["runs"] if r["side"] == side]
+        if not runs:
+            continue
+
+        def every(name: str, runs: list = runs) -> list[float]:
+            return [x for steps in runs for x in steps.get(name, ())]
+
+        seconds = {n: statistics.median(every(f"{n}seconds")) for n in ("", "cpu_")}
+        parts = {n: statistics.median(every(f"{n}_seconds")) for n in ("rollout", "train")}
+        rest = zip(*(every(f"{n}seconds") for n in ("", "rollout_", "train_")), strict=True)
+        row: dict[str, Any] = {"side": side, "seeds": len(runs), "steps": len(every("reward"))}
+        for name, of in (("first", slice(ends)), ("last", slice(-ends, None))):
+            for figure in ("reward", "solved"):
+                row[f"{name} {figure}"] = statistics.mean(x for r in runs for x in r[figure][of])
+        row |= {"s / step": seconds[""], "CPU s": seconds["cpu_"]}
+        row |= {"rollout s": parts["rollout"], "training s": parts["train"]}
+        row["rest s"] = statistics.median(all_of - a - b for all_of, a, b in rest)
+        row["minutes"] = sum(every("seconds")) / 60 / len(runs)
+        row["tokens"] = sum(every("tokens"))
+        row["peak MB"] = max(every("memory_mb"))
+        row["largest difference"] = max(every("difference"))
+        row["outside clip"] = statistics.mean(every("outside_clip"))
+        row["clipped"] = statistics.mean(every("clip_fraction"))
+        if every("kl"):
+            row["last KL"] = statistics.mean(x for r in runs for x in r["kl"][-ends:])
+        rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

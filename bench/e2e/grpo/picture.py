@@ -1,0 +1,66 @@
+"""Picture of GRPO's reward: by step, where the sides are alike, and by time, where they are not."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from csd.evaluate.plot import COLOURS
+
+NAMES = {"csd": "csd", "trl": "TRL alone"}
+# steps of a moving mean
+WIDTH = 5
+
+
+def draw(result: dict[str, Any], path: str | Path) -> None:
+    """Plot mean and range over the seeds to an SVG file, the same one for the same result."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "csd", "font.size": 10}):
+        # narrow, since a phone shows it at 390 pixels
+        made = Figure(figsize=(4.8, 6.0), layout="constrained")
+        axes: Any = made.subplots(2, sharey=True)
+        for i, side in enumerate(NAMES):
+            runs = [r["steps"] for r in result["runs"] if r["side"] == side]
+            if not runs:
+                continue
+            curves = [smooth(r["reward"]) for r in runs]
+            minutes = [sum(at) / len(at) for at in zip(*map(elapsed, runs), strict=True)]
+            of_step = [*zip(*curves, strict=True)]
+            for ax, x in zip(axes, (range(1, len(minutes) + 1), minutes), strict=True):
+                ax.plot(x, [*map(statistics.mean, of_step)], color=COLOURS[i], label=NAMES[side])
+                low, high = [*map(min, of_step)], [*map(max, of_step)]
+                ax.fill_between(x, low, high, color=COLOURS[i], alpha=0.2, linewidth=0)
+        axes[0].set(xlabel="step", ylabel="reward", title=title(result), ylim=(0, None))
+        axes[1].set(xlabel="minutes, one thread", ylabel="reward")
+        axes[0].legend(loc="lower right", frameon=False)
+        for ax in axes:
+            ax.set_xlim(0, None)
+            ax.grid(alpha=0.3)
+        made.savefig(path, metadata={"Date": None})
+
+
+def title(result: dict[str, Any]) -> str:
+    """The result in two lines, of the sides that there are."""
+    runs = result["runs"]
+    seeds = len({r["seed"] for r in runs})
+    head = f"GRPO, {seeds} seed{'s' * (seeds != 1)}: "
+    times = {
+        side: statistics.median(x for r in runs if r["side"] == side for x in r["steps"]["seconds"])
+        for side in NAMES
+        if any(r["side"] == side for r in runs)
+    }
+    if len(times) < len(NAMES):
+        return head + "reward by step and by time"
+    return f"{head}TRL alone takes\n{times['trl'] / times['csd']:.1f} times csd's seconds a step"
+
+
+def smooth(values: list[float]) -> list[float]:
+    """Mean over the WIDTH steps around each, fewer at the ends."""
+    half = WIDTH // 2
+    return [statistics.mean(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
+
+
+def elapsed(steps: dict[str, list]) -> list[float]:
+    """Minutes from the start to the end of each step."""
+    return [sum(steps["seconds"][: i + 1]) / 60 for i in range(len(steps["seconds"]))]

@@ -1,0 +1,185 @@
+"""One run of GRPO, by csd's trainer or by TRL's alone, with figures of every step.
+
+Both sides are watched by the same code: the sampler's log-probability of every token is compared
+with the one that the trainer computes before the first update with it. TRL's own sampler returns
+none, so that a logits processor computes them; the seconds of this are left out.
+"""
+
+import os
+import runpy
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
+
+from bench.lib.common import machine
+from bench.lib.resident import reset_peak, resident
+from csd.integrations.trl import GRPOTrainer
+
+EXAMPLE = Path(__file__).parents[3] / "examples/grpo/grpo_letters.py"
+# figures of a step -> their keys in TRL's log
+LOGGED = {
+    "reward": "reward",
+    "solved": "rewards/solved/mean",
+    "clip_fraction": "clip_ratio/region_mean",
+    "kl": "kl",
+    "entropy": "entropy",
+    "tau": "csd/tau",
+}
+# of a figure in the file, 8 for the others
+DECIMALS = {"reward": 4, "solved": 4, "entropy": 4, "tau": 3, "memory_mb": 0}
+DECIMALS |= dict.fromkeys(("seconds", "cpu_seconds", "rollout_seconds", "train_seconds"), 3)
+
+
+class Drawn(LogitsProcessor):
+    """Notes the log-probability of each token that `generate` draws, at temperature 1."""
+
+    def __init__(self) -> None:
+        self.columns: list[torch.Tensor] = []  # of [B]
+        self.seconds = 0.0
+        self._last: torch.Tensor | None = None  # [B, V]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        start = time.perf_counter()
+        self.add(input_ids[:, -1:])
+        self._last = scores.float().log_softmax(-1)
+        self.seconds += time.perf_counter() - start
+        return scores
+
+    def add(self, tokens: torch.Tensor) -> None:
+        """tokens: [B, 1], drawn from the last scores."""
+        if self._last is not None:
+            self.columns.append(self._last.gather(1, tokens)[:, 0])
+
+
+class Watched:
+    """A trainer's mixin: agreement of trainer and sampler, tokens and seconds, of each update."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.figures: dict[str, float] = {}
+        # seconds of watching, which are in no figure
+        self.watching = 0.0
+        self._watched_step = -1
+        self._now: torch.Tensor | None = None
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        batch = super()._generate_and_score_completions(inputs)
+        self._watched_step = self.state.global_step
+        return batch
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        if torch.is_grad_enabled():
+            self._now = found[0].detach()
+        return found
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        loss = super()._compute_loss(model, inputs)
+        start = time.perf_counter()
+        if self.state.global_step == self._watched_step:
+            mask = inputs["completion_mask"].bool()
+            change = (self._now - inputs["sampling_per_token_logps"])[mask]
+            low, high = 1 - self.epsilon_low, 1 + self.epsilon_high
+            ratio = change.exp()
+            self.figures |= {
+                "tokens": int(mask.sum()),
+                "difference": float(change.abs().max()),
+                "outside_clip": float(((ratio < low) | (ratio > high)).float().mean()),
+            }
+        self.watching += time.perf_counter() - start
+        return loss
+
+
+class Csd(Watched, GRPOTrainer):
+    """csd's trainer, whose log has the seconds by part."""
+
+
+class Stock(Watched, trl.GRPOTrainer):
+    """TRL's trainer and its sampler, transformers' `generate`."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._drawing = 0.0
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        model = self.accelerator.unwrap_model(self.model)
+        own, drawn = model.generate, Drawn()
+
+        def timed(**inputs: Any) -> torch.Tensor:
+            start = time.perf_counter()
+            found = own(**inputs, logits_processor=LogitsProcessorList([drawn]))
+            self._drawing += time.perf_counter() - start - drawn.seconds
+            self.watching += drawn.seconds
+            drawn.add(found[:, -1:])
+            return found
+
+        model.generate = timed
+        try:
+            completions, _ = super()._generate_single_turn(*args, **kwargs)
+        finally:
+            del model.generate
+        logps = torch.stack(drawn.columns, 1).tolist()
+        return completions, [x[: len(ids)] for x, ids in zip(logps, completions, strict=True)]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._drawing, before, start = 0.0, self.watching, time.perf_counter()
+        loss = super().training_step(*args, **kwargs)
+        seconds = time.perf_counter() - start - (self.watching - before)
+        self.figures["rollout_seconds"] = self._drawing
+        self.figures["train_seconds"] = seconds - self._drawing
+        return loss
+
+
+class Steps(TrainerCallback):
+    """Collects the figures of every step in `columns`, and prints them."""
+
+    def __init__(self, trainer: Any, name: str):
+        self.trainer, self.name = trainer, name
+        self.columns: dict[str, list] = {}
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        reset_peak()
+        self.trainer.figures = {}
+        self.trainer.watching = 0.0
+        self._cpu, self._wall = time.process_time(), time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        watching = self.trainer.watching
+        self.trainer.figures |= {
+            "seconds": time.perf_counter() - self._wall - watching,
+            "cpu_seconds": time.process_time() - self._cpu - watching,
+            "memory_mb": resident(peak=True) / 1e6,
+        }
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict, **_: Any) -> None:
+        if "reward" not in logs:
+            return
+        row = self.trainer.figures | {n: logs[k] for n, k in LOGGED.items() if k in logs}
+        for part in ("rollout_seconds", "train_seconds"):
+            row[part] = row.get(part, logs.get(f"csd/{part}"))
+        for name, value in row.items():
+            self.columns.setdefault(name, []).append(round(value, DECIMALS.get(name, 8)))
+        print(self.name, state.global_step, row, flush=True)
+
+
+SIDES = {"csd": Csd, "trl": Stock}
+
+
+def run(side: str, seed: int, settings: dict[str, Any], model: Any = None) -> dict[str, Any]:
+    """Train once; returns the run with a list of each figure by step.
+
+    settings: of the example's `trainer_of`. model: a model and its tokenizer, in place of SmolLM2.
+    Seconds are of the wall, without those of watching; memory is the resident set's peak in a step.
+    """
+    example = runpy.run_path(str(EXAMPLE))
+    load = [round(x, 2) for x in os.getloadavg()]
+    trainer = example["trainer_of"](seed=seed, trainer=SIDES[side], model=model, **settings)
+    steps = Steps(trainer, f"{side}, seed {seed}, step")
+    trainer.add_callback(steps)
+    trainer.train()
+    head = {"side": side, "seed": seed, "load": load, "machine": machine()}
+    return head | {"steps": steps.columns}

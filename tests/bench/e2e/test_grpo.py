@@ -1,0 +1,74 @@
+"""`python -m bench grpo`: figures of every step on both sides, a file that goes on, a picture."""
+
+import json
+
+import pytest
+
+from bench.e2e.grpo import __main__ as bench
+from csd.models.demo import toy
+
+pytestmark = [pytest.mark.bench, pytest.mark.filterwarnings("ignore")]
+
+SETTINGS = dict(steps=2, prompts=2, samples=4, tokens=6, beta=0.1, learning_rate=1e-2)
+
+
+@pytest.mark.parametrize("side", bench.SIDES)
+def test_every_step_has_its_figures(side):
+    pytest.importorskip("trl")
+    from bench.e2e.grpo.run import run
+
+    steps = run(side, 0, SETTINGS, model=toy())["steps"]
+    assert all(len(values) == SETTINGS["steps"] for values in steps.values()), steps.keys()
+    parts = zip(steps["seconds"], steps["rollout_seconds"], steps["train_seconds"], strict=True)
+    assert all(whole >= a + b - 2e-3 and min(a, b) > 0 for whole, a, b in parts)
+    assert all(8 <= tokens <= 48 for tokens in steps["tokens"])
+    assert all(memory > 50 for memory in steps["memory_mb"])
+    # the sampler's log-probabilities are those of the tokens that the trainer computes them for
+    assert max(steps["difference"]) < 1e-4 and steps["outside_clip"] == [0.0, 0.0]
+    assert ("tau" in steps) == (side == "csd")
+    if side == "csd":
+        assert steps["difference"] == [0.0, 0.0]
+    # a new adapter is the base model
+    assert steps["kl"][0] < 1e-6
+
+
+def fake(side, seed, settings):
+    """A run whose reward rises, by csd in half the seconds."""
+    steps = settings["steps"]
+    seconds = [2.0 if side == "trl" else 1.0] * steps
+    each = dict.fromkeys(("clip_fraction", "outside_clip", "difference", "solved"), [0.0] * steps)
+    each |= {"reward": [(i + seed) / steps for i in range(steps)], "seconds": seconds}
+    each |= {"cpu_seconds": seconds, "rollout_seconds": [0.5] * steps}
+    each |= {"train_seconds": [0.25] * steps, "tokens": [9] * steps, "memory_mb": [500.0] * steps}
+    return {"side": side, "seed": seed, "steps": each}
+
+
+def test_a_file_goes_on_where_it_ends(tmp_path, monkeypatch, capsys):
+    calls = []
+
+    def counted(side, seed, settings):
+        if settings["steps"] > 1:
+            calls.append((side, seed))
+        return fake(side, seed, settings)
+
+    monkeypatch.setattr(bench, "alone", counted)
+    path, plot = tmp_path / "grpo.json", tmp_path / "grpo.svg"
+    options = ["--json", str(path), "--steps", "10"]
+    bench.main([*options, "--seeds", "0"])
+    bench.main([*options, "--seeds", "0", "1"])
+    assert calls == [("csd", 0), ("trl", 0), ("csd", 1), ("trl", 1)]
+    result = json.loads(path.read_text())
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
+    csd, trl = result["rows"]
+    assert (csd["seeds"], csd["steps"], csd["tokens"]) == (2, 20, 180)
+    assert (csd["s / step"], csd["rest s"], trl["s / step"]) == (1.0, 0.25, 2.0)
+    assert csd["first reward"] == pytest.approx(0.4) and csd["last reward"] == pytest.approx(0.6)
+    with pytest.raises(SystemExit, match="name another file"):
+        bench.main(["--json", str(path), "--steps", "12"])
+    pytest.importorskip("matplotlib")
+    bench.main(["--json", str(path), "--plot", str(plot)])
+    first = plot.read_bytes()
+    bench.main(["--json", str(path), "--plot", str(plot)])
+    assert plot.read_bytes() == first
+    title = "GRPO, 2 seeds: TRL alone takes\n2.0 times csd's seconds a step"
+    assert bench.picture.title(result) == title
