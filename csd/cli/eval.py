@@ -5,6 +5,7 @@ It draws and grades the samples, and ends with a table of accuracy by their numb
 
 import hashlib
 import json
+import os
 import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
@@ -217,6 +218,8 @@ def _check_code(args: Namespace, task: Task) -> None:
             "humaneval runs programs that the model writes, which may do harm as any program of "
             "yours may: give --run-code, on a machine or in a container where that is allowed"
         )
+    if os.name != "posix":
+        raise ValueError("run_code needs Linux or macOS, whose processes have the limits")
     for name in ("until_decided", "shots", "prompt_file"):
         if getattr(args, name):
             raise ValueError(f"{name} needs problems with answers, but humaneval has tests")

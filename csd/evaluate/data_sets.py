@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from csd.evaluate.answers import TASKS, Problem, Task, problems_of, read
+from csd.evaluate.evaluation import digest
 from csd.utils.check import shown
 from csd.utils.lazy import check_installed
 
@@ -73,9 +74,7 @@ class Source:
         """
         ask = None if prefix is None else asker(prefix, self.task)
         if self.is_file:
-            with open(self.name, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return read(self.name, self.task, ask), digest
+            return read(self.name, self.task, ask), digest(self.name)
         rows = self._rows("test")
         data = "".join(json.dumps(row, sort_keys=True, default=str) + "\n" for row in rows)
         numbered = ((f"{self.name}, row {i}", row) for i, row in enumerate(rows))

@@ -172,6 +172,23 @@ def test_pass_at_k_counts_programs_that_pass(place, capsys):
     assert "pass@2 50.0%" in page.read_text() and "of the vote" not in page.read_text()
 
 
+def test_worked_examples_are_read_once(place, monkeypatch, tmp_path):
+    from csd.evaluate import evaluation
+
+    outs, row = [], evaluation._row
+    monkeypatch.setattr(
+        evaluation,
+        "_row",
+        lambda problem, task, out, *more: outs.append(out) or row(problem, task, out, *more),
+    )
+    text = tmp_path / "examples.txt"
+    text.write_text("Question: What is 1 + 1?\nAnswer: 2\n\n" * 12)
+    given = command(place, place / "sums", "cached.jsonl", "--task", "gsm8k", "--batch", "1")
+    assert main([*given, "--prompt-file", str(text)]) == 0
+    first, *others = [out.stats.cached_tokens for out in outs]
+    assert first == 0 and len(others) == 2 and min(others) > len(text.read_text()) // 2
+
+
 @pytest.mark.parametrize("batch", ["auto", "1", "2"])
 def test_batches_do_not_change_the_samples(place, batch):
     given = command(place, place / "sums", f"batch{batch}.jsonl", "--task", "gsm8k")
