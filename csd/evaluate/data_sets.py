@@ -38,7 +38,7 @@ _CONFIGS = {named.task: named.config for named in NAMES.values()}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where problems come from: a file or folder, or a name of `NAMES`; and their task."""
+    """A file, a folder or a name of `NAMES` with problems, and their task."""
 
     name: str
     task: Task
