@@ -1,9 +1,11 @@
-"""`csd eval FILE.jsonl --model MODEL --task gsm8k -n 16`.
+"""`csd eval gsm8k --model MODEL -n 16`, or a file of problems with `--task gsm8k`.
 
 It draws and grades the samples, and ends with a table of accuracy by their number and cost.
 """
 
+import hashlib
 import json
+import os
 import sys
 from argparse import Namespace, _SubParsersAction
 from pathlib import Path
@@ -20,7 +22,8 @@ from csd.cli.common import (
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.evaluate import evaluation as evaluate
-from csd.evaluate.answers import TASKS, read
+from csd.evaluate.answers import TASKS, Task
+from csd.evaluate.data_sets import NAMES, Source
 from csd.evaluate.vote import Vote
 from csd.models.text.prompts import has_chat
 from csd.state.filters import FILTERS
@@ -44,25 +47,29 @@ def add(commands: _SubParsersAction) -> None:
     parser = add_command(
         commands,
         "eval",
-        "draw N samples for each problem of a file, and grade them",
+        "draw N samples for each problem of a data set or file, and grade them",
         [
+            "csd eval gsm8k --model MODEL -n 16 --shots 5 -o results.jsonl",
+            "csd eval humaneval --model MODEL -n 16 --temperature 0.2 --run-code",
             "csd eval gsm8k.jsonl --task gsm8k --model MODEL -n 16 -o results.jsonl",
             "csd eval mine.jsonl --model MODEL -n 8 --until-decided --limit 100",
         ],
         "howto/self_consistency.md",
     )
     parser.add_argument(
-        "file",
-        help="JSONL file with one problem per line. Keys by task: gsm8k: "
-        "question, answer; math: problem, answer; letter: question with its "
-        "options, answer (A to J); jsonl: prompt (a string or messages), answer",
+        "problems",
+        metavar="PROBLEMS",
+        help=f"{', '.join(NAMES)}: a data set of the hub, by the package datasets; or a JSONL file "
+        "with one problem per line, or a folder that datasets reads. Keys by task: gsm8k: "
+        "question, answer; math: problem, answer; humaneval: prompt, test, entry_point; letter: "
+        "question with its options, answer (A to J); jsonl: prompt (a string or messages), answer",
     )
     parser.add_argument("--model", required=True, help=MODEL)
     parser.add_argument(
         "--task",
         choices=TASKS,
-        default="jsonl",
-        help="kind of problems: the keys of a line and how answers are extracted",
+        help="kind of problems: the keys of a line and how answers are extracted (default: that "
+        "of the named data set, or jsonl)",
     )
     parser.add_argument(
         "-o", "--out", help="results file, JSONL; an interrupted run continues from it"
@@ -70,7 +77,29 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument(
         "--limit", type=int, help="number of problems to take from the start of the file"
     )
-    parser.add_argument("--batch", type=int, default=1, help="number of problems drawn at a time")
+    parser.add_argument(
+        "--batch",
+        type=_batch,
+        default="auto",
+        help="number of problems drawn at a time; auto: as many as fill the slots that fit into "
+        "memory. The samples do not depend on it",
+    )
+    parser.add_argument(
+        "--shots",
+        type=int,
+        help="number of worked examples in front of each question, the first of the train split",
+    )
+    parser.add_argument(
+        "--prompt-file",
+        metavar="FILE",
+        help="text of worked examples in front of each question",
+    )
+    parser.add_argument(
+        "--run-code",
+        action="store_true",
+        help="run the programs that the model writes, for pass@k of humaneval, as this user with "
+        "limits on time, memory, files and network; see docs/evaluation.md",
+    )
     flags = ("num_samples", *OPTIONS, "budget", "prior", *LOADING)
     add_flags(parser, flags, num_samples=16, seed=0)
     parser.add_argument(
@@ -94,23 +123,29 @@ def _eval(args: Namespace) -> int:
     from tqdm import tqdm
 
     check_flags(args, ("num_samples", *OPTIONS, "budget", "prior", *LOADING))
-    check_counts(args, ("batch", "limit"))
-    task = TASKS[args.task]
-    problems = read(args.file, task)[: args.limit]
-    out = Path(args.out or f"{Path(args.file).stem}.out.jsonl")
+    check_counts(args, ("batch", "limit", "shots"))
+    source = Source.of(args.problems, args.task)
+    task = source.task
+    _check_code(args, task)
+    prefix = _examples(args, source)
+    problems, digest = source.read(prefix)
+    problems = problems[: args.limit]
+    out = Path(args.out or f"{Path(args.problems).stem}.out.jsonl")
     options = {name: getattr(args, name) for name in OPTIONS}
     settings = {
         "model": args.model,
         "revision": args.revision,
         "dtype": args.dtype,
-        "problems_sha256": evaluate.digest(args.file),
-        "task": args.task,
+        "problems_sha256": digest,
+        "task": source.task_name,
         "num_samples": args.num_samples,
         "until_decided": args.until_decided,
         "plain": args.plain,
         "limited_vote": args.limited_vote,
         **{k: v for k, v in options.items() if k not in LATER or v is not None},
     }
+    if prefix is not None:
+        settings["examples_sha256"] = hashlib.sha256(prefix.encode()).hexdigest()
     until = Vote(task.extract, limited=args.limited_vote) if args.until_decided else None
     results = evaluate.Results(out, settings)
     summary = None
@@ -123,6 +158,8 @@ def _eval(args: Namespace) -> int:
         if have:
             print(f"{out} holds {have} of {len(problems)} problems", file=sys.stderr)
         n = args.num_samples
+        if prefix is not None or (task.entry_point and not chat):
+            options["stop"] = list(task.stop)
         with (
             open_history(args.history) as history,
             tqdm(
@@ -166,13 +203,48 @@ def _eval(args: Namespace) -> int:
             summary.close()
 
 
+def _batch(text: str) -> int | None:
+    return None if text == "auto" else int(text)
+
+
+def _check_code(args: Namespace, task: Task) -> None:
+    """Raises ValueError if programs would run unasked, or for options without a meaning."""
+    if not task.entry_point:
+        if args.run_code:
+            raise ValueError("run_code needs problems with tests: humaneval, or --task humaneval")
+        return
+    if not args.run_code:
+        raise ValueError(
+            "humaneval runs programs that the model writes, which may do harm as any program of "
+            "yours may: give --run-code, on a machine or in a container where that is allowed"
+        )
+    if os.name != "posix":
+        raise ValueError("run_code needs Linux or macOS, whose processes have the limits")
+    for name in ("until_decided", "shots", "prompt_file"):
+        if getattr(args, name):
+            raise ValueError(f"{name} needs problems with answers, but humaneval has tests")
+
+
+def _examples(args: Namespace, source: Source) -> str | None:
+    """Text of worked examples in front of each question; None without."""
+    if args.shots is not None and args.prompt_file is not None:
+        raise ValueError("shots and prompt_file are two sources of worked examples: give one")
+    if args.shots is not None:
+        return source.shots(args.shots)
+    return None if args.prompt_file is None else Path(args.prompt_file).read_text("utf-8")
+
+
 def _so_far(rows: list[dict], n: int) -> dict[str, str]:
     """Figures shown next to the progress bar."""
     drawn = sum(len(row["correct"]) for row in rows)
     tokens, steps, seconds = (sum(r[k] for r in rows) for k in ("tokens", "steps", "seconds"))
+    if any(row.get("tested") for row in rows):
+        name, right = "pass", (any(row["correct"]) for row in rows)
+    else:
+        name, right = "maj", (row["vote_correct"] for row in rows)
     return {
         "acc@1": f"{sum(sum(row['correct']) for row in rows) / max(drawn, 1):.3f}",
-        f"maj@{n}": f"{sum(row['vote_correct'] for row in rows) / len(rows):.3f}",
+        f"{name}@{n}": f"{sum(right) / len(rows):.3f}",
         "tau": f"{tokens / max(steps, 1):.2f}",
         "tokens/s": f"{tokens / max(seconds, 1e-9):.0f}",
     }

@@ -148,6 +148,7 @@ def _serve(args: Namespace) -> int:
         name,
         keys=tuple(keys),
         shares=args.share,
+        group_window=args.group_window,
         weights_folder=args.weights_folder,
         hosts=tuple(hosts),
         origins=tuple(origins),

@@ -8,13 +8,14 @@ found. Two answers are equal if `csd.evaluate.equality.canonical` is.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from itertools import zip_longest
 from pathlib import Path
 
 from csd.engine.options.thinking import after_thoughts
+from csd.evaluate.code.execute import PASSED, Suite
 from csd.evaluate.equality import WORDS
 from csd.evaluate.letters import option, options_in
 from csd.evaluate.numbers import (
@@ -292,6 +293,7 @@ class Problem:
     index: int  # line of the file, from 0
     prompt: str | list[dict]
     answer: str  # as the file has it, or its part that is the answer
+    tests: Suite | None = None  # of a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +301,10 @@ class Task:
     """A kind of problem file. question, answer: keys of a line.
 
     ask: instruction appended to the question. gold: returns the answer in a line's answer, or
-    raises ValueError. extract: returns the answer in a sample's text, or None.
+    raises ValueError. extract: returns the answer in a sample's text, or None. shot: format of a
+    question behind worked examples, which replaces `ask`. worked: key of an example's solution.
+    stop: strings that end a completion behind such a question. entry_point: key of the name that
+    the tests in `answer` call, for programs.
     """
 
     question: str
@@ -307,29 +312,54 @@ class Task:
     ask: str
     gold: Callable[[str], str]
     extract: Callable[[str], str | None]
+    shot: str = "{}"
+    worked: str = ""
+    stop: tuple[str, ...] = ()
+    entry_point: str = ""
 
 
-def read(path: str | Path, task: Task) -> list[Problem]:
-    """Read the problems of a JSONL file. Raises ValueError, naming the line and the key."""
+def read(path: str | Path, task: Task, ask: Callable[[str], str] | None = None) -> list[Problem]:
+    """Read the problems of a JSONL file. Raises ValueError, naming the line and the key.
+
+    ask: returns the prompt of a question, by default with the task's instruction behind it.
+    """
+    rows = ((f"{path}, line {number}", row) for number, row in read_lines(path, dict))
+    return problems_of(rows, str(path), task, ask)
+
+
+def problems_of(
+    rows: Iterable[tuple[str, dict]],
+    source: str,
+    task: Task,
+    ask: Callable[[str], str] | None = None,
+) -> list[Problem]:
+    """Problems of rows with their names in errors; source: the name of all rows. As `read`."""
     problems: list[Problem] = []
-    for number, row in read_lines(path, dict):
-        with naming(f"{path}, line {number}"):
-            problems.append(_problem(row, len(problems), task))
+    for name, row in rows:
+        with naming(name):
+            problems.append(_problem(row, len(problems), task, ask))
     if not problems:
-        raise ValueError(f"{path} has no problems")
+        raise ValueError(f"{source} has no problems")
     return problems
 
 
-def _problem(row: dict, index: int, task: Task) -> Problem:
-    for key in (task.question, task.answer):
+def _problem(row: dict, index: int, task: Task, ask: Callable[[str], str] | None = None) -> Problem:
+    for key in filter(None, (task.question, task.answer, task.entry_point)):
         if key not in row:
             raise ValueError(f"has no {key!r}")
     prompt, answer = row[task.question], row[task.answer]
     check_prompt(prompt, task.question)
     if not fits(answer, str | int | float):
         raise ValueError(f"must have a string or a number as {task.answer!r}, got {shown(answer)}")
+    if task.entry_point:
+        name = row[task.entry_point]
+        if not isinstance(prompt, str):
+            raise ValueError(f"must have a string as {task.question!r}, got {shown(prompt)}")
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"must have a name as {task.entry_point!r}, got {shown(name)}")
+        return Problem(index, prompt, PASSED, Suite(str(answer), name))
     if isinstance(prompt, str):
-        prompt += task.ask
+        prompt = prompt + task.ask if ask is None else ask(prompt)
     return Problem(index, prompt, task.gold(str(answer)))
 
 
@@ -359,6 +389,10 @@ TASKS = {
         '\n\nReason step by step, then end with "The answer is" and the number.',
         _gsm8k_gold,
         answer_of,
+        # formats and stop strings of lm-evaluation-harness's tasks gsm8k, minerva_math, humaneval
+        shot="Question: {}\nAnswer:",
+        worked="answer",
+        stop=("Question:", "</s>", "<|im_end|>"),
     ),
     "math": Task(
         "problem",
@@ -366,6 +400,18 @@ TASKS = {
         "\n\nReason step by step, and put the final answer within \\boxed{}.",
         str.strip,
         answer_of,
+        shot="Problem:\n{}\n\nSolution:",
+        worked="solution",
+        stop=("Problem:",),
+    ),
+    "humaneval": Task(
+        "prompt",
+        "test",
+        "",
+        str,
+        answer_of,
+        stop=("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+        entry_point="entry_point",
     ),
     # a question with its options
     "letter": Task(

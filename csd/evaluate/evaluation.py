@@ -1,21 +1,26 @@
-"""`csd eval`: draws N samples per problem of a file; an interrupted run can be resumed."""
+"""`csd eval`: draws N samples per problem; an interrupted run can be resumed."""
 
 import hashlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from csd.engine.engine import Engine
-from csd.engine.results.result import Samples
+from csd.engine.options.thinking import after_thoughts
+from csd.engine.results.result import Sample, Samples
 from csd.evaluate.answers import Problem, Task
+from csd.evaluate.code.execute import FAILED, PASSED, Suite, passes
+from csd.evaluate.code.program import ASK, of_answer
 from csd.evaluate.equality import canonical
 from csd.evaluate.pass_at_k import maj_at_k, mean_interval, pass_at_k
 from csd.evaluate.resumable_results import ResumedFile
-from csd.evaluate.vote import Decision, Vote, drawn, vote
+from csd.evaluate.vote import Decision, Vote, counts, drawn, text_of, vote
 from csd.models.text.prompts import as_message
 from csd.traces.history import History
 from csd.utils.check import AtLeast, Between, check, shown
@@ -35,6 +40,7 @@ class Row(TypedDict):
     correct: Annotated[list[bool], AtLeast(1)]
     finish_reasons: Annotated[list[str], AtLeast(1)]
     error: NotRequired[str | None]  # reason why the problem could not be served
+    tested: NotRequired[bool]  # True if samples are programs, which do not vote
     thoughts_cut: NotRequired[Annotated[int, Between(0)]]  # counted samples with a cut thought
     texts: list[str | None]
     tokens: Annotated[int, Between(0)]
@@ -77,7 +83,7 @@ def run(
     *,
     num_samples: int,
     chat: bool,
-    batch: int = 1,
+    batch: int | None = 1,
     until: Vote | None = None,
     on_sample: Callable[[], object] = lambda: None,
     history: History | None = None,
@@ -86,13 +92,14 @@ def run(
 ) -> Iterator[list[dict]]:
     """Draw the `problems` missing from `results`, `batch` at a time; yields the new rows.
 
-    history: past samples to draft from; the drawn samples are added. options: those of
-    `csd.generate`; `seed` must be given. limited: True if samples that were cut at `max_new_tokens`
-    have answers. Samples do not depend on where a run was interrupted, nor on `batch`; a repeated
-    problem gets new samples. With on_error="return" a problem that cannot be served counts as one
-    without a right answer.
+    batch: None for as many as fill the engine's slots and fit into its memory. history: past
+    samples to draft from; the drawn samples are added. options: those of `csd.generate`; `seed`
+    must be given. limited: True if samples that were cut at `max_new_tokens` have answers. Samples
+    do not depend on where a run was interrupted, nor on `batch`; a repeated problem gets new
+    samples. With on_error="return" a problem that cannot be served counts as one without a right
+    answer. Programs of problems with tests are run (`csd.evaluate.code`).
     """
-    prompts = [as_message(p.prompt, chat) for p in problems]
+    prompts = [as_message(_asked(p, chat), chat) for p in problems]
     seen: Counter = Counter()
     first = []  # first sample index of each problem
     for prompt in prompts:
@@ -100,7 +107,9 @@ def run(
         first.append(seen[key] * num_samples)
         seen[key] += 1
     todo = list(range(len(results.rows), len(problems)))
-    _check([(problems[i].index, prompts[i]) for i in todo], engine, options)
+    longest = _check([(problems[i].index, prompts[i]) for i in todo], engine, options)
+    if batch is None:
+        batch = _batch(engine, longest, num_samples, options)
     while todo:
         # a repeated problem is drawn alone, because it has its own first_sample
         take = 1
@@ -118,7 +127,7 @@ def run(
             **options,
         )
         rows = [
-            _row(problems[i], task, out, seconds / len(outs), num_samples, limited)
+            _row(problems[i], task, out, seconds / len(outs), num_samples, limited, chat)
             for i, out in zip(block, outs, strict=False)
         ]
         if rows:
@@ -128,13 +137,37 @@ def run(
         yield rows
 
 
-def _check(prompts: list, engine: Engine, options: dict) -> None:
-    """Raise ValueError or TypeError, before any drawing, for a problem that cannot be drawn."""
+def _asked(problem: Problem, chat: bool) -> str | list[dict]:
+    """The prompt of a problem; a chat model is asked for a program, others continue it."""
+    if problem.tests is None or not chat or not isinstance(problem.prompt, str):
+        return problem.prompt
+    return ASK.format(problem.prompt.rstrip())
+
+
+def _check(prompts: list, engine: Engine, options: dict) -> Any:
+    """The prompt with most tokens, or None without prompts.
+
+    Raises ValueError or TypeError, before any drawing, for a problem that cannot be drawn.
+    """
+    longest, most = None, -1
     for index, prompt in prompts:
         try:
-            engine.prepare(prompt, **options)
+            call = engine.prepare(prompt, **options)
         except (ValueError, TypeError) as error:
             raise type(error)(f"problem {index}: {error}") from error
+        size = max(len(request.prompt) for request in call.requests)
+        if size > most and all(request.error is None for request in call.requests):
+            longest, most = prompt, size
+    return longest
+
+
+def _batch(engine: Engine, longest: Any, num_samples: int, options: dict) -> int:
+    """Number of problems, each as long as the longest, whose samples fill the slots that fit."""
+    if longest is None:
+        return 1
+    prompts = [longest] * -(-engine.max_slots // num_samples)
+    call = engine.prepare(prompts, num_samples=num_samples, **options)
+    return max(1, engine.caches.most_slots(call.requests) // num_samples)
 
 
 def _draw(
@@ -156,10 +189,18 @@ def _draw(
 
 
 def _row(
-    problem: Problem, task: Task, out: Samples, seconds: float, num_samples: int, limited: bool
+    problem: Problem,
+    task: Task,
+    out: Samples,
+    seconds: float,
+    num_samples: int,
+    limited: bool,
+    chat: bool,
 ) -> dict:
     served = len(out) > 0
-    if served:
+    if served and problem.tests is not None:
+        decision = Decision(None, 0, 0, _test(problem, problem.tests, out, limited, chat))
+    elif served:
         decision = vote(out, task.extract, limited=limited)
     else:
         decision = Decision(None, 0, 0, [None] * num_samples)
@@ -172,12 +213,34 @@ def _row(
         "correct": [_equal(answer, problem.answer) for answer in decision.answers],
         "finish_reasons": out.finish_reasons if served else ["error"] * num_samples,
         "error": out.error,
+        **({} if problem.tests is None else {"tested": True}),
         "texts": [s.text for s in drawn(out)],
         "thoughts_cut": decision.thoughts_cut,
         "tokens": out.stats.tokens,
         "steps": out.stats.sample_steps,
         "seconds": seconds,
     }
+
+
+def _test(
+    problem: Problem, tests: Suite, out: Samples, limited: bool, chat: bool
+) -> list[str | None]:
+    """Results of the samples' programs; None for a sample without one."""
+    prompt = str(problem.prompt)
+
+    def result(sample: Sample) -> str | None:
+        if not counts(sample, limited):
+            return None
+        text = text_of(sample)
+        if chat:
+            text = after_thoughts(text, sample.in_thought)
+            program = of_answer(text, prompt, tests.entry_point)
+        else:
+            program = prompt + text
+        return PASSED if passes(program, tests) else FAILED
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(result, drawn(out)))
 
 
 def _equal(answer: str | None, right: str) -> bool:
@@ -191,6 +254,7 @@ def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> di
     With `until`, accuracies for fewer than all samples use only samples that are drawn whatever
     their answers: the decision to stop would bias an average over all drawn samples.
     """
+    voted = not any(r.get("tested") for r in rows)
     count = num_samples if until is None else until.least(num_samples)
     drawn_samples = sum(len(r["correct"]) for r in rows)
     reasons = Counter(reason for r in rows for reason in r["finish_reasons"])
@@ -206,7 +270,7 @@ def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> di
         # shares of the samples
         "finish_reasons": {k: n / reasons.total() for k, n in sorted(reasons.items())},
         "by_k": [
-            at_k(rows, k, count, num_samples, tokens / max(drawn_samples, 1), seconds)
+            at_k(rows, k, count, num_samples, tokens / max(drawn_samples, 1), seconds, voted)
             for k in sorted({*(2**i for i in range(count.bit_length())), count, num_samples})
         ],
         "tokens": tokens,
@@ -217,15 +281,24 @@ def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> di
 
 
 def at_k(
-    rows: list[dict], k: int, count: int, num_samples: int, tokens: float, seconds: float
+    rows: list[dict],
+    k: int,
+    count: int,
+    num_samples: int,
+    tokens: float,
+    seconds: float,
+    voted: bool = True,
 ) -> dict:
     """Accuracy and cost of k samples per problem. count: number of samples to average over.
 
     tokens: mean tokens of a sample. seconds: of the whole run; the cost of k samples is their
-    share, by tokens.
+    share, by tokens. voted: False for programs, which have no vote.
     """
     whole = k == num_samples
-    votes = [float(r["vote_correct"]) if whole else _maj(r, count, k) for r in rows]
+    votes = None
+    if voted:
+        right = [float(r["vote_correct"]) if whole else _maj(r, count, k) for r in rows]
+        votes = mean_interval(right, 1 if whole else count)
     passed = None
     if k <= count:
         passed = mean_interval([pass_at_k(r["correct"][:count], k) for r in rows], count)
@@ -234,7 +307,7 @@ def at_k(
     cost = total if whole else k * tokens * len(rows)
     return {
         "k": k,
-        "maj_at_k": mean_interval(votes, 1 if whole else count),
+        "maj_at_k": votes,
         "pass_at_k": passed,
         "tokens": cost,
         "seconds": seconds * cost / max(total, 1),

@@ -285,6 +285,17 @@ class ServerOptions(TypedDict, total=False):
             str,
         ),
     ]
+    group_window: Annotated[
+        float,
+        Option(
+            0.0,
+            "milliseconds within which requests of one address with equal prompts, and without a "
+            "key and a seed, become one group, as if one request had asked for all their choices; "
+            "0, the default: never",
+            partial(check_number, low=0),
+            float,
+        ),
+    ]
     max_n: Annotated[
         int,
         Option(128, "maximum number of choices per request", partial(check_whole, low=1), int),

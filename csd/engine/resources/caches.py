@@ -151,6 +151,21 @@ class Caches:
         room = replace(room, pages=room.pages + spare)
         return self._install(room, made, (tokens, history), spare=spare, units=units, idle=idle)
 
+    def most_slots(self, requests: list[Request]) -> int:
+        """Estimate of the slots, at most `max_slots`, that `prepare` would fit into the memory.
+
+        Without the bytes of a draft model and of changed rows.
+        """
+        config, dtype = self._model.decoder.config, self._model.dtype
+        wanted = Sizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
+
+        def demand(slots: int) -> Demand:
+            sizes, rows = replace(wanted, slots=slots), self.rows(slots, 0, 0)
+            return Demand.of(config, dtype, **asdict(sizes), rows=rows, gathers=self._gathers)
+
+        free = int(self.memory * free_bytes(self._model.device))
+        return slots_that_fit(demand, wanted.slots, free)
+
     def prepare_served(
         self, sizes: ServedSizes, drafter: Any, nodes: int, priors: Sequence[Prior] = ()
     ) -> Step:

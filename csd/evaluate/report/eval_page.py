@@ -24,7 +24,7 @@ _PAGE = Template("""<!doctype html>
 <p class="lead">$lead</p>
 <dl>$facts</dl>
 <div class="pair table">
-<section><h2>Accuracy of the vote by tokens per problem</h2>
+<section><h2>$accuracy by tokens per problem</h2>
 <div class="scroll">$curve</div></section>
 <section><h2>By the number of samples</h2><div class="scroll">$table</div></section>
 </div>
@@ -43,6 +43,8 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
     until = Vote() if settings.get("until_decided") else None
     figures = summary(rows, settings["num_samples"], until)
     by_k = figures["by_k"]
+    tested = by_k[-1]["maj_at_k"] is None
+    figure = "pass_at_k" if tested else "maj_at_k"
     facts = {name: settings[name] for name in _FACTS if settings.get(name) is not None}
     if "model" in facts:
         facts["model"] = PurePath(str(facts["model"])).name
@@ -62,7 +64,8 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
             f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"
             for k, v in facts.items()
         ),
-        curve=_curve([(row["tokens"] / len(rows), *row["maj_at_k"]) for row in by_k]),
+        accuracy="pass@k" if tested else "Accuracy of the vote",
+        curve=_curve([(row["tokens"] / len(rows), *row[figure]) for row in by_k]),
         table=_table(by_k, len(rows)),
         problems="".join(map(_problem, rows)),
     )
@@ -71,6 +74,11 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
 def _accuracy(figures: dict) -> str:
     """Accuracy of the vote and of one sample, or that no sample has an answer to grade."""
     by_k, drawn, cut = figures["by_k"], figures["samples_drawn"], figures["limited"]
+    if figures["answered"] and by_k[-1]["maj_at_k"] is None:
+        first, last = by_k[0], by_k[-1]
+        if first is last:
+            return f"pass@1 {first['pass_at_k'][0]:.1%}"
+        return f"pass@{last['k']} {last['pass_at_k'][0]:.1%}, pass@1 {first['pass_at_k'][0]:.1%}"
     if figures["answered"]:
         return f"vote {by_k[-1]['maj_at_k'][0]:.1%}, one sample {by_k[0]['maj_at_k'][0]:.1%}"
     if cut == drawn:
@@ -133,7 +141,8 @@ def _problem(row: dict) -> str:
         for answer, count in votes.most_common()
     )
     silent = len(row["answers"]) - votes.total()
-    mark = '<b class="right">right</b>' if row["vote_correct"] else '<b class="wrong">wrong</b>'
+    solved = any(row["correct"]) if row.get("tested") else row["vote_correct"]
+    mark = '<b class="right">right</b>' if solved else '<b class="wrong">wrong</b>'
     texts = "".join(f"<pre>{html.escape(text or '')}</pre>" for text in row["texts"])
     return (
         f"<details><summary>{row['problem']}: {mark}, right is {html.escape(row['answer'])}; "

@@ -10,7 +10,9 @@ import asyncio
 import hashlib
 import heapq
 import hmac
+import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,11 +43,15 @@ class Clients:
     """Owners of requests, by API key.
 
     keys: the accepted keys; without any, all requests are accepted. shares: True makes equal
-        prompts of different requests one group if there are no keys.
+        prompts of different requests one group if there are no keys. window: seconds within which
+        equal prompts without a seed of one address are one group; 0: never.
     """
 
-    def __init__(self, keys: Sequence[str], shares: bool):
+    def __init__(self, keys: Sequence[str], shares: bool, window: float = 0.0):
         check_keys("keys", keys)
+        self._window = window
+        self._groups: dict[str, tuple[float, str]] = {}  # end and owner of each client's window
+        self._lock = threading.Lock()
         self._keys, self._shares = [key.encode() for key in keys], shares
         self.open = not keys
 
@@ -57,6 +63,16 @@ class Clients:
         if not self._keys:
             return "anyone" if self._shares else None
         return owner_of(self._key(request))
+
+    def group(self, client: str) -> str | None:
+        """Owner of a client's requests without a key and a seed that arrive in one window."""
+        if not self._window:
+            return None
+        now = time.monotonic()
+        with self._lock:
+            self._groups = {name: kept for name, kept in self._groups.items() if kept[0] > now}
+            new = now + self._window, secrets.token_hex(8)
+            return self._groups.setdefault(client, new)[1]
 
     def client(self, request: Request) -> str:
         """Client whose shares a request uses: its key's digest, or its address."""

@@ -38,6 +38,7 @@ class Server:
         requests are accepted.
     shares: True makes equal prompts of requests without keys one group; those of one key always
         are.
+    group_window: milliseconds; see `ServerOptions`.
     weights_folder: the folder within which /update_weights loads folders; None: the path is off.
     hosts, origins: names of the server beside loopback, and origins of pages that may use it.
     tool_call_parser: as in `ServerOptions`.
@@ -50,6 +51,7 @@ class Server:
         *,
         keys: tuple[str, ...] = (),
         shares: bool = False,
+        group_window: float = 0.0,
         weights_folder: str | None = None,
         hosts: tuple[str, ...] = (),
         origins: tuple[str, ...] = (),
@@ -58,7 +60,7 @@ class Server:
     ):
         self.tool_call_parser = check_parser("tool_call_parser", tool_call_parser)
         self.engine, self.name, self.weights_folder = engine, name, weights_folder
-        self.clients, self.limits = Clients(keys, shares), limits or Limits()
+        self.clients, self.limits = Clients(keys, shares, group_window / 1000), limits or Limits()
         self.hosts, self.origins = hosts, origins
         some = self.limits
         self.readers = Readers(some.readers, some.reader_share, some.read_seconds)
@@ -162,7 +164,8 @@ class Server:
             self._grammars.take(client, size)
             asked.ends.append(lambda: self._grammars.give(client, size))
         try:
-            asked.submit(self.engine, owner, self.clients.sharing(client))
+            group = self.clients.group(client) if asked.seedless else None
+            asked.submit(self.engine, owner, self.clients.sharing(client), group)
         except BaseException:
             asked.cancel()
             raise

@@ -42,6 +42,8 @@ def command(place, out, *more) -> list[str]:
         "24",
         "--budget",
         "8",
+        "--batch",
+        "1",
         "-o",
         str(place / out),
         *more,
@@ -125,9 +127,11 @@ def test_rows_are_what_generate_draws(place, whole):
     assert row["vote"] == csd.vote(list(out)[:4], limited=False).answer
 
 
-def test_batches_do_not_change_what_is_drawn(place, whole):
-    assert main(command(place, "batch.jsonl", "--quiet", "--batch", "5")) == 0
-    assert drawn(lines(place / "batch.jsonl")) == drawn(whole)
+@pytest.mark.parametrize("batch", ["5", "auto"])
+def test_batches_do_not_change_what_is_drawn(place, whole, batch):
+    out = f"batch{batch}.jsonl"
+    assert main(command(place, out, "--quiet", "--batch", batch)) == 0
+    assert drawn(lines(place / out)) == drawn(whole)
 
 
 def test_a_history_changes_nothing_of_what_is_drawn(place, whole):

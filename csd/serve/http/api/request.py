@@ -41,6 +41,7 @@ class Asked:
     repeats: int = 1  # times that the answer has its log-probabilities
     tools: Tools | None = None  # that the choices of a chat may call
     nothing_new: bool = False  # max_tokens is 0: one token is drawn and not shown
+    seedless: bool = False  # True: the server has drawn its seed
     handles: list[Reader] = field(default_factory=list)  # one per prompt
     ends: list[Callable[[], Any]] = field(default_factory=list)  # called once it has ended
 
@@ -49,12 +50,21 @@ class Asked:
         """Choices per prompt."""
         return self.options.get("num_samples", 1)
 
-    def submit(self, engine: AsyncEngine, owner: str | None, client: str | None = None) -> None:
-        """Submit all prompts to the engine; if it refuses one, all are cancelled."""
+    def submit(
+        self,
+        engine: AsyncEngine,
+        owner: str | None,
+        client: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        """Submit all prompts to the engine; if it refuses one, all are cancelled.
+
+        group: owner while it is in flight, if it has none.
+        """
         # nothing of a request without an owner stays after its end
         keeps = owner is not None
         # without an owner a random one, so that equal prompts of one request are one group
-        owner = owner or secrets.token_hex(8)
+        owner = owner or group or secrets.token_hex(8)
         first = self.options.pop("first_sample", 0)
         taken: dict[str, int] = {}  # next free sample index of each prompt
         try:
@@ -174,7 +184,7 @@ def _with_common(asked: Asked, values: Mapping[str, Any]) -> Asked:
         "stream_options.include_usage", more.get("include_usage", False), bool
     )
     if "seed" not in asked.options:
-        asked.options["seed"] = secrets.randbits(63)
+        asked.options["seed"], asked.seedless = secrets.randbits(63), True
     return asked
 
 
