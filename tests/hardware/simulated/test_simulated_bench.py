@@ -137,8 +137,9 @@ def test_calls_are_short(called):
     assert drawn[0]["equal_samples"] == 1
 
 
-def test_shapes_of_calls(tmp_path):
-    def of(call, name):
+def test_shapes_of_calls(tmp_path, monkeypatch):
+    def of(call, name, gib=80):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, gib << 30))
         section = Section(name, tmp_path, torch.device("cuda"), 1.0, call=call)
         return [*workload.shapes(section)]
 
@@ -146,6 +147,7 @@ def test_shapes_of_calls(tmp_path):
     assert of(0, "end_to_end") == of(2, "doctor") == of(2, "compile") == [llama, qwen]
     assert of(1, "end_to_end") == of(1, "doctor") == of(2, "equality") == [llama]
     assert of(2, "end_to_end") == [qwen]
+    assert of(0, "end_to_end", 15) == of(2, "doctor", 15) == ["qwen2.5-0.5b"]
 
 
 def test_products_by_rows(whole):
