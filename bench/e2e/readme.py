@@ -6,7 +6,7 @@
 
 Times the first row of `python -m bench.long` anew, with the settings of the model's generation
 config, and writes it to bench/results/readme.json, or to readme_MODEL.json for another model than
-SmolLM2-135M. README's block then has a table of each such file, and each file its plot. --plot
+SmolLM2-135M. README's block then has a column for each such file, and each file its plot. --plot
 writes these from the files alone. It takes about a quarter of an hour on 2 cores with SmolLM2-135M
 and some hours with 1.5 billion parameters, and nothing else should run meanwhile.
 """
@@ -55,8 +55,8 @@ def result_of(model: str | None) -> Path:
 
 
 def results(folder: Path) -> dict[Path, dict]:
-    """Rows by file, SmolLM2-135M's first."""
-    files = [*folder.glob(RESULT.name), *sorted(folder.glob(f"{RESULT.stem}_*.json"))]
+    """Rows by file, SmolLM2-135M's last."""
+    files = [*sorted(folder.glob(f"{RESULT.stem}_*.json")), *folder.glob(RESULT.name)]
     return {file: json.loads(file.read_text()) for file in files}
 
 

@@ -167,9 +167,8 @@ class SlotFiller:
         request = self.queue.popleft()
         # the longest beginning that is in the graph already
         known = self.enters_graph(request, others)
-        twins = [r.text for r in others if r.scope == request.scope and r.prompt == request.prompt]
-        shares = twins and request.scope is not None
-        request.text = twins[0] if shares else next(self.texts)
+        twins = [r.text for r in others if shares_text(r, request)]
+        request.text = twins[0] if twins else next(self.texts)
         try:
             prefill = Prefill.begin(
                 self.step, request, group, request.graph_key, self.prefill_chunk
@@ -260,6 +259,15 @@ def clear(step: Step) -> None:
     step.slots.group.fill_(-1)
     step.slots.group_key.fill_(-1)
     step.cache.reset()
+
+
+def shares_text(a: Request, b: Request) -> bool:
+    """True if samples of two requests may share rows: their trees then draft for both of them.
+
+    A history drafts for the samples of its own request alone.
+    """
+    within = a.scope is not None and a.scope == b.scope
+    return within and not a.history and not b.history and a.prompt == b.prompt
 
 
 def common_tokens(a: Sequence[int], b: Sequence[int]) -> int:

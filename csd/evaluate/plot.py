@@ -50,7 +50,7 @@ def curve(path: str | Path, cost: str, figure: str) -> list[tuple[float, float, 
     until = Vote() if settings.get("until_decided") else None
     by_k = summary(rows, settings["num_samples"], until)["by_k"]
     if by_k[-1][FIGURES["maj"]] is None and figure == "maj":
-        raise ValueError(f"{path} has programs, which do not vote: give --figure pass")
+        raise ValueError(f"{path} has programs, which do not vote: give --y pass")
     each = 1 if cost == "samples" else len(rows)
     return [
         (row[COSTS[cost]] / each, *row[FIGURES[figure]]) for row in by_k if row[FIGURES[figure]]

@@ -35,18 +35,34 @@ def fastest(row: dict) -> dict[str, str]:
 
 
 def block(*results: dict) -> str:
-    """Returns README's block with its markers, which has a table of each result."""
-    return "\n\n".join([BEGIN, *map(_part, results)]) + f"\n{END}"
-
-
-def _part(result: dict) -> str:
-    row = headline(result)
-    lines = [
-        [_named(engine, side), f"{seconds:.1f}", "" if engine == "csd" else _times(row, side)]
-        for engine, side, seconds in by_seconds(row)
+    """Returns README's block with its markers: a table with a column for each result."""
+    rows = [headline(result) for result in results]
+    cells = [
+        {engine: _cell(row, engine, side, seconds) for engine, side, seconds in by_seconds(row)}
+        for row in rows
     ]
-    head = [f"{job(result)}, {place(result)}", "seconds", "csd is faster (range of pairs)"]
-    return "\n\n".join([markdown(head, lines), _factors(row), _text(result)])
+    names = list(dict.fromkeys(name for column in cells for name in column))
+    lines = [[name, *(column.get(name, "") for column in cells)] for name in names]
+    head = [f"seconds for {SAMPLES} answers", *map(_title_of, results)]
+    notes = [line for result in results for line in _factors(result)]
+    return "\n\n".join([BEGIN, markdown(head, lines), *notes, _text(results), END])
+
+
+def _title_of(result: dict) -> str:
+    """The model, the length of its answers and its settings."""
+    row = headline(result)
+    return f"{_model(result)}: {row['mean length']:,.0f} tokens, {words(result.get('settings'))}"
+
+
+def _model(result: dict) -> str:
+    return result["model"].removesuffix(".gguf")
+
+
+def _cell(row: dict, engine: str, side: str, seconds: float) -> str:
+    """Seconds, and for other engines how many times csd's, with the range of the pairs."""
+    if engine == "csd":
+        return f"**{seconds:.1f}**"
+    return f"{seconds:.1f}: {_times(row, side)}"
 
 
 def by_seconds(row: dict) -> list[tuple[str, str, float]]:
@@ -67,8 +83,12 @@ def job(result: dict) -> str:
 
 def place(result: dict) -> str:
     """The model, the dtype and the machine."""
-    here, model = result["machine"], result["model"].removesuffix(".gguf")
-    return f"{model} in {result['dtype']}, {here['cores']} cores of {here['cpu']}"
+    return f"{_model(result)} in {_here(result)}"
+
+
+def _here(result: dict) -> str:
+    here = result["machine"]
+    return f"{result['dtype']} on {here['cores']} cores of {here['cpu']}"
 
 
 def quotient(row: dict, slow: str, fast: str) -> tuple[float, float, float]:
@@ -88,17 +108,17 @@ def _times(row: dict, slow: str, fast: str = "csd") -> str:
     return f"{seconds[0] / seconds[1]:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _factors(row: dict) -> str:
+def _factors(result: dict) -> list[str]:
     """The gain over the fastest other engine as two factors: the engine's, and the drafts'."""
+    row = headline(result)
     plain, peers = CSD[1], [x for x in by_seconds(row) if x[0] not in CSD]
-    drafts = f"**{_times(row, plain)} by drafts**"
     if not peers:
-        return drafts
+        return []
     engine, side, _ = peers[0]
-    return (
-        f"{_times(row, side)} against {_named(engine, side)} is **{_times(row, side, plain)} by "
-        f"csd's engine** times {drafts}."
-    )
+    return [
+        f"{_model(result)}: {_times(row, side)} times as fast as {_named(engine, side)}, of which "
+        f"**{_times(row, side, plain)} by csd's engine** and **{_times(row, plain)} by drafts**."
+    ]
 
 
 def _named(engine: str, side: str) -> str:
@@ -111,16 +131,26 @@ def _ratio(interval: list[float] | None) -> str:
     return "{:.2f} ({:.2f} to {:.2f})".format(*interval)
 
 
-def _text(result: dict) -> str:
-    row, missing = headline(result), result["left out"]
-    pairs = len(row["rates"]["csd"])
-    engines = [name for name in ENGINES if ENGINES[name][0] in missing and name not in fastest(row)]
-    absent = "".join(f" {name} is left out: {missing[ENGINES[name][0]]}." for name in engines)
+def _text(results: tuple[dict, ...]) -> str:
+    rows = [headline(result) for result in results]
+    task, limit = rows[0]["task"], rows[0]["limit"]
+    places = list(dict.fromkeys(map(_here, results)))
+    pairs = sorted({len(row["rates"]["csd"]) for row in rows})
+    ended = sorted({f"{row['ended']:.0%}" for row in rows})
     return (
-        f"{row['task'].capitalize()}, at most {row['limit']:,} tokens, "
-        f"{words(result.get('settings'))}. Each engine runs in its fastest configuration, in "
-        f"turn with the others; seconds are medians of {pairs} pairs. {row['ended']:.0%} of the "
-        f"answers ended before the limit.{absent}"
+        f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}. Each engine "
+        "runs in its fastest configuration, in turn with the others. Seconds are medians of "
+        f"{' and '.join(map(str, pairs))} pairs, and behind them is how many times csd's they are "
+        f"(range of pairs). {' and '.join(ended)} of the answers ended before the limit."
+        f"{''.join(_absent(result, row) for result, row in zip(results, rows, strict=True))}"
+    )
+
+
+def _absent(result: dict, row: dict) -> str:
+    missing = result["left out"]
+    engines = [name for name in ENGINES if ENGINES[name][0] in missing and name not in fastest(row)]
+    return "".join(
+        f" {_model(result)}: {name} is left out: {missing[ENGINES[name][0]]}." for name in engines
     )
 
 

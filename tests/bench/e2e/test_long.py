@@ -141,36 +141,52 @@ def test_a_run_goes_on_behind_the_rows_of_its_file(tmp_path, result):
         long.continued(path, head | {"settings": PLAIN | {"top_k": 20}})
 
 
+def cells(block):
+    """The table's rows as lists, without the line below its head."""
+    lines = [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("| ")]
+    return [lines[0], *lines[2:]]
+
+
 def test_the_table_is_made_of_the_file(result):
     block = readme_table.block(result)
     assert block.startswith(readme_table.BEGIN) and block.endswith(readme_table.END)
-    rows = [line.split(" | ") for line in block.splitlines() if line.startswith("| ")]
-    names = tuple(row[0].removeprefix("| ").split(" (")[0] for row in rows[2:])
+    head, *rows = cells(block)
     # engines that were timed, the fastest first
-    assert names == tuple(name for name in ENGINES if name != "llama.cpp")
-    # the longest row, and of an engine's sides the fastest
-    assert "8 answers of 60 tokens" in rows[0][0] and "vLLM (ngram) | 1.1 | 1.38" in block
+    assert tuple(row[0] for row in rows) == tuple(name for name in ENGINES if name != "llama.cpp")
+    # the longest row, and of an engine's sides the fastest; a file from before settings were
+    # recorded
+    assert head[0] == "seconds for 8 answers"
+    assert head[1].endswith(": 60 tokens, temperature 0.7, no filters")
+    assert dict(rows)["vLLM"].startswith("1.1: 1.38 (")
+    assert "times as fast as vLLM (ngram), of which" in block
     assert "llama.cpp is left out: llama-cpp-python is not here" in block
-    # a file from before settings were recorded
-    assert "temperature 0.7, no filters. Each engine" in block
+
+
+def test_a_result_is_a_column(result):
+    other = result | {"model": "b.gguf", "settings": PLAIN | {"top_k": 20}}
+    (head, *rows), (_, *one) = (
+        cells(readme_table.block(other, result)),
+        cells(readme_table.block(result)),
+    )
+    assert head[1] == "b: 60 tokens, temperature 0.7, top_k 20"
+    assert [row[0] for row in rows] == [row[0] for row in one]
+    assert [row[1] for row in rows] == [row[2] for row in rows] == [row[1] for row in one]
 
 
 def test_printed_ratios_are_quotients_of_the_printed_seconds_within_their_ranges():
     for path in ("long.json", "readme.json"):
-        result = json.loads((ROOT / "bench/results" / path).read_text())
-        block = readme_table.block(result)
-        rows_of_table = re.findall(
-            r"^\| (.+?) \| ([\d.]+) \| (?:([\d.]+) \(([\d.]+) to ([\d.]+)\))? *\|", block, re.M
-        )
-        own = next(float(seconds) for name, seconds, *_ in rows_of_table if name == "csd")
-        assert len(rows_of_table) > 2
-        for name, seconds, ratio, low, high in rows_of_table:
-            if name != "csd":
-                assert float(ratio) == pytest.approx(float(seconds) / own, abs=0.006)
-                assert float(low) - 0.01 <= float(ratio) <= float(high) + 0.01
+        block = readme_table.block(json.loads((ROOT / "bench/results" / path).read_text()))
+        _, (name, own), *others = cells(block)
+        assert name == "csd" and len(others) > 1
+        for _, cell in others:
+            seconds, ratio, low, high = map(float, re.findall(r"[\d.]+", cell))
+            assert ratio == pytest.approx(seconds / float(own.strip("*")), abs=0.006)
+            assert low - 0.01 <= ratio <= high + 0.01
         whole, engine, drafts = (
             float(x)
-            for x in re.search(r"^([\d.]+) .* \*\*([\d.]+) .* \*\*([\d.]+)", block, re.M).groups()
+            for x in re.search(
+                r"^\S+: ([\d.]+) .* \*\*([\d.]+) .* \*\*([\d.]+)", block, re.M
+            ).groups()
         )
         assert whole == pytest.approx(engine * drafts, rel=0.01)
 
@@ -205,8 +221,9 @@ def test_one_command_writes_readme_and_its_plot(result, tmp_path, monkeypatch):
     second = tmp_path / "readme_coder-1.5b.json"
     second.write_text(json.dumps(result | {"model": "b.gguf", "settings": PLAIN | {"top_k": 20}}))
     readme_command.main(["--json", str(path), "--plot"])
-    assert readme.read_text().count("| csd | ") == 2 and second.with_suffix(".svg").is_file()
-    assert "temperature 0.7, top_k 20. Each" in readme.read_text()
+    files = readme_command.results(tmp_path)
+    assert [*files] == [second, path] and second.with_suffix(".svg").is_file()
+    assert readme.read_text() == f"before\n{readme_table.block(*files.values())}\nafter\n"
     assert readme_command.result_of("coder-1.5b").name == second.name
     assert ran == [(7, ["one worked problems, N=8, limit 1000"])]
 

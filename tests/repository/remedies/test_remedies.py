@@ -105,6 +105,22 @@ ELSEWHERE = {
         "tests/unit/evaluate/test_evaluate.py",
         "test_ctrl_c_leaves_whole_problems",
     ),
+    "do harm as any program of yours may: give --run-code": (
+        "tests/unit/evaluate/test_data_sets.py",
+        "test_pass_at_k_counts_programs_that_pass",
+    ),
+    "has programs, which do not vote: give --y pass": (
+        "tests/unit/evaluate/test_data_sets.py",
+        "test_pass_at_k_counts_programs_that_pass",
+    ),
+    "has none: give their text as prompt_file": (
+        "tests/unit/evaluate/test_data_sets.py",
+        "test_worked_examples_of_a_split_and_of_a_file_are_the_same_prompt",
+    ),
+    "two sources of worked examples: give one": (
+        "tests/unit/evaluate/test_data_sets.py",
+        "test_worked_examples_of_a_split_and_of_a_file_are_the_same_prompt",
+    ),
     "training/command.py: \ninterrupted; run the same command again": (
         "tests/unit/research/training/test_train_head.py",
         "test_an_interrupted_run_ends_with_the_same_bits",
@@ -153,6 +169,7 @@ NOT_HERE = {
     "not a plain Linear: quantised or wrapped": "it needs another package's layers",
     "tokenizer.ggml.pre=": "it needs the original model",
     "has matrices of different vocabularies": "peft writes no such file",
+    ", got bfloat16, which needs : pass dtype=torch.float16": "it needs an old GPU",
     "compute-exclusive mode": "it needs a GPU",
     "is split into instances (MIG)": "it needs a GPU",
     "this machine has an AMD GPU": "it needs a GPU",

@@ -96,6 +96,8 @@ def test_worked_examples_of_a_split_and_of_a_file_are_the_same_prompt(place, tmp
     given = command(place, place / "sums", "shots.jsonl", "--task", "gsm8k")
     assert main([*given, "--shots", "2"]) == 0
     given[given.index("-o") + 1] = str(place / "prompt.jsonl")
+    # both are one example text too many
+    assert main([*given, "--shots", "2", "--prompt-file", str(text)]) == 2
     assert main([*given, "--prompt-file", str(text)]) == 0
     assert lines(place / "shots.jsonl")[0] == lines(place / "prompt.jsonl")[0]
     assert texts(place / "shots.jsonl") == texts(place / "prompt.jsonl")
@@ -169,6 +171,10 @@ def test_pass_at_k_counts_programs_that_pass(place, capsys):
     # the page and the plot have pass@k, and no vote
     page = place / "code.html"
     assert main(["report", str(place / "code.out.jsonl"), "-o", str(page)]) == 0
+    plot = ["plot", str(place / "code.out.jsonl"), "-o", str(place / "code.svg")]
+    assert main([*plot, "--y", "maj"]) == 2
+    assert "give --y pass" in capsys.readouterr().err
+    assert main([*plot, "--y", "pass"]) == 0
     assert "pass@2 50.0%" in page.read_text() and "of the vote" not in page.read_text()
 
 
