@@ -1,6 +1,8 @@
-"""No module of csd touches a private attribute of another object of csd."""
+"""No module of csd touches a private attribute of another object of csd, and no two test files
+have one name."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,10 @@ def test_exceptions_are_in_use():
 )
 def test_touches_are_found(code, count):
     assert len(touches(ast.parse(code))) == count
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports each by its name alone, so that a second one of a name stops the run."""
+    names = Counter(path.name for path in Path(__file__).parents[1].rglob("test_*.py"))
+    assert len(names) > 100
+    assert [name for name, count in names.items() if count > 1] == []
