@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers import targets
 
+THREADS = torch.get_num_threads()
 # what csd keeps for the user is neither read nor written
 KEPT = tempfile.TemporaryDirectory()
 os.environ["XDG_CACHE_HOME"] = KEPT.name
@@ -90,11 +91,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Seed the default generators by the name of the test: results depend on no order."""
+    """Seed the default generators by the name of the test, and reset the number of threads, which
+    bits of torch's sums depend on: results depend on no order."""
     seed = zlib.crc32(item.nodeid.encode())
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    if torch.get_num_threads() != THREADS:
+        torch.set_num_threads(THREADS)
 
 
 def pytest_collection_finish():
