@@ -103,8 +103,10 @@ class LlamaCpp:
             self._decode(chunk)
         for s in range(1, n):
             lib.llama_memory_seq_cp(memory, 0, s, -1, -1)
-        longest = len(prompt) + tokens
-        samplers = [sampler(lib, self.settings, seed * n + s, prompt, longest) for s in range(n)]
+        longest, vocab = len(prompt) + tokens, lib.llama_vocab_n_tokens(self.vocab)
+        samplers = [
+            sampler(lib, vocab, self.settings, seed * n + s, prompt, longest) for s in range(n)
+        ]
         # all samples draw their first token from the logits of the prompt's last row
         last, position = {s: len(chunks[-1]) - 1 for s in range(n)}, len(prompt)
         sequences: list[list[int]] = [[] for _ in range(n)]
@@ -143,7 +145,9 @@ class LlamaCpp:
             raise RuntimeError(f"llama_decode returned {status}")
 
 
-def sampler(lib: Any, settings: dict[str, Any], seed: int, prompt: list[int], longest: int) -> Any:
+def sampler(
+    lib: Any, vocab: int, settings: dict[str, Any], seed: int, prompt: list[int], longest: int
+) -> Any:
     """A chain of llama.cpp's samplers with the settings, in the order of transformers' filters.
 
     longest: most tokens of the prompt and a sample. The penalty counts the prompt's tokens too.
@@ -152,7 +156,7 @@ def sampler(lib: Any, settings: dict[str, Any], seed: int, prompt: list[int], lo
     penalty, min_p = settings["repetition_penalty"], settings["min_p"]
     links = []
     if penalty != 1:
-        links.append(lib.llama_sampler_init_penalties(longest, penalty, 0.0, 0.0))
+        links.append(lib.llama_sampler_init_penalties(vocab, longest, penalty, 0.0, 0.0))
     links.append(lib.llama_sampler_init_temp(settings["temperature"]))
     if settings["top_k"]:
         links.append(lib.llama_sampler_init_top_k(settings["top_k"]))

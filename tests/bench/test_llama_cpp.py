@@ -10,9 +10,12 @@ from gguf.quants import dequantize, quantize
 
 from bench.lib.llama_cpp import LlamaCpp, copy_in
 from bench.lib.models import ids_of
+from bench.lib.settings import PLAIN
 from csd.models.demo import smollm2_path
 
 pytestmark = pytest.mark.bench
+
+FILTERS = {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.1}
 
 
 @pytest.fixture
@@ -51,12 +54,13 @@ def test_a_copy_has_the_matrices_in_the_dtype_and_all_else_as_it_was(given, tmp_
 @pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
 )
-def test_llama_cpp_draws_a_token_of_each_sample_a_step(tmp_path):
+@pytest.mark.parametrize("more", [{}, FILTERS], ids=["plain", "filters"])
+def test_llama_cpp_draws_a_token_of_each_sample_a_step(tmp_path, more):
     from csd.models.load import load
 
     tokenizer = load(smollm2_path(), dtype=torch.float32).tokenizer
     path = copy_in(smollm2_path(), torch.float32, tmp_path / "model.gguf")
-    llama = LlamaCpp(path, 3)
+    llama = LlamaCpp(path, 3, settings=PLAIN | more)
     batches = []
     decode = llama._decode
     llama._decode = lambda rows, every=False: (batches.append(rows), decode(rows, every))[1]

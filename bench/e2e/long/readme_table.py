@@ -149,8 +149,12 @@ def _text(results: tuple[dict, ...]) -> str:
 def _absent(result: dict, row: dict) -> str:
     missing = result["left out"]
     engines = [name for name in ENGINES if ENGINES[name][0] in missing and name not in fastest(row)]
+    reasons = {name: missing[ENGINES[name][0]] for name in engines}
+    # an empty cell says as much as that the run's command left it out
     return "".join(
-        f" {_model(result)}: {name} is left out: {missing[ENGINES[name][0]]}." for name in engines
+        f" {_model(result)}: {name} is left out: {why}."
+        for name, why in reasons.items()
+        if not why.startswith("--without")
     )
 
 
