@@ -126,14 +126,14 @@ def rows_of(name: str, split: str, task: str) -> list[dict]:
         return list(datasets.load_dataset(named.path, named.config, split=split))
     folder = Path(name)
     saved = any((folder / file).exists() for file in ("dataset_dict.json", "state.json"))
-    found: Any = datasets.load_from_disk(str(folder)) if saved else _load(folder, task)
-    if isinstance(found, datasets.Dataset):
-        found = {str(found.split or "train"): found}
-    if split == "test" and len(found) == 1:
-        (split,) = found
-    if split not in found:
-        raise ValueError(f"{name} must have a split {split!r}, got {', '.join(map(repr, found))}")
-    return list(found[split])
+    splits: Any = datasets.load_from_disk(str(folder)) if saved else _load(folder, task)
+    if isinstance(splits, datasets.Dataset):
+        splits = {str(splits.split or "train"): splits}
+    if split == "test" and len(splits) == 1:
+        (split,) = splits
+    if split not in splits:
+        raise ValueError(f"{name} must have a split {split!r}, got {', '.join(map(repr, splits))}")
+    return list(splits[split])
 
 
 def _load(folder: Path, task: str) -> Any:

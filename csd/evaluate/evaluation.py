@@ -107,7 +107,7 @@ def run(
         first.append(seen[key] * num_samples)
         seen[key] += 1
     todo = list(range(len(results.rows), len(problems)))
-    longest = _check([(problems[i].index, prompts[i]) for i in todo], engine, options)
+    longest = _longest([(problems[i].index, prompts[i]) for i in todo], engine, options)
     if batch is None:
         batch = _batch(engine, longest, num_samples, options)
     while todo:
@@ -144,7 +144,7 @@ def _asked(problem: Problem, chat: bool) -> str | list[dict]:
     return ASK.format(problem.prompt.rstrip())
 
 
-def _check(prompts: list, engine: Engine, options: dict) -> Any:
+def _longest(prompts: list, engine: Engine, options: dict) -> Any:
     """The prompt with most tokens, or None without prompts.
 
     Raises ValueError or TypeError, before any drawing, for a problem that cannot be drawn.

@@ -150,7 +150,7 @@ def _absent(result: dict, row: dict) -> str:
     missing = result["left out"]
     engines = [name for name in ENGINES if ENGINES[name][0] in missing and name not in fastest(row)]
     reasons = {name: missing[ENGINES[name][0]] for name in engines}
-    # an empty cell says as much as that the run's command left it out
+    # sides left out by the command have empty cells, without a sentence
     return "".join(
         f" {_model(result)}: {name} is left out: {why}."
         for name, why in reasons.items()

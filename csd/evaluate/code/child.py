@@ -94,12 +94,12 @@ def isolate(folder: str) -> None:
     if rules < 0:
         return
     # struct landlock_path_beneath_attr is packed: 64 bits of rights, 32 bits of a descriptor
-    place = os.open(folder, os.O_RDONLY)
-    rule = writes.to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    rule = writes.to_bytes(8, sys.byteorder) + descriptor.to_bytes(4, sys.byteorder)
     libc.syscall(_ADD, rules, 1, rule, 0)
     libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
     libc.syscall(_RESTRICT, rules, 0)
-    os.close(place)
+    os.close(descriptor)
     os.close(rules)
 
 
