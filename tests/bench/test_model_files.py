@@ -127,9 +127,9 @@ class Lib:
 
 def test_llama_cpp_gets_the_same_settings_in_the_order_of_transformers():
     lib = Lib()
-    sampler(lib, QWEN | {"min_p": 0.1}, 5, [3, 4], 90)
+    sampler(lib, 1000, QWEN | {"min_p": 0.1}, 5, [3, 4], 90)
     assert lib.chain == [
-        ("penalties", 90, 1.1, 0.0, 0.0),
+        ("penalties", 1000, 90, 1.1, 0.0, 0.0),
         ("temp", 0.7),
         ("top_k", 20),
         ("top_p", 0.8, 1),
@@ -139,7 +139,7 @@ def test_llama_cpp_gets_the_same_settings_in_the_order_of_transformers():
     # the penalty counts the prompt
     assert lib.accepted == [3, 4]
     plain = Lib()
-    sampler(plain, PLAIN, 5, [3, 4], 90)
+    sampler(plain, 1000, PLAIN, 5, [3, 4], 90)
     assert plain.chain == [("temp", 0.7), ("dist", 5)] and plain.accepted == []
 
 

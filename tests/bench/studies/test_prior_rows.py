@@ -11,7 +11,6 @@ from bench.studies.drafting import replay, vote_steps
 from csd.models.demo import toy
 
 pytestmark = pytest.mark.bench
-ROOT = Path(__file__).parents[3]
 
 
 def phrases(count, samples=2, shift=0, top=False):
@@ -60,21 +59,6 @@ def test_a_prior_of_another_file_has_a_row_of_its_own(tmp_path):
     assert rows["prior of own"]["ratio"] > 1.3
     assert rows["prior of halves"]["ratio"] > 1.3 > rows["prior of b"]["ratio"]
     assert rows["prior of b"]["learnt"] == ["b"] and len(found["runs"]) == 3
-
-
-def test_pages_have_the_steps_of_the_result_file():
-    """`python -m bench vote_steps`."""
-    rows = json.loads((ROOT / "bench/results/vote_steps.json").read_text())["rows"]
-    plain, alone, prior = rows
-    figures = (
-        plain["steps to the last sample"],
-        alone["steps to a certain vote"],
-        prior["steps to a certain vote"],
-    )
-    first, second, third = (f"{x:,}" for x in figures)
-    text = " ".join((ROOT / "README.md").read_text().split())
-    assert f"takes {first} steps drawn plainly, {second} with csd" in text
-    assert f"and {third} with a [prior]" in text
 
 
 def test_steps_to_a_certain_vote(tmp_path):
