@@ -25,6 +25,7 @@ from csd.evaluate.numbers import (
     plain_number,
     plain_text,
 )
+from csd.models.text.messages import text_of
 from csd.models.text.prompts import check_prompt
 from csd.utils.check import fits, shown
 from csd.utils.files import naming, read_lines
@@ -293,6 +294,7 @@ class Problem:
     index: int  # line of the file, from 0
     prompt: str | list[dict]
     answer: str  # as the file has it, or its part that is the answer
+    question: str = ""  # without instructions and worked examples
     tests: Suite | None = None  # of a program
 
 
@@ -357,10 +359,11 @@ def _problem(row: dict, index: int, task: Task, ask: Callable[[str], str] | None
             raise ValueError(f"must have a string as {task.question!r}, got {shown(prompt)}")
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"must have a name as {task.entry_point!r}, got {shown(name)}")
-        return Problem(index, prompt, PASSED, Suite(str(answer), name))
+        return Problem(index, prompt, PASSED, prompt, Suite(str(answer), name))
+    question = prompt if isinstance(prompt, str) else text_of(prompt[-1])
     if isinstance(prompt, str):
         prompt = prompt + task.ask if ask is None else ask(prompt)
-    return Problem(index, prompt, task.gold(str(answer)))
+    return Problem(index, prompt, task.gold(str(answer)), question)
 
 
 def _gsm8k_gold(answer: str) -> str:

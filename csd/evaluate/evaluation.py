@@ -33,6 +33,7 @@ class Row(TypedDict):
     """A line of a results file: a problem and its samples' results."""
 
     problem: int
+    question: NotRequired[str]  # not in files of earlier versions
     answer: str
     vote: str | None
     vote_correct: bool
@@ -206,6 +207,7 @@ def _row(
         decision = Decision(None, 0, 0, [None] * num_samples)
     return {
         "problem": problem.index,
+        "question": problem.question,
         "answer": problem.answer,
         "vote": decision.answer,
         "vote_correct": _equal(decision.answer, problem.answer),

@@ -2,7 +2,7 @@
 
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from csd.evaluate.evaluation import Row, summary
 from csd.evaluate.vote import Vote
@@ -41,8 +41,18 @@ def read_results(path: str | Path) -> tuple[dict, list[dict]]:
     return settings, rows
 
 
-def curve(path: str | Path, cost: str, figure: str) -> list[tuple[float, float, float, float]]:
-    """Points (cost, value, low, high) of a results file, by the number of samples.
+class Point(NamedTuple):
+    """Accuracy of k samples per problem."""
+
+    k: int
+    cost: float  # per problem
+    value: float
+    low: float  # of the 95% interval over the problems
+    high: float
+
+
+def curve(path: str | Path, cost: str, figure: str) -> list[Point]:
+    """Points of a results file, by the number of samples.
 
     cost: key of COSTS, per problem; figure: key of FIGURES. Raises ValueError like `read_results`.
     """
@@ -53,11 +63,30 @@ def curve(path: str | Path, cost: str, figure: str) -> list[tuple[float, float, 
         raise ValueError(f"{path} has programs, which do not vote: give --y pass")
     each = 1 if cost == "samples" else len(rows)
     return [
-        (row[COSTS[cost]] / each, *row[FIGURES[figure]]) for row in by_k if row[FIGURES[figure]]
+        Point(row["k"], row[COSTS[cost]] / each, *row[FIGURES[figure]])
+        for row in by_k
+        if row[FIGURES[figure]]
     ]
 
 
-def draw(curves: dict[str, list], out: str | Path, cost: str, figure: str) -> None:
+def title(curves: dict[str, list[Point]], figure: str) -> str:
+    """The result: the accuracy of all samples and of one, or the curve that is highest."""
+    name = "vote of" if figure == "maj" else "pass@"
+    ends = {of: points[-1] for of, points in curves.items() if points}
+    if not ends:
+        return ""
+    best = max(ends, key=lambda of: ends[of].value)
+    k, last = ends[best].k, ends[best].value
+    first = curves[best][0]
+    if len(ends) > 1:
+        return f"{name}{' ' * (figure == 'maj')}{k}: highest {last:.1%}, {best[:40]}"
+    if figure == "pass":
+        return f"pass@{k} {last:.1%}" + (f", pass@{first.k} {first.value:.1%}" if k > 1 else "")
+    alone = f", one sample in {first.value:.1%}" if k > 1 and first.k == 1 else ""
+    return f"a vote of {k} is right in {last:.1%} of the problems{alone}"
+
+
+def draw(curves: dict[str, list[Point]], out: str | Path, cost: str, figure: str) -> None:
     """Plot curves, by name, to a file in the format of its extension.
 
     Raises ImportError without matplotlib, ValueError for an extension that it does not support, and
@@ -74,14 +103,27 @@ def draw(curves: dict[str, list], out: str | Path, cost: str, figure: str) -> No
         raise ValueError(f"out must end in one of {', '.join(sorted(kinds))}, got {str(out)!r}")
     axes: Any = made.subplots()
     for i, (name, points) in enumerate(curves.items()):
-        x, y, low, high = zip(*points, strict=True)
+        k, x, y, low, high = zip(*points, strict=True)
         colour = COLOURS[i % len(COLOURS)]
         axes.plot(x, y, "o-", color=colour, label=name, markersize=4)
         axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        # on the axis of samples, k is at its ticks
+        for at in zip(k, x, y, strict=True) if cost != "samples" else ():
+            axes.annotate(
+                f"k = {at[0]}" if at[0] == k[0] else f"{at[0]}",
+                at[1:],
+                xytext=(0, 6),
+                textcoords="offset points",
+                ha="center",
+                color=colour,
+                fontsize=8,
+            )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
     axes.set_xlabel(NAMES[cost])
-    axes.set_ylabel(NAMES[figure])
+    axes.set_ylabel(f"{NAMES[figure]}, 95% interval")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_title(title(curves, figure), fontsize=10, wrap=True)
     axes.grid(alpha=0.3)
     # outside the axes, where no curve is; as many columns as names fit side by side
     columns = max(1, 66 // (max(map(len, curves), default=0) + 8))

@@ -1,7 +1,7 @@
 """Teacher forcing: steps that commit recorded tokens, as one chain per slot.
 
 A step runs like one with drafts, so in an exact engine a token's log-probabilities have the same
-bits as when it is sampled.
+bits as when it is sampled. Texts that begin alike share rows, as samples do.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,8 @@ class TeacherForcing:
     tokens: by a sample's noise key and index. rows: most per step.
     """
 
+    verifies_any_pool = True
+
     def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
         self._tokens, self._ops, self._rows = tokens, ops, rows
 
@@ -36,34 +38,52 @@ class TeacherForcing:
         return pool_of_trees(trees, slots, rows)
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
-        """Accept all rows, with the recorded tokens as samples.
+        """Accept the rows of recorded tokens, with the tokens that follow as samples.
 
         Where no token is left, the recorded one has log-probability -inf: a given token may lead to
         where no sample comes.
         """
         left = self._left(slots)
-        slot, depth = pool.slot.tolist(), pool.depth.tolist()
-        token = [left[s][d] for s, d in zip(slot, depth, strict=True)]
+        rows, follows = self._paths(pool, left)
+        row = torch.tensor(rows, device=logits.device)
         wide = torch.promote_types(logits.dtype, torch.float32)
         out = empty_verdict(pool.rows, slots.count, logits.device, wide)
-        out.sample.copy_(torch.tensor(token))
+        out.sample.zero_()
+        out.sample[row] = torch.tensor(follows, dtype=out.sample.dtype, device=logits.device)
         out.top_token.fill_(-1)
         out.top_prob.zero_()
         out.bad.fill_(False)
-        row = torch.arange(pool.rows, device=logits.device)
-        s = pool.slot.long()
-        values = self._ops.token_logprobs(logits, pool, slots, row, out.sample.long())
-        out.logprob, out.raw_logprob = values.logprob, values.raw_logprob
-        out.bad[s[values.bad]] = True
+        values = self._ops.token_logprobs(logits, pool, slots, row, out.sample[row].long())
+        for of_rows, found in (
+            (out.logprob, values.logprob),
+            (out.raw_logprob, values.raw_logprob),
+        ):
+            of_rows.zero_()
+            of_rows[row] = found
+        s = pool.slot[row].long()
+        out.bad[s[values.bad[row]]] = True
         out.accept_row.fill_(-1)
-        out.accept_row[pool.slot.long(), pool.depth.long()] = torch.arange(
-            pool.rows, dtype=torch.int32, device=logits.device
-        )
-        out.accept_count.copy_(pool.slot_nodes)
+        out.accept_row[s, pool.depth[row].long()] = row.int()
+        out.accept_count.copy_(s.bincount(minlength=slots.count))
         remaining = [len(left.get(s, [])) for s in range(slots.count)]
-        ended = torch.tensor(remaining, device=logits.device) == pool.slot_nodes
-        out.finish.copy_(torch.where(ended & (pool.slot_nodes > 0), LENGTH, RUNNING))
+        ended = torch.tensor(remaining, device=logits.device) == out.accept_count
+        out.finish.copy_(torch.where(ended & (out.accept_count > 0), LENGTH, RUNNING))
         return out
+
+    def _paths(self, pool: Pool, left: dict[int, list[int]]) -> tuple[list[int], list[int]]:
+        """Rows of each slot's recorded tokens, root first, and the token that follows each.
+
+        A slot may have nodes of other slots' texts (`csd/kernels/texts`).
+        """
+        follows: dict[int, int] = {}
+        fields = (pool.slot, pool.parent, pool.token, pool.depth)
+        for row, (s, above, token, depth) in enumerate(
+            zip(*(x.tolist() for x in fields), strict=True)
+        ):
+            rest = left[s]
+            if depth < len(rest) and (above < 0 or follows.get(above) == token):
+                follows[row] = rest[depth]
+        return [*follows], [*follows.values()]
 
     def _left(self, slots: Slots) -> dict[int, list[int]]:
         """Tokens of each live slot that are not committed yet."""

@@ -78,4 +78,25 @@ def constraints() -> str:
     return markdown(head, lines)
 
 
-TABLES = {"long": lambda: all_rows(load("long")), "short": short, "constraints": constraints}
+def settings() -> str:
+    """A model's own settings against its temperature alone, and csd against vLLM with them."""
+    head = ["model, its own settings", "samples", "side", "own, tokens per second", "plain"]
+    lines = []
+    for name in ("settings_coder-1.5b", "settings_vllm", "settings_demo"):
+        result = load(name)
+        for row in result["rows"]:
+            rates = (f"{row[f'{of} tok/s']:.3g}" for of in ("own", "plain"))
+            ratio = between(row["own / plain"], (row["low"], row["high"]))
+            ends = (row.get(f"csd / it, {end}") for end in ("low", "high"))
+            over = between(row["csd / it"], [*ends]) if "csd / it" in row else ""
+            model = f"{result['model'].removesuffix('.gguf')}, {words(result['own'])}"
+            lines.append([model, str(row["samples"]), row["side"], *rates, ratio, over])
+    return markdown([*head, "own / plain", "csd / it"], fold(lines))
+
+
+TABLES = {
+    "long": lambda: all_rows(load("long")),
+    "short": short,
+    "constraints": constraints,
+    "settings": settings,
+}

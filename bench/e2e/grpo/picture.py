@@ -1,4 +1,4 @@
-"""Picture of GRPO's reward: by step, where the sides are alike, and by time, where they are not."""
+"""Picture of GRPO: reward by step and by time, and tokens that the first update would clip."""
 
 import statistics
 from pathlib import Path
@@ -18,8 +18,8 @@ def draw(result: dict[str, Any], path: str | Path) -> None:
 
     with matplotlib.rc_context({"svg.hashsalt": "csd", "font.size": 10}):
         # narrow, since a phone shows it at 390 pixels
-        made = Figure(figsize=(4.8, 6.0), layout="constrained")
-        axes: Any = made.subplots(2, sharey=True)
+        made = Figure(figsize=(4.8, 8.2), layout="constrained")
+        axes: Any = made.subplots(3)
         for i, side in enumerate(NAMES):
             runs = [r["steps"] for r in result["runs"] if r["side"] == side]
             if not runs:
@@ -27,12 +27,18 @@ def draw(result: dict[str, Any], path: str | Path) -> None:
             curves = [smooth(r["reward"]) for r in runs]
             minutes = [sum(at) / len(at) for at in zip(*map(elapsed, runs), strict=True)]
             of_step = [*zip(*curves, strict=True)]
-            for ax, x in zip(axes, (range(1, len(minutes) + 1), minutes), strict=True):
+            shares = [*zip(*(smooth(r["outside_clip"]) for r in runs), strict=True)]
+            number = range(1, len(minutes) + 1)
+            plots = zip(axes, (number, minutes, number), (of_step, of_step, shares), strict=True)
+            for ax, x, of_step in plots:
                 ax.plot(x, [*map(statistics.mean, of_step)], color=COLOURS[i], label=NAMES[side])
                 low, high = [*map(min, of_step)], [*map(max, of_step)]
                 ax.fill_between(x, low, high, color=COLOURS[i], alpha=0.2, linewidth=0)
         axes[0].set(xlabel="step", ylabel="reward", title=title(result), ylim=(0, None))
-        axes[1].set(xlabel="minutes, one thread", ylabel="reward")
+        axes[1].set(xlabel="minutes, one thread", ylabel="reward", ylim=(0, None))
+        axes[2].set(xlabel="step", ylabel="share of tokens", ylim=(-0.005, None))
+        axes[2].set_title("tokens outside the clip range before the first update", fontsize=10)
+        axes[2].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes[0].legend(loc="lower right", frameon=False)
         for ax in axes:
             ax.set_xlim(0, None)

@@ -44,8 +44,8 @@ def block(*results: dict) -> str:
     names = list(dict.fromkeys(name for column in cells for name in column))
     lines = [[name, *(column.get(name, "") for column in cells)] for name in names]
     head = [f"seconds for {SAMPLES} answers", *map(_title_of, results)]
-    notes = [line for result in results for line in _factors(result)]
-    return "\n\n".join([BEGIN, markdown(head, lines), *notes, _text(results), END])
+    notes = " ".join(line for result in results for line in _factors(result))
+    return "\n\n".join([BEGIN, markdown(head, lines), *filter(None, [notes]), _text(results), END])
 
 
 def _title_of(result: dict) -> str:

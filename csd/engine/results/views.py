@@ -60,9 +60,12 @@ def page_part(out: Any) -> str:
         for s in COLOURS
         if s in seen
     )
-    note = f"<p>drafted from {legend}</p>" if legend else ""
+    note = f"<p>drafted from {legend}</p>"
+    if not legend:
+        what = "no draft was accepted" if out.stats.nodes_proposed else "nothing was drafted"
+        note = f"<p>{what}: the model drew each token by itself</p>"
     parts = [
-        '<div style="margin:.4em 0;padding:.3em .6em;border:1px solid #8888;max-height:14em;'
+        '<div style="padding:.3em .6em;border:1px solid #8888;border-radius:4px;max-height:14em;'
         'overflow:auto">'
         f"<b>{sample.index}</b> {_tokens(len(sample.tokens))}, {sample.finish_reason}"
         f'<div style="white-space:pre-wrap;text-align:left">{"".join(_runs(out, sample))}</div>'
@@ -70,7 +73,12 @@ def page_part(out: Any) -> str:
         for sample in out
     ]
     error = f"<p>{html.escape(out.error)}</p>" if out.error else ""
-    return f"<div><p>{html.escape(str(out.stats))}</p>{error}{note}{''.join(parts)}</div>"
+    # as many columns as fit
+    columns = (
+        "display:grid;gap:.4em;grid-template-columns:repeat(auto-fill,minmax(min(24em,100%),1fr))"
+    )
+    boxes = f'<div style="{columns}">{"".join(parts)}</div>'
+    return f"<div><p>{html.escape(str(out.stats))}</p>{error}{note}{boxes}</div>"
 
 
 def _runs(out: Any, sample: Any) -> Iterator[str]:

@@ -196,13 +196,16 @@ class Step:
     def sharing(self) -> TextOps | None:
         """The operations by which samples with equal text share rows; None if they do not.
 
-        Verifiers other than the default one draw other words for them, and a drafter may need the
-        rows that it has proposed.
+        Verifiers other than the default one may draw other words for them, and a drafter may need
+        the rows that it has proposed.
         """
         any_pool = self.drafter is None or not self.drafting or self.drafter.inserts_any_pool
         # not on a GPU: there are no kernels yet
         eager = not self.static and not self.slots.live.is_cuda
-        shares = self.share_rows and eager and self.verifier is None and any_pool
+        if self.verifier is not None:
+            # a rule would be asked about texts that are not a sample's own
+            any_pool = self.verifier.verifies_any_pool and self.changes is None
+        shares = self.share_rows and eager and any_pool
         return self.ops.texts if shares else None
 
     def propose(self, live_count: int, budget: Budget) -> Pool:
@@ -216,7 +219,10 @@ class Step:
         if drafter is not None and most_nodes:
             self.waited = insert_deferred(drafter, slots)
         if self.verifier is not None:
-            return self.verifier.propose(slots, live_count, most_nodes, budget)
+            pool = self.verifier.propose(slots, live_count, most_nodes, budget)
+            if texts is None or classes == live_count:
+                return pool
+            return texts.spread(texts.merge(pool, slots), pool, slots)
         # rules edit a copy of each node's logits
         most_copies = None if self.changes is None else most_nodes
         pool = draft_pool(

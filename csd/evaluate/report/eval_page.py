@@ -25,12 +25,13 @@ _PAGE = Template("""<!doctype html>
 <dl>$facts</dl>
 <div class="pair table">
 <section><h2>$accuracy by tokens per problem</h2>
-<div class="scroll">$curve</div></section>
+<div class="scroll">$curve</div><p class="note">$band</p></section>
 <section><h2>By the number of samples</h2><div class="scroll">$table</div></section>
 </div>
 <h2>The problems</h2>
-<p class="note">Each answer with the number of samples that gave it; right answers are green.</p>
-$problems
+<p class="note">Each answer with the number of samples that gave it; right answers are green.
+A click shows the texts.</p>
+<div class="problems">$problems</div>
 </body>
 </html>
 """)
@@ -56,7 +57,7 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
         lead += f", and {figures['limited']} were cut at max_new_tokens"
     return _PAGE.substitute(
         style=(files("csd.evaluate.report") / "report.css").read_text("utf-8"),
-        headline=f"{len(rows)} problems, {settings['num_samples']} samples each: "
+        headline=f"{_count(len(rows))}, {settings['num_samples']} samples each: "
         f"{_accuracy(figures)}, {figures['tokens_per_second']:.0f} tokens per second, "
         f"{figures['seconds']:.1f} s",
         lead=lead + ".",
@@ -65,10 +66,15 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
             for k, v in facts.items()
         ),
         accuracy="pass@k" if tested else "Accuracy of the vote",
-        curve=_curve([(row["tokens"] / len(rows), *row[figure]) for row in by_k]),
+        curve=_curve([(row["k"], row["tokens"] / len(rows), *row[figure]) for row in by_k]),
+        band=f"The band is the 95% interval over {_count(len(rows))}; with more it is narrower.",
         table=_table(by_k, len(rows)),
         problems="".join(map(_problem, rows)),
     )
+
+
+def _count(problems: int) -> str:
+    return "1 problem" if problems == 1 else f"{problems} problems"
 
 
 def _accuracy(figures: dict) -> str:
@@ -86,19 +92,27 @@ def _accuracy(figures: dict) -> str:
     return f"no answers ({cut} of {drawn} samples were cut at the limit)" if cut else "no answers"
 
 
-def _curve(points: list[tuple[float, float, float, float]]) -> str:
-    """SVG of a curve through points (tokens, value, low, high), spaced evenly in x."""
+def _curve(points: list[tuple[int, float, float, float, float]]) -> str:
+    """SVG of a curve through points (k, tokens, value, low, high), spaced evenly in x."""
     width, height, left, right, bottom, top = 560, 260, 56, 32, 34, 12
     step = (width - left - right) / max(1, len(points) - 1)
 
     def point(i: int, value: float) -> str:
         return f"{left + i * step:.1f},{top + (height - top - bottom) * (1 - value):.1f}"
 
-    band = [point(i, p[2]) for i, p in enumerate(points)]
-    band += [point(i, points[i][3]) for i in reversed(range(len(points)))]
+    band = [point(i, p[3]) for i, p in enumerate(points)]
+    band += [point(i, points[i][4]) for i in reversed(range(len(points)))]
+    names = ""
+    for i, (k, _, value, *_) in enumerate(points):
+        x, y = map(float, point(i, value).split(","))
+        # above the point, or below it at the upper edge
+        y += 20 if y < top + 24 else -10
+        side = "start" if i == 0 else "end" if i == len(points) - 1 else "middle"
+        names += f'<text x="{x}" y="{y:.1f}" text-anchor="{side}">k = {k}</text>'
+        names += f'<circle cx="{x}" cy="{point(i, value).split(",")[1]}" r="3.5"/>'
     marks = "".join(
         f'<text class="soft" x="{left + i * step:.1f}" y="{height - 12}" text-anchor="middle">'
-        f"{p[0]:,.0f}</text>"
+        f"{p[1]:,.0f}</text>"
         for i, p in enumerate(points)
     )
     lines = "".join(
@@ -107,18 +121,18 @@ def _curve(points: list[tuple[float, float, float, float]]) -> str:
         for share in (0.0, 0.5, 1.0)
         for y in (top + (height - top - bottom) * (1 - share),)
     )
-    line = " ".join(point(i, p[1]) for i, p in enumerate(points))
+    line = " ".join(point(i, p[2]) for i, p in enumerate(points))
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img">{lines}'
         f'<polygon points="{" ".join(band)}" style="fill:var(--voted);opacity:.2"/>'
         f'<polyline points="{line}" style="fill:none;stroke:var(--voted);stroke-width:2"/>'
-        f"{marks}</svg>"
+        f'<g style="fill:var(--voted)">{names}</g>{marks}</svg>'
     )
 
 
 def _table(by_k: list[dict], problems: int) -> str:
     def shown(value: tuple | None) -> str:
-        return "" if value is None else "{:.1%} ({:.1%} to {:.1%})".format(*value)
+        return "" if value is None else "{:.1%} <i>({:.1%} to {:.1%})</i>".format(*value)
 
     rows = "".join(
         f"<tr><td>{row['k']}</td><td>{shown(row['maj_at_k'])}</td>"
@@ -144,8 +158,10 @@ def _problem(row: dict) -> str:
     solved = any(row["correct"]) if row.get("tested") else row["vote_correct"]
     mark = '<b class="right">right</b>' if solved else '<b class="wrong">wrong</b>'
     texts = "".join(f"<pre>{html.escape(text or '')}</pre>" for text in row["texts"])
+    question = " ".join(row.get("question", "").split())
+    asked = f'<span class="question">{html.escape(question)}</span>' if question else ""
     return (
         f"<details><summary>{row['problem']}: {mark}, right is {html.escape(row['answer'])}; "
         f"{answers or 'no answer'}{f'; {silent} without an answer' if silent and answers else ''}"
-        f"</summary>{texts}</details>"
+        f"{asked}</summary>{texts}</details>"
     )

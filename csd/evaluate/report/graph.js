@@ -124,13 +124,15 @@ function drawGraph(place, { nodes, links }, label) {
       class: link.accepted.length ? "accepted" : "", "data-fate": link.fate,
     }, titled(`${label(link.from)} → ${label(link.to)}: samples ${link.samples.join(", ")}; ${link.fate}`)));
   }
+  const rejected = new Set(links.filter((l) => l.fate === "rejected").map((l) => l.to));
+  for (const link of links) if (link.fate !== "rejected") rejected.delete(link.to);
   const names = nodes.map((node) => {
     const y = node.y + size(node) / 2 + 4, number = amount(node);
     const name = make("text", { x: node.x + 5, y }, label(node));
     const shown = make("text", { class: "number", x: node.x + box - 5, y, "text-anchor": "end" }, number);
     chart.append(make("g", { "data-source": node.source }, titled(`${label(node)}: ${meaning(node)}`),
       make("rect", { x: node.x, y: node.y, width: box, height: size(node), rx: 3,
-        class: node.source, style: node.source === "root" ? "" : `fill:var(--${node.source})` }),
+        class: node.source + (rejected.has(node) ? " rejected" : ""), style: node.source === "root" ? "" : `fill:var(--${node.source})` }),
       name, shown));
     return [name, label(node), shown];
   });

@@ -84,6 +84,9 @@ def _headline(result: dict) -> str:
     speed = (
         f", {stats['tokens'] / seconds:.0f} tokens per second, {seconds:.1f} s" if seconds else ""
     )
+    if not stats["nodes_accepted"]:
+        # one token per step is no result of drafts
+        return f"{samples}: {stats['tokens']:,} tokens{speed}"
     return f"{samples}: {stats['tokens_per_step']:.2f} tokens per step of a sample{speed}"
 
 

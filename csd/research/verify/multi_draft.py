@@ -175,6 +175,8 @@ class MultiDraftVerifier:
     engine's. draws: number per node of a graph; a draft model has its own.
     """
 
+    verifies_any_pool = False
+
     def __init__(self, name: str, drafter: Any, ops: Ops, draws: int | None = None):
         self.scheme, self._ops = make_scheme(name), ops
         if isinstance(drafter, ModelDrafter):

@@ -1,7 +1,6 @@
 """Rows of `python -m bench replay --prior` and of `python -m bench vote_steps`."""
 
 import json
-from pathlib import Path
 
 import pytest
 from helpers.runs.trace_file import trace_file

@@ -41,7 +41,7 @@ def save_report(path, number):
 
 def save_figure(path, number):
     pytest.importorskip("matplotlib")
-    points = [(1.0, number, number, number), (2.0, number, number, number)]
+    points = [plot.Point(k, k, number, number, number) for k in (1, 2)]
     plot.draw({f"number {number}.": points}, str(path), "samples", "maj")
 
 

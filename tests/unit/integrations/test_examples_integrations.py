@@ -14,4 +14,15 @@ def test_transformers_generate(capsys):
 
 def test_demo(toy_folder, capsys):
     main_of("demo.py")(toy_folder, tokens=12)
-    assert "Samples equal token by token to plain sampling: 8 of 8" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Samples equal token by token to plain sampling: 16 of 16" in printed
+    assert "different programs" in printed and "rows for 192 tokens" in printed
+
+
+def test_demo_says_when_other_work_makes_its_figure_doubtful(toy_folder, capsys, monkeypatch):
+    main = main_of("demo.py")
+    for ready, doubtful in ((5, False), (300, True)):
+        times = iter([(1000, 0), (2000, ready)])
+        monkeypatch.setitem(main.__globals__, "waited", lambda times=times: next(times))
+        main(toy_folder, tokens=4)
+        assert ("The figure is doubtful" in capsys.readouterr().out) == doubtful

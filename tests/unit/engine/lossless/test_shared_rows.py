@@ -224,3 +224,46 @@ def test_other_verifiers_do_not_share():
     options = dict(num_samples=4, temperature=0.3, max_new_tokens=6, budget=4)
     out = engine.generate(PROMPTS[0], verifier="canonical", **options)
     assert out.stats.rows == out.stats.sample_steps + out.stats.nodes_proposed
+
+
+@pytest.mark.parametrize("name", ["float64", "hybrid", "module", "bfloat16"])
+@pytest.mark.parametrize(
+    "options", [{}, dict(temperature=0.7, top_p=0.9, top_logprobs=2, entropy=True)], ids=str
+)
+def test_given_texts_share_rows(name, options):
+    rng = random.Random(name)
+    begin = [[rng.randrange(61) for _ in range(n)] for n in (3, 9, 20)]
+    given = [
+        rng.choice(begin)[: rng.randrange(1, 21)] + [rng.randrange(61) for _ in range(more)]
+        for more in (0, 1, 4, 11, 17, 25, 40)
+    ]
+    given += [given[-1], given[-1][:30], begin[2]]
+    both = {}
+    for share in (True, False):
+        engine = csd.Engine(**model_of(name), max_slots=16, share_rows=share)
+        both[share] = csd.score(engine, PROMPTS[0], given, **options)
+    assert both[True].tokens == both[False].tokens == given
+    close = 0 if model_of(name)["exact"] else 1e-9
+    for mine, other in zip(both[True], both[False], strict=True):
+        assert mine.finish_reason == other.finish_reason == "length"
+        for field in ("logprobs", "raw_logprobs", "entropies"):
+            assert getattr(mine, field) == pytest.approx(getattr(other, field), abs=close)
+        for one, two in zip(mine.top_logprobs, other.top_logprobs, strict=True):
+            assert [t for t, _ in one] == [t for t, _ in two]
+    texts = {tuple(tokens[:n]) for tokens in given for n in range(len(tokens))}
+    assert both[True].stats.rows == len(texts) < both[False].stats.rows == sum(map(len, given))
+
+
+def test_given_texts_with_rules_have_their_own_rows():
+    """A function is called with the text of a sample, and with no other."""
+    seen = []
+
+    def note(ids, logits):
+        seen.extend(map(tuple, ids.tolist()))
+        return logits
+
+    given = [[1, 2, 3, 4], [1, 2, 5, 6]]
+    engine = csd.Engine(**model_of("float64"))
+    csd.score(engine, PROMPTS[0], given, logits_processor=note)
+    texts = [tuple(PROMPTS[0] + tokens[:n]) for tokens in given for n in range(4)]
+    assert sorted(seen) == sorted(texts)

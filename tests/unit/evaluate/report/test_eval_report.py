@@ -31,6 +31,9 @@ def test_a_report_of_an_evaluation(place, browser, toy_folder):
         assert seen.page.locator("table tr").count() == 4
         assert seen.page.locator("details").count() == 2
         assert seen.page.locator("details pre").count() == 8
+        assert seen.page.locator(".question").all_inner_texts() == ["<b>a", "b"]
+        names = seen.page.locator("svg g text").all_text_contents()
+        assert names == ["k = 1", "k = 2", "k = 4"]
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
         # the plot and the table fit, and the plot's texts can be read
         assert seen.page.locator(".scroll").evaluate_all(

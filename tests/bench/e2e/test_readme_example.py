@@ -1,0 +1,41 @@
+"""README's example and what it prints."""
+
+import json
+from pathlib import Path
+
+import csd
+from bench.e2e import readme_example
+
+PAGE = """before
+
+```python
+import csd
+print("{name}")
+print("b " * 80)
+```
+
+```text
+old
+```
+after
+"""
+
+
+def test_one_command_runs_the_code_and_writes_what_it_prints(tmp_path, monkeypatch):
+    page = PAGE.replace("{name}", readme_example.NAME)
+    (tmp_path / "README.md").write_text(page)
+    monkeypatch.setattr(readme_example, "ROOT", tmp_path)
+    monkeypatch.setattr(readme_example, "RESULT", tmp_path / "example.json")
+    monkeypatch.setenv("PYTHONPATH", str(Path(csd.__file__).parents[1]))
+    readme_example.main([])
+    result = json.loads((tmp_path / "example.json").read_text())
+    assert result["printed"] == ["demo", "b " * 80]
+    here = f"# {result['machine']['cores']} cores of {result['machine']['cpu']}"
+    text = f"demo\n{('b ' * 60).strip()}\n{('b ' * 20).strip()}\n{here}\n"
+    assert (tmp_path / "README.md").read_text() == page.replace("old\n", text)
+
+
+def test_readme_has_what_its_example_printed():
+    found = readme_example.BLOCKS.search((readme_example.ROOT / "README.md").read_text())
+    result = json.loads(readme_example.RESULT.read_text())
+    assert found[0] == found[1] + readme_example.shown(result)
