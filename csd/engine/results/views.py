@@ -62,8 +62,7 @@ def page_part(out: Any) -> str:
     )
     note = f"<p>drafted from {legend}</p>"
     if not legend:
-        what = "no draft was accepted" if out.stats.nodes_proposed else "nothing was drafted"
-        note = f"<p>{what}: the model drew each token by itself</p>"
+        note = "<p>no colours: no token was drafted and accepted</p>"
     parts = [
         '<div style="padding:.3em .6em;border:1px solid #8888;border-radius:4px;max-height:14em;'
         'overflow:auto">'

@@ -80,23 +80,11 @@ def test_html_has_every_text_and_the_colours_of_the_sources():
         assert letters == sum(s.sources.count(source) for s in out) > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"speculate": False}, "nothing was drafted: "),
-        ({"max_new_tokens": 1}, "nothing was drafted: "),
-    ],
-)
-def test_html_without_a_colour_names_the_reason(options, why):
+@pytest.mark.parametrize("options", [{"speculate": False}, {"max_new_tokens": 1}], ids=str)
+def test_html_without_a_colour_names_the_reason(options):
     shown = drawn(**options)._repr_html_()
-    assert f"<p>{why}the model drew each token by itself</p>" in shown
-    assert "drafted from" not in shown
-
-
-def test_html_names_drafts_of_which_none_was_accepted():
-    sample = csd.Sample(0, "a", [1], [-1.0], [-1.0], "stop", sources=[""])
-    out = csd.Samples([sample], 0, [1], Stats(tokens=1, sample_steps=1, nodes_proposed=3))
-    assert "<p>no draft was accepted: the model drew each token by itself</p>" in out._repr_html_()
+    assert "<p>no colours: no token was drafted and accepted</p>" in shown
+    assert "drafted from" not in shown and "no colours" not in drawn()._repr_html_()
 
 
 def test_html_of_half_characters_and_markup():
