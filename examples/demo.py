@@ -71,7 +71,7 @@ class Live:
         ]
         rate = self.tokens / (self.drawn - self.start)
         print(
-            f"{up}{''.join(rows)}\x1b[K  {self.tokens} tokens, "
+            f"{up}{''.join(rows)}\x1b[K  tokens: {self.tokens}, "
             f"{rate:.0f} per second, {self.tokens / max(self.turns, 1):.2f} per step of a sample",
             flush=True,
         )
@@ -132,25 +132,14 @@ def bar(count: int, total: int) -> str:
     return f"{'█' * round(40 * count / max(total, 1)):<40} {count / max(total, 1):4.0%}"
 
 
-def steps(out: csd.Samples) -> None:
-    """Print how many tokens the steps committed, and why it could be more than one."""
-    sizes = Counter(n for sample in out for n in Counter(sample.steps).values())
+def why(out: csd.Samples) -> None:
+    """Print how many rows the model computed, and where accepted drafts came from."""
     stats = out.stats
     print(
-        f"\nThe model computed {stats.rows:,} rows for {stats.tokens:,} tokens: equal beginnings"
-        " once, drafted tokens included"
-    )
-    print(
-        "A step of a sample commits one token, and the drafts that the model agrees with:"
-        f" {stats.tokens_per_step:.2f} on average"
-    )
-    for size in range(1, 5):
-        count = sum(n for s, n in sizes.items() if s == size or s > size == 4)
-        name = f"{size} token{'s' * (size > 1)}{' or more' * (size == 4)}"
-        print(f"  {name:>16}  {bar(count, sum(sizes.values()))}")
-    print(
-        f"{stats.nodes_accepted} of {stats.nodes_proposed} drafted tokens came true."
-        " They stood before in the text of"
+        f"\nThe model computed {stats.rows:,} rows for {stats.tokens:,} tokens, drafts included:"
+        f" equal beginnings once.\nA sample advanced by {stats.tokens_per_step:.2f} tokens a step:"
+        f" {stats.nodes_accepted} of {stats.nodes_proposed} drafted tokens came true. They stood"
+        " before in the text of"
     )
     for source, (name, _) in SOURCES.items():
         print(f"  {name:>17} {bar(stats.accepted[source], stats.nodes_accepted)}")
@@ -178,24 +167,21 @@ def main(model: str, tokens: int = 200) -> None:
     plain, plain_seconds = timed(plain_engine, tokens, speculate=False)
     ran, ready = (new - old for new, old in zip(waited(), before, strict=True))
 
+    programs = [program(sample.text or "") for sample in out]
+    (text, count), *others = Counter(programs).most_common()
+    print(f"\n{1 + len(others)} different programs; {count} of {len(out)} samples have this one")
     if TERMINAL:
         colours = [painted(f" {name} ", colour) for name, colour in SOURCES.values()]
-        print(f"\nThe programs. Drafted tokens stood before in the text of {' '.join(colours)}")
-    programs = [program(sample.text or "") for sample in out]
-    counts = Counter(programs).most_common()
-    for text, count in counts[:3]:
-        sample = out[programs.index(text)]
-        print(f"\n--- {count} of {len(out)} samples, first sample {sample.index}")
-        print(coloured(sample, engine.tokenizer))
-    print(f"\n{len(counts)} different programs. csd eval humaneval --run-code grades programs")
-    steps(out)
+        print(f"(drafted tokens stood before in the text of {' '.join(colours)}):")
+    print(f"\n{coloured(out[programs.index(text)], engine.tokenizer)}")
+    why(out)
 
     same = sum(a == b for a, b in zip(out.tokens, plain.tokens, strict=True))
-    print(f"\nSamples equal token by token to plain sampling: {same} of {len(out)}")
     rate, plain_rate = out.stats.tokens / seconds, plain.stats.tokens / plain_seconds
     print(
-        f"csd {rate:.1f} tokens/s in {out.stats.steps} steps, plain {plain_rate:.1f} tokens/s"
-        f" in {plain.stats.steps} steps: {rate / plain_rate:.2f} x"
+        f"\ncsd {rate:.0f} tokens per second, plain sampling {plain_rate:.0f}:"
+        f" {rate / plain_rate:.2f} times as fast\n"
+        f"Samples equal token by token: {same} of {len(out)}"
     )
     if ready > BUSY * (ran + ready):
         share = ready / (ran + ready)

@@ -123,7 +123,8 @@ class Scheduler:
         stats.steps += request.index not in seen
         seen.add(request.index)
         stats.rows += record.model_rows[s]
-        stats.nodes_proposed += record.nodes[s] - 1
+        # given tokens are no drafts
+        stats.nodes_proposed += record.nodes[s] - 1 if self.settings.forcing is None else 0
         for source in live.sources[had:]:
             if source:
                 stats.accepted[source] += 1

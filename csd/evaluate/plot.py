@@ -119,6 +119,9 @@ def draw(curves: dict[str, list[Point]], out: str | Path, cost: str, figure: str
                 fontsize=8,
             )
     axes.set_xscale("log", base=2)
+    if len(curves) == 1:
+        axes.set_xticks([point.cost for points in curves.values() for point in points], minor=False)
+        axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
     axes.set_xlabel(NAMES[cost])
     axes.set_ylabel(f"{NAMES[figure]}, 95% interval")

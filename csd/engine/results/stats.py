@@ -63,7 +63,8 @@ class Stats:
             return ""
         if self.pays:
             return f"drafts: {self.draft_gain:.2f} x plain"
-        gain = f"drafts do not pay here ({self.draft_gain:.2f} x plain)"
+        what = "do not pay" if self.draft_gain < 1 else "bring little"
+        gain = f"drafts {what} here ({self.draft_gain:.2f} x plain)"
         return ": ".join([gain, ", and ".join(_reasons(self))]).removesuffix(": ")
 
     def explain_drafts(

@@ -243,6 +243,8 @@ def test_given_texts_share_rows(name, options):
         engine = csd.Engine(**model_of(name), max_slots=16, share_rows=share)
         both[share] = csd.score(engine, PROMPTS[0], given, **options)
     assert both[True].tokens == both[False].tokens == given
+    # given tokens are no drafts
+    assert all("nothing was drafted" in str(out.stats) for out in both.values())
     close = 0 if model_of(name)["exact"] else 1e-9
     for mine, other in zip(both[True], both[False], strict=True):
         assert mine.finish_reason == other.finish_reason == "length"

@@ -71,6 +71,7 @@ def test_the_last_sentence_of_the_statistics():
         "; drafts do not pay here (0.98 x plain): a step of 16 rows costs 1.9 of one of 8, and "
         "samples share 3% of their 8-grams"
     )
+    assert Stats(draft_gain=1.02).drafts == "drafts bring little here (1.02 x plain)"
     assert Stats().drafts == "" and not Stats().pays
 
 
