@@ -55,7 +55,7 @@ def update(result: dict, readme: Path) -> None:
 def shown(result: dict) -> str:
     """What was printed, folded, and where."""
     here = result["machine"]
-    lines = [*result["printed"], f"# {here['cores']} cores of {here['cpu']}"]
+    lines = [*result["printed"], f'# "demo" on {here["cores"]} cores of {here["cpu"]}']
     folded = (textwrap.wrap(x, 120, break_long_words=False, break_on_hyphens=False) for x in lines)
     return "".join(f"{line}\n" for part in folded for line in part)
 

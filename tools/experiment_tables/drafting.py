@@ -1,7 +1,7 @@
-"""The table of drafting.md that no replay gives."""
+"""Tables of drafting.md: what drafters cost, and the rows of steps."""
 
 from bench.lib.common import markdown
-from tools.experiment_tables.results import load, only
+from tools.experiment_tables.results import CLASSEVAL, MATH, fold, load, only
 
 COSTS = {
     "consensus, propose": ("consensus", "propose_us"),
@@ -35,4 +35,29 @@ def drafter_cost() -> str:
     return markdown(["", "N = 4", "16", "64", "256"], [*lines, [last, *cells]])
 
 
-TABLES = {"drafter_cost": drafter_cost}
+def shared_rows() -> str:
+    """Rows of the model per drawn token, where equal texts share rows and where they do not."""
+    names = {CLASSEVAL: "classes from skeletons, temperature 0.2", MATH: "MATH, temperature 0.7"}
+    lines = []
+    for trace, name in names.items():
+        for nodes in (0, 16):
+            rows = [r for r in load("replay_rows")["rows"] if r["trace"] == trace]
+            own, shared = (
+                only(rows, drafter=drafter, nodes=nodes)
+                for drafter in ("consensus", "consensus, shared rows")
+            )
+            each = own["rows_per_token"], shared["rows_per_token"]
+            lines.append(
+                [
+                    f"{name}, N={own['samples']}",
+                    str(nodes),
+                    f"{own['tau']:.2f}",
+                    *(f"{x:.2f}" for x in each),
+                    f"{each[0] / each[1]:.2f}",
+                ]
+            )
+    head = ["recorded samples", "nodes", "tau", "rows per token", "shared", "times fewer"]
+    return markdown(head, fold(lines))
+
+
+TABLES = {"drafter_cost": drafter_cost, "shared_rows": shared_rows}

@@ -30,7 +30,7 @@ def test_one_command_runs_the_code_and_writes_what_it_prints(tmp_path, monkeypat
     readme_example.main([])
     result = json.loads((tmp_path / "example.json").read_text())
     assert result["printed"] == ["demo", "b " * 80]
-    here = f"# {result['machine']['cores']} cores of {result['machine']['cpu']}"
+    here = f'# "demo" on {result["machine"]["cores"]} cores of {result["machine"]["cpu"]}'
     text = f"demo\n{('b ' * 60).strip()}\n{('b ' * 20).strip()}\n{here}\n"
     assert (tmp_path / "README.md").read_text() == page.replace("old\n", text)
 
