@@ -195,7 +195,9 @@ def _eval(args: Namespace) -> int:
             summary.write([f"{json.dumps(output, indent=1)}\n".encode()])
         finally:
             print(shown(figures, args), file=sys.stderr)
-            print(json.dumps(output))
+            # on a terminal the table above has it
+            if not sys.stdout.isatty():
+                print(json.dumps(output))
         return 0
     finally:
         results.close()

@@ -73,3 +73,18 @@ def test_an_evaluation_without_answers_has_no_accuracy_in_its_title(reasons, tit
     assert "<dd>a &lt;b&gt;.gguf</dd>" in text
     # a measurement of all samples, of which k have their tokens' share
     assert "<th>time share<br>per problem</th>" in text and "k samples alone take longer" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_json_is_printed_to_programs_and_not_on_a_terminal(
+    tmp_path, capsys, monkeypatch, toy_folder, terminal
+):
+    problems, out = tmp_path / "problems.jsonl", tmp_path / "results.jsonl"
+    problems.write_text('{"prompt": "a", "answer": "1"}\n')
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    command = ["eval", str(problems), "--model", toy_folder, "-n", "2", "--max-new-tokens", "4"]
+    assert main([*command, "--budget", "4", "-o", str(out), "--quiet"]) == 0
+    printed = capsys.readouterr()
+    summary = json.loads(out.with_suffix(".summary.json").read_text())
+    assert (printed.out == "") if terminal else json.loads(printed.out) == summary
+    assert "maj@k" in printed.err
