@@ -53,7 +53,7 @@ def update(result: dict, readme: Path) -> None:
 
 
 def shown(result: dict) -> str:
-    """What was printed, folded, and where."""
+    """Printed lines, folded, and the machine."""
     here = result["machine"]
     lines = [*result["printed"], f'# "demo" on {here["cores"]} cores of {here["cpu"]}']
     folded = (textwrap.wrap(x, 120, break_long_words=False, break_on_hyphens=False) for x in lines)

@@ -114,7 +114,7 @@ def trainer_of(
 def main(
     steps: int = 60,
     seed: int = 0,
-    prompts: int = 6,
+    prompts: int = 4,
     samples: int = 8,
     tokens: int = 10,
     **more: Any,
@@ -136,7 +136,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--prompts", type=int, default=6, help="problems of a step")
+    parser.add_argument("--prompts", type=int, default=4, help="problems of a step")
     parser.add_argument("--samples", type=int, default=8, help="answers to a problem")
     parser.add_argument("--tokens", type=int, default=10, help="of an answer at most")
     main(**vars(parser.parse_args()))

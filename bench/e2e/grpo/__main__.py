@@ -1,6 +1,6 @@
 """GRPO whose reward rises: seconds, memory and agreement of each step, csd's trainer against TRL's.
 
-    python -m bench grpo [--sides csd trl] [--seeds 0 1 2] [--steps 60] [--prompts 6] [--samples 8]
+    python -m bench grpo [--sides csd trl] [--seeds 0 1 2] [--steps 60] [--prompts 4] [--samples 8]
         [--tokens 10] [--beta B] [--rate R] [--json F]
     python -m bench grpo --plot [F.svg] [--json F]
 
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--prompts", type=int, default=6, help="problems of a step")
+    parser.add_argument("--prompts", type=int, default=4, help="problems of a step")
     parser.add_argument("--samples", type=int, default=8, help="completions of a problem")
     parser.add_argument("--tokens", type=int, default=10, help="of a completion at most")
     parser.add_argument("--beta", type=float, default=0.0, help="weight of the KL divergence")

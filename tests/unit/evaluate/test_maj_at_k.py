@@ -112,9 +112,9 @@ def test_curves_of_results_files(tmp_path, capsys):
     rows = [row(0, ["1", "1", "2", "3"]), row(1, ["2", "2", "1", "2"])]
     path = results(tmp_path / "a.jsonl", rows)
     points = curve(path, "tokens", "maj")
-    assert [p[0] for p in points] == [10, 20, 40]
-    assert [p[0] for p in curve(path, "samples", "pass")] == [1, 2, 4]
-    assert all(low <= value <= high for _, value, low, high in points)
+    assert [(p.k, p.cost) for p in points] == [(1, 10), (2, 20), (4, 40)]
+    assert [p.cost for p in curve(path, "samples", "pass")] == [1, 2, 4]
+    assert all(p.low <= p.value <= p.high for p in points)
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     other = results(tmp_path / "b.jsonl", rows[:1])
     out = tmp_path / "curve.svg"
