@@ -64,7 +64,7 @@ class TeacherForcing:
         out.bad[s[values.bad[row]]] = True
         out.accept_row.fill_(-1)
         out.accept_row[s, pool.depth[row].long()] = row.int()
-        out.accept_count.copy_(s.bincount(minlength=slots.count))
+        out.accept_count.zero_().index_add_(0, s, torch.ones_like(row, dtype=torch.int32))
         remaining = [len(left.get(s, [])) for s in range(slots.count)]
         ended = torch.tensor(remaining, device=logits.device) == out.accept_count
         out.finish.copy_(torch.where(ended & (out.accept_count > 0), LENGTH, RUNNING))
