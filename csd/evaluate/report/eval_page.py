@@ -97,19 +97,22 @@ def _curve(points: list[tuple[int, float, float, float, float]]) -> str:
     width, height, left, right, bottom, top = 560, 260, 56, 32, 34, 12
     step = (width - left - right) / max(1, len(points) - 1)
 
+    def place(i: int, value: float) -> tuple[float, float]:
+        return left + i * step, top + (height - top - bottom) * (1 - value)
+
     def point(i: int, value: float) -> str:
-        return f"{left + i * step:.1f},{top + (height - top - bottom) * (1 - value):.1f}"
+        return "{:.1f},{:.1f}".format(*place(i, value))
 
     band = [point(i, p[3]) for i, p in enumerate(points)]
     band += [point(i, points[i][4]) for i in reversed(range(len(points)))]
     names = ""
     for i, (k, _, value, *_) in enumerate(points):
-        x, y = map(float, point(i, value).split(","))
+        x, y = place(i, value)
         # above the point, or below it at the upper edge
-        y += 20 if y < top + 24 else -10
+        beside = y + (20 if y < top + 24 else -10)
         side = "start" if i == 0 else "end" if i == len(points) - 1 else "middle"
-        names += f'<text x="{x}" y="{y:.1f}" text-anchor="{side}">k = {k}</text>'
-        names += f'<circle cx="{x}" cy="{point(i, value).split(",")[1]}" r="3.5"/>'
+        names += f'<text x="{x:.1f}" y="{beside:.1f}" text-anchor="{side}">k = {k}</text>'
+        names += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
     marks = "".join(
         f'<text class="soft" x="{left + i * step:.1f}" y="{height - 12}" text-anchor="middle">'
         f"{p[1]:,.0f}</text>"
