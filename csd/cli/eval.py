@@ -270,7 +270,7 @@ def _interval(value: Any) -> Any:
 
 def shown(figures: dict, args: Namespace) -> str:
     """Table of accuracy and cost by the number of samples, then totals and cut samples."""
-    lines = ["    k  maj@k (95% interval)    pass@k (95% interval)       tokens  time share"]
+    lines = ["    k  maj@k (95% interval)    pass@k (95% interval)       tokens     seconds"]
     for row in figures["by_k"]:
         maj, passed = (
             "" if row[name] is None else "{:.3f} ({:.3f} to {:.3f})".format(*row[name])

@@ -44,6 +44,7 @@ class Option:
     # switch to one of the option's values
     flag: Callable[[str], Any] | Switch | None = None
     short: str | None = None
+    flag_help: str | None = None  # help on the command line, where `help` names Python's objects
     also: tuple[str, ...] = ()  # further flags, as other tools name it
     # value without one of the call or the generation config, which turns a filter or a rule off;
     # by default `default`

@@ -97,6 +97,8 @@ class SampleOptions(TypedDict, total=False):
             "generator and returned as `out.seed`",
             check_seed,
             int,
+            flag_help="random seed; the same seed draws the same samples. By default another one "
+            "in each run, which is printed",
             fields="seed",
         ),
     ]
@@ -126,6 +128,7 @@ class LogitOptions(TypedDict, total=False):
             "before it",
             check_words,
             list,
+            flag_help="a string that must not be sampled, with and without a space before it",
             off=(),
             config="bad_words_ids",
             processor="NoBadWordsLogitsProcessor.bad_word_ids",
@@ -208,6 +211,8 @@ class LogitOptions(TypedDict, total=False):
             "forced, and `out[i].forced` marks them",
             partial(check_whole, low=0, high=LARGEST),
             int,
+            flag_help="maximum number of tokens of a thought; then the tokens that end the thought "
+            "are forced",
             fields="max_thinking_tokens",
         ),
     ]
@@ -277,6 +282,8 @@ class EndOptions(TypedDict, total=False):
             "strings that end a sample; they are searched in its text including special tokens",
             check_strings,
             list,
+            flag_help="a string that ends a sample; it is searched in the text including special "
+            "tokens",
             off=(),
             config="stop_strings",
             fields="stop",
@@ -309,6 +316,7 @@ class EndOptions(TypedDict, total=False):
             "`stop_token_ids` still end it",
             check_flag,
             bool,
+            flag_help="do not end a sample at the model's end tokens",
             fields="ignore_eos",
         ),
     ]
@@ -404,6 +412,8 @@ Priors = Annotated[
         "separate",
         check_prior,
         str,
+        flag_help="file of n-grams of the model's answers to other prompts (`csd prior`), used for "
+        "drafts only",
     ),
 ]
 Budget = Annotated[
@@ -501,6 +511,8 @@ class ResultOptions(TypedDict, total=False):
             "log-probabilities, in `out[i].top_logprobs`",
             partial(check_whole, low=0, high=MOST_TOP),
             int,
+            flag_help="number of most likely tokens at each position, up to 20, with their raw "
+            "log-probabilities, in the output of --json",
         ),
     ]
     entropy: Annotated[
@@ -510,6 +522,8 @@ class ResultOptions(TypedDict, total=False):
             "keep the entropy of the model's distribution at each position in `out[i].entropies`",
             check_flag,
             bool,
+            flag_help="entropy of the model's distribution at each position, in the output of "
+            "--json",
         ),
     ]
     prompt_logprobs: Annotated[
@@ -519,6 +533,7 @@ class ResultOptions(TypedDict, total=False):
             "keep the raw log-probabilities of the prompt's tokens in `out.prompt_logprobs`",
             check_flag,
             bool,
+            flag_help="raw log-probabilities of the prompt's tokens, in the output of --json",
         ),
     ]
     drafts: Annotated[
@@ -528,6 +543,7 @@ class ResultOptions(TypedDict, total=False):
             "keep the drafts of each step in `out[i].drafts`",
             check_flag,
             bool,
+            flag_help="drafts of each step, in the output of --json",
         ),
     ]
 

@@ -34,14 +34,15 @@ def add_flags(
         option = known_options[name][1]
         default = defaults.get(name, option.default)
         flag = "--" + name.replace("_", "-")
+        text = option.flag_help or option.help
         if option.flag is bool:
             if default:
-                negated = f"do not {option.help}"
+                negated = f"do not {text}"
                 parser.add_argument(
                     "--no-" + flag[2:], dest=name, action="store_false", help=negated
                 )
             else:
-                parser.add_argument(flag, action="store_true", help=option.help)
+                parser.add_argument(flag, action="store_true", help=text)
         elif isinstance(option.flag, Switch):
             switch = option.flag
             flag = "--no-" + flag[2:] if switch.value is False else flag
@@ -54,13 +55,12 @@ def add_flags(
                 help=switch.help,
             )
         elif option.flag is list:
-            parser.add_argument(flag, action="append", help=option.help + "; repeatable")
+            parser.add_argument(flag, action="append", help=text + "; repeatable")
         else:
             if option.flag is None:
                 raise ValueError(f"{name} has no flag")
             flags = [flag] if option.short is None else [option.short, flag]
             flags += option.also
-            text = option.help
             if name in defaults and "default" in text:
                 text += f"; this command's default: {default}"
             parser.add_argument(*flags, type=option.flag, default=default, help=text)

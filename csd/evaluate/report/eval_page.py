@@ -8,6 +8,7 @@ from pathlib import PurePath
 from string import Template
 
 from csd.evaluate.evaluation import ALONE, summary
+from csd.evaluate.plot import Point
 from csd.evaluate.vote import Vote
 
 _PAGE = Template("""<!doctype html>
@@ -66,7 +67,7 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
             for k, v in facts.items()
         ),
         accuracy="pass@k" if tested else "Accuracy of the vote",
-        curve=_curve([(row["k"], row["tokens"] / len(rows), *row[figure]) for row in by_k]),
+        curve=_curve([Point(row["k"], row["tokens"] / len(rows), *row[figure]) for row in by_k]),
         band=f"The band is the 95% interval over {_count(len(rows))}; with more it is narrower.",
         table=_table(by_k, len(rows)),
         problems="".join(map(_problem, rows)),
@@ -92,8 +93,8 @@ def _accuracy(figures: dict) -> str:
     return f"no answers ({cut} of {drawn} samples were cut at the limit)" if cut else "no answers"
 
 
-def _curve(points: list[tuple[int, float, float, float, float]]) -> str:
-    """SVG of a curve through points (k, tokens, value, low, high), spaced evenly in x."""
+def _curve(points: list[Point]) -> str:
+    """SVG of a curve through points, whose cost is tokens, spaced evenly in x."""
     width, height, left, right, bottom, top = 560, 260, 56, 32, 34, 12
     step = (width - left - right) / max(1, len(points) - 1)
 
@@ -103,19 +104,19 @@ def _curve(points: list[tuple[int, float, float, float, float]]) -> str:
     def point(i: int, value: float) -> str:
         return "{:.1f},{:.1f}".format(*place(i, value))
 
-    band = [point(i, p[3]) for i, p in enumerate(points)]
-    band += [point(i, points[i][4]) for i in reversed(range(len(points)))]
+    band = [point(i, p.low) for i, p in enumerate(points)]
+    band += [point(i, points[i].high) for i in reversed(range(len(points)))]
     names = ""
-    for i, (k, _, value, *_) in enumerate(points):
-        x, y = place(i, value)
+    for i, p in enumerate(points):
+        x, y = place(i, p.value)
         # above the point, or below it at the upper edge
         beside = y + (20 if y < top + 24 else -10)
         side = "start" if i == 0 else "end" if i == len(points) - 1 else "middle"
-        names += f'<text x="{x:.1f}" y="{beside:.1f}" text-anchor="{side}">k = {k}</text>'
+        names += f'<text x="{x:.1f}" y="{beside:.1f}" text-anchor="{side}">k = {p.k}</text>'
         names += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
     marks = "".join(
         f'<text class="soft" x="{left + i * step:.1f}" y="{height - 12}" text-anchor="middle">'
-        f"{p[1]:,.0f}</text>"
+        f"{p.cost:,.0f}</text>"
         for i, p in enumerate(points)
     )
     lines = "".join(
@@ -124,7 +125,7 @@ def _curve(points: list[tuple[int, float, float, float, float]]) -> str:
         for share in (0.0, 0.5, 1.0)
         for y in (top + (height - top - bottom) * (1 - share),)
     )
-    line = " ".join(point(i, p[2]) for i, p in enumerate(points))
+    line = " ".join(point(i, p.value) for i, p in enumerate(points))
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img">{lines}'
         f'<polygon points="{" ".join(band)}" style="fill:var(--voted);opacity:.2"/>'
@@ -143,9 +144,9 @@ def _table(by_k: list[dict], problems: int) -> str:
         f"<td>{row['seconds'] / problems:,.1f}</td></tr>"
         for row in by_k
     )
-    names = ("k", "maj@k", "pass@k", "tokens<br>per problem", "time share<br>per problem")
+    names = ("k", "maj@k", "pass@k", "tokens<br>per problem", "seconds<br>per problem")
     head = "".join(f"<th>{name}</th>" for name in names)
-    note = f"Time share: the run's seconds, in proportion to the tokens. {ALONE}"
+    note = f"Seconds: the run's, in proportion to the tokens. {ALONE}"
     return f'<table><tr>{head}</tr>{rows}</table><p class="note">{note}</p>'
 
 

@@ -78,7 +78,8 @@ def test_flags_have_the_defaults_and_texts_of_the_definition(flags):
     assert found == {name: defined[name][1].default for name in flags}
     actions = {action.dest: action for action in parser._actions}
     for name in flags:
-        assert defined[name][1].help in actions[name].help
+        option = defined[name][1]
+        assert (option.flag_help or option.help) in actions[name].help
     assert actions["temperature"].option_strings == ["--temperature"]
 
 
@@ -96,7 +97,8 @@ def test_a_command_has_the_defaults_and_texts_of_the_tables(command):
             option = options_of(kind)[name][1]
             assert actions[name].default == option.default
             switch = option.flag if isinstance(option.flag, Switch) else None
-            assert (switch or option).help in actions[name].help
+            text = switch.help if switch else option.flag_help or option.help
+            assert text in actions[name].help
             assert switch is None or actions[name].const is switch.value
             assert {*option.also} <= {*actions[name].option_strings}
     # no flag of the command has an argument's name or a default beside its tables

@@ -72,7 +72,7 @@ def test_an_evaluation_without_answers_has_no_accuracy_in_its_title(reasons, tit
     assert title in headline and "%" not in headline
     assert "<dd>a &lt;b&gt;.gguf</dd>" in text
     # a measurement of all samples, of which k have their tokens' share
-    assert "<th>time share<br>per problem</th>" in text and "k samples alone take longer" in text
+    assert "<th>seconds<br>per problem</th>" in text and "k samples alone take longer" in text
 
 
 @pytest.mark.parametrize("terminal", [False, True])
