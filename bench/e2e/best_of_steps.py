@@ -25,8 +25,8 @@ from typing import Any
 
 import csd
 from bench.lib.common import finish, interval, table
-from csd.evaluate.answers import last_number
-from csd.evaluate.equality import canonical
+from csd.evaluate.answers.equality import canonical
+from csd.evaluate.answers.extract import last_number
 from csd.models.demo import smollm2_path
 
 KEPT, WIDTH, STEPS = 2, 4, 8

@@ -22,8 +22,8 @@ from csd.cli.common import (
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.evaluate import evaluation as evaluate
-from csd.evaluate.answers import TASKS, Task
-from csd.evaluate.data_sets import NAMES, Source
+from csd.evaluate.problems.data_sets import NAMES, Source
+from csd.evaluate.problems.tasks import TASKS, Task
 from csd.evaluate.vote import Vote
 from csd.models.text.prompts import has_chat
 from csd.state.filters import FILTERS

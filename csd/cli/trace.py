@@ -11,7 +11,6 @@ from csd.engine.generate import engine_for
 from csd.engine.options.engine_arguments import SharedOptions
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
 from csd.engine.step.budget import StepTimeTable
-from csd.evaluate.evaluation import digest
 from csd.evaluate.import_logs import traces_of
 from csd.evaluate.resumable_results import record
 from csd.graph.prior import DEFAULT_CONTEXTS, MAX_CONTEXTS, MIN_CONTEXTS, Prior, is_prior
@@ -23,7 +22,7 @@ from csd.state.filters import FILTERS
 from csd.state.pool import MAX_NODES
 from csd.traces.traces import read_traces, write_traces
 from csd.utils.arguments import check_number
-from csd.utils.files import naming, read_lines
+from csd.utils.files import digest, naming, read_lines
 from csd.utils.phases import showing
 
 RECORD_FLAGS = (

@@ -1,6 +1,5 @@
 """`csd eval`: draws N samples per problem; an interrupted run can be resumed."""
 
-import hashlib
 import json
 import os
 import time
@@ -14,11 +13,11 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from csd.engine.engine import Engine
 from csd.engine.options.thinking import after_thoughts
 from csd.engine.results.result import Sample, Samples
-from csd.evaluate.answers import Problem, Task
+from csd.evaluate.answers.equality import canonical
 from csd.evaluate.code.execute import FAILED, PASSED, Suite, passes
 from csd.evaluate.code.program import ASK, of_answer
-from csd.evaluate.equality import canonical
 from csd.evaluate.pass_at_k import maj_at_k, mean_interval, pass_at_k
+from csd.evaluate.problems.tasks import Problem, Task
 from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.vote import Decision, Vote, counts, drawn, text_of, vote
 from csd.models.text.prompts import as_message
@@ -69,11 +68,6 @@ def _check_row(index: int, row: Any) -> None:
             f"must have one answer per entry of 'correct', got {len(row['answers'])} for "
             f"{len(row['correct'])}"
         )
-
-
-def digest(path: str | Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def run(

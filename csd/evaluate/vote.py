@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from csd.engine.options.thinking import after_thoughts
 from csd.engine.results.result import Sample
-from csd.evaluate.answers import (
+from csd.evaluate.answers.equality import canonical
+from csd.evaluate.answers.extract import (
     EXTRACTORS,
     answer_of,
     boxed,
@@ -16,7 +17,6 @@ from csd.evaluate.answers import (
     last_number,
     stated,
 )
-from csd.evaluate.equality import canonical
 from csd.utils.arguments import check_number, each
 from csd.utils.check import shown
 

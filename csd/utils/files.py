@@ -12,6 +12,7 @@ pipe would block it.
 import errno
 import fcntl
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -33,6 +34,12 @@ from csd.utils.check import check
 MAX_LINE, MAX_DEPTH, MAX_LISTS = 1 << 28, 64, 1 << 23
 
 T = TypeVar("T")
+
+
+def digest(path: str | Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_file(path: str | Path, kind: type[T]) -> T:

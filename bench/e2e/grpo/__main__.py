@@ -1,18 +1,20 @@
 """GRPO whose reward rises: seconds, memory and agreement of each step, csd's trainer against TRL's.
 
-    python -m bench grpo [--sides csd trl] [--seeds 0 1 2] [--steps 60] [--prompts 4] [--samples 8]
-        [--tokens 10] [--beta B] [--rate R] [--json F]
+    python -m bench grpo [--sides csd trl trl_batch] [--seeds 0 1 2] [--steps 60] [--prompts 4]
+        [--samples 8] [--tokens 10] [--beta B] [--rate R] [--json F]
     python -m bench grpo --plot [F.svg] [--json F]
 
 The run of `examples/grpo/grpo_letters.py`: SmolLM2-135M in bfloat16 with LoRA learns to
 reverse letters, by TRL's loss. A step draws --samples completions of --prompts problems. csd's
-trainer draws and computes log-probabilities by csd, TRL's by transformers; prompts, rewards, limits
-and settings are the same, the drawn tokens are not. Every run is a process of its own with one
-thread. The file has a run for each side and seed, is written after each, and a rerun does those
-that it lacks. Of each step it has the seconds of the wall by part, CPU seconds, the peak of the
-resident set, the reward, the drawn tokens, the largest difference between a token's log-probability
-in trainer and sampler, the share of tokens whose ratio of these would be clipped, TRL's own clip
-fraction and, with --beta, the KL divergence. --plot draws the reward, from the file alone.
+trainer draws and computes log-probabilities by csd, TRL's by transformers: "trl" draws by
+`generate`, and "trl_batch", which runs only where it is named, by `generate_batch`. Prompts,
+rewards, limits and settings are the same, the drawn tokens are not. Every run is a process of its
+own with one thread. The file has a run for each side and seed, is written after each, and a rerun
+does those that it lacks. Of each step it has the seconds of the wall by part, CPU seconds, the peak
+of the resident set, the reward, the drawn tokens, the largest difference between a token's
+log-probability in trainer and sampler, the share of tokens whose ratio of these would be clipped,
+TRL's own clip fraction and, with --beta, the KL divergence. --plot draws the reward, from the file
+alone.
 """
 
 import argparse
@@ -29,12 +31,12 @@ from bench.e2e.grpo import picture
 from bench.lib.common import finish, merged, table, write
 
 RESULT, PICTURE = Path("bench/results/grpo.json"), Path("bench/results/grpo.svg")
-SIDES = ("csd", "trl")
+SIDES = ("csd", "trl", "trl_batch")
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES[:2]))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--prompts", type=int, default=4, help="problems of a step")

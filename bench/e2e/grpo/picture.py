@@ -6,7 +6,7 @@ from typing import Any
 
 from csd.evaluate.plot import COLOURS
 
-NAMES = {"csd": "csd", "trl": "TRL alone"}
+NAMES = {"csd": "csd", "trl": "TRL alone", "trl_batch": "TRL with generate_batch"}
 # steps of a moving mean
 WIDTH = 5
 
@@ -56,7 +56,7 @@ def title(result: dict[str, Any]) -> str:
         for side in NAMES
         if any(r["side"] == side for r in runs)
     }
-    if len(times) < len(NAMES):
+    if not {"csd", "trl"} <= times.keys():
         return head + "reward by step and by time"
     return f"{head}TRL alone takes\n{times['trl'] / times['csd']:.1f} times csd's seconds a step"
 

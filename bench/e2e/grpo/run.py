@@ -1,8 +1,8 @@
 """One run of GRPO, by csd's trainer or by TRL's alone, with figures of every step.
 
-Both sides are watched by the same code: the sampler's log-probability of every token is compared
-with the one that the trainer computes before the first update with it. TRL's own sampler returns
-none, so that a logits processor computes them; the seconds of this are left out.
+All sides are watched by the same code: the sampler's log-probability of every token is compared
+with the one that the trainer computes before the first update with it. `generate`, TRL's own
+sampler, returns none, so that a logits processor computes them; the seconds of this are left out.
 """
 
 import os
@@ -98,12 +98,24 @@ class Csd(Watched, GRPOTrainer):
     """csd's trainer, whose log has the seconds by part."""
 
 
-class Stock(Watched, trl.GRPOTrainer):
-    """TRL's trainer and its sampler, transformers' `generate`."""
+class Parts(Watched, trl.GRPOTrainer):
+    """TRL's trainer, with the seconds of a step by part."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._drawing = 0.0
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._drawing, before, start = 0.0, self.watching, time.perf_counter()
+        loss = super().training_step(*args, **kwargs)
+        seconds = time.perf_counter() - start - (self.watching - before)
+        self.figures["rollout_seconds"] = self._drawing
+        self.figures["train_seconds"] = seconds - self._drawing
+        return loss
+
+
+class Stock(Parts):
+    """TRL's trainer and its sampler, transformers' `generate`."""
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         model = self.accelerator.unwrap_model(self.model)
@@ -125,13 +137,27 @@ class Stock(Watched, trl.GRPOTrainer):
         logps = torch.stack(drawn.columns, 1).tolist()
         return completions, [x[: len(ids)] for x, ids in zip(logps, completions, strict=True)]
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._drawing, before, start = 0.0, self.watching, time.perf_counter()
-        loss = super().training_step(*args, **kwargs)
-        seconds = time.perf_counter() - start - (self.watching - before)
-        self.figures["rollout_seconds"] = self._drawing
-        self.figures["train_seconds"] = seconds - self._drawing
-        return loss
+
+class Batched(Parts):
+    """TRL's trainer with transformers' continuous batching, `generate_batch`."""
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        model = self.accelerator.unwrap_model(self.model)
+        own, logps = model.generate_batch, []
+
+        def timed(*args: Any, **inputs: Any) -> dict[str, Any]:
+            start = time.perf_counter()
+            found = own(*args, **inputs)
+            self._drawing += time.perf_counter() - start
+            logps.extend(output.logprobs for output in found.values())
+            return found
+
+        model.generate_batch = timed
+        try:
+            completions, _ = super()._generate_single_turn(*args, **kwargs)
+        finally:
+            del model.generate_batch
+        return completions, logps
 
 
 class Steps(TrainerCallback):
@@ -166,7 +192,20 @@ class Steps(TrainerCallback):
         print(self.name, state.global_step, row, flush=True)
 
 
-SIDES = {"csd": Csd, "trl": Stock}
+# a cache for the default settings' 32 prompts; by default it has half of the memory
+CACHE = {"num_blocks": 64, "max_batch_tokens": 4096}
+# classes of trainers, and their settings
+SIDES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "csd": (Csd, {}),
+    "trl": (Stock, {}),
+    "trl_batch": (
+        Batched,
+        {
+            "use_transformers_continuous_batching": True,
+            "transformers_continuous_batching_config": {"return_logprobs": True} | CACHE,
+        },
+    ),
+}
 
 
 def run(side: str, seed: int, settings: dict[str, Any], model: Any = None) -> dict[str, Any]:
@@ -177,7 +216,8 @@ def run(side: str, seed: int, settings: dict[str, Any], model: Any = None) -> di
     """
     example = runpy.run_path(str(EXAMPLE))
     load = [round(x, 2) for x in os.getloadavg()]
-    trainer = example["trainer_of"](seed=seed, trainer=SIDES[side], model=model, **settings)
+    trainer, more = SIDES[side]
+    trainer = example["trainer_of"](seed=seed, trainer=trainer, model=model, **settings, **more)
     steps = Steps(trainer, f"{side}, seed {seed}, step")
     trainer.add_callback(steps)
     trainer.train()

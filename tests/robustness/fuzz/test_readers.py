@@ -11,9 +11,10 @@ from helpers.runs.fuzzing import MANY, at_most, open_files
 
 from csd.cli.trace import prompts_of
 from csd.engine.step.budget import StepTimeTable
-from csd.evaluate.answers import EXTRACTORS, TASKS, answer_of, read
-from csd.evaluate.equality import canonical
+from csd.evaluate.answers.equality import canonical
+from csd.evaluate.answers.extract import EXTRACTORS, answer_of
 from csd.evaluate.evaluation import Results
+from csd.evaluate.problems.tasks import TASKS, read
 from csd.evaluate.replay import gain
 from csd.evaluate.report import data, figures
 from csd.evaluate.resumable_results import ResumedFile, _check_line

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from csd.cli.main import main
-from csd.evaluate.answers import TASKS, read
+from csd.evaluate.problems.tasks import TASKS, read
 from csd.evaluate.resumable_results import ResumedFile
 from csd.research.baselines.rest import Datastore
 from csd.traces.traces import Trace, read_traces, write_traces

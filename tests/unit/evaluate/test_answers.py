@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from csd.engine.options.thinking import TAG
-from csd.evaluate.answers import (
+from csd.evaluate.answers.equality import canonical
+from csd.evaluate.answers.extract import (
     EXTRACTORS,
     answer_of,
     boxed,
@@ -13,7 +14,6 @@ from csd.evaluate.answers import (
     last_number,
     stated,
 )
-from csd.evaluate.equality import canonical
 
 LINES = (Path(__file__).parent / "sentences.txt").read_text().splitlines()
 SENTENCES = [line.split(" | ", 2) for line in LINES if not line.startswith("#")]

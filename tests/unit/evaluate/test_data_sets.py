@@ -6,8 +6,8 @@ import pytest
 
 import csd
 from csd.cli.main import main
-from csd.evaluate import data_sets
-from csd.evaluate.answers import TASKS
+from csd.evaluate.problems import data_sets
+from csd.evaluate.problems.tasks import TASKS
 
 QUESTIONS = [{"question": f"What is {i} + 1?", "answer": f"Add. #### {i + 1}"} for i in range(6)]
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import csd
 from csd.engine.results.result import Sample
-from csd.evaluate.answers import answer_of
-from csd.evaluate.equality import canonical
+from csd.evaluate.answers.equality import canonical
+from csd.evaluate.answers.extract import answer_of
 from csd.evaluate.vote import vote
 
 LINES = (Path(__file__).parent / "equal_answers.txt").read_text().splitlines()
@@ -184,7 +184,7 @@ def test_large_numbers_are_exact(small, large):
 
 THREADS = """
 import threading
-from csd.evaluate.equality import canonical
+from csd.evaluate.answers.equality import canonical
 texts = [f"(x+{i})^2" for i in range(6)]
 found = [[] for _ in range(4)]
 def read(place):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from csd.evaluate.answers import TASKS, read
-from csd.evaluate.equality import canonical
+from csd.evaluate.answers.equality import canonical
+from csd.evaluate.problems.tasks import TASKS, read
 
 
 @pytest.mark.parametrize(

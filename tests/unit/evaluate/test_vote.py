@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import csd
 from csd.engine.results.result import Sample
-from csd.evaluate.answers import EXTRACTORS
+from csd.evaluate.answers.extract import EXTRACTORS
 from csd.evaluate.vote import vote
 from csd.models.demo import toy
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 import csd
-from csd.evaluate.answers import TASKS, read
+from csd.evaluate.problems.tasks import TASKS, read
 from csd.models.demo import toy
 from csd.models.text.messages import warn_once
 from csd.models.text.prompts import parse, truncate

@@ -24,7 +24,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from csd.evaluate.numbers import spelled
+from csd.evaluate.answers.numbers import spelled
 
 _LENGTH = 200  # characters
 _DEPTH = 8  # brackets inside each other

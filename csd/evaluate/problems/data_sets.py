@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from csd.evaluate.answers import TASKS, Problem, Task, problems_of, read
-from csd.evaluate.evaluation import digest
+from csd.evaluate.problems.tasks import TASKS, Problem, Task, problems_of, read
 from csd.utils.check import shown
+from csd.utils.files import digest
 from csd.utils.lazy import check_installed
 
 

@@ -1,0 +1,1 @@
+"""Problems: kinds of files (`tasks`), and data sets by name (`data_sets`)."""
