@@ -10,7 +10,8 @@ as by convention for pass@k of code, without other filters, for every side. csd 
 rows and without them; "equal samples" counts those that both sides drew alike. With --vllm vLLM's
 CPU build draws the first case, plain and with n-grams, for the first --peer-pairs prompts. Sides
 alternate, in the opposite order in every other pair. "rows / token" is rows of the model per drawn
-token, "csd / it" the median of the pairs' ratios with its bootstrap interval.
+token, "MB" by how much the resident set rises at most in a call, "csd / it" the median of the
+pairs' ratios with its bootstrap interval.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from bench.e2e.long.sides import ends_of
 from bench.e2e.long.vllm_side import Vllm, open_sides
 from bench.lib.common import finish, ratio, table
 from bench.lib.models import HELP, ids_of, path_of
+from bench.lib.resident import reset_peak, resident
 from bench.lib.settings import PLAIN
 from csd.models.load import load
 
@@ -66,6 +68,7 @@ class Run:
     seconds: float
     rows: int | None = None
     gain: float | None = None
+    memory: int | None = None  # bytes by which the resident set rose at most
 
     @property
     def tokens(self) -> int:
@@ -118,12 +121,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def draw(engine: csd.Engine, ids: list[list[int]], case: Case, tokens: int, seed: int) -> Run:
     how = dict(num_samples=case.samples, max_new_tokens=tokens, seed=seed, progress=False)
-    start = time.perf_counter()
+    before, start = resident(), time.perf_counter()
+    reset_peak()
     outs = engine.generate(ids, **how, **case.settings)
-    seconds = time.perf_counter() - start
+    seconds, memory = time.perf_counter() - start, resident(peak=True) - before
     samples = [[list(sample.tokens) for sample in out] for out in outs]
     rows = sum(out.stats.rows for out in outs)
-    return Run(samples, seconds, rows, outs[0].stats.draft_gain)
+    return Run(samples, seconds, rows, outs[0].stats.draft_gain, memory)
 
 
 def ask(peer: Vllm, ids: list[list[int]], case: Case, tokens: int) -> Run:
@@ -159,6 +163,7 @@ def measure(
         row["seconds"] = statistics.median(run.seconds for run in of)
         if name in engines:
             row["rows / token"] = sum(run.rows for run in of) / sum(run.tokens for run in of)
+            row["MB"] = statistics.median(run.memory for run in of) / 1e6
             gains = [run.gain for run in of if run.gain is not None]
             row["drafts gain"] = statistics.median(gains) if gains else None
         if name != SHARED:

@@ -135,8 +135,9 @@ def _text(results: tuple[dict, ...]) -> str:
     rows = [headline(result) for result in results]
     task, limit = rows[0]["task"], rows[0]["limit"]
     places = list(dict.fromkeys(map(_here, results)))
-    pairs = sorted({len(row["rates"]["csd"]) for row in rows})
-    ended = sorted({f"{row['ended']:.0%}" for row in rows})
+    # in the order of the columns
+    pairs = dict.fromkeys(len(row["rates"]["csd"]) for row in rows)
+    ended = dict.fromkeys(f"{row['ended']:.0%}" for row in rows)
     return (
         f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}. Each engine "
         "runs in its fastest configuration, in turn with the others. Seconds are medians of "

@@ -16,6 +16,7 @@ from helpers.runs.exact_runs import assert_same_bits, run
 from helpers.targets import few
 
 import csd
+from csd.engine.resources.held_bytes import held_bytes
 from csd.engine.step.budget import StepTimeTable
 from csd.models.load import load
 
@@ -96,12 +97,14 @@ def test_a_sample_is_the_same_with_shared_rows_and_without(name, seed):
     slots = dict(max_slots=rng.choice([1, 3, 7, 16]), lag=rng.choice([None, 0, 2]))
     until = options.pop("until", None)
     prompts = rng.choice([PROMPTS, PROMPTS, [*PROMPTS, PROMPTS[0]]])
-    outs = {}
+    outs, held = {}, {}
     for share in (True, False):
         engine = csd.Engine(**loaded, **slots, share_rows=share)
         # measured, it would take longer than all else here
         engine.step_times.table = StepTimeTable([1, 64], [1.0, 2.0])
         outs[share] = engine.generate(prompts, until=until, **options)
+        held[share] = held_bytes(engine.caches)
+    assert 0 < held[True] <= held[False]
     for got, want in zip(outs[True], outs[False], strict=True):
         assert got.stats.tokens == want.stats.tokens or until
         for mine, other in zip(got, want, strict=True):
