@@ -1,7 +1,7 @@
 """Prompts that begin alike: seconds and tokens read with the prefix cache and without.
 
     python -m bench prefix --data gsm8k_test.jsonl [MODEL] [--vllm .venv-vllm/bin/python]
-        [--problems 64] [--tokens 100] [--rounds 2] --json F
+        [--problems 64] [--tokens 100] [--rounds 2] [--json F]
 
 SmolLM2-135M when no model is given. The data are JSON lines with `question` and `answer`: the first
 8 are the worked examples of every prompt, and the next are the problems.

@@ -10,8 +10,8 @@ as by convention for pass@k of code, without other filters, for every side. csd 
 rows and without them; "equal samples" counts those that both sides drew alike. With --vllm vLLM's
 CPU build draws the first case, plain and with n-grams, for the first --peer-pairs prompts. Sides
 alternate, in the opposite order in every other pair. "rows / token" is rows of the model per drawn
-token, "MB" by how much the resident set rises at most in a call, "csd / it" the median of the
-pairs' ratios with its bootstrap interval.
+token, "MB" the median of what the resident set rises by at most in a call, "csd / it" the median of
+the pairs' ratios with its bootstrap interval.
 """
 
 import argparse
@@ -121,8 +121,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def draw(engine: csd.Engine, ids: list[list[int]], case: Case, tokens: int, seed: int) -> Run:
     how = dict(num_samples=case.samples, max_new_tokens=tokens, seed=seed, progress=False)
-    before, start = resident(), time.perf_counter()
     reset_peak()
+    before, start = resident(), time.perf_counter()
     outs = engine.generate(ids, **how, **case.settings)
     seconds, memory = time.perf_counter() - start, resident(peak=True) - before
     samples = [[list(sample.tokens) for sample in out] for out in outs]

@@ -305,7 +305,7 @@ def shown_costs(costs: dict[str, Any]) -> str:
     disturbed = "" if costs["steady"] else "other work disturbed the measurement; "
     kept = costs["steady"] or costs["settled"]
     then = "these times are kept" if kept else "the next process repeats it"
-    lines.append(f"{disturbed}{then}, and times never fall with more rows")
+    lines.append(f"{disturbed}{then}; one above that of more rows is lowered to it")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ trainer draws and computes log-probabilities by csd, TRL's by transformers: "trl
 `generate`, and "trl_batch", which runs only where it is named, by `generate_batch`. Prompts,
 rewards, limits and settings are the same, the drawn tokens are not. Every run is a process of its
 own with one thread. The file has a run for each side and seed, is written after each, and a rerun
-does those that it lacks. Of each step it has the seconds of the wall by part, CPU seconds, the peak
+does those that it lacks. A step has the seconds of the wall by part, CPU seconds, the peak
 of the resident set, the reward, the drawn tokens, the largest difference between a token's
 log-probability in trainer and sampler, the share of tokens whose ratio of these would be clipped,
 TRL's own clip fraction and, with --beta, the KL divergence. --plot draws the reward, from the file
@@ -72,6 +72,9 @@ def main(argv: list[str] | None = None) -> None:
         result["rows"] = summary(result)
         write(result, args.json)
         print(table(result["rows"]), flush=True)
+    if not todo:
+        print(table(summary(result)))
+        return
     result["rows"] = summary(result)
     finish(result, args.json)
 

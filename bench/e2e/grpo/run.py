@@ -3,6 +3,7 @@
 All sides are watched by the same code: the sampler's log-probability of every token is compared
 with the one that the trainer computes before the first update with it. `generate`, TRL's own
 sampler, returns none, so that a logits processor computes them; the seconds of this are left out.
+`generate_batch` returns them, within its seconds.
 """
 
 import os
@@ -98,7 +99,7 @@ class Csd(Watched, GRPOTrainer):
     """csd's trainer, whose log has the seconds by part."""
 
 
-class Parts(Watched, trl.GRPOTrainer):
+class Timed(Watched, trl.GRPOTrainer):
     """TRL's trainer, with the seconds of a step by part."""
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -114,7 +115,7 @@ class Parts(Watched, trl.GRPOTrainer):
         return loss
 
 
-class Stock(Parts):
+class Stock(Timed):
     """TRL's trainer and its sampler, transformers' `generate`."""
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +139,7 @@ class Stock(Parts):
         return completions, [x[: len(ids)] for x, ids in zip(logps, completions, strict=True)]
 
 
-class Batched(Parts):
+class Batched(Timed):
     """TRL's trainer with transformers' continuous batching, `generate_batch`."""
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:

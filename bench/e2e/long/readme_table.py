@@ -139,10 +139,11 @@ def _text(results: tuple[dict, ...]) -> str:
     pairs = dict.fromkeys(len(row["rates"]["csd"]) for row in rows)
     ended = dict.fromkeys(f"{row['ended']:.0%}" for row in rows)
     return (
-        f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}. Each engine "
-        "runs in its fastest configuration, in turn with the others. Seconds are medians of "
-        f"{' and '.join(map(str, pairs))} pairs, and behind them is how many times csd's they are "
-        f"(range of pairs). {' and '.join(ended)} of the answers ended before the limit."
+        f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}, llama.cpp in "
+        "the file's own quantisation. Each engine has the fastest of its timed configurations, in "
+        f"turn with the others. Seconds are medians of {' and '.join(map(str, pairs))} pairs; "
+        "behind them is their ratio to csd's (range of the pairs). An empty cell was not run. "
+        f"{' and '.join(ended)} of the answers ended before the limit."
         f"{''.join(_absent(result, row) for result, row in zip(results, rows, strict=True))}"
     )
 

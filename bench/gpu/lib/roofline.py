@@ -4,9 +4,9 @@
     prompts    max( k sum of prompts / B, a M prompt / F )
     samples    max( k S context / B,      a M context / F )
 
-P parameters without the embedding's, M rows, S live samples, k bytes of keys and values per token,
-a = 4 H D L FLOPs per row and token of context; B and F are measured on this device. Nothing
-overlaps, and norms, logits, sampling and drafting are free.
+P parameters without the embedding's, M rows, S live samples or distinct texts, k bytes of keys and
+values per token, a = 4 H D L FLOPs per row and token of context; B and F are given, or measured by
+`measure`. Nothing overlaps, and norms, logits, sampling and drafting are free.
 """
 
 import time

@@ -97,8 +97,7 @@ class SampleOptions(TypedDict, total=False):
             "generator and returned as `out.seed`",
             check_seed,
             int,
-            flag_help="random seed; the same seed draws the same samples. By default another one "
-            "in each run, which is printed",
+            flag_help="random seed; the same seed draws the same samples",
             fields="seed",
         ),
     ]

@@ -5,7 +5,7 @@ r"""Equal answers: `canonical` returns one text for all spellings of an answer.
     yes, Paris      its words, in small letters                \text{Yes}, YES.           yes
     set, list       its entries sorted, each once in a set     \{2, 1\}, 1 and 2          {1, 2}
     pair, interval  its entries and brackets                   x\in[-2,7], -2\le x\le 7   [-2, 7]
-    expression      its values (`csd.evaluate.answers.expressions`)    x^{2}, x\cdot x
+    expression      its values (see `expressions`)             x^{2}, x\cdot x
 
 Units, currencies, percent and degree signs, and the name before an equals sign are left out. A text
 that is none of these is itself, without layout and capitals.

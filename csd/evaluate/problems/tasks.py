@@ -1,4 +1,7 @@
-"""Kinds of problem files: their questions, their correct answers, and a sample's answer."""
+"""Kinds of problem files: their questions, their correct answers, and a sample's answer.
+
+Two answers are equal if `csd.evaluate.answers.equality.canonical` is.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

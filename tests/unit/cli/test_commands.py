@@ -45,7 +45,7 @@ def test_help_has_examples_that_parse_defaults_and_a_page(name, capsys):
     assert (Path(__file__).parents[3] / page).is_file()
     for action in commands.choices[name]._actions:
         assert action.help, action.dest
-        # of a shell's user, who has no objects of Python
+        # a shell's user has no objects of Python
         assert not re.search(r"\bout[.\[]|csd\.[A-Z]|\bNone\b|(?<!=)\bTrue\b|\bdict\b", action.help)
         given = action.default not in (None, argparse.SUPPRESS, [])
         if given and not isinstance(action.default, bool):
