@@ -26,9 +26,11 @@ def rows(shape: str, texts: float, **sizes: Any) -> list[dict]:
     out = []
     for samples, drafts, context in product(SAMPLES, DRAFTS, CONTEXTS):
         head = {"shape": shape, "N": samples, "drafts": drafts, "tokens so far": context}
-        sizes["context"] = context
         own, shared = (
-            1e3 * step_seconds(SHAPES[shape], rows=(1 + drafts) * live, live=live, **sizes)
+            1e3
+            * step_seconds(
+                SHAPES[shape], rows=(1 + drafts) * live, live=live, context=context, **sizes
+            )
             for live in (samples, max(1.0, texts * samples))
         )
         saved = f"{1 - shared / own:.0%}"

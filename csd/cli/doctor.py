@@ -303,8 +303,8 @@ def shown_costs(costs: dict[str, Any]) -> str:
             words = f"{needed:.0%}" if needed <= 1 else "never"
         lines.append(f"{row['rows']:6}  {row['milliseconds']:12.2f}  {words}".rstrip())
     disturbed = "" if costs["steady"] else "other work disturbed the measurement; "
-    kept = costs["steady"] or costs["settled"]
-    then = "these times are kept" if kept else "the next process repeats it"
+    final = costs["steady"] or costs["settled"]
+    then = "these times are kept" if final else "the next process repeats it"
     lines.append(f"{disturbed}{then}; one above that of more rows is lowered to it")
     return "\n".join(lines)
 

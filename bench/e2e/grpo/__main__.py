@@ -30,6 +30,8 @@ import torch
 from bench.e2e.grpo import picture
 from bench.lib.common import finish, merged, table, write
 
+# whose minutes are in the table
+REWARD = 0.7
 RESULT, PICTURE = Path("bench/results/grpo.json"), Path("bench/results/grpo.svg")
 SIDES = ("csd", "trl", "trl_batch")
 
@@ -75,7 +77,6 @@ def main(argv: list[str] | None = None) -> None:
     if not todo:
         print(table(summary(result)))
         return
-    result["rows"] = summary(result)
     finish(result, args.json)
 
 
@@ -89,11 +90,20 @@ def alone(side: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
         return process.submit(run, side, seed, settings).result()
 
 
+def minutes_to(reward: float, runs: list[dict[str, list]]) -> float | None:
+    """Minutes until the mean of the runs' smoothed rewards is `reward`; None if it never is."""
+    rewards = zip(*(picture.smooth(r["reward"]) for r in runs), strict=True)
+    minutes = zip(*map(picture.elapsed, runs), strict=True)
+    pairs = zip(map(statistics.mean, rewards), map(statistics.mean, minutes), strict=True)
+    return next((at for reached, at in pairs if reached >= reward), None)
+
+
 def summary(result: dict[str, Any], ends: int = 8) -> list[dict[str, Any]]:
     """A row for each side, over the steps of all its seeds; `ends`: steps of its first and last."""
     rows = []
     for side in SIDES:
-        runs = [r["steps"] for r in result["runs"] if r["side"] == side]
+        own = sorted((r for r in result["runs"] if r["side"] == side), key=lambda r: r["seed"])
+        runs = [r["steps"] for r in own]
         if not runs:
             continue
 
@@ -107,6 +117,9 @@ def summary(result: dict[str, Any], ends: int = 8) -> list[dict[str, Any]]:
         for name, of in (("first", slice(ends)), ("last", slice(-ends, None))):
             for figure in ("reward", "solved"):
                 row[f"{name} {figure}"] = statistics.mean(x for r in runs for x in r[figure][of])
+        by_seed = [statistics.mean(r["reward"][-ends:]) for r in runs]
+        row["last reward by seed"] = " ".join(f"{reward:.2f}" for reward in by_seed)
+        row[f"minutes to {REWARD}"] = minutes_to(REWARD, runs)
         row |= {"s / step": seconds[""], "CPU s": seconds["cpu_"]}
         row |= {"rollout s": parts["rollout"], "training s": parts["train"]}
         row["rest s"] = statistics.median(all_of - a - b for all_of, a, b in rest)

@@ -106,6 +106,15 @@ class Timed(Watched, trl.GRPOTrainer):
         super().__init__(*args, **kwargs)
         self._drawing = 0.0
 
+    def _completions_by(self, name: str, sampler: Any, *args: Any, **kwargs: Any) -> list:
+        """Completions of a turn with `sampler` in place of the model's method `name`."""
+        model = self.accelerator.unwrap_model(self.model)
+        setattr(model, name, sampler)
+        try:
+            return super()._generate_single_turn(*args, **kwargs)[0]
+        finally:
+            delattr(model, name)
+
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self._drawing, before, start = 0.0, self.watching, time.perf_counter()
         loss = super().training_step(*args, **kwargs)
@@ -119,8 +128,7 @@ class Stock(Timed):
     """TRL's trainer and its sampler, transformers' `generate`."""
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        model = self.accelerator.unwrap_model(self.model)
-        own, drawn = model.generate, Drawn()
+        own, drawn = self.accelerator.unwrap_model(self.model).generate, Drawn()
 
         def timed(**inputs: Any) -> torch.Tensor:
             start = time.perf_counter()
@@ -130,11 +138,7 @@ class Stock(Timed):
             drawn.add(found[:, -1:])
             return found
 
-        model.generate = timed
-        try:
-            completions, _ = super()._generate_single_turn(*args, **kwargs)
-        finally:
-            del model.generate
+        completions = self._completions_by("generate", timed, *args, **kwargs)
         logps = torch.stack(drawn.columns, 1).tolist()
         return completions, [x[: len(ids)] for x, ids in zip(logps, completions, strict=True)]
 
@@ -143,8 +147,7 @@ class Batched(Timed):
     """TRL's trainer with transformers' continuous batching, `generate_batch`."""
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        model = self.accelerator.unwrap_model(self.model)
-        own, logps = model.generate_batch, []
+        own, logps = self.accelerator.unwrap_model(self.model).generate_batch, []
 
         def timed(*args: Any, **inputs: Any) -> dict[str, Any]:
             start = time.perf_counter()
@@ -153,12 +156,7 @@ class Batched(Timed):
             logps.extend(output.logprobs for output in found.values())
             return found
 
-        model.generate_batch = timed
-        try:
-            completions, _ = super()._generate_single_turn(*args, **kwargs)
-        finally:
-            del model.generate_batch
-        return completions, logps
+        return self._completions_by("generate_batch", timed, *args, **kwargs), logps
 
 
 class Steps(TrainerCallback):

@@ -138,11 +138,15 @@ def _text(results: tuple[dict, ...]) -> str:
     # in the order of the columns
     pairs = dict.fromkeys(len(row["rates"]["csd"]) for row in rows)
     ended = dict.fromkeys(f"{row['ended']:.0%}" for row in rows)
+    engines = [fastest(row) for row in rows]
+    quantised = any(LLAMA[0] in sides.values() for sides in engines)
+    of_llama = f", {LLAMA[0]} in the file's own quantisation" if quantised else ""
+    empty = any(sides.keys() != engines[0].keys() for sides in engines)
     return (
-        f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}, llama.cpp in "
-        "the file's own quantisation. Each engine has the fastest of its timed configurations, in "
-        f"turn with the others. Seconds are medians of {' and '.join(map(str, pairs))} pairs; "
-        "behind them is their ratio to csd's (range of the pairs). An empty cell was not run. "
+        f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}{of_llama}. Each "
+        "engine has the fastest of its timed configurations, in turn with the others. Seconds are "
+        f"medians of {' and '.join(map(str, pairs))} pairs; behind them is their ratio to csd's "
+        f"(range of the pairs). {'An empty cell was not run. ' if empty else ''}"
         f"{' and '.join(ended)} of the answers ended before the limit."
         f"{''.join(_absent(result, row) for result, row in zip(results, rows, strict=True))}"
     )

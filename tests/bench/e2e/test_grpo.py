@@ -63,6 +63,9 @@ def test_a_file_goes_on_where_it_ends(tmp_path, monkeypatch, capsys):
     assert (csd["seeds"], csd["steps"], csd["tokens"]) == (2, 20, 180)
     assert (csd["s / step"], csd["rest s"], trl["s / step"]) == (1.0, 0.25, 2.0)
     assert csd["first reward"] == pytest.approx(0.4) and csd["last reward"] == pytest.approx(0.6)
+    assert csd["last reward by seed"] == "0.55 0.65"
+    # the mean reward of step i is (i + 0.5) / 10, which the last step's mean of 3 does not lower
+    assert (csd["minutes to 0.7"], trl["minutes to 0.7"]) == (8 / 60, 16 / 60)
     with pytest.raises(SystemExit, match="name another file"):
         bench.main(["--json", str(path), "--steps", "12"])
     pytest.importorskip("matplotlib")
