@@ -1,11 +1,9 @@
 """`csd eval`: draws N samples per problem; an interrupted run can be resumed."""
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -14,7 +12,7 @@ from csd.engine.engine import Engine
 from csd.engine.options.thinking import after_thoughts
 from csd.engine.results.result import Sample, Samples
 from csd.evaluate.answers.equality import canonical
-from csd.evaluate.code.execute import FAILED, PASSED, Suite, passes
+from csd.evaluate.code.execute import Suite, outcomes
 from csd.evaluate.code.program import ASK, of_answer
 from csd.evaluate.pass_at_k import maj_at_k, mean_interval, pass_at_k
 from csd.evaluate.problems.tasks import Problem, Task
@@ -224,19 +222,18 @@ def _test(
     """Results of the samples' programs; None for a sample without one."""
     prompt = str(problem.prompt)
 
-    def result(sample: Sample) -> str | None:
+    def program(sample: Sample) -> str | None:
         if not counts(sample, limited):
             return None
         text = text_of(sample)
         if chat:
             text = after_thoughts(text, sample.in_thought)
-            program = of_answer(text, prompt, tests.entry_point)
-        else:
-            program = prompt + text
-        return PASSED if passes(program, tests) else FAILED
+            return of_answer(text, prompt, tests.entry_point)
+        return prompt + text
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(result, drawn(out)))
+    programs = [program(sample) for sample in drawn(out)]
+    found = outcomes((p for p in programs if p is not None), tests)
+    return [None if p is None else found[p] for p in programs]
 
 
 def _equal(answer: str | None, right: str) -> bool:
