@@ -99,11 +99,11 @@ def _statement(node: ast.stmt, source: str) -> _Statement:
 
 
 def _does_nothing(node: ast.stmt) -> bool:
-    """True for a docstring, `...`, `pass` and `raise NotImplementedError`."""
+    """True for a docstring, `...`, `pass`, an import and `raise NotImplementedError`."""
     if isinstance(node, ast.Raise) and node.exc is not None:
         return ast.unparse(node.exc).startswith("NotImplementedError")
     constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return constant or isinstance(node, ast.Pass)
+    return constant or isinstance(node, ast.Pass | ast.Import | ast.ImportFrom)
 
 
 def _read_names(table: symtable.SymbolTable) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _read_names(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def _read(program: list[_Statement], others: list[_Statement]) -> list[_Statement]:
-    """Those of the other statements that bind what the program, or one of them, reads.
+    """Other statements that bind what the program, or one of them, reads.
 
     Of several that bind a name, it is the last that is not weak.
     """

@@ -1,4 +1,4 @@
-"""What passes the tests of a program, and what a program may do by accident."""
+"""Tests that a program passes, and what it may do by accident."""
 
 import threading
 

