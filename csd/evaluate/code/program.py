@@ -23,7 +23,9 @@ ASK = (
 # a line with <answer> would begin a block of HTML, which may contain no fence
 _MARKDOWN = MarkdownIt("commonmark").disable(["html_block", "inline"])
 # fences that are none to CommonMark: behind text, or in a list whose code is not indented
-_LOOSE = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL)
+_LOOSE = re.compile(
+    r"(?<![`~])(`{3,}+|~{3,}+)[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,18 +73,23 @@ def _statements(source: str) -> list[_Statement]:
         warnings.simplefilter("ignore")
         try:
             compile(source, "program", "exec", dont_inherit=True)
-            return [_statement(node, source) for node in ast.parse(source).body]
+            lines = source.encode().split(b"\n")
+            return [_statement(node, lines) for node in ast.parse(source).body]
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return []
 
 
-def _statement(node: ast.stmt, source: str) -> _Statement:
+def _statement(node: ast.stmt, lines: list[bytes]) -> _Statement:
     stub = itself = False
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         for decorator in node.decorator_list[:1]:
             node.lineno, node.col_offset = decorator.lineno, 0
         stub = not isinstance(node, ast.ClassDef) and all(map(_does_nothing, node.body))
-    text = ast.get_source_segment(source, node) or ""
+    # as ast.get_source_segment has it, which reads the whole source for each
+    own = lines[node.lineno - 1 : node.end_lineno]
+    own[-1] = own[-1][: node.end_col_offset]
+    own[0] = own[0][node.col_offset :]
+    text = b"\n".join(own).decode()
     table = symtable.symtable(text, "program", "exec")
     bound = (s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported())
     binds, reads = frozenset(bound), frozenset(_read_names(table))
