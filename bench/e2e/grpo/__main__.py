@@ -1,7 +1,7 @@
 """GRPO whose reward rises: seconds, memory and agreement of each step, csd's trainer against TRL's.
 
     python -m bench grpo [--sides csd trl trl_batch] [--seeds 0 1 2] [--steps 60] [--prompts 4]
-        [--samples 8] [--tokens 10] [--beta B] [--rate R] [--json F]
+        [--samples 8] [--tokens 10] [--problems 500] [--beta B] [--rate R] [--json F]
     python -m bench grpo --plot [F.svg] [--json F]
 
 The run of `examples/grpo/grpo_letters.py`: SmolLM2-135M in bfloat16 with LoRA learns to
@@ -13,8 +13,9 @@ own with one thread. The file has a run for each side and seed, is written after
 does those that it lacks. A step has the seconds of the wall by part, CPU seconds, the peak
 of the resident set, the reward, the drawn tokens, the largest difference between a token's
 log-probability in trainer and sampler, the share of tokens whose ratio of these would be clipped,
-TRL's own clip fraction and, with --beta, the KL divergence. --plot draws the reward, from the file
-alone.
+TRL's own clip fraction, the gradient's norm and, with --beta, the KL divergence. A run ends with
+the trained model's rewards of --problems answers: one to each of the same problems, which no run
+has trained on, drawn by csd with one seed. --plot draws the reward, from the file alone.
 """
 
 import argparse
@@ -44,6 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=4, help="problems of a step")
     parser.add_argument("--samples", type=int, default=8, help="completions of a problem")
     parser.add_argument("--tokens", type=int, default=10, help="of a completion at most")
+    parser.add_argument("--problems", type=int, default=500, help="answered after the last step")
     parser.add_argument("--beta", type=float, default=0.0, help="weight of the KL divergence")
     parser.add_argument("--rate", type=float, default=2e-4, help="learning rate, which falls to 0")
     parser.add_argument("--plot", type=Path, nargs="?", const=PICTURE, help="draw the file only")
@@ -67,9 +69,9 @@ def main(argv: list[str] | None = None) -> None:
     todo = [(x, seed) for seed in args.seeds for x in args.sides if (x, seed) not in done]
     if any(side == "csd" for side, _ in todo):
         # fills the cache of compiled loops
-        alone("csd", 0, settings | dict(steps=1, prompts=1, samples=2, tokens=2))
+        alone("csd", 0, settings | dict(steps=1, prompts=1, samples=2, tokens=2), 0)
     for side, seed in todo:
-        new = alone(side, seed, settings)
+        new = alone(side, seed, settings, args.problems)
         result["runs"] = merged(result["runs"], [new], ("side", "seed"))
         result["rows"] = summary(result)
         write(result, args.json)
@@ -80,14 +82,14 @@ def main(argv: list[str] | None = None) -> None:
     finish(result, args.json)
 
 
-def alone(side: str, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
+def alone(side: str, seed: int, settings: dict[str, Any], problems: int) -> dict[str, Any]:
     """`bench.e2e.grpo.run.run` in a process of its own, with one thread."""
     from bench.e2e.grpo.run import run
 
     with ProcessPoolExecutor(
         1, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as process:
-        return process.submit(run, side, seed, settings).result()
+        return process.submit(run, side, seed, settings, problems=problems).result()
 
 
 def minutes_to(reward: float, runs: list[dict[str, list]]) -> float | None:
@@ -119,6 +121,10 @@ def summary(result: dict[str, Any], ends: int = 8) -> list[dict[str, Any]]:
                 row[f"{name} {figure}"] = statistics.mean(x for r in runs for x in r[figure][of])
         by_seed = [statistics.mean(r["reward"][-ends:]) for r in runs]
         row["last reward by seed"] = " ".join(f"{reward:.2f}" for reward in by_seed)
+        finals = [r["final"] for r in own if "final" in r]
+        for figure in ("reward", "solved"):
+            if finals:
+                row[f"final {figure} by seed"] = " ".join(f"{x[figure]:.2f}" for x in finals)
         row[f"minutes to {REWARD}"] = minutes_to(REWARD, runs)
         row |= {"s / step": seconds[""], "CPU s": seconds["cpu_"]}
         row |= {"rollout s": parts["rollout"], "training s": parts["train"]}
@@ -129,6 +135,8 @@ def summary(result: dict[str, Any], ends: int = 8) -> list[dict[str, Any]]:
         row["largest difference"] = max(every("difference"))
         row["outside clip"] = statistics.mean(every("outside_clip"))
         row["clipped"] = statistics.mean(every("clip_fraction"))
+        if every("grad_norm"):
+            row["gradient norm"] = statistics.median(every("grad_norm"))
         if every("kl"):
             row["last KL"] = statistics.mean(x for r in runs for x in r["kl"][-ends:])
         rows.append(row)
