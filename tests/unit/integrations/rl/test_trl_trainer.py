@@ -14,7 +14,7 @@ pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def train(file="grpo/grpo.py", stock=False, budget=16, **config):
+def train(file="grpo/grpo.py", stock=False, rollout=None, **config):
     """Train an example; returns the trainer and its log."""
     import trl
 
@@ -22,7 +22,7 @@ def train(file="grpo/grpo.py", stock=False, budget=16, **config):
 
     main = main_of(file)
     main.__globals__["GRPOTrainer"] = trl.GRPOTrainer if stock else GRPOTrainer
-    trainer = main(tokens=12, rollout=Rollout(budget=budget, exact=True), **config)
+    trainer = main(tokens=12, rollout=rollout or Rollout(budget=16, exact=True), **config)
     return trainer, [row for row in trainer.state.log_history if "loss" in row]
 
 
@@ -85,6 +85,35 @@ def test_an_update_is_that_of_trls_own_trainer(kind):
         assert (found[name] - weight).abs().max() <= limit, name
         moved = max(moved, float(step.abs().max()))
     assert moved > 1e-3
+
+
+def test_any_completions_of_an_update_may_be_truncated():
+    """Those of step i, two in each micro-batch, are truncated by the bits of i."""
+    from csd.integrations.trl import Rollout
+
+    class Truncated(Rollout):
+        def __call__(self, prompts, trainer):
+            out = super().__call__(prompts, trainer)
+            end = trainer.processing_class.eos_token_id
+            for i, ids in enumerate(out["completion_ids"]):
+                ids[-1] = end + 1 if trainer.state.global_step >> i & 1 else end
+            return out
+
+    config = dict(batch=2, num_generations=2, gradient_accumulation_steps=2, steps=16)
+    config |= dict(mask_truncated_completions=True, optim="sgd", learning_rate=0.1)
+    (mine, log), (own, stock) = (
+        train(stock=stock, rollout=Truncated(budget=16, exact=True), **config)
+        for stock in (False, True)
+    )
+    assert [row["grad_norm"] for row in log] == pytest.approx(
+        [row["grad_norm"] for row in stock], rel=1e-3
+    )
+    assert log[-1]["grad_norm"] == 0 < sum(row["grad_norm"] > 0 for row in log)
+    before = weights(train(stock=True, **config | dict(steps=1, learning_rate=0.0))[0])
+    found, want = weights(mine), weights(own)
+    for name, weight in want.items():
+        moved = (weight - before[name]).abs().max()
+        assert (found[name] - weight).abs().max() <= 1e-3 * moved, name
 
 
 def test_accumulated_steps_are_those_of_one_batch():
