@@ -87,6 +87,28 @@ def test_an_update_is_that_of_trls_own_trainer(kind):
     assert moved > 1e-3
 
 
+def test_a_run_is_that_of_trls_own_training_half():
+    """Adapters are trained for 24 steps on the rollouts of both: a step draws by all before it."""
+    config = LORA | dict(batch=8, seed=5)
+    (mine, log), (own, stock) = (train(stock=stock, steps=24, **config) for stock in (False, True))
+    assert own.args.optim.startswith("adamw")
+    rewards = [row["reward"] for row in log]
+    assert rewards == [row["reward"] for row in stock] and len(set(rewards)) > 20
+    # of about 0.1 at random
+    assert rewards[-1] > 0.5
+    for name in ("grad_norm", "loss", "entropy"):
+        want = pytest.approx([row[name] for row in stock], rel=1e-3, abs=1e-5)
+        assert [row[name] for row in log] == want, name
+    before = weights(train(stock=True, steps=1, learning_rate=0.0, **config)[0])
+    found, want = weights(mine), weights(own)
+    for name, weight in want.items():
+        moved = (weight - before[name]).norm()
+        # the first step's gradient of A is 0, since B is
+        assert moved > 0.1 * weight.norm(), name
+        assert (found[name] - weight).norm() <= 1e-3 * moved, name
+    assert sum("lora_A" in name for name in want) == len(want) / 2
+
+
 def test_any_completions_of_an_update_may_be_truncated():
     """Those of step i, two in each micro-batch, are truncated by the bits of i."""
     from csd.integrations.trl import Rollout
