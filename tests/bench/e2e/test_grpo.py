@@ -101,3 +101,19 @@ def test_a_file_goes_on_where_it_ends(tmp_path, monkeypatch, capsys):
     assert plot.read_bytes() == first
     title = "GRPO, 2 seeds: TRL alone takes\n2.0 times csd's seconds a step"
     assert bench.picture.title(result) == title
+
+
+def test_rewards_of_files_are_compared(tmp_path, capsys):
+    assert bench.chance([1.0, 2.0], [3.0, 4.0]) == 2 / 6
+    assert bench.chance([1.0, 4.0], [2.0, 3.0]) == 1.0
+    assert bench.chance([1.0, 2.0, 3.0], [9.0, 8.0, 7.0]) == 2 / 20
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, sides in zip(paths, (("csd", "trl"), ("csd",)), strict=True):
+        seed = 2 * len(sides) - 2
+        runs = [fake(side, seed, {"steps": 40}, 0) for side in sides]
+        path.write_text(json.dumps({"runs": runs}))
+    bench.main(["--compare", *map(str, paths)])
+    _, middle, last = capsys.readouterr().out.splitlines()
+    # of step i 0.025 (i + seed)
+    assert middle.split()[-4:] == ["0.588", "0.637", "0.637", "1"]
+    assert last.split()[-4:] == ["0.887", "0.938", "0.938", "1"]
