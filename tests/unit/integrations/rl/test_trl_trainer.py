@@ -182,6 +182,9 @@ def test_processes_train_on_one_set_of_bits(tmp_path, torchrun):
     assert [r["world"] for r in ranks] == [2, 2]
     assert ranks[0]["logged"] == [0.0, 0.0]
     assert ranks[0]["weights"] == ranks[1]["weights"]
+    # one whose completions are all truncated takes the step of the other
+    assert ranks[0]["truncated"] == ranks[1]["truncated"]
+    assert ranks[0]["norm"] > 0 and ranks[1]["rows"] == 0
     # one process with the batch of both takes the same step, up to the order of sums
     config = dict(optim="sgd", learning_rate=0.1, gradient_accumulation_steps=2)
     alone = weights(train(steps=2, batch=8, **config)[0])
