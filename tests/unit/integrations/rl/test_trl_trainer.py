@@ -110,7 +110,7 @@ def test_a_run_is_that_of_trls_own_training_half():
 
 
 def test_any_completions_of_an_update_may_be_truncated():
-    """Those of step i, two in each micro-batch, are truncated by the bits of i."""
+    """The bits of i are the truncated ones of step i's four, two in each micro-batch."""
     from csd.integrations.trl import Rollout
 
     class Truncated(Rollout):
