@@ -171,6 +171,9 @@ def _draw(
     """Draw prompts; returns the samples of the leading prompts that are complete, the seconds of
     the call, and the error that ended it before the others were complete, or None."""
     call = engine.prepare(prompts, **options)
+    for request in call.requests:
+        # a stop string within a thought would leave the sample without an answer
+        request.stops_in_thought = False
     start = time.perf_counter()
     error = None
     try:

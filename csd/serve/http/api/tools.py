@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from csd.engine.options.open_thought import Pairs, leaves_thought_open
 from csd.engine.options.thinking import PAIRS, special_ids
-from csd.serve.http.api.calls.answer_text import Shape, Tags, opens_thought
+from csd.serve.http.api.calls.answer_text import Shape
 from csd.serve.http.api.calls.forms import FORMS, LISTED, NONE, form_of
 from csd.serve.http.api.calls.streams import (
     AnswerStream,
@@ -41,7 +42,7 @@ class Tools:
     choice: str
     form: str | None
     single: bool = False
-    tags: Tags = PAIRS
+    tags: Pairs = PAIRS
     parser: Callable[[str], Any] | None = None
 
     @property
@@ -82,15 +83,14 @@ class Tools:
         special = special_ids(tokenizer)
         return any(added.get(mark) in special for mark in self._shape.form.marks)
 
-    def stream(self, prompt: str = "", opened: bool = False) -> Stream:
+    def stream(self, prompt: str = "", header: str = "") -> Stream:
         """The stream of a choice.
 
-        prompt: the text of its prompt, or the end of it. opened: True if that leaves a thought open
-        otherwise than by ending with a begin tag.
+        prompt: the text of its prompt. header: `answer_header` of the tokenizer.
         """
         if self.choice == "auto" and self.parser is not None:
             return TemplateStream(partial(self.parser, prompt), self.schemas)
-        opened = bool(self.tags) and (opened or opens_thought(self.tags, prompt))
+        opened = leaves_thought_open(prompt, header, self.tags)
         if self.choice in self.schemas:
             return NamedStream(self.choice, self._shape, opened)
         return AnswerStream(self._shape, opened)
@@ -156,7 +156,7 @@ def read_tools(
     return Tools(schemas, choice, form, single, _tags(fields, choice), parse)
 
 
-def _tags(fields: Mapping[str, Any], choice: str) -> Tags:
+def _tags(fields: Mapping[str, Any], choice: str) -> Pairs:
     """Pairs of tags of the thoughts that a text may have."""
     # a grammar without a thinking budget begins with the text
     if choice != "auto" and fields.get("max_thinking_tokens") is None:
