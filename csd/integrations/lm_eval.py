@@ -100,7 +100,7 @@ class CSDLM(HFLM):
 
     def _answer(self, sample: Sample, until: list[str]) -> str:
         """The text behind the thought up to a stop string, as `hf` has it."""
-        end, text = self.think_end_token, sample.text
+        end, text = self.think_end_token, sample.text or ""
         if isinstance(end, int):
             # the last token is not the answer's if it ended the sample
             tokens = sample.tokens[: -1 if isinstance(sample.stop_reason, int) else None]

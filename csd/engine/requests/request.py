@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from csd.engine.options.grammar import has_grammar
-from csd.engine.options.params import SamplingParams
 from csd.engine.options.open_thought import Front, open_thoughts
+from csd.engine.options.params import SamplingParams
 from csd.engine.options.thinking import PAIRS, ThinkingBudget, forced_places
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.record import SOURCES, Draft

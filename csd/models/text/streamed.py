@@ -162,6 +162,9 @@ class SampleText:
         """The shown text that became certain since the last call."""
         if self._shown is None:
             return ""
+        if self._start is None:
+            # a stop string in what may yet be the answer would cut it
+            return ""
         end = self._shown.settled
         if self._full is not None and self._stop is not None:
             # a token that is held back in either stream is certain in neither
