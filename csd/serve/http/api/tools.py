@@ -162,7 +162,7 @@ def _function_of(tool: Any, schemas: Mapping[str, Any], name: str) -> str:
     named = function.get("name") if isinstance(function, dict) else tool.get("name")
     if tool.get("type") != "function" or named not in schemas:
         raise wrong(name, f"a function of {', '.join(schemas)}", tool, "tool_choice")
-    return named
+    return str(named)
 
 
 def _allowed(choice: dict[str, Any], schemas: dict[str, Any]) -> tuple[str, dict[str, Any]]:
