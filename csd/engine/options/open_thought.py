@@ -1,4 +1,4 @@
-"""Whether an answer begins in a thought, which its prompt leaves open, and where the thought ends.
+"""Thoughts in which answers begin: which prompts leave one open, and where it ends.
 
 Words of users, of system messages, of tools and of earlier turns may name a tag. So a tag of the
 prompt counts in two places only: at the prompt's very end, and at the beginning of the answer that
@@ -82,7 +82,7 @@ _WORD = "Lorem"
 
 
 def answer_header(tokenizer: Any) -> str:
-    """What the chat template writes between a user's message and the answer, up to a thought.
+    """Text that the chat template writes between a user's message and the answer, up to a thought.
 
     Such as `<|im_end|>\\n<|im_start|>assistant`; "" if the tokenizer has no such template.
     """

@@ -1,4 +1,4 @@
-r"""What stands beside the number of an answer and tells it from another with the same value.
+r"""Units and names beside the number of an answer, which tell it from others of the same value.
 
     $5, 5 dollars     $        5\%, 5 percent     %
     5 hours, 5 hrs    hour     x = 3, x_1 = 3     x, x_1

@@ -32,7 +32,7 @@ class Texts:
 
     @property
     def header(self) -> str:
-        """What the chat template writes in front of an answer."""
+        """Text that the chat template writes in front of an answer."""
         return answer_header(self._tokenizer)
 
     def of(self, ids: Sequence[int]) -> list[str]:

@@ -76,7 +76,7 @@ def tokenizers():
 
 
 def is_open(messages, tokenizer, **options):
-    """What votes and budgets read of a prompt's token ids, by the tags of templates and by one."""
+    """State that votes and budgets read of a prompt's token ids, by templates' tags and by one."""
     (ids,), _ = parse(messages, tokenizer, len(tokenizer), None, options)
     tags = spell_tags(("<think>", "</think>"), tokenizer, len(tokenizer))
     return open_thoughts(ids, 0, tags, tokenizer)
@@ -90,7 +90,7 @@ told = st.lists(words | mentions, min_size=1, max_size=5).map("".join).filter(st
 @pytest.mark.parametrize("name", TEMPLATES)
 @given(data=st.data())
 def test_words_of_messages_open_no_thought(tokenizers, name, data):
-    """Whatever a message, a system message or an earlier answer has, the template alone decides."""
+    """The template alone decides, whatever a message or an earlier answer has."""
     tokenizer, (_, opens) = tokenizers[name], TEMPLATES[name]
     messages = [{"role": "user", "content": data.draw(told)}]
     if data.draw(st.booleans()):
