@@ -46,6 +46,13 @@ class Row(TypedDict):
     seconds: Annotated[float, Between(0)]
 
 
+class Settings(TypedDict):
+    """Settings in the first line of a results file, as far as its figures depend on them."""
+
+    num_samples: Annotated[int, Between(1, 2**31)]
+    until_decided: NotRequired[bool]
+
+
 class Results(ResumedFile):
     """The JSONL file of a run: a line of settings, then one line per problem, in order.
 
@@ -53,13 +60,18 @@ class Results(ResumedFile):
     """
 
     def __init__(self, path: str | Path, settings: dict):
-        super().__init__(path, settings, _check_row, "results file of csd eval")
+        super().__init__(path, settings, _check_line, "results file of csd eval")
 
 
-def _check_row(index: int, row: Any) -> None:
+def _check_line(index: int, row: Any) -> None:
     problem = row.get("problem") if isinstance(row, dict) else None
     if problem != index:
         raise ValueError(f"must have problem {index}, got {shown(problem)}")
+    check_row(row)
+
+
+def check_row(row: Any) -> None:
+    """Raises ValueError unless `row` is a line of a results file."""
     check(row, Row)
     if len(row["correct"]) != len(row["answers"]):
         raise ValueError(
@@ -169,6 +181,9 @@ def _draw(
     """Draw prompts; returns the samples of the leading prompts that are complete, the seconds of
     the call, and the error that ended it before the others were complete, or None."""
     call = engine.prepare(prompts, **options)
+    for request in call.requests:
+        # a stop string within a thought would leave the sample without an answer
+        request.stops_in_thought = False
     start = time.perf_counter()
     error = None
     try:

@@ -4,8 +4,9 @@ Bans are of tokens after a row's prefix, penalties on tokens that the prefix alr
 formulas are in `csd/kernels/verify/rules/`. Prefixes are the end of the prompt, the slot's
 committed tokens, and a row's path.
 
-A thought is open at a row if the last begin tag in its prefix ends after the last end tag. The
-sample's tokens inside thoughts are counted, including those of the end tag. If the count has
+A thought is open at a row if the last begin tag that its sample completes ends after the last end
+tag; before either, if the prompt leaves one open (`csd.engine.options.open_thought`). The sample's
+tokens inside thoughts are counted, including those of the end tag. If the count has
 reached the budget and the thought is open, the closing tokens are forced, one per row, continuing
 the longest beginning of them with which the prefix already ends; if it ends with none, but with a
 beginning of the end tag, the tokens that complete that tag are forced.
@@ -86,12 +87,15 @@ def forced_tokens(prefix: Prefixes, s: torch.Tensor, rules: Rules) -> torch.Tens
     of = rules.of[s]
     close, budget = rules.close[of].long(), rules.thought[of]
     column = torch.arange(prefix.token.shape[1], device=s.device)
+    own = column >= prefix.prompt
     (began, _), (ended, state) = (_search(prefix, of, rules, tag) for tag in (0, 1))
     began, ended = (
-        torch.where(index > 0, column * SYMBOLS + index, -1).cummax(1).values
+        torch.where((index > 0) & own, column * SYMBOLS + index, -1).cummax(1).values
         for index in (began, ended)
     )
-    inside = began > ended
+    # of the prompt only the thought counts that it leaves open: its other tags are mentions
+    before = torch.maximum(began, ended) < 0
+    inside = torch.where(before, rules.opened[s][:, None], began > ended)
     # the token of a column is within a thought if one is open before the column
     within = torch.nn.functional.pad(inside[:, :-1], (1, 0)) & (prefix.token >= 0)
     spent = within[:, prefix.prompt :].sum(-1)
