@@ -1,0 +1,170 @@
+"""Rows of a product's x as int8: `round_blocks` of the folder above, laid out for tiles of rows.
+
+A workspace holds, one after the other and in this order for tiles of at most `each` rows:
+
+    int8 [K / 4, rows, 4]        the rounded numbers
+    words [K / BLOCK, 6, rows]   the block's scale (float32); -1 times the sums of its halves (int32);
+                                 scale times the sum of each half, and of both (float32)
+
+and the same for the second digits of the rows that need them, as tiles of one row.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from csd.kernels.layers.quantized.formats import BLOCK
+from csd.kernels.layers.quantized.rounding import DIGIT, OUTLIER
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.simd import BYTE, FLOAT, INT, ints, splat
+from csd.kernels.numba.tensors import memory
+from csd.kernels.numba.threads import by_threads, share
+
+LANES = 16
+INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
+# 32-bit words of a row's block in the workspace: of numbers, and of scales and sums
+NUMBERS, WORDS = BLOCK // 4, 6
+I64 = np.empty(0, np.int64)
+
+
+def _rounder(second: bool) -> Any:
+    """The intrinsic that computes the first or the second digits of a block."""
+
+    @intrinsic
+    def round_block(typing_context, x, numbers, words, count):
+        """Round BLOCK float32 at x to int8; returns the scale of the first digits.
+
+        numbers, words: addresses of the block's first words of this row; the next ones follow
+        `count` words apart.
+        """
+
+        def generate(context, builder, signature, args):
+            return _round_block(builder, *args, second)
+
+        index = types.intp
+        return types.float32(index, index, index, index), generate
+
+    return round_block
+
+
+round_first, round_second = _rounder(False), _rounder(True)
+
+
+def _round_block(b: Any, x: Any, numbers: Any, words: Any, count: Any, second: bool) -> Any:
+    source = b.inttoptr(x, FLOATS.as_pointer())
+    values = [b.load(b.gep(source, [INT(i)]), align=4) for i in range(BLOCK // LANES)]
+
+    def store(value: Any, base: Any, at: int) -> None:
+        pointer = b.inttoptr(base, value.type.as_pointer())
+        b.store(value, b.gep(pointer, [b.mul(count, count.type(at))]), align=4)
+
+    def rounded(values: list, inverse: Any) -> list:
+        each = splat(b, inverse, LANES)
+        return [call(b, "llvm.rint.v16f32", FLOATS, b.fmul(v, each)) for v in values]
+
+    tops = [b.and_(b.bitcast(v, INTS), ints(LANES, 0x7FFFFFFF)) for v in values]
+    top = call(b, "llvm.umax.v16i32", INTS, *tops)
+    top = b.bitcast(call(b, "llvm.vector.reduce.umax.v16i32", INT, top), FLOAT)
+    some = b.fcmp_ordered(">", top, FLOAT(0.0))
+    inverse = b.select(some, b.fdiv(FLOAT(127.0), top), FLOAT(0.0))
+    scale = own = b.fmul(top, _number(1 / 127))
+    digits = rounded(values, inverse)
+    if second:
+        minus = splat(b, b.fneg(scale), LANES)
+        left = [
+            call(b, "llvm.fma.v16f32", FLOATS, q, minus, v)
+            for q, v in zip(digits, values, strict=True)
+        ]
+        digits = rounded(left, b.fmul(inverse, _number(DIGIT)))
+        own = b.fmul(scale, _number(1 / DIGIT))
+    # NaN and infinity come back through the scale
+    whole = [call(b, "llvm.fptosi.sat.v16i32.v16f32", INTS, v) for v in digits]
+    for half, q in enumerate(whole):
+        packed = b.bitcast(b.trunc(q, ir.VectorType(BYTE, LANES)), ir.VectorType(INT, 4))
+        for j in range(4):
+            store(b.extract_element(packed, INT(j)), numbers, 4 * half + j)
+    sums = [call(b, "llvm.vector.reduce.add.v16i32", INT, q) for q in whole]
+    store(own, words, 0)
+    for half, total in enumerate(sums):
+        store(b.neg(total), words, 1 + half)
+    for i, total in enumerate((*sums, b.add(*sums))):
+        store(b.fmul(b.sitofp(total, FLOAT), own), words, 3 + i)
+    return scale
+
+
+def _number(value: float) -> ir.Constant:
+    return FLOAT(float(np.float32(value)))
+
+
+def call(builder: Any, name: str, kind: Any, *values: Any) -> Any:
+    """Call of an intrinsic of LLVM."""
+    function = ir.FunctionType(kind, [v.type for v in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function, name), values)
+
+
+@loop
+def places(M, K):
+    """Bytes in a workspace to the numbers of rows, their words, and those of second digits."""
+    numbers = (8 * (M + 1) + 63) // 64 * 64
+    words = numbers + M * K
+    seconds = words + M * (K // BLOCK) * WORDS * 4
+    return numbers, words, seconds, seconds + M * K
+
+
+@loop
+def size(M, K):
+    """Bytes of a workspace for M rows."""
+    return places(M, K)[3] + M * (K // BLOCK) * WORDS * 4
+
+
+@by_threads
+def _round(part, parts, M, K, each, x, workspace):
+    """Round rows; a row's index in the workspace's list becomes 1 if it needs second digits."""
+    blocks = K // BLOCK
+    numbers, words, _, _ = places(M, K)
+    marks = memory(workspace, M + 1, I64)
+    begin, end = share(M, part, parts)
+    for m in range(begin, end):
+        first = m // each * each
+        count, r = min(each, M - first), m % each
+        top, total = np.float32(0), np.float32(0)
+        for i in range(blocks):
+            scale = round_first(
+                x + (m * K + i * BLOCK) * 4,
+                workspace + numbers + first * K + (i * NUMBERS * count + r) * 4,
+                workspace + words + (first * blocks * WORDS + i * WORDS * count + r) * 4,
+                count,
+            )
+            top, total = max(top, scale), total + scale
+        marks[m + 1] = top * np.float32(blocks) > np.float32(OUTLIER) * total
+
+
+_run = _round.run
+
+
+@loop
+def round_rows(threads, M, K, each, x, workspace):
+    """Round x [M, K] float32 into a workspace, for tiles of at most `each` rows.
+
+    The workspace begins with the number of rows that have second digits, and their indices.
+    """
+    _run(threads, M, K, each, x, workspace)
+    blocks = K // BLOCK
+    _, _, seconds, second_words = places(M, K)
+    marks, found = memory(workspace, M + 1, I64), 0
+    for m in range(M):
+        if marks[m + 1]:
+            for i in range(blocks):
+                round_second(
+                    x + (m * K + i * BLOCK) * 4,
+                    workspace + seconds + found * K + i * BLOCK,
+                    workspace + second_words + (found * blocks + i) * WORDS * 4,
+                    1,
+                )
+            found += 1
+            marks[found] = m
+    marks[0] = found
