@@ -8,7 +8,7 @@ or, with a table, s TABLE[q]. s and l are float16 in the file, or (`nested`) the
 integer and a float16 of SUPER numbers; that product is exact in float32. All of this is kept as it
 is in the file, so no number changes; only the order in memory does:
 
-    tile of TILE rows of w; in it, block after block of BLOCK numbers of k:
+    tile of TILE rows of w, an even number of them; in it, block after block of BLOCK numbers of k:
         64-byte vectors of 4 k of TILE rows: two of them, 16 k apart, in the halves of each byte
         (bits 5 and 6 follow in vectors of their own), or one where a number has 8 bits
         the scales of the block's groups, then the minima: TILE float16, or TILE 8-bit integers
@@ -25,6 +25,7 @@ import numpy as np
 
 # rows of a tile, numbers of a block, numbers of a float16 scale of nested types
 TILE, BLOCK, SUPER = 16, 32, 256
+PAIR = 2 * TILE
 # numbers of IQ4_NL and IQ4_XS, ggml's `kvalues_iq4nl`
 TABLE = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
@@ -212,6 +213,11 @@ FORMATS = {
 }
 
 
+def tiles_of(N: int) -> int:
+    """Number of tiles of N rows."""
+    return -(-N // PAIR) * 2
+
+
 def read_blocks(rows: np.ndarray, format: Format) -> Blocks:
     """The numbers and scales of rows of a file, [N, bytes of a row] uint8."""
     N = rows.shape[0]
@@ -220,12 +226,14 @@ def read_blocks(rows: np.ndarray, format: Format) -> Blocks:
 
 
 def lay_out(rows: np.ndarray, format: Format) -> np.ndarray:
-    """Rows of a file [N, bytes of a row] as [tiles, bytes of a tile] uint8; missing rows are 0."""
+    """Rows of a file [N, bytes of a row] as [tiles, bytes of a tile] uint8; missing rows are 0.
+
+    The number of tiles is even.
+    """
     N = rows.shape[0]
     blocks = read_blocks(rows, format)
-    K, tiles = blocks.q.shape[1], -(-N // TILE)
-    if N % TILE:
-        blank = TILE - N % TILE
+    K, tiles = blocks.q.shape[1], tiles_of(N)
+    if blank := tiles * TILE - N:
         blocks = Blocks(*(None if x is None else np.pad(x, ((0, blank), (0, 0))) for x in blocks))
     supers = K // format.numbers
     each = K // BLOCK // supers

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.layers.quantized.formats import FORMATS, TILE, Format, lay_out, rows_of
+from csd.kernels.layers.quantized.formats import FORMATS, TILE, Format, lay_out, rows_of, tiles_of
 
 # rows of a file that are laid out at once, while they are in the CPU's caches
 ROWS_AT_ONCE = 64
@@ -46,8 +46,7 @@ class Quantized(torch.Tensor):
     def of_file(cls, rows: np.ndarray, format: Format) -> "Quantized":
         """A matrix of a file; rows: [N, bytes of a row] uint8."""
         K = rows.shape[1] // format.size * format.numbers
-        tiles = -(-len(rows) // TILE)
-        data = torch.empty(tiles, format.tile_size(K), dtype=torch.uint8)
+        data = torch.empty(tiles_of(len(rows)), format.tile_size(K), dtype=torch.uint8)
         out = data.numpy()
         for first in range(0, len(rows), ROWS_AT_ONCE):
             laid = lay_out(rows[first : first + ROWS_AT_ONCE], format)

@@ -14,8 +14,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from csd.kernels.layers.quantized.cpu.round_rows import WORDS, places, round_rows, size
-from csd.kernels.layers.quantized.cpu.tile import PAIRED, ROWS, instructions, tile_of
-from csd.kernels.layers.quantized.formats import BLOCK, FORMATS, TILE
+from csd.kernels.layers.quantized.cpu.tile import ROWS, instructions, tile_of
+from csd.kernels.layers.quantized.formats import BLOCK, FORMATS, PAIR
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import memory
 from csd.kernels.numba.threads import by_threads, parts_for, share
@@ -28,57 +28,48 @@ ENTRY = 4
 
 
 def _multiply_tiles(part, parts, M, N, K, workspace, weight, tile_bytes, bias, y, stride):
-    """One part's tiles of y [M, N] = x W^T + bias; `tile` is the intrinsic of W's type."""
+    """A part's share of y [M, N] = x W^T + bias; `tile` is the intrinsic of W's type."""
     blocks, each = K // BLOCK, rows_of_tile(M)
     numbers, words, seconds, second_words = places(M, K)
-    tiles = -(-N // TILE)
-    begin, end = share(tiles, part, parts)
-    seconds_of = memory(workspace, M + 1, I64)
-    # the last tile may have fewer columns than it computes
-    edge, edge_bias = np.zeros(ROWS * TILE, np.float32), np.zeros(2 * TILE, np.float32)
-    c = begin
-    while c < end:
-        paired = each >= PAIRED and c + 1 < end and (c + 2) * TILE <= N
-        columns = min(2 * TILE if paired else TILE, N - c * TILE)
-        whole = columns >= TILE
-        block = weight + c * tile_bytes
-        own = bias + c * TILE * 4 if bias else edge_bias.ctypes.data
-        if bias and not whole:
-            edge_bias[:columns] = memory(own, columns, F32)
-            own = edge_bias.ctypes.data
-        out = y + c * TILE * 4
+    begin, end = share(-(-N // PAIR), part, parts)
+    second_rows = memory(workspace, M + 1, I64)
+    # the last pair of tiles may have fewer columns than it computes
+    edge, start = np.zeros(ROWS * PAIR, np.float32), np.zeros(PAIR, np.float32)
+    for c in range(begin, end):
+        columns = min(PAIR, N - c * PAIR)
+        block = weight + c * 2 * tile_bytes
+        own = start.ctypes.data
+        if bias and columns == PAIR:
+            own = bias + c * PAIR * 4
+        elif bias:
+            start[:columns] = memory(bias + c * PAIR * 4, columns, F32)
+        out = y + c * PAIR * 4
         for first in range(0, M, each):
             rows = min(each, M - first)
-            # the lines that follow, or in the first of several tiles of rows the next tile of w
-            far = AHEAD if M <= each else (2 if paired else 1) * tile_bytes
+            # prefetch the lines that follow, or by the first of several tiles of rows the next pair
+            far = AHEAD if M <= each else 2 * tile_bytes
             ahead = block + (far if first == 0 else 0)
             x = workspace + numbers + first * K
             s = workspace + words + first * blocks * WORDS * 4
             target, step = out + first * stride * 4, stride
-            if not whole:
-                target, step = edge.ctypes.data, TILE
-            pair = paired and rows >= PAIRED
-            tile(rows, pair, K, x, s, block, own, 0, target, step, ahead)
-            if paired and not pair:
-                second = block + tile_bytes
-                tile(rows, 0, K, x, s, second, own + TILE * 4 * (bias != 0), 0, target + TILE * 4, step, second)
-            if not whole:
+            if columns < PAIR:
+                target, step = edge.ctypes.data, PAIR
+            tile(rows, K, x, s, block, tile_bytes, own, 0, target, step, ahead)
+            if columns < PAIR:
                 for r in range(rows):
                     row = memory(out + (first + r) * stride * 4, columns, F32)
-                    row[:] = edge[r * TILE : r * TILE + columns]
-        for i in range(seconds_of[0]):
-            row = memory(out + seconds_of[i + 1] * stride * 4, columns, F32)
+                    row[:] = edge[r * PAIR : r * PAIR + columns]
+        for i in range(second_rows[0]):
+            target = out + second_rows[i + 1] * stride * 4
+            row = memory(target, columns, F32)
+            if columns < PAIR:
+                edge[:columns] = row
+                target = edge.ctypes.data
             x = workspace + seconds + i * K
             s = workspace + second_words + i * blocks * WORDS * 4
-            for t in range(2 if paired else 1):
-                target = out + (seconds_of[i + 1] * stride + t * TILE) * 4
-                if not whole:
-                    edge[:columns] = row
-                    target = edge.ctypes.data
-                tile(1, 0, K, x, s, block + t * tile_bytes, target, 0, target, 0, block)
-            if not whole:
+            tile(1, K, x, s, block, tile_bytes, target, 0, target, 0, block)
+            if columns < PAIR:
                 row[:] = edge[:columns]
-        c += 2 if paired else 1
 
 
 @loop

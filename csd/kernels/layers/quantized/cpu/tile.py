@@ -35,9 +35,9 @@ from csd.kernels.numba.simd import (
 )
 
 INSTRUCTIONS = "vnni", "avx_vnni", "avx2"
-# most rows of a tile, whose sums leave registers for numbers; from PAIRED rows on, two tiles of w
-# share each number of x
-ROWS, PAIRED = 6, 3
+# most rows of a tile, whose sums leave registers for numbers; fewer than SHARING rows take two tiles
+# of w one after the other, and more take both at once, which share each number of x
+ROWS, SHARING = 6, 3
 HALVES = ir.VectorType(ir.HalfType(), LANES)
 
 
@@ -55,26 +55,31 @@ def tile_of(format: Format, name: str) -> Any:
     """The intrinsic of a format and an instruction."""
 
     @intrinsic
-    def tile(typing_context, rows, paired, K, numbers, words, weight, start, step, y, stride, ahead):
+    def tile(typing_context, rows, K, numbers, words, weight, size, start, step, y, stride, ahead):
         """y[r stride + c] = start[r step + c] + sum over k of x[r, k] w[c, k]
 
-        For r < rows (1 to ROWS) and the TILE columns c of a tile, or of two if `paired`. numbers,
-        words: addresses in the workspace of `round_rows`; y, start: of float32; weight: of the
-        tile. Each block prefetches its own size at `ahead` plus its place in the tile.
+        For r < rows (1 to ROWS) and the columns c of two tiles. numbers, words: addresses in the
+        workspace of `round_rows`; y, start: of float32; weight: of the first tile, of `size` bytes.
+        Each block prefetches its own size at `ahead` plus its place in the tiles.
         """
 
         def generate(context, builder, signature, args):
-            rows, paired, *addresses = args
+            rows, K, numbers, words, weight, size, start, step, y, stride, ahead = args
+            b = builder
 
-            def code(tiles):
-                return lambda count: _Tile(builder, format, name, count, tiles).emit(*addresses)
+            def code(count):
+                if count >= SHARING:
+                    tiles = _Tile(b, format, name, count, 2)
+                    tiles.emit(K, numbers, words, weight, size, start, step, y, stride, ahead)
+                    return
+                with cgutils.for_range(b, K.type(2)) as loop:
+                    base, columns = b.mul(loop.index, size), b.mul(loop.index, K.type(4 * TILE))
+                    at, of_y, far = b.add(weight, base), b.add(y, columns), b.add(ahead, base)
+                    one = _Tile(b, format, name, count, 1)
+                    from_ = b.add(start, columns)
+                    one.emit(K, numbers, words, at, size, from_, step, of_y, stride, far)
 
-            both = builder.icmp_signed("!=", paired, paired.type(0))
-            with builder.if_else(both) as (two, one):
-                with two:
-                    for_rows(builder, rows, ROWS, code(2), least=PAIRED)
-                with one:
-                    for_rows(builder, rows, ROWS, code(1))
+            for_rows(b, rows, ROWS, code)
             return context.get_dummy_value()
 
         return types.none(*[types.intp] * 11), generate
@@ -90,13 +95,10 @@ class _Tile:
         self.rows, self.tiles = rows, tiles
         self.sums = [[cgutils.alloca_once(builder, FLOATS) for _ in range(tiles)] for _ in range(rows)]
 
-    def emit(self, K, numbers, words, weight, start, step, y, stride, ahead) -> None:
+    def emit(self, K, numbers, words, weight, far, start, step, y, stride, ahead) -> None:
         b, f = self.b, self.format
         self._each(start, step, lambda p, total: b.store(b.load(p, align=4), total))
         blocks = b.udiv(K, K.type(BLOCK))
-        far = b.mul(blocks, K.type(f.block_size))
-        if f.nested:
-            far = b.add(far, b.mul(b.udiv(K, K.type(SUPER)), K.type(f.super_size)))
         self.numbers, self.words = numbers, words
         self.weights = [b.add(weight, b.mul(far, far.type(c))) for c in range(self.tiles)]
         ahead = [b.add(ahead, b.mul(far, far.type(c))) for c in range(self.tiles)]
