@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.lib.settings import PLAIN
@@ -125,6 +126,15 @@ class LlamaCpp:
         for chain in samplers:
             lib.llama_sampler_free(chain)
         return sequences
+
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """Logits [len(ids), V] after each token of a text of at most BATCH tokens."""
+        lib = self.lib
+        lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
+        self._decode([(t, i, 0) for i, t in enumerate(ids)], every=True)
+        size = len(ids) * lib.llama_vocab_n_tokens(self.vocab)
+        found = np.ctypeslib.as_array(lib.llama_get_logits(self.context), (size,))
+        return torch.from_numpy(found.copy()).view(len(ids), -1)
 
     def ends(self, token: int) -> bool:
         """True if a token ends a sample."""

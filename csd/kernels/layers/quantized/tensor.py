@@ -59,6 +59,16 @@ class Quantized(torch.Tensor):
         weights = list(weights)
         return cls([part for w in weights for part in w.parts], weights[0].shape[1])
 
+    def split(self, rows: list[int], dim: int = 0) -> list["Quantized"]:  # type: ignore[override]
+        """Matrices of so many rows each, of which `cat` made this one."""
+        parts, out = list(self.parts), []
+        for count in rows:
+            own: list[Part] = []
+            while sum(part.rows for part in own) < count:
+                own.append(parts.pop(0))
+            out.append(Quantized(own, self.shape[1]))
+        return out
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows ids [..] of the matrix, [.., K] float32."""
         flat = ids.reshape(-1).numpy()
