@@ -93,8 +93,19 @@ class LlamaCpp:
         drawn = sum(map(len, self.samples(prompt, n, tokens, seed)))
         return drawn / (time.perf_counter() - start)
 
-    def samples(self, prompt: list[int], n: int, tokens: int, seed: int) -> list[list[int]]:
-        """Returns the tokens of n samples, each with its end token if it has one."""
+    def samples(
+        self,
+        prompt: list[int],
+        n: int,
+        tokens: int,
+        seed: int,
+        times: list[float] | None = None,
+    ) -> list[list[int]]:
+        """Returns the tokens of n samples, each with its end token if it has one.
+
+        times: gets the time at which each step's tokens are known; samples then go on behind their
+        end tokens.
+        """
         lib, context = self.lib, self.context
         memory = lib.llama_get_memory(context)
         lib.llama_memory_clear(memory, True)
@@ -116,8 +127,10 @@ class LlamaCpp:
             for s, row in last.items():
                 token = lib.llama_sampler_sample(samplers[s], context, row)
                 sequences[s].append(token)
-                if not self.ends(token):
+                if times is not None or not self.ends(token):
                     following.append((token, position, s))
+            if times is not None:
+                times.append(time.perf_counter())
             if not following:
                 break
             self._decode(following, every=True)
