@@ -59,17 +59,19 @@ def _multiply_tiles(part, parts, M, N, K, workspace, weight, tile_bytes, bias, y
                 for r in range(rows):
                     row = memory(out + (first + r) * stride * 4, columns, F32)
                     row[:] = edge[r * PAIR : r * PAIR + columns]
-        for i in range(second_rows[0]):
-            target = out + second_rows[i + 1] * stride * 4
-            row = memory(target, columns, F32)
-            if columns < PAIR:
-                edge[:columns] = row
-                target = edge.ctypes.data
-            x = workspace + seconds + i * K
-            s = workspace + second_words + i * blocks * WORDS * 4
-            tile(1, K, x, s, block, tile_bytes, target, 0, target, 0, block)
-            if columns < PAIR:
-                row[:] = edge[:columns]
+        # second digits are added to rows of y that lie apart
+        for first in range(0, second_rows[0], each):
+            rows = min(each, second_rows[0] - first)
+            for r in range(rows):
+                row = memory(out + second_rows[first + r + 1] * stride * 4, columns, F32)
+                edge[r * PAIR : r * PAIR + columns] = row
+            x = workspace + seconds + first * K
+            s = workspace + second_words + first * blocks * WORDS * 4
+            at = edge.ctypes.data
+            tile(rows, K, x, s, block, tile_bytes, at, PAIR, at, PAIR, block)
+            for r in range(rows):
+                row = memory(out + second_rows[first + r + 1] * stride * 4, columns, F32)
+                row[:] = edge[r * PAIR : r * PAIR + columns]
 
 
 @loop

@@ -7,7 +7,7 @@ A workspace holds, one after the other and in this order for tiles of at most `e
                                  the numbers (int32), the sums times the scales, and their sum
                                  (float32)
 
-and the same for the second digits of the rows that need them, as tiles of one row.
+and the same for the second digits of the rows that need them.
 """
 
 from typing import Any
@@ -156,16 +156,19 @@ def round_rows(threads, M, K, each, x, workspace):
     _run(threads, M, K, each, x, workspace)
     blocks = K // BLOCK
     _, _, seconds, second_words = places(M, K)
-    marks, found = memory(workspace, M + 1, I64), 0
+    rows, found = memory(workspace, M + 1, I64), 0
     for m in range(M):
-        if marks[m + 1]:
-            for i in range(blocks):
-                round_second(
-                    x + (m * K + i * BLOCK) * 4,
-                    workspace + seconds + found * K + i * BLOCK,
-                    workspace + second_words + (found * blocks + i) * WORDS * 4,
-                    1,
-                )
+        if rows[m + 1]:
             found += 1
-            marks[found] = m
-    marks[0] = found
+            rows[found] = m
+    rows[0] = found
+    for n in range(found):
+        first = n // each * each
+        count, r = min(each, found - first), n % each
+        for i in range(blocks):
+            round_second(
+                x + (rows[n + 1] * K + i * BLOCK) * 4,
+                workspace + seconds + first * K + (i * NUMBERS * count + r) * 4,
+                workspace + second_words + (first * blocks + i * count) * WORDS * 4 + r * 4,
+                count,
+            )
