@@ -1,4 +1,4 @@
-"""Texts of the quality table: prose, chats and code, of this repository and of installed packages."""
+"""Texts of the quality table: prose, chats and code, of this repository and of Python."""
 
 import inspect
 import json

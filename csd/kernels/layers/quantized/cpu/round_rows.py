@@ -57,7 +57,9 @@ def _rounder(second: bool) -> Any:
 round_first, round_second = _rounder(False), _rounder(True)
 
 
-def _round_block(b: Any, x: Any, numbers: Any, words: Any, count: Any, second: bool) -> tuple[Any, Any]:
+def _round_block(
+    b: Any, x: Any, numbers: Any, words: Any, count: Any, second: bool
+) -> tuple[Any, Any]:
     source = b.inttoptr(x, FLOATS.as_pointer())
 
     def store(value: Any, base: Any, at: int) -> None:

@@ -5,8 +5,8 @@ float32 operations on them are the same for each number, so the bits are equal:
 
 - "vnni": AVX512-VNNI's vpdpbusd, 16 sums of 4 products of a number of w (unsigned) and of x.
 - "avx_vnni": the same instruction for 8 sums.
-- "avx2": vpmaddubsw, sums of two products in 16 bits. These hold 2 x 127 x 127, so numbers of 8 bits
-  are multiplied in two parts, the lower seven bits and the highest one.
+- "avx2": vpmaddubsw, sums of two products in 16 bits. These hold 2 x 127 x 127, so numbers of 8
+  bits are multiplied in two parts, the lower seven bits and the highest one.
 """
 
 import platform
@@ -36,8 +36,8 @@ from csd.kernels.numba.simd import (
 )
 
 INSTRUCTIONS = "vnni", "avx_vnni", "avx2"
-# most rows of a tile, whose sums leave registers for numbers; fewer than SHARING rows take two tiles
-# of w one after the other, and more take both at once, which share each number of x
+# most rows of a tile, whose sums leave registers for numbers; fewer than SHARING rows take two
+# tiles of w one after the other, and more take both at once, which share each number of x
 ROWS, SHARING = 6, 3
 HALVES = ir.VectorType(ir.HalfType(), LANES)
 
@@ -94,7 +94,9 @@ class _Tile:
     def __init__(self, builder: Any, format: Format, name: str, rows: int, tiles: int):
         self.b, self.format, self.name = builder, format, name
         self.rows, self.tiles = rows, tiles
-        self.sums = [[cgutils.alloca_once(builder, FLOATS) for _ in range(tiles)] for _ in range(rows)]
+        self.sums = [
+            [cgutils.alloca_once(builder, FLOATS) for _ in range(tiles)] for _ in range(rows)
+        ]
 
     def emit(self, K, numbers, words, weight, far, start, step, y, stride, ahead) -> None:
         b, f = self.b, self.format
