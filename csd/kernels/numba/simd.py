@@ -75,11 +75,13 @@ def add_product(builder: Any, total: Any, x: Any, y: Any, pairs: bool = False) -
     return builder.call(ir.InlineAsm(function, "vdpbf16ps $2, $1, $0", "=v,v,v,0"), [x, y, total])
 
 
-def for_rows(builder: Any, rows: Any, max_rows: int, emit: Callable[[int], None]) -> None:
-    """Emit code for each number of rows from 1 to `max_rows`; at run time `rows` selects a case."""
+def for_rows(
+    builder: Any, rows: Any, max_rows: int, emit: Callable[[int], None], least: int = 1
+) -> None:
+    """Emit code for each number of rows from `least` to `max_rows`; `rows` selects a case."""
     done = builder.append_basic_block("done")
     switch = builder.switch(rows, done)
-    for count in range(1, max_rows + 1):
+    for count in range(least, max_rows + 1):
         block = builder.append_basic_block(f"rows_{count}")
         switch.add_case(rows.type(count), block)
         builder.position_at_end(block)

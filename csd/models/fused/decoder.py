@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from csd.kernels.layers.quantized import Quantized
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelConfig, ModelSizes, properties_of
 from csd.models.fused.delta_net import DeltaNet, sigmoid
@@ -207,10 +208,15 @@ class Decoder(Norms):
             x, residual = self.layer(i, x, residual, token, position, attend, node_k, node_v, ops)
         return self.rms_norm(ops, x, self.norm, residual)[0]
 
+    @property
+    def _gathers(self) -> bool:
+        """True if the first layer's norm gathers the rows of the embedding."""
+        return self.config.is_llamas and not isinstance(self.embedding, Quantized)
+
     def embedded(self, token: torch.Tensor) -> torch.Tensor:
         """Input of the first layer [M, hidden]; in a Llama the embedding, whose norm gathers."""
         c = self.config
-        if c.is_llamas:
+        if self._gathers:
             return self.embedding
         scale = c.embedding_scale if self.embedding_scale is None else self.embedding_scale
         return F.embedding(token.clamp(min=0), self.embedding) * scale
@@ -231,7 +237,7 @@ class Decoder(Norms):
         c, layer, linear = self.config, self.layers[i], self.linear
         M, q_width, kv_width = token.shape[0], c.heads * c.head_dim, c.kv_heads * c.head_dim
         # a padding row computes token 0, and its result is not used
-        rows = dict(rows=token) if i == 0 and c.is_llamas else {}
+        rows = dict(rows=token) if i == 0 and self._gathers else {}
         x, residual = self._normed(ops, x, layer.input_norm, residual, **rows)
         if i in self.taps:
             self.tapped[i] = residual

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from csd.kernels.layers.quantized import Quantized
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder, HybridDecoder, Layer
 from csd.models.fused.delta_net import DeltaNet, delta_parameters
@@ -152,6 +153,8 @@ def _fuse_layer(config: ModelConfig, layer: Any) -> Layer:
 def _join(modules: Iterable[nn.Module], name: str) -> torch.Tensor:
     """Concatenation of the modules' parameters, which become views of it in place."""
     params = [getattr(base_linear(m), name) for m in modules]
+    if all(isinstance(p, Quantized) for p in params):
+        return Quantized.cat(params)
     rows = [p.shape[0] for p in params]
     whole = _joined(params, sum(rows))
     if whole is not None:

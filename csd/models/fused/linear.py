@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from csd.kernels.common.cpu import compiles
+from csd.kernels.layers.quantized import Quantized, has_loop, quantized_linear
 
 # not every build of PyTorch has oneDNN, and `mkldnn.enabled` is on without it too
 ONEDNN = torch.backends.mkldnn.is_available()
@@ -37,12 +38,14 @@ def onednn_multiplies(dtype: torch.dtype) -> bool:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x: [M, in], weight: [out, in], plain or `packed`, bias: [out]. Returns [M, out].
+    """x: [M, in], weight: [out, in], plain, `packed` or quantised, bias: [out]. Returns [M, out].
 
     On a CPU, `F.linear` in float32 is MKL's matrix product, if PyTorch has it, and slow for a few
     rows; oneDNN's is not, and csd's own loop is faster than both in most cases
     (`python -m bench products`).
     """
+    if isinstance(weight, Quantized):
+        return quantized_linear(x, weight, bias)
     if in_loops(weight):
         return _loops().product(x, weight, bias)
     if weight.is_mkldnn or _onednn(x):
@@ -52,7 +55,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
     """`weight` in the layout of csd's loop or oneDNN; unchanged if neither multiplies it."""
-    if weight.device.type != "cpu":
+    if weight.device.type != "cpu" or isinstance(weight, Quantized):
         return weight
     if compiles() and _loops().multiplies(weight.dtype) and _loops().fits(weight):
         return _loops().by_columns(weight)
@@ -60,7 +63,9 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def in_loops(weight: torch.Tensor) -> bool:
-    """True if csd's loop multiplies a weight, plain or `packed`."""
+    """True if csd's loop multiplies a weight, plain, `packed` or quantised."""
+    if isinstance(weight, Quantized):
+        return has_loop()
     return weight.is_cpu and compiles() and _loops().in_loops(weight)
 
 

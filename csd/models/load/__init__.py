@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from csd.kernels.layers.quantized import has_loop
 from csd.models.demo import DEMO, smollm2_path
 from csd.models.fused.config import ModelConfig, ModelSizes
 from csd.models.fused.decoder import Decoder, DecoderLike
@@ -208,14 +209,15 @@ def _from_path(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     adapter = adapter_of(name, revision)
     base, revision = (name, revision) if adapter is None else (adapter.base, adapter.base_revision)
+    path, options = _path_and_options(base, revision)
+    as_stored = dtype is None and device.type == "cpu" and has_loop()
     if dtype is None:
         dtype = _default_dtype(device, base.endswith(".gguf"))
-    path, options = _path_and_options(base, revision)
     read_once = gguf_model.read_once() if "gguf_file" in options else nullcontext()
     with read_once, quiet_libraries():
         on_config = _noted(before, device)
         if "gguf_file" in options:
-            model = read_gguf(base, path, dtype, options, on_config)
+            model = read_gguf(base, path, dtype, options, on_config, as_stored)
         else:
             model = read_model(base, path, dtype, options, on_config, wanted)
         if adapter is not None:

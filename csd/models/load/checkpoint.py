@@ -233,14 +233,24 @@ def read_model(
 
 
 def read_gguf(
-    name: str, folder: str, dtype: torch.dtype | str, options: dict, before: OnConfig
+    name: str,
+    folder: str,
+    dtype: torch.dtype | str,
+    options: dict,
+    before: OnConfig,
+    as_stored: bool,
 ) -> Any:
-    """The transformers model of a GGUF file; dtype "auto" is float32, as the file has none."""
+    """The transformers model of a GGUF file; dtype "auto" is float32, as the file has none.
+
+    as_stored: keep the file's quantised matrices, if it has any, and compute in float32.
+    """
     path = os.path.join(folder, options["gguf_file"])
     made_in = torch.float32 if isinstance(dtype, str) else dtype
-    before(gguf_config(name, path), made_in)
     with _reading_gguf(name):
-        return gguf_model.read(path, made_in)
+        as_stored = as_stored and gguf_model.has_quantized(path)
+    before(gguf_config(name, path), torch.float32 if as_stored else made_in)
+    with _reading_gguf(name):
+        return gguf_model.read(path, None if as_stored else made_in)
 
 
 def gguf_config(name: str, path: str) -> ModelConfig:

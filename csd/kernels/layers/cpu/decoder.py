@@ -16,8 +16,16 @@ from csd.kernels.attention.cpu.attention import _attend, attention_kinds, shares
 from csd.kernels.attention.cpu.pages import PAGE
 from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.layers.cpu.elementwise import EXP, _rms_norm, _rotary, _swiglu, rms_norm
-from csd.kernels.layers.cpu.linear import in_loops, multiply_by, numbers, scratch_size
+from csd.kernels.layers.cpu.linear import (
+    QUANTIZED,
+    in_loops,
+    multiply_by,
+    numbers,
+    scratch_size,
+)
 from csd.kernels.layers.cpu.lora import Stacks, add_lora
+from csd.kernels.layers.quantized import Quantized, has_loop
+from csd.kernels.layers.quantized.cpu.product import table_of, workspace_size
 from csd.kernels.numba.isa import instruction
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, memory, readable
@@ -65,7 +73,7 @@ def _layers(
     rows,  # the layout, as `_attend` takes it
     like,
     kinds,  # `attention_kinds`
-    plain,  # None where weights are laid out for products: only their loop is compiled then
+    plain,  # kind of the weights, as `multiply_by` takes it: only its loop is compiled
     isa,  # the instruction of products, one of `tiles.ISA`
     lora,  # `Lora`, or None
 ):
@@ -138,7 +146,7 @@ class _Weights(NamedTuple):
     """A decoder's weights in the form in which the loop reads them."""
 
     addresses: np.ndarray  # [L, 9]
-    plain: bool  # none of its matrices is laid out for products
+    kind: Any  # of its matrices, as `multiply_by` takes it
     held: list  # the tensors at these addresses
     biases: tuple[list, list]  # float32 copies, and the biases that they are copied from
 
@@ -167,11 +175,11 @@ def forward(
     weights, stacks, c = _weights_of[decoder], _adapters[decoder], decoder.config
     if weights is None or stacks is None:
         return None
-    if not readable(decoder.embedding, node_k, node_v, attend.k, attend.v):
+    if not readable(decoder.norm, node_k, node_v, attend.k, attend.v):
         return None
     M, H, K, D, wide = token.shape[0], c.heads, c.kv_heads, c.head_dim, c.intermediate
     decoder.follow()
-    if weights.plain and weights.biases[0]:
+    if weights.kind is True and weights.biases[0]:
         # a module's own biases may have changed since the last step
         torch._foreach_copy_(*weights.biases)
     residual = F.embedding(token.clamp(min=0), decoder.embedding)
@@ -179,7 +187,10 @@ def forward(
         M, (c.hidden, c.hidden, (H + 2 * K) * D, H * D, H * D, 2 * wide, wide), residual.dtype
     )
     widest = max(c.hidden, H * D, wide)
-    transposed = torch.empty(scratch_size(M, widest, weights.plain), dtype=torch.float32)
+    size = 4 * scratch_size(M, widest, weights.kind is True)
+    if weights.kind is QUANTIZED:
+        size = max(size, workspace_size(M, widest))
+    transposed = torch.empty(size, dtype=torch.uint8)
     layer = decoder.layers[0]
     products = (numbers(getattr(layer, name), M) for name in PRODUCTS)
     counts = M * c.hidden, M * H * D, M * H * D * PAGE, EXP * M * wide, *products
@@ -205,7 +216,7 @@ def forward(
         attend.work,
         LIKE[residual.dtype],
         attention_kinds(residual.dtype, D),
-        weights.plain or None,
+        weights.kind,
         ISA[instruction(residual.dtype)],
         lora,
     )
@@ -222,10 +233,11 @@ def _buffers(rows: int, widths: tuple[int, ...], dtype: torch.dtype) -> tuple[to
 def _weights(decoder: Any) -> _Weights | None:
     """The weights as `_Weights`; None if the loops of products refuse one or a dtype differs."""
     products = [getattr(layer, name) for layer in decoder.layers for name in PRODUCTS]
-    plain = products[0].dim() == 2
-    if not all(in_loops(x) and (x.dim() == 2) is plain for x in products):
+    kinds = {_kind(x) for x in products}
+    if len(kinds) > 1 or None in kinds:
         return None
-    held: list[torch.Tensor] = []
+    kind = {"plain": True, "laid out": None, "quantised": QUANTIZED}[kinds.pop()]
+    held: list[Any] = []
     biases: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     rows = []
     for layer in decoder.layers:
@@ -235,7 +247,11 @@ def _weights(decoder: Any) -> _Weights | None:
             if weight is None:
                 row.append(0)
                 continue
-            if weight.dtype != decoder.embedding.dtype or not weight.is_contiguous():
+            if isinstance(weight, Quantized):
+                held.extend((weight, table := table_of(weight)))
+                row.append(table.ctypes.data)
+                continue
+            if weight.dtype != decoder.norm.dtype or not weight.is_contiguous():
                 return None
             held.append(weight.float() if name == "qkv_bias" else weight)
             if held[-1] is not weight:
@@ -243,4 +259,10 @@ def _weights(decoder: Any) -> _Weights | None:
                 biases[1].append(weight)
             row.append(held[-1].data_ptr())
         rows.append(row)
-    return _Weights(np.array(rows), plain, held, biases)
+    return _Weights(np.array(rows), kind, held, biases)
+
+
+def _kind(weight: torch.Tensor) -> str | None:
+    if isinstance(weight, Quantized):
+        return "quantised" if has_loop() else None
+    return (("laid out", "plain")[weight.dim() == 2]) if in_loops(weight) else None

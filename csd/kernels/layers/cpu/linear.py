@@ -17,6 +17,7 @@ from numba.extending import overload
 
 from csd.kernels.layers.cpu.unpacked import fits as plain_fits
 from csd.kernels.layers.cpu.unpacked import multiply as multiply_plain
+from csd.kernels.layers.quantized.cpu.product import multiply_parts
 from csd.kernels.numba.isa import instruction, multiplies
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import BLOCK, transpose
@@ -183,10 +184,15 @@ def numbers(weight: torch.Tensor, rows: int) -> int:
     return weight.numel() * (1 + rows // COLUMNS)
 
 
-def multiply_by(plain: bool | None, *args: Any) -> None:
-    """Product with a plain weight, or with a laid-out one if `plain` is None.
+# what `multiply_by` takes for a quantised weight
+QUANTIZED = np.empty(0, np.uint8)
 
-    The type of `plain` decides at compile time, so that the other loop is not compiled.
+
+def multiply_by(plain: Any, *args: Any) -> None:
+    """Product with a weight of a kind: plain (True), laid out (None), or `QUANTIZED`.
+
+    The type of `plain` decides at compile time, so that the other loops are not compiled. The
+    address of a quantised weight is that of its table.
     """
     raise NotImplementedError("loops call it")
 
@@ -195,4 +201,11 @@ def multiply_by(plain: bool | None, *args: Any) -> None:
 def _choose(plain, *args):
     if isinstance(plain, types.NoneType):
         return lambda plain, *args: multiply(*args)
+    if isinstance(plain, types.Array):
+        return lambda plain, *args: _multiply_quantized(*args)
     return lambda plain, *args: multiply_plain(*args)
+
+
+@loop
+def _multiply_quantized(threads, shape, x, workspace, table, bias, y, like, isa):
+    multiply_parts(threads, shape, x, workspace, table, bias, y)

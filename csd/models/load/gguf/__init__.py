@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from csd.kernels.layers.quantized import Quantized, QuantizedStack
+from csd.kernels.layers.quantized.formats import FORMATS
 from csd.models.fused.config import ModelConfig
 from csd.models.load.gguf.architectures import ARCHITECTURES, Architecture, Shape
 from csd.models.load.gguf.keys import config_fields, frequency_divisor
@@ -24,22 +27,50 @@ FACTORS = "rope_factors_"
 LONGROPE = (f"{FACTORS}short.weight", f"{FACTORS}long.weight")
 
 
-def weights(tensors: Any, config: Any, kind: Architecture, dtype: torch.dtype) -> State:
-    """Dequantised state dict in `dtype`, without the factors of rotary frequencies.
+def weights(
+    tensors: Any, config: Any, kind: Architecture, dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
+    """State dict without the factors of rotary frequencies.
 
-    kind: how files of the architecture name and store the weights of `config`'s model. Raises
-    ValueError, naming tensors, for one that is missing, left over, of another shape or of a type
-    that cannot be dequantised.
+    kind: how files of the architecture name and store the weights of `config`'s model. dtype: of
+    all tensors, dequantised; None: matrices of a type that csd multiplies stay as in the file
+    (`Quantized`), all else is float32. Raises ValueError, naming tensors, for one that is missing,
+    left over, of another shape or of a type that cannot be dequantised.
     """
     places = dict(_places(config, kind, tied=all(t.name != "output.weight" for t in tensors)))
     _check(tensors, places, config)
     by_name = {tensor.name: tensor for tensor in tensors}
     parts: dict[str, list[torch.Tensor]] = {}
     for name, (place, _) in places.items():
-        rows = torch.from_numpy(_rows(by_name[name], config, kind)).to(dtype)
+        tensor = by_name[name]
+        if dtype is None and is_multiplied(tensor):
+            rows = _quantized(tensor, config, kind)
+        else:
+            rows = torch.from_numpy(_rows(tensor, config, kind)).to(dtype or torch.float32)
         parts.setdefault(place, []).append(rows)
-    # the experts' gates and their other halves are one matrix
-    return {name: rows[0] if len(rows) == 1 else torch.cat(rows, 1) for name, rows in parts.items()}
+    return {name: _whole(rows) for name, rows in parts.items()}
+
+
+def _whole(rows: list[torch.Tensor]) -> torch.Tensor:
+    """One matrix of the experts' gates and of their other halves."""
+    if len(rows) == 1:
+        return rows[0]
+    if all(isinstance(part, QuantizedStack) for part in rows):
+        return QuantizedStack([Quantized.cat(pair) for pair in zip(*rows, strict=True)])
+    return torch.cat([p.dequantize() if isinstance(p, QuantizedStack) else p for p in rows], 1)
+
+
+def is_multiplied(tensor: Any) -> bool:
+    """True if csd multiplies a tensor of a file as it is there."""
+    format = FORMATS.get(tensor.tensor_type.name)
+    return format is not None and len(tensor.shape) > 1 and format.serves(int(tensor.shape[0]))
+
+
+def _quantized(tensor: Any, config: Any, kind: Architecture) -> torch.Tensor:
+    format, rows = FORMATS[tensor.tensor_type.name], _in_halves(tensor.data, tensor, config, kind)
+    if rows.ndim == 2:
+        return Quantized.of_file(rows, format)
+    return QuantizedStack([Quantized.of_file(of_one, format) for of_one in rows])
 
 
 def frequency_factors(tensors: Any) -> torch.Tensor | None:
@@ -95,6 +126,11 @@ def _rows(tensor: Any, config: Any, kind: Architecture) -> np.ndarray:
     rows = _dequantised(tensor)
     if kind.shift and tensor.name.endswith("norm.weight"):
         return rows - np.float32(kind.shift)
+    return _in_halves(rows, tensor, config, kind)
+
+
+def _in_halves(rows: np.ndarray, tensor: Any, config: Any, kind: Architecture) -> np.ndarray:
+    """Rows of queries and keys in the module's order; other rows as they are."""
     if not kind.paired or not tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
         return rows
     # rotary embedding pairs neighbouring rows in the file, and two halves of a head in the module
@@ -117,10 +153,10 @@ def _dequantised(tensor: Any) -> np.ndarray:
 _LONG = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
 
 
-def read(path: str, dtype: torch.dtype) -> Any:
+def read(path: str, dtype: torch.dtype | None) -> Any:
     """The model in `dtype`; it and its generation config contain all keys and tensors.
 
-    Raises ValueError for a key or a tensor that csd does not compute with.
+    dtype: None keeps the file's numbers (`weights`) and computes in float32. Raises ValueError for a key or a tensor that csd does not compute with.
     """
     from transformers import AutoModelForCausalLM
 
@@ -130,7 +166,10 @@ def read(path: str, dtype: torch.dtype) -> Any:
     state = weights(reader.tensors, config, differs, dtype)
     factors, divisor = frequency_factors(reader.tensors), frequency_divisor(keys)
     kind = AutoModelForCausalLM._model_mapping[type(config)]
-    model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype)
+    if dtype is None:
+        model = _made_of(kind, config, state)
+    else:
+        model = kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype)
     if factors is not None or divisor != 1:
         w = model.model.rotary_emb.inv_freq
         w /= divisor
@@ -141,9 +180,30 @@ def read(path: str, dtype: torch.dtype) -> Any:
     return model
 
 
+def _made_of(kind: Any, config: Any, state: State) -> Any:
+    """A model without gradients whose parameters are the tensors of `state`, not copies."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model = kind(config)
+    for name, tensor in state.items():
+        module, _, own = name.rpartition(".")
+        setattr(model.get_submodule(module), own, nn.Parameter(tensor, requires_grad=False))
+    if "lm_head.weight" not in state:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    return model.eval()
+
+
 def read_config(path: str) -> ModelConfig:
     """The sizes of the model. Raises ValueError for keys, as `read` does."""
     return ModelConfig.from_transformers(_header(path)[2])
+
+
+def has_quantized(path: str) -> bool:
+    """True if csd multiplies matrices of the file as they are."""
+    import gguf
+
+    return any(map(is_multiplied, gguf.GGUFReader(path).tensors))
 
 
 def _header(path: str) -> tuple[Any, dict[str, Any], Any]:

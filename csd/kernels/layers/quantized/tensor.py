@@ -1,0 +1,209 @@
+"""A quantised matrix as a tensor: what a Linear, an Embedding, peft and autograd take as a weight."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from csd.kernels.layers.quantized.formats import FORMATS, TILE, Format, lay_out, rows_of, tiles_of
+
+# rows of a file that are laid out at once, while they are in the CPU's caches
+ROWS_AT_ONCE = 64
+
+
+class Part(NamedTuple):
+    """Consecutive rows of one type."""
+
+    format: str  # a name in `FORMATS`
+    rows: int
+    data: torch.Tensor  # [tiles, bytes of a tile] uint8, as `formats.lay_out` makes it
+
+
+class Quantized(torch.Tensor):
+    """A matrix [N, K] in blocks of a GGUF file, as a float32 tensor without gradient.
+
+    `F.linear` and `F.embedding` take it, and gradients reach x; `dequantize()` is its float32
+    matrix. No other operation reads its numbers.
+    """
+
+    parts: tuple[Part, ...]
+
+    @staticmethod
+    def __new__(cls, parts: Iterable[Part], K: int) -> "Quantized":
+        parts = tuple(parts)
+        size = sum(part.rows for part in parts), K
+        made = torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.float32)
+        made.parts = parts
+        return made
+
+    def __init__(self, parts: Iterable[Part], K: int):
+        pass
+
+    @classmethod
+    def of_file(cls, rows: np.ndarray, format: Format) -> "Quantized":
+        """A matrix of a file; rows: [N, bytes of a row] uint8."""
+        K = rows.shape[1] // format.size * format.numbers
+        data = torch.empty(tiles_of(len(rows)), format.tile_size(K), dtype=torch.uint8)
+        out = data.numpy()
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            laid = lay_out(rows[first : first + ROWS_AT_ONCE], format)
+            out[first // TILE : first // TILE + len(laid)] = laid
+        return cls([Part(format.name, len(rows), data)], K)
+
+    @classmethod
+    def cat(cls, weights: Iterable["Quantized"]) -> "Quantized":
+        """Matrices one below the other; their memory is shared."""
+        weights = list(weights)
+        return cls([part for w in weights for part in w.parts], weights[0].shape[1])
+
+    def split(self, rows: list[int], dim: int = 0) -> list["Quantized"]:  # type: ignore[override]
+        """Matrices of so many rows each, of which `cat` made this one."""
+        parts, out = list(self.parts), []
+        for count in rows:
+            own: list[Part] = []
+            while sum(part.rows for part in own) < count:
+                own.append(parts.pop(0))
+            out.append(Quantized(own, self.shape[1]))
+        return out
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows ids [..] of the matrix, [.., K] float32."""
+        flat = ids.reshape(-1).numpy()
+        out = np.empty((len(flat), self.shape[1]), np.float32)
+        first = 0
+        for part in self.parts:
+            mine = (flat >= first) & (flat < first + part.rows)
+            if len(self.parts) == 1 or mine.any():
+                own = flat if len(self.parts) == 1 else flat[mine] - first
+                found = rows_of(part.data.numpy(), FORMATS[part.format], self.shape[1], own)
+                out[slice(None) if len(self.parts) == 1 else mine] = found
+            first += part.rows
+        return torch.from_numpy(out).view(*ids.shape, -1)
+
+    def dequantize(self) -> torch.Tensor:
+        """The matrix [N, K] in float32."""
+        return self.rows(torch.arange(self.shape[0]))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that a product reads."""
+        return sum(part.data.numel() for part in self.parts)
+
+    def data_ptr(self) -> int:
+        return self.parts[0].data.data_ptr()
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        kinds = "+".join(dict.fromkeys(part.format for part in self.parts))
+        return f"Quantized({kinds}, {tuple(self.shape)}, {self.bytes} bytes)"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _FUNCTIONS:
+            return _FUNCTIONS[func](*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        weight = args[0]
+        if func in _ALIASES:
+            return cls(weight.parts, weight.shape[1])
+        raise NotImplementedError(
+            f"{func} does not read a quantised weight; take its dequantize()"
+        )
+
+
+class QuantizedStack(torch.Tensor):
+    """Matrices of one shape, [E, N, K]; an index gives one of them."""
+
+    matrices: tuple[Quantized, ...]
+
+    @staticmethod
+    def __new__(cls, matrices: Iterable[Quantized]) -> "QuantizedStack":
+        matrices = tuple(matrices)
+        size = len(matrices), *matrices[0].shape
+        made = torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.float32)
+        made.matrices = matrices
+        return made
+
+    def __init__(self, matrices: Iterable[Quantized]):
+        pass
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.matrices[index]
+
+    def __iter__(self) -> Any:
+        return iter(self.matrices)
+
+    def unbind(self, dim: int = 0) -> tuple[Quantized, ...]:
+        return self.matrices
+
+    def dequantize(self) -> torch.Tensor:
+        """The matrices [E, N, K] in float32."""
+        return torch.stack([x.dequantize() for x in self.matrices])
+
+    @property
+    def bytes(self) -> int:
+        return sum(x.bytes for x in self.matrices)
+
+    def data_ptr(self) -> int:
+        return self.matrices[0].data_ptr()
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"QuantizedStack({len(self.matrices)} x {self.matrices[0]})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ALIASES:
+            return cls(args[0].matrices)
+        raise NotImplementedError(f"{func} does not read quantised weights; take dequantize()")
+
+
+# what `Parameter` and `.data` call
+_ALIASES = torch.ops.aten.detach.default, torch.ops.aten.alias.default
+
+
+class _Linear(torch.autograd.Function):
+    """The product, with the gradient of the dequantised matrix; the rounding of x counts as none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+        from csd.kernels.layers.quantized import quantized_linear
+
+        ctx.weight = weight
+        return quantized_linear(x, weight(), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
+        of_x, _, of_bias = ctx.needs_input_grad
+        (grad,) = grads
+        return (
+            grad @ ctx.weight().dequantize() if of_x else None,
+            None,
+            grad.flatten(0, -2).sum(0) if of_bias else None,
+        )
+
+
+def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+    # autograd records tensors among the arguments, and a function is none
+    out: torch.Tensor = _Linear.apply(input, partial(_same, weight), bias)
+    return out
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _embedding(input: torch.Tensor, weight: Quantized, *_: Any, **__: Any) -> torch.Tensor:
+    return weight.rows(input)
+
+
+_FUNCTIONS: dict[Any, Callable] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    torch.Tensor.dequantize: Quantized.dequantize,
+}

@@ -1,0 +1,162 @@
+"""Products with the quantised matrices of GGUF files: formats, rounding, loops and gradients."""
+
+import gguf
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.kernels.quantized import dequantized, random_matrix, random_rows
+from torch import nn
+
+from csd.kernels.layers.quantized import (
+    Quantized,
+    QuantizedStack,
+    has_loop,
+    quantized_linear,
+    quantized_linear_ref,
+)
+from csd.kernels.layers.quantized.formats import FORMATS
+from csd.kernels.layers.quantized.rounding import DIGIT, GROUP, OUTLIER, round_rows_ref
+
+every_format = pytest.mark.parametrize("name", FORMATS)
+# types whose loops differ most; the others' code is made of the same parts
+PAIRED = {"vnni": ("Q4_K", "Q6_K"), "avx_vnni": ("Q8_0", "Q5_1"), "avx2": ("Q4_K", "IQ4_XS")}
+
+
+def loop_cases():
+    if not has_loop():
+        return []
+    from csd.kernels.layers.quantized.cpu.product import instructions
+
+    for name in FORMATS:
+        for by in instructions():
+            marks = () if name in PAIRED[by] else (pytest.mark.slow,)
+            yield pytest.param(name, by, marks=marks, id=f"{name}-{by}")
+
+
+def product(*args):
+    from csd.kernels.layers.quantized.cpu.product import product
+
+    return product(*args)
+
+
+def rows_with_outliers(M, K, seed=0):
+    """Rows of normal numbers, of which each third has a block of large ones."""
+    x = torch.randn(M, K, generator=torch.manual_seed(seed))
+    x[::3, 5] = 100 * OUTLIER
+    return x
+
+
+@every_format
+@pytest.mark.parametrize("N", [1, 31, 32, 75])
+def test_the_layout_holds_the_files_numbers(name, N):
+    rows = random_rows(name, N, 768)
+    matrix, want = Quantized.of_file(rows, FORMATS[name]), dequantized(rows, name)
+    assert matrix.shape == want.shape and matrix.dtype == torch.float32
+    assert torch.equal(matrix.dequantize(), want)
+    ids = torch.tensor([[N - 1, 0], [N // 2, N - 1]])
+    assert torch.equal(F.embedding(ids, matrix), want[ids])
+
+
+@every_format
+def test_a_format_is_the_files(name):
+    assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] == (
+        FORMATS[name].numbers,
+        FORMATS[name].size,
+    )
+
+
+def test_a_number_is_rounded_by_half_a_step_of_its_group():
+    x = torch.randn(64, 512, generator=torch.manual_seed(0))
+    x[0], x[1, :GROUP], x[2, 7] = 0, 0, 20
+    top = x.unflatten(1, (-1, GROUP)).abs().amax(-1, keepdim=True)
+    limit = (top / 127 * 0.50001).expand(-1, -1, GROUP).flatten(1)
+    error = (round_rows_ref(x) - x).abs()
+    assert (error <= limit).all() and error[3:].max() > 0.3 * limit[3:].max()
+
+
+def test_a_row_with_an_outlier_has_second_digits():
+    x = rows_with_outliers(9, 768)
+    error = (round_rows_ref(x) - x).abs().unflatten(1, (-1, GROUP))
+    top = x.unflatten(1, (-1, GROUP)).abs().amax(-1, keepdim=True)
+    assert (error[::3] <= top[::3] / 127 / DIGIT).all()
+    assert (error[1] > top[1] / 127 / 8).any()
+
+
+@pytest.mark.parametrize(("name", "by"), loop_cases())
+def test_a_loop_computes_the_formula(name, by):
+    """In float32 sums; the bits are equal for any rows, threads, places and instructions."""
+    N, K, most = 75, 768, 20
+    weight, x = random_matrix(name, N, K), rows_with_outliers(most, K)
+    bias = torch.randn(N, generator=torch.manual_seed(1))
+    whole = product(x, weight, bias, by)
+    rounded, w = round_rows_ref(x).double(), weight.dequantize().double()
+    size = rounded.abs() @ w.abs().T
+    # two roundings for each group of 16, and as many in the digits' scales
+    limit = (4 * K / 16 + 8) * torch.finfo(torch.float32).eps / 2 * (size + bias.abs())
+    assert ((whole.double() - (rounded @ w.T + bias)).abs() <= limit).all()
+    for rows in range(most):
+        assert torch.equal(product(x[:rows], weight, bias, by), whole[:rows])
+        assert torch.equal(product(x[rows : rows + 1], weight, bias, by), whole[rows : rows + 1])
+    other = "vnni" if by == "avx2" else "avx2"
+    if name in PAIRED.get(other, ()) and name in PAIRED[by]:
+        assert torch.equal(product(x, weight, bias, other), whole)
+
+
+@pytest.mark.skipif(not has_loop(), reason="no loop of quantised weights here")
+def test_bits_are_equal_with_two_threads():
+    weight, x = random_matrix("Q4_K", 2048, 512), torch.randn(7, 512)
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append(quantized_linear(x, weight))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*results)
+
+
+def test_parts_of_several_types_are_one_matrix():
+    parts = [random_matrix(n, rows, 512) for n, rows in (("Q4_K", 33), ("Q6_K", 16), ("Q4_K", 48))]
+    whole, x = Quantized.cat(parts), torch.randn(5, 512)
+    assert torch.equal(whole.dequantize(), torch.cat([p.dequantize() for p in parts]))
+    assert torch.equal(whole.rows(torch.tensor([96, 0, 40])), whole.dequantize()[[96, 0, 40]])
+    apart = torch.cat([quantized_linear(x, p) for p in parts], 1)
+    assert torch.equal(quantized_linear(x, whole), apart)
+    want = quantized_linear_ref(x, whole)
+    assert (apart - want).abs().max() <= 1e-5 * want.abs().max()
+
+
+def test_not_a_number_stays_in_its_row():
+    weight, x = random_matrix("Q4_K", 64, 512), torch.randn(4, 512)
+    clean = quantized_linear(x, weight)
+    x[1, 300], x[2, 5] = float("nan"), float("inf")
+    y = quantized_linear(x, weight)
+    assert torch.equal(y[[0, 3]], clean[[0, 3]])
+    assert y[1].isnan().all() and not y[2].isfinite().any()
+
+
+def test_a_linear_takes_it_and_passes_gradients_to_x():
+    weight = random_matrix("Q4_K", 64, 512)
+    linear = nn.Linear(512, 64)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    x = torch.randn(2, 3, 512, requires_grad=True)
+    linear(x).backward(grad := torch.randn(2, 3, 64))
+    torch.testing.assert_close(x.grad, grad @ weight.dequantize())
+    assert linear.weight.grad is None
+    torch.testing.assert_close(linear.bias.grad, grad.sum((0, 1)))
+
+
+def test_a_stack_gives_its_matrices():
+    matrices = [random_matrix("Q4_K", 32, 256, seed) for seed in range(3)]
+    stack = nn.Parameter(QuantizedStack(matrices), requires_grad=False)
+    assert stack.shape == (3, 32, 256)
+    assert torch.equal(stack[1].dequantize(), matrices[1].dequantize())
+    assert torch.equal(stack.dequantize()[2], matrices[2].dequantize())
+
+
+def test_other_operations_are_refused_by_name():
+    with pytest.raises(NotImplementedError, match=r"aten\.add.*dequantize"):
+        random_matrix("Q4_0", 32, 64) + 1
+    with pytest.raises(TypeError, match="float32"):
+        quantized_linear(torch.zeros(1, 64, dtype=torch.bfloat16), random_matrix("Q4_0", 32, 64))
