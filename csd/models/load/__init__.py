@@ -3,7 +3,6 @@
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from csd.models.load.adapter import adapter_of, with_adapter
 from csd.models.load.checkpoint import (
     OnConfig,
     check_folder,
+    check_gguf,
     gguf_config,
     quiet_libraries,
     read_config,
@@ -213,18 +213,26 @@ def _from_path(
     as_stored = dtype is None and device.type == "cpu" and has_loop()
     if dtype is None:
         dtype = _default_dtype(device, base.endswith(".gguf"))
-    read_once = gguf_model.read_once() if "gguf_file" in options else nullcontext()
-    with read_once, quiet_libraries():
+    with quiet_libraries():
         on_config = _noted(before, device)
+        if tokenizer is None and adapter is not None:
+            tokenizer = adapter.tokenizer
         if "gguf_file" in options:
-            model = read_gguf(base, path, dtype, options, on_config, as_stored)
+            file = os.path.join(path, options["gguf_file"])
+            made_in = check_gguf(base, file, dtype, on_config, as_stored)
+            if tokenizer is None and adapter is None:
+                # before the weights, beside which the vocabulary's texts would take memory
+                tokenizer = read_tokenizer(path, options)
+            model = read_gguf(base, file, made_in, adapter is not None or wanted == "module")
         else:
             model = read_model(base, path, dtype, options, on_config, wanted)
         if adapter is not None:
-            tokenizer = adapter.tokenizer if tokenizer is None else tokenizer
             model = with_adapter(model, adapter, tokenizer)
         if tokenizer is None:
             tokenizer = read_tokenizer(path, options)
+    if isinstance(model, gguf_model.Read):
+        pack(model.decoder)
+        return _loaded(model.decoder, tokenizer, model.generation_config)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
         # few CPUs multiply float16, and float32 represents its numbers
         model = model.float()

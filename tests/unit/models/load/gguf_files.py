@@ -147,8 +147,11 @@ def tensors_of(model) -> dict[str, torch.Tensor]:
     return found
 
 
-def write(model, path, keys=None, tensors=None, drop=()) -> str:
-    """The model's file with more `keys` and `tensors`, and without those named in `drop`."""
+def write(model, path, keys=None, tensors=None, drop=(), types=None) -> str:
+    """The model's file with more `keys` and `tensors`, and without those named in `drop`.
+
+    types: of tensors in blocks, by name.
+    """
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, (keys or {}).get("general.architecture", architecture(model)))
     for key, value in (model_keys(model) | (keys or {})).items():
@@ -156,7 +159,9 @@ def write(model, path, keys=None, tensors=None, drop=()) -> str:
             _add(writer, key, value)
     for name, w in (tensors_of(model) | (tensors or {})).items():
         if name not in drop:
-            writer.add_tensor(name, np.ascontiguousarray(w.numpy()))
+            data = w if isinstance(w, np.ndarray) else w.numpy()
+            kind = (types or {}).get(name)
+            writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
