@@ -169,6 +169,26 @@ def write(model, path, keys=None, tensors=None, drop=(), types=None) -> str:
     return str(path)
 
 
+# widths of whole blocks of quantised types
+WHOLE_BLOCKS = dict(
+    hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2
+)
+
+
+def quantised(path, kinds=None, kind="Q8_0", architecture="qwen2", **more) -> str:
+    """A tiny model's file, whose matrices have a type, or another one by a part of their names."""
+    gguf = pytest.importorskip("gguf")
+    experts = dict(moe_intermediate_size=32) if architecture == "qwen3moe" else {}
+    model = build(architecture, **WHOLE_BLOCKS | experts)
+    tensors, types = tensors_of(model), {}
+    for name, w in tensors.items():
+        if w.ndim > 1:
+            known = (k for part, k in (kinds or {}).items() if part in name)
+            types[name] = gguf.GGMLQuantizationType[next(known, kind)]
+    rounded = {n: gguf.quants.quantize(tensors[n].numpy(), t) for n, t in types.items()}
+    return write(model, path / "tiny.gguf", tensors=rounded, types=types, **more)
+
+
 def _add(writer, key: str, value: Any) -> None:
     from gguf import GGUFValueType as Kind
 

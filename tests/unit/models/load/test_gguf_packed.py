@@ -21,27 +21,11 @@ from csd.models.load import load
 from csd.models.load.gguf import header
 
 needs_loop = pytest.mark.skipif(not has_loop(), reason="no loop of quantised weights here")
-WIDTHS = dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
-
-
-def written(path, kinds=None, architecture="qwen2", **more):
-    """A tiny model's file, whose matrices have the type that `kinds` returns for their names."""
-    experts = dict(moe_intermediate_size=32) if architecture == "qwen3moe" else {}
-    model = gguf_files.build(architecture, **WIDTHS | experts)
-    tensors = gguf_files.tensors_of(model)
-    of = kinds or (lambda name: "Q8_0")
-    rounded = {
-        name: gguf.quants.quantize(w.numpy(), gguf.GGMLQuantizationType[of(name)])
-        for name, w in tensors.items()
-        if w.ndim > 1 and of(name) != "F32"
-    }
-    types = {name: gguf.GGMLQuantizationType[of(name)] for name in rounded}
-    return gguf_files.write(model, path / "tiny.gguf", tensors=rounded, types=types, **more)
 
 
 def test_a_header_is_that_of_the_gguf_package(tmp_path):
     keys = byte_level("<b>", "<e>") | {"general.tags": ["a", "ä"], "general.some": [1, 2]}
-    path = written(tmp_path, keys=keys | {"general.yes": True, "general.real": -0.5})
+    path = gguf_files.quantised(tmp_path, keys=keys | {"general.yes": True, "general.real": -0.5})
     have, reader = header.header_of(path), gguf.GGUFReader(path)
     texts = {n: [*v] for n, v in have.keys.items() if isinstance(v, header.Texts)}
     plain = have.keys | {n: [text.decode() for text in v] for n, v in texts.items()}
@@ -57,7 +41,7 @@ def test_a_header_is_that_of_the_gguf_package(tmp_path):
 @pytest.mark.parametrize("left", [0.02, 0.1, 0.5, 0.999])
 def test_a_cut_file_is_refused_first_for_being_cut(tmp_path, left, architecture):
     named = {} if architecture == "qwen2" else {"general.architecture": architecture}
-    path = written(tmp_path, keys=byte_level("<b>", "<e>") | named)
+    path = gguf_files.quantised(tmp_path, keys=byte_level("<b>", "<e>") | named)
     os.truncate(path, int(left * os.path.getsize(path)))
     with pytest.raises(ValueError, match=r"tiny.gguf' is cut off: the file .* bytes") as error:
         load(path, device="cpu")
@@ -75,7 +59,7 @@ def test_a_cut_file_is_refused_first_for_being_cut(tmp_path, left, architecture)
     ids=["magic", "byte order", "count", "length"],
 )
 def test_a_damaged_header_is_refused(tmp_path, at, value, match):
-    path = written(tmp_path)
+    path = gguf_files.quantised(tmp_path)
     with open(path, "r+b") as file:
         file.seek(at)
         file.write(value)
@@ -86,7 +70,7 @@ def test_a_damaged_header_is_refused(tmp_path, at, value, match):
 @needs_loop
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3", "qwen3moe"])
 def test_a_decoder_without_a_module_is_that_of_the_module(tmp_path, architecture):
-    path = written(tmp_path, lambda name: "F32" if "gate_inp" in name else "Q8_0", architecture)
+    path = gguf_files.quantised(tmp_path, {"gate_inp": "F32"}, "Q8_0", architecture)
     read, module = gguf_model.read(path, None, False), gguf_model.read(path, None)
     ours, theirs = read.decoder, fuse(module)
     assert ours.config == theirs.config and type(ours) is type(theirs)
@@ -108,7 +92,7 @@ def plain(x):
 @needs_loop
 def test_types_that_are_not_multiplied_are_unpacked_and_named(tmp_path, caplog):
     kinds = {"attn_output.weight": "F16", "ffn_down.weight": "BF16", "attn_k.weight": "F32"}
-    path = written(tmp_path, lambda n: next((k for end, k in kinds.items() if end in n), "Q4_0"))
+    path = gguf_files.quantised(tmp_path, kinds, "Q4_0")
     with caplog.at_level(logging.WARNING, "csd"):
         decoder = load(path, device="cpu").decoder
     layers = len(decoder.layers)
@@ -144,9 +128,9 @@ print(peak() - before)
 @needs_loop
 def test_memory_of_a_load_is_little_more_than_the_file(tmp_path):
     """Neither mapped pages nor copies of matrices are held beside the weights."""
-    small = written(tmp_path)
+    small = gguf_files.quantised(tmp_path)
     hidden, width = 2048, 32768
-    model = gguf_files.build("qwen2", **WIDTHS | dict(num_hidden_layers=1))
+    model = gguf_files.build("qwen2", **gguf_files.WHOLE_BLOCKS | dict(num_hidden_layers=1))
     c, q8 = model.config, gguf.GGMLQuantizationType.Q8_0
     tensors, types = {}, {}
     for name, w in gguf_files.tensors_of(model).items():
