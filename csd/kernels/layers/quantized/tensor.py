@@ -1,6 +1,7 @@
 """A quantised matrix as a tensor: what a Linear, an Embedding, peft and autograd take as a weight."""
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -59,7 +60,8 @@ class Quantized(torch.Tensor):
         data = torch.empty(tiles_of(N), format.tile_size(K), dtype=torch.uint8)
         out, in_loop = data.numpy(), compiles()
         each = max(1, (AT_ONCE if in_loop else AT_ONCE_REF) // (width * PAIR)) * PAIR
-        for first in range(0, N, each):
+
+        def fill(first: int) -> None:
             part = out[first // TILE : (first + each) // TILE]
             if in_loop:
                 from csd.kernels.layers.quantized.cpu import lay_out as loop
@@ -67,6 +69,11 @@ class Quantized(torch.Tensor):
                 loop.lay_out(rows[first : first + each], format, part)
             else:
                 part[:] = lay_out(rows[first : first + each], format)
+
+        # reading waits for the disk, and neither it nor the loop holds Python's lock
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            for _ in threads.map(fill, range(0, N, each)):
+                pass
         return cls([Part(format.name, N, data)], K)
 
     @classmethod

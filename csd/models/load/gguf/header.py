@@ -8,6 +8,7 @@ nothing.
 import mmap
 import os
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,7 +33,7 @@ class CutFile(ValueError):
 class Texts(Sequence[bytes]):
     """The texts of a list, as bytes."""
 
-    def __init__(self, data: bytes, begins: list[int], ends: list[int]):
+    def __init__(self, data: bytes, begins: array, ends: array):
         self._data, self._begins, self._ends = data, begins, ends
 
     def __len__(self) -> int:
@@ -163,7 +164,7 @@ class _Parser:
 
     def texts(self, count: int) -> Texts:
         size_at, data, first, at = struct.Struct("<Q").unpack_from, self.data, self.at, 0
-        begins, ends = [], []
+        begins, ends = array("q"), array("q")
         for _ in range(count):
             begins.append(at + 8)
             at += 8 + size_at(data, first + at)[0]

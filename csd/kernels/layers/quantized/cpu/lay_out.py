@@ -17,9 +17,9 @@ from numba.extending import intrinsic
 
 from csd.kernels.layers.quantized import formats
 from csd.kernels.layers.quantized.formats import BLOCK, FORMATS, TILE, Format
+from csd.kernels.numba.jit import loop
 from csd.kernels.numba.simd import INT, splat
 from csd.kernels.numba.tensors import memory
-from csd.kernels.numba.threads import by_threads, share
 
 # a word of the block, as wide as the numbers of a row in the widest vector
 WORD = 4
@@ -110,14 +110,13 @@ def _add_term(typing_context, made, word, right, left, mask):
     return types.none(index, index, number, number, number), generate
 
 
-@by_threads
-def _lay_out(part, parts, tiles, units, rows, row_bytes, size, out, words, vectors, terms):
-    """A part's share of the tiles at `out`; rows: address of rows of `row_bytes` bytes."""
-    begin, end = share(tiles, part, parts)
+@loop
+def _lay_out(tiles, units, rows, row_bytes, size, out, words, vectors, terms):
+    """Write the tiles at `out`; rows: address of rows of `row_bytes` bytes."""
     read = np.empty((len(words), TILE), np.uint32)
     made = np.empty(TILE, np.uint32)
     unit_bytes = TILE * vectors[:, 0].sum()
-    for tile in range(begin, end):
+    for tile in range(tiles):
         for unit in range(units):
             block = rows + tile * TILE * row_bytes + unit * size
             target = out + (tile * units + unit) * unit_bytes
@@ -147,7 +146,6 @@ def lay_out(rows: np.ndarray, format: Format, out: np.ndarray) -> None:
     steps, (N, row_bytes) = program(format.name), rows.shape
     units = row_bytes // format.size
     _lay_out(
-        N * units * format.numbers,
         N // TILE,
         units,
         rows.ctypes.data,
