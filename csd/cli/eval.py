@@ -137,6 +137,7 @@ def _eval(args: Namespace) -> int:
         "model": args.model,
         "revision": args.revision,
         "dtype": args.dtype,
+        **({} if args.quantization is None else {"quantization": args.quantization}),
         "problems_sha256": digest,
         "task": source.task_name,
         "num_samples": args.num_samples,

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from csd.kernels.layers.quantized import Quantized, QuantizedStack
+
 CONTAINERS = (list, tuple, set, frozenset)
 
 
@@ -21,7 +23,11 @@ def held_bytes(root: Any) -> int:
             continue
         seen.add(id(x))
         visited.append(x)
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, Quantized):
+            waiting += [part.data for part in x.parts]
+        elif isinstance(x, QuantizedStack):
+            waiting += x.matrices
+        elif isinstance(x, torch.Tensor):
             if x.layout == torch.strided:
                 storage = x.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
