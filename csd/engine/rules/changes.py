@@ -159,7 +159,8 @@ class Changes:
             logits = logits[pool.texts.row.long()]
             pool = replace(pool, texts=None)
         longest = None if self.static else int(slots.generated.max())
-        x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
+        drafted = self.static or bool(pool.depth.any())
+        x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest, drafted)
         banned = None
         if self.grammars is not None:
             banned, forced = self.grammars.rows(pool, slots, forced, self.teacher_forced)
