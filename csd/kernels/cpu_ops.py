@@ -25,7 +25,7 @@ from csd.kernels.table.cpu.observe import insert_observed, observe
 from csd.kernels.texts.cpu import merge, part, representatives, spread
 from csd.kernels.verify.cpu.decide import decide
 from csd.kernels.verify.cpu.heads import log_sum
-from csd.kernels.verify.cpu.path import token_logprobs, verify, verify_all
+from csd.kernels.verify.cpu.path import filtered, token_logprobs, verify, verify_all
 
 __all__ = [
     "add",
@@ -78,6 +78,7 @@ def ops(dtype: torch.dtype) -> Ops:
         verify_all=verify_all,
         token_logprobs=token_logprobs,
         log_sum=log_sum,
+        filtered=filtered,
         commit_kv=commit_kv,
         commit_tail=commit_tail,
         roots=roots,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.tensors import LIKE, memory, read, readable
+from csd.kernels.numba.tensors import LIKE, memory, read, readable, require
 from csd.kernels.numba.threads import by_threads, share
 from csd.kernels.verify.cpu.heads import in_loops
 from csd.kernels.verify.cpu.rows import (
@@ -22,6 +22,7 @@ from csd.kernels.verify.cpu.rows import (
     SINGLE,
     sample_row,
     workspace,
+    write_filtered,
 )
 from csd.kernels.verify.reference import descend_ref, verify_ref
 from csd.kernels.verify.token_logprobs import TokenLogprobs, token_logprobs_ref
@@ -165,6 +166,24 @@ def _begin(
     memory(verdict.bad, S, BOOL)[:] = False
 
 
+@by_threads
+def _filtered(
+    part,
+    parts,
+    sizes,  # 1, R, V, 0
+    x,  # [R, V], address
+    slots,  # of `SLOTS`, a row each
+    out,  # [R, V], written
+):
+    """Write the probabilities of rows after the filters."""
+    R, V = sizes[1:3]
+    work = workspace(V, out)
+    first, last = share(R, part, parts)
+    for m in range(first, last):
+        row = memory(x + m * V * out.itemsize, V, out)
+        write_filtered(row, m, sizes, slots, work, out[m])
+
+
 class Case:
     """Arguments of the loop for rows of logits, and the verdict that it writes.
 
@@ -258,3 +277,12 @@ def token_logprobs(
     bad = torch.zeros(pool.rows, dtype=torch.bool)
     bad[row[torch.from_numpy(broken)]] = True
     return TokenLogprobs(case.verdict.logprob, case.verdict.raw_logprob, bad)
+
+
+def filtered(x: torch.Tensor, slots: Slots) -> torch.Tensor:
+    """`filtered_ref`; x is float32 or float64."""
+    x, of_slots = x.contiguous(), SLOTS.addresses(slots)
+    require(readable(x) and of_slots is not None, "filtered", x)
+    out = torch.empty_like(x)
+    _filtered(x.numel(), (1, *x.shape, 0), x.data_ptr(), of_slots, out.numpy())
+    return out

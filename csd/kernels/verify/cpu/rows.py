@@ -217,3 +217,23 @@ def _place(token, given):
         if token[w] == given:
             place = w
     return place
+
+
+@loop
+def write_filtered(row, s, sizes, slots, work, out):
+    """Write a row's probabilities after the filters of slot s; its logits are changed already.
+
+    out: [V].
+    """
+    z, most, token, score, mass, _, _, _, bits = work
+    kind = type(mass[0])
+    temperature = kind(memory(slots.temperature, sizes[1], DOUBLE)[s])
+    changes = bits[:0], kind(1), np.empty(0, np.int32)
+    _, highest = row_peaks(row, changes, most, z)
+    of_row = row, changes, highest / temperature, temperature
+    count, _, head, rest, whole = _cut(of_row, False, s, sizes, slots, work)
+    if not whole:
+        count = _all(of_row, most, token, score, mass, z)
+    out[:] = 0
+    for w in range(count):
+        out[token[w]] = mass[w] / (head + rest)

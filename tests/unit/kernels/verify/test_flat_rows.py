@@ -14,6 +14,7 @@ from csd.kernels.verify import verify_ref
 from csd.kernels.verify.advance_slots import mark_seen
 from csd.kernels.verify.cpu import path
 from csd.kernels.verify.cpu.cuts import boundary
+from csd.kernels.verify.token_logprobs import filtered_ref
 from csd.state.pool_builder import roots
 from csd.state.slots import Slots
 
@@ -77,6 +78,17 @@ def test_many_flat_rows(options):
         assert_draws(seed, (4099, 32003, 50257)[seed % 3], torch.float64, options)
 
 
+@few(6)
+@pytest.mark.parametrize("vocab", [4099, 32003])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_probabilities_after_the_filters(options, vocab):
+    for dtype in (torch.float32, torch.float64):
+        logits, _, slots = case(4, vocab, dtype, options)
+        got, want = path.filtered(logits, slots), filtered_ref(logits, slots)
+        assert torch.equal(got > 0, want > 0)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=0)
+
+
 @loop
 def places(value, mass, low, high, start, total, limits, out):
     for i in range(limits.shape[0]):
@@ -124,21 +136,28 @@ DRAWN = {k: OPTIONS[k] for k in OPTIONS if k != "penalty"} | {
 
 @pytest.fixture(scope="module")
 def flat():
-    """A model whose rows have long heads at temperature 2."""
-    with csd.Engine(build("llama", vocab_size=5003), max_slots=4) as engine:
+    """A model whose rows have long heads at temperature 2, and its engine."""
+    model = build("llama", vocab_size=5003)
+    with csd.Engine(model, max_slots=4) as engine:
         if "decide" not in engine.ops.fused:
             pytest.skip("an engine on this CPU runs no loops")
-        yield engine
+        yield model, engine
 
 
 @few(6)
 @pytest.mark.parametrize("options", DRAWN.values(), ids=DRAWN)
 def test_no_step_runs_the_reference(flat, options):
-    """Drawn, scored and trained tokens: all rows are computed by loops."""
+    """Drawn, scored and trained tokens: loops compute all rows, and the gradient's."""
+    model, engine = flat
     how = dict(temperature=2.0, **options)
     with no_reference():
         out = csd.generate(
-            flat, [5, 6, 7], num_samples=4, seed=1, max_new_tokens=12, ignore_eos=True, **how
+            engine, [5, 6, 7], num_samples=4, seed=1, max_new_tokens=12, ignore_eos=True, **how
         )
-        scored = csd.score(flat, [5, 6, 7], [x.tokens for x in out], **how)
-    assert [x.logprobs for x in scored] == [pytest.approx(x.logprobs, abs=1e-4) for x in out]
+        given = [x.tokens for x in out]
+        scored = csd.score(engine, [5, 6, 7], given, **how)
+        trained = csd.logprobs(model, [5, 6, 7], given, **how)
+        sum(x.sum() for x in trained.logprobs).backward()
+    for a, b, c in zip(scored, out, trained.logprobs, strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+        assert c.tolist() == pytest.approx(b.logprobs, abs=1e-4)
