@@ -224,6 +224,10 @@ class _ComparedOps(Ops):
         self._compare_fused("decide", args)
         return Ops.decide(self, *args)
 
+    def finish(self, *args: Any) -> Any:
+        self._compare_fused("finish", args)
+        return Ops.finish(self, *args)
+
     def _compare_fused(self, name: str, args: tuple) -> None:
         fused = self.fused.get(name)
         if fused is not None:

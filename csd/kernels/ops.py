@@ -136,8 +136,17 @@ class Ops:
         if fused is not None and fused.replaces == (self.verify, self.advance_slots, self.snapshot):
             return fused.fn(logits, pool, slots, top, trees)
         verdict = self.verify(logits, pool, slots)
+        return verdict, *self.finish(pool, slots, verdict, top, trees)
+
+    def finish(
+        self, pool: Any, slots: Any, verdict: Any, top: bool, trees: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run `advance_slots` and `snapshot`; returns the snapshot."""
+        fused = self.fused.get("finish")
+        if fused is not None and fused.replaces == (self.advance_slots, self.snapshot):
+            return fused.fn(pool, slots, verdict, top, trees)
         self.advance_slots(slots, verdict)
-        return verdict, *self.snapshot(pool, verdict, top, trees)
+        return self.snapshot(pool, verdict, top, trees)
 
 
 def reference() -> Ops:

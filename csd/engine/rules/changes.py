@@ -175,8 +175,7 @@ class Changes:
         short = keep_full(x, logits, self.static, self.teacher_forced)
         verdict = ops.verify(x, pool, self.without_rules(slots))
         finish_rows(verdict, logits, short, pool, slots, self.rules, ops.log_sum, self.static)
-        ops.advance_slots(slots, verdict)
-        return verdict, *ops.snapshot(pool, verdict, top, trees)
+        return verdict, *ops.finish(pool, slots, verdict, top, trees)
 
     def without_rules(self, slots: Slots) -> Slots:
         """Slots for changed rows, which include bans of end tokens and may include the penalty."""
