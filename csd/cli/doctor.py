@@ -33,7 +33,7 @@ from csd.kernels.backends import NAMES, loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.common.gpu import has_bfloat16
 from csd.kernels.common.operator import OPERATIONS, load_loops
-from csd.kernels.ops import Ops, TextOps, exact_triton, reference, triton
+from csd.kernels.ops import BESIDE, Ops, TextOps, exact_triton, reference, triton
 from csd.models.demo import toy
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.held import held_weights
@@ -224,7 +224,7 @@ def table() -> str:
     """
     backends = {"reference": reference(), "cpu": loops() if compiles() else None}
     backends |= {"triton": triton(), "triton, exact": exact_triton()}
-    steps = [f.name for f in fields(Ops) if f.name not in ("name", "fused", "log_sum", "texts")]
+    steps = [f.name for f in fields(Ops) if f.name not in BESIDE]
     rows = [["operation", *backends], ["---"] * (1 + len(backends))]
     for name in steps:
         run = [None if ops is None else getattr(ops, name) for ops in backends.values()]
