@@ -18,7 +18,7 @@ from csd.models.load import gguf, tokenizer_of
 # by name: dtype in which the file is unpacked, or None
 WAYS = {"float32": torch.float32, "packed": None, "bfloat16": torch.bfloat16}
 LLAMA_CPP = "llama.cpp"
-# the part of a divergence whose first positions are left out
+# the rows of the table that leave out each text's first position
 LATER = "without position 0"
 
 Forward = Callable[[list[int]], torch.Tensor]
@@ -74,9 +74,7 @@ def forward_of(path: str, way: str, tokens: int) -> Any:
 
         side = LlamaCpp(path, 1, cells=max(tokens, 512))
         return nullcontext(side.logits)
-    with gguf.read_once():
-        module = gguf.read(path, WAYS[way])
-    return nullcontext(_of_csd(module))
+    return nullcontext(_of_csd(gguf.read(path, WAYS[way], as_module=True)))
 
 
 def _of_csd(module: Any) -> Forward:
