@@ -121,7 +121,7 @@ def _bucket(value, origin):
 
 @loop
 def boundary(value, mass, low, high, start, total, limit):
-    """Where the mass of listed tokens, in ascending order of their values, exceeds a limit.
+    """The place at which masses of listed tokens, in ascending order of value, exceed a limit.
 
     Returns the value and the place in the list of the first token in this order with
     (start + mass up to and including it) / total > limit, of the last one if there is none. Equal

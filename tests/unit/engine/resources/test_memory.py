@@ -139,7 +139,7 @@ def test_what_changes_rows_takes_no_more_than_is_counted(monkeypatch, options, d
 
             return call
 
-        names = ("verify", "advance_slots", "snapshot")
+        names = ("verify", "finish")
         own = SimpleNamespace(log_sum=ops.log_sum, **{name: unwatched(name) for name in names})
         with live:
             verdict = plain(self, own, logits, pool, slots, *flags)

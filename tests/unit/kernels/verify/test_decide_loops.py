@@ -82,7 +82,7 @@ def test_any_number_of_threads_gives_the_same_bits(poison, threads, monkeypatch)
 @DTYPES
 @pytest.mark.parametrize("by", [11.2, 12.5, 0.5], ids=["most", "some", "long heads"])
 def test_rows_that_draw_their_rest_or_have_long_heads(poison, by, dtype):
-    """Of some slots, or several times on a path."""
+    """Rows of some slots, or several times on a path."""
     logits, pool, slots = case(4, 65537, dtype, rows=40, live=True)
     slots.temperature[slots.temperature > 0] = 1
     below(logits, by)
