@@ -122,11 +122,11 @@ def _reasons(stats: Stats) -> Iterator[str]:
     """Reasons for which drafts do not pay, by a call's statistics."""
     if stats.double_cost is not None:
         yield (
-            f"a step of {2 * stats.slots} rows costs {stats.double_cost:.1f} of one of "
-            f"{stats.slots}"
+            f"a step that checks a draft for each of {stats.slots} samples takes "
+            f"{stats.double_cost:.1f} times as long as one without"
         )
     if stats.shared_ngrams is not None:
-        yield f"samples share {stats.shared_ngrams:.0%} of their 8-grams"
+        yield f"{stats.shared_ngrams:.0%} of the samples' runs of 8 tokens stand in another sample"
 
 
 def shared_ngrams(texts: Iterable[Sequence[int]], n: int = 8) -> float | None:
