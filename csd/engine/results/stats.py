@@ -54,7 +54,7 @@ class Stats:
     def __str__(self) -> str:
         """Tokens, seconds, drafts, seconds of compiling and measuring, and whether drafts paid."""
         parts = " ".join(part for part in _sentence(self) if part)
-        return f"{parts}; {why}" if (why := self.drafts) else parts
+        return "; ".join(part for part in (parts, _before(self), self.drafts) if part)
 
     @property
     def drafts(self) -> str:
@@ -155,10 +155,13 @@ def _sentence(stats: Stats) -> Iterator[str]:
         by = ", ".join(f"{name} {n:,}" for name, n in stats.accepted.items() if n)
         yield f"{stats.nodes_accepted:,} of {stats.nodes_proposed:,} drafted tokens were accepted"
         yield f"({by})" if by else ""
+
+
+def _before(stats: Stats) -> str:
+    """What preceded sampling, with its seconds."""
     before = [
-        f"{stats.seconds[kind]:.1f} s to {done}"
-        for kind, done in (("compile", "compile or load code"), ("measure", "time steps"))
+        f"{done} took {stats.seconds[kind]:.1f} s"
+        for kind, done in (("compile", "compiling or loading code"), ("measure", "timing steps"))
         if stats.seconds.get(kind, 0.0) >= 0.05
     ]
-    if before:
-        yield f"after {' and '.join(before)}"
+    return f"before that, {' and '.join(before)}" if before else ""

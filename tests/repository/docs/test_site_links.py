@@ -50,7 +50,7 @@ def test_a_build_with_such_a_link_fails(site):
     from mkdocs.exceptions import PluginError
 
     (site / "index.html").write_text('<a href="none">x</a>')
-    with pytest.raises(PluginError, match="index.html: none"):
+    with pytest.raises(PluginError, match=r"index\.html: none"):
         site_links.on_post_build({"site_dir": str(site)})
 
 
