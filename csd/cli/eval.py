@@ -220,7 +220,7 @@ def _check(args: Namespace, source: Source) -> None:
 
 
 def _code_lacks(args: Namespace, task: Task) -> Iterator[str]:
-    """Why programs would run unasked, or cannot, and options without a meaning."""
+    """Reasons for which programs must not run or cannot, and options without a meaning."""
     if not task.entry_point:
         if args.run_code:
             yield "run_code needs problems with tests: humaneval, or --task humaneval"

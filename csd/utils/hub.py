@@ -18,7 +18,7 @@ _why: str | None = None
 
 
 def unreached() -> str | None:
-    """Why the hub cannot be reached, within a context of `hub_or_cache`; None if it can be."""
+    """Returns why the hub cannot be reached, within a `hub_or_cache`; None if it can be."""
     return _why
 
 
@@ -53,7 +53,7 @@ def hub_or_cache(name: str) -> Iterator[None]:
 
 
 def no_hub() -> str | None:
-    """Why the hub cannot be reached; None if it answers, or if its library is set offline.
+    """Returns why the hub cannot be reached; None if it answers, or if its library is offline.
 
     The question is asked on a thread, because no timeout bounds the look-up of a name.
     """

@@ -1,11 +1,11 @@
-"""What saved a prompt's samples time, in words: equal beginnings, drafts, or neither.
+"""Words on what saved a prompt's samples time: equal beginnings, drafts, or neither.
 
 `told` begins with the larger of the two, by counts. Where both save little, it names the changes
 that save more (docs/howto/tune.md has the measured counts).
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import islice, pairwise, takewhile
 
 from csd.engine.results.result import Samples
 from csd.engine.results.stats import BEGINNING, COMPARED, PAYS, Stats
@@ -26,28 +26,34 @@ def told(out: Samples, temperature: float | None = None) -> str:
             f"{stats.nodes_accepted:,} of {stats.tokens:,} tokens were guessed right, "
             f"{stats.draft_gain:.2f} times as fast as without guesses"
         )
-        if stats.tokens_per_step > shared(stats):
+        if stats.tokens_per_step > shared(out):
             words.reverse()
     words = words or ["no equal beginnings and no guesses saved time"]
     advice = [*_advice(out, temperature)]
-    if advice and shared(stats) * max(stats.draft_gain or 1.0, 1.0) < ENOUGH:
+    if advice and shared(out) * (stats.draft_gain or 1.0) < ENOUGH:
         words.append(f"{', '.join(advice)} would save more")
     return "; ".join(words)
 
 
-def shared(stats: Stats) -> float:
-    """Rows that the samples and drafts would have had alone, by those that the model computed."""
-    return (stats.sample_steps + stats.nodes_proposed) / stats.rows if stats.rows else 1.0
+def shared(out: Samples) -> float:
+    """Tokens of the samples, by those that are left if equal beginnings are read once."""
+    texts = _beginnings(out.tokens)
+    total = sum(map(len, texts))
+    again = sum(common(a, b) for a, b in pairwise(texts))
+    return total / (total - min(again, _saved(out.stats))) if total else 1.0
+
+
+def _saved(stats: Stats) -> int:
+    """Rows that samples in flight together shared, with those of their drafts."""
+    return max(stats.sample_steps + stats.nodes_proposed - stats.rows, 0) if stats.rows else 0
 
 
 def _alike(out: Samples) -> str:
-    """How many samples began alike for how many tokens, where that saved rows; or empty."""
-    if shared(out.stats) < PAYS:
+    """Number of samples that began alike, and of tokens, where that saved time; or empty."""
+    if shared(out) < PAYS:
         return ""
-    count, length = alike([sample.tokens for sample in out])
-    saved = out.stats.sample_steps + out.stats.nodes_proposed - out.stats.rows
-    # samples that were not in flight together were not read together
-    length = min(length, saved // max(count - 1, 1))
+    count, length = alike(out.tokens)
+    length = min(length, _saved(out.stats) // max(count - 1, 1))
     if length < 1:
         return ""
     of = "" if count == len(out) else f" of {len(out)}"
@@ -60,15 +66,23 @@ def alike(texts: Iterable[Sequence[int]]) -> tuple[int, int]:
 
     Read once for n texts, a beginning of L tokens saves (n - 1) L.
     """
-    # in order, the common beginning of a run is that of its ends: the least of its neighbours'
-    ordered = sorted(list(tokens[:BEGINNING]) for tokens in [*texts][:COMPARED])
-    best = (0, 0)
+    # in order, what two texts have in common those between them have too
+    ordered, best = _beginnings(texts), (0, 0)
     for i, first in enumerate(ordered):
         for j in range(i + 1, len(ordered)):
-            same = takewhile(lambda pair: pair[0] == pair[1], zip(first, ordered[j], strict=False))
-            length = sum(1 for _ in same)
-            best = max(best, (j - i + 1, length), key=lambda run: (run[0] - 1) * run[1])
+            run = (j - i + 1, common(first, ordered[j]))
+            best = max(best, run, key=lambda run: (run[0] - 1) * run[1])
     return best
+
+
+def _beginnings(texts: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Beginnings of the first texts, in order."""
+    return sorted(list(tokens[:BEGINNING]) for tokens in islice(texts, COMPARED))
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning of two texts."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _advice(out: Samples, temperature: float | None) -> Iterable[str]:

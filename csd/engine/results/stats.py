@@ -158,7 +158,7 @@ def _sentence(stats: Stats) -> Iterator[str]:
 
 
 def _before(stats: Stats) -> str:
-    """What preceded sampling, with its seconds."""
+    """Work that preceded sampling, with its seconds."""
     before = [
         f"{done} took {stats.seconds[kind]:.1f} s"
         for kind, done in (("compile", "compiling or loading code"), ("measure", "timing steps"))

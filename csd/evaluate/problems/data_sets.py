@@ -68,7 +68,7 @@ class Source:
         return self.name not in NAMES and not Path(self.name).is_dir()
 
     def lacks(self, others: bool) -> list[str]:
-        """What reading the rows needs and this machine lacks: the package, and then the hub.
+        """Names what reading the rows needs and this machine lacks: the package, and then the hub.
 
         others: True to ask for the hub although the package is there. It may have rows in a cache.
         """

@@ -6,14 +6,14 @@ from itertools import combinations
 import pytest
 
 import csd
-from csd.engine.results.savings import alike, told
+from csd.engine.results.savings import alike, common, shared, told
 from csd.engine.results.stats import Stats
 from csd.models.demo import toy
 
 pytestmark = pytest.mark.quick
 
 
-def common(texts):
+def common_of(texts):
     return next(
         i for i in range(99) if len({t[i] if i < len(t) else -j for j, t in enumerate(texts)}) > 1
     )
@@ -24,9 +24,22 @@ def test_the_beginning_is_the_one_that_saves_most(seed):
     rng = random.Random(seed)
     texts = [[rng.randrange(1, 3) for _ in range(rng.randrange(1, 8))] for _ in range(6)]
     count, length = alike(texts)
-    best = max((n - 1) * common(some) for n in range(2, 7) for some in combinations(texts, n))
+    best = max((n - 1) * common_of(some) for n in range(2, 7) for some in combinations(texts, n))
     assert (count - 1) * length == best
-    assert any(common(some) >= length for some in combinations(texts, count))
+    assert any(common_of(some) >= length for some in combinations(texts, count))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_beginnings_that_are_read_once(seed):
+    """The tokens that are left are the different beginnings of any length."""
+    rng = random.Random(seed)
+    texts = [[rng.randrange(1, 3) for _ in range(rng.randrange(1, 8))] for _ in range(6)]
+    total = sum(map(len, texts))
+    left = len({tuple(text[:n]) for text in texts for n in range(1, len(text) + 1)})
+    assert common(texts[0], texts[0]) == len(texts[0])
+    assert shared(out_of(texts, sample_steps=2 * total, rows=total)) == total / left
+    # a sample at a time
+    assert shared(out_of(texts, sample_steps=total, rows=total)) == 1
 
 
 def test_without_two_texts_none_is_common():
