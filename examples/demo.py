@@ -21,6 +21,7 @@ from typing import Any
 from transformers.utils import logging
 
 import csd
+from csd.engine.results.savings import told
 from csd.models.demo import smollm2_path
 from csd.models.load import load
 
@@ -133,7 +134,7 @@ def bar(count: int, total: int) -> str:
 
 
 def why(out: csd.Samples) -> None:
-    """Print how many rows the model computed, and where accepted drafts came from."""
+    """Print how many rows the model computed, and where accepted drafts, its guesses, came from."""
     stats = out.stats
     print(
         f"\nThe model computed {stats.rows:,} rows for {stats.tokens:,} tokens, drafts included:"
@@ -169,7 +170,8 @@ def main(model: str, tokens: int = 200) -> None:
 
     programs = [program(sample.text or "") for sample in out]
     (text, count), *others = Counter(programs).most_common()
-    print(f"\n{1 + len(others)} different programs; {count} of {len(out)} samples have this one")
+    print(f"\n{told(out, TEMPERATURE)}")
+    print(f"{1 + len(others)} different programs; {count} of {len(out)} samples have this one")
     if TERMINAL:
         colours = [painted(f" {name} ", colour) for name, colour in SOURCES.values()]
         print(f"(drafted tokens stood before in the text of {' '.join(colours)}):")

@@ -62,12 +62,17 @@ def show(text: str, suffix: str = ".txt") -> None:
     """
     if sys.stdout is not None and sys.stdout.isatty():
         text = without_controls(text)
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
-        with naming_output():
-            print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        put(text)
     except OSError as error:
         raise OSError(f"{error}; the output is in {keep(text, suffix)}") from error
+
+
+def put(text: str) -> None:
+    """Print a text at once. Raises OSError, after which later output is discarded."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    with naming_output():
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def keep(text: str, suffix: str) -> str:

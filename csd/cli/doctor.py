@@ -141,7 +141,8 @@ def _doctor(args: Namespace) -> int:
         print("\n\n".join(report.table() for report in reports))
         if costs:
             held = "" if costs[2] is None else f"weights: {costs[2]}\n"
-            print(f"\n{held}{shown_costs(costs[0])}\n{shown_verification(costs[1], SLOTS)}")
+            print(f"\n{held}{shown_costs(costs[0])}")
+            print(shown_verification(costs[1], SLOTS, costs[0]["steady"]))
     return 0 if passed else 1
 
 
@@ -296,8 +297,9 @@ def step_costs(table: StepTimeTable) -> dict[str, Any]:
 
 def shown_costs(costs: dict[str, Any]) -> str:
     """The table as text."""
+    loaded = "" if costs["steady"] else ", timed while other work ran (? marks what is uncertain)"
     lines = [
-        f"steps of this model, with {costs['slots']} samples in flight:",
+        f"steps of this model, with {costs['slots']} samples in flight{loaded}:",
         "  rows  milliseconds  drafts pay where this share of them is accepted",
     ]
     for row in costs["rows"]:
@@ -306,8 +308,9 @@ def shown_costs(costs: dict[str, Any]) -> str:
             words = "(no drafts)" if row["rows"] == costs["slots"] else ""
         else:
             words = f"{needed:.0%}" if needed <= 1 else "never"
+            words += "" if costs["steady"] else " ?"
         lines.append(f"{row['rows']:6}  {row['milliseconds']:12.2f}  {words}".rstrip())
-    disturbed = "" if costs["steady"] else "other work disturbed the measurement; "
+    disturbed = "" if costs["steady"] else "on an idle machine drafts may pay earlier; "
     final = costs["steady"] or costs["settled"]
     then = "these times are kept" if final else "the next process repeats it"
     lines.append(f"{disturbed}{then}; one above that of more rows is lowered to it")

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from argparse import Namespace, _SubParsersAction
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def _eval(args: Namespace) -> int:
     check_counts(args, ("batch", "limit", "shots"))
     source = Source.of(args.problems, args.task)
     task = source.task
-    _check_code(args, task)
+    _check(args, source)
     prefix = _examples(args, source)
     problems, digest = source.read(prefix)
     problems = problems[: args.limit]
@@ -211,22 +212,30 @@ def _batch(text: str) -> int | None:
     return None if text == "auto" else int(text)
 
 
-def _check_code(args: Namespace, task: Task) -> None:
-    """Raises ValueError if programs would run unasked, or for options without a meaning."""
+def _check(args: Namespace, source: Source) -> None:
+    """Raises ValueError for options that do not fit the task, and for all that the run lacks."""
+    lacking = [*_code_lacks(args, source.task)]
+    lacking += source.lacks(bool(lacking))
+    if lacking:
+        raise ValueError("; ".join(lacking))
+
+
+def _code_lacks(args: Namespace, task: Task) -> Iterator[str]:
+    """Reasons for which programs must not run or cannot, and options without a meaning."""
     if not task.entry_point:
         if args.run_code:
-            raise ValueError("run_code needs problems with tests: humaneval, or --task humaneval")
+            yield "run_code needs problems with tests: humaneval, or --task humaneval"
         return
     if not args.run_code:
-        raise ValueError(
+        yield (
             "humaneval runs programs that the model writes, which may do harm as any program of "
             "yours may: give --run-code, on a machine or in a container where that is allowed"
         )
     if os.name != "posix":
-        raise ValueError("run_code needs Linux or macOS, whose processes have the limits")
+        yield "run_code needs Linux or macOS, whose processes have the limits"
     for name in ("until_decided", "shots", "prompt_file"):
         if getattr(args, name):
-            raise ValueError(f"{name} needs problems with answers, but humaneval has tests")
+            yield f"{name} needs problems with answers, but humaneval has tests"
 
 
 def _examples(args: Namespace, source: Source) -> str | None:
@@ -272,7 +281,9 @@ def _interval(value: Any) -> Any:
 
 def shown(figures: dict, args: Namespace) -> str:
     """Table of accuracy and cost by the number of samples, then totals and cut samples."""
-    lines = ["    k  maj@k (95% interval)    pass@k (95% interval)       tokens     seconds"]
+    lines = [
+        "    k  maj@k (95% interval)    pass@k (95% interval)       tokens    seconds*",
+    ]
     for row in figures["by_k"]:
         maj, passed = (
             "" if row[name] is None else "{:.3f} ({:.3f} to {:.3f})".format(*row[name])
@@ -281,6 +292,7 @@ def shown(figures: dict, args: Namespace) -> str:
         lines.append(
             f"{row['k']:5}  {maj:22}  {passed:22} {row['tokens']:12,.0f} {row['seconds']:10,.1f}"
         )
+    lines.append("* of the run, in proportion to the tokens: k samples drawn alone take longer")
     lines.append(
         f"{figures['problems']} problems, {figures['tokens']:,} tokens in "
         f"{figures['seconds']:.1f} s: {figures['tokens_per_second']:.0f} per second, "

@@ -22,12 +22,14 @@ from csd.cli.common import (
     flush_output,
     keep,
     open_history,
+    put,
     show,
     stamped,
 )
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
-from csd.engine.results.result import Samples, to_json
+from csd.engine.results.result import Sample, Samples, to_json
+from csd.engine.results.savings import told
 from csd.evaluate.vote import vote
 from csd.models.text.prompts import as_message, has_chat
 from csd.state.filters import FILTERS
@@ -35,7 +37,7 @@ from csd.utils.check import one_line
 from csd.utils.device import is_out_of_memory
 from csd.utils.lazy import warn_of_namesake
 from csd.utils.other_names import hint
-from csd.utils.phases import showing
+from csd.utils.phases import showing, wants_progress, write
 from csd.utils.version import __version__
 
 ABOUT = "Draw many samples of a prompt, faster than plain sampling and with the same tokens."
@@ -187,43 +189,95 @@ def _sample(args: Namespace) -> int:
         raise ValueError("prompt must not be empty")
     check_output()
     options = {name: getattr(args, name) for name in SAMPLE_FLAGS}
-    with showing(False if args.json else None):
+    printed = Printed(not args.json and not sys.stdout.isatty())
+    # lines in a pipe and a log too: a machine's first call takes a minute
+    with showing(not args.json), open_history(args.history) as history:
         engine = engine_for(args.model, **loading(args), decoder=args.decoder)
-    chat = has_chat(engine.tokenizer) and not args.plain
-    prompt = as_message(args.prompt, chat)
-    with open_history(args.history) as history:
+        chat = has_chat(engine.tokenizer) and not args.plain
+        prompt = as_message(args.prompt, chat)
+        call = engine.prepare(
+            prompt, progress=False if args.json else None, history=history, **options
+        )
+        if printed.live and not wants_progress(None):
+            write(f"csd: drawing {args.num_samples} samples, each printed as it ends ...\n")
+        temperature = call.requests[0].params.temperature
         try:
-            out: Samples = engine.generate(
-                prompt, progress=False if args.json else None, history=history, **options
-            )
+            for _, sample in engine.samples(call):
+                printed.add(sample)
         except (Exception, KeyboardInterrupt) as error:
             # samples drawn before the error are shown
-            if isinstance(drawn := getattr(error, "samples", None), Samples):
-                _show(drawn, engine.tokenizer, args)
+            if hasattr(error, "samples") or isinstance(error, KeyboardInterrupt):
+                _show(call.results()[0], engine.tokenizer, args, printed, temperature)
             raise
-    _show(out, engine.tokenizer, args)
+    _show(call.results()[0], engine.tokenizer, args, printed, temperature)
     return 0
 
 
-def _show(out: Samples, tokenizer: Any, args: Namespace) -> None:
+class Printed:
+    """Samples on standard output: each as it ends if `live`, else none before the end."""
+
+    def __init__(self, live: bool):
+        self.live = live
+        self._texts: list[str] = []
+        self._seen: set[int] = set()
+        self._failed: OSError | None = None
+
+    def add(self, sample: Sample) -> None:
+        if not self.live:
+            return
+        self._seen.add(sample.index)
+        self._put(_text(sample))
+
+    def end(self, out: Samples, lines: list[str]) -> None:
+        """Print the samples that were not printed yet, then the lines.
+
+        If standard output has failed, writes all to a file, and raises OSError with its name.
+        """
+        rest = "\n".join([*(_text(s) for s in out if s.index not in self._seen), *lines])
+        if not self.live:
+            show(rest)
+            return
+        self._put(rest)
+        if self._failed is not None:
+            path = keep("\n".join(self._texts), ".txt")
+            raise OSError(f"{self._failed}; the output is in {path}") from self._failed
+
+    def _put(self, text: str) -> None:
+        self._texts.append(text)
+        if self._failed is None:
+            try:
+                put(text)
+            except OSError as error:
+                self._failed = error
+
+
+def _text(sample: Sample) -> str:
+    head = f"--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})"
+    return f"{head}\n{sample.text}"
+
+
+def _show(
+    out: Samples, tokenizer: Any, args: Namespace, printed: Printed, temperature: float | None
+) -> None:
     if args.json:
         show(_json(out, tokenizer, args), ".json")
         return
     lines = []
-    for sample in out:
-        lines.append(
-            f"--- sample {sample.index} ({len(sample.tokens)} tokens, {sample.finish_reason})"
-        )
-        lines.append(f"{sample.text}")
     decided = vote(out)
     answers = sum(answer is not None for answer in decided.answers)
     # a list or a story may have a last number, and is no answer
-    if (answers and 2 * answers >= len(out)) or decided.limited:
+    if answers and 2 * answers >= len(out):
         lines.append(f"--- vote: {decided}")
+    elif decided.limited:
+        lines.append(
+            f"--- no vote: {answers} of {len(out)} samples have an answer, and "
+            f"{decided.limited} were cut at --max-new-tokens"
+        )
     if decided.thoughts_cut:
         lines.append(f"--- thoughts cut: {decided.thoughts_cut} of {len(decided.answers)}")
+    lines.append(f"--- {told(out, temperature)}")
     lines.append(f"--- {out.stats}; seed {out.seed}")
-    show("\n".join(lines))
+    printed.end(out, lines)
 
 
 def _json(out: Samples, tokenizer: Any, args: Namespace) -> str:

@@ -118,6 +118,7 @@ def _serve(args: Namespace) -> int:
     from csd.serve.http.api.calls.forms import check_parser
     from csd.serve.http.app import check_host, check_origin
     from csd.serve.http.clients import check_keys, owner_of
+    from csd.serve.http.run import bound
 
     check_parser("--tool-call-parser", args.tool_call_parser)
     keys = args.api_key
@@ -132,6 +133,8 @@ def _serve(args: Namespace) -> int:
     hosts = [check_host("--allowed-host", name) for name in args.allowed_host]
     origins = [check_origin("--allow-origin", origin) for origin in args.allow_origin]
     given: dict[str, Any] = {name: getattr(args, name) for name in ENGINE_FLAGS}
+    # before the model, which takes minutes
+    sockets = bound(args.host, args.port)
     # in a log too: a machine's first start takes a minute
     with showing(True):
         engine = AsyncEngine(
@@ -177,6 +180,7 @@ def _serve(args: Namespace) -> int:
         port=args.port,
         drain=args.drain,
         connections=args.max_connections,
+        sockets=sockets,
         begun=begun,
     )
     return 0

@@ -56,8 +56,10 @@ def verification(engine: Engine, rows: int) -> dict[str, Any]:
     }
 
 
-def shown_verification(result: dict[str, Any], rows: int) -> str:
-    """The times as text."""
+def shown_verification(result: dict[str, Any], rows: int, steady: bool = True) -> str:
+    """The times as text. steady: False if other work ran while the steps were timed."""
+    if not steady:
+        return f"{shown_verification(result, rows)}; beside other work, which lengthens it"
     settings = ", ".join(f"{name} {value:g}" for name, value in result["settings"].items())
     if not settings:
         return (

@@ -93,6 +93,11 @@ def title(curves: dict[str, list[Point]], figure: str) -> str:
     return f"a vote of {k} is right in {last:.1%} of the problems{alone}"
 
 
+def rounded(cost: float) -> str:
+    """A cost in two digits, or to whole numbers from 10 on."""
+    return f"{cost:,.0f}" if abs(cost) >= 10 else f"{cost:.2g}"
+
+
 def draw(curves: dict[str, list[Point]], out: str | Path, cost: str, figure: str) -> None:
     """Plot curves, by name, to a file in the format of its extension.
 
@@ -129,7 +134,7 @@ def draw(curves: dict[str, list[Point]], out: str | Path, cost: str, figure: str
     if len(curves) == 1:
         axes.set_xticks([point.cost for points in curves.values() for point in points], minor=False)
         axes.minorticks_off()
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+    axes.xaxis.set_major_formatter(lambda value, _: rounded(value))
     axes.set_xlabel(NAMES[cost])
     axes.set_ylabel(f"{NAMES[figure]}, 95% interval")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

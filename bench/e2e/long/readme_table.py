@@ -116,8 +116,9 @@ def _factors(result: dict) -> list[str]:
         return []
     engine, side, _ = peers[0]
     return [
-        f"{_model(result)}: {_times(row, side)} times as fast as {_named(engine, side)}, of which "
-        f"**{_times(row, side, plain)} by csd's engine** and **{_times(row, plain)} by drafts**."
+        f"{_model(result)}: {_times(row, side)} times as fast as {_named(engine, side)}, the "
+        f"product of **{_times(row, side, plain)} by csd's engine** and **{_times(row, plain)} by "
+        "drafts**."
     ]
 
 
@@ -143,11 +144,12 @@ def _text(results: tuple[dict, ...]) -> str:
     of_llama = f", {LLAMA[0]} in the file's own quantisation" if quantised else ""
     empty = any(sides.keys() != engines[0].keys() for sides in engines)
     return (
-        f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}{of_llama}. Each "
-        "engine has the fastest of its timed configurations, in turn with the others. Seconds are "
-        f"medians of {' and '.join(map(str, pairs))} pairs; behind them is their ratio to csd's "
+        f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}{of_llama}. "
+        "Several configurations of each engine were timed, in turn with the other engines; the "
+        "table has the fastest of each. Seconds are medians of "
+        f"{' and '.join(map(str, pairs))} pairs; behind them is their ratio to csd's "
         f"(range of the pairs). {'An empty cell was not run. ' if empty else ''}"
-        f"{' and '.join(ended)} of the answers ended before the limit."
+        f"Of csd's answers {' and '.join(ended)} ended before the limit of tokens."
         f"{''.join(_absent(result, row) for result, row in zip(results, rows, strict=True))}"
     )
 

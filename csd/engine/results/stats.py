@@ -66,7 +66,7 @@ class Stats:
         """Tokens, seconds, drafts, weights, seconds of compiling and measuring, and whether drafts
         paid."""
         parts = " ".join(part for part in _sentence(self) if part)
-        return f"{parts}; {why}" if (why := self.drafts) else parts
+        return "; ".join(part for part in (parts, _before(self), self.drafts) if part)
 
     @property
     def drafts(self) -> str:
@@ -134,11 +134,11 @@ def _reasons(stats: Stats) -> Iterator[str]:
     """Reasons for which drafts do not pay, by a call's statistics."""
     if stats.double_cost is not None:
         yield (
-            f"a step of {2 * stats.slots} rows costs {stats.double_cost:.1f} of one of "
-            f"{stats.slots}"
+            f"a step that checks a draft for each of {stats.slots} samples takes "
+            f"{stats.double_cost:.1f} times as long as one without"
         )
     if stats.shared_ngrams is not None:
-        yield f"samples share {stats.shared_ngrams:.0%} of their 8-grams"
+        yield f"{stats.shared_ngrams:.0%} of the samples' runs of 8 tokens stand in another sample"
 
 
 def shared_ngrams(texts: Iterable[Sequence[int]], n: int = 8) -> float | None:
@@ -167,12 +167,15 @@ def _sentence(stats: Stats) -> Iterator[str]:
         by = ", ".join(f"{name} {n:,}" for name, n in stats.accepted.items() if n)
         yield f"{stats.nodes_accepted:,} of {stats.nodes_proposed:,} drafted tokens were accepted"
         yield f"({by})" if by else ""
-    before = [
-        f"{stats.seconds[kind]:.1f} s to {done}"
-        for kind, done in (("compile", "compile or load code"), ("measure", "time steps"))
-        if stats.seconds.get(kind, 0.0) >= 0.05
-    ]
     if stats.weights is not None:
         yield f"with weights in {stats.weights}"
-    if before:
-        yield f"after {' and '.join(before)}"
+
+
+def _before(stats: Stats) -> str:
+    """Work that preceded sampling, with its seconds."""
+    before = [
+        f"{done} took {stats.seconds[kind]:.1f} s"
+        for kind, done in (("compile", "compiling or loading code"), ("measure", "timing steps"))
+        if stats.seconds.get(kind, 0.0) >= 0.05
+    ]
+    return f"before that, {' and '.join(before)}" if before else ""

@@ -14,6 +14,7 @@ from typing import Any
 from csd.evaluate.problems.tasks import TASKS, Problem, Task, problems_of, read
 from csd.utils.check import shown
 from csd.utils.files import digest
+from csd.utils.hub import hub_or_cache, no_hub, unreached
 from csd.utils.lazy import check_installed
 
 
@@ -66,6 +67,25 @@ class Source:
     def is_file(self) -> bool:
         return self.name not in NAMES and not Path(self.name).is_dir()
 
+    def lacks(self, others: bool) -> list[str]:
+        """Names what reading the rows needs and this machine lacks: the package, and then the hub.
+
+        others: True to ask for the hub although the package is there. It may have rows in a cache.
+        """
+        if self.is_file:
+            return []
+        lacking = []
+        try:
+            check_installed("datasets", "eval", f"csd eval {self.name}")
+        except ImportError as error:
+            lacking.append(str(error))
+        if self.name in NAMES and (lacking or others) and (why := no_hub()):
+            lacking.append(
+                f"{why}, and rows that datasets has not cached come from there, or from a file "
+                f"with --task {self.task_name}"
+            )
+        return lacking
+
     def read(self, prefix: str | None = None) -> tuple[list[Problem], str]:
         """Problems, and the SHA-256 of their file or rows.
 
@@ -109,7 +129,6 @@ class Source:
         return row[key]
 
     def _rows(self, split: str) -> list[dict]:
-        check_installed("datasets", "eval", f"csd eval {self.name}")
         return rows_of(self.name, split, self.task_name)
 
 
@@ -123,7 +142,16 @@ def rows_of(name: str, split: str, task: str) -> list[dict]:
 
     if name in NAMES:
         named = NAMES[name]
-        return list(datasets.load_dataset(named.path, named.config, split=split))
+        with hub_or_cache(named.path):
+            try:
+                return list(datasets.load_dataset(named.path, named.config, split=split))
+            except (OSError, ValueError) as error:
+                if why := unreached():
+                    raise ConnectionError(
+                        f"the data set {named.path} is not in the cache of datasets here, and "
+                        f"{why}; give its rows as a file, with --task {named.task}"
+                    ) from error
+                raise
     folder = Path(name)
     saved = any((folder / file).exists() for file in ("dataset_dict.json", "state.json"))
     splits: Any = datasets.load_from_disk(str(folder)) if saved else _load(folder, task)

@@ -165,7 +165,7 @@ def _problem(row: dict) -> str:
     question = " ".join(row.get("question", "").split())
     asked = f'<span class="question">{html.escape(question)}</span>' if question else ""
     return (
-        f"<details><summary>{row['problem']}: {mark}, right is {html.escape(row['answer'])}; "
+        f"<details><summary>{row['problem']}: {mark}; the answer is {html.escape(row['answer'])}; "
         f"{answers or 'no answer'}{f'; {silent} without an answer' if silent and answers else ''}"
         f"{asked}</summary>{texts}</details>"
     )

@@ -37,6 +37,7 @@ from csd.models.text_model import unwrapped
 from csd.utils.arguments import check_one_of
 from csd.utils.collector import paused
 from csd.utils.device import BUSY, warn_of_unseen_gpu
+from csd.utils.hub import hub_or_cache
 from csd.utils.torch_state import plain_torch
 
 BeforeWeights = Callable[[torch.device, torch.dtype, ModelSizes], None]
@@ -149,17 +150,10 @@ def load(
     if isinstance(model, Loaded):
         return model
     if isinstance(model, str | os.PathLike):
-        with paused():
+        name = _file_of_demo(os.fspath(model))
+        with paused(), hub_or_cache(name):
             return _from_path(
-                os.fspath(model),
-                dtype,
-                device,
-                revision,
-                tokenizer,
-                before,
-                decoder,
-                packed,
-                quantization,
+                name, dtype, device, revision, tokenizer, before, decoder, packed, quantization
             )
     if not isinstance(model, nn.Module | Decoder):
         raise TypeError(
@@ -222,7 +216,6 @@ def _from_path(
     if device is None:
         warn_of_unseen_gpu()
     device = usable(device)
-    name = _file_of_demo(name)
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     adapter = adapter_of(name, revision)
@@ -235,7 +228,7 @@ def _from_path(
         dtype, wanted = "auto", "fused"
     if dtype is None:
         dtype = _default_dtype(device, base.endswith(".gguf"))
-    with quiet_libraries():
+    with quiet_libraries(), hub_or_cache(base):
         on_config = _noted(before, device)
         if tokenizer is None and adapter is not None:
             tokenizer = adapter.tokenizer
@@ -277,12 +270,14 @@ def _from_path(
 def config_of(name: str) -> ModelConfig:
     """Sizes of a model by its name, path or GGUF file; its weights are not read."""
     name = _file_of_demo(name)
-    adapter = adapter_of(name)
-    name = name if adapter is None else adapter.base
-    path, options = _path_and_options(name, None if adapter is None else adapter.base_revision)
-    if "gguf_file" in options:
-        return gguf_config(name, os.path.join(path, options["gguf_file"]))
-    config = read_config(name, path, options)[1]
+    with hub_or_cache(name):
+        adapter = adapter_of(name)
+        name = name if adapter is None else adapter.base
+        path, options = _path_and_options(name, None if adapter is None else adapter.base_revision)
+        if "gguf_file" in options:
+            return gguf_config(name, os.path.join(path, options["gguf_file"]))
+        with hub_or_cache(name):
+            config = read_config(name, path, options)[1]
     assert config is not None
     return config
 
@@ -290,17 +285,34 @@ def config_of(name: str) -> ModelConfig:
 def tokenizer_of(name: str, revision: str | None = None) -> Any:
     """Tokenizer of a model by its name; None if it has none. The weights are not read."""
     name = _file_of_demo(name)
-    adapter = adapter_of(name, revision)
-    if adapter is None:
-        return read_tokenizer(*_path_and_options(name, revision))
-    return adapter.tokenizer or read_tokenizer(
-        *_path_and_options(adapter.base, adapter.base_revision)
-    )
+    with hub_or_cache(name):
+        adapter = adapter_of(name, revision)
+        if adapter is None:
+            return read_tokenizer(*_path_and_options(name, revision))
+        with hub_or_cache(adapter.base):
+            return adapter.tokenizer or read_tokenizer(
+                *_path_and_options(adapter.base, adapter.base_revision)
+            )
 
 
 def _file_of_demo(name: str) -> str:
-    """GGUF file of the demo's model for its name; any other name, or a folder of it, as it is."""
-    return smollm2_path() if name == DEMO and not os.path.exists(name) else name
+    """GGUF file of the demo's model for its name; any other name, or a folder of it, as it is.
+
+    Raises ValueError for a path of nothing, which the hub would be asked for.
+    """
+    if name == DEMO and not os.path.exists(name):
+        return smollm2_path()
+    if not os.path.lexists(name) and not name.endswith(".gguf"):
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+
+        try:
+            validate_repo_id(name)
+        except HFValidationError as error:
+            raise ValueError(
+                f"{name!r}: no such folder or file, and no name of the hub, such as Qwen/Qwen3-0.6B"
+            ) from error
+    return name
 
 
 def _path_and_options(name: str, revision: str | None) -> tuple[str, dict[str, str]]:

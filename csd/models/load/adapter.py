@@ -87,7 +87,8 @@ def adapter_of(name: str, revision: str | None = None) -> Adapter | None:
     revision: of a hub name. Raises ValueError for a folder with an adapter and a model.
     """
     if not os.path.exists(name):
-        folder = _hub_folder(name, revision)
+        # a GGUF file that is not there: the reader of models has the error
+        folder = None if name.endswith(".gguf") else _hub_folder(name, revision)
     else:
         folder = name if os.path.isdir(name) else None
     if folder is None or not os.path.exists(path := os.path.join(folder, FILE)):

@@ -22,6 +22,7 @@ from csd.models.refuse import refuse_config
 from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
 from csd.utils.check import shown
 from csd.utils.files import check_no_pipes, read_file
+from csd.utils.hub import unreached
 
 
 @contextmanager
@@ -269,12 +270,14 @@ def _reading_gguf(name: str) -> Iterator[None]:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
     # a malformed file may make its reader raise any exception
     except Exception as error:
-        raise ValueError(f"{name!r} cannot be loaded; {SUPPORTED}: {_brief(error)}") from error
+        raise ValueError(f"{name!r} cannot be loaded: {_brief(error)}; {SUPPORTED}") from error
 
 
 def _no_model(name: str, error: Exception) -> str:
     if os.path.exists(name):
         return f"{name!r} cannot be loaded: {_brief(error)}"
+    if why := unreached():
+        return f"{name!r} is neither a local model folder nor in the hub's cache here, and {why}"
     return (
         f"{name!r} is neither a local model folder nor a model that could be loaded from the hub: "
         f"{_brief(error)}"

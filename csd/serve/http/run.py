@@ -1,6 +1,7 @@
 """The server's process, which on SIGTERM answers the accepted requests and exits."""
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -56,7 +57,11 @@ class Process(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(unaccepted)
         logging.getLogger("uvicorn.error").addFilter(seldom)
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            # another process may listen at an address to which this one is bound only
+            raise _unusable(self.config.host, self.config.port, error) from error
         if self.started:
             self._begun(self.servers[0].sockets[0].getsockname()[1])
 
@@ -129,6 +134,45 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def bound(host: str, port: int) -> list[socket.socket]:
+    """Sockets at a host's addresses, which do not listen yet: a client is refused until they do.
+
+    Raises OSError, which names the flag to change.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise OSError(
+            f"host {host!r} has no address: {error.strerror}; give another --host"
+        ) from error
+    for family, kind, protocol, _, address in dict.fromkeys(found):
+        try:
+            made = socket.socket(family, kind, protocol)
+        except OSError:
+            # a kernel without IPv6
+            continue
+        sockets.append(made)
+        # as asyncio sets them: a port whose last connections have just ended is free
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name == "posix")
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, True)
+        try:
+            made.bind(address)
+        except OSError as error:
+            for one in sockets:
+                one.close()
+            raise _unusable(host, port, error) from error
+    return sockets
+
+
+def _unusable(host: str, port: int, error: OSError) -> OSError:
+    advice = "give another --host" if error.errno == errno.EADDRNOTAVAIL else "give another --port"
+    if error.errno == errno.EADDRINUSE:
+        advice = "end what uses it, or give another --port; 0 takes a free one"
+    return OSError(f"port {port} of {host} cannot be bound: {error.strerror}; {advice}")
+
+
 def process(
     server: Server,
     *,
@@ -167,10 +211,17 @@ def process(
     return Process(server, config, drain, begun)
 
 
-def serve(server: Server, *, drain: float = DRAIN, **options: Any) -> None:
+def serve(
+    server: Server,
+    *,
+    drain: float = DRAIN,
+    sockets: list[socket.socket] | None = None,
+    **options: Any,
+) -> None:
     """Run a `process` with these options until a signal ends it; then end this process.
 
-    Threads that still compute for a client are not waited for.
+    Threads that still compute for a client are not waited for. sockets: at which to listen, as
+    `bound` returns them; by default those of the host and port.
     """
     sys.setswitchinterval(SWITCH)
     running = process(server, drain=drain, **options)
@@ -182,7 +233,7 @@ def serve(server: Server, *, drain: float = DRAIN, **options: Any) -> None:
     # and the values in one body are enough to begin one
     gc.collect()
     gc.freeze()
-    running.run()
+    running.run(sockets)
     if running.started:
         logging.shutdown()
         # a service may have none, or a pipe whose reader has ended

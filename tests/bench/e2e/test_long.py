@@ -158,7 +158,7 @@ def test_the_table_is_made_of_the_file(result):
     assert head[0] == "seconds for 8 answers"
     assert head[1].endswith(": 60 tokens, temperature 0.7, no filters")
     assert dict(rows)["vLLM"].startswith("1.1: 1.38 (")
-    assert "times as fast as vLLM (ngram), of which" in block
+    assert "times as fast as vLLM (ngram), the product of" in block
     assert "llama.cpp is left out: llama-cpp-python is not here" in block
 
 

@@ -3,6 +3,9 @@
 import ast
 import json
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -77,6 +80,33 @@ def test_the_issue_has_the_outcome(right):
     assert ("FAILED" in text) != right
 
 
+def test_its_address_is_that_of_the_metadata():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (address,) = re.findall(r'^ADDRESS = "(.*)"$', cell("ADDRESS"), re.MULTILINE)
+    assert address == project.get("urls", {}).get("Source", "")
+
+
+def test_in_a_clone_nothing_is_asked_for(tmp_path, monkeypatch):
+    for place, found in ((ROOT / "examples", str(ROOT)), (tmp_path, "")):
+        monkeypatch.chdir(place)
+        scope = {}
+        exec(cell("ADDRESS"), scope)
+        assert scope["SOURCE"] == found or scope["SOURCE"] == scope["ADDRESS"] != ""
+
+
 def test_without_an_address_it_stops_and_asks_for_one():
-    with pytest.raises(SystemExit, match="set SOURCE"):
-        exec(CODE[1], {"SOURCE": ""})
+    with pytest.raises(SystemExit, match="set ADDRESS"):
+        exec(cell("run"), {"SOURCE": "", "Path": Path})
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_gpu_that_torch_does_not_see_ends_the_run_with_the_reason(broken, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if broken:
+        # a torch that cannot be imported: its traceback is shown
+        (tmp_path / "torch.py").write_text("raise OSError('libcudart is missing')")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    scope = {"subprocess": subprocess, "sys": sys, "clone": ROOT}
+    reason = "libcudart is missing" if broken else "there is no NVIDIA GPU here"
+    with pytest.raises(SystemExit, match=f"(?s)torch does not see a GPU: .*{reason}"):
+        exec(cell("QUESTION"), scope)

@@ -96,7 +96,7 @@ def texts(drawn):
 
 
 def never(monkeypatch):
-    return lambda: monkeypatch.setattr(csd.Engine, "generate", Never())
+    return lambda: monkeypatch.setattr(csd.Engine, "samples", Never())
 
 
 @pytest.mark.parametrize("kind", ["full", "closed pipe", "closed"])
@@ -125,16 +125,21 @@ def without_reader():
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
 def test_unprintable_output_goes_to_a_file(tmp_path, toy_folder, drawn, monkeypatch, broken, form):
     def then_break(*args, **kwargs):
-        os.dup2(broken(), 1)
         # as the parent has drawn: its threads, which a child lacks, may have held locks
-        return drawn
+        for sample in drawn:
+            os.dup2(broken(), 1)
+            yield 0, sample
+
+    def without_steps():
+        monkeypatch.setattr(csd.Engine, "samples", then_break)
+        monkeypatch.setattr(csd.engine.call.Call, "results", lambda call: [drawn])
 
     code, error = sampled(
         tmp_path,
         toy_folder,
         os.open(tmp_path / "out", os.O_CREAT | os.O_WRONLY),
         *form,
-        before=lambda: monkeypatch.setattr(csd.Engine, "generate", then_break),
+        before=without_steps,
     )
     assert code == 2 and "Traceback" not in error
     (kept,) = tmp_path.glob("csd-*")
@@ -143,7 +148,7 @@ def test_unprintable_output_goes_to_a_file(tmp_path, toy_folder, drawn, monkeypa
     if form:
         assert json.loads(found)["texts"] == drawn.texts
     else:
-        assert all(text in found for text in drawn.texts)
+        assert all(text in found for text in drawn.texts) and str(drawn.stats) in found
 
 
 def test_samples_are_printed_before_the_error_of_a_file(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import csd
-from csd.cli.main import _show, main
+from csd.cli.main import Printed, _show, main
 from csd.engine.generate import engine_for
 from csd.engine.results.stats import Stats
 from csd.evaluate.resumable_results import ResumedFile
@@ -40,8 +40,36 @@ def test_a_vote_is_shown_where_half_of_the_samples_have_an_answer(texts, voted, 
     samples = [
         csd.Sample(i, text, [1], [-1.0], [-1.0], "stop") for i, text in enumerate(texts.split())
     ]
-    _show(csd.Samples(samples, 0, [], Stats()), None, Namespace(json=False))
-    assert ("--- vote: 7" in capsys.readouterr().out) == voted
+    for reason in ("stop", "length"):
+        samples[-1].finish_reason = reason
+        for live in (False, True):
+            out = csd.Samples(samples, 0, [], Stats())
+            _show(out, None, Namespace(json=False), Printed(live), None)
+            shown = capsys.readouterr().out
+            assert ("--- vote: 7" in shown) == voted
+            assert ("--- no vote: " in shown) == (not voted and reason == "length")
+            assert shown.count("--- sample ") == len(samples)
+
+
+def test_a_pipe_gets_each_sample_as_it_ends(toy_folder, capsys, monkeypatch):
+    """A line as drawing begins, and whole samples before the last has ended; then the figures."""
+    seen = []
+
+    def watched(engine, call):
+        started = capsys.readouterr()
+        assert "drawing 3 samples" in started.err and started.out == ""
+        for _, sample in samples(engine, call):
+            yield 0, sample
+            seen.append((sample.index, capsys.readouterr().out))
+
+    samples = csd.Engine.samples
+    monkeypatch.setattr(csd.Engine, "samples", watched)
+    assert main([word for word in sample_command(toy_folder) if word != "--json"]) == 0
+    csd.release()
+    assert sorted(index for index, _ in seen) == [0, 1, 2]
+    assert all(text.startswith(f"--- sample {index} (") for index, text in seen)
+    end = capsys.readouterr().out
+    assert "--- sample" not in end and "; seed 1" in end
 
 
 def test_errors_are_one_line(capsys, tmp_path):
@@ -106,10 +134,10 @@ def test_ctrl_c_prints_what_was_drawn(toy_folder, capsys, monkeypatch):
         def stop(*args):
             raise KeyboardInterrupt
 
-        return generate(engine, prompt, callback=stop, **options)
+        return prepare(engine, prompt, callback=stop, **options)
 
-    generate = csd.Engine.generate
-    monkeypatch.setattr(csd.Engine, "generate", interrupted)
+    prepare = csd.Engine.prepare
+    monkeypatch.setattr(csd.Engine, "prepare", interrupted)
     words = ["sample", toy_folder, "Say 1.", "-n", "3", "--max-new-tokens", "12", "--json"]
     assert main(words) == 130
     csd.release()

@@ -25,9 +25,24 @@ def test_the_acceptance_needed_pays_for_the_longer_step():
         assert tokens == pytest.approx(table(rows) / table(8), abs=0.01)
     text = shown_costs(costs)
     assert "50%" in text and "    16         18.00  50%" in text
-    assert "disturbed" in text and "(no drafts)" in text
-    never = shown_costs(step_costs(StepTimeTable([8, 16], [1.0, 3.0])))
-    assert "never" in never and "disturbed" not in never
+    assert "(no drafts)" in text
+    never = StepTimeTable([8, 16], [1.0, 3.0])
+    assert shown_costs(step_costs(never)).count("never") == 1
+
+
+def test_what_was_timed_beside_other_work_is_marked():
+    """Each figure that the load may have changed, and none of an idle machine."""
+    sizes, seconds = [8, 16, 32], [1.0, 1.2, 9.0]
+    found = {"settings": {}, "milliseconds": 1.0, "without": 1.0}
+    for steady in (True, False):
+        costs = step_costs(StepTimeTable(sizes, seconds, steady=steady))
+        table, text = shown_costs(costs), shown_verification(found, 8, costs["steady"])
+        assert ("while other work ran" in table) != steady
+        assert ("beside other work" in text) != steady
+        marked = [line for line in table.splitlines() if line.endswith(" ?")]
+        assert [line.split()[-2:] for line in marked] == (
+            [] if steady else [["20%", "?"], ["never", "?"]]
+        )
 
 
 def test_doctor_prints_the_table_of_a_model(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """`csd eval` on data sets: names, folders, worked examples, and programs that are tested."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +47,14 @@ def lines(path) -> list[dict]:
 
 def texts(path) -> list[list[str]]:
     return [row["texts"] for row in lines(path)[1:]]
+
+
+def without_network(monkeypatch):
+    def refused(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: SimpleNamespace(head=refused))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
 
 
 def test_a_folder_and_a_file_of_its_rows_have_equal_samples(place):
@@ -130,6 +139,33 @@ def test_without_datasets_the_package_is_named(place, monkeypatch, capsys):
     monkeypatch.setattr("csd.utils.lazy.find_spec", lambda name: None)
     assert main(command(place, "gsm8k", "refused.jsonl")) == 2
     assert "csd eval gsm8k needs datasets: pip install" in capsys.readouterr().err
+
+
+def test_all_that_a_run_lacks_is_named_at_once(place, monkeypatch, capsys):
+    monkeypatch.setattr("csd.utils.lazy.find_spec", lambda name: None)
+    without_network(monkeypatch)
+    assert main(command(place, "humaneval", "refused.jsonl", "--until-decided")) == 2
+    error = capsys.readouterr().err
+    needed = ["give --run-code", "until_decided needs", "needs datasets: pip install"]
+    for lacking in (*needed, "cannot be reached (no network)", "--task humaneval"):
+        assert lacking in error
+    assert len(error.splitlines()) == 1
+
+
+def test_rows_of_the_hub_without_a_network(place, monkeypatch, capsys):
+    without_network(monkeypatch)
+    before = datasets_offline()
+    assert main(command(place, "gsm8k", "refused.jsonl")) == 2
+    error = capsys.readouterr().err
+    for part in ("openai/gsm8k is not in the cache", "(no network)", "--task gsm8k"):
+        assert part in error
+    assert datasets_offline() == before
+
+
+def datasets_offline():
+    import datasets
+
+    return datasets.config.HF_HUB_OFFLINE
 
 
 def test_a_folder_without_the_split_names_those_it_has(tmp_path):

@@ -136,7 +136,8 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any, parser: str = "auto") -> 
             template[name] = value
         elif not asks_for_nothing(name, value, NOTHING_IF_UNREAD):
             raise Refused(
-                f"the model's chat template does not support {name}, got {shown(value)}",
+                f"the model's chat template does not read {name}, so the model would not see it; "
+                f"take a model whose template does (docs/serve.md), got {shown(value)}",
                 param=name,
             )
     if template:

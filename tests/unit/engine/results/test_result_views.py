@@ -52,8 +52,8 @@ def test_stats_are_one_sentence():
     )
     assert str(stats) == (
         "3,912 tokens in 40.0 s of sampling, 98 per second and 2.00 per step of a sample; 1,956 of "
-        "4,000 drafted tokens were accepted (sibling 1,900, prompt 56) after 61.0 s to compile "
-        "or load code and 2.0 s to time steps"
+        "4,000 drafted tokens were accepted (sibling 1,900, prompt 56); before that, "
+        "compiling or loading code took 61.0 s and timing steps took 2.0 s"
     )
     assert stats.sampling_seconds == 40 and stats.tokens_per_second == pytest.approx(97.8)
     shared = replace(stats, call_tokens=8000)

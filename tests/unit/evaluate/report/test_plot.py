@@ -34,6 +34,21 @@ def test_the_legend_is_outside_the_axes(tmp_path, monkeypatch, names):
     assert found.x0 >= 0 and found.x1 <= figure.bbox.width and found.y1 <= figure.bbox.height
 
 
+def test_costs_at_the_ticks_are_rounded(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    made = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kwargs: made.append(self))
+    costs = [0.4567, 7.4876, 14.97, 29.95, 1021.6]
+    points = [Point(2**i, cost, 0.5, 0.4, 0.6) for i, cost in enumerate(costs)]
+    draw({"a": points}, tmp_path / "curve.png", "seconds", "maj")
+    (figure,) = made
+    figure.draw_without_rendering()
+    ticks = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert ticks == ["0.46", "7.5", "15", "30", "1,022"]
+
+
 def test_the_title_is_the_result():
     rising = [Point(1, 10.0, 0.25, 0.1, 0.4), Point(4, 40.0, 0.5, 0.3, 0.7)]
     flat = [point._replace(value=0.25) for point in rising]

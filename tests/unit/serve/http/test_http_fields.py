@@ -128,7 +128,11 @@ ERRORS = [
     (TEXTS, {"num_samples": 5}, "; did you mean n?"),
     (CHATS, {"thinking_budget": 5}, "; did you mean max_thinking_tokens?"),
     (CHATS, {"chat_template": "x"}, "; did you mean chat_template_kwargs?"),
-    (CHATS, {"tools": [{"type": "function"}]}, "chat template does not support tools"),
+    (
+        CHATS,
+        {"tools": [{"type": "function"}]},
+        "chat template does not read tools, so the model would not see",
+    ),
     (CHATS, {"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs must not have"),
 ]
 

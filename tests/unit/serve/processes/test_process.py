@@ -1,6 +1,7 @@
 """`csd serve` as a process: its start, its end by a signal, and connections that say nothing."""
 
 import asyncio
+import errno
 import http.client
 import json
 import os
@@ -301,6 +302,42 @@ def test_the_start_shows_its_steps(terminal, toy_folder, tmp_path):
     shown = [line for line in lines[:-1] if " compiled ..." not in line]
     assert len(shown) == len(steps)
     assert all(map(str.startswith, shown, steps)), lines
+
+
+def test_a_port_in_use_precedes_loading(toy_folder, capsys, monkeypatch):
+    from csd.cli.main import main
+
+    monkeypatch.setattr("csd.serve.AsyncEngine", lambda *args, **options: 1 / 0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        for flags, parts in (
+            (["--port", port], (f"port {port} of 127.0.0.1", "in use", "another --port")),
+            (["--host", "192.0.2.1", "--port", "0"], ("192.0.2.1", "another --host")),
+            (["--host", "no.invalid"], ("no.invalid", "no address", "another --host")),
+        ):
+            assert main(["serve", toy_folder, *flags]) == 2
+            error = capsys.readouterr().err
+            assert all(part in error for part in parts), error
+    # free again: the model is next
+    assert main(["serve", toy_folder, "--port", port]) == 2
+    assert "division by zero" in capsys.readouterr().err
+
+
+def test_a_port_is_held_while_the_model_loads():
+    """A client is refused meanwhile, and another process that would listen there too is told."""
+    from csd.serve.http.run import bound
+
+    (held,) = bound("127.0.0.1", 0)
+    address = held.getsockname()
+    with held, socket.socket() as client:
+        assert client.connect_ex(address) == errno.ECONNREFUSED
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        held.listen()
+        with socket.create_connection(address, timeout=5):
+            pass
+        with pytest.raises(OSError, match=r"port \d+ of 127.0.0.1 cannot be bound.*--port"):
+            bound(*address)
 
 
 def test_errors_precede_loading(toy_folder, capsys):
