@@ -29,6 +29,22 @@ EXECUTED = (
 )
 # words of a message -> the test of another file that carries out its remedy
 ELSEWHERE = {
+    "; give its rows as a file, with --task ": (
+        "tests/unit/evaluate/test_data_sets.py",
+        "test_a_folder_and_a_file_of_its_rows_have_equal_samples",
+    ),
+    "; take a model whose template does (docs/serve.md)": (
+        "tests/unit/serve/http/test_tools.py",
+        "test_a_named_tool_gets_arguments_of_its_schema",
+    ),
+    "; give another --host": (
+        "tests/unit/serve/processes/test_process.py",
+        "test_a_port_in_use_precedes_loading",
+    ),
+    "give another --port; 0 takes a free one": (
+        "tests/unit/serve/processes/test_process.py",
+        "test_a_port_in_use_precedes_loading",
+    ),
     "has an adapter in addition to its base model": (
         "tests/unit/integrations/lora/test_adapter_folder.py",
         "test_a_folder_with_a_model_too_is_refused_and_peft_loads_it",
@@ -157,6 +173,7 @@ ELSEWHERE = {
 PIP = "pip needs the index; test_install_hints.py checks each name that pip would install"
 # words of a message -> why its remedy is not carried out
 NOT_HERE = {
+    " answers began alike for ": "it describes what was saved, not a remedy",
     "whether steps have fixed shapes and never read": "it describes what runs, not a remedy",
     "if it was written by a later version": "it needs another version of peft",
     "an FSDP model has sharded weights": "it needs several processes",
