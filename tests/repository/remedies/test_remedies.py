@@ -29,6 +29,22 @@ EXECUTED = (
 )
 # words of a message -> the test of another file that carries out its remedy
 ELSEWHERE = {
+    "take its dequantize()": (
+        "tests/unit/kernels/layers/test_quantized.py",
+        "test_other_operations_are_refused_by_name",
+    ),
+    "take dequantize()": (
+        "tests/unit/kernels/layers/test_quantized.py",
+        "test_other_operations_are_refused_by_name",
+    ),
+    "save it with save_pretrained, and pass the folder's path": (
+        "tests/unit/models/load/test_quantization.py",
+        "test_refused_with_a_module",
+    ),
+    "leave it out, or pass the folder of the original model": (
+        "tests/unit/models/load/test_quantization.py",
+        "test_refused_with_a_file",
+    ),
     "; give its rows as a file, with --task ": (
         "tests/unit/evaluate/test_data_sets.py",
         "test_a_folder_and_a_file_of_its_rows_have_equal_samples",

@@ -172,7 +172,10 @@ def test_a_stack_gives_its_matrices():
 
 
 def test_other_operations_are_refused_by_name():
-    with pytest.raises(NotImplementedError, match=r"aten\.add.*dequantize"):
-        random_matrix("Q4_0", 32, 64) + 1
+    matrix = random_matrix("Q4_0", 32, 64)
+    for weight in (matrix, QuantizedStack([matrix])):
+        with pytest.raises(NotImplementedError, match=r"aten\.add.*dequantize"):
+            weight + 1
+        assert (weight.dequantize() + 1).shape == weight.shape
     with pytest.raises(TypeError, match="float32"):
         quantized_linear(torch.zeros(1, 64, dtype=torch.bfloat16), random_matrix("Q4_0", 32, 64))

@@ -103,11 +103,14 @@ def test_refused_with_a_file(tmp_path):
     path = gguf_files.write(gguf_files.build("llama"), tmp_path / "tiny.gguf")
     with pytest.raises(ValueError, match=r"for a GGUF file, .*: leave it out, or pass the folder"):
         csd.Engine(path, device="cpu", quantization="q8_0")
+    csd.Engine(path, device="cpu")
 
 
-def test_refused_with_a_module():
+def test_refused_with_a_module(tmp_path):
     with pytest.raises(ValueError, match=r"already loaded, got 'q8_0': save it with save_pretrain"):
         csd.Engine(checkpoints.build("llama"), quantization="q8_0")
+    checkpoints.build("llama").save_pretrained(tmp_path)
+    csd.Engine(str(tmp_path), device="cpu", quantization="q8_0")
 
 
 def test_what_is_printed_of_weights(folder):
