@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.request import Request
@@ -171,7 +172,7 @@ class Scoring:
             greedy = torch.zeros_like(s, dtype=torch.bool)
             _, heads, rest = heads_and_rest(x, heat, plain, s, greedy)
             # an extra column for the padding of heads
-            p = torch.nn.functional.pad(rest, (0, 1))
+            p = F.pad(rest, (0, 1))
             p.scatter_(1, heads.token, heads.score.exp())
             p = p[:, :-1]
             p /= p.sum(-1, keepdim=True)
@@ -308,7 +309,7 @@ class _HeadGradient:
         if self.head.plain:
             return h
         weight, *stacks = self.weights
-        z = h @ weight.mT
+        z = F.linear(h, weight)
         for a, b in zip(stacks[::2], stacks[1::2], strict=True):
             z = z + ((h.to(a.dtype) @ a.mT) @ b.mT).to(z.dtype)
         if self.head.divisor != 1:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from csd.kernels.layers.quantized import stored
+
 CONTAINERS = (list, tuple, set, frozenset)
 
 
@@ -22,12 +24,13 @@ def held_bytes(root: Any) -> int:
         seen.add(id(x))
         visited.append(x)
         if isinstance(x, torch.Tensor):
-            if x.layout == torch.strided:
-                storage = x.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-            else:
-                # packed weights have no storage that can be read
-                storages[id(x)] = x.numel() * x.element_size()
+            for part in stored(x):
+                if part.layout == torch.strided:
+                    storage = part.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+                else:
+                    # packed weights have no storage that can be read
+                    storages[id(part)] = part.numel() * part.element_size()
         else:
             waiting += _parts(x)
     return sum(storages.values())

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from csd.kernels.layers.quantized import Quantized
+from csd.kernels.layers.quantized import Quantized, QuantizedStack
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.layer_parts import values
 from csd.models.lora import (
@@ -273,7 +273,7 @@ def _refuse_weights(model: nn.Module, config: ModelConfig) -> None:
             raise TypeError(f"{name} has a bias, which is not supported for {config.family}")
     for name, param in model.named_parameters():
         refuse_absent(name, param)
-        if type(param.data) not in (torch.Tensor, Quantized):
+        if type(param.data) not in (torch.Tensor, Quantized, QuantizedStack):
             raise TypeError(
                 f"{name} is a {type(param.data).__name__}; pass a model with plain local weights"
             )

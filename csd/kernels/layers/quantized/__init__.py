@@ -8,10 +8,13 @@ w's numbers q, scales s and minima l are the file's (`formats`); x [M, K] float3
 float32 in the order of k, each with one rounding for the scale and one for the minimum. So the bits
 of a row depend neither on the number of rows, nor on threads, nor on the CPU's instructions.
 
+The gradient of x is that of the dequantised w: the rounding of x counts as the identity.
+
 A step of few rows lasts as long as its weights take to be read, and a file of 4 bits has 30% of the
 bytes of bfloat16.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,9 +22,17 @@ import torch.nn.functional as F
 
 from csd.kernels.common.cpu import compiles
 from csd.kernels.layers.quantized.rounding import round_rows_ref
-from csd.kernels.layers.quantized.tensor import Quantized, QuantizedStack
+from csd.kernels.layers.quantized.tensor import Quantized, QuantizedStack, stored
 
-__all__ = ["Quantized", "QuantizedStack", "has_loop", "quantized_linear", "quantized_linear_ref"]
+__all__ = [
+    "Quantized",
+    "QuantizedStack",
+    "has_loop",
+    "quantized_linear",
+    "quantized_linear_ref",
+    "quantized_matmul",
+    "stored",
+]
 
 # numbers of a matrix that the reference dequantises at once
 CHUNK = 1 << 24
@@ -49,6 +60,31 @@ def quantized_linear(
     product = _loops().product if has_loop() else quantized_linear_ref
     out: torch.Tensor = product(x.reshape(-1, x.shape[-1]), weight, bias)
     return out.view(*x.shape[:-1], -1)
+
+
+def quantized_matmul(x: torch.Tensor, weight: Quantized) -> torch.Tensor:
+    """x W in float32, without a gradient of its own. x: [.., N], weight: [N, K].
+
+    A few rows of W at a time are dequantised, into one piece of memory.
+    """
+    if x.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError("x @ W of a quantised W has no gradient; use F.linear")
+    flat = x.reshape(-1, x.shape[-1])
+    out = flat.new_zeros(flat.shape[0], weight.shape[1])
+    for rows, part in _dequantized(weight):
+        out.addmm_(flat[:, rows], part)
+    return out.view(*x.shape[:-1], -1)
+
+
+def _dequantized(weight: Quantized) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield consecutive rows of W, and these rows in float32, valid until the next ones."""
+    if has_loop():
+        from csd.kernels.layers.quantized.cpu.dequantize import dequantized
+
+        yield from dequantized(weight)
+        return
+    for ids in torch.arange(weight.shape[0]).split(max(1, CHUNK // weight.shape[1])):
+        yield slice(int(ids[0]), int(ids[-1]) + 1), weight.rows(ids)
 
 
 def has_loop() -> bool:

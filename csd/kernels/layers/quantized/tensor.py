@@ -25,8 +25,9 @@ class Part(NamedTuple):
 class Quantized(torch.Tensor):
     """A matrix [N, K] in blocks of a GGUF file, as a float32 tensor without gradient.
 
-    `F.linear` and `F.embedding` take it, and gradients reach x; `dequantize()` is its float32
-    matrix. No other operation reads its numbers.
+    `F.linear` and `F.embedding` take it, and gradients reach x; `x @ W` is what these gradients
+    need, and has none of its own. `dequantize()` is the float32 matrix. No other operation reads
+    its numbers, and none writes them, so copies share them.
     """
 
     parts: tuple[Part, ...]
@@ -59,6 +60,16 @@ class Quantized(torch.Tensor):
         weights = list(weights)
         return cls([part for w in weights for part in w.parts], weights[0].shape[1])
 
+    def split(self, rows: list[int], dim: int = 0) -> tuple["Quantized", ...]:  # type: ignore[override]
+        """Matrices of the given rows, of which `cat` made this one."""
+        parts, K, made = iter(self.parts), self.shape[1], []
+        for count in rows:
+            own: list[Part] = []
+            while sum(part.rows for part in own) < count:
+                own.append(next(parts))
+            made.append(Quantized(own, K))
+        return tuple(made)
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows ids [..] of the matrix, [.., K] float32."""
         flat = ids.reshape(-1).numpy()
@@ -80,10 +91,17 @@ class Quantized(torch.Tensor):
     @property
     def bytes(self) -> int:
         """Bytes that a product reads."""
-        return sum(part.data.numel() for part in self.parts)
+        return sum(x.numel() for x in self.stored)
+
+    @property
+    def stored(self) -> tuple[torch.Tensor, ...]:
+        return tuple(part.data for part in self.parts)
 
     def data_ptr(self) -> int:
         return self.parts[0].data.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Quantized":
+        return _copied(self, memo)
 
     def __repr__(self) -> str:  # type: ignore[override]
         kinds = "+".join(dict.fromkeys(part.format for part in self.parts))
@@ -138,8 +156,15 @@ class QuantizedStack(torch.Tensor):
     def bytes(self) -> int:
         return sum(x.bytes for x in self.matrices)
 
+    @property
+    def stored(self) -> tuple[torch.Tensor, ...]:
+        return tuple(data for x in self.matrices for data in x.stored)
+
     def data_ptr(self) -> int:
         return self.matrices[0].data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "QuantizedStack":
+        return _copied(self, memo)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"QuantizedStack({len(self.matrices)} x {self.matrices[0]})"
@@ -153,6 +178,17 @@ class QuantizedStack(torch.Tensor):
         raise NotImplementedError(f"{func} does not read quantised weights; take dequantize()")
 
 
+def stored(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The plain tensors with a tensor's numbers: x itself, or the parts of a quantised one."""
+    return x.stored if isinstance(x, Quantized | QuantizedStack) else (x,)
+
+
+def _copied(x: Any, memo: dict[int, Any]) -> Any:
+    made = x.detach()
+    memo[id(x)] = made = torch.nn.Parameter(made, False) if isinstance(x, torch.nn.Parameter) else made
+    return made
+
+
 # what `Parameter` and `.data` call
 _ALIASES = torch.ops.aten.detach.default, torch.ops.aten.alias.default
 
@@ -164,15 +200,15 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
         from csd.kernels.layers.quantized import quantized_linear
 
-        ctx.weight = weight
-        return quantized_linear(x, weight(), bias)
+        ctx.weight = weight()
+        return quantized_linear(x, ctx.weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         of_x, _, of_bias = ctx.needs_input_grad
         (grad,) = grads
         return (
-            grad @ ctx.weight().dequantize() if of_x else None,
+            grad @ ctx.weight if of_x else None,
             None,
             grad.flatten(0, -2).sum(0) if of_bias else None,
         )
@@ -192,8 +228,17 @@ def _embedding(input: torch.Tensor, weight: Quantized, *_: Any, **__: Any) -> to
     return weight.rows(input)
 
 
+def _matmul(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    from csd.kernels.layers.quantized import quantized_matmul
+
+    return quantized_matmul(x, weight)
+
+
 _FUNCTIONS: dict[Any, Callable] = {
     F.linear: _linear,
     F.embedding: _embedding,
+    torch.Tensor.__matmul__: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.matmul: _matmul,
     torch.Tensor.dequantize: Quantized.dequantize,
 }
