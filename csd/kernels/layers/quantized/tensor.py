@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from csd.kernels.layers.quantized.formats import FORMATS, TILE, Format, lay_out, rows_of, tiles_of
 
@@ -22,7 +23,33 @@ class Part(NamedTuple):
     data: torch.Tensor  # [tiles, bytes of a tile] uint8, as `formats.lay_out` makes it
 
 
-class Quantized(torch.Tensor):
+class _InBlocks(torch.Tensor):
+    """A tensor whose numbers are not in a storage of its own."""
+
+    def _held(self) -> tuple[Any, ...]:
+        """Arguments that make it again, over the same memory."""
+        raise NotImplementedError
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        memo[id(self)] = made = _made(type(self), self._held(), isinstance(self, nn.Parameter))
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _made, (type(self), self._held(), isinstance(self, nn.Parameter))
+
+    def untyped_storage(self) -> Any:
+        raise NotImplementedError(
+            "a quantised weight has no storage of float32: its file holds it; save adapters alone, "
+            "or take its dequantize()"
+        )
+
+
+def _made(cls: Any, held: tuple[Any, ...], is_parameter: bool) -> Any:
+    made = cls(*held)
+    return nn.Parameter(made, requires_grad=False) if is_parameter else made
+
+
+class Quantized(_InBlocks):
     """A matrix [N, K] in blocks of a GGUF file, as a float32 tensor without gradient.
 
     `F.linear` and `F.embedding` take it, and gradients reach x; `x @ W` is what these gradients
@@ -100,8 +127,8 @@ class Quantized(torch.Tensor):
     def data_ptr(self) -> int:
         return self.parts[0].data.data_ptr()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Quantized":
-        return _copied(self, memo)
+    def _held(self) -> tuple[Any, ...]:
+        return self.parts, self.shape[1]
 
     def __repr__(self) -> str:  # type: ignore[override]
         kinds = "+".join(dict.fromkeys(part.format for part in self.parts))
@@ -117,13 +144,13 @@ class Quantized(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         weight = args[0]
         if func in _ALIASES:
-            return cls(weight.parts, weight.shape[1])
+            return cls(*weight._held())
         raise NotImplementedError(
             f"{func} does not read a quantised weight; take its dequantize()"
         )
 
 
-class QuantizedStack(torch.Tensor):
+class QuantizedStack(_InBlocks):
     """Matrices of one shape, [E, N, K]; an index gives one of them."""
 
     matrices: tuple[Quantized, ...]
@@ -163,8 +190,8 @@ class QuantizedStack(torch.Tensor):
     def data_ptr(self) -> int:
         return self.matrices[0].data_ptr()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "QuantizedStack":
-        return _copied(self, memo)
+    def _held(self) -> tuple[Any, ...]:
+        return (self.matrices,)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"QuantizedStack({len(self.matrices)} x {self.matrices[0]})"
@@ -174,19 +201,13 @@ class QuantizedStack(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ALIASES:
-            return cls(args[0].matrices)
+            return cls(*args[0]._held())
         raise NotImplementedError(f"{func} does not read quantised weights; take dequantize()")
 
 
 def stored(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The plain tensors with a tensor's numbers: x itself, or the parts of a quantised one."""
     return x.stored if isinstance(x, Quantized | QuantizedStack) else (x,)
-
-
-def _copied(x: Any, memo: dict[int, Any]) -> Any:
-    made = x.detach()
-    memo[id(x)] = made = torch.nn.Parameter(made, False) if isinstance(x, torch.nn.Parameter) else made
-    return made
 
 
 # what `Parameter` and `.data` call

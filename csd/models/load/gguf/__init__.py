@@ -177,6 +177,8 @@ def read(path: str, dtype: torch.dtype | None) -> Any:
             w /= factors.to(w.dtype)
     own = generation_config(keys, reader.fields.get("tokenizer.ggml.tokens"))
     model.generation_config = with_beside(own, Path(path).with_name(BESIDE))
+    # where an adapter's config, and a tokenizer, find the base
+    model.name_or_path = model.config.name_or_path = path
     return model
 
 
@@ -184,6 +186,9 @@ def _made_of(kind: Any, config: Any, state: State) -> Any:
     """A model without gradients whose parameters are the tensors of `state`, not copies."""
     from accelerate import init_empty_weights
 
+    if any(isinstance(tensor, QuantizedStack) for tensor in state.values()):
+        # expert by expert, since the module's other ways take the whole stack
+        config._experts_implementation = "eager"
     with init_empty_weights(include_buffers=False):
         model = kind(config)
     for name, tensor in state.items():

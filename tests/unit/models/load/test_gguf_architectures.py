@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
-import gguf_files
+from helpers.models import gguf_files
 import pytest
 import torch
 from helpers.models import checkpoints

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-import gguf_files
+from helpers.models import gguf_files
 import pytest
 import torch
 from helpers.models import checkpoints

@@ -4,7 +4,7 @@ import copy
 import importlib.util
 from functools import cache
 
-import gguf_files
+from helpers.models import gguf_files
 import pytest
 import torch
 from helpers.models import checkpoints

@@ -4,7 +4,7 @@ import importlib.util
 import os
 from functools import partial
 
-import gguf_files
+from helpers.models import gguf_files
 import pytest
 import transformers
 from gguf_vocabularies import byte_level, sentencepiece, size

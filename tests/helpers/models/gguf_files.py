@@ -1,5 +1,6 @@
 """Tiny GGUF files of a `transformers` model, named and ordered as llama.cpp's converter does."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -147,16 +148,26 @@ def tensors_of(model) -> dict[str, torch.Tensor]:
     return found
 
 
-def write(model, path, keys=None, tensors=None, drop=()) -> str:
-    """The model's file with more `keys` and `tensors`, and without those named in `drop`."""
+def write(model, path, keys=None, tensors=None, drop=(), types=()) -> str:
+    """The model's file with more `keys` and `tensors`, and without those named in `drop`.
+
+    types: of its matrices, by turns, by the gguf package; routers stay float32, as llama.cpp's do.
+    """
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, (keys or {}).get("general.architecture", architecture(model)))
     for key, value in (model_keys(model) | (keys or {})).items():
         if key not in drop and key != "general.architecture":
             _add(writer, key, value)
+    kinds = itertools.cycle(gguf.GGMLQuantizationType[name] for name in types)
     for name, w in (tensors_of(model) | (tensors or {})).items():
-        if name not in drop:
-            writer.add_tensor(name, np.ascontiguousarray(w.numpy()))
+        rows = np.ascontiguousarray(w.numpy())
+        if name in drop:
+            continue
+        if types and w.dim() > 1 and "ffn_gate_inp" not in name:
+            kind = next(kinds)
+            writer.add_tensor(name, gguf.quantize(rows, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, rows)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,0 +1,23 @@
+"""GGUF files of tiny models whose matrices stay packed, and what is drawn from them."""
+
+from helpers.models import gguf_files
+
+# by turns, so that a fused product has parts of several types
+TYPES = ("Q4_0", "Q8_0", "Q5_1")
+WIDE = dict(hidden_size=64, intermediate_size=96)
+# architectures by what differs in their layers: biases, norms of heads, windows, caps, experts
+MODELS = {
+    "llama": WIDE,
+    "qwen2": WIDE | dict(num_attention_heads=4, num_key_value_heads=2),
+    "qwen3": WIDE | dict(tied=True),
+    "phi3": WIDE,
+    "gemma2": WIDE | dict(tied=True),
+    "gemma3": WIDE | dict(tied=True),
+    "qwen3moe": WIDE | dict(moe_intermediate_size=32),
+}
+
+
+def write(name, folder, **changes):
+    """The file of a model with random weights. Returns its path."""
+    model = gguf_files.build(name, **MODELS[name] | changes)
+    return gguf_files.write(model, str(folder / f"{name}.gguf"), types=TYPES)
