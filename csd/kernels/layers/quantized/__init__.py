@@ -15,6 +15,8 @@ bytes of bfloat16.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ __all__ = [
     "quantized_linear_ref",
     "quantized_matmul",
     "stored",
+    "unrounded",
 ]
 
 # numbers of a matrix that the reference dequantises at once
@@ -58,8 +61,36 @@ def quantized_linear(
     if x.dtype != torch.float32:
         raise TypeError(f"x must be float32 for a quantised weight, got {x.dtype}")
     product = _loops().product if has_loop() else quantized_linear_ref
+    if _leaves_x.get():
+        product = _unrounded_linear
     out: torch.Tensor = product(x.reshape(-1, x.shape[-1]), weight, bias)
     return out.view(*x.shape[:-1], -1)
+
+
+_leaves_x = ContextVar("unrounded", default=False)
+
+
+@contextmanager
+def unrounded() -> Iterator[None]:
+    """Context in which products leave x as it is: plain ones, with the dequantised W.
+
+    Any difference may round a number of x to the next integer, by 1 / 127 of its block's largest,
+    and later layers add to that. So a comparison of two ways to compute a model leaves x unrounded.
+    """
+    before = _leaves_x.set(True)
+    try:
+        yield
+    finally:
+        _leaves_x.reset(before)
+
+
+def _unrounded_linear(
+    x: torch.Tensor, weight: Quantized, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    for rows, part in _dequantized(weight):
+        out[:, rows] = x @ part.T
+    return out if bias is None else out + bias
 
 
 def quantized_matmul(x: torch.Tensor, weight: Quantized) -> torch.Tensor:
