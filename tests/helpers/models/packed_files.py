@@ -1,6 +1,13 @@
-"""GGUF files of tiny models whose matrices stay packed, and what is drawn from them."""
+"""GGUF files of tiny models whose matrices stay packed."""
 
+import copy
+
+import pytest
 from helpers.models import gguf_files
+from helpers.targets import slow
+from torch import nn
+
+from csd.kernels.layers.quantized import Quantized, QuantizedStack
 
 # by turns, so that a fused product has parts of several types
 TYPES = ("Q4_0", "Q8_0", "Q5_1")
@@ -13,11 +20,24 @@ MODELS = {
     "phi3": WIDE,
     "gemma2": WIDE | dict(tied=True),
     "gemma3": WIDE | dict(tied=True),
-    "qwen3moe": WIDE | dict(moe_intermediate_size=32),
+    "qwen3moe": WIDE | dict(moe_intermediate_size=32, num_experts=32),
 }
+
+CASES = [x if x in ("llama", "gemma3", "qwen3moe") else pytest.param(x, marks=slow) for x in MODELS]
 
 
 def write(name, folder, **changes):
     """The file of a model with random weights. Returns its path."""
     model = gguf_files.build(name, **MODELS[name] | changes)
     return gguf_files.write(model, str(folder / f"{name}.gguf"), types=TYPES)
+
+
+def dequantized(model):
+    """A copy of a module with plain weights."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        for name, weight in [*module.named_parameters(recurse=False)]:
+            if isinstance(weight, Quantized | QuantizedStack):
+                plain = nn.Parameter(weight.dequantize(), requires_grad=False)
+                setattr(module, name, plain)
+    return model
