@@ -1,5 +1,7 @@
 """Packed weights of GGUF files: drafts, sharing, caches and servers change no bit of a sample."""
 
+from pathlib import Path
+
 import pytest
 from helpers.models.packed_files import CASES, write
 from helpers.runs.served import call, served
@@ -75,3 +77,22 @@ def test_choices_of_the_server_are_samples(file):
         status, answer = call(port, "/v1/completions", body | dict(ignore_eos=True))
     assert status == 200, answer
     assert [choice["text"] for choice in answer["choices"]] == plain.texts
+
+
+def test_replaced_weights_are_those_of_the_next_call(file, tmp_path):
+    def draw(model):
+        with csd.Engine(model) as engine:
+            return engine.generate(LONG, **DRAWN).tokens
+
+    model, other = (
+        csd.gguf_module(x) for x in (file, write(Path(file).stem, tmp_path, vocab_size=98, seed=1))
+    )
+    with csd.Engine(model) as engine:
+        first = engine.generate(LONG, **DRAWN).tokens
+        assert engine.generate(LONG, **DRAWN).stats.cached_tokens > 0
+        for part in ("model.layers.0.self_attn.o_proj", "lm_head"):
+            model.get_submodule(part).weight = other.get_submodule(part).weight
+            out = engine.generate(LONG, **DRAWN)
+            assert out.stats.cached_tokens == 0
+            assert out.tokens == draw(model) != first
+            first = out.tokens
