@@ -67,8 +67,8 @@ class Attributes:
             found.values.append(own)
             for tensors in (held["_parameters"], held["_buffers"]):
                 if tensors:
-                    own = [x for x in [*tensors.values()] if x is not None]
-                    found.tensors += [part for x in own for part in stored(x)]
+                    there = [x for x in [*tensors.values()] if x is not None]
+                    found.tensors += [part for x in there for part in stored(x)]
         return found
 
     @classmethod

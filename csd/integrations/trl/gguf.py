@@ -18,13 +18,15 @@ def with_module(given: dict[str, Any]) -> dict[str, Any]:
     """Arguments of TRL's trainer with the module of a GGUF file for its path, and its tokenizer.
 
     The dtype of `model_init_kwargs` unpacks the weights; without one they stay packed where csd
-    multiplies them. Raises ValueError if nothing would be trained, or for other `model_init_kwargs`.
+    multiplies them. Raises ValueError if nothing would be trained, and for other fields of
+    `model_init_kwargs`.
     """
     model, args = given["model"], given.get("args")
     if isinstance(model, str) and model.endswith(".gguf"):
         options = dict(getattr(args, "model_init_kwargs", None) or {})
-        kind = options.pop("dtype", None)
-        dtype = getattr(torch, kind, kind) if isinstance(kind, str) else kind
+        dtype: Any = options.pop("dtype", None)
+        if isinstance(dtype, str):
+            dtype = getattr(torch, dtype, dtype)
         if options:
             raise ValueError(
                 f"model_init_kwargs may have a dtype alone for a GGUF file, got {sorted(options)}"
@@ -47,7 +49,8 @@ def with_module(given: dict[str, Any]) -> dict[str, Any]:
         and not any(p.requires_grad for p in model.parameters())
     ):
         raise ValueError(
-            "peft_config must be given for a GGUF file whose weights stay packed, since these have "
-            "no gradient, got None; model_init_kwargs=dict(dtype='bfloat16') unpacks and trains them"
+            "peft_config must be given for a GGUF file whose weights stay packed, since they have "
+            "no gradient, got None; model_init_kwargs=dict(dtype='bfloat16') unpacks them and "
+            "trains them all"
         )
     return given

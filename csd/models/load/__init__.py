@@ -213,6 +213,7 @@ def _from_path(
     base, revision = (name, revision) if adapter is None else (adapter.base, adapter.base_revision)
     path, options = _path_and_options(base, revision)
     as_stored = dtype is None and device.type == "cpu" and has_loop()
+    as_stored = as_stored and (adapter is None or adapter.leaves_base)
     if dtype is None:
         dtype = _default_dtype(device, base.endswith(".gguf"))
     read_once = gguf_model.read_once() if "gguf_file" in options else nullcontext()

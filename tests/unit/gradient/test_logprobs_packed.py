@@ -85,7 +85,7 @@ def test_recomputed_layers_give_the_same_gradient(file):
     assert all(torch.equal(found[1][name], grad) for name, grad in found[0].items())
 
 
-def test_copies_share_the_packed_weights(file):
+def test_copies_share_the_packed_weights(file, tmp_path):
     model = csd.gguf_module(file[1])
     made = copy.deepcopy(model)
     for (name, weight), (_, other) in zip(
@@ -94,4 +94,4 @@ def test_copies_share_the_packed_weights(file):
         packed = type(weight.data) is not torch.Tensor
         assert (weight.data_ptr() == other.data_ptr()) is packed, name
     with pytest.raises(NotImplementedError, match="has no storage of float32"):
-        model.save_pretrained("never")
+        model.save_pretrained(tmp_path)

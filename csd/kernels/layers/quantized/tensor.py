@@ -145,9 +145,7 @@ class Quantized(_InBlocks):
         weight = args[0]
         if func in _ALIASES:
             return cls(*weight._held())
-        raise NotImplementedError(
-            f"{func} does not read a quantised weight; take its dequantize()"
-        )
+        raise NotImplementedError(f"{func} does not read a quantised weight; take its dequantize()")
 
 
 class QuantizedStack(_InBlocks):

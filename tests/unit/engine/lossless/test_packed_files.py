@@ -15,10 +15,8 @@ pytestmark = pytest.mark.skipif(not has_loop(), reason="no loop of quantised wei
 
 # longer than the windows of 64
 LONG = [(7 * i + 3) % 61 for i in range(90)]
-PROMPTS = [LONG, LONG[:70] + [5, 9], [5, 9, 5, 5]]
-DRAWN = dict(
-    seed=3, num_samples=3, max_new_tokens=16, temperature=0.7, top_p=0.9, end_token_ids=[]
-)
+PROMPTS = [LONG, [*LONG[:70], 5, 9], [5, 9, 5, 5]]
+DRAWN = dict(seed=3, num_samples=3, max_new_tokens=16, temperature=0.7, top_p=0.9, end_token_ids=[])
 GRAMMAR = DRAWN | dict(end_token_ids=[1], regex="(abc|abd|b.)+(true|false)")
 
 
