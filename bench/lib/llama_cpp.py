@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.lib.settings import PLAIN
@@ -92,8 +93,19 @@ class LlamaCpp:
         drawn = sum(map(len, self.samples(prompt, n, tokens, seed)))
         return drawn / (time.perf_counter() - start)
 
-    def samples(self, prompt: list[int], n: int, tokens: int, seed: int) -> list[list[int]]:
-        """Returns the tokens of n samples, each with its end token if it has one."""
+    def samples(
+        self,
+        prompt: list[int],
+        n: int,
+        tokens: int,
+        seed: int,
+        times: list[float] | None = None,
+    ) -> list[list[int]]:
+        """Returns the tokens of n samples, each with its end token if it has one.
+
+        times: gets the time at which each step's tokens are known; samples then go on behind their
+        end tokens.
+        """
         lib, context = self.lib, self.context
         memory = lib.llama_get_memory(context)
         lib.llama_memory_clear(memory, True)
@@ -115,8 +127,10 @@ class LlamaCpp:
             for s, row in last.items():
                 token = lib.llama_sampler_sample(samplers[s], context, row)
                 sequences[s].append(token)
-                if not self.ends(token):
+                if times is not None or not self.ends(token):
                     following.append((token, position, s))
+            if times is not None:
+                times.append(time.perf_counter())
             if not following:
                 break
             self._decode(following, every=True)
@@ -125,6 +139,15 @@ class LlamaCpp:
         for chain in samplers:
             lib.llama_sampler_free(chain)
         return sequences
+
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """Logits [len(ids), V] after each token of a text of at most BATCH tokens."""
+        lib = self.lib
+        lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
+        self._decode([(t, i, 0) for i, t in enumerate(ids)], every=True)
+        size = len(ids) * lib.llama_vocab_n_tokens(self.vocab)
+        found = np.ctypeslib.as_array(lib.llama_get_logits(self.context), (size,))
+        return torch.from_numpy(found.copy()).view(len(ids), -1)
 
     def ends(self, token: int) -> bool:
         """True if a token ends a sample."""

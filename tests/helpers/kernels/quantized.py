@@ -25,7 +25,7 @@ HALVES = {
 
 
 def random_rows(name, N, K, seed=0):
-    """Rows of a file [N, bytes of a row] of any numbers, with scales of 2^-5 to 2^-1, both signs."""
+    """Rows of a file [N, bytes of a row] of any numbers, with scales of 2^-5 to 2^-1."""
     kind = gguf.GGMLQuantizationType[name]
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(seed)

@@ -1,12 +1,13 @@
 """Product with a matrix in the blocks of a GGUF file, which is not unpacked.
 
-    y[m, n] = sum over blocks b of  s(x)[m, b] (s(w)[n, b] sum over k of (q(w)[n, k] - offset) q(x)[m, k]
-                                                + l(w)[n, b] sum over k of q(x)[m, k])  + bias[n]
+    y[m, n] = bias[n] + sum over groups g of 16 k of
+        s(x)[m, g] (s(w)[n, g] sum over k of (q(w)[n, k] - offset) q(x)[m, k]
+                    + l(w)[n, g] sum over k of q(x)[m, k])
 
 w's numbers q, scales s and minima l are the file's (`formats`); x [M, K] float32 is rounded to int8
-(`rounding`). Sums within a group of 16 or 32 k are integers, and so exact; groups are added in
-float32 in the order of k, each with one rounding for the scale and one for the minimum. So the bits
-of a row depend neither on the number of rows, nor on threads, nor on the CPU's instructions.
+(`rounding`). A group's sums are integers, and so exact; they are added in float32 in the order of
+k, each with one rounding (the minima of 32 k together). So the bits of a row depend neither on the
+number of rows, nor on threads, nor on the CPU's instructions.
 
 The gradient of x is that of the dequantised w: the rounding of x counts as the identity.
 

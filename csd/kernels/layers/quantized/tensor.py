@@ -87,15 +87,15 @@ class Quantized(_InBlocks):
         weights = list(weights)
         return cls([part for w in weights for part in w.parts], weights[0].shape[1])
 
-    def split(self, rows: list[int], dim: int = 0) -> tuple["Quantized", ...]:  # type: ignore[override]
-        """Matrices of the given rows, of which `cat` made this one."""
-        parts, K, made = iter(self.parts), self.shape[1], []
+    def split(self, rows: list[int], dim: int = 0) -> list["Quantized"]:  # type: ignore[override]
+        """Matrices of so many rows each, of which `cat` made this one."""
+        parts, out = list(self.parts), []
         for count in rows:
             own: list[Part] = []
             while sum(part.rows for part in own) < count:
-                own.append(next(parts))
-            made.append(Quantized(own, K))
-        return tuple(made)
+                own.append(parts.pop(0))
+            out.append(Quantized(own, self.shape[1]))
+        return out
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows ids [..] of the matrix, [.., K] float32."""
@@ -141,7 +141,9 @@ class Quantized(_InBlocks):
         return super().__torch_function__(func, types, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         weight = args[0]
         if func in _ALIASES:
             return cls(*weight._held())
@@ -194,10 +196,12 @@ class QuantizedStack(_InBlocks):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"QuantizedStack({len(self.matrices)} x {self.matrices[0]})"
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in _ALIASES:
             return cls(*args[0]._held())
         raise NotImplementedError(f"{func} does not read quantised weights; take dequantize()")

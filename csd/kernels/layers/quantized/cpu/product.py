@@ -23,8 +23,13 @@ from csd.kernels.numba.threads import by_threads, parts_for, share
 # bytes from the numbers that are multiplied to those that are prefetched
 AHEAD = 4096
 F32, I64 = np.empty(0, np.float32), np.empty(0, np.int64)
+# numbers of x that are rounded in several threads: fewer take less time than a thread's start
+LEAST = 1 << 15
 # numbers of a part in a weight's table
 ENTRY = 4
+# what copies of the functions below call: a type's intrinsic, and the loop of all tiles
+tile: Any = None
+tiles: Any = None
 
 
 def _multiply_tiles(part, parts, M, N, K, workspace, weight, tile_bytes, bias, y, stride):
@@ -52,24 +57,26 @@ def _multiply_tiles(part, parts, M, N, K, workspace, weight, tile_bytes, bias, y
             x = workspace + numbers + first * K
             s = workspace + words + first * blocks * WORDS * 4
             target, step = out + first * stride * 4, stride
-            if columns < PAIR:
+            if columns != PAIR:
                 target, step = edge.ctypes.data, PAIR
             tile(rows, K, x, s, block, tile_bytes, own, 0, target, step, ahead)
-            if columns < PAIR:
+            if columns != PAIR:
                 for r in range(rows):
                     row = memory(out + (first + r) * stride * 4, columns, F32)
                     row[:] = edge[r * PAIR : r * PAIR + columns]
-        for i in range(second_rows[0]):
-            target = out + second_rows[i + 1] * stride * 4
-            row = memory(target, columns, F32)
-            if columns < PAIR:
-                edge[:columns] = row
-                target = edge.ctypes.data
-            x = workspace + seconds + i * K
-            s = workspace + second_words + i * blocks * WORDS * 4
-            tile(1, K, x, s, block, tile_bytes, target, 0, target, 0, block)
-            if columns < PAIR:
-                row[:] = edge[:columns]
+        # second digits are added to rows of y that lie apart
+        for first in range(0, second_rows[0], each):
+            rows = min(each, second_rows[0] - first)
+            for r in range(rows):
+                row = memory(out + second_rows[first + r + 1] * stride * 4, columns, F32)
+                edge[r * PAIR : r * PAIR + columns] = row
+            x = workspace + seconds + first * K
+            s = workspace + second_words + first * blocks * WORDS * 4
+            at = edge.ctypes.data
+            tile(rows, K, x, s, block, tile_bytes, at, PAIR, at, PAIR, block)
+            for r in range(rows):
+                row = memory(out + second_rows[first + r + 1] * stride * 4, columns, F32)
+                row[:] = edge[r * PAIR : r * PAIR + columns]
 
 
 @loop
@@ -84,7 +91,9 @@ def address_of(name: str, instruction: str) -> int:
     # links what loops of several threads call
     parts_for(0)
     label = f"{name}_{instruction}"
-    tiles = by_threads(_copied(_multiply_tiles, f"_tiles_{label}", tile=tile_of(FORMATS[name], instruction)))
+    tiles = by_threads(
+        _copied(_multiply_tiles, f"_tiles_{label}", tile=tile_of(FORMATS[name], instruction))
+    )
     call = loop(_copied(_multiply, f"_multiply_{label}", tiles=tiles.run))
     kinds = (types.intp,) * ARGUMENTS
     call.compile(kinds)
@@ -138,7 +147,7 @@ def multiply_parts(threads, shape, x, workspace, table, bias, y):
     M, N, K = shape
     count = memory(table, 1, I64)[0]
     entries = memory(table, 1 + ENTRY * count, I64)
-    round_rows(threads if M > 1 else 1, M, K, rows_of_tile(M), x, workspace)
+    round_rows(threads if M * K >= LEAST else 1, M, K, rows_of_tile(M), x, workspace)
     first = 0
     for i in range(count):
         e = 1 + ENTRY * i
@@ -162,11 +171,18 @@ def table_of(weight: Any, instruction: str | None = None) -> np.ndarray:
     table = [len(weight.parts)]
     for part in weight.parts:
         format = FORMATS[part.format]
-        table += [address_of(part.format, name), part.rows, part.data.data_ptr(), format.tile_size(K)]
+        table += [
+            address_of(part.format, name),
+            part.rows,
+            part.data.data_ptr(),
+            format.tile_size(K),
+        ]
     return np.array(table, np.int64)
 
 
-def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None = None, instruction: str | None = None) -> torch.Tensor:
+def product(
+    x: torch.Tensor, weight: Any, bias: torch.Tensor | None = None, instruction: str | None = None
+) -> torch.Tensor:
     """x [M, K] float32 times a quantised weight [N, K], plus bias [N] float32: [M, N] float32."""
     x = x.contiguous()
     (M, K), N = x.shape, weight.shape[0]

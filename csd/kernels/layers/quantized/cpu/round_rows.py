@@ -3,10 +3,11 @@
 A workspace holds, one after the other and in this order for tiles of at most `each` rows:
 
     int8 [K / 4, rows, 4]        the rounded numbers
-    words [K / BLOCK, 6, rows]   the block's scale (float32); -1 times the sums of its halves (int32);
-                                 scale times the sum of each half, and of both (float32)
+    words [K / BLOCK, 7, rows]   of a block's two groups: the scales (float32), -1 times the sums of
+                                 the numbers (int32), the sums times the scales, and their sum
+                                 (float32)
 
-and the same for the second digits of the rows that need them, as tiles of one row.
+and the same for the second digits of the rows that need them.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from csd.kernels.layers.quantized.formats import BLOCK
-from csd.kernels.layers.quantized.rounding import DIGIT, OUTLIER
+from csd.kernels.layers.quantized.rounding import DIGIT, GROUP, OUTLIER
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.simd import BYTE, FLOAT, INT, ints, splat
 from csd.kernels.numba.tensors import memory
@@ -27,7 +28,7 @@ from csd.kernels.numba.threads import by_threads, share
 LANES = 16
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 # 32-bit words of a row's block in the workspace: of numbers, and of scales and sums
-NUMBERS, WORDS = BLOCK // 4, 6
+NUMBERS, WORDS = BLOCK // 4, 7
 I64 = np.empty(0, np.int64)
 
 
@@ -36,17 +37,19 @@ def _rounder(second: bool) -> Any:
 
     @intrinsic
     def round_block(typing_context, x, numbers, words, count):
-        """Round BLOCK float32 at x to int8; returns the scale of the first digits.
+        """Round BLOCK float32 at x to int8; returns the larger and the sum of the groups' tops.
 
         numbers, words: addresses of the block's first words of this row; the next ones follow
         `count` words apart.
         """
 
         def generate(context, builder, signature, args):
-            return _round_block(builder, *args, second)
+            larger, total = _round_block(builder, *args, second)
+            kind = signature.return_type
+            return context.make_tuple(builder, kind, (larger, total))
 
         index = types.intp
-        return types.float32(index, index, index, index), generate
+        return types.UniTuple(types.float32, 2)(index, index, index, index), generate
 
     return round_block
 
@@ -54,46 +57,46 @@ def _rounder(second: bool) -> Any:
 round_first, round_second = _rounder(False), _rounder(True)
 
 
-def _round_block(b: Any, x: Any, numbers: Any, words: Any, count: Any, second: bool) -> Any:
+def _round_block(
+    b: Any, x: Any, numbers: Any, words: Any, count: Any, second: bool
+) -> tuple[Any, Any]:
     source = b.inttoptr(x, FLOATS.as_pointer())
-    values = [b.load(b.gep(source, [INT(i)]), align=4) for i in range(BLOCK // LANES)]
 
     def store(value: Any, base: Any, at: int) -> None:
         pointer = b.inttoptr(base, value.type.as_pointer())
         b.store(value, b.gep(pointer, [b.mul(count, count.type(at))]), align=4)
 
-    def rounded(values: list, inverse: Any) -> list:
-        each = splat(b, inverse, LANES)
-        return [call(b, "llvm.rint.v16f32", FLOATS, b.fmul(v, each)) for v in values]
+    def rounded(values: Any, inverse: Any) -> Any:
+        return call(b, "llvm.rint.v16f32", FLOATS, b.fmul(values, splat(b, inverse, LANES)))
 
-    tops = [b.and_(b.bitcast(v, INTS), ints(LANES, 0x7FFFFFFF)) for v in values]
-    top = call(b, "llvm.umax.v16i32", INTS, *tops)
-    top = b.bitcast(call(b, "llvm.vector.reduce.umax.v16i32", INT, top), FLOAT)
-    some = b.fcmp_ordered(">", top, FLOAT(0.0))
-    inverse = b.select(some, b.fdiv(FLOAT(127.0), top), FLOAT(0.0))
-    scale = own = b.fmul(top, _number(1 / 127))
-    digits = rounded(values, inverse)
-    if second:
-        minus = splat(b, b.fneg(scale), LANES)
-        left = [
-            call(b, "llvm.fma.v16f32", FLOATS, q, minus, v)
-            for q, v in zip(digits, values, strict=True)
-        ]
-        digits = rounded(left, b.fmul(inverse, _number(DIGIT)))
-        own = b.fmul(scale, _number(1 / DIGIT))
-    # NaN and infinity come back through the scale
-    whole = [call(b, "llvm.fptosi.sat.v16i32.v16f32", INTS, v) for v in digits]
-    for half, q in enumerate(whole):
-        packed = b.bitcast(b.trunc(q, ir.VectorType(BYTE, LANES)), ir.VectorType(INT, 4))
+    tops, totals = [], []
+    for group in range(BLOCK // LANES):
+        values = b.load(b.gep(source, [INT(group)]), align=4)
+        top = b.and_(b.bitcast(values, INTS), ints(LANES, 0x7FFFFFFF))
+        top = b.bitcast(call(b, "llvm.vector.reduce.umax.v16i32", INT, top), FLOAT)
+        some = b.fcmp_ordered(">", top, FLOAT(0.0))
+        inverse = b.select(some, b.fdiv(FLOAT(127.0), top), FLOAT(0.0))
+        scale = own = b.fmul(top, _number(1 / 127))
+        digits = rounded(values, inverse)
+        if second:
+            minus = splat(b, b.fneg(scale), LANES)
+            left = call(b, "llvm.fma.v16f32", FLOATS, digits, minus, values)
+            digits = rounded(left, b.fmul(inverse, _number(DIGIT)))
+            own = b.fmul(scale, _number(1 / DIGIT))
+        # NaN and infinity come back through the scale
+        whole = call(b, "llvm.fptosi.sat.v16i32.v16f32", INTS, digits)
+        packed = b.bitcast(b.trunc(whole, ir.VectorType(BYTE, LANES)), ir.VectorType(INT, 4))
         for j in range(4):
-            store(b.extract_element(packed, INT(j)), numbers, 4 * half + j)
-    sums = [call(b, "llvm.vector.reduce.add.v16i32", INT, q) for q in whole]
-    store(own, words, 0)
-    for half, total in enumerate(sums):
-        store(b.neg(total), words, 1 + half)
-    for i, total in enumerate((*sums, b.add(*sums))):
-        store(b.fmul(b.sitofp(total, FLOAT), own), words, 3 + i)
-    return scale
+            store(b.extract_element(packed, INT(j)), numbers, 4 * group + j)
+        total = call(b, "llvm.vector.reduce.add.v16i32", INT, whole)
+        store(own, words, group)
+        store(b.neg(total), words, 2 + group)
+        totals.append(b.fmul(b.sitofp(total, FLOAT), own))
+        store(totals[-1], words, 4 + group)
+        tops.append(top)
+    store(b.fadd(*totals), words, 6)
+    larger = b.select(b.fcmp_unordered(">=", *tops), *tops)
+    return larger, b.fadd(*tops)
 
 
 def _number(value: float) -> ir.Constant:
@@ -133,14 +136,14 @@ def _round(part, parts, M, K, each, x, workspace):
         count, r = min(each, M - first), m % each
         top, total = np.float32(0), np.float32(0)
         for i in range(blocks):
-            scale = round_first(
+            larger, both = round_first(
                 x + (m * K + i * BLOCK) * 4,
                 workspace + numbers + first * K + (i * NUMBERS * count + r) * 4,
                 workspace + words + (first * blocks * WORDS + i * WORDS * count + r) * 4,
                 count,
             )
-            top, total = max(top, scale), total + scale
-        marks[m + 1] = top * np.float32(blocks) > np.float32(OUTLIER) * total
+            top, total = max(top, larger), total + both
+        marks[m + 1] = top * np.float32(K // GROUP) > np.float32(OUTLIER) * total
 
 
 _run = _round.run
@@ -155,16 +158,19 @@ def round_rows(threads, M, K, each, x, workspace):
     _run(threads, M, K, each, x, workspace)
     blocks = K // BLOCK
     _, _, seconds, second_words = places(M, K)
-    marks, found = memory(workspace, M + 1, I64), 0
+    rows, found = memory(workspace, M + 1, I64), 0
     for m in range(M):
-        if marks[m + 1]:
-            for i in range(blocks):
-                round_second(
-                    x + (m * K + i * BLOCK) * 4,
-                    workspace + seconds + found * K + i * BLOCK,
-                    workspace + second_words + (found * blocks + i) * WORDS * 4,
-                    1,
-                )
+        if rows[m + 1]:
             found += 1
-            marks[found] = m
-    marks[0] = found
+            rows[found] = m
+    rows[0] = found
+    for n in range(found):
+        first = n // each * each
+        count, r = min(each, found - first), n % each
+        for i in range(blocks):
+            round_second(
+                x + (rows[n + 1] * K + i * BLOCK) * 4,
+                workspace + seconds + first * K + (i * NUMBERS * count + r) * 4,
+                workspace + second_words + (first * blocks + i * count) * WORDS * 4 + r * 4,
+                count,
+            )

@@ -5,8 +5,8 @@ float32 operations on them are the same for each number, so the bits are equal:
 
 - "vnni": AVX512-VNNI's vpdpbusd, 16 sums of 4 products of a number of w (unsigned) and of x.
 - "avx_vnni": the same instruction for 8 sums.
-- "avx2": vpmaddubsw, sums of two products in 16 bits. These hold 2 x 127 x 127, so numbers of 8 bits
-  are multiplied in two parts, the lower seven bits and the highest one.
+- "avx2": vpmaddubsw, sums of two products in 16 bits. These hold 2 x 127 x 127, so numbers of 8
+  bits are multiplied in two parts, the lower seven bits and the highest one.
 """
 
 import platform
@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 
 from csd.kernels.layers.quantized.cpu.round_rows import FLOATS, INTS, LANES, NUMBERS, WORDS, call
 from csd.kernels.layers.quantized.formats import BLOCK, SUPER, TABLE, TABLE_OFFSET, TILE, Format
+from csd.kernels.layers.quantized.rounding import GROUP
 from csd.kernels.numba.lanes import FEATURES
 from csd.kernels.numba.simd import (
     BYTE,
@@ -35,8 +36,8 @@ from csd.kernels.numba.simd import (
 )
 
 INSTRUCTIONS = "vnni", "avx_vnni", "avx2"
-# most rows of a tile, whose sums leave registers for numbers; fewer than SHARING rows take two tiles
-# of w one after the other, and more take both at once, which share each number of x
+# most rows of a tile, whose sums leave registers for numbers; fewer than SHARING rows take two
+# tiles of w one after the other, and more take both at once, which share each number of x
 ROWS, SHARING = 6, 3
 HALVES = ir.VectorType(ir.HalfType(), LANES)
 
@@ -93,7 +94,9 @@ class _Tile:
     def __init__(self, builder: Any, format: Format, name: str, rows: int, tiles: int):
         self.b, self.format, self.name = builder, format, name
         self.rows, self.tiles = rows, tiles
-        self.sums = [[cgutils.alloca_once(builder, FLOATS) for _ in range(tiles)] for _ in range(rows)]
+        self.sums = [
+            [cgutils.alloca_once(builder, FLOATS) for _ in range(tiles)] for _ in range(rows)
+        ]
 
     def emit(self, K, numbers, words, weight, far, start, step, y, stride, ahead) -> None:
         b, f = self.b, self.format
@@ -157,36 +160,36 @@ class _Tile:
             return splat(b, b.load(pointer, align=4), LANES)
 
         vectors = [_Numbers(b, f, w, self.name) for w in weights]
-        shift = f.offset.bit_length() - 1
-        for g in range(f.groups):
-            each = NUMBERS // f.groups
-            # the sums begin at minus offset times the sum of x
+        shift, width = f.offset.bit_length() - 1, TILE * f.groups * (1 if f.nested else 2)
+        for g in range(BLOCK // GROUP):
+            # sums begin at minus offset times the sum of x
             products = [[ints(LANES, 0)] * self.tiles for _ in range(rows)]
             if f.offset:
                 for r in range(rows):
-                    parts = [word(1 + g, r, INT)] if f.groups == 2 else [word(1, r, INT), word(2, r, INT)]
-                    total = parts[0] if len(parts) == 1 else b.add(*parts)
-                    products[r] = [b.shl(total, ints(LANES, shift))] * self.tiles
-            for j in range(g * each, (g + 1) * each):
+                    start = b.shl(word(2 + g, r, INT), ints(LANES, shift))
+                    products[r] = [start] * self.tiles
+            for j in range(4 * g, 4 * g + 4):
                 columns = [v.at(j) for v in vectors]
                 for r in range(rows):
                     number = splat(b, b.load(b.gep(x, [INT(j * rows + r)]), align=4), LANES)
                     for c, column in enumerate(columns):
                         products[r][c] = _dot(b, self.name, f, products[r][c], column, number)
-            scales = self._scales(weights, f.numbers_size, g, d)
-            lows = None
-            if f.minima:
-                width = TILE * f.groups * (1 if f.nested else 2)
-                lows = self._scales(weights, f.numbers_size + width, g, d_low)
+            if g < f.groups:
+                scales = self._scales(weights, f.numbers_size, g, d)
             for r in range(rows):
-                scale = word(0, r)
                 for c in range(self.tiles):
-                    whole = b.sitofp(products[r][c], FLOATS)
-                    total = b.load(self.sums[r][c])
-                    total = add_product(b, total, whole, b.fmul(scales[c], scale))
-                    if lows is not None:
-                        total = add_product(b, total, lows[c], word(5 if f.groups == 1 else 3 + g, r))
-                    b.store(total, self.sums[r][c])
+                    scale = b.fmul(scales[c], word(g, r))
+                    self._add(r, c, b.sitofp(products[r][c], FLOATS), scale)
+            if f.minima and (f.groups == 2 or g == 1):
+                lows = self._scales(weights, f.numbers_size + width, g * (f.groups - 1), d_low)
+                for r in range(rows):
+                    for c in range(self.tiles):
+                        self._add(r, c, lows[c], word(4 + g if f.groups == 2 else 6, r))
+
+    def _add(self, r: int, c: int, x: Any, y: Any) -> None:
+        """Adds x y to a sum, with one rounding."""
+        total = self.sums[r][c]
+        self.b.store(add_product(self.b, self.b.load(total), x, y), total)
 
     def _scales(self, weights: list, at: int, g: int, d: list | None) -> list:
         """Scales or minima of group g of each tile's block, as float32."""

@@ -1,6 +1,6 @@
 """Attention of a prompt's samples, forward and backward: packed rows against one row per sample.
 
-    python -m bench packed [--shapes P+NxL ..] [--rounds N] [--dtype float32] [--device cpu]
+    python -m bench packed_rows [--shapes P+NxL ..] [--rounds N] [--dtype float32] [--device cpu]
         [--json F]
 
 SmolLM2-135M's heads. P+NxL: a prompt of P tokens and N samples of L. "packed" is
