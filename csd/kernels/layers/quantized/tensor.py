@@ -1,4 +1,4 @@
-"""A quantised matrix as a tensor: what a Linear, an Embedding, peft and autograd take as a weight."""
+"""A quantised matrix as a tensor: a weight for Linear layers, embeddings, peft and autograd."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -42,6 +42,27 @@ class _InBlocks(torch.Tensor):
             "a quantised weight has no storage of float32: its file holds it; save adapters alone, "
             "or take its dequantize()"
         )
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        where = kwargs or {}
+        if func is torch.ops.aten._to_copy.default:
+            dtype, device = where.get("dtype"), where.get("device")
+            if dtype not in (None, torch.float32) or (
+                device and torch.device(device).type != "cpu"
+            ):
+                raise NotImplementedError(
+                    "a quantised weight stays on the CPU, in float32, got "
+                    f"{torch.float32 if dtype is None else dtype} on {device or 'cpu'}; read its "
+                    "file with a dtype"
+                )
+        elif func not in _ALIASES:
+            raise NotImplementedError(
+                f"{func} does not read a quantised weight; take its dequantize()"
+            )
+        return cls(*args[0]._held())
 
 
 def _made(cls: Any, held: tuple[Any, ...], is_parameter: bool) -> Any:
@@ -140,15 +161,6 @@ class Quantized(_InBlocks):
             return _FUNCTIONS[func](*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs or {})
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        weight = args[0]
-        if func in _ALIASES:
-            return cls(*weight._held())
-        raise NotImplementedError(f"{func} does not read a quantised weight; take its dequantize()")
-
 
 class QuantizedStack(_InBlocks):
     """Matrices of one shape, [E, N, K]; an index gives one of them."""
@@ -198,14 +210,6 @@ class QuantizedStack(_InBlocks):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func in _ALIASES:
-            return cls(*args[0]._held())
-        raise NotImplementedError(f"{func} does not read quantised weights; take dequantize()")
-
 
 def stored(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The plain tensors with a tensor's numbers: x itself, or the parts of a quantised one."""
@@ -217,7 +221,7 @@ _ALIASES = torch.ops.aten.detach.default, torch.ops.aten.alias.default
 
 
 class _Linear(torch.autograd.Function):
-    """The product, with the gradient of the dequantised matrix; the rounding of x counts as none."""
+    """The product, with the gradient of the dequantised matrix and an unrounded x."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:

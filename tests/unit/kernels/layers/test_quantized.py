@@ -159,6 +159,10 @@ def test_copies_share_their_numbers():
         assert isinstance(other, nn.Parameter) and torch.equal(other.dequantize(), x.dequantize())
         with pytest.raises(NotImplementedError, match="has no storage of float32"):
             made.untyped_storage()
+        # as a module's `to` does for a process of several
+        assert made.to("cpu:0").stored[0].data_ptr() == x.stored[0].data_ptr()
+        with pytest.raises(NotImplementedError, match="stays on the CPU, in float32, got .*float16"):
+            made.half()
 
 
 def test_parts_of_several_types_are_one_matrix():
