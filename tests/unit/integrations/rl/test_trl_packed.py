@@ -1,12 +1,14 @@
 """csd's GRPOTrainer with a GGUF file for its model."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from helpers.examples_main import main_of
 from helpers.models import gguf_files
 from helpers.models.packed_files import TYPES
+from helpers.targets import slow
 from safetensors.torch import load_file
 
 import csd
@@ -106,3 +108,13 @@ def test_what_would_not_be_trained_is_refused(trainer):
         trainer(lora=False)
     with pytest.raises(ValueError, match=r"model_init_kwargs .* GGUF file, got \['revision'\]"):
         trainer(model_init_kwargs=dict(revision="main"))
+
+
+@slow
+def test_processes_train_beside_the_same_packed_weights(file, tmp_path, torchrun):
+    done = torchrun(Path(__file__).with_name("grpo_exact_rank.py"), tmp_path, file)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"{r}.json").read_text()) for r in range(2)]
+    assert [r["logged"] for r in ranks] == [[0.0, 0.0]] * 2
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert all("lora_" in name for name in ranks[0]["weights"])

@@ -161,7 +161,7 @@ def test_copies_share_their_numbers():
             made.untyped_storage()
         # as a module's `to` does for a process of several
         assert made.to("cpu:0").stored[0].data_ptr() == x.stored[0].data_ptr()
-        with pytest.raises(NotImplementedError, match="stays on the CPU, in float32, got .*float16"):
+        with pytest.raises(NotImplementedError, match=r"stays on the CPU, .*float16"):
             made.half()
 
 

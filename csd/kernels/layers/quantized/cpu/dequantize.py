@@ -21,6 +21,8 @@ from csd.kernels.numba.threads import ByThreads, by_threads, share
 
 # numbers of W^T that a CPU's caches hold until the product reads them
 CHUNK = 1 << 19
+# set in copies of the function that calls it
+columns: Any = None
 
 
 def dequantized(weight: Any) -> Iterator[tuple[slice, torch.Tensor]]:
