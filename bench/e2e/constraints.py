@@ -1,6 +1,6 @@
 """Cost of a sample's options: CPU seconds per step with each of them and without.
 
-    python -m bench constraints [--rounds 3] [--tokens 24] [--before CHECKOUT] --json F
+    python -m bench constraints [--flat] [--rounds 3] [--tokens 24] [--before CHECKOUT] --json F
 
 Steps without drafts of 1 and 8 samples, of SmolLM2-135M (vocabulary 49,152) and of Qwen2.5-0.5B's
 shape with random weights (151,936), on one thread. The sides alternate within each round and are
@@ -8,17 +8,26 @@ timed in CPU seconds of the process, which other processes on the machine hardly
 number is its best round. A call's prompt and the preparation of its grammar are included. JSON and
 regex need llguidance. With --before, this checkout without options is timed against another one,
 in alternating processes, with and without drafts: "unused" has the ratios of seconds per token.
+
+With --flat, the CPU milliseconds of a step's verification alone, of 8 samples with each filter at
+temperatures of 1, 1.5 and 2: at 1.5 most tokens remain in a row's head.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 from transformers import NoRepeatNGramLogitsProcessor
@@ -27,6 +36,7 @@ import csd
 from bench.e2e.constraints_worker import PROMPT
 from bench.lib.common import finish, table
 from bench.lib.shapes import random_model
+from csd.engine.step.step import Step
 from csd.models.demo import smollm2_path
 
 SCHEMA = {
@@ -63,6 +73,17 @@ SIDES: dict[str, dict] = {
 }
 # sides whose samples may end before the others'
 ENDING = {"json", "regex", "min tokens"}
+# filters whose verification is timed by itself
+FLAT: dict[str, dict] = {
+    "none": {},
+    "top_k": dict(top_k=50),
+    "top_p": dict(top_p=0.95),
+    "min_p": dict(min_p=0.05),
+    "typical": dict(typical_p=0.9),
+    "penalty": dict(repetition_penalty=1.1),
+    "counts": dict(frequency_penalty=0.3),
+}
+TEMPERATURES = (1.0, 1.5, 2.0)
 HOW = {"plain": dict(speculate=False), "auto": dict(budget="auto")}
 SAMPLES = (1, 8)
 
@@ -99,6 +120,40 @@ def run(engine: csd.Engine, vocab: int, rounds: int, tokens: int, **options) -> 
         | {f"share, {n}": best[side, n] / best["none", n] - 1 for n in SAMPLES}
         for side in sides
     ]
+
+
+@contextmanager
+def timed_verification() -> Iterator[list[float]]:
+    """Context whose value gets the CPU seconds of each step's verification."""
+    spent: list[float] = []
+    verify = Step.verify
+
+    def timed(step: Step, *args: Any) -> Any:
+        start = time.process_time()
+        result = verify(step, *args)
+        spent.append(time.process_time() - start)
+        return result
+
+    with mock.patch.object(Step, "verify", timed):
+        yield spent
+
+
+def run_flat(
+    engine: csd.Engine, vocab: int, rounds: int, tokens: int, **options: Any
+) -> list[dict]:
+    """Rows of an engine: milliseconds of a step's verification by filter and temperature."""
+    rows = []
+    for (option, asked), temperature in product(FLAT.items(), TEMPERATURES):
+        best = math.inf
+        for i in range(rounds + 1):
+            with timed_verification() as spent:
+                how = dict(num_samples=8, temperature=temperature, max_new_tokens=tokens, seed=i)
+                how |= dict(speculate=False, ignore_eos=True)
+                csd.generate(engine, PROMPT, **how, **options, **asked)
+            if i:
+                best = min(best, 1000 * statistics.median(spent))
+        rows.append({"option": option, "vocabulary": vocab, "temperature": temperature, "ms": best})
+    return rows
 
 
 class Checkout:
@@ -159,17 +214,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--before", help="a checkout to compare with where nothing is asked for")
+    parser.add_argument("--flat", action="store_true", help="verification at high temperatures")
     parser.add_argument("--json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
+    rows, how = [], (args.rounds, args.tokens)
     if args.before:
-        rows = run_unused(args.before, smollm2_path(), 8, args.rounds, args.tokens)
+        rows = run_unused(args.before, smollm2_path(), 8, *how)
+    measured = run_flat if args.flat else run
     with csd.Engine(smollm2_path()) as engine:
-        rows += run(engine, 49152, args.rounds, args.tokens)
+        rows += measured(engine, 49152, *how)
         dtype, tokenizer = str(engine.dtype), engine.tokenizer
     with csd.Engine(random_model("qwen2.5-0.5b", dtype=torch.bfloat16)) as engine:
-        rows += run(engine, 151936, args.rounds, args.tokens, tokenizer=tokenizer)
+        rows += measured(engine, 151936, *how, tokenizer=tokenizer)
     print(table(rows))
     finish({"rows": rows, "rounds": args.rounds, "dtype": dtype, "tokens": args.tokens}, args.json)
 

@@ -1,10 +1,11 @@
 """Tokens per second with a model's own settings over those with its temperature alone.
 
-    python -m bench settings [MODEL] [--of NAME] [--samples 1 8 16] [--pairs 7] [--tokens 80]
-        [--vllm .venv-vllm/bin/python] [--json F]
+    python -m bench settings [MODEL] [--of NAME] [--temperature T] [--samples 1 8 16] [--pairs 7]
+        [--tokens 80] [--vllm .venv-vllm/bin/python] [--json F]
 
 The own settings are those of the model's generation config, or with --of those of a model of
-`python -m bench models`, such as Qwen's three for SmolLM2-135M, which comes with none. csd draws
+`python -m bench models`, such as Qwen's three for SmolLM2-135M, which comes with none.
+--temperature replaces the temperature of both: at 1.5 a row without filters is flat. csd draws
 with drafts and without, and with --vllm vLLM's CPU build does, plain and with n-grams. Within a
 pair, both settings and all sides draw samples of --tokens tokens of one word problem in turn, in
 the opposite order in every other pair. "own / plain" is the median of the pairs' ratios with its
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", help=HELP)
     parser.add_argument("--of", choices=MODELS, help="take the settings of this model")
+    parser.add_argument("--temperature", type=float, help="in place of the settings' own")
     parser.add_argument("--samples", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=80)
@@ -49,6 +51,8 @@ def main(argv: list[str] | None = None) -> None:
     own = settings_of(loaded.current_generation_config())
     if args.of:
         own = DEFAULTS | {k: v for k, v in MODELS[args.of].settings.items() if k in DEFAULTS}
+    if args.temperature is not None:
+        own |= {"temperature": args.temperature}
     plain = DEFAULTS | {"temperature": own["temperature"]}
     if own == plain:
         parser.error(f"{Path(path).name} comes without settings: name others with --of")

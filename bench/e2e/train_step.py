@@ -3,8 +3,9 @@
     python -m bench train_step [--cases 500x8x100 ..] [--shape S] [--json F] [--plot F.svg]
 
 **Half.** The loss of TRL's GRPOTrainer and its backward over one group, by csd's trainer and by
-TRL's own, in turn over one model. A case is PROMPTxSAMPLESxTOKENS: a prompt of that many random
-tokens and samples of that many, all different. Seconds are processor seconds of one thread (of the
+TRL's own, in turn over one model. A case is PROMPTxSAMPLESxTOKENS: a prompt of that many tokens and
+samples of that many. All tokens are random: samples share no rows, which a model's own would, and
+the model finds most of their tokens unlikely. Seconds are processor seconds of one thread (of the
 wall with --wall), the median of --repeat; memory is the rise of the resident set to its peak. TRL
 computes --trl-samples samples at a time where all do not fit into the memory, and adds up their
 gradients; csd computes all at once.
@@ -176,7 +177,7 @@ def halves(args: argparse.Namespace, dtype: torch.dtype) -> list[dict]:
                     print(adapters, case, kind, by_side[kind][-1], flush=True)
             row: dict[str, Any] = {"shape": args.shape or "smollm2-135m", "layers": args.layers}
             row |= {"weights": adapters, "dtype": str(dtype).removeprefix("torch."), "case": case}
-            row["trl_samples"] = passes["trl"]
+            row |= {"trl_samples": passes["trl"], "tokens": "random"}
             for name in ("seconds", "memory_mb"):
                 of = {k: _median([x[name] for x in runs]) for k, runs in by_side.items()}
                 row |= {f"csd_{name}": of["csd"], f"trl_{name}": of["trl"]}

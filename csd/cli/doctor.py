@@ -33,9 +33,10 @@ from csd.kernels.backends import NAMES, loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.common.gpu import has_bfloat16
 from csd.kernels.common.operator import OPERATIONS, load_loops
-from csd.kernels.ops import Ops, TextOps, exact_triton, reference, triton
+from csd.kernels.ops import BESIDE, Ops, TextOps, exact_triton, reference, triton
 from csd.models.demo import toy
 from csd.models.fused.config import ModelConfig
+from csd.models.fused.held import held_weights
 from csd.models.load import config_of, load, usable
 from csd.models.load.choose_decoder import DECODERS
 from csd.models.module.decoder import ModuleDecoder
@@ -132,21 +133,23 @@ def _doctor(args: Namespace) -> int:
     if args.json:
         output = {"passed": passed, "reports": [asdict(r) for r in reports]}
         output |= {"admission": admission} if admission else {}
-        output |= dict(zip(("steps", "verification"), costs or (), strict=False))
+        output |= dict(zip(("steps", "verification", "weights"), costs or (), strict=False))
         print(json.dumps(stamped("doctor", output)))
     else:
         if admission:
             print("\n".join(f"{name}: {value}" for name, value in admission.items()), end="\n\n")
         print("\n\n".join(report.table() for report in reports))
         if costs:
-            print(f"\n{shown_costs(costs[0])}\n{shown_verification(costs[1], SLOTS)}")
+            held = "" if costs[2] is None else f"weights: {costs[2]}\n"
+            print(f"\n{held}{shown_costs(costs[0])}\n{shown_verification(costs[1], SLOTS)}")
     return 0 if passed else 1
 
 
 def _costs(
     model: str | None, device: torch.device, dtype: str | None
-) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Costs of a model's steps and of verification, on a CPU; None without weights, on a GPU."""
+) -> tuple[dict[str, Any], dict[str, Any], str | None] | None:
+    """Costs of a model's steps and of verification, on a CPU, and how its weights are held; None
+    without weights, on a GPU."""
     if model is None or device.type != "cpu":
         return None
     try:
@@ -155,7 +158,9 @@ def _costs(
         # a folder with a config and no weights
         return None
     with engine:
-        return step_costs(engine.step_times.plain()), verification(engine, SLOTS)
+        costs = step_costs(engine.step_times.plain()), verification(engine, SLOTS)
+        held = held_weights(engine.decoder)
+        return *costs, None if held is None else str(held)
 
 
 def _admission(args: Namespace, device: torch.device) -> dict | None:
@@ -219,7 +224,7 @@ def table() -> str:
     """
     backends = {"reference": reference(), "cpu": loops() if compiles() else None}
     backends |= {"triton": triton(), "triton, exact": exact_triton()}
-    steps = [f.name for f in fields(Ops) if f.name not in ("name", "fused", "log_sum", "texts")]
+    steps = [f.name for f in fields(Ops) if f.name not in BESIDE]
     rows = [["operation", *backends], ["---"] * (1 + len(backends))]
     for name in steps:
         run = [None if ops is None else getattr(ops, name) for ops in backends.values()]

@@ -97,8 +97,9 @@ def add(commands: _SubParsersAction) -> None:
     parser.add_argument(
         "--run-code",
         action="store_true",
-        help="run the programs that the model writes, for pass@k of humaneval, as this user with "
-        "limits on time, memory, files and network; see docs/evaluation.md",
+        help="run the programs that the model writes, for pass@k of humaneval, as this user, "
+        "guarded against accidents only: a hostile program can do what this user can; see "
+        "docs/evaluation.md",
     )
     flags = ("num_samples", *OPTIONS, "budget", "prior", *LOADING)
     add_flags(parser, flags, num_samples=16, seed=0)
@@ -136,6 +137,7 @@ def _eval(args: Namespace) -> int:
         "model": args.model,
         "revision": args.revision,
         "dtype": args.dtype,
+        **({} if args.quantization is None else {"quantization": args.quantization}),
         "problems_sha256": digest,
         "task": source.task_name,
         "num_samples": args.num_samples,

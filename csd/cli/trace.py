@@ -135,6 +135,7 @@ def _record(args: Namespace) -> int:
         "model": args.model,
         "revision": args.revision,
         "dtype": args.dtype,
+        **({} if args.quantization is None else {"quantization": args.quantization}),
         "prompts_sha256": digest(args.prompts),
         "plain": args.plain,
         "limit": args.limit,

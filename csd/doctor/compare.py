@@ -26,7 +26,7 @@ from csd.doctor.report import Check
 from csd.engine.requests.request import Request
 from csd.engine.results.result import Sample
 from csd.kernels.common.noise import SAMPLE, gumbel, philox_words_ref
-from csd.kernels.ops import FusedOp, Ops, reference
+from csd.kernels.ops import BESIDE, FusedOp, Ops, reference
 from csd.state.verdict import Verdict
 
 
@@ -198,7 +198,7 @@ UNCOMPARED = {"plan_attention"}
 
 
 def operations() -> list[str]:
-    return [f.name for f in fields(Ops) if f.name not in ("name", "fused", "log_sum", "texts")]
+    return [f.name for f in fields(Ops) if f.name not in BESIDE]
 
 
 def rows_for(ops: Ops) -> dict[str, Check]:
@@ -223,6 +223,10 @@ class _ComparedOps(Ops):
     def decide(self, *args: Any) -> Any:
         self._compare_fused("decide", args)
         return Ops.decide(self, *args)
+
+    def finish(self, *args: Any) -> Any:
+        self._compare_fused("finish", args)
+        return Ops.finish(self, *args)
 
     def _compare_fused(self, name: str, args: tuple) -> None:
         fused = self.fused.get(name)

@@ -35,6 +35,7 @@ from csd.engine.step.thread_choice import ThreadChoice
 from csd.kernels.ops import Ops
 from csd.models.fused.config import ModelSizes
 from csd.models.fused.decoder import DecoderLike
+from csd.models.fused.held import held_weights
 from csd.models.load import Loaded
 from csd.utils.arguments import check_whole, default_of
 from csd.utils.device import current, on_device, peak_bytes
@@ -87,7 +88,7 @@ class Engine:
 
     def __init__(self, model: Any, **options: Unpack[EngineOptions]):
         asked = read_options(options, EngineOptions)
-        loading = ("dtype", "device", "revision", "tokenizer", "decoder")
+        loading = ("dtype", "device", "quantization", "revision", "tokenizer", "decoder")
         of_model = ("kernels", "exact", "static", "self_check", *loading)
         drafter, lag = asked["drafter"] or default_of(EngineOptions, "drafter"), asked["lag"]
         self.model = EngineModel(model, **{name: asked[name] for name in of_model})
@@ -172,13 +173,15 @@ class Engine:
         return step.captures.graphs if isinstance(step, StaticStep) else {}
 
     def __repr__(self) -> str:
-        """The model's family, its dtype, device and decoder, and the number of slots."""
+        """The model's family, its dtype, device, decoder and weights, and the number of slots."""
         family = getattr(self.decoder.config, "family", type(self.decoder).__name__)
         dtype = str(self.dtype).removeprefix("torch.")
         decoder = getattr(self.decoder, "name", "own")
+        held = held_weights(self.decoder)
+        weights = "" if held is None else f" (weights: {held})"
         return (
-            f"<csd.Engine of {family} in {dtype} on {self.device}, {decoder} decoder, up to "
-            f"{self.max_slots} samples at once>"
+            f"<csd.Engine of {family} in {dtype} on {self.device}, {decoder} decoder{weights}, "
+            f"up to {self.max_slots} samples at once>"
         )
 
     def __enter__(self) -> "Engine":

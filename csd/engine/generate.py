@@ -97,6 +97,7 @@ def engine_for(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    quantization: str | None = None,
     revision: str | None = None,
     decoder: str = "auto",
     exact: bool | None = None,
@@ -106,7 +107,10 @@ def engine_for(
     exact: as in `Engine`, which keeps one engine for each value.
     """
     dtype = checked(LoadingOptions, "dtype", dtype)
-    loading: dict[str, Any] = dict(device=device, dtype=dtype, revision=revision)
+    quantization = checked(LoadingOptions, "quantization", quantization)
+    loading: dict[str, Any] = dict(
+        device=device, dtype=dtype, quantization=quantization, revision=revision
+    )
     if isinstance(model, Engine):
         options = loading | {"decoder": None if decoder == "auto" else decoder}
         if exact is not None and model.exact != exact:
@@ -117,7 +121,8 @@ def engine_for(
         return model
     if isinstance(model, str) or hasattr(model, "__fspath__"):
         path = os.path.abspath(model) if os.path.exists(model) else os.fspath(model)
-        key, files = (path, revision, str(device), dtype, decoder, exact), _files(path)
+        key = (path, revision, str(device), dtype, quantization, decoder, exact)
+        files = _files(path)
         if key in _by_name and _by_name[key][1] != files:
             _by_name.pop(key)[0].release()
         if key not in _by_name:

@@ -258,6 +258,7 @@ class Session(Turns):
                 range(mates[0].path[-1], mates[-1].path[-1] + 1),
                 seed_of(self.seed, mates[0].path[:-1]),
                 self,
+                len(mates[0].tokens),
             )
             for request, mates in zip(call.requests, runs, strict=True)
         ]

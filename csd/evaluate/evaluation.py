@@ -1,11 +1,9 @@
 """`csd eval`: draws N samples per problem; an interrupted run can be resumed."""
 
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -14,7 +12,7 @@ from csd.engine.engine import Engine
 from csd.engine.options.thinking import after_thoughts
 from csd.engine.results.result import Sample, Samples
 from csd.evaluate.answers.equality import canonical
-from csd.evaluate.code.execute import FAILED, PASSED, Suite, passes
+from csd.evaluate.code.execute import Suite, outcomes
 from csd.evaluate.code.program import ASK, of_answer
 from csd.evaluate.pass_at_k import maj_at_k, mean_interval, pass_at_k
 from csd.evaluate.problems.tasks import Problem, Task
@@ -48,6 +46,13 @@ class Row(TypedDict):
     seconds: Annotated[float, Between(0)]
 
 
+class Settings(TypedDict):
+    """Settings in the first line of a results file, as far as its figures depend on them."""
+
+    num_samples: Annotated[int, Between(1, 2**31)]
+    until_decided: NotRequired[bool]
+
+
 class Results(ResumedFile):
     """The JSONL file of a run: a line of settings, then one line per problem, in order.
 
@@ -55,13 +60,18 @@ class Results(ResumedFile):
     """
 
     def __init__(self, path: str | Path, settings: dict):
-        super().__init__(path, settings, _check_row, "results file of csd eval")
+        super().__init__(path, settings, _check_line, "results file of csd eval")
 
 
-def _check_row(index: int, row: Any) -> None:
+def _check_line(index: int, row: Any) -> None:
     problem = row.get("problem") if isinstance(row, dict) else None
     if problem != index:
         raise ValueError(f"must have problem {index}, got {shown(problem)}")
+    check_row(row)
+
+
+def check_row(row: Any) -> None:
+    """Raises ValueError unless `row` is a line of a results file."""
     check(row, Row)
     if len(row["correct"]) != len(row["answers"]):
         raise ValueError(
@@ -171,6 +181,9 @@ def _draw(
     """Draw prompts; returns the samples of the leading prompts that are complete, the seconds of
     the call, and the error that ended it before the others were complete, or None."""
     call = engine.prepare(prompts, **options)
+    for request in call.requests:
+        # a stop string within a thought would leave the sample without an answer
+        request.stops_in_thought = False
     start = time.perf_counter()
     error = None
     try:
@@ -224,19 +237,18 @@ def _test(
     """Results of the samples' programs; None for a sample without one."""
     prompt = str(problem.prompt)
 
-    def result(sample: Sample) -> str | None:
+    def program(sample: Sample) -> str | None:
         if not counts(sample, limited):
             return None
         text = text_of(sample)
         if chat:
             text = after_thoughts(text, sample.in_thought)
-            program = of_answer(text, prompt, tests.entry_point)
-        else:
-            program = prompt + text
-        return PASSED if passes(program, tests) else FAILED
+            return of_answer(text, prompt, tests.entry_point)
+        return prompt + text
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(result, drawn(out)))
+    programs = [program(sample) for sample in drawn(out)]
+    found = outcomes((p for p in programs if p is not None), tests)
+    return [None if p is None else found[p] for p in programs]
 
 
 def _equal(answer: str | None, right: str) -> bool:

@@ -4,7 +4,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from csd.evaluate.evaluation import Row, summary
+from csd.evaluate.evaluation import Settings, check_row, summary
 from csd.evaluate.vote import Vote
 from csd.utils.check import check
 from csd.utils.files import WholeFile, naming, read_lines
@@ -29,12 +29,19 @@ def read_results(path: str | Path) -> tuple[dict, list[dict]]:
     lines = read_lines(path, dict)
     with naming(str(path)):
         settings = next(lines, (0, {}))[1].get("settings")
-        if not isinstance(settings, dict) or "num_samples" not in settings:
+        if not isinstance(settings, dict):
             raise ValueError("must be a results file of csd eval, whose first line has 'settings'")
+    with naming(f"{path}, line 1, settings"):
+        check(settings, Settings)
     rows: list[dict] = []
+    most = settings["num_samples"]
+    least = Vote().least(most) if settings.get("until_decided") else most
     for number, row in lines:
         with naming(f"{path}, line {number}"):
-            check(row, Row)
+            check_row(row)
+            if not least <= (samples := len(row["correct"])) <= most:
+                wanted = most if least == most else f"{least} to {most}"
+                raise ValueError(f"must have {wanted} samples, got {samples}")
         rows.append(row)
     if not rows:
         raise ValueError(f"{path} must have at least one problem, got none")

@@ -40,6 +40,7 @@ def score(
     *,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    quantization: str | None = None,
     revision: str | None = None,
     **options: Any,
 ) -> Samples | list[Samples]:
@@ -62,7 +63,9 @@ def score(
     Raises ValueError or TypeError for arguments that cannot be served, naming the argument.
     """
     asked = read_without_config(options, TAKEN)
-    engine = engine_for(model, device=device, dtype=dtype, revision=revision)
+    engine = engine_for(
+        model, device=device, dtype=dtype, quantization=quantization, revision=revision
+    )
     config = engine.config
     tokenizer = asked["tokenizer"] or engine.tokenizer
     prompts, many = parse(

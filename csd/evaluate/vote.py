@@ -4,19 +4,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from csd.engine.options.thinking import after_thoughts
 from csd.engine.results.result import Sample
 from csd.evaluate.answers.equality import canonical
 from csd.evaluate.answers.extract import (
     EXTRACTORS,
+    Answer,
     answer_of,
     boxed,
     extractor,
     last_number,
     stated,
 )
+from csd.evaluate.answers.units import Answers, Key, Labels, labels_of
 from csd.utils.arguments import check_number, each
 from csd.utils.check import shown
 
@@ -114,7 +116,8 @@ def vote(
         answer is"), "number" (the last), "letter" (of an option), or "any" (the last statement,
         boxed or said, else the last number). With these five names, the text is read without its
         thoughts, and different spellings (0.5, 1/2, \\frac12) are the same answer, in the spelling
-        of the lowest index; a function gets the whole text, and its results are compared unchanged.
+        of the lowest index; 5 hours and 5 minutes differ, and 5 is the first of them; a function
+        gets the whole text, and its results are compared unchanged.
     weight: a function of a sample; None gives each weight 1; "probability" is the exp of the mean
         log-probability per token. Ties go to the answer of the lowest index; `tied` is then True.
     limited: True if samples that were cut at `max_new_tokens` vote; by default they have no answer,
@@ -122,7 +125,7 @@ def vote(
 
     Raises ValueError for a weight that is negative or not finite, and for samples without text.
     """
-    read, same = extractor(extract), _comparison(extract)
+    read = extractor(extract)
     if isinstance(weight, str) and weight == "probability":
         weight = probability
     elif weight is not None and not callable(weight):
@@ -130,11 +133,17 @@ def vote(
     voters = drawn(samples)
     thoughts_cut = sum(any(sample.forced) for sample in voters)
     without = sum(sample.finish_reason == "length" for sample in voters if not limited)
-    spelling: dict[str, str] = {}
-    answers = []
+    spelling: dict[Key, str] = {}
+    answers, distinct = [], Answers()
     for sample in voters:
         answer = read(_text_for(extract, sample)) if counts(sample, limited) else None
-        answers.append(None if answer is None else spelling.setdefault(same(answer), answer))
+        if answer is not None:
+            key = distinct.key(*_compared(extract, answer))
+            if key not in spelling:
+                taken = answer in spelling.values()
+                spelling[key] = key.spelling(answer) if taken else str(answer)
+            answer = spelling[key]
+        answers.append(answer)
     votes: dict[str, float] = {}
     for sample, answer in zip(voters, answers, strict=True):
         if answer is not None:
@@ -178,21 +187,28 @@ class Vote:
         read = cache(self._read)
         return lambda prefix: self._decided(prefix, total, read)
 
-    def _read(self, text: str) -> str | None:
+    def _read(self, text: str) -> tuple[str, Labels] | None:
         answer = extractor(self.extract)(text)
-        return None if answer is None else _comparison(self.extract)(answer)
+        return None if answer is None else _compared(self.extract, answer)
 
     def decided(self, prefix: list[Sample], total: int) -> bool:
         """True if the first samples, `prefix`, decide the vote of `total` samples."""
         return self._decided(prefix, total, self._read)
 
-    def _decided(self, prefix: list[Sample], total: int, read: Callable[[str], str | None]) -> bool:
-        votes: dict[str, int] = {}
+    def _decided(
+        self,
+        prefix: list[Sample],
+        total: int,
+        read: Callable[[str], tuple[str, Labels] | None],
+    ) -> bool:
+        votes: dict[Key, int] = {}
+        distinct = Answers()
         for sample in prefix:
             text = _text_for(self.extract, sample)
             answer = read(text) if counts(sample, self.limited) else None
             if answer is not None:
-                votes[answer] = votes.get(answer, 0) + 1
+                key = distinct.key(*answer)
+                votes[key] = votes.get(key, 0) + 1
         if not votes:
             return len(prefix) >= total
         order = list(votes)
@@ -222,14 +238,17 @@ class Vote:
         return least
 
 
-def _leader(votes: Mapping[str, float]) -> str:
+def _leader(votes: Mapping[Any, float]) -> Any:
     # dicts keep insertion order, and max returns the first of equal values
     return max(votes, key=lambda answer: votes[answer])
 
 
-def _comparison(extract: str | Callable) -> Callable[[str], str]:
-    """Function that normalises answers for comparison; the identity for a user's function."""
-    return canonical if _is_own(extract) else lambda answer: answer
+def _compared(extract: str | Callable, answer: str) -> tuple[str, Labels]:
+    """Value and labels by which answers are compared; of a user's function its result alone."""
+    if not _is_own(extract):
+        return answer, Labels()
+    stated = answer.stated if isinstance(answer, Answer) else answer
+    return canonical(answer), labels_of(stated)
 
 
 def _is_own(extract: str | Callable) -> bool:

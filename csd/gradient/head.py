@@ -25,7 +25,7 @@ from csd.engine.results.logprobs import Measures
 from csd.engine.rules.changes import Changes
 from csd.gradient.rows import Rows
 from csd.kernels.ops import Ops
-from csd.kernels.verify.reference_rows import heads_and_rest, row_logits
+from csd.kernels.verify.reference_rows import row_logits
 from csd.kernels.verify.rules import change_rows
 from csd.kernels.verify.rules.rows import blocks
 from csd.kernels.verify.token_logprobs import is_filtered, raw_logprobs
@@ -168,14 +168,7 @@ class Scoring:
         x = changed.detach()
         s = pool.slot.long()
         if is_filtered(slots, s):
-            heat = torch.full_like(x[:, 0], temperature)
-            greedy = torch.zeros_like(s, dtype=torch.bool)
-            _, heads, rest = heads_and_rest(x, heat, plain, s, greedy)
-            # an extra column for the padding of heads
-            p = F.pad(rest, (0, 1))
-            p.scatter_(1, heads.token, heads.score.exp())
-            p = p[:, :-1]
-            p /= p.sum(-1, keepdim=True)
+            p = self._ops.filtered(x, plain)
         else:
             p = _softmax(x.div_(temperature) if changed is leaf else x / temperature)
         total = _add_chosen(p, chunk, grad / temperature)

@@ -107,9 +107,10 @@ def logprobs(
         rows = [row[:n] for row, n in zip(completions.tolist(), lengths, strict=True)]
         filled = [i for i, row in enumerate(rows) if row]
         owners = [i if many else 0 for i in filled]
-        flat = read_completions([rows[i] for i in filled], prompts[:1], False, None, config.vocab)[
-            0
-        ]
+        flat = [rows[i] for i in filled]
+        # a batch may have no tokens at all
+        if flat:
+            flat = read_completions(flat, prompts[:1], False, None, config.vocab)[0]
     else:
         lists = read_completions(completions, prompts, many, tokenizer, config.vocab)
         owners = [i for i, own in enumerate(lists) for _ in own]
@@ -166,9 +167,14 @@ def flat_logprobs(
 ) -> tuple[list[torch.Tensor], Rows]:
     """Values [T] of all completions' tokens, one after the other, and the rows of the pass.
 
-    prompts: of each completion. Returns log-probabilities, raw ones, and entropies if wanted.
+    prompts: of each completion. Returns log-probabilities, raw ones, and entropies if wanted. Those
+    of no completions are differentiable too, with gradients of 0.
     """
     _refuse_dropout(module)
+    if not completions:
+        wide = torch.promote_types(policy.loaded.dtype, torch.float32)
+        nothing = torch.cat([p.flatten()[:0] for p in module.parameters()]).to(wide)
+        return [nothing] * (3 if entropy else 2), Rows.of([], [], nothing.device)
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, prompt in enumerate(prompts):
         groups.setdefault(tuple(prompt), []).append(i)

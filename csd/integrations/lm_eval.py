@@ -93,10 +93,22 @@ class CSDLM(HFLM):
         texts: list[str] = [""] * len(requests)
         for places, samples, until in zip(members.values(), results, stops, strict=True):
             for i, sample in zip(places, samples, strict=True):
-                text = postprocess_generated_text(sample.text, until, self.think_end_token)
+                text = self._answer(sample, until)
                 self.cache_hook.add_partial("generate_until", requests[i].args, text)
                 texts[i] = text
         return texts
+
+    def _answer(self, sample: Sample, until: list[str]) -> str:
+        """The text behind the thought up to a stop string, as `hf` has it."""
+        end, text = self.think_end_token, sample.text or ""
+        if isinstance(end, int):
+            # the last token is not the answer's if it ended the sample
+            tokens = sample.tokens[: -1 if isinstance(sample.stop_reason, int) else None]
+            if end in tokens:
+                behind = tokens[::-1].index(end)
+                text = self.tok_decode(tokens[len(tokens) - behind :])
+            text, end = text.lstrip(), None
+        return postprocess_generated_text(text, until, end)
 
     def _parse(self, context: str, kwargs: dict) -> tuple[list[int], SamplingParams, list[str]]:
         """Returns token ids, parameters and stop strings of a request."""

@@ -23,9 +23,9 @@ from csd.kernels.states.cpu.delta_rule import tree_delta_rule, tree_ssm
 from csd.kernels.table.cpu.insert import graph_insert
 from csd.kernels.table.cpu.observe import insert_observed, observe
 from csd.kernels.texts.cpu import merge, part, representatives, spread
-from csd.kernels.verify.cpu.decide import decide
+from csd.kernels.verify.cpu.decide import decide, finish
 from csd.kernels.verify.cpu.heads import log_sum
-from csd.kernels.verify.cpu.path import token_logprobs, verify, verify_all
+from csd.kernels.verify.cpu.path import filtered, token_logprobs, verify, verify_all
 
 __all__ = [
     "add",
@@ -55,6 +55,7 @@ def ops(dtype: torch.dtype) -> Ops:
     fused = {
         "forward": FusedOp((rms_norm, rotary, swiglu, tree_attention), forward),
         "decide": FusedOp((verify, plain.advance_slots, plain.snapshot), decide),
+        "finish": FusedOp((plain.advance_slots, plain.snapshot), finish),
         "insert_observed": FusedOp((observe, graph_insert), insert_observed),
     }
     of_layers: dict[str, Any] = {}
@@ -78,6 +79,7 @@ def ops(dtype: torch.dtype) -> Ops:
         verify_all=verify_all,
         token_logprobs=token_logprobs,
         log_sum=log_sum,
+        filtered=filtered,
         commit_kv=commit_kv,
         commit_tail=commit_tail,
         roots=roots,

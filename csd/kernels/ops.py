@@ -38,7 +38,7 @@ from csd.kernels.verify import decide_triton, token_logprobs_triton, verify_ref,
 from csd.kernels.verify.advance_slots import advance_slots_ref, advance_slots_triton
 from csd.kernels.verify.reference_rows import log_sum_ref
 from csd.kernels.verify.snapshot import snapshot_ref, snapshot_triton
-from csd.kernels.verify.token_logprobs import token_logprobs_ref
+from csd.kernels.verify.token_logprobs import filtered_ref, token_logprobs_ref
 from csd.state.pool_builder import node_costs, prune, roots
 
 
@@ -61,6 +61,10 @@ class TextOps(NamedTuple):
     merge: Callable
     spread: Callable
     part: Callable
+
+
+# fields of `Ops` that are no single operation of a step
+BESIDE = {"name", "fused", "texts", "log_sum", "filtered"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class Ops:
     # distinct texts (`csd/kernels/texts`); None: slots with equal text do not share rows
     texts: "TextOps | None" = None
     log_sum: Callable = log_sum_ref  # of rows of logits, with the bits of `verify`
+    filtered: Callable = filtered_ref  # probabilities of rows of logits after the filters
     prompt_attention: Callable = prompt_attention  # attention of chunks of prompts
     # by name of the method that calls it
     fused: Mapping[str, FusedOp] = field(default_factory=dict, hash=False)
@@ -131,8 +136,17 @@ class Ops:
         if fused is not None and fused.replaces == (self.verify, self.advance_slots, self.snapshot):
             return fused.fn(logits, pool, slots, top, trees)
         verdict = self.verify(logits, pool, slots)
+        return verdict, *self.finish(pool, slots, verdict, top, trees)
+
+    def finish(
+        self, pool: Any, slots: Any, verdict: Any, top: bool, trees: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run `advance_slots` and `snapshot`; returns the snapshot."""
+        fused = self.fused.get("finish")
+        if fused is not None and fused.replaces == (self.advance_slots, self.snapshot):
+            return fused.fn(pool, slots, verdict, top, trees)
         self.advance_slots(slots, verdict)
-        return verdict, *self.snapshot(pool, verdict, top, trees)
+        return self.snapshot(pool, verdict, top, trees)
 
 
 def reference() -> Ops:

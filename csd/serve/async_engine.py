@@ -233,6 +233,7 @@ class AsyncEngine:
         detached: bool = False,
         prefix_cache: bool = True,
         graph: Any = None,
+        answered: int = 0,
         **options: Unpack[Options],
     ) -> Reader:
         """Request samples of one prompt, from any thread or event loop; returns at once.
@@ -247,6 +248,7 @@ class AsyncEngine:
             reference to the returned object remains; True draws it to its end.
         prefix_cache: False reads the prompt whole, and keeps nothing of it after its end.
         graph: requests in flight with the same object draft for each other, whatever their prompts.
+        answered: tokens at the prompt's end that belong to its answer, as those of earlier turns.
         score_prompt: if not None, `Reader.scores` gets the log-probability of each token of the
             prompt but the first, and the `score_prompt` likeliest tokens at its position.
         options: as in `csd.Engine.generate`, except those that apply to all requests. `until` is
@@ -263,7 +265,7 @@ class AsyncEngine:
         call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
         request.index, request.scope = next(self._index), owner if prefix_cache else None
-        request.graph = graph
+        request.graph, request.answered = graph, answered
         self._repeats.note(request.key, request.samples.start)
         request.scores = scores or request.scores
         if has_grammar(request.params):

@@ -333,9 +333,7 @@ class ServiceSource:
     def enter(self, handle: Handle) -> None:
         handle.weights, handle.fingerprint = self.weights.version, self.weights.fingerprint
         handle.began = dict(self.step.seconds)
-        stats, decoder = handle.request.stats, self.step.decoder
-        stats.decoder = getattr(decoder, "name", "own")
-        stats.fused_ruled_out = getattr(decoder, "why", None)
+        handle.request.stats.name_decoder(self.step.decoder)
         handle.admitted = True
         self.inbox.admitted(handle)
 

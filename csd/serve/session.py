@@ -49,6 +49,7 @@ class AsyncSession(Turns):
                 owner=self.owner,
                 stream=False,
                 graph=self,
+                answered=len(mates[0].tokens),
                 num_samples=len(mates),
                 first_sample=mates[0].path[-1],
                 seed=seed_of(self.seed, mates[0].path[:-1]),

@@ -69,7 +69,7 @@ class FilterOptions(TypedDict, total=False):
             None,
             "nucleus sampling: keep the most likely tokens whose probabilities sum to this value; "
             "1 is off. By default the value of the generation config, else off",
-            partial(check_number, low=0, high=1, above=True),
+            partial(check_number, low=0, high=1),
             float,
             off=1.0,
             config="top_p",
@@ -97,7 +97,7 @@ class FilterOptions(TypedDict, total=False):
             "locally typical sampling: of the tokens that the other filters keep, those whose "
             "surprise -log p is nearest to its mean, the entropy, up to this sum of probabilities, "
             "and all tokens tied with the last of them; 1 is off",
-            partial(check_number, low=0, high=1, above=True),
+            partial(check_number, low=0, high=1),
             float,
             off=1.0,
             config="typical_p",
@@ -126,6 +126,8 @@ FILTERS: dict[str, Any] = {name: o.off for name, (_, o) in options_of(FilterOpti
 CUTS = {
     name: off for name, off in FILTERS.items() if name not in ("temperature", "repetition_penalty")
 }
+# the filters that keep a share of the probability, none of which is 0
+SHARES = ("top_p", "typical_p")
 # options of greedy decoding
 GREEDY: dict[str, Any] = {"temperature": 0}
 

@@ -48,6 +48,7 @@ class Rules:
 
     of: torch.Tensor  # [S] int64, the set of the slot's sample
     prompt: torch.Tensor  # [S, P] int32, the end of its prompt, right-aligned, -1 before
+    opened: torch.Tensor  # [S] bool, whether it leaves a thought open
     # [S] int32, 1 + the sample's first place that allowed no token, negative if a logit there was
     # NaN or +inf; else 0
     empty: torch.Tensor
@@ -96,6 +97,7 @@ class Rules:
         return cls(
             of=full(slots, kind=torch.int64),
             prompt=full(slots, prompt, fill=-1),
+            opened=full(slots, kind=torch.bool),
             empty=full(slots),
             bias=full(sets, vocab, kind=dtype),
             word_edges=no_edges(torch.arange(sets, device=device), E, vocab),

@@ -69,6 +69,11 @@ def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
+def as_size(count: int) -> str:
+    """A number of bytes as text."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
 def free_bytes(device: torch.device) -> int:
     """Free memory of `device`, in bytes."""
     if device.type == "cuda":

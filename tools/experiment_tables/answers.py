@@ -26,6 +26,16 @@ CONSTRAINTS = {
     "json": "`json_schema`",
 }
 
+FLAT = {
+    "none": "none",
+    "top_k": "`top_k=50`",
+    "top_p": "`top_p=0.95`",
+    "min_p": "`min_p=0.05`",
+    "typical": "`typical_p=0.9`",
+    "penalty": "`repetition_penalty=1.1`",
+    "counts": "`frequency_penalty=0.3`",
+}
+
 
 def short() -> str:
     result = load("cpu")
@@ -78,6 +88,21 @@ def constraints() -> str:
     return markdown(head, lines)
 
 
+def flat() -> str:
+    """Milliseconds of a step's verification at temperatures from 1."""
+    rows = {
+        (r["option"], r["vocabulary"], r["temperature"]): r
+        for r in load("constraints_flat")["rows"]
+    }
+    columns = sorted({key[1:] for key in rows})
+    head = ["option", *(f"{vocabulary:,}, T = {heat:g}" for vocabulary, heat in columns)]
+    lines = [
+        [text, *(f"{rows[option, *column]['ms']:.1f}" for column in columns)]
+        for option, text in FLAT.items()
+    ]
+    return markdown(head, lines)
+
+
 def settings() -> str:
     """A model's own settings against its temperature alone, and csd against vLLM with them."""
     head = ["model, its own settings", "samples", "side", "own, tokens per second", "plain"]
@@ -98,5 +123,6 @@ TABLES = {
     "long": lambda: all_rows(load("long")),
     "short": short,
     "constraints": constraints,
+    "flat": flat,
     "settings": settings,
 }

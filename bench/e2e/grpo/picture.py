@@ -1,4 +1,4 @@
-"""Picture of GRPO: reward by step and by time, and tokens that the first update would clip."""
+"""Picture of GRPO: reward by time and by step, and tokens that the first update would clip."""
 
 import statistics
 from pathlib import Path
@@ -29,13 +29,14 @@ def draw(result: dict[str, Any], path: str | Path) -> None:
             of_step = [*zip(*curves, strict=True)]
             shares = [*zip(*(smooth(r["outside_clip"]) for r in runs), strict=True)]
             number = range(1, len(minutes) + 1)
-            plots = zip(axes, (number, minutes, number), (of_step, of_step, shares), strict=True)
+            plots = zip(axes, (minutes, number, number), (of_step, of_step, shares), strict=True)
             for ax, x, of_step in plots:
                 ax.plot(x, [*map(statistics.mean, of_step)], color=COLOURS[i], label=NAMES[side])
                 low, high = [*map(min, of_step)], [*map(max, of_step)]
                 ax.fill_between(x, low, high, color=COLOURS[i], alpha=0.2, linewidth=0)
-        axes[0].set(xlabel="step", ylabel="reward", title=title(result), ylim=(0, None))
-        axes[1].set(xlabel="minutes, one thread", ylabel="reward", ylim=(0, None))
+        axes[0].set(xlabel="minutes, one thread", ylabel="reward", ylim=(0, None))
+        axes[0].set_title(title(result))
+        axes[1].set(xlabel="step", ylabel="reward", ylim=(0, None))
         axes[2].set(xlabel="step", ylabel="share of tokens", ylim=(-0.005, None))
         axes[2].set_title("tokens outside the clip range before the first update", fontsize=10)
         axes[2].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -57,7 +58,7 @@ def title(result: dict[str, Any]) -> str:
         if any(r["side"] == side for r in runs)
     }
     if not {"csd", "trl"} <= times.keys():
-        return head + "reward by step and by time"
+        return head + "reward by time and by step"
     return f"{head}TRL alone takes\n{times['trl'] / times['csd']:.1f} times csd's seconds a step"
 
 

@@ -3,11 +3,13 @@
 All sides are watched by the same code: the sampler's log-probability of every token is compared
 with the one that the trainer computes before the first update with it. `generate`, TRL's own
 sampler, returns none, so that a logits processor computes them; the seconds of this are left out.
-`generate_batch` returns them, within its seconds.
+`generate_batch` returns them, within its seconds. After the last step csd draws an answer to each
+of some problems that no run has trained on, with the same seed for every run.
 """
 
 import os
 import runpy
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 import trl
 from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
+import csd
 from bench.lib.common import machine
 from bench.lib.resident import reset_peak, resident
 from csd.integrations.trl import GRPOTrainer
@@ -28,10 +31,11 @@ LOGGED = {
     "clip_fraction": "clip_ratio/region_mean",
     "kl": "kl",
     "entropy": "entropy",
+    "grad_norm": "grad_norm",
     "tau": "csd/tau",
 }
 # of a figure in the file, 8 for the others
-DECIMALS = {"reward": 4, "solved": 4, "entropy": 4, "tau": 3, "memory_mb": 0}
+DECIMALS = {"reward": 4, "solved": 4, "entropy": 4, "grad_norm": 4, "tau": 3, "memory_mb": 0}
 DECIMALS |= dict.fromkeys(("seconds", "cpu_seconds", "rollout_seconds", "train_seconds"), 3)
 
 
@@ -207,11 +211,34 @@ SIDES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-def run(side: str, seed: int, settings: dict[str, Any], model: Any = None) -> dict[str, Any]:
+def final(example: dict[str, Any], trainer: Any, train: int, count: int) -> dict[str, Any]:
+    """Rewards of the trained model, of one answer to each of `count` problems after `train`."""
+    every = example["problems"](train + count)
+    trained = {row["prompt"] for row in example["problems"](train)}
+    new = [row for row in every if row["prompt"] not in trained]
+    answers = csd.generate(
+        trainer.accelerator.unwrap_model(trainer.model).eval(),
+        [row["prompt"] for row in new],
+        tokenizer=trainer.processing_class,
+        max_new_tokens=trainer.max_completion_length,
+        num_samples=1,
+        seed=0,
+        temperature=1.0,
+    )
+    texts, right = [x.texts[0] for x in answers], [row["right"] for row in new]
+    rewards = {"reward": "in_place", "solved": "solved"}
+    means = {n: statistics.mean(example[f](texts, right)) for n, f in rewards.items()}
+    return {"problems": count} | {n: round(mean, 4) for n, mean in means.items()}
+
+
+def run(
+    side: str, seed: int, settings: dict[str, Any], model: Any = None, problems: int = 500
+) -> dict[str, Any]:
     """Train once; returns the run with a list of each figure by step.
 
     settings: of the example's `trainer_of`. model: a model and its tokenizer, in place of SmolLM2.
-    Seconds are of the wall, without those of watching; memory is the resident set's peak in a step.
+    problems: of `final`. Seconds are of the wall, without those of watching; memory is the resident
+    set's peak in a step.
     """
     example = runpy.run_path(str(EXAMPLE))
     load = [round(x, 2) for x in os.getloadavg()]
@@ -221,4 +248,7 @@ def run(side: str, seed: int, settings: dict[str, Any], model: Any = None) -> di
     trainer.add_callback(steps)
     trainer.train()
     head = {"side": side, "seed": seed, "load": load, "machine": machine()}
+    if problems:
+        train = settings["steps"] * settings["prompts"]
+        head["final"] = final(example, trainer, train, problems)
     return head | {"steps": steps.columns}

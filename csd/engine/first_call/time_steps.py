@@ -33,6 +33,7 @@ from csd.engine.step.step import Step
 from csd.kernels.common.cpu import compiles
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder
+from csd.models.fused.held import held_weights
 from csd.state.pool import Pool
 from csd.utils.cache_folder import path_of, read, save
 from csd.utils.check import Between
@@ -72,6 +73,8 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
     # a layer of experts has None here
     feed_forward = (w for w in (layer.gate_up, layer.down) if w is not None)
     weights = (layer.qkv, layer.out, *feed_forward, decoder.head)
+    held = held_weights(decoder)
+    assert held is not None
     parts = {
         "fields": sorted(StepTimesEntry.__annotations__),
         "csd": __version__,
@@ -86,6 +89,8 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
         "model": asdict(decoder.config),
         # packed weights take other times than plain weights
         "weights": [(str(w.layout), str(w.dtype), w.dim()) for w in weights],
+        # and quantised ones others again, by their types
+        "held": [held.kinds, held.bytes],
         "product": getattr(product, "__qualname__", type(product).__qualname__),
         "taps": decoder.taps,
         "sizes": sizes,

@@ -44,6 +44,7 @@ from csd.engine.results.result import OnText, Samples, Until, UntilRule
 from csd.graph.prior import Prior
 from csd.graph.registry import names, verifier_names
 from csd.models.load.choose_decoder import DECODERS
+from csd.models.load.quantize import TYPES
 from csd.state.slots import MAX_STOP_IDS
 from csd.traces.history import History
 from csd.utils.arguments import (
@@ -566,6 +567,17 @@ class LoadingOptions(TypedDict, total=False):
             "dtype of a model given by name; by default the checkpoint's on a GPU and on a CPU "
             "that multiplies bfloat16, else float32",
             check_dtype,
+            str,
+        ),
+    ]
+    quantization: Annotated[
+        str | None,
+        Option(
+            None,
+            "type of GGUF files to which the matrices of a model given by name are rounded, "
+            f"{', '.join(TYPES)}: a step on a CPU then reads a quarter to a half of bfloat16's "
+            "bytes. By default none; a GGUF file keeps its own types",
+            partial(check_one_of, names=TYPES),
             str,
         ),
     ]

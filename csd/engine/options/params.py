@@ -10,7 +10,7 @@ from csd.engine.options import SamplingOptions
 from csd.engine.options.arguments import LogitOptions
 from csd.engine.options.grammar import GRAMMARS
 from csd.engine.options.logit_params import check_vocabulary, row_params, without_ends
-from csd.state.filters import GREEDY
+from csd.state.filters import FILTERS, GREEDY, SHARES
 from csd.state.slots import MAX_STOP_IDS
 from csd.utils.arguments import check_ids, options_of
 
@@ -149,6 +149,13 @@ def resolve(
                 if name == "bad_words":
                     value = without_ends(value, config)
         values[name] = option.off if value is None else value
+    for name in SHARES:
+        if values[name] == 0:
+            # clients send it with temperature 0, where no filter has an effect
+            if values["temperature"] != 0:
+                of, heat = OF_CONFIG if options[name] is None else "", values["temperature"]
+                raise ValueError(f"{name}{of} must lie in (0, 1], got 0 with temperature {heat}")
+            values[name] = FILTERS[name]
 
     stop_ids, ends, ignored = (values.pop(name) for name in ENDS)
     check_vocabulary({"stop_token_ids": stop_ids, "end_token_ids": ends or ()}, vocab)

@@ -10,7 +10,7 @@ from csd.engine.options import GenerateOptions, read_options
 from csd.utils.arguments import Switch, options_of
 
 # flags of every command that loads a model
-LOADING = ("device", "dtype", "revision")
+LOADING = ("device", "dtype", "quantization", "revision")
 
 
 def loading(args: Namespace) -> dict[str, Any]:

@@ -334,13 +334,17 @@ class ThinkingBudget:
 
     `csd.kernels.verify.rules.forced_tokens` computes the same from whole prefixes.
 
-    once: a sample has at most one thought, which its prompt leaves open or which it begins with.
+    opened: True if the prompt leaves a thought open. Other tags of the prompt do not count; one
+    that it begins may end in the sample. once: a sample has at most one thought, which its prompt
+    leaves open or which it begins with.
     """
 
-    def __init__(self, tags: Tags, limit: int, prompt: list[int], once: bool = False):
+    def __init__(
+        self, tags: Tags, limit: int, prompt: Sequence[int], opened: bool, once: bool = False
+    ):
         self.begin, self.end = Tag.of(tags[0]), Tag.of(tags[1])
         self.close = [*tags[2]]
-        self.limit, self.spent, self.open = limit, 0, False
+        self.limit, self.spent = limit, 0
         self.over = False  # with `once`: True if no thought can follow
         self.rest: tuple[int, int] | None = None  # the token that ended it, and symbols before that
         self._rests = self.end.rests
@@ -348,8 +352,9 @@ class ThinkingBudget:
         self._began, self._ended = Search(self.begin), Search(self.end)
         # the last tokens, as many as the closing text has
         self._last: tuple[int, ...] = ()
-        for token in prompt:
+        for token in prompt[-tokens_read(tags) :]:
             self._turn(token)
+        self.open = opened
 
     def copy(self) -> "ThinkingBudget":
         budget = copy(self)
@@ -447,11 +452,14 @@ class ThinkingBudget:
             self.open = began > ended
 
 
-def forced_places(
-    tags: Tags, limit: int, prompt: list[int], tokens: list[int], once: bool = False
-) -> list[bool]:
-    """Flags, one per token of a sample: True if the budget forced the token."""
-    budget, flags = ThinkingBudget(tags, limit, prompt, once), []
+def tokens_read(tags: Tags) -> int:
+    """Number of a prompt's last tokens in which a tag or the closing text may begin."""
+    return max(LONGEST_TAG, len(tags[2]))
+
+
+def forced_places(budget: ThinkingBudget, tokens: Sequence[int]) -> list[bool]:
+    """Flags, one per token of a sample: True if its budget, which is used up, forced the token."""
+    flags = []
     for token in tokens:
         flags.append(budget.forced() >= 0)
         budget.push(token)
@@ -479,14 +487,3 @@ def after_thoughts(text: str, inside: bool = False) -> str:
     if name is None:
         answers.append(text[start:])
     return "".join(answers)
-
-
-def leaves_thought_open(prompt: str) -> bool:
-    """True if the text of a prompt ends inside a thought, as some chat templates begin it."""
-    name = None
-    for tag in TAG.finditer(prompt):
-        if not tag["close"]:
-            name = name or tag["name"]
-        elif tag["name"] == name:
-            name = None
-    return name is not None

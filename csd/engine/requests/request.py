@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from csd.engine.options.grammar import has_grammar
+from csd.engine.options.open_thought import Front, open_thoughts
 from csd.engine.options.params import SamplingParams
-from csd.engine.options.thinking import forced_places, leaves_thought_open
+from csd.engine.options.thinking import PAIRS, ThinkingBudget, forced_places
 from csd.engine.results.logprobs import Measures, PromptScores
 from csd.engine.results.record import SOURCES, Draft
 from csd.engine.results.result import Sample, Samples, Until
@@ -51,7 +52,12 @@ class Request:
     stats: Stats = field(default_factory=Stats)
     matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it
     tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
-    in_thought: bool | None = None  # whether the prompt leaves a thought open, once it was decoded
+    answered: int = 0  # tokens at the prompt's end that are its answer's, of earlier turns
+    # whether the prompt leaves a thought open, once it was read: one that has the tags of
+    # templates, and one that its budget counts
+    in_thought: bool | None = None
+    in_budget: bool = False
+    stops_in_thought: bool = True  # whether stop strings count within the sample's thought
     # prompts of one scope use each other's pages; None: the prompt is read whole and not kept
     scope: str | None = ""
     # requests in flight with the same object draft for each other, whatever their prompts
@@ -84,12 +90,20 @@ class Request:
             )
         return cls(index, prompt, params, samples, seed, prompt_key(seed, prompt))
 
-    def drawing(self, samples: range, seed: int, graph: Any) -> "Request":
-        """This request, before its start, with other samples, seed and graph; without any samples
-        if it is refused."""
+    def drawing(self, samples: range, seed: int, graph: Any, answered: int) -> "Request":
+        """This request, before its start, with other samples, seed, graph and tokens of the answer;
+        without any samples if it is refused."""
         samples = samples if self.error is None else range(samples.start, samples.start)
         key = prompt_key(seed, self.prompt)
-        return replace(self, samples=samples, seed=seed, key=key, graph=graph, stats=Stats())
+        own = dict(seed=seed, key=key, graph=graph, answered=answered, stats=Stats())
+        return replace(self, samples=samples, **own)
+
+    def find_thought(self, tokenizer: Any) -> None:
+        """Find once whether the prompt leaves a thought open."""
+        if self.in_thought is None:
+            self.in_thought, self.in_budget = open_thoughts(
+                self.prompt, self.answered, self.params.thinking_tags, tokenizer
+            )
 
     @property
     def done(self) -> bool:
@@ -202,10 +216,10 @@ class LiveSample:
         self.entropies: list[float] = []
         self.stopped = False  # True once a stop string is complete
         self._text: SampleText | None = None
+        request.find_thought(tokenizer)
         if tokenizer is not None:
-            if request.in_thought is None:
-                request.in_thought = leaves_thought_open(tokenizer.decode(request.prompt))
             params = request.params
+            front = Front(PAIRS, bool(request.in_thought))
             self._text = SampleText(
                 tokenizer,
                 params.stop,
@@ -213,6 +227,7 @@ class LiveSample:
                 skip_special_tokens=params.skip_special_tokens,
                 streams=request.streams,
                 prompt=request.prompt,
+                answer=None if request.stops_in_thought else front.answer,
             )
 
     def append(
@@ -283,9 +298,9 @@ class LiveSample:
         limit, tags = params.max_thinking_tokens, params.thinking_tags
         if limit is None or tags is None:
             return []
-        begin, end, close = tags
-        once = has_grammar(params)
-        return forced_places((begin, end, close), limit, self.request.prompt, self.tokens, once)
+        request, once = self.request, has_grammar(params)
+        budget = ThinkingBudget(tags, limit, request.prompt, request.in_budget, once)
+        return forced_places(budget, self.tokens)
 
     def _even(self) -> None:
         """Cut all lists to one length: an interrupt may have come in the middle of an append."""

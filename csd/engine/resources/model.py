@@ -63,6 +63,7 @@ class EngineModel:
         with phase(f"loading {model}", None) if by_name else nullcontext():
             loaded = load(model, before=check_kernels, **options)
         self.kernels, self._exact, self._static = kernels, exact, static
+        self._quantization = options.get("quantization")
         self.dtype = loaded.dtype
         self.ops = choose(kernels, loaded.device, loaded.dtype)
         self._products = ExactProducts.for_kernels(self.ops.name, exact)
@@ -100,7 +101,14 @@ class EngineModel:
     def load(self, folder: str) -> Loaded:
         """The weights of a folder in this model's dtype and on its device, for `take`; with the
         folder's tokenizer, or this model's if it has none."""
-        loaded = load(folder, dtype=self.dtype, device=self.device, decoder=self.loaded.wanted)
+        kind = self._quantization
+        loaded = load(
+            folder,
+            dtype=None if kind else self.dtype,
+            device=self.device,
+            decoder=self.loaded.wanted,
+            quantization=kind,
+        )
         if loaded.tokenizer is None:
             loaded.tokenizer = self.loaded.own_tokenizer()
         return loaded
@@ -119,8 +127,7 @@ class EngineModel:
         if isinstance(self.loaded.decoder, ModuleDecoder | Decoder):
             self.loaded.decoder.begin_call()
         for request in requests:
-            request.stats.decoder = getattr(self.decoder, "name", "own")
-            request.stats.fused_ruled_out = getattr(self.decoder, "why", None)
+            request.stats.name_decoder(self.decoder)
 
     def any_threads(self) -> bool:
         """True if an exact engine keeps its bits with another number of threads."""

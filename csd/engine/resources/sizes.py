@@ -9,6 +9,7 @@ import torch
 
 from csd.engine.requests.request import Request
 from csd.state.kv_cache import PAGE, KVCache, layer_shapes, pages_for, pages_held
+from csd.utils.device import as_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,21 +191,17 @@ class Demand:
         """Raises MemoryError with the numbers if `room` bytes are too few."""
         if self.total > room:
             new, prompts, step, total, limit = map(
-                _size, (self.new, self.prompts, self.step, self.total, room)
+                as_size, (self.new, self.prompts, self.step, self.total, room)
             )
             step += " for a step"
             if self.drafter:
-                step += f", {_size(self.drafter)} for a draft model's"
+                step += f", {as_size(self.drafter)} for a draft model's"
             raise MemoryError(
                 f"the samples in flight ({self.slots}) need {total} in addition to the weights "
                 f"({new} for keys and values of new tokens, {prompts} for those of prompts, "
                 f"{step}), but only {limit} may be used: lower max_new_tokens, shorten the prompt, "
                 "lower the engine's prefill_chunk to 512, or raise its memory"
             )
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def slots_that_fit(demand: Callable[[int], Demand], wanted: int, room: int) -> int:

@@ -141,6 +141,7 @@ class Samples:
             "sources": [s.sources for s in self.samples],
             "steps": [s.steps for s in self.samples],
             "forced": [s.forced for s in self.samples],
+            "in_thought": any(s.in_thought for s in self.samples),
             "top_logprobs": [[*map(_pairs_in_json, s.top_logprobs)] for s in self.samples],
             "entropies": [s.entropies for s in self.samples],
             "prompt_logprobs": self.prompt_logprobs and _in_json(self.prompt_logprobs),

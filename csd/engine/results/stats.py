@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from typing import Any
 
 from csd.engine.results.record import SOURCES
+from csd.models.fused.held import held_weights
 from csd.utils.phases import KINDS
 
 # least gain that is called one: smaller ones are within the error of a step's estimate
@@ -49,10 +51,20 @@ class Stats:
     # most bytes torch allocated on the GPU, since the process began or its user reset the count
     peak_memory: int | None = None
     decoder: str = "fused"  # the decoder that ran: "fused", "module", or "own", the user's
+    # types of the fused decoder's matrices, and their bytes that a step reads; else None
+    weights: str | None = None
     fused_ruled_out: str | None = None  # the model's property that ruled out the fused decoder
 
+    def name_decoder(self, decoder: Any) -> None:
+        """Set the decoder that runs, how it holds its weights, and what ruled out the fused one."""
+        self.decoder = getattr(decoder, "name", "own")
+        self.fused_ruled_out = getattr(decoder, "why", None)
+        held = held_weights(decoder)
+        self.weights = None if held is None else str(held)
+
     def __str__(self) -> str:
-        """Tokens, seconds, drafts, seconds of compiling and measuring, and whether drafts paid."""
+        """Tokens, seconds, drafts, weights, seconds of compiling and measuring, and whether drafts
+        paid."""
         parts = " ".join(part for part in _sentence(self) if part)
         return f"{parts}; {why}" if (why := self.drafts) else parts
 
@@ -160,5 +172,7 @@ def _sentence(stats: Stats) -> Iterator[str]:
         for kind, done in (("compile", "compile or load code"), ("measure", "time steps"))
         if stats.seconds.get(kind, 0.0) >= 0.05
     ]
+    if stats.weights is not None:
+        yield f"with weights in {stats.weights}"
     if before:
         yield f"after {' and '.join(before)}"

@@ -138,6 +138,7 @@ class Changes:
         values = [
             (self.rules.of, [self.sets[set_of(r.request.params)] for r in refills]),
             (self.rules.prompt, [[-1] * (P - len(ids)) + ids for ids in prompts]),
+            (self.rules.opened, [r.request.in_budget for r in refills]),
             (self.rules.empty, [0] * len(refills)),
         ]
         write_rows([(x, index, torch.tensor(column, dtype=x.dtype)) for x, column in values])
@@ -159,7 +160,8 @@ class Changes:
             logits = logits[pool.texts.row.long()]
             pool = replace(pool, texts=None)
         longest = None if self.static else int(slots.generated.max())
-        x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest)
+        drafted = self.static or bool(pool.depth.any())
+        x, forced = change_rows(logits, pool, slots, self.rules, self.asked, longest, drafted)
         banned = None
         if self.grammars is not None:
             banned, forced = self.grammars.rows(pool, slots, forced, self.teacher_forced)
@@ -174,8 +176,7 @@ class Changes:
         short = keep_full(x, logits, self.static, self.teacher_forced)
         verdict = ops.verify(x, pool, self.without_rules(slots))
         finish_rows(verdict, logits, short, pool, slots, self.rules, ops.log_sum, self.static)
-        ops.advance_slots(slots, verdict)
-        return verdict, *ops.snapshot(pool, verdict, top, trees)
+        return verdict, *ops.finish(pool, slots, verdict, top, trees)
 
     def without_rules(self, slots: Slots) -> Slots:
         """Slots for changed rows, which include bans of end tokens and may include the penalty."""

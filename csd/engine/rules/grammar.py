@@ -183,10 +183,9 @@ class Grammars:
         limit, tags = request.params.max_thinking_tokens, request.params.thinking_tags
         if limit is None or tags is None:
             return fresh.deep_copy()
-        begin, end, close = tags
-        budget = ThinkingBudget((begin, end, close), limit, request.prompt, once=True)
+        budget = ThinkingBudget(tags, limit, request.prompt, request.in_budget, once=True)
         tokens = {} if budget.end.text is None else by_bytes(self._tokenizer, self._vocab)
-        key = (*(getattr(request.params, name) for name in GRAMMARS), end)
+        key = (*(getattr(request.params, name) for name in GRAMMARS), tags[1])
         banned = self._banned.setdefault(key, {})
         return Thinking(fresh, budget, self._vocab, tokens, banned)
 

@@ -11,7 +11,7 @@ import torch
 from csd.engine.options.grammar import GRAMMARS
 from csd.engine.options.logit_params import WORD_TOKENS
 from csd.engine.options.params import RULES, SamplingParams
-from csd.engine.options.thinking import Tag
+from csd.engine.options.thinking import Tag, tokens_read
 from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import write_rows
 from csd.engine.rules.grammar import asks_grammar
@@ -142,8 +142,10 @@ def sizes_of(requests: Sequence[Request], asked: Asked, trees: Collection[WordTr
     tags = [Tag.of(tag) for begin, end, _ in listed_tags for tag in (begin, end)]
     longest = max(tree.longest for tree in trees)
     prompt = longest - 1
-    if asked.ngram or asked.thought:
-        prompt = max(len(r.prompt) for r in requests)
+    if asked.thought:
+        prompt = max(prompt, *(tokens_read(tags) for tags in listed_tags))
+    if asked.ngram:
+        prompt = max(prompt, *(len(r.prompt) for r in requests))
     return Sizes(
         sets=count_sets(requests),
         prompt=_power(prompt),

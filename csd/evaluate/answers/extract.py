@@ -61,11 +61,27 @@ _UNKNOWNS = re.compile(r"\b[A-Za-z]\s*=[^=]*?(?:[,;]|\b(?:and|or)\b)[\s$\\(]*[A-
 _NAME = re.compile(r"(?!(?:I|We|It|The|That|This|There|You)\b)[A-Z]|(?:yes|no|true|false)\b")
 
 
+class Answer(str):
+    """An answer, with the text that begins with it, which may have its unit or its name."""
+
+    stated: str
+
+    def __new__(cls, value: str, stated: str = "") -> "Answer":
+        answer = super().__new__(cls, value)
+        answer.stated = stated
+        return answer
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
     start: int
     value: str
+    stated: str  # the text that begins with the value
     words: bool = False  # prose, which may be no value
+
+    @property
+    def answer(self) -> Answer:
+        return Answer(self.value, self.stated)
 
 
 def cut_thoughts(read: Callable[[str], str | None]) -> Callable[[str], str | None]:
@@ -85,7 +101,7 @@ def boxed(text: str) -> str | None:
     Skips an empty one, as in the instruction to use it, and one that is cut off; None without any.
     """
     contents = [content for _, _, content in _boxes(text)]
-    return _content(contents[-1]) if contents else None
+    return Answer(_content(contents[-1]), contents[-1]) if contents else None
 
 
 @cut_thoughts
@@ -106,13 +122,14 @@ def stated(text: str) -> str | None:
     """
     statements = [*_statements_in(text)]
     values = [statement for statement in statements if not statement.words] or statements
-    return values[-1].value if values else None
+    return values[-1].answer if values else None
 
 
 @cut_thoughts
 def letter(text: str) -> str | None:
     """Letter of the option that the last statement names, else the last option such as (B)."""
-    for _, content in sorted([*_explicit(text), *_sentences(text)], reverse=True):
+    explicit = ((start, content) for start, content, _ in _explicit(text))
+    for _, content in sorted([*explicit, *_sentences(text)], reverse=True):
         named = option(content, small=True)
         if named is not None:
             return named
@@ -130,8 +147,8 @@ def answer_of(text: str) -> str | None:
     else the last number, else the words.
     """
     statements = [
-        Statement(start, value)
-        for start, content in _explicit(text)
+        Statement(start, value, stated)
+        for start, content, stated in _explicit(text)
         if (value := _content(content))
     ]
     spans = [(start, end) for start, end, _ in _boxes(text)]
@@ -140,7 +157,7 @@ def answer_of(text: str) -> str | None:
     ]
     values = [s for s in [*statements, *in_sentences] if not s.words]
     if values:
-        return max(values, key=lambda s: s.start).value
+        return max(values, key=lambda s: s.start).answer
     words = in_sentences[-1].value if in_sentences else None
     if words is not None and _NAME.match(words) and not re.search(r"\d", words):
         return words
@@ -149,16 +166,16 @@ def answer_of(text: str) -> str | None:
     return (None if in_sentences else option(text)) or last_numeral(plain_text(text)) or words
 
 
-def _explicit(text: str) -> Iterator[tuple[int, str]]:
-    """Beginning and content of each statement in a form of its own."""
+def _explicit(text: str) -> Iterator[tuple[int, str, str]]:
+    """Beginning, content and text of each statement in a form of its own."""
     for start, _, content in _boxes(text):
-        yield start, content
+        yield start, content, content
     for match in _TAGGED.finditer(text):
-        yield match.start(), _number_in_words(match[1]) or match[1]
+        yield match.start(), _number_in_words(match[1]) or match[1], match[1]
     for match in _MARKED.finditer(text):
         number = _number_in(plain_text(match[1]))
         if number is not None and re.fullmatch(r"[\s.%$*]*|\s+[A-Za-z]+", number[1]):
-            yield match.start(), number[0]
+            yield match.start(), number[0], match[1]
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
@@ -189,7 +206,7 @@ def _statements_in(text: str) -> Iterator[Statement]:
     for start, rest in _sentences(text):
         inside = [content for _, _, content in _boxes(rest)]
         if inside:
-            yield Statement(start, _content(inside[-1]))
+            yield Statement(start, _content(inside[-1]), inside[-1])
             continue
         # a box that is cut off
         if _BOXED.search(rest):
@@ -202,13 +219,13 @@ def _statements_in(text: str) -> Iterator[Statement]:
             number = _number_in(rest.rpartition("=")[2])
         value = (date and date[0]) or option(rest) or (number and number[0])
         if value:
-            yield Statement(start, value)
+            yield Statement(start, value, rest)
             continue
         rest = re.sub(r"\\[()\[\]]", "", rest).strip(" *_$\"'.:")
         name = re.fullmatch(r"\(\s*(\w+)\s*\)", rest)
         rest = name[1] if name else rest
         if rest:
-            yield Statement(start, rest, _in_words(rest))
+            yield Statement(start, rest, rest, _in_words(rest))
 
 
 def _in_words(text: str) -> bool:

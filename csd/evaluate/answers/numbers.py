@@ -68,6 +68,11 @@ _NUMERAL = re.compile(
     rf"| (?P<scale>{'|'.join(_SCALES)})s?\b)?"
     r")"
 )
+# a scale in LaTeX's words behind a number, and what follows it in them
+_SCALED = re.compile(
+    r"(?<=[\d}])(?:\s|~|\\[ ,;:])*\\(?:text|textrm|mathrm|mbox)\s*\{\s*"
+    rf"(?P<scale>{'|'.join(_SCALES)})s?\b(?P<rest>[^{{}}]*)\}}"
+)
 # one half and the like, each one character
 _VULGAR = "\u00bc-\u00be\u2150-\u215e\u2189"
 _MINUS = str.maketrans(dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-"))
@@ -87,8 +92,9 @@ class Numeral:
 def plain_text(text: str) -> str:
     r"""Spell the signs, spaces and fractions of numbers in ASCII: "–2½" is "-2 1/2".
 
-    LaTeX's 1{,}000, 1,\!000 and 1\,000 are 1,000.
+    LaTeX's 1{,}000, 1,\!000 and 1\,000 are 1,000, and 5\text{ million} is 5 million.
     """
+    text = _SCALED.sub(_scale, text)
     text = re.sub(r"\\!\s*", "", text.replace("{,}", ","))
     text = re.sub(r"(?<=\d)\\,(?=\d{3})", ",", text)
     text = re.sub(r"(?<=\d)(?:~|\\[ ;:])(?=\d{3})", " ", text)
@@ -98,6 +104,11 @@ def plain_text(text: str) -> str:
     text = re.sub(f"[{_VULGAR}]", lambda match: unicodedata.normalize("NFKC", match[0]), text)
     text = text.translate(_MINUS).translate(_SPACES).translate(_OTHERS)
     return re.sub(r"[^\D0-9]", lambda digit: str(unicodedata.decimal(digit[0])), text)
+
+
+def _scale(match: re.Match) -> str:
+    rest = match["rest"].strip()
+    return f" {match['scale']}" + (f"\\text{{ {rest}}}" if rest else "")
 
 
 def last_numeral(text: str) -> str | None:

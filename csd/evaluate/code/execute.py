@@ -7,9 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+
+from csd.utils.device import usable_cpus
 
 # results of a program
 PASSED, FAILED = "passed", "failed"
@@ -34,44 +39,62 @@ class Suite:
     entry_point: str
 
 
+def outcomes(programs: Iterable[str], tests: Suite, limits: Limits | None = None) -> dict[str, str]:
+    """PASSED or FAILED for each program; equal programs run once.
+
+    As many run at a time as there are usable CPUs. One whose elapsed time ended runs again, alone,
+    so that the others do not decide.
+    """
+    different = list(dict.fromkeys(programs))
+    with ThreadPoolExecutor(usable_cpus()) as pool:
+        found = list(pool.map(partial(_run, tests=tests, limits=limits or Limits()), different))
+    passed = [
+        passes(program, tests, limits) if result is None else result
+        for program, result in zip(different, found, strict=True)
+    ]
+    return {p: PASSED if yes else FAILED for p, yes in zip(different, passed, strict=True)}
+
+
 def passes(program: str, tests: Suite, limits: Limits | None = None) -> bool:
     """True if a program, run in a process of its own, passes the tests to their last line.
 
     An error, an exit before the end of the tests, and a limit that is exceeded are a failure.
     """
-    limits = limits or Limits()
+    return _run(program, tests, limits or Limits()) or False
+
+
+def _run(program: str, tests: Suite, limits: Limits) -> bool | None:
+    """Like `passes`; None if the elapsed time ended."""
     token = secrets.token_hex(16)
-    job = {
-        "program": program,
-        "test": tests.source,
-        "entry_point": tests.entry_point,
-        "token": token,
-        "seconds": limits.seconds,
-        "memory": limits.memory,
-        "file": limits.file,
-    }
+    header = json.dumps({"limits": asdict(limits), "program": program})
+    # the token is the value of the last line of the tests
+    end = f"check({tests.entry_point})\n__passed__ = {token!r}"
+    job = "\n".join((header, tests.source, end))
     with tempfile.TemporaryDirectory(prefix="csd-", ignore_cleanup_errors=True) as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(CHILD)],
+        # no secrets of the environment, one thread of linear algebra, the same order of sets
+        environment = {
+            "LANG": "C.UTF-8",
+            "MALLOC_ARENA_MAX": "1",  # a thread's own takes 64 MiB of the address space
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "TMPDIR": folder,
+        }
+        with subprocess.Popen(
+            [sys.executable, "-P", "-B", str(CHILD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=folder,
-            # no secrets of the environment, and one thread of linear algebra
-            env={"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env=environment,
             start_new_session=True,
-        )
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            with suppress(BrokenPipeError), process.stdin as pipe:
-                pipe.write(json.dumps(job).encode())
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(2 * limits.seconds)
-        finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        with process.stdout as pipe:
-            # a process that left the group may still hold the other end open
-            os.set_blocking(pipe.fileno(), False)
-            return (pipe.read(len(token) + 1) or b"") == token.encode()
+        ) as process:
+            try:
+                written, _ = process.communicate(job.encode(), 2 * limits.seconds)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    return written == token.encode()

@@ -5,6 +5,7 @@ Two answers are equal if `csd.evaluate.answers.equality.canonical` is.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from keyword import iskeyword
 from pathlib import Path
 
 from csd.evaluate.answers.extract import answer_of, letter
@@ -79,15 +80,16 @@ def _problem(row: dict, index: int, task: Task, ask: Callable[[str], str] | None
             raise ValueError(f"has no {key!r}")
     prompt, answer = row[task.question], row[task.answer]
     check_prompt(prompt, task.question)
-    if not fits(answer, str | int | float):
-        raise ValueError(f"must have a string or a number as {task.answer!r}, got {shown(answer)}")
     if task.entry_point:
         name = row[task.entry_point]
-        if not isinstance(prompt, str):
-            raise ValueError(f"must have a string as {task.question!r}, got {shown(prompt)}")
-        if not isinstance(name, str) or not name.isidentifier():
+        for key in (task.question, task.answer):
+            if not fits(row[key], str):
+                raise ValueError(f"must have a string as {key!r}, got {shown(row[key])}")
+        if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
             raise ValueError(f"must have a name as {task.entry_point!r}, got {shown(name)}")
-        return Problem(index, prompt, PASSED, prompt, Suite(str(answer), name))
+        return Problem(index, prompt, PASSED, prompt, Suite(answer, name))
+    if not fits(answer, str | int | float):
+        raise ValueError(f"must have a string or a number as {task.answer!r}, got {shown(answer)}")
     question = prompt if isinstance(prompt, str) else text_of(prompt[-1])
     if isinstance(prompt, str):
         prompt = prompt + task.ask if ask is None else ask(prompt)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from csd.engine.options.thinking import leaves_thought_open
+from csd.engine.options.open_thought import leaves_thought_open
 from csd.engine.results.result import Sample
 from csd.evaluate.vote import Decision, vote
 from csd.utils import check as schema
@@ -63,6 +63,7 @@ class Run(TypedDict):
     characters: NotRequired[list[dict[str, str]]]
     drafts: NotRequired[list[list[_Draft]]]
     forced: NotRequired[list[list[bool]]]
+    in_thought: NotRequired[bool]  # not in runs of earlier versions
 
 
 def check(result: Any) -> None:
@@ -131,7 +132,8 @@ def decision(result: dict) -> Decision:
     # runs of versions without thinking budgets have no forced tokens
     forced = result.get("forced") or [[] for _ in result["texts"]]
     rows = zip(result["texts"], result["finish_reasons"], forced, strict=True)
-    inside = leaves_thought_open("".join(pieces(result, result["prompt_ids"])))
+    prompt = "".join(pieces(result, result["prompt_ids"]))
+    inside = result.get("in_thought", leaves_thought_open(prompt))
     return vote(
         [
             Sample(i, text, [], [], [], reason, forced=places, in_thought=inside)

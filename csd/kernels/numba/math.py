@@ -1,7 +1,8 @@
 """Functions that numba's loops call: e^x, maximum, sum, a stable sort and keyed noise.
 
 The sort is csd's own, since numba's takes seconds to compile for each type of array. The noise is
-that of `csd.kernels.common.noise`, one word per call.
+that of `csd.kernels.common.noise`: one word per call, or the words of adjacent tokens, whose rounds
+are compiled to vector instructions.
 """
 
 from typing import Any
@@ -15,6 +16,8 @@ from csd.kernels.numba.jit import any_order, loop
 from csd.kernels.numba.simd import exponential
 
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+# constants, with which the compiler unrolls the rounds
+ROUNDS, FACTOR_A, FACTOR_C = len(BUMPS), np.uint64(FACTORS[0]), np.uint64(FACTORS[1])
 
 
 @loop
@@ -29,6 +32,21 @@ def philox_word(key, token, position, sample, stream):
         b, d = y & LOW, x & LOW
     lane = token & 3
     return (a if lane == 0 else b) if lane < 2 else (c if lane == 2 else d)
+
+
+@loop
+def philox_words(key, first, position, sample, stream, out):
+    """Write the words of the tokens from `first`, a multiple of 4, to out [a multiple of 4]."""
+    low, high = np.uint64(key) & LOW, np.uint64(key) >> HALF
+    for i in range(out.shape[0] // 4):
+        a, b = np.uint64(first // 4 + i), np.uint64(position)
+        c, d = np.uint64(sample), np.uint64(stream)
+        for r in range(ROUNDS):
+            x, y = a * FACTOR_A, c * FACTOR_C
+            a = (y >> HALF) ^ b ^ ((low + BUMPS[r, 0]) & LOW)
+            c = (x >> HALF) ^ d ^ ((high + BUMPS[r, 1]) & LOW)
+            b, d = y & LOW, x & LOW
+        out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3] = a, b, c, d
 
 
 @loop

@@ -95,6 +95,21 @@ def _chances(
     return torch.where(none[row], -torch.inf, chance), ~total.isfinite()
 
 
+def filtered_ref(x: torch.Tensor, slots: Slots) -> torch.Tensor:
+    """Probabilities [R, V] of rows x [R, V], at least float32, after the filters of slots [R].
+
+    x: logits that the slots' other options have changed already. No slot is greedy.
+    """
+    s = torch.arange(len(x), device=x.device)
+    heat = slots.temperature[s].to(x.dtype)
+    _, heads, rest = heads_and_rest(x, heat, slots, s, torch.zeros_like(s, dtype=torch.bool))
+    # an extra column for the padding of heads
+    p = torch.nn.functional.pad(rest, (0, 1))
+    p.scatter_(1, heads.token, heads.score.exp())
+    p = p[:, :-1]
+    return p.div_(p.sum(-1, keepdim=True))
+
+
 def is_filtered(slots: Slots, s: torch.Tensor) -> bool:
     """True if a filter of one of the slots s [R] may remove tokens."""
     return bool((drops_tokens(slots, s) & ~is_greedy(slots, s)).any())

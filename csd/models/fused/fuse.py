@@ -10,6 +10,7 @@ does not share its weights is packed.
 """
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -55,6 +56,28 @@ def fuse(model: Any) -> Decoder:
     if any(is_lora(part) for parts in products for part in parts):
         decoder.add_adapters(FusedAdapters(products))
     return decoder
+
+
+def of_tensors(
+    config: ModelConfig, tensors: dict[str, torch.Tensor], frequencies: torch.Tensor | None
+) -> Decoder:
+    """A decoder of tensors by the names that they have in a module of the family.
+
+    frequencies: as in `Decoder`. It needs no module, whose code takes longer to import than a small
+    model to read.
+    """
+    base = SimpleNamespace()
+    for name, tensor in tensors.items():
+        at, (*path, last) = base, name.split(".")
+        for part in path:
+            vars(at).setdefault(part, SimpleNamespace())
+            at = getattr(at, part)
+        setattr(at, last, tensor)
+    inner = base.model
+    layers = [_fuse_layer(config, getattr(inner.layers, str(i))) for i in range(config.layers)]
+    embedding = inner.embed_tokens.weight
+    head = base.lm_head.weight if hasattr(base, "lm_head") else embedding
+    return Decoder(config, embedding, layers, inner.norm.weight, head, frequencies)
 
 
 def is_fused(model: Any, decoder: Decoder) -> bool:

@@ -40,6 +40,8 @@ _ROPE = {
 }
 
 
+# positions of a table that are computed at once
+AT_ONCE = 4096
 # fields of these families' rotary embeddings: the part of a head that is rotated, and sections of
 # positions in images, which are all the same in a text
 _OF_FAMILY = {
@@ -167,15 +169,19 @@ def rope_tables(
     frequencies: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, each [positions, R]: computed in float32 as transformers does, then cast."""
-    angle = torch.arange(positions, dtype=torch.float32, device=device)[:, None]
-    w = _frequencies(rope, dims) if frequencies is None else frequencies
-    angle = angle * w.to(device, torch.float32)
-    angle = torch.cat((angle, angle), dim=-1)
-    cos, sin = angle.cos() * rope.attention, angle.sin() * rope.attention
-    return cos.to(dtype), sin.to(dtype)
+    w = default_frequencies(rope, dims) if frequencies is None else frequencies
+    w = w.to(device, torch.float32)
+    cos, sin = (torch.empty(positions, 2, len(w), dtype=dtype, device=device) for _ in range(2))
+    # in parts: of a long context, what is computed on the way takes more memory than the tables
+    for first in range(0, positions, AT_ONCE):
+        part = slice(first, min(first + AT_ONCE, positions))
+        position = torch.arange(part.start, part.stop, dtype=torch.float32, device=device)
+        angle = position[:, None, None] * w
+        cos[part], sin[part] = angle.cos() * rope.attention, angle.sin() * rope.attention
+    return cos.flatten(1), sin.flatten(1)
 
 
-def _frequencies(rope: Rope, dims: int) -> torch.Tensor:
+def default_frequencies(rope: Rope, dims: int) -> torch.Tensor:
     if rope.kind != "default":
         raise ValueError(f"rope type {rope.kind!r} needs the frequencies of a module")
     exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims

@@ -3,7 +3,6 @@
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from csd.models.load.adapter import adapter_of, with_adapter
 from csd.models.load.checkpoint import (
     OnConfig,
     check_folder,
+    check_gguf,
     gguf_config,
     quiet_libraries,
     read_config,
@@ -30,6 +30,7 @@ from csd.models.load.checkpoint import (
     read_tokenizer,
 )
 from csd.models.load.choose_decoder import DECODERS, decoder_of, rules_out_fused
+from csd.models.load.quantize import check_quantization, quantize
 from csd.models.module.decoder import ModuleDecoder
 from csd.models.module.sizes import current_sizes
 from csd.models.text_model import unwrapped
@@ -128,6 +129,7 @@ def load(
     before: BeforeWeights | None = None,
     decoder: str = "fused",
     packed: bool = True,
+    quantization: str | None = None,
 ) -> Loaded:
     """Load a model for decoding.
 
@@ -139,6 +141,8 @@ def load(
     matrices of a model that is loaded by name get the layout in which a CPU multiplies few rows.
     dtype: None takes the checkpoint's if the device multiplies bfloat16 in hardware; on such a CPU
     a GGUF file runs in bfloat16, and float16 becomes float32. Elsewhere None is float32.
+    quantization: a name in `csd.models.load.quantize.TYPES`, to which matrices of a model that is
+    loaded by name are rounded; it then computes in float32.
     """
     check_one_of("decoder", decoder, DECODERS)
     model = unwrapped(model)
@@ -147,7 +151,15 @@ def load(
     if isinstance(model, str | os.PathLike):
         with paused():
             return _from_path(
-                os.fspath(model), dtype, device, revision, tokenizer, before, decoder, packed
+                os.fspath(model),
+                dtype,
+                device,
+                revision,
+                tokenizer,
+                before,
+                decoder,
+                packed,
+                quantization,
             )
     if not isinstance(model, nn.Module | Decoder):
         raise TypeError(
@@ -159,6 +171,11 @@ def load(
             raise ValueError(
                 f"{name} must be None for a model that is already loaded, got {value!r}"
             )
+    if quantization is not None:
+        raise ValueError(
+            "quantization must be None for a model that is already loaded, got "
+            f"{quantization!r}: save it with save_pretrained, and pass the folder's path"
+        )
     if isinstance(model, Decoder):
         return _loaded(model, tokenizer)
     made = decoder_of(model, decoder)
@@ -202,6 +219,7 @@ def _from_path(
     before: BeforeWeights | None,
     wanted: str,
     packed: bool,
+    quantization: str | None,
 ) -> Loaded:
     if device is None:
         warn_of_unseen_gpu()
@@ -214,20 +232,34 @@ def _from_path(
     path, options = _path_and_options(base, revision)
     as_stored = dtype is None and device.type == "cpu" and has_loop()
     as_stored = as_stored and (adapter is None or adapter.leaves_base)
+    if quantization is not None:
+        check_quantization(quantization, base, dtype, device, wanted)
+        # rounded from the checkpoint's own numbers, by csd's decoder or not at all
+        dtype, wanted = "auto", "fused"
     if dtype is None:
         dtype = _default_dtype(device, base.endswith(".gguf"))
-    read_once = gguf_model.read_once() if "gguf_file" in options else nullcontext()
-    with read_once, quiet_libraries():
+    with quiet_libraries():
         on_config = _noted(before, device)
+        if tokenizer is None and adapter is not None:
+            tokenizer = adapter.tokenizer
         if "gguf_file" in options:
-            model = read_gguf(base, path, dtype, options, on_config, as_stored)
+            file = os.path.join(path, options["gguf_file"])
+            made_in = check_gguf(base, file, dtype, on_config, as_stored)
+            if tokenizer is None and adapter is None:
+                # before the weights, beside which the vocabulary's texts would take memory
+                tokenizer = read_tokenizer(path, options)
+            model = read_gguf(base, file, made_in, adapter is not None or wanted == "module")
         else:
             model = read_model(base, path, dtype, options, on_config, wanted)
+            if quantization is not None:
+                quantize(model, quantization)
         if adapter is not None:
-            tokenizer = adapter.tokenizer if tokenizer is None else tokenizer
             model = with_adapter(model, adapter, tokenizer)
         if tokenizer is None:
             tokenizer = read_tokenizer(path, options)
+    if isinstance(model, gguf_model.Read):
+        pack(model.decoder)
+        return _loaded(model.decoder, tokenizer, model.generation_config)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
         # few CPUs multiply float16, and float32 represents its numbers
         model = model.float()
@@ -264,11 +296,13 @@ def gguf_module(
         raise ValueError(f"path must be a GGUF file's (*.gguf), got {name!r}")
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
-    folder, options = _path_and_options(name, None)
     as_stored = dtype is None and on.type == "cpu" and has_loop()
+    folder, options = _path_and_options(name, None)
+    file = os.path.join(folder, options["gguf_file"])
     with quiet_libraries():
-        made_in = _default_dtype(on, is_gguf=True) if dtype is None else dtype
-        model = read_gguf(name, folder, made_in, options, _noted(None, on), as_stored)
+        wanted = _default_dtype(on, is_gguf=True) if dtype is None else dtype
+        made_in = check_gguf(name, file, wanted, _noted(None, on), as_stored)
+        model = read_gguf(name, file, made_in, as_module=True)
     return model.to(on)
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, TypedDict
@@ -17,6 +17,7 @@ import torch
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.families import SUPPORTED
 from csd.models.load import gguf as gguf_model
+from csd.models.load.gguf.header import CutFile
 from csd.models.refuse import refuse_config
 from csd.models.text_model import TEXT_KEYS, is_of_other_part, text_config_of
 from csd.utils.check import shown
@@ -232,25 +233,25 @@ def read_model(
     return model
 
 
-def read_gguf(
-    name: str,
-    folder: str,
-    dtype: torch.dtype | str,
-    options: dict,
-    before: OnConfig,
-    as_stored: bool,
-) -> Any:
-    """The transformers model of a GGUF file; dtype "auto" is float32, as the file has none.
+def check_gguf(
+    name: str, path: str, dtype: torch.dtype | str, before: OnConfig, as_stored: bool
+) -> torch.dtype | None:
+    """dtype with which `read_gguf` is to read a file; "auto" is float32, as the file has none.
 
-    as_stored: keep the file's quantised matrices, if it has any, and compute in float32.
+    as_stored: keep the file's quantised matrices, if it has any (None), and compute in float32.
     """
-    path = os.path.join(folder, options["gguf_file"])
     made_in = torch.float32 if isinstance(dtype, str) else dtype
     with _reading_gguf(name):
         as_stored = as_stored and gguf_model.has_quantized(path)
-    before(gguf_config(name, path), torch.float32 if as_stored else made_in)
+        config = gguf_model.read_config(path)
+    before(config, torch.float32 if as_stored else made_in)
+    return None if as_stored else made_in
+
+
+def read_gguf(name: str, path: str, dtype: torch.dtype | None, as_module: bool) -> Any:
+    """The transformers model of a GGUF file, or `gguf.Read`, as `gguf.read` makes it."""
     with _reading_gguf(name):
-        return gguf_model.read(path, None if as_stored else made_in)
+        return gguf_model.read(path, dtype, as_module)
 
 
 def gguf_config(name: str, path: str) -> ModelConfig:
@@ -261,8 +262,9 @@ def gguf_config(name: str, path: str) -> ModelConfig:
 @contextmanager
 def _reading_gguf(name: str) -> Iterator[None]:
     try:
-        with gguf_model.read_once():
-            yield
+        yield
+    except CutFile as error:
+        raise ValueError(f"{name!r} is cut off: {error}; copy or download it once more") from error
     except MemoryError as error:
         raise MemoryError(f"{name!r} does not fit into memory: {_brief(error)}") from error
     # a malformed file may make its reader raise any exception
@@ -301,6 +303,18 @@ def check_folder(name: str) -> None:
         raise ValueError(f"{name} is not a model folder: it has no weights (*.safetensors)")
 
 
+def _kind_of(folder: str, options: dict) -> dict[str, str]:
+    """Kind of a GGUF file's tokenizer, for which transformers would parse the header once more."""
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    if "gguf_file" not in options or os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        return {}
+    family = gguf_model.family_of(os.path.join(folder, options["gguf_file"]))
+    if family is None or not TOKENIZER_MAPPING_NAMES.get(family):
+        return {}
+    return {"tokenizer_type": family}
+
+
 _TOKENIZER_FILES = {
     "tokenizer.json",
     "tokenizer.model",
@@ -319,8 +333,7 @@ def read_tokenizer(folder: str, options: dict[str, Any]) -> Any:
     if local and not _TOKENIZER_FILES.intersection(os.listdir(folder)):
         return None
     try:
-        with gguf_model.read_once() if "gguf_file" in options else nullcontext():
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options, **_kind_of(folder, options))
     except (OSError, ValueError, KeyError):
         # without a tokenizer, a checkpoint still serves prompts of token ids
         return None
@@ -333,8 +346,7 @@ def read_tokenizer(folder: str, options: dict[str, Any]) -> Any:
 
         path = os.path.join(folder, options["gguf_file"])
         try:
-            with gguf_model.read_once():
-                gguf_tokenizer.complete(tokenizer, path)
+            gguf_tokenizer.complete(tokenizer, path)
         except Exception as error:
             text = f"the tokenizer of {path!r} cannot be read: {_brief(error)}"
             raise ValueError(text) from error

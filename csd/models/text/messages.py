@@ -32,6 +32,8 @@ Messages = Annotated[list[Message], AtLeast(1)]
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 # arguments of apply_chat_template that would return something other than all token ids
 _OURS = ("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length")
+# roles that a template may read without naming them
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _READS_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+[^%]*content")
 
 
@@ -107,6 +109,7 @@ def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterato
             return None
         return text if isinstance(text, str) else None
 
+    _check_roles(messages, template)
     messages_without_none = [_without_none(m) for m in messages]
     if "developer" not in template:
         # name of system messages for OpenAI's newer models
@@ -135,6 +138,22 @@ def forms(messages: Sequence[Mapping], tokenizer: Any, options: dict) -> Iterato
     order = sorted(range(len(ranks)), key=ranks.__getitem__)
     refuse_left_out(tried[order[0]], lost[order[0]])
     yield from (tried[i] for i in order)
+
+
+def _check_roles(messages: Sequence[Mapping], template: str) -> None:
+    """Raises ValueError for a role that is neither common nor named by the template.
+
+    A template that writes any role would show a misspelled one to the model.
+    """
+    for i, message in enumerate(messages):
+        role = message["role"]
+        if role in ROLES:
+            continue
+        if not role or not re.search(rf"""['"]{re.escape(role)}['"]""", template):
+            raise ValueError(
+                f"must have roles of {', '.join(ROLES)}, or that the chat template names, got "
+                f"{shown(role)} as '[{i}].role'"
+            )
 
 
 def _without_none(message: Mapping) -> dict:

@@ -1,7 +1,7 @@
 """Text of a growing list of tokens, and the place where a stop string ends it."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,9 +87,10 @@ class StopStrings:
         self._stop = stop
         self._longest = max(map(len, stop))
 
-    def find(self, text: str, added: int) -> tuple[int, str] | None:
-        """(start, string) of the first stop string that ends in the last `added` characters."""
-        start = max(0, len(text) - added - self._longest + 1)
+    def find(self, text: str, added: int, begin: int = 0) -> tuple[int, str] | None:
+        """(start, string) of the first stop string behind `begin` that ends in the last `added`
+        characters."""
+        start = max(begin, len(text) - added - self._longest + 1)
         matches = [(index, len(s), s) for s in self._stop if (index := text.find(s, start)) >= 0]
         return (min(matches)[0], min(matches)[2]) if matches else None
 
@@ -109,7 +110,8 @@ class SampleText:
     Stop strings are searched for in the text with special tokens. The shown text, with special
     tokens or without, is cut at the same token.
 
-    streams: whether `take` is called while tokens arrive.
+    streams: whether `take` is called while tokens arrive. answer: place in a growing text from
+    which on stop strings count, None before one; by default they count everywhere.
     """
 
     def __init__(
@@ -121,8 +123,11 @@ class SampleText:
         skip_special_tokens: bool,
         streams: bool,
         prompt: Sequence[int] = (),
+        answer: Callable[[str], int | None] | None = None,
     ):
         self._context = TextContext(tokenizer, prompt, skip_special_tokens)
+        self._answer = answer
+        self._start = 0 if answer is None else None  # of the text in which they are searched for
         self._include_stop = include_stop
         self._stop = StopStrings(stop) if stop else None
         self._tokens: list[int] = []
@@ -140,8 +145,13 @@ class SampleText:
             self._shown.push(token)
         if self._full is None or self._stop is None:
             return False
-        added = self._full.push(token)
-        match = self._stop.find(self._full.text, len(added)) if added else None
+        added, text = len(self._full.push(token)), self._full.text
+        if self._start is None and self._answer is not None:
+            self._start = self._answer(text)
+            added = len(text)
+        if self._start is None or not added:
+            return False
+        match = self._stop.find(text, added, self._start)
         if match is None:
             return False
         start, self.stop_string = match
@@ -151,6 +161,9 @@ class SampleText:
     def take(self) -> str:
         """The shown text that became certain since the last call."""
         if self._shown is None:
+            return ""
+        if self._start is None:
+            # a stop string in what may yet be the answer would cut it
             return ""
         end = self._shown.settled
         if self._full is not None and self._stop is not None:

@@ -1,6 +1,5 @@
 """Tiny GGUF files of a `transformers` model, named and ordered as llama.cpp's converter does."""
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -148,31 +147,46 @@ def tensors_of(model) -> dict[str, torch.Tensor]:
     return found
 
 
-def write(model, path, keys=None, tensors=None, drop=(), types=()) -> str:
+def write(model, path, keys=None, tensors=None, drop=(), types=None) -> str:
     """The model's file with more `keys` and `tensors`, and without those named in `drop`.
 
-    types: of its matrices, by turns, by the gguf package; routers stay float32, as llama.cpp's do.
+    types: of tensors in blocks, by name.
     """
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, (keys or {}).get("general.architecture", architecture(model)))
     for key, value in (model_keys(model) | (keys or {})).items():
         if key not in drop and key != "general.architecture":
             _add(writer, key, value)
-    kinds = itertools.cycle(gguf.GGMLQuantizationType[name] for name in types)
     for name, w in (tensors_of(model) | (tensors or {})).items():
-        rows = np.ascontiguousarray(w.numpy())
-        if name in drop:
-            continue
-        if types and w.dim() > 1 and "ffn_gate_inp" not in name:
-            kind = next(kinds)
-            writer.add_tensor(name, gguf.quantize(rows, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, rows)
+        if name not in drop:
+            data = w if isinstance(w, np.ndarray) else w.numpy()
+            kind = (types or {}).get(name)
+            writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return str(path)
+
+
+# widths of whole blocks of quantised types
+WHOLE_BLOCKS = dict(
+    hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2
+)
+
+
+def quantised(path, kinds=None, kind="Q8_0", architecture="qwen2", **more) -> str:
+    """A tiny model's file, whose matrices have a type, or another one by a part of their names."""
+    gguf = pytest.importorskip("gguf")
+    experts = dict(moe_intermediate_size=32) if architecture == "qwen3moe" else {}
+    model = build(architecture, **WHOLE_BLOCKS | experts)
+    tensors, types = tensors_of(model), {}
+    for name, w in tensors.items():
+        if w.ndim > 1:
+            known = (k for part, k in (kinds or {}).items() if part in name)
+            types[name] = gguf.GGMLQuantizationType[next(known, kind)]
+    rounded = {n: gguf.quants.quantize(tensors[n].numpy(), t) for n, t in types.items()}
+    return write(model, path / "tiny.gguf", tensors=rounded, types=types, **more)
 
 
 def _add(writer, key: str, value: Any) -> None:

@@ -23,10 +23,7 @@ def adapted(name="llama", dtype=torch.float64, spread=0.3, seed=0, **more):
         build(name, dtype, seed), lora(**more), autocast_adapter_dtype=False
     )
     model.add_adapter("other", lora())
-    for part, weight in model.named_parameters():
-        if "lora_" in part:
-            torch.nn.init.normal_(weight, std=spread)
-    return convert(model, dtype).eval()
+    return randomised(model, dtype, spread)
 
 
 def drawn(model, budget=8, **more):
@@ -52,8 +49,8 @@ def loop(model):
     ]
 
 
-def randomised(model, dtype=torch.float64):
+def randomised(model, dtype=torch.float64, spread=0.3):
     for part, weight in model.named_parameters():
         if "lora_" in part:
-            torch.nn.init.normal_(weight, std=0.3)
+            torch.nn.init.normal_(weight, std=spread)
     return convert(model, dtype).eval()

@@ -1,6 +1,7 @@
 """GGUF files of tiny models whose matrices stay packed."""
 
 import copy
+import itertools
 
 import pytest
 from helpers.models import gguf_files
@@ -28,8 +29,19 @@ CASES = [x if x in ("llama", "gemma3", "qwen3moe") else pytest.param(x, marks=sl
 
 def write(name, folder, **changes):
     """The file of a model with random weights. Returns its path."""
-    model = gguf_files.build(name, **MODELS[name] | changes)
-    return gguf_files.write(model, str(folder / f"{name}.gguf"), types=TYPES)
+    return write_model(gguf_files.build(name, **MODELS[name] | changes), folder / f"{name}.gguf")
+
+
+def write_model(model, path):
+    """The file of a model; its matrices are rounded by the gguf package, but for routers."""
+    import gguf
+
+    kinds, tensors, types = itertools.cycle(TYPES), {}, {}
+    for name, weight in gguf_files.tensors_of(model).items():
+        if weight.dim() > 1 and "ffn_gate_inp" not in name:
+            types[name] = gguf.GGMLQuantizationType[next(kinds)]
+            tensors[name] = gguf.quantize(weight.numpy(), types[name])
+    return gguf_files.write(model, str(path), tensors=tensors, types=types)
 
 
 def dequantized(model):

@@ -52,7 +52,8 @@ class Pieces:
         return {"input_ids": found}
 
     def decode(self, tokens, skip_special_tokens=True):
-        return "".join(PIECES[t] for t in tokens if 2 < t < len(PIECES) or not skip_special_tokens)
+        first = 3 if skip_special_tokens else 0
+        return "".join(PIECES[t] for t in tokens if first <= t < len(PIECES))
 
 
 # over what prompts are made of, and over what no prompt has
@@ -106,7 +107,7 @@ class Grammar(LogitsProcessor):
         prompt, own, opening = ids[: self.prompt_len], ids[self.prompt_len :], -1
         if self.thought is not None:
             begin, end = self.thought
-            start = thought_start(prompt, own, begin, end)
+            start = thought_start(prompt, own, begin)
             if start is not None:
                 over = thought_end(prompt, own, start, end)
                 if over is None:
@@ -142,15 +143,15 @@ class Grammar(LogitsProcessor):
         return scores.masked_fill(~self.allowed(input_ids[0].tolist()), -math.inf)
 
 
-def thought_start(prompt, own, begin, end):
+def ends_in(prompt, begin):
+    """True if a prompt leaves a thought open; without a chat template, at its very end alone."""
+    return prompt[-len(begin) :] == begin
+
+
+def thought_start(prompt, own, begin):
     """Number of tokens of a sample before its one thought; None without a thought."""
-    inside = False
-    for i in range(1, len(prompt) + 1):
-        if prompt[:i][-len(end) :] == end:
-            inside = False
-        elif prompt[:i][-len(begin) :] == begin:
-            inside = True
-    if inside:
+    texts = [Pieces().decode(ids, skip_special_tokens=False) for ids in (prompt, begin)]
+    if ends_in(prompt, begin) or (texts[1] and texts[0].rstrip().endswith(texts[1])):
         return 0
     return len(begin) if own[: len(begin)] == begin else None
 

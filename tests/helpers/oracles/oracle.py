@@ -6,7 +6,7 @@ own classes. This file is what csd's tokens are compared with.
 
 import numpy as np
 import torch
-from helpers.oracles.grammar_oracle import Grammar, thought_end, thought_start
+from helpers.oracles.grammar_oracle import Grammar, ends_in, thought_end, thought_start
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -118,9 +118,9 @@ class Thought(LogitsProcessor):
 
     def spent(self, ids):
         """Tokens of thought, None where no thought is open."""
-        inside, spent = False, 0
-        for i in range(len(ids)):
-            spent += inside and i >= self.prompt_len
+        inside, spent = ends_in(ids[: self.prompt_len], self.begin), 0
+        for i in range(self.prompt_len, len(ids)):
+            spent += inside
             upto = ids[: i + 1]
             if upto[-len(self.end) :] == self.end:
                 inside = False
@@ -130,7 +130,7 @@ class Thought(LogitsProcessor):
 
     def spent_at_the_begin(self, ids):
         prompt, own = ids[: self.prompt_len], ids[self.prompt_len :]
-        start = thought_start(prompt, own, self.begin, self.end)
+        start = thought_start(prompt, own, self.begin)
         if start is None or thought_end(prompt, own, start, self.end) is not None:
             return None
         return len(own) - start

@@ -50,16 +50,22 @@ def split_at_random(rng: random.Random, text: bytes, by_bytes: dict[bytes, int])
     return tokens
 
 
-def is_open(text: bytes) -> bool:
-    began, ended = text.rfind(BEGIN), text.rfind(END)
-    return began >= 0 and began + len(BEGIN) > (ended + len(END) if ended >= 0 else 0)
+def is_open(text: bytes, first: int) -> bool:
+    """first: length of the prompt, of whose tags only a begin tag at its very end counts."""
+    began, ended = (
+        end if (end := text.rfind(tag) + len(tag)) > max(first, len(tag) - 1) else 0
+        for tag in (BEGIN, END)
+    )
+    return began > ended if began or ended else text[:first].rstrip().endswith(BEGIN)
 
 
 def begun(text: bytes, whole: bytes) -> int:
     return max((n for n in range(1, len(whole)) if text.endswith(whole[:n])), default=0)
 
 
-def rows_of(tokens: list[list[int]], prompt: int, params: SamplingParams, vocab: int) -> list[int]:
+def rows_of(
+    tokens: list[list[int]], prompt: int, params: SamplingParams, vocab: int, opened: bool
+) -> list[int]:
     """Forced tokens of rows by the rule of the step."""
     request = Request(0, [0] * prompt, params, range(1), 0, 0)
     asked = asked_of([request])
@@ -76,6 +82,7 @@ def rows_of(tokens: list[list[int]], prompt: int, params: SamplingParams, vocab:
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
+    rules.opened.fill_(opened)
     write_sets(rules, {0: (params, tree)})
     longest = max(map(len, tokens))
     padded = torch.tensor([row + [-1] * (longest - len(row)) for row in tokens])
@@ -101,11 +108,13 @@ def test_tags_in_the_text_open_close_and_cut_thoughts(close):
             split_at_random(rng, b"".join(rng.choices(PARTS, k=rng.randint(1, n))), by_bytes)
             for n in (4, 9)
         )
-        budget, spent, rows, want = ThinkingBudget(tags, most, prompt), 0, [], []
         text, tokens = b"".join(read[t] for t in prompt), [*prompt]
+        first = len(text)
+        opened = is_open(text, first)
+        budget, spent, rows, want = ThinkingBudget(tags, most, prompt, opened), 0, [], []
         pending: bytes | None = None  # the rest of what is being forced
         for token in own * 2:
-            inside = is_open(text)
+            inside = is_open(text, first)
             assert budget.open == inside, (case, text)
             forced = budget.forced()
             assert (forced >= 0) == (inside and spent >= most)
@@ -129,8 +138,8 @@ def test_tags_in_the_text_open_close_and_cut_thoughts(close):
             tokens.append(token)
             budget.push(token)
             if pending == b"":
-                assert text.endswith(END) and not is_open(text)
-            if not is_open(text):
+                assert text.endswith(END) and not is_open(text, first)
+            if not is_open(text, first):
                 pending = None
             joins += read[token][:1] == b">" and len(read[token]) > 1
         assert (
@@ -144,11 +153,12 @@ def test_tags_in_the_text_open_close_and_cut_thoughts(close):
                     thinking_tags=tags,
                 ),
                 vocab,
+                opened,
             )
             == want
         )
-        marked = forced_places(tags, most, prompt, tokens[len(prompt) :])
-        assert marked == [t >= 0 for t in want]
+        budget = ThinkingBudget(tags, most, prompt, opened)
+        assert forced_places(budget, tokens[len(prompt) :]) == [t >= 0 for t in want]
     assert joins > 20 and cuts > 20 and completed
 
 
@@ -157,7 +167,7 @@ def test_a_special_token_is_compared_with_tokens():
     tokenizer = tokenizer_of("joining")
     begin, end, close = spell_tags(("<|user|>", "<|end|>"), tokenizer, len(tokenizer))
     assert begin.text is None and end.text is None and close == end.ids
-    budget = ThinkingBudget((begin, end, close), 9, [*begin.ids])
+    budget = ThinkingBudget((begin, end, close), 9, [*begin.ids], True)
     for byte in b"<|end|>":
         budget.push(tokenizer.convert_tokens_to_ids(chr(byte)))
     assert budget.open

@@ -59,13 +59,13 @@ def test_generate(name, small, capsys):
     assert len(csd.generate(small, [1, 2], **USUAL).tokens[1]) == 3
 
 
-@pytest.mark.parametrize("name", ["device", "dtype", "revision"])
+@pytest.mark.parametrize("name", ["device", "dtype", "quantization", "revision"])
 def test_generate_with_a_module(name):
     model = toy()[0]
     check(name, lambda value: csd.generate(model, [1, 2], **USUAL | {name: value}))
 
 
-@pytest.mark.parametrize("name", ["device", "dtype", "revision"])
+@pytest.mark.parametrize("name", ["device", "dtype", "quantization", "revision"])
 def test_generate_with_a_folder(name, toy_folder):
     values = [v for v in ODD if not isinstance(v, torch.dtype | str) and v is not None]
     assert not check(name, lambda v: csd.generate(toy_folder, [1, 2], **USUAL | {name: v}), values)

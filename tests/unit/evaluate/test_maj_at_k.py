@@ -134,3 +134,25 @@ def test_errors_name_the_file(tmp_path, capsys):
     assert main(["plot", path, "-o", "x.svg"]) == 2
     assert "bad.jsonl, line 2 must have a whole number" in capsys.readouterr().err
     assert main(["plot", results(tmp_path / "e.jsonl", []), "-o", "x.svg"]) == 2
+
+
+@pytest.mark.parametrize("command", ["plot", "report"])
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [(dict(num_samples=value), "'num_samples'") for value in (None, "4", 2.5, 0, -1, True, [4])]
+    + [
+        ({}, "'num_samples'"),
+        (dict(num_samples=4, until_decided="no"), "'until_decided'"),
+        (dict(num_samples=8), "line 2 must have 8 samples, got 4"),
+        (dict(num_samples=10, until_decided=True), "line 2 must have 5 to 10 samples, got 4"),
+        (dict(num_samples=3), "line 2 must have 3 samples, got 4"),
+    ],
+    ids=str,
+)
+def test_settings_that_no_run_writes_are_named(tmp_path, capsys, settings, wrong, command):
+    path, out = tmp_path / "bad.jsonl", tmp_path / "out.html"
+    lines = [{"settings": settings}, row(0, ["1", "1", "2", "3"])]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main([command, str(path), "-o", str(out.with_suffix(".svg"))]) == 2
+    error = capsys.readouterr().err
+    assert "bad.jsonl, line" in error and wrong in error and error.count("\n") == 1

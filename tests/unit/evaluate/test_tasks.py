@@ -141,6 +141,17 @@ def test_errors_name_the_line(tmp_path):
     # what the error advises
     path.write_text('{"prompt": "a", "answer": "Rome"}')
     assert read(path, TASKS["jsonl"])[0].answer == "Rome"
+    # programs are called by a name that Python can call, and tested by source
+    program = {"prompt": "def one():", "test": "def check(f): pass", "entry_point": "one"}
+    for wrong, message in [
+        *((dict(entry_point=name), "a name as 'entry_point'") for name in ("class", "None", "a b")),
+        *((dict(entry_point=name), "a name as 'entry_point'") for name in (None, 5, "")),
+        *((dict(test=value), "a string as 'test', got") for value in (5, 0.5, None, ["a"], True)),
+        (dict(prompt=[{"role": "user", "content": "a"}]), "a string as 'prompt'"),
+    ]:
+        path.write_text(json.dumps(program | wrong))
+        with pytest.raises(ValueError, match=f"line 1 must have {message}"):
+            read(path, TASKS["humaneval"])
     path.write_text("\n")
     with pytest.raises(ValueError, match="has no problems"):
         read(path, TASKS["jsonl"])

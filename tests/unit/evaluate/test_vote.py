@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 
 import pytest
 from helpers.examples_main import main_of
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import csd
 from csd.engine.results.result import Sample
+from csd.evaluate.answers.equality import canonical
 from csd.evaluate.answers.extract import EXTRACTORS
 from csd.evaluate.vote import vote
 from csd.models.demo import toy
@@ -272,3 +274,66 @@ def test_decisions_are_printed_with_their_share():
     assert shown("?", "?") == "no answer in 2 samples"
     weighted = shown("1", "2", weight=lambda s: 0.25 + s.index)
     assert weighted == "2 (1.25 of 1.50 votes, 83%)"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("$5", "5%"),
+        (r"\$5", r"5\%"),
+        ("£5", "€5"),
+        ("5 dollars", "5 cents"),
+        ("5 hours", "5 minutes"),
+        (r"5\text{ hours}", r"5\text{ min}"),
+        (r"2.5\,\mathrm{km}", r"\frac{5}{2}\text{ m}"),
+        ("x=3", "y=3"),
+        ("x_1 = 3", "x_{2} = 3"),
+        ("90^\\circ", "90 percent"),
+        ("1,000 square miles", r"1000\text{ m}^2"),
+        ("-$5", "-5 hours"),
+    ],
+)
+def test_units_and_names_that_differ_are_two_answers(one, other):
+    """In boxes and in sentences, for votes and while samples are drawn."""
+    number = re.search(r"\d[\d,.]*", one.rpartition("=")[2])[0]
+    for form in (r"So \boxed{%s}.", "The answer is %s.", r"<answer>%s</answer>"):
+        texts = [form % text for text in (one, other, one, other, one)]
+        decided = vote([sample(i, text) for i, text in enumerate(texts)])
+        assert (decided.count, decided.second) == (3, 2), decided.answers
+        assert len({*decided.answers}) == 2
+        assert len({canonical(answer) for answer in decided.answers}) == 1
+        # without a unit it is the first of them
+        bare = "-5" if one[0] == "-" else number
+        texts = [form % text for text in (bare, one, bare, other, other)]
+        decided = vote([sample(i, text) for i, text in enumerate(texts)])
+        assert (decided.count, decided.second) == (3, 2), decided.answers
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        ["5 hours", "5", "5 hrs", r"5\text{ hours}", r"5\text{ h}"],
+        ["$5", "5 dollars", "5", r"\$5.00", "5 USD"],
+        ["12 apples", "12", "12 fruits", "12 pieces"],
+        ["x=3", "3", "$x = 3$"],
+        ["f(x)=3x", "y=3x", "3x"],
+        ["25%", r"25\%", "25", "25 percent"],
+        ["12 cm", "12 cm^2", "12 square cm", "12 centimeters"],
+    ],
+)
+def test_units_that_are_one_answer(same):
+    for form in (r"So \boxed{%s}.", "The answer is %s."):
+        decided = vote([sample(i, form % text) for i, text in enumerate(same)])
+        assert (decided.count, decided.second) == (len(same), 0), decided.answers
+
+
+@given(st.data())
+def test_a_decision_holds_whatever_units_follow(data):
+    answers = ["5 hours", "5 minutes", "5", "x=5", "y=5", "6", "6 hours", "7%"]
+    texts = data.draw(st.lists(st.sampled_from(answers), min_size=1, max_size=9))
+    out = [sample(i, rf"\boxed{{{text}}}") for i, text in enumerate(texts)]
+    whole = vote(out)
+    for n in range(1, len(out) + 1):
+        if csd.Vote().decided(out[:n], len(out)):
+            assert vote(out[:n]).answer == whole.answer
+    assert csd.Vote().decided(out, len(out))

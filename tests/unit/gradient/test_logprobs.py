@@ -1,5 +1,7 @@
 """`csd.logprobs`: the bits of sampling, and gradients."""
 
+import itertools
+
 import pytest
 import torch
 from helpers.models.families import build
@@ -269,6 +271,32 @@ def test_padded_completions():
             assert torch.equal(row[: len(tokens)], own[0])
     one = csd.logprobs(model, PROMPT, ids[:1], mask=mask[:1])
     assert torch.equal(one.logprobs[0], out.logprobs[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["llama", "olmo"])  # fused, and by its module
+def test_any_rows_of_a_batch_may_have_no_tokens(name):
+    """Values and gradients are those of the other rows; without any, both are 0."""
+    model, prompts = build(name, torch.float32), [PROMPT, OTHER, PROMPT]
+    ids = torch.tensor([[1, 2, 3], [1, 5, 4], [1, 2, 7]])
+    fields = ("logprobs", "raw_logprobs", "entropies")
+    for has in itertools.product((False, True), repeat=3):
+        mask = torch.tensor(has)[:, None].expand(3, 3).long()
+        out = csd.logprobs(model, prompts, ids, mask=mask, entropy=True)
+        found = [getattr(out, field) for field in fields]
+        assert all(x.shape == ids.shape and x.dtype == torch.float32 for x in found)
+        assert not any(x[mask == 0].any() for x in found)
+        grads = gradients(model, weighted(found))
+        if not any(has):
+            assert out.rows == 0 and not any(x.any() for x in grads.values())
+            continue
+        chosen = [i for i in range(3) if has[i]]
+        few_rows = csd.logprobs(model, [prompts[i] for i in chosen], ids[chosen], entropy=True)
+        own = [getattr(few_rows, field) for field in fields]
+        assert all(torch.equal(x[chosen], y) for x, y in zip(found, own, strict=True))
+        spread = [torch.zeros(3, 3).index_copy(0, torch.tensor(chosen), x) for x in own]
+        wanted = gradients(model, weighted(spread))
+        assert all(torch.equal(grads[weight], x) for weight, x in wanted.items())
 
 
 def test_no_logits_of_all_rows(monkeypatch):

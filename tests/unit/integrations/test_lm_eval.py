@@ -80,6 +80,31 @@ def test_stop_strings_end_a_text(model):
     assert model.generate_until([request("abc", until=[stop], **asked)])[0] == plain.split(stop)[0]
 
 
+def test_a_thought_is_cut_as_hf_cuts_it(model, toy_folder):
+    """think_end_token: a text, a token id, an id as the command line has it, and one not drawn."""
+    from lm_eval.models.huggingface import HFLM
+
+    peer = HFLM(toy_folder, device="cpu", dtype="float32", batch_size=1)
+    asked = dict(max_gen_toks=24, until=["\n\n\n"])
+    plain = model.generate_until([request("abc", **asked)])[0]
+    drawn = model.tok_encode(plain)
+    rare = next(i for i in range(90) if i not in drawn)
+    cut = set()
+    for end in (plain[8], drawn[8], drawn[0], drawn[-1], rare):
+        for until in ([], [plain[-2]]):
+            model.think_end_token = peer.think_end_token = end
+            both = [
+                each.generate_until([request("abc", **asked | dict(until=until))])
+                for each in (model, peer)
+            ]
+            assert both[0] == both[1]
+            cut.add(both[0][0])
+    model.think_end_token = None
+    assert len(cut) > 2
+    made = type(model)(toy_folder, device="cpu", dtype="float32", think_end_token=str(drawn[8]))
+    assert made.generate_until([request("abc", **asked)])[0] != plain
+
+
 def test_a_long_context_keeps_its_end(model):
     asked = dict(max_gen_toks=5)
     room = model.csd.config.context - 5

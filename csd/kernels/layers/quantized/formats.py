@@ -225,16 +225,20 @@ def read_blocks(rows: np.ndarray, format: Format) -> Blocks:
     return Blocks(*(None if x is None else np.ascontiguousarray(x).reshape(N, -1) for x in blocks))
 
 
-def lay_out(rows: np.ndarray, format: Format) -> np.ndarray:
-    """Rows of a file [N, bytes of a row] as [tiles, bytes of a tile] uint8; missing rows are 0.
+def padded(rows: np.ndarray) -> np.ndarray:
+    """Rows of a file with further rows of 0 up to an even number of tiles."""
+    blank = tiles_of(len(rows)) * TILE - len(rows)
+    return np.pad(rows, ((0, blank), (0, 0))) if blank else rows
 
-    The number of tiles is even.
+
+def lay_out(rows: np.ndarray, format: Format) -> np.ndarray:
+    """Rows of a file [N, bytes of a row] as [tiles, bytes of a tile] uint8.
+
+    The number of tiles is even; missing rows are blocks of zeros.
     """
-    N = rows.shape[0]
+    rows, tiles = padded(rows), tiles_of(len(rows))
     blocks = read_blocks(rows, format)
-    K, tiles = blocks.q.shape[1], tiles_of(N)
-    if blank := tiles * TILE - N:
-        blocks = Blocks(*(None if x is None else np.pad(x, ((0, blank), (0, 0))) for x in blocks))
+    K = blocks.q.shape[1]
     supers = K // format.numbers
     each = K // BLOCK // supers
     out = np.empty((tiles, supers, each * format.block_size + format.super_size), np.uint8)

@@ -1,6 +1,7 @@
 """A quantised matrix as a tensor: a weight for Linear layers, embeddings, peft and autograd."""
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,10 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from csd.kernels.layers.quantized.formats import FORMATS, TILE, Format, lay_out, rows_of, tiles_of
+from csd.kernels.common.cpu import compiles
+from csd.kernels.layers.quantized.formats import (
+    FORMATS,
+    PAIR,
+    TILE,
+    Format,
+    lay_out,
+    rows_of,
+    tiles_of,
+)
 
-# rows of a file that are laid out at once, while they are in the CPU's caches
-ROWS_AT_ONCE = 64
+# bytes of a file that are laid out at once; without loops, few enough for the CPU's caches
+AT_ONCE, AT_ONCE_REF = 1 << 20, 1 << 16
 
 
 class Part(NamedTuple):
@@ -92,15 +102,28 @@ class Quantized(_InBlocks):
         pass
 
     @classmethod
-    def of_file(cls, rows: np.ndarray, format: Format) -> "Quantized":
-        """A matrix of a file; rows: [N, bytes of a row] uint8."""
-        K = rows.shape[1] // format.size * format.numbers
-        data = torch.empty(tiles_of(len(rows)), format.tile_size(K), dtype=torch.uint8)
-        out = data.numpy()
-        for first in range(0, len(rows), ROWS_AT_ONCE):
-            laid = lay_out(rows[first : first + ROWS_AT_ONCE], format)
-            out[first // TILE : first // TILE + len(laid)] = laid
-        return cls([Part(format.name, len(rows), data)], K)
+    def of_file(cls, rows: Any, format: Format) -> "Quantized":
+        """A matrix of a file; rows: [N, bytes of a row] uint8, of which slices are read."""
+        N, width = rows.shape
+        K = width // format.size * format.numbers
+        data = torch.empty(tiles_of(N), format.tile_size(K), dtype=torch.uint8)
+        out, in_loop = data.numpy(), compiles()
+        each = max(1, (AT_ONCE if in_loop else AT_ONCE_REF) // (width * PAIR)) * PAIR
+
+        def fill(first: int) -> None:
+            part = out[first // TILE : (first + each) // TILE]
+            if in_loop:
+                from csd.kernels.layers.quantized.cpu import lay_out as loop
+
+                loop.lay_out(rows[first : first + each], format, part)
+            else:
+                part[:] = lay_out(rows[first : first + each], format)
+
+        # reading waits for the disk, and neither it nor the loop holds Python's lock
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            for _ in threads.map(fill, range(0, N, each)):
+                pass
+        return cls([Part(format.name, N, data)], K)
 
     @classmethod
     def cat(cls, weights: Iterable["Quantized"]) -> "Quantized":

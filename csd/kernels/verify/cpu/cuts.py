@@ -1,15 +1,25 @@
-"""The filters as cuts of a row's head, in the order and with the arithmetic of the reference.
+"""The filters as cuts of a row's tokens, in the order and with the arithmetic of the reference.
 
-A cut sets the scores of the tokens that it drops to -inf. Sums over a head are float64 and are
-rounded once to the type of the scores, as those of `reference_rows.py`. A cut that falls below the
-head is left to the reference, for its row alone.
+The tokens that a cut may keep are listed in ascending order, with their scores z and masses exp z.
+A cut moves the tokens that it keeps to the front of the list. Sums over a list are float64 and are
+rounded once to the type of the scores, as those of `reference_rows.py`. No list is sorted as a
+whole: only the few tokens that share a bucket with the place of a cut are (`boundary`).
 """
 
-import numpy as np
+from typing import Any
 
-from csd.kernels.numba.jit import loop
-from csd.kernels.numba.math import ordered, places_in_order
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from csd.kernels.numba.jit import any_order, loop
+from csd.kernels.numba.math import exp, ordered, places_in_order
 from csd.kernels.verify.constants import HEAD_WIDTH
+
+# buckets of equal width, and the range that they share; other values are in the outermost ones
+BUCKETS, RANGE = 1024, 24.0
+# adjacent tokens often have one bucket, and a sum waits for the one before it
+LANES = 2
 
 
 @loop
@@ -37,88 +47,139 @@ def kth_largest(x, k, heap):
 
 
 @loop
-def keep(token, score, low):
-    """Move the tokens of at least score `low` to the front, in order; returns their number."""
+def weigh(score, mass):
+    """Write the masses of listed tokens."""
+    for w in range(score.shape[0]):
+        mass[w] = exp(score[w])
+
+
+def masses(score: Any, mass: Any, low: Any) -> Any:
+    """Masses of the listed tokens with at least the score `low`, and of the others, in float64.
+
+    In float64 they are added in the reference's order, so that a sum has its bits. In float32 they
+    are added in any order, which the rounding of the sum to float32 hides.
+    """
+
+
+@overload(masses)
+def _masses(score, mass, low):
+    if mass.dtype == types.float64:
+        return lambda score, mass, low: _in_order(score, mass, low)
+    return lambda score, mass, low: _in_any_order(score, mass, low)
+
+
+@loop
+def _in_order(score, mass, low):
+    head = rest = 0.0
+    for w in range(score.shape[0]):
+        head += mass[w] if score[w] >= low else 0.0
+        rest += 0.0 if score[w] >= low else mass[w]
+    return head, rest
+
+
+@any_order
+def _in_any_order(score, mass, low):
+    head = rest = 0.0
+    for w in range(score.shape[0]):
+        value = np.float64(mass[w])
+        head += value if score[w] >= low else 0.0
+        rest += 0.0 if score[w] >= low else value
+    return head, rest
+
+
+@any_order
+def moments(score, mass, low):
+    """Sums of -z exp z over listed tokens with at least the score `low`, and over the others."""
+    head = rest = 0.0
+    for w in range(score.shape[0]):
+        value = np.float64(mass[w] * -score[w])
+        head += value if score[w] >= low else 0.0
+        rest += 0.0 if score[w] >= low else value
+    return head, rest
+
+
+@loop
+def keep(token, score, mass, value, least, place):
+    """Keep the listed tokens whose value is above `least`, or is `least` from `place` on.
+
+    Returns their number. value: an array that may be `score` or `mass`.
+    """
     count = 0
     for w in range(token.shape[0]):
-        if score[w] >= low and score[w] > -np.inf:
-            token[count], score[count] = token[w], score[w]
-            count += 1
+        kept = (value[w] > least) | ((value[w] == least) & (w >= place))
+        token[count], score[count], mass[count] = token[w], score[w], mass[w]
+        count += kept
     return count
 
 
 @loop
-def in_order(x):
-    """Stable ascending argsort of numbers."""
-    key = np.empty(x.shape[0], np.int64)
-    for w in range(x.shape[0]):
+def _bucket(value, origin):
+    kind = type(value)
+    at = (value - origin) * kind(BUCKETS / RANGE)
+    return np.int64(min(max(at, kind(0)), kind(BUCKETS - 1)))
+
+
+@loop
+def boundary(value, mass, low, high, start, total, limit):
+    """Where the mass of listed tokens, in ascending order of their values, exceeds a limit.
+
+    Returns the value and the place in the list of the first token in this order with
+    (start + mass up to and including it) / total > limit, of the last one if there is none. Equal
+    values are in order of their places. Only tokens with low <= value < high count.
+    """
+    kind = type(start)
+    origin = max(low, kind(-RANGE))
+    sums = np.zeros((LANES, BUCKETS))
+    for w in range(value.shape[0]):
+        if low <= value[w] < high:
+            sums[w % LANES, _bucket(value[w], origin)] += mass[w]
+    # mass below the bucket `at`, which is the last one that is not empty if none exceeds
+    below = inside = 0.0
+    at = 0
+    for b in range(BUCKETS):
+        more = sums[0, b] + sums[1, b]
+        if more > 0:
+            below, at, inside = below + inside, b, more
+            if (start + kind(below + inside)) / total > limit:
+                break
+    places, count = np.empty(value.shape[0], np.int64), 0
+    for w in range(value.shape[0]):
+        places[count] = w
+        count += (low <= value[w]) & (value[w] < high) & (_bucket(value[w], origin) == at)
+    key = np.empty(count, np.int64)
+    for i in range(count):
         # -0.0 equals 0.0
-        key[w] = ordered(x[w] + type(x[0])(0))
-    return places_in_order(key)
-
-
-@loop
-def top_p_cut(score, rest, top_p):
-    """Drop the tokens in the lower tail of mass 1 - top_p; True if the cut is below the head.
-
-    rest: mass of the tokens below the head, all of which are dropped unless the cut is there.
-    """
-    kind = type(rest)
-    mass, total = np.empty_like(score), 0.0
-    for w in range(score.shape[0]):
-        mass[w] = np.exp(score[w])
-        total += mass[w]
-    total, tail = kind(total) + rest, kind(1) - top_p
-    if rest / total > tail:
-        return True
-    below = 0.0
-    # the most likely token stays
-    for w in in_order(score)[:-1]:
-        below += mass[w]
-        if (rest + kind(below)) / total > tail:
+        key[i] = ordered(value[places[i]] + kind(0))
+    last = 0
+    for i in places_in_order(key):
+        last = places[i]
+        below += mass[last]
+        if (start + kind(below)) / total > limit:
             break
-        score[w] = -np.inf
-    return False
+    return value[last], last
 
 
-@loop
-def min_p_cut(score, rest, min_p):
-    """Drop tokens less than min_p times as likely as the likeliest; True if the cut is below."""
-    if rest > 0 and min_p <= np.exp(type(rest)(-HEAD_WIDTH)):
-        return True
-    for w in range(score.shape[0]):
-        if np.exp(score[w]) < min_p:
-            score[w] = -np.inf
-    return False
+@any_order
+def shifts(score, mass, low, mean, shift):
+    """Write how far the listed tokens' surprise is from its mean, infinite without mass.
 
-
-@loop
-def typical_cut(score, rest, moment, least):
-    """Drop the tokens whose surprise is far from its mean; True if the cut is below the head.
-
-    rest, moment: sums of exp(z) and of -z exp(z) of the tokens below the head. least: mass to keep.
+    Returns the mass of the head's tokens that are nearer than any below the head. low: the head's
+    least score.
     """
-    kind = type(rest)
-    mass, total, mean = np.empty_like(score), 0.0, 0.0
+    kind, near = type(mean), 0.0
+    nearest = kind(HEAD_WIDTH) - mean
     for w in range(score.shape[0]):
-        mass[w] = np.exp(score[w])
-        total += mass[w]
-        mean += mass[w] * -score[w] if mass[w] > 0 else kind(0)
-    total = kind(total) + rest
-    mean, target = (kind(mean) + moment) / total, least * total
-    shift, near = np.empty_like(score), 0.0
-    for w in range(score.shape[0]):
-        shift[w] = abs(score[w] + mean) if mass[w] > 0 else kind(np.inf)
-        near += mass[w] if shift[w] <= kind(HEAD_WIDTH) - mean else kind(0)
-    if rest > 0 and kind(near) < target:
-        return True
-    reach, inside = kind(np.inf), 0.0
-    for w in in_order(shift):
-        reach = shift[w]
-        inside += mass[w]
-        if kind(inside) >= target:
-            break
-    for w in range(score.shape[0]):
-        if shift[w] > reach:
-            score[w] = -np.inf
-    return False
+        distance = abs(score[w] + mean)
+        shift[w] = distance if mass[w] > 0 else kind(np.inf)
+        inside = (score[w] >= low) & (distance <= nearest)
+        near += np.float64(mass[w]) if inside else 0.0
+    return near
+
+
+@loop
+def typical_reach(mass, shift, least):
+    """The smallest shift up to which listed tokens have a mass of at least `least`."""
+    kind = type(least)
+    # a sum that is at least x exceeds the number before x
+    limit = np.nextafter(least, kind(0))
+    return boundary(shift, mass, kind(0), kind(np.inf), kind(0), kind(1), limit)[0]

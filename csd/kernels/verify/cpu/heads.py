@@ -12,13 +12,13 @@ from csd.kernels.numba.jit import loop
 from csd.kernels.numba.math import added, exp, peak
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, require
 from csd.kernels.numba.threads import by_threads, share
-from csd.kernels.verify.constants import HEAD_WIDTH
 from csd.kernels.verify.cpu.cuts import keep, kth_largest
+from csd.kernels.verify.cpu.draws import rest_target
 
 # numbers of a row that are processed at a time, and tokens in a word of a bitmap
 PIECE, WORD = 256, 32
-# most tokens of a head for which the loop has room
-ROOM = 4096
+# below the score of every token that is allowed
+ALL = -1e30
 
 
 @loop
@@ -101,33 +101,56 @@ def scores(row, offset, changes, highest, temperature, z):
 
 
 @loop
-def row_head(
+def row_tokens(
     row,  # [V]
     changes,
     highest,  # maximum of the changed row, divided by the temperature
     temperature,
     most,  # [V / PIECE], maxima of the changed row's pieces
-    token,  # [ROOM], written
-    score,  # [ROOM], written
+    least,
+    weigh_others,
+    token,  # [V], written
+    score,  # [V], written
     z,  # [PIECE], workspace
 ):
-    """Write the first tokens of a row's head; returns the head's size and the others' mass."""
-    kind = type(temperature)
-    low, zero = kind(-HEAD_WIDTH), kind(0)
-    count, total = 0, zero
+    """List a row's tokens with at least the score `least`; returns their number.
+
+    Also returns the mass of the others if `weigh_others`.
+    """
+    count, others = 0, type(temperature)(0)
     for i in range(most.shape[0]):
+        listed = not most[i] / temperature - highest < least
+        if not (listed or weigh_others):
+            continue
         offset = i * PIECE
         width = scores(row, offset, changes, highest, temperature, z)
-        if not most[i] / temperature - highest < low:
+        inside = 0
+        if listed:
+            for j in range(PIECE):
+                inside += z[j] >= least
+        if inside == PIECE:
+            # all of them, without a comparison of each
+            tokens, values = token[count : count + PIECE], score[count : count + PIECE]
+            for j in range(PIECE):
+                tokens[j], values[j] = offset + j, z[j]
+            count += PIECE
+            continue
+        if inside > 0:
             for j in range(width):
-                if z[j] >= low:
-                    if count < token.shape[0]:
-                        token[count], score[count] = offset + j, z[j]
-                    count += 1
-        for j in range(PIECE):
-            z[j] = exp(z[j]) if z[j] < low else zero if z[j] == z[j] else z[j]
-        total += added(z)
-    return count, total
+                token[count], score[count] = offset + j, z[j]
+                count += z[j] >= least
+        if weigh_others:
+            others += others_mass(z, least)
+    return count, others
+
+
+@loop
+def others_mass(z, least):
+    """Replace a piece's scores by masses, zero from the score `least` on; returns their sum."""
+    zero = type(least)(0)
+    for j in range(PIECE):
+        z[j] = exp(z[j]) if z[j] < least else zero if z[j] == z[j] else z[j]
+    return added(z)
 
 
 @loop
@@ -138,47 +161,55 @@ def row_largest(
     temperature,
     most,  # [V / PIECE], maxima of the changed row's pieces
     k,
-    token,  # [ROOM], written
-    score,  # [ROOM], written
+    token,  # [V], written
+    score,  # [V], written
+    heap,  # [V], workspace
     z,  # [PIECE], workspace
-    heap,  # [ROOM], workspace
 ):
-    """Write a row's k largest tokens and those tied with the last; returns their number.
-
-    The result is more than ROOM if there is no room for the ties.
-    """
+    """List a row's k largest tokens and those tied with the last; returns their number."""
     kind = type(temperature)
-    low, count = kind(-np.inf), 0
+    least = kind(ALL)
     if k <= most.shape[0]:
         # k pieces have a token that is at least this large
-        low = kth_largest(most, k, heap) / temperature - highest
-    for i in range(most.shape[0]):
-        if most[i] / temperature - highest < low:
-            continue
-        offset = i * PIECE
-        width = scores(row, offset, changes, highest, temperature, z)
-        for j in range(width):
-            if z[j] >= low and z[j] > -np.inf:
-                if count == token.shape[0]:
-                    low = kth_largest(score, k, heap)
-                    count = keep(token, score, low)
-                    if count == token.shape[0]:
-                        return count + 1
-                    if z[j] < low:
-                        continue
-                token[count], score[count] = offset + j, z[j]
-                count += 1
+        least = max(least, kth_largest(most, k, heap) / temperature - highest)
+    count, _ = row_tokens(row, changes, highest, temperature, most, least, False, token, score, z)
     if count > k:
-        count = keep(token[:count], score[:count], kth_largest(score[:count], k, heap))
+        least = kth_largest(score[:count], k, heap)
+        count = keep(token[:count], score, heap, score, least, 0)
     return count
 
 
 @loop
-def rest_moment(row, changes, highest, temperature, z):
-    """Sum of -z exp(z) of a row's tokens outside its head."""
+def rest_token(row, changes, highest, temperature, low, noise, z):
+    """A token below the head, drawn by inverse CDF in token order, with the noise of `draw_row`.
+
+    low: least score of the head.
+    """
     kind = type(temperature)
-    low, zero = kind(-HEAD_WIDTH), kind(0)
-    total = zero
+    total = 0.0
+    for offset in range(0, row.shape[0], PIECE):
+        scores(row, offset, changes, highest, temperature, z)
+        others_mass(z, low)
+        for j in range(PIECE):
+            total += z[j]
+    target, below = rest_target(noise, kind(total)), 0.0
+    last = np.int64(-1)
+    for offset in range(0, row.shape[0], PIECE):
+        scores(row, offset, changes, highest, temperature, z)
+        others_mass(z, low)
+        for j in range(PIECE):
+            below += z[j]
+            if z[j] > 0:
+                last = offset + j
+                if kind(below) > target:
+                    return last
+    return last
+
+
+@loop
+def rest_moment(row, changes, highest, temperature, low, z):
+    """Sum of -z exp(z) of a row's tokens below its head. low: the head's least score."""
+    total = zero = type(temperature)(0)
     for offset in range(0, row.shape[0], PIECE):
         scores(row, offset, changes, highest, temperature, z)
         for j in range(PIECE):
@@ -241,6 +272,18 @@ def log_sum(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.shape[0], dtype=torch.promote_types(x.dtype, torch.float32))
     _log_sum(x.numel(), tuple(x.shape), x.data_ptr(), out.numpy(), LIKE[x.dtype])
     return out
+
+
+@loop
+def has_nan(row, changes, z):
+    """True if a row has a NaN after its changes."""
+    found = False
+    for offset in range(0, row.shape[0], PIECE):
+        load(row, offset, z)
+        change(z, offset, changes)
+        for j in range(PIECE):
+            found |= z[j] != z[j]
+    return found
 
 
 def in_loops(x: torch.Tensor) -> torch.Tensor:

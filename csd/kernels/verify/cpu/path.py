@@ -1,63 +1,39 @@
 """Verification along the accepted paths in one call: the samples of `verify_ref`.
 
 A slot's root is sampled, then its child whose token it drew, and so on until there is no such child
-or the sample ends; rows beside the path are not read. If a row draws its rest, or the reference
-must compute it (a bad row, a head that is too long, a cut below the head), its slot waits until
-that row has been computed, and then continues.
+or the sample ends; rows beside the path are not read.
 
 The same loop samples every row, or computes log-probabilities of given tokens: see the modes.
 """
-
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.tensors import LIKE, memory, read, readable
+from csd.kernels.numba.tensors import LIKE, memory, read, readable, require
 from csd.kernels.numba.threads import by_threads, share
-from csd.kernels.verify.cpu.heads import in_loops, own_log_sum
+from csd.kernels.verify.cpu.heads import in_loops
 from csd.kernels.verify.cpu.rows import (
     BOOL,
     DOUBLE,
     F32,
     F64,
     INT,
-    READY,
     SINGLE,
-    WHOLE,
     sample_row,
     workspace,
+    write_filtered,
 )
 from csd.kernels.verify.reference import descend_ref, verify_ref
-from csd.kernels.verify.reference_rows import rest_draws, sample_rows
 from csd.kernels.verify.token_logprobs import TokenLogprobs, token_logprobs_ref
 from csd.kernels.verify.views import POOL, SLOTS, VERDICT
 from csd.state.filters import is_greedy
-from csd.state.pool import Pool, model_row
+from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, LENGTH, RUNNING, STOP, TOP, Verdict, empty_verdict
 
 # modes: an entry is a slot's path, one row, or one row with a given token
 PATH, ROW, GIVEN = 0, 1, 2
-
-
-class Entries(NamedTuple):
-    """Rows at which the loop begins or continues, L of them."""
-
-    slot: np.ndarray  # [L] int64
-    row: np.ndarray  # [L] int64; written: the row that waits
-    token: np.ndarray  # [L] int64: drawn or given, else -1; written
-    chance: np.ndarray  # [L] its log-probability; written
-    total: np.ndarray  # [L] log of the row's mass; written
-    wait: np.ndarray  # [L] int64, written: what the row waits for
-
-    @classmethod
-    def at(cls, slot: Any, row: Any, dtype: Any, token: Any = None) -> "Entries":
-        slot, row = (np.asarray(x).astype(np.int64) for x in (slot, row))
-        token = np.full(row.size, -1) if token is None else token
-        total = np.zeros(row.size, dtype)
-        return cls(slot, row, token, np.zeros_like(total), total, np.zeros(row.size, np.int64))
 
 
 @by_threads
@@ -66,102 +42,84 @@ def _follow(
     parts,
     sizes,  # M, S, V, I
     mode,
-    slot,  # [L], the fields of `Entries`
-    row,
-    token,
-    chance,
-    total,
-    wait,
+    slot,  # [L] int64
+    row,  # [L] int64, at which an entry begins
+    given,  # [L] int64, -1 but in mode GIVEN
+    bad,  # [L] bool, written: a row that was computed is bad
     x,  # [R, V]
     row_of,  # [M], address, or 0 if row m of the pool is row m of x
     pool,  # of `POOL`
     slots,  # of `SLOTS`
     verdict,  # of `VERDICT`, written: rows [M, ..], or [L, ..] in mode GIVEN; paths in mode PATH
+    wide,  # array of the log-probabilities' dtype
     like,
 ):
     """Follow the entries, in parallel; x is an address."""
-    work = workspace(sizes[2], chance)
-    first, last = share(slot.shape[0], part, parts)
+    work = workspace(sizes[2], wide)
+    L = slot.shape[0]
+    first, last = share(L, part, parts)
     for i in range(first, last):
-        given = token[i], chance[i], total[i]
-        row[i], wait[i], token[i], chance[i], total[i] = _entry(
-            i,
+        places = (i, L) if mode == GIVEN else (row[i], sizes[0])
+        of_logits = x, row_of, like
+        bad[i] = _entry(
             mode,
             slot[i],
             row[i],
-            given,
+            given[i],
+            places,
             sizes,
-            x,
-            row_of,
+            of_logits,
             pool,
             slots,
             verdict,
             work,
-            like,
-            chance,
+            wide,
         )
 
 
 @loop
-def _entry(i, mode, s, row, given, sizes, x, row_of, pool, slots, verdict, work, like, wide):
-    """Sample an entry's row or path; `given` has the token, chance and total of its row, if any.
+def _entry(mode, s, row, given, places, sizes, of_logits, pool, slots, verdict, work, wide):
+    """Sample an entry's row or path; returns True if a row was bad.
 
-    Returns the row at which it waits, what it waits for, and that row's token, chance and total.
+    places: of the entry's first row in the verdict, and the verdict's number of rows.
     """
     M, S, V, I = sizes
-    L = wide.shape[0]
+    x, row_of, like = of_logits
+    at, N = places
     token, parent = memory(pool.token, M, INT), memory(pool.parent, M, INT)
     start, nodes = memory(pool.slot_start, S, INT)[s], memory(pool.slot_nodes, S, INT)[s]
     left = memory(slots.max_new, S, INT)[s] - memory(slots.generated, S, INT)[s]
     greedy = memory(slots.temperature, S, DOUBLE)[s] == 0
     stop_ids = memory(slots.stop_ids, (S, I), INT)[s]
-    N = L if mode == GIVEN else M
     sample, logprob = memory(verdict.sample, N, INT), memory(verdict.logprob, N, wide)
     raw_logprob = memory(verdict.raw_logprob, N, wide)
     top_token = memory(verdict.top_token, (N, TOP), INT)
     top_prob = memory(verdict.top_prob, (N, TOP), SINGLE)
     accept_row = memory(verdict.accept_row, (S, ACCEPT), INT)
-    accept_count, bad = memory(verdict.accept_count, S, INT), memory(verdict.bad, S, BOOL)
+    accept_count = memory(verdict.accept_count, S, INT)
 
-    drawn, chance, total = given
-    end = False
+    end = broken = False
     while mode != PATH or (row >= 0 and accept_count[s] < left and not end):
-        at = i if mode == GIVEN else row
         of_model = memory(row_of, M, INT)[row] if row_of else row
         logits = memory(x + of_model * V * like.itemsize, V, like)
-        if drawn < 0 or mode == GIVEN:
-            wait, drawn, chance, total, log_sum = sample_row(
-                row,
-                s,
-                drawn,
-                logits,
-                sizes,
-                pool,
-                slots,
-                work,
-                wide,
-                top_token[at],
-                top_prob[at],
-            )
-            if wait != READY:
-                return row, wait, drawn, chance, total
-        else:
-            log_sum = own_log_sum(logits, work[0])
+        drawn, chance, bad, log_sum = sample_row(
+            row, s, given, logits, sizes, pool, slots, work, wide, top_token[at], top_prob[at]
+        )
         raw = read(logits[drawn]) - log_sum
-        if not np.isfinite(total):
-            raw = wide.dtype.type(np.nan)
+        if bad:
+            broken, raw = True, wide.dtype.type(np.nan)
         sample[at], raw_logprob[at], logprob[at] = drawn, raw, raw if greedy else chance
         if mode != PATH:
             break
-        bad[s] |= not np.isfinite(total)
         accept_row[s, accept_count[s]] = row
         accept_count[s] += 1
         end = ends(drawn, stop_ids)
-        row, drawn = child(token, parent, row, start + nodes, drawn), np.int64(-1)
+        row = at = child(token, parent, row, start + nodes, drawn)
     if mode == PATH:
         full = accept_count[s] == left
         memory(verdict.finish, S, INT)[s] = STOP if end else LENGTH if full else RUNNING
-    return row, READY, drawn, chance, total
+        memory(verdict.bad, S, BOOL)[s] = broken
+    return broken
 
 
 @loop
@@ -208,6 +166,24 @@ def _begin(
     memory(verdict.bad, S, BOOL)[:] = False
 
 
+@by_threads
+def _filtered(
+    part,
+    parts,
+    sizes,  # 1, R, V, 0
+    x,  # [R, V], address
+    slots,  # of `SLOTS`, a row each
+    out,  # [R, V], written
+):
+    """Write the probabilities of rows after the filters."""
+    R, V = sizes[1:3]
+    work = workspace(V, out)
+    first, last = share(R, part, parts)
+    for m in range(first, last):
+        row = memory(x + m * V * out.itemsize, V, out)
+        write_filtered(row, m, sizes, slots, work, out[m])
+
+
 class Case:
     """Arguments of the loop for rows of logits, and the verdict that it writes.
 
@@ -218,7 +194,6 @@ class Case:
         self.logits, self.pool, self.slots = in_loops(logits), pool, slots
         M, V, S = pool.rows, logits.shape[1], slots.count
         self.wide = F64 if logits.dtype == F64 else F32
-        self.dtype = LIKE[self.wide].dtype
         self.verdict = empty_verdict(M if rows is None else rows, S, logits.device, self.wide)
         self.sizes = M, S, V, slots.stop_ids.shape[1]
         self._of_pool, self._of_slots = POOL.addresses(pool), SLOTS.addresses(slots)
@@ -229,51 +204,34 @@ class Case:
         """False if the loop does not read these tensors."""
         return readable(self.logits) and None not in (self._of_pool, self._of_slots)
 
-    def follow(self, mode: int, entries: Entries) -> None:
-        """Run the loop once."""
+    def follow(
+        self, mode: int, slot: np.ndarray, row: np.ndarray, given: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Write the verdict of rows [L] of slots [L]; returns [L] bool: bad ones."""
+        slot, row = slot.astype(np.int64), row.astype(np.int64)
+        bad = np.empty(row.size, np.bool_)
         _follow(
-            entries.row.size * self.sizes[2],
+            row.size * self.sizes[2],
             self.sizes,
             mode,
-            *entries,
+            slot,
+            row,
+            np.full(row.size, -1) if given is None else given,
+            bad,
             self.logits.data_ptr(),
             0 if self.pool.texts is None else self.pool.texts.row.data_ptr(),
             self._of_pool,
             self._of_slots,
             self._out,
+            LIKE[self.wide],
             LIKE[self.logits.dtype],
         )
-
-    def sample(self, mode: int, slot: np.ndarray, row: np.ndarray) -> list[int]:
-        """Write the verdict by mode PATH or ROW from rows [L] of slots [L]; returns bad rows."""
-        _begin(self.sizes, self._out, LIKE[self.wide])
-        entries, bad = Entries.at(slot, row, self.dtype), []
-        while entries.row.size:
-            self.follow(mode, entries)
-            waits = np.flatnonzero(entries.wait)
-            entries = Entries(*(x[waits] for x in entries))
-            if waits.size:
-                self._draw(entries)
-                bad += entries.row[~np.isfinite(entries.total)].tolist()
         return bad
 
-    def _draw(self, entries: Entries) -> None:
-        """Write the draws of rows that wait, by the reference."""
-        whole = entries.wait == WHOLE
-        if whole.any():
-            row = torch.from_numpy(entries.row[whole])
-            found = sample_rows(self.logits[model_row(self.pool, row)], row, self.pool, self.slots)
-            entries.token[whole], entries.chance[whole] = found.token, found.logprob
-            entries.total[whole] = found.log_total
-            self.verdict.top_token[row] = found.top_token.int()
-            self.verdict.top_prob[row] = found.top_prob
-        if not whole.all():
-            row = torch.from_numpy(entries.row[~whole])
-            token, score = rest_draws(
-                self.logits[model_row(self.pool, row)], row, self.pool, self.slots
-            )
-            entries.token[~whole] = token
-            entries.chance[~whole] = score.numpy() - entries.total[~whole]
+    def sample(self, mode: int, slot: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Write the verdict of all rows by `follow`, in mode PATH or ROW."""
+        _begin(self.sizes, self._out, LIKE[self.wide])
+        return self.follow(mode, slot, row)
 
 
 def verify(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
@@ -296,7 +254,7 @@ def verify_all(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     if not case.is_readable:
         return verify_ref(logits, pool, slots)
     row = np.flatnonzero(pool.slot.numpy() >= 0)
-    bad = torch.tensor(case.sample(ROW, pool.slot.numpy()[row], row), dtype=torch.long)
+    bad = torch.from_numpy(row[case.sample(ROW, pool.slot.numpy()[row], row)])
     out = case.verdict
     out.accept_row, out.accept_count, out.finish = descend_ref(out.sample, pool, slots)
     on = torch.zeros(pool.rows, dtype=torch.bool)
@@ -314,16 +272,17 @@ def token_logprobs(
     case = Case(logits, pool, slots, len(row))
     if not case.is_readable:
         return token_logprobs_ref(logits, pool, slots, row, token)
-    entries = Entries.at(pool.slot[row], row, case.dtype, token.numpy().astype(np.int64))
-    case.follow(GIVEN, entries)
-    out = TokenLogprobs(
-        case.verdict.logprob,
-        case.verdict.raw_logprob,
-        torch.zeros(pool.rows, dtype=torch.bool),
-    )
-    waits = torch.from_numpy(np.flatnonzero(entries.wait))
-    if len(waits):
-        whole = token_logprobs_ref(logits, pool, slots, row[waits], token[waits])
-        out.logprob[waits], out.raw_logprob[waits] = whole.logprob, whole.raw_logprob
-        out = out._replace(bad=whole.bad)
+    slot, at = pool.slot[row].numpy(), row.numpy()
+    broken = case.follow(GIVEN, slot, at, token.numpy().astype(np.int64))
+    bad = torch.zeros(pool.rows, dtype=torch.bool)
+    bad[row[torch.from_numpy(broken)]] = True
+    return TokenLogprobs(case.verdict.logprob, case.verdict.raw_logprob, bad)
+
+
+def filtered(x: torch.Tensor, slots: Slots) -> torch.Tensor:
+    """`filtered_ref`; x is float32 or float64."""
+    x, of_slots = x.contiguous(), SLOTS.addresses(slots)
+    require(readable(x) and of_slots is not None, "filtered", x)
+    out = torch.empty_like(x)
+    _filtered(x.numel(), (1, *x.shape, 0), x.data_ptr(), of_slots, out.numpy())
     return out

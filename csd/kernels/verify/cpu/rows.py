@@ -1,8 +1,9 @@
-"""A row of the pool in the loop: its changed logits, its head with all cuts, and its draw.
+"""A row of the pool in the loop: its changed logits, the tokens that its filters keep, its draw.
 
 A slot's filters and changes are read for its own rows alone, so a slot with options does not slow
-the others. With top-k the head is the k largest tokens, which are found from the maxima of the
-row's pieces; a greedy row needs its largest token alone. Otherwise the head are all likely tokens.
+the others. With top-k the k largest tokens are listed, which are found from the maxima of the row's
+pieces; a greedy row needs its largest token alone. Otherwise the head is listed. A cut that falls
+below the head lists all tokens.
 """
 
 import numpy as np
@@ -10,25 +11,33 @@ import torch
 
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import memory
-from csd.kernels.verify.constants import MAX_HEAD
-from csd.kernels.verify.cpu.cuts import keep, min_p_cut, top_p_cut, typical_cut
-from csd.kernels.verify.cpu.draws import draw_row
+from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
+from csd.kernels.verify.cpu.cuts import (
+    boundary,
+    keep,
+    masses,
+    moments,
+    shifts,
+    typical_reach,
+    weigh,
+)
+from csd.kernels.verify.cpu.draws import draw_rest, draw_row, rank
 from csd.kernels.verify.cpu.heads import (
+    ALL,
     PIECE,
-    ROOM,
     WORD,
     changed_logit,
+    has_nan,
     rest_moment,
-    row_head,
+    rest_token,
     row_largest,
     row_log_sum,
     row_peaks,
+    row_tokens,
 )
 from csd.state.verdict import TOP
 
 F32, F64 = torch.float32, torch.float64
-# a row waits for nothing, for a token of its rest, or for the reference, which computes all of it
-READY, REST, WHOLE = 0, 1, 2
 # empty arrays of the dtypes in which loops read memory
 INT, LONG = np.empty(0, np.int32), np.empty(0, np.int64)
 SINGLE, DOUBLE = np.empty(0, np.float32), np.empty(0, np.float64)
@@ -39,14 +48,16 @@ BOOL, WORDS = np.empty(0, np.bool_), np.empty(0, np.uint32)
 def workspace(V, wide):
     """Memory that rows of a vocabulary share, for log-probabilities of the dtype of `wide`."""
     pieces = (V + PIECE - 1) // PIECE
-    room = min(ROOM, V)
     return (
         np.empty(PIECE, wide.dtype),
         np.empty(pieces, wide.dtype),
-        np.empty(room, np.int64),
-        np.empty(room, wide.dtype),
-        np.empty(room, wide.dtype),
+        # listed tokens, their scores and masses, and another number of each
+        np.empty(V, np.int64),
+        np.empty(V, wide.dtype),
+        np.empty(V, wide.dtype),
+        np.empty(V, wide.dtype),
         np.empty(TOP, wide.dtype),
+        np.empty(PIECE, np.uint32),
         np.empty(pieces * (PIECE // WORD), np.uint32),
     )
 
@@ -73,58 +84,90 @@ def _changes(m, s, position, sizes, pool, slots, bits, wide):
 
 
 @loop
-def _cut(row, changes, highest, temperature, greedy, sizes, s, slots, work):
-    """Write the tokens of a row that its filters keep to `work`.
+def _cut(of_row, greedy, s, sizes, slots, work):
+    """List the tokens of a row that its filters keep, with their scores and masses, in `work`.
 
-    Returns their number, the mass of those below the head, and False if the reference must compute
-    the row. highest: maximum of the changed row, divided by the temperature.
+    Returns their number, the least score of the head, the mass of the kept tokens below it, and
+    whether these are listed too: without filters they are not. of_row: the arguments of `scores`
+    but the piece.
     """
     S, V = sizes[1:3]
-    z, most, token, score, heap, _, _ = work
-    kind = type(temperature)
+    z, most, token, score, mass, other, _, _, _ = work
+    highest = of_row[2]
+    kind = type(highest)
     k = memory(slots.top_k, S, INT)[s]
     k = 1 if greedy else k if k < V else 0
-    rest = kind(0)
-    if k > MAX_HEAD:
-        return 0, rest, False
-    if k > 0:
-        count = row_largest(row, changes, highest, temperature, most, k, token, score, z, heap)
+    low, rest, whole = kind(-HEAD_WIDTH), kind(0), k > 0
+    if whole:
+        low = kind(-np.inf) if k <= MAX_HEAD else low
+        count = row_largest(*of_row, most, k, token, score, other, z)
     else:
-        count, rest = row_head(row, changes, highest, temperature, most, token, score, z)
-    if count > token.shape[0]:
-        return 0, rest, False
+        count, rest = row_tokens(*of_row, most, low, True, token, score, z)
+    weigh(score[:count], mass)
+    head, below = masses(score[:count], mass, low)
+    rest = kind(below) if whole else rest
     if greedy:
-        return count, rest, True
+        return count, low, kind(head), rest, whole
+
     top_p = kind(memory(slots.top_p, S, DOUBLE)[s])
-    min_p = kind(memory(slots.min_p, S, DOUBLE)[s])
-    typical_p = kind(memory(slots.typical_p, S, DOUBLE)[s])
     if top_p < 1:
-        if top_p_cut(score[:count], rest, top_p):
-            return 0, rest, False
-        count, rest = keep(token[:count], score[:count], kind(-np.inf)), kind(0)
+        total, tail = kind(head) + rest, kind(1) - top_p
+        deep = rest / total > tail
+        if deep and not whole:
+            count = _all(of_row, most, token, score, mass, z)
+        first, end, start = (kind(ALL), low, kind(0)) if deep else (low, kind(np.inf), rest)
+        least, place = boundary(score[:count], mass, first, end, start, total, tail)
+        count = keep(token[:count], score, mass, score, least, place)
+        head, below = masses(score[:count], mass, low)
+        whole, rest = True, kind(below)
+    min_p = kind(memory(slots.min_p, S, DOUBLE)[s])
     if min_p > 0:
-        if min_p_cut(score[:count], rest, min_p):
-            return 0, rest, False
-        count, rest = keep(token[:count], score[:count], kind(-np.inf)), kind(0)
+        if rest > 0 and not whole and min_p <= np.exp(low):
+            count = _all(of_row, most, token, score, mass, z)
+        count = keep(token[:count], score, mass, mass, min_p, 0)
+        head, below = masses(score[:count], mass, low)
+        whole, rest = True, kind(below)
+    typical_p = kind(memory(slots.typical_p, S, DOUBLE)[s])
     if typical_p < 1:
-        moment = rest_moment(row, changes, highest, temperature, z) if rest > 0 else kind(0)
-        if typical_cut(score[:count], rest, moment, typical_p):
-            return 0, rest, False
-        count, rest = keep(token[:count], score[:count], kind(-np.inf)), kind(0)
-    return count, rest, True
+        of_head, of_rest = moments(score[:count], mass, low)
+        moment = kind(of_rest) if whole else rest_moment(*of_row, low, z)
+        total = kind(head) + rest
+        mean, target = (kind(of_head) + moment) / total, typical_p * total
+        near = shifts(score[:count], mass, low, mean, other)
+        if rest > 0:
+            deep = kind(near) < target
+            if not deep and whole:
+                count = keep(token[:count], score, mass, score, low, 0)
+            elif deep and not whole:
+                count = _all(of_row, most, token, score, mass, z)
+            shifts(score[:count], mass, low, mean, other)
+        reach = typical_reach(mass, other[:count], target)
+        for w in range(count):
+            other[w] = -other[w]
+        count = keep(token[:count], score, mass, other, -reach, 0)
+        head, below = masses(score[:count], mass, low)
+        whole, rest = True, kind(below)
+    return count, low, kind(head), rest, whole
+
+
+@loop
+def _all(of_row, most, token, score, mass, z):
+    """List all tokens of a row; returns their number."""
+    least = type(of_row[2])(ALL)
+    count, _ = row_tokens(*of_row, most, least, False, token, score, z)
+    weigh(score[:count], mass)
+    return count
 
 
 @loop
 def sample_row(m, s, given, row, sizes, pool, slots, work, wide, top_token, top_prob):
     """Sample row m of slot s, or take the token `given` unless it is -1.
 
-    Returns what the row waits for (`READY`, `REST` or `WHOLE`), its token, the token's
-    log-probability, the log of the row's mass after the filters, and its own log-sum-exp. Of a row
-    that waits for a token of its rest only the token and its log-probability are missing. Writes
-    the likeliest tokens. row: its logits [V].
+    Returns its token, the token's log-probability, True for a bad row, which has neither, and the
+    row's own log-sum-exp. Writes the likeliest tokens unless a token is given. row: its logits [V].
     """
     M, S, V, _ = sizes
-    z, most, token, score, _, top, bits = work
+    z, most, token, score, mass, _, top, words, bits = work
     kind = wide.dtype.type
     position = memory(slots.generated, S, INT)[s] + memory(pool.depth, M, INT)[m]
     heat = memory(slots.temperature, S, DOUBLE)[s]
@@ -135,31 +178,62 @@ def sample_row(m, s, given, row, sizes, pool, slots, work, wide, top_token, top_
     own, highest = row_peaks(row, changes, most, z)
     highest /= temperature
     log_sum = row_log_sum(row, own, z)
-    drawn, chance, total = np.int64(-1), kind(0), kind(np.nan)
-    # not finite: a bad row
     if not (np.isfinite(highest) and np.isfinite(log_sum)):
-        return WHOLE, drawn, chance, total, log_sum
-    count, rest, kept = _cut(row, changes, highest, temperature, greedy, sizes, s, slots, work)
-    if not kept:
-        return WHOLE, drawn, chance, total, log_sum
-    drawn, chance, total = draw_row(
-        token[:count],
-        score[:count],
-        rest,
-        memory(slots.key, S, LONG)[s],
-        memory(slots.sample, S, INT)[s],
-        position,
-        greedy,
-        V,
-        top,
-        top_token,
-        top_prob,
-    )
+        unchanged = changes[0][:0], changes[1], changes[2][:0]
+        if given >= 0 and own == -np.inf and not has_nan(row, unchanged, z):
+            # a given token may lead to where no token is allowed
+            return given, kind(-np.inf), False, log_sum
+        if not np.isfinite(highest) or has_nan(row, changes, z):
+            rank(token[:0], score, kind(0), kind(0), greedy, top, top_token, top_prob)
+            return max(given, np.int64(0)), kind(np.nan), True, log_sum
+
+    of_row = row, changes, highest, temperature
+    count, low, head, rest, whole = _cut(of_row, greedy, s, sizes, slots, work)
+    total, place, drawn = np.log(head + rest), np.int64(0), given
     if given >= 0:
-        drawn, chance = given, kind(-np.inf)
-        if rest > 0:
-            chance = changed_logit(row, given, changes, z) / temperature - highest - total
-        for w in range(count):
-            if token[w] == given:
-                chance = score[w] - total
-    return REST if drawn == V else READY, drawn, chance, total, log_sum
+        place = _place(token[:count], given)
+    else:
+        rank(token[:count], score, low, total, greedy, top, top_token, top_prob)
+        if not greedy:
+            noise = memory(slots.key, S, LONG)[s], memory(slots.sample, S, INT)[s], position
+            place = draw_row(token[:count], score, mass, low, rest, noise, V, words)
+            if place < 0 and whole:
+                place = draw_rest(score[:count], mass, low, noise)
+            elif place < 0:
+                drawn = rest_token(*of_row, low, noise, z)
+    if place >= 0:
+        return token[place], score[place] - total, False, log_sum
+    if whole:
+        return given, kind(-np.inf), False, log_sum
+    chance = changed_logit(row, drawn, changes, z) / temperature - highest - total
+    return drawn, chance, False, log_sum
+
+
+@loop
+def _place(token, given):
+    """Place of a token in a list, or -1."""
+    place = np.int64(-1)
+    for w in range(token.shape[0]):
+        if token[w] == given:
+            place = w
+    return place
+
+
+@loop
+def write_filtered(row, s, sizes, slots, work, out):
+    """Write a row's probabilities after the filters of slot s; its logits are changed already.
+
+    out: [V].
+    """
+    z, most, token, score, mass, _, _, _, bits = work
+    kind = type(mass[0])
+    temperature = kind(memory(slots.temperature, sizes[1], DOUBLE)[s])
+    changes = bits[:0], kind(1), np.empty(0, np.int32)
+    _, highest = row_peaks(row, changes, most, z)
+    of_row = row, changes, highest / temperature, temperature
+    count, _, head, rest, whole = _cut(of_row, False, s, sizes, slots, work)
+    if not whole:
+        count = _all(of_row, most, token, score, mass, z)
+    out[:] = 0
+    for w in range(count):
+        out[token[w]] = mass[w] / (head + rest)

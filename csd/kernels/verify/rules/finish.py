@@ -15,13 +15,13 @@ from csd.state.verdict import Verdict
 
 def keep_full(
     x: torch.Tensor, logits: torch.Tensor, static: bool = True, teacher_forced: bool = False
-) -> torch.Tensor:
+) -> torch.Tensor | None:
     """Replaces rows of x [M, V] from which no token can be drawn by those of the logits, in place.
 
     Such a row is no error if it is off all paths, and on a path it must still draw a token. static:
     whether nothing may be read on the host. teacher_forced: True if the tokens are input rather
     than drawn; rows that allow no token then stay. Returns [M] int32: 1 for a row that allows no
-    token, -1 for one with a logit that is NaN or +inf, else 0.
+    token, -1 for one with a logit that is NaN or +inf, else 0. None, unless static, for only zeros.
     """
     peak = x.amax(-1)
     none = peak == -torch.inf
@@ -30,7 +30,7 @@ def keep_full(
     odd = peak.isnan() | (peak == torch.inf)
     short = none.int() - odd.int()
     if not static and not bool((short != 0).any()):
-        return short
+        return None
     for rows in blocks(x.shape[0]):
         x[rows] = torch.where(short[rows, None] != 0, logits[rows].to(x.dtype), x[rows])
     return short
@@ -39,7 +39,7 @@ def keep_full(
 def finish_rows(
     verdict: Verdict,
     logits: torch.Tensor,
-    short: torch.Tensor,
+    short: torch.Tensor | None,
     pool: Pool,
     slots: Slots,
     rules: Rules,
@@ -54,11 +54,12 @@ def finish_rows(
     """
     valid = verdict.accept_row >= 0
     row = verdict.accept_row.clamp(min=0).long()
-    empty = torch.where(valid, short[row], 0)
-    first = (empty != 0).int().argmax(-1)
-    position = (slots.generated + first + 1) * empty.gather(1, first[:, None])[:, 0]
-    rules.empty.copy_(torch.where(rules.empty == 0, position, rules.empty))
-    verdict.bad |= position != 0
+    if short is not None:
+        empty = torch.where(valid, short[row], 0)
+        first = (empty != 0).int().argmax(-1)
+        position = (slots.generated + first + 1) * empty.gather(1, first[:, None])[:, 0]
+        rules.empty.copy_(torch.where(rules.empty == 0, position, rules.empty))
+        verdict.bad |= position != 0
     if static:
         M = pool.rows
         position = torch.where(valid, row, M).flatten()

@@ -4,8 +4,9 @@ Bans are of tokens after a row's prefix, penalties on tokens that the prefix alr
 formulas are in `csd/kernels/verify/rules/`. Prefixes are the end of the prompt, the slot's
 committed tokens, and a row's path.
 
-A thought is open at a row if the last begin tag in its prefix ends after the last end tag. The
-sample's tokens inside thoughts are counted, including those of the end tag. If the count has
+A thought is open at a row if the last begin tag that its sample completes ends after the last end
+tag; before either, if the prompt leaves one open (`csd.engine.options.open_thought`). The sample's
+tokens inside thoughts are counted, including those of the end tag. If the count has
 reached the budget and the thought is open, the closing tokens are forced, one per row, continuing
 the longest beginning of them with which the prefix already ends; if it ends with none, but with a
 beginning of the end tag, the tokens that complete that tag are forced.
@@ -43,20 +44,22 @@ class Prefixes:
         return torch.where(index >= 0, tokens, -1)
 
 
-def path_tokens(pool: Pool, rows: slice) -> torch.Tensor:
+def path_tokens(pool: Pool, rows: slice, drafted: bool = True) -> torch.Tensor:
     """[R, MAX_DEPTH] int64: drafted tokens on each row's path, by depth from 1; -1 after them.
 
-    A root is committed, so it is not included.
+    A root is committed, so it is not included. drafted: False if all rows are roots.
     """
     device = pool.token.device
     s = pool.slot[rows].clamp(min=0).long()
+    if not drafted:
+        return torch.full((s.shape[0], MAX_DEPTH), -1, dtype=torch.int64, device=device)
     # [R, M]: column j is on the path of row m
     node = torch.arange(pool.rows, device=device) - pool.slot_start[s].long()[:, None]
     same = (pool.slot[rows, None] == pool.slot) & (pool.slot[rows, None] >= 0)
     above = (pool.ancestors[rows, None] >> node.clamp(0, 63)) & 1
-    drafted = same & (above == 1) & (pool.depth > 0)
+    on_path = same & (above == 1) & (pool.depth > 0)
     # an extra column after the last receives tokens that are not on the path
-    column = torch.where(drafted, pool.depth.long() - 1, MAX_DEPTH)
+    column = torch.where(on_path, pool.depth.long() - 1, MAX_DEPTH)
     tokens = torch.full((s.shape[0], MAX_DEPTH + 1), -1, dtype=torch.int64, device=device)
     return tokens.scatter_(1, column, pool.token.long().expand_as(column))[:, :-1]
 
@@ -86,12 +89,15 @@ def forced_tokens(prefix: Prefixes, s: torch.Tensor, rules: Rules) -> torch.Tens
     of = rules.of[s]
     close, budget = rules.close[of].long(), rules.thought[of]
     column = torch.arange(prefix.token.shape[1], device=s.device)
+    own = column >= prefix.prompt
     (began, _), (ended, state) = (_search(prefix, of, rules, tag) for tag in (0, 1))
     began, ended = (
-        torch.where(index > 0, column * SYMBOLS + index, -1).cummax(1).values
+        torch.where((index > 0) & own, column * SYMBOLS + index, -1).cummax(1).values
         for index in (began, ended)
     )
-    inside = began > ended
+    # of the prompt only the thought counts that it leaves open: its other tags are mentions
+    before = torch.maximum(began, ended) < 0
+    inside = torch.where(before, rules.opened[s][:, None], began > ended)
     # the token of a column is within a thought if one is open before the column
     within = torch.nn.functional.pad(inside[:, :-1], (1, 0)) & (prefix.token >= 0)
     spent = within[:, prefix.prompt :].sum(-1)
@@ -268,10 +274,11 @@ def subtract_counts(
     """Subtracts both penalties from x [R, V] in place and returns x; the prompt does not count."""
     vocab, of = x.shape[1], rules.of[s]
     token = prefix.token[:, prefix.prompt :]
-    # counts are whole numbers, so sums are the same in any order
-    count = x.new_zeros(x.shape[0], vocab + 1)
-    one = torch.ones_like(token, dtype=x.dtype)
-    count.scatter_add_(1, torch.where(token >= 0, token, vocab), one)
+    # counts are whole numbers, so sums are the same in any order; no other token's is read
+    count = x.new_empty(x.shape[0], vocab + 1)
+    index = torch.where(token >= 0, token, vocab)
+    count.scatter_(1, torch.nn.functional.pad(index, (0, 1)), 0)
+    count.scatter_add_(1, index, torch.ones_like(token, dtype=x.dtype))
     # the sample's tokens alone change; where there is none, token 0 gets what is its own
     token = token.clamp(min=0)
     count = count.gather(1, token)
@@ -297,8 +304,12 @@ def change_rows(
     rules: Rules,
     asked: Asked,
     longest: int | None = None,
+    drafted: bool = True,
 ) -> Changed:
-    """Copies logits [M, V] and applies `rules`; longest: most committed tokens of a slot."""
+    """Copies logits [M, V] and applies `rules`.
+
+    longest: most committed tokens of a slot. drafted: False if all rows are roots.
+    """
     longest = slots.tokens.shape[1] if longest is None else longest
     x = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     forced = None
@@ -308,7 +319,7 @@ def change_rows(
         s = pool.slot[rows].clamp(min=0).long()
         prefix = None
         if asked.prefix or asked.penalty:
-            path = path_tokens(pool, rows)
+            path = path_tokens(pool, rows, drafted)
         if asked.prefix:
             prefix = prefixes(rows, path, longest, pool, slots, rules)
         part = x[rows]

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+
+from csd.models.load.gguf.header import Texts, header_of
 
 # pre-tokenizers (`tokenizer.ggml.pre`) that take whole words of the vocabulary without merges, and
 # that prepend the beginning token if the file has no flag for it
@@ -62,14 +64,12 @@ _CONTROL, _USER_DEFINED = 3, 4
 
 def complete(tokenizer: Any, path: str) -> None:
     """Add the missing parts to `tokenizer`. Raises ValueError for an unsupported pre-tokenizer."""
-    import gguf
-
-    fields = gguf.GGUFReader(path).fields
-    short = {n: f.contents() for n, f in fields.items() if len(f.data) == 1}
+    keys = header_of(path).keys
+    short = {n: value for n, value in keys.items() if not isinstance(value, list | Texts)}
     file = {n.removeprefix("tokenizer.ggml."): v for n, v in short.items()}
     if file.get("model") == "gpt2":
         _split(tokenizer, file.get("pre"))
-        _restore_special(tokenizer, fields, file.get("pre") in _WHOLE_WORDS)
+        _restore_special(tokenizer, keys, file.get("pre") in _WHOLE_WORDS)
     elif file.get("model") == "llama":
         _put_spaces(tokenizer, file.get("add_space_prefix", True))
         for name, default in (("bos", "<s>"), ("eos", "</s>"), ("unknown", "<unk>")):
@@ -99,21 +99,29 @@ def _split(tokenizer: Any, pre: str | None) -> None:
         )
 
 
-def _restore_special(tokenizer: Any, fields: dict[str, Any], whole_words: bool) -> None:
+def _restore_special(tokenizer: Any, keys: dict[str, Any], whole_words: bool) -> None:
     """Make each special token with letters beyond the byte alphabet, as DeepSeek's, one token.
 
     transformers respells these tokens, and then no longer matches them in a text.
     """
-    tokens, kinds = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type")
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    tokens, backend = keys["tokenizer.ggml.tokens"], tokenizer.backend_tokenizer
+    special = {
+        i: AddedToken(tokens[i].decode(), special=kind == _CONTROL, normalized=False)
+        for i, kind in enumerate(keys.get("tokenizer.ggml.token_type") or ())
+        if kind in (_CONTROL, _USER_DEFINED)
+    }
+    have = backend.get_added_tokens_decoder()
+    # a vocabulary as text and back takes a second
+    if have == special and bool(backend.model.ignore_merges) == whole_words:
+        return
+    state = json.loads(backend.to_str())
     vocab = {i: text for text, i in state["model"]["vocab"].items()}
     state["model"]["ignore_merges"] = whole_words
-    added = {t["id"]: t for t in state["added_tokens"] if t["id"] < len(tokens.data)}
+    added = {t["id"]: t for t in state["added_tokens"] if t["id"] < len(tokens)}
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    for i, kind in enumerate(kinds.contents() if kinds is not None else ()):
-        if kind in (_CONTROL, _USER_DEFINED):
-            vocab[i] = text = bytes(tokens.parts[tokens.data[i]]).decode()
-            added[i] = {"id": i, "content": text, "special": kind == _CONTROL, **plain}
+    for i, token in special.items():
+        vocab[i] = token.content
+        added[i] = {"id": i, "content": token.content, "special": token.special, **plain}
     state["model"]["vocab"] = {text: i for i, text in sorted(vocab.items())}
     state["added_tokens"] = [added[i] for i in sorted(added)]
     # it refers to special tokens by their old ids; `complete` makes it again
@@ -197,13 +205,13 @@ _OTHER_SAMPLING: dict[str, tuple] = {
 def generation_config(keys: dict[str, Any], tokens: Any) -> Any:
     """The `transformers` generation config of a GGUF file.
 
-    keys: values by name; tokens: the reader's field of the vocabulary, or None.
+    keys: values by name; tokens: the vocabulary's texts, or None.
 
     Raises ValueError, naming the key, for a recommended sampling option that csd does not have.
     """
     from transformers import GenerationConfig
 
-    size = len(tokens.data) if tokens is not None else None
+    size = len(tokens) if tokens is not None else None
     ids = {
         name: value for name in (*_IDS, *_FILL_IN) if (value := _id(keys, name, size)) is not None
     }
@@ -255,13 +263,8 @@ def _ends(keys: dict[str, Any], ids: dict[str, int], tokens: Any) -> set[int]:
         ends.add(2)
     looked_for = _ENDS.union(*(texts for key, texts in _FILL_IN.items() if key not in ids))
     known = {text.encode() for text in looked_for}
-    known_ends = {i: text.decode() for i, text in _texts(tokens) if text in known}
+    known_ends = {i: text.decode() for i, text in enumerate(tokens) if text in known}
     return (ends | known_ends.keys()) - set(_turns_within(known_ends))
-
-
-def _texts(tokens: Any) -> Iterator[tuple[int, bytes]]:
-    for i, index in enumerate(tokens.data):
-        yield i, bytes(tokens.parts[index])
 
 
 def _turns_within(ends: dict[int, str]) -> Iterator[int]:

@@ -1,5 +1,6 @@
 """Parsing and checks of a request's body: prompts, sampling options, contents of the answer."""
 
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -111,7 +112,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any, parser: str = "auto") -> 
     parser: of calls in texts, as in `read_tools`.
     """
     values = fields.check_fields(body, fields.CHAT, NOTHING_IN_CHAT)
-    messages = read_messages(values.get("messages"))
+    messages = with_tools(read_messages(values.get("messages")), template_text(tokenizer))
     options = fields.options_of(values)
     single = not _an("parallel_tool_calls", values.get("parallel_tool_calls", True), bool)
     tools = read_tools(values, template_text(tokenizer), single, parser, tokenizer)
@@ -197,6 +198,26 @@ def read_messages(value: Any) -> list[Any]:
         if not isinstance(message, dict):
             raise wrong(f"messages[{i}]", "an object", message, "messages")
     return value
+
+
+def with_tools(messages: list[Any], template: str) -> list[Any]:
+    """Messages in which calls and results of functions, of OpenAI's first interface, are of tools.
+
+    They stay as they are for a template that does not name tools.
+    """
+    if not re.search("""['"]tool['"]""", template):
+        return messages
+    changed, called = [], ""
+    for i, message in enumerate(messages):
+        role, call = message.get("role"), message.get("function_call")
+        if role == "assistant" and isinstance(call, dict) and not message.get("tool_calls"):
+            called = f"call_{i}"
+            message = {key: value for key, value in message.items() if key != "function_call"}
+            message["tool_calls"] = [{"id": called, "type": "function", "function": call}]
+        elif role == "function":
+            message = message | {"role": "tool"} | ({"tool_call_id": called} if called else {})
+        changed.append(message)
+    return changed
 
 
 def _prompts(value: Any) -> list[Any]:

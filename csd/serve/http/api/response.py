@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from csd.engine.options.thinking import leaves_thought_open
+from csd.engine.options.open_thought import answer_header
 from csd.engine.results.result import Sample, Samples
 from csd.engine.results.stats import tokens_per_step
 from csd.models.text.streamed import TextStream
@@ -22,9 +22,6 @@ from csd.serve.http.json_parts import LEVELS
 # log-probability, in JSON, of a token that cannot be drawn, as OpenAI has it
 NEVER = -9999.0
 
-# last tokens of a prompt, among them the begin tag of a thought
-_END = 64
-
 
 class Texts:
     """Texts of tokens: of each as part of a longer text, and of several."""
@@ -32,6 +29,11 @@ class Texts:
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
         self._bytes = None if tokenizer is None else token_bytes(tokenizer)
+
+    @property
+    def header(self) -> str:
+        """Text that the chat template writes in front of an answer."""
+        return answer_header(self._tokenizer)
 
     def of(self, ids: Sequence[int]) -> list[str]:
         """Texts of tokens. A partial character is U+FFFD; without a tokenizer, `token_id:N`."""
@@ -112,6 +114,7 @@ class Answer:
         refused: Callable[[BaseException], Refused] = Refused.of,
     ):
         self.asked, self.texts, self.refused = asked, texts, refused
+        self._prompts: dict[int, str] = {}  # texts of prompts, each decoded once
         kind = "chatcmpl" if asked.chat else "cmpl"
         self.head = {"id": f"{kind}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
 
@@ -134,14 +137,12 @@ class Answer:
 
     def stream(self, handle: Reader) -> Stream | None:
         """The stream of calls and content of one choice; None for a request without tools."""
-        tools, options = self.asked.tools, self.asked.options
-        if tools is None:
+        if self.asked.tools is None:
             return None
-        continued = (options.get("chat_template_kwargs") or {}).get("continue_final_message")
-        # other prompts end where the template begins the answer
-        whole = tools.parser is not None or continued
-        prompt = self.texts.decode(handle.prompt_ids if whole else handle.prompt_ids[-_END:])
-        return tools.stream(prompt, bool(continued) and leaves_thought_open(prompt))
+        number = self.asked.handles.index(handle)
+        if number not in self._prompts:
+            self._prompts[number] = self.texts.decode(handle.prompt_ids)
+        return self.asked.tools.stream(self._prompts[number], self.texts.header)
 
     def whole(self, results: list[Samples]) -> dict[str, Any]:
         """Returns the answer to a request that is not streamed."""

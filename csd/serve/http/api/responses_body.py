@@ -156,14 +156,20 @@ class ChatBody:
 
 
 def _thought(name: str, item: dict[str, Any]) -> str:
-    """Text of a thought; "" for an item that has none, or only another server's. Raises Refused."""
-    parts = item.get("content") or []
-    if not isinstance(parts, list):
-        raise wrong(f"{name}.content", "a list of texts", parts, "input")
-    for i, part in enumerate(parts):
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise wrong(f"{name}.content[{i}]", "a reasoning_text with a text", part, "input")
-    return "".join(part["text"] for part in parts)
+    """Text of a thought, or of its summary where another server keeps the thought; "" without.
+
+    Raises Refused.
+    """
+    texts = {}
+    for field, joint in (("content", ""), ("summary", "\n\n")):
+        parts = item.get(field) or []
+        if not isinstance(parts, list):
+            raise wrong(f"{name}.{field}", "a list of texts", parts, "input")
+        for i, part in enumerate(parts):
+            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                raise wrong(f"{name}.{field}[{i}]", "an object with a text", part, "input")
+        texts[field] = joint.join(part["text"] for part in parts)
+    return texts["content"] or texts["summary"]
 
 
 def _message(name: str, item: Any) -> dict[str, Any]:

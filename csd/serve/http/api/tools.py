@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from csd.engine.options.open_thought import Pairs, leaves_thought_open
 from csd.engine.options.thinking import PAIRS, special_ids
-from csd.serve.http.api.calls.answer_text import Shape, Tags, opens_thought
+from csd.serve.http.api.calls.answer_text import Shape
 from csd.serve.http.api.calls.forms import FORMS, LISTED, NONE, form_of
 from csd.serve.http.api.calls.streams import (
     AnswerStream,
@@ -41,7 +42,7 @@ class Tools:
     choice: str
     form: str | None
     single: bool = False
-    tags: Tags = PAIRS
+    tags: Pairs = PAIRS
     parser: Callable[[str], Any] | None = None
 
     @property
@@ -82,15 +83,14 @@ class Tools:
         special = special_ids(tokenizer)
         return any(added.get(mark) in special for mark in self._shape.form.marks)
 
-    def stream(self, prompt: str = "", opened: bool = False) -> Stream:
+    def stream(self, prompt: str = "", header: str = "") -> Stream:
         """The stream of a choice.
 
-        prompt: the text of its prompt, or the end of it. opened: True if that leaves a thought open
-        otherwise than by ending with a begin tag.
+        prompt: the text of its prompt. header: `answer_header` of the tokenizer.
         """
         if self.choice == "auto" and self.parser is not None:
             return TemplateStream(partial(self.parser, prompt), self.schemas)
-        opened = bool(self.tags) and (opened or opens_thought(self.tags, prompt))
+        opened = leaves_thought_open(prompt, header, self.tags)
         if self.choice in self.schemas:
             return NamedStream(self.choice, self._shape, opened)
         return AnswerStream(self._shape, opened)
@@ -128,14 +128,13 @@ def read_tools(
         if schema is not None and not isinstance(schema, dict | bool):
             raise wrong(f"tools[{i}].function.parameters", "a JSON schema", schema, "tools")
         schemas[name] = {"type": "object"} if schema is None or schema == {} else schema
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else choice.get("name")
-        if choice.get("type") != "function" or name not in schemas:
-            raise wrong("tool_choice", f"a function of {', '.join(schemas)}", choice)
-        choice = name
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        # the prompt shows all tools; only these are called
+        choice, schemas = _allowed(choice, schemas)
+    elif isinstance(choice, dict):
+        choice = _function_of(choice, schemas, "tool_choice")
     elif choice not in (None, "none", "auto", "required"):
-        raise wrong("tool_choice", "none, auto, required or a function", choice)
+        raise wrong("tool_choice", "none, auto, required, allowed_tools or a function", choice)
     choice = choice or "auto"
     if choice == "none":
         return None
@@ -156,7 +155,31 @@ def read_tools(
     return Tools(schemas, choice, form, single, _tags(fields, choice), parse)
 
 
-def _tags(fields: Mapping[str, Any], choice: str) -> Tags:
+def _function_of(tool: Any, schemas: Mapping[str, Any], name: str) -> str:
+    """Name of the function that a choice names, as chats or as responses do. Raises Refused."""
+    tool = tool if isinstance(tool, dict) else {"type": tool}
+    function = tool.get("function")
+    named = function.get("name") if isinstance(function, dict) else tool.get("name")
+    if tool.get("type") != "function" or named not in schemas:
+        raise wrong(name, f"a function of {', '.join(schemas)}", tool, "tool_choice")
+    return str(named)
+
+
+def _allowed(choice: dict[str, Any], schemas: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Mode and schemas of the tools that `allowed_tools` lists. Raises Refused."""
+    inner = choice.get("allowed_tools")
+    name = "tool_choice.allowed_tools" if isinstance(inner, dict) else "tool_choice"
+    asked = inner if isinstance(inner, dict) else choice
+    mode, listed = asked.get("mode"), asked.get("tools")
+    if mode not in ("auto", "required"):
+        raise wrong(f"{name}.mode", "auto or required", mode, "tool_choice")
+    if not isinstance(listed, list) or not listed:
+        raise wrong(f"{name}.tools", "a list of functions", listed, "tool_choice")
+    names = [_function_of(tool, schemas, f"{name}.tools[{i}]") for i, tool in enumerate(listed)]
+    return mode, {own: schema for own, schema in schemas.items() if own in names}
+
+
+def _tags(fields: Mapping[str, Any], choice: str) -> Pairs:
     """Pairs of tags of the thoughts that a text may have."""
     # a grammar without a thinking budget begins with the text
     if choice != "auto" and fields.get("max_thinking_tokens") is None:

@@ -180,3 +180,23 @@ def test_a_tokenizers_encoding_is_its_ids_without_padding():
 def test_max_slots_must_be_whole():
     with pytest.raises(ValueError, match="max_slots"):
         engine(PrefixSum(), max_slots=0)
+
+
+@pytest.mark.parametrize("name", ["top_p", "typical_p"])
+def test_a_share_of_0_is_greedy_or_refused(small, name):
+    """Clients send it with temperature 0, where no filter has an effect."""
+    options = dict(num_samples=2, max_new_tokens=8, seed=0)
+    greedy = csd.generate(small, "abc", temperature=0, **options)
+    for zero in (0, 0.0):
+        same = csd.generate(small, "abc", temperature=0, **{name: zero}, **options)
+        assert (same.tokens, same.logprobs) == (greedy.tokens, greedy.logprobs)
+    for options_of in (dict(temperature=0.5), {}):
+        with pytest.raises(ValueError, match=rf"^{name} must lie in \(0, 1\], got 0 with temp"):
+            csd.generate(small, "abc", **{name: 0}, **options_of, **options)
+    # also where the model's own settings have it
+    own = GenerationConfig()
+    setattr(own, name, 0.0)
+    with engine(PrefixSum(context=64), Letters(), own) as e:
+        assert csd.generate(e, "abc", temperature=0, **options).tokens == greedy.tokens
+        with pytest.raises(ValueError, match=f"^{name} of the model's generation config must lie"):
+            csd.generate(e, "abc", **options)

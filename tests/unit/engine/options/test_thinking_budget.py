@@ -119,7 +119,7 @@ def test_noise_does_not_shift():
 
 
 def test_a_budget_counts_all_thoughts_of_a_sample():
-    budget = ThinkingBudget(((1,), (2,), (2,)), 3, [1, 5, 5, 5, 2])
+    budget = ThinkingBudget(((1,), (2,), (2,)), 3, [1, 5, 5, 5, 2], False)
     # the prompt's own thought does not count
     for token, forced in ((5, -1), (1, -1), (5, -1), (2, -1), (1, -1), (5, -1), (6, 2)):
         assert budget.forced() == forced

@@ -44,7 +44,7 @@ def test_thoughts_are_those_of_the_text_whatever_is_drafted(engine, tokenizer, b
         ignore_eos=True,
         temperature=1.5,
     )
-    prompt = "So<think>\nFirst"
+    prompt = "So</think>First<think>\n"
     out = csd.generate(engine, prompt, budget=budget, **options)
     assert out.tokens == csd.generate(engine, prompt, speculate=False, **options).tokens
     read = vocabulary(tokenizer, len(tokenizer))
@@ -120,7 +120,7 @@ def test_the_name_of_a_special_token_is_no_text(tokenizer):
         assert begin.text is None
     special = tokenizer.convert_tokens_to_ids("<s>")
     for name, is_open in (("<think", False), ("</think", True)):
-        budget = ThinkingBudget(tags, 9, [*tags[0].ids] if is_open else [])
+        budget = ThinkingBudget(tags, 9, [*tags[0].ids], is_open)
         for token in tokenizer(name, add_special_tokens=False)["input_ids"]:
             budget.push(token)
         budget.push(special)

@@ -7,7 +7,8 @@ import torch
 import transformers
 from helpers.examples_main import main_of
 from helpers.models.families import build, convert
-from helpers.models.lora_models import PROMPT, TOKENS, adapted, drawn, loop, lora
+from helpers.models.lora_models import PROMPT, TOKENS, adapted, drawn, loop, lora, randomised
+from torch.overrides import TorchFunctionMode
 
 import csd
 from csd.models.load import config_of
@@ -120,6 +121,44 @@ def test_log_probabilities_are_the_trainers_own():
 def forward_logprobs(model, tokens):
     logits = model(torch.tensor([PROMPT + tokens]), use_cache=False).logits[0, len(PROMPT) - 1 : -1]
     return logits.double().log_softmax(-1)[torch.arange(len(tokens)), tokens]
+
+
+class WideSoftmax(TorchFunctionMode):
+    """Softmax in float64 where transformers' eager attention asks for float32, in any dtype."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.nn.functional.softmax:
+            kwargs = kwargs | {"dtype": torch.float64}
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("decoder", ["fused", "module"])
+def test_log_probabilities_in_float64_are_without_rounding_to_float32(decoder):
+    """A softcap needs eager attention, whose softmax rounds; 12 random layers amplify that."""
+    layers = ["sliding_attention", "full_attention"] * 6
+    base = build("gemma2", num_hidden_layers=12, layer_types=layers)
+    model = peft.get_peft_model(base, lora(), autocast_adapter_dtype=False)
+    torch.manual_seed(0)
+    engine = csd.Engine(randomised(model, spread=1.0), decoder=decoder)
+    out = engine.generate(
+        PROMPT,
+        num_samples=3,
+        seed=4,
+        max_new_tokens=24,
+        temperature=1.0,
+        end_token_ids=[],
+        budget=8,
+    )
+    again = csd.logprobs(engine, PROMPT, out.tokens).logprobs
+    own_error = 0.0
+    for sample, given in zip(out, again, strict=True):
+        got = torch.tensor(sample.logprobs, dtype=torch.float64)
+        with WideSoftmax():
+            want = forward_logprobs(model, sample.tokens)
+        assert max((got - want).abs().max(), (given - want).abs().max()) <= 1e-9
+        own_error = max(own_error, (forward_logprobs(model, sample.tokens) - want).abs().max())
+    assert own_error > 1e-4
 
 
 def test_adapters_that_are_no_weights_are_refused():

@@ -14,7 +14,7 @@ pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def train(file="grpo/grpo.py", stock=False, budget=16, **config):
+def train(file="grpo/grpo.py", stock=False, rollout=None, **config):
     """Train an example; returns the trainer and its log."""
     import trl
 
@@ -22,7 +22,7 @@ def train(file="grpo/grpo.py", stock=False, budget=16, **config):
 
     main = main_of(file)
     main.__globals__["GRPOTrainer"] = trl.GRPOTrainer if stock else GRPOTrainer
-    trainer = main(tokens=12, rollout=Rollout(budget=budget, exact=True), **config)
+    trainer = main(tokens=12, rollout=rollout or Rollout(budget=16, exact=True), **config)
     return trainer, [row for row in trainer.state.log_history if "loss" in row]
 
 
@@ -87,6 +87,57 @@ def test_an_update_is_that_of_trls_own_trainer(kind):
     assert moved > 1e-3
 
 
+def test_a_run_is_that_of_trls_own_training_half():
+    """Adapters are trained for 24 steps on the rollouts of both: a step draws by all before it."""
+    config = LORA | dict(batch=8, seed=5)
+    (mine, log), (own, stock) = (train(stock=stock, steps=24, **config) for stock in (False, True))
+    assert own.args.optim.startswith("adamw")
+    rewards = [row["reward"] for row in log]
+    assert rewards == [row["reward"] for row in stock] and len(set(rewards)) > 20
+    # of about 0.1 at random
+    assert rewards[-1] > 0.5
+    for name in ("grad_norm", "loss", "entropy"):
+        want = pytest.approx([row[name] for row in stock], rel=1e-3, abs=1e-5)
+        assert [row[name] for row in log] == want, name
+    before = weights(train(stock=True, steps=1, learning_rate=0.0, **config)[0])
+    found, want = weights(mine), weights(own)
+    for name, weight in want.items():
+        moved = (weight - before[name]).norm()
+        # the first step's gradient of A is 0, since B is
+        assert moved > 0.1 * weight.norm(), name
+        assert (found[name] - weight).norm() <= 1e-3 * moved, name
+    assert sum("lora_A" in name for name in want) == len(want) / 2
+
+
+def test_any_completions_of_an_update_may_be_truncated():
+    """The bits of i are the truncated ones of step i's four, two in each micro-batch."""
+    from csd.integrations.trl import Rollout
+
+    class Truncated(Rollout):
+        def __call__(self, prompts, trainer):
+            out = super().__call__(prompts, trainer)
+            end = trainer.processing_class.eos_token_id
+            for i, ids in enumerate(out["completion_ids"]):
+                ids[-1] = end + 1 if trainer.state.global_step >> i & 1 else end
+            return out
+
+    config = dict(batch=2, num_generations=2, gradient_accumulation_steps=2, steps=16)
+    config |= dict(mask_truncated_completions=True, optim="sgd", learning_rate=0.1)
+    (mine, log), (own, stock) = (
+        train(stock=stock, rollout=Truncated(budget=16, exact=True), **config)
+        for stock in (False, True)
+    )
+    assert [row["grad_norm"] for row in log] == pytest.approx(
+        [row["grad_norm"] for row in stock], rel=1e-3
+    )
+    assert log[-1]["grad_norm"] == 0 < sum(row["grad_norm"] > 0 for row in log)
+    before = weights(train(stock=True, **config | dict(steps=1, learning_rate=0.0))[0])
+    found, want = weights(mine), weights(own)
+    for name, weight in want.items():
+        moved = (weight - before[name]).abs().max()
+        assert (found[name] - weight).abs().max() <= 1e-3 * moved, name
+
+
 def test_accumulated_steps_are_those_of_one_batch():
     config = dict(steps=1, optim="sgd", learning_rate=1.0, max_grad_norm=0.0)
     whole = weights(train(**config)[0])
@@ -131,6 +182,9 @@ def test_processes_train_on_one_set_of_bits(tmp_path, torchrun):
     assert [r["world"] for r in ranks] == [2, 2]
     assert ranks[0]["logged"] == [0.0, 0.0]
     assert ranks[0]["weights"] == ranks[1]["weights"]
+    # one whose completions are all truncated takes the step of the other
+    assert ranks[0]["truncated"] == ranks[1]["truncated"]
+    assert ranks[0]["norm"] > 0 and ranks[1]["rows"] == 0
     # one process with the batch of both takes the same step, up to the order of sums
     config = dict(optim="sgd", learning_rate=0.1, gradient_accumulation_steps=2)
     alone = weights(train(steps=2, batch=8, **config)[0])

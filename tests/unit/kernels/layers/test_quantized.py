@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import gguf
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from csd.kernels.layers.quantized import (
     has_loop,
     quantized_linear,
     quantized_linear_ref,
+    tensor,
     unrounded,
 )
 from csd.kernels.layers.quantized.formats import FORMATS
@@ -59,6 +61,20 @@ def test_the_layout_holds_the_files_numbers(name, N):
     assert torch.equal(matrix.dequantize(), want)
     ids = torch.tensor([[N - 1, 0], [N // 2, N - 1]])
     assert torch.equal(F.embedding(ids, matrix), want[ids])
+
+
+@every_format
+@pytest.mark.parametrize("N", [1, 33, 1000])
+def test_the_loop_lays_out_the_references_bytes(name, N, monkeypatch):
+    if not tensor.compiles():
+        pytest.skip("loops are not compiled here")
+    size = FORMATS[name].size * (512 // FORMATS[name].numbers)
+    rows = np.random.default_rng(N).integers(0, 256, (N, size), dtype=np.uint8)
+    monkeypatch.setattr(tensor, "AT_ONCE", 1 << 14)
+    (laid,) = Quantized.of_file(rows, FORMATS[name]).parts
+    monkeypatch.setattr(tensor, "compiles", lambda: False)
+    (want,) = Quantized.of_file(rows, FORMATS[name]).parts
+    assert torch.equal(laid.data, want.data) and laid.rows == N
 
 
 @every_format

@@ -8,7 +8,8 @@ from helpers.kernels.tree_cases import trees
 from csd.kernels.common.noise import ACCEPT, SAMPLE, gumbel, philox_words, stepped
 from csd.kernels.numba import math as noise
 from csd.kernels.numba.jit import loop
-from csd.kernels.verify.cpu.draws import draw_row
+from csd.kernels.verify.cpu.cuts import masses, weigh
+from csd.kernels.verify.cpu.draws import draw_row, rank
 from csd.kernels.verify.reference_rows import Draws, Heads, Rows, draw_ref
 
 EDGES = [0, 1, 2, 2**22 - 1, 2**22, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
@@ -50,24 +51,35 @@ def test_gumbel_values_are_finite_and_as_near_as_the_references(dtype):
     assert error.max() <= 2 * limit.max() + eps * exact.abs().max()
 
 
+def test_words_of_adjacent_tokens():
+    for key, first, position, sample, stream in (
+        (-1, 0, 0, 0, SAMPLE),
+        (2**63 - 1, 151936 - 256, 4095, 63, stepped(ACCEPT, 17)),
+        (1 << 40, 8, 2**31 - 1, 2**31 - 1, SAMPLE),
+    ):
+        for count in (4, 12, 256):
+            out = np.zeros(count, np.uint32)
+            noise.philox_words(key, first, position, sample, stream, out)
+            token = np.arange(first, first + count)
+            assert np.array_equal(out, philox_words(key, token, position, sample, stream))
+
+
 @loop
-def draw(heads, rows, key, sample, vocab, top, out):
-    (token, score, rest_mass), (slot, position, greedy, _) = heads, rows
+def draw(heads, rows, key, sample, vocab, works, out):
+    (token, score, rest_mass), (slot, position) = heads, rows
     drawn, logprob, log_total, top_token, top_prob = out
+    mass, words, top = works
     for m in range(token.shape[0]):
-        drawn[m], logprob[m], log_total[m] = draw_row(
-            token[m],
-            score[m],
-            rest_mass[m],
-            key[slot[m]],
-            sample[slot[m]],
-            position[m],
-            greedy[m],
-            vocab,
-            top,
-            top_token[m],
-            top_prob[m],
-        )
+        kind = type(rest_mass[m])
+        low, rest = kind(-np.inf), rest_mass[m]
+        weigh(score[m], mass)
+        head, _ = masses(score[m], mass, low)
+        log_total[m] = np.log(kind(head) + rest)
+        rank(token[m], score[m], low, log_total[m], False, top, top_token[m], top_prob[m])
+        of = key[slot[m]], sample[slot[m]], position[m]
+        place = draw_row(token[m], score[m], mass, low, rest, of, vocab, words)
+        drawn[m] = vocab if place < 0 else token[m, place]
+        logprob[m] = (np.log(rest) if place < 0 else score[m, place]) - log_total[m]
 
 
 def drawn(heads, rows, slots, vocab):
@@ -79,17 +91,22 @@ def drawn(heads, rows, slots, vocab):
         torch.empty(R, 8, dtype=torch.long),
         torch.empty(R, 8),
     )
-    arrays = [tuple(x.contiguous().numpy() for x in of) for of in (heads, rows, out)]
-    top = torch.empty(8, dtype=dtype).numpy()
-    draw(*arrays[:2], slots.key.numpy(), slots.sample.numpy(), vocab, top, arrays[2])
+    arrays = [tuple(x.contiguous().numpy() for x in of) for of in (heads, rows[:2], out)]
+    W = heads.token.shape[1]
+    works = (
+        torch.empty(W, dtype=dtype).numpy(),
+        np.empty(256, np.uint32),
+        torch.empty(8, dtype=dtype).numpy(),
+    )
+    draw(*arrays[:2], slots.key.numpy(), slots.sample.numpy(), vocab, works, arrays[2])
     return out
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_draws_are_the_references(dtype):
-    """Ties, heads of other lengths, filtered tokens, an empty rest, and greedy rows."""
-    g = torch.Generator().manual_seed(1)
-    R, W, V = 60, 11, 999
+@pytest.mark.parametrize(("W", "V"), [(11, 999), (300, 999), (999, 999)], ids=str)
+def test_draws_are_the_references(W, V, dtype):
+    """Ties, heads of other lengths, few tokens of a piece and all, filtered ones, an empty rest."""
+    g, R = torch.Generator().manual_seed(1), 60
     _, slots = trees(2, count=7, rows=9, live=True)
     token = torch.sort(torch.stack([torch.randperm(V, generator=g)[:W] for _ in range(R)])).values
     score = -torch.rand(R, W, generator=g, dtype=dtype) * 8
@@ -100,12 +117,12 @@ def test_draws_are_the_references(dtype):
     padding &= score < 0
     padding = padding.flip(1).cummin(1).values.flip(1)
     token, score = token.masked_fill(padding, V), score.masked_fill(padding, -torch.inf)
-    rest = torch.rand(R, generator=g, dtype=dtype)
+    rest = torch.rand(R, generator=g, dtype=dtype) * W / 11
     rest[::4] = 0
     rows = Rows(
         torch.randint(7, (R,), generator=g),
         torch.randint(99, (R,), generator=g),
-        torch.rand(R, generator=g) < 0.3,
+        torch.zeros(R, dtype=torch.bool),
         torch.ones(R, dtype=torch.bool),
     )
     heads = Heads(token, score, rest)

@@ -1,11 +1,15 @@
 """Trees that are accepted in part, for verification along their paths as loops."""
 
+from contextlib import contextmanager
+from unittest import mock
+
 import pytest
 import torch
 from helpers.kernels.tree_cases import random_logits, trees
 
 pytest.importorskip("numba")
 
+from csd.kernels.verify import reference_rows
 from csd.kernels.verify.cpu.path import verify_all
 from csd.state.pool import Pool
 
@@ -60,3 +64,14 @@ def below(logits, by):
     """One likely token a row, and all others so much below that the rest has what they have."""
     logits.fill_(-by)
     logits[:, 3] = 0
+
+
+@contextmanager
+def no_reference():
+    """The reference must not compute the filters of a row."""
+
+    def fail(*args):
+        raise AssertionError("the reference computed rows")
+
+    with mock.patch.object(reference_rows, "_compact", fail):
+        yield

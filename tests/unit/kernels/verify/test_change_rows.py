@@ -13,7 +13,7 @@ from helpers.oracles import oracle
 from csd.engine.options import SamplingOptions
 from csd.engine.options.logit_params import WORD_TOKENS, WORDS_TOKENS
 from csd.engine.options.params import SamplingParams
-from csd.engine.options.thinking import forced_places
+from csd.engine.options.thinking import ThinkingBudget, forced_places
 from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import Refill, fill_slots
 from csd.engine.rules.changes import Changes
@@ -90,6 +90,7 @@ def prepared(names, generator, static=False):
         params = SamplingParams(max_new_tokens=LONGEST, end_ids=ENDS, **RULES[name])
         request = Request(s, prompt, params, range(1), 0, s)
         request.group = s
+        request.find_thought(None)
         requests.append(request)
         refills.append(Refill(s, request, 0, [0]))
     changes = Changes.of_call(requests, slots, VOCAB, None, static)
@@ -255,7 +256,8 @@ def test_forced_places_are_those_of_the_rows():
             token = thought.only(prompt + tokens)
             want.append(token is not None)
             tokens.append(free if token is None else token)
-        assert forced_places(tags, most, prompt, tokens) == want
+        budget = ThinkingBudget(tags, most, prompt, prompt[-2:] == [1, 2])
+        assert forced_places(budget, tokens) == want
         cut += any(want)
     assert 5 < cut < 60
 

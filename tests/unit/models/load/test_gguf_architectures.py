@@ -72,8 +72,7 @@ def module(name):
 
 def drawn(path):
     """csd's module of a file, in float32."""
-    with gguf_model.read_once():
-        return gguf_model.read(path, torch.float32)
+    return gguf_model.read(path, torch.float32)
 
 
 def test_the_architectures_are_those_of_transformers_and_of_the_fused_decoder():

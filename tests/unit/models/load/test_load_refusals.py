@@ -95,11 +95,12 @@ def test_refuse_arguments_for_a_folder(checkpoint, options, message):
 
 
 @pytest.mark.parametrize("made", [checkpoints.build, fuse], ids=["module", "decoder"])
-@pytest.mark.parametrize("name", ["dtype", "device", "revision"])
+@pytest.mark.parametrize("name", ["dtype", "device", "revision", "quantization"])
 def test_refuse_arguments_that_belong_to_the_model(made, name):
     model = checkpoints.build("llama")
     model = fuse(model) if made is fuse else model
-    value = dict(dtype=torch.float64, device="cpu", revision="main")[name]
+    values = dict(dtype=torch.float64, device="cpu", revision="main", quantization="q8_0")
+    value = values[name]
     with pytest.raises(
         ValueError, match=f"{name} must be None for a model that is already loaded, got "
     ):

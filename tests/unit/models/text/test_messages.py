@@ -151,6 +151,18 @@ def test_messages_of_a_role_that_is_left_out():
             shown(chat, template)
 
 
+def test_a_role_that_is_misspelled_is_refused():
+    """A template that writes any role would show it; one that a template names is its own."""
+    template = LOOP.replace("BODY", BODIES["joins"])
+    for role in ("usr", "User", "", " user", "human"):
+        chat = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
+        with pytest.raises(ValueError, match=rf"^prompt must have roles of system, .*'{role}' as"):
+            shown(chat, template)
+    names = template + "{# 'human' or \"critic\" #}"
+    for role in ("human", "critic", "tool", "function"):
+        assert shown([{"role": role, "content": "b"}], names) == f"<{role}>b</>"
+
+
 def test_developers_are_the_system_where_a_template_does_not_know_them():
     chat = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "a"}]
     template = LOOP.replace("BODY", BODIES["joins"])

@@ -249,7 +249,7 @@ class Served:
             request=request, prompt_ids=[7], fingerprint="", seed=0, weights=0
         )
         self.asked = Asked(True, ["p"], {}, tools=tools, handles=[self.handle])
-        self.texts = SimpleNamespace(decode=lambda ids, skip=False: prompt)
+        self.texts = SimpleNamespace(decode=lambda ids, skip=False: prompt, header="")
         self.sample = sample
 
     async def news(self, handles):

@@ -165,6 +165,7 @@ BAD_MESSAGES = [
     ([*CHAT, {"role": "user"}], "messages[1].content"),
     ([{"content": "x"}], "messages[0].role"),
     ([{"role": 5, "content": "x"}], "messages[0].role"),
+    ([{"role": "bogus", "content": "x"}], "messages[0].role"),
     # not token ids, and not a list of prompts
     ([5, 6], "messages[0]"),
     (["hi"], "messages[0]"),
@@ -185,9 +186,9 @@ USERS = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif
 RAISES = USERS.replace("{% endif %}", "{% else %}{{ raise_exception('no such role') }}{% endif %}")
 
 
-@pytest.mark.parametrize(("template", "text"), [(USERS, "'bogus'"), (RAISES, "no such role")])
+@pytest.mark.parametrize(("template", "text"), [(USERS, "'tool'"), (RAISES, "no such role")])
 def test_a_role_that_the_template_does_not_render(engine, port, monkeypatch, template, text):
-    messages = [*CHAT, {"role": "bogus", "content": "x"}]
+    messages = [*CHAT, {"role": "tool", "content": "x"}]
     assert call(port, CHATS, chat(messages=messages))[0] == 200
     monkeypatch.setattr(engine.tokenizer, "chat_template", template)
     param, message = refused(port, CHATS, messages=messages)

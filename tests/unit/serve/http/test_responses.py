@@ -190,6 +190,12 @@ def test_calls_and_their_results_are_messages():
     thought = {"type": "reasoning", "id": "rs_1", "summary": []}
     own = thought | {"content": [{"type": "reasoning_text", "text": "Hm."}]}
     assert ChatBody(body(input=[thought, *listed], tools=[SAY])).chat == chat
+    # one that another server keeps to itself is read as its summary
+    parts = [{"type": "summary_text", "text": text} for text in ("Add.", "Check.")]
+    told = ChatBody(body(input=[thought | {"summary": parts}, listed[1]])).chat["messages"][0]
+    assert told["reasoning_content"] == "Add.\n\nCheck."
+    both = own | {"summary": parts}
+    assert ChatBody(body(input=[both, listed[1]])).chat["messages"][0]["reasoning_content"] == "Hm."
     thinks = ChatBody(body(input=[own, *listed[:1], own, *listed[1:-1], own, listed[-1]])).chat
     thoughts = [message.get("reasoning_content") for message in thinks["messages"]]
     assert thoughts == [None, "Hm.", None, None, "Hm."]
@@ -290,6 +296,7 @@ REFUSED = [
     ({"input": [{"role": "user"}]}, "input"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
     ({"input": [{"type": "reasoning", "content": [5]}]}, "input"),
+    ({"input": [{"type": "reasoning", "summary": ["Add."]}]}, "input"),
     ({"input": [{"type": "function_call", "call_id": "1", "name": "say"}]}, "input"),
     ({"input": [*CHAT, {"type": "function_call_output", "call_id": "1"}]}, "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),

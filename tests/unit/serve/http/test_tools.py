@@ -251,6 +251,68 @@ def test_tags_that_are_no_texts_leave_the_common_ones(tags):
     assert read_tools(required | {"max_thinking_tokens": 5}, "").tags == (("<a>", "</a>"),)
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_are_those_that_are_called(mode):
+    """In the forms of chats and of responses; the others stay in the prompt alone."""
+    in_chat = {"mode": mode, "tools": [LISTED[1], LISTED[0]]}
+    listed = [{"type": "function", "name": name} for name in ("add", "say")]
+    for choice in ({"allowed_tools": in_chat}, {"mode": mode, "tools": listed}):
+        asked = {"tools": LISTED, "tool_choice": {"type": "allowed_tools"} | choice}
+        tools = read_tools(asked, "<tool_call>")
+        assert tools == read_tools({"tools": LISTED[:2], "tool_choice": mode}, "<tool_call>")
+        assert [*tools.schemas] == ["add", "say"]
+    if mode == "auto":
+        end = TAGGED.replace("add", "end")
+        assert read(tools, f"{end}{TAGGED}") == (end, CALLS[:1])
+        assert read(tools, end) == (end, [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "tool_choice.mode must be auto or required"),
+        ({"mode": "none", "tools": LISTED}, "tool_choice.mode must be auto or required"),
+        ({"mode": "auto", "tools": []}, "tool_choice.tools must be a list of functions"),
+        ({"mode": "auto", "tools": [5]}, r"tool_choice.tools\[0\] must be a function of add"),
+        (
+            {"allowed_tools": {"mode": "auto", "tools": [LISTED[0], {"type": "mcp"}]}},
+            r"tool_choice.allowed_tools.tools\[1\] must be a function of add, say, end",
+        ),
+        ({"allowed_tools": {"tools": LISTED}}, "tool_choice.allowed_tools.mode must be"),
+    ],
+)
+def test_other_allowed_tools_are_refused(fields, named):
+    with pytest.raises(Refused, match=named) as refused:
+        read_tools({"tools": LISTED, "tool_choice": {"type": "allowed_tools"} | fields}, "")
+    assert refused.value.param == "tool_choice"
+
+
+def test_functions_of_the_first_interface_are_tools(port, template, engine):
+    """`function_call` and the role `function`, which OpenAI's clients still send."""
+    from csd.serve.http.api.request import with_tools
+
+    asked = {"role": "user", "content": "Add."}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "f", "arguments": "{}"},
+    }
+    result = {"role": "function", "name": "f", "content": "3"}
+    call_of = {"id": "call_1", "type": "function", "function": called["function_call"]}
+    tool = result | {"role": "tool", "tool_call_id": "call_1"}
+    own = [asked, {"role": "assistant", "content": None, "tool_calls": [call_of]}, tool]
+    assert with_tools([asked, called, result], "'tool'") == own
+    assert with_tools([result], '"tool"') == [result | {"role": "tool"}]
+    assert with_tools(own, "'tool'") == own
+    # without tools in a template, which may read them, they are left to its checks
+    assert with_tools([asked, called, result], "") == [asked, called, result]
+    status, answer = call(port, PATH, chat(messages=[asked, result]))
+    assert status == 200, answer
+    status, answer = call(port, PATH, chat(messages=[{"role": "usr", "content": "a"}]))
+    assert status == 400 and answer["error"]["param"] == "messages"
+    assert "'usr' as 'messages[0].role'" in answer["error"]["message"]
+
+
 BAD = [
     ({"tools": LISTED, "tool_choice": "any"}, "tool_choice"),
     ({"tools": LISTED, "tool_choice": 5}, "tool_choice"),

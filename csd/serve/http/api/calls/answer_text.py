@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from csd.engine.options.open_thought import Front, Pairs
 from csd.engine.options.thinking import PAIRS
 from csd.serve.http.api.calls.forms import Form
 from csd.serve.http.api.calls.json_text import Call, Part
-
-Tags = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Shape:
 
     form: Form
     schemas: Mapping[str, Any]
-    tags: Tags = PAIRS
+    tags: Pairs = PAIRS
 
     @property
     def places(self) -> re.Pattern[str]:
@@ -49,7 +48,7 @@ class Shape:
 
 
 @lru_cache
-def _patterns(marks: tuple[str, ...], tags: Tags) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def _patterns(marks: tuple[str, ...], tags: Pairs) -> tuple[re.Pattern[str], re.Pattern[str]]:
     groups = {
         "mark": marks,
         "begin": tuple(begin for begin, _ in tags),
@@ -63,11 +62,6 @@ def _patterns(marks: tuple[str, ...], tags: Tags) -> tuple[re.Pattern[str], re.P
 def _any(texts: Collection[str]) -> str:
     # the longest of those that begin alike
     return "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)"
-
-
-def opens_thought(tags: Tags, prompt: str) -> bool:
-    """True if the text of a prompt ends with the begin tag of a thought, as templates end it."""
-    return prompt.rstrip().endswith(tuple(begin for begin, _ in tags))
 
 
 def content_and_calls(shape: Shape, text: str, opened: bool) -> tuple[str, list[Call]]:
@@ -85,7 +79,7 @@ def content_and_calls(shape: Shape, text: str, opened: bool) -> tuple[str, list[
 
 def _parts(shape: Shape, text: str, opened: bool) -> list[Part]:
     """Parts of a text in their order, the first of which is its content in front of a call."""
-    front = Front(shape, opened)
+    front = Front(shape.tags, opened)
     start = front.push(text, len(text))
     if start is None:
         return [text]
@@ -121,35 +115,6 @@ def _parts(shape: Shape, text: str, opened: bool) -> list[Part]:
     return [*parts, text[taken:]]
 
 
-class Front:
-    """The thought in front of an answer, as the text grows.
-
-    opened: True if the prompt leaves it open.
-    """
-
-    def __init__(self, shape: Shape, opened: bool):
-        self._shape = shape
-        # end tags of the thought; None while it is open whether the text begins with one
-        self._ends = shape.ends(None) if opened and shape.tags else None
-        self._at = 0
-
-    def push(self, text: str, end: int) -> int | None:
-        """Place of the answer in a text up to `end`; None before one has begun, as in a thought.
-
-        The text begins with that of the last call.
-        """
-        if self._ends is None:
-            bare = text[:end].lstrip()
-            match = self._shape.places.match(bare)
-            begin = None if match is None else match["begin"]
-            if begin is None:
-                return 0
-            self._ends, self._at = self._shape.ends(begin), end - len(bare) + len(begin)
-        tags = [(at, tag) for tag in self._ends if (at := text.find(tag, self._at, end)) >= 0]
-        self._at = end
-        return min(tags)[0] + len(min(tags)[1]) if tags else None
-
-
 class Certain:
     """Length of the content that no further text can change, as the text grows.
 
@@ -158,7 +123,7 @@ class Certain:
 
     def __init__(self, shape: Shape, opened: bool):
         self._shape, self._opened = shape, opened
-        self._front = Front(shape, opened)
+        self._front = Front(shape.tags, opened)
         self.start: int | None = None  # of the answer; None while it has not begun
         self._at: int | None = None  # place up to which the answer has been read
         self._begin: str | None = None  # begin tag of a thought that is open in the answer

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from csd.serve.http.api.calls.answer_text import Certain, Front, Shape, content_and_calls
+from csd.engine.options.open_thought import Front
+from csd.serve.http.api.calls.answer_text import Certain, Shape, content_and_calls
 from csd.serve.http.api.calls.json_text import Call, call_of_object, members_at
 
 Delta = dict[str, Any]
@@ -62,7 +63,7 @@ class NamedStream:
         sent = self._certain.length
         certain, start = self._certain.push(self._text), self._certain.start
         if start is None and ended:
-            start = Front(self._shape, self._opened).push(self._text, len(self._text))
+            start = Front(self._shape.tags, self._opened).push(self._text, len(self._text))
             # a thought without an answer is no call
             certain = len(self._text) if start is None else len(self._text[:start].rstrip())
         yield from _content(self._text[sent:certain])
