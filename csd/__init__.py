@@ -24,6 +24,7 @@ from csd.integrations.transformers.packed_tree import PackedTree
 from csd.integrations.transformers.swap import apply_kernels, remove_kernels
 from csd.integrations.transformers.tree import Tree
 from csd.integrations.transformers.tree_cache import TreeCache
+from csd.models.load import gguf_module
 from csd.serve import AsyncEngine, QueueFull
 from csd.traces.history import History
 from csd.utils.lazy import warn_of_namesake
@@ -57,6 +58,7 @@ __all__ = [
     "baselines",
     "best_of",
     "generate",
+    "gguf_module",
     "hf_generate",
     "integrations",
     "kernels",

@@ -182,7 +182,7 @@ def toy_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def torchrun():
-    """torchrun(path, folder): runs a script in two processes, which write into the folder."""
+    """torchrun(path, folder, *more): runs a script in two processes, which write into it."""
     import subprocess
     import sys
     from pathlib import Path
@@ -191,7 +191,7 @@ def torchrun():
 
     path_of_imports = f"{tests.parent}:{tests}:{os.environ.get('PYTHONPATH', '')}"
 
-    def run(path, folder):
+    def run(path, folder, *more):
         return subprocess.run(
             [
                 sys.executable,
@@ -202,6 +202,7 @@ def torchrun():
                 "--rdzv-endpoint=localhost:0",
                 str(path),
                 str(folder),
+                *more,
             ],
             env=os.environ | {"PYTHONPATH": path_of_imports},
             capture_output=True,

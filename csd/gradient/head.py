@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.request import Request
@@ -301,7 +302,7 @@ class _HeadGradient:
         if self.head.plain:
             return h
         weight, *stacks = self.weights
-        z = h @ weight.mT
+        z = F.linear(h, weight)
         for a, b in zip(stacks[::2], stacks[1::2], strict=True):
             z = z + ((h.to(a.dtype) @ a.mT) @ b.mT).to(z.dtype)
         if self.head.divisor != 1:

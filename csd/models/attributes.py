@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from csd.kernels.layers.quantized import stored
 from csd.utils.torch_state import version_of
 
 # attributes that PyTorch gives each module; its tensors and modules are taken by themselves
@@ -66,7 +67,8 @@ class Attributes:
             found.values.append(own)
             for tensors in (held["_parameters"], held["_buffers"]):
                 if tensors:
-                    found.tensors += [x for x in [*tensors.values()] if x is not None]
+                    there = [x for x in [*tensors.values()] if x is not None]
+                    found.tensors += [part for x in there for part in stored(x)]
         return found
 
     @classmethod
@@ -113,7 +115,7 @@ class Attributes:
                 number = self._known.setdefault(id(value), known)
                 return (number, self._record(value)) if number == known else number
             case "tensor":
-                self.tensors.append(value)
+                self.tensors += stored(value)
                 return tuple(value.shape), value.dtype
             case "function":
                 # a bound method is a new object at each access

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from csd.kernels.layers.quantized import Quantized, QuantizedStack
+from csd.kernels.layers.quantized import stored
 
 CONTAINERS = (list, tuple, set, frozenset)
 
@@ -23,17 +23,14 @@ def held_bytes(root: Any) -> int:
             continue
         seen.add(id(x))
         visited.append(x)
-        if isinstance(x, Quantized):
-            waiting += [part.data for part in x.parts]
-        elif isinstance(x, QuantizedStack):
-            waiting += x.matrices
-        elif isinstance(x, torch.Tensor):
-            if x.layout == torch.strided:
-                storage = x.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-            else:
-                # packed weights have no storage that can be read
-                storages[id(x)] = x.numel() * x.element_size()
+        if isinstance(x, torch.Tensor):
+            for part in stored(x):
+                if part.layout == torch.strided:
+                    storage = part.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+                else:
+                    # packed weights have no storage that can be read
+                    storages[id(part)] = part.numel() * part.element_size()
         else:
             waiting += _parts(x)
     return sum(storages.values())

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from trl import GRPOTrainer as StockTrainer
 
 from csd.gradient.logprobs import flat_logprobs
 from csd.gradient.policy import policy_of
+from csd.integrations.trl.gguf import packed_weights, with_module
 from csd.integrations.trl.rollout import Rollout, sampling_of
 from csd.state.filters import CUTS
 
@@ -27,6 +29,10 @@ class GRPOTrainer(StockTrainer):
     top-p and the other filters of `GRPOConfig`, in the dtype of the weights: `bf16=True` (autocast)
     does not apply to them. The reference policy of an adapter is its base model.
     `gradient_checkpointing` computes layers again in the backward.
+
+    `model` may be a GGUF file. Its weights stay packed where csd multiplies them, and `peft_config`
+    trains an adapter beside them, which is saved as any other; `model_init_kwargs` may have a dtype
+    that they are unpacked to.
 
     The completions of a prompt stay in one micro-batch as far as it has room, in place of TRL's
     shuffle over the micro-batches of a generation.
@@ -57,7 +63,13 @@ class GRPOTrainer(StockTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         if kwargs.get("rollout_func") is None:
             kwargs["rollout_func"] = Rollout()
-        super().__init__(*args, **kwargs)
+        given = signature(StockTrainer.__init__).bind_partial(None, *args, **kwargs).arguments
+        given.pop("self")
+        super().__init__(**with_module(given))
+        # packed weights are the same file's in each process, and cannot be sent
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            self.model, packed_weights(self.model)
+        )
         if self.aux_loss_enabled:
             raise NotImplementedError(
                 "router_aux_loss_coef must be 0 for csd's GRPOTrainer, which computes no routers' "

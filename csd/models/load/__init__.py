@@ -199,6 +199,8 @@ def _device_and_dtype(decoder: DecoderLike) -> tuple[torch.device, torch.dtype]:
 def _tokenizer_of(model: nn.Module) -> Any:
     """The tokenizer from the model's folder, or from the hub's files on this machine."""
     path = getattr(model.config, "_name_or_path", None)
+    if path and path.endswith(".gguf") and os.path.isfile(path):
+        return read_tokenizer(*_path_and_options(path, None))
     return read_tokenizer(path, {"local_files_only": True}) if path else None
 
 
@@ -222,6 +224,7 @@ def _from_path(
     base, revision = (name, revision) if adapter is None else (adapter.base, adapter.base_revision)
     path, options = _path_and_options(base, revision)
     as_stored = dtype is None and device.type == "cpu" and has_loop()
+    as_stored = as_stored and (adapter is None or adapter.leaves_base)
     if quantization is not None:
         check_quantization(quantization, base, dtype, device, wanted)
         # rounded from the checkpoint's own numbers, by csd's decoder or not at all
@@ -265,6 +268,35 @@ def _from_path(
     if packed:
         pack(decoder)
     return _loaded(decoder, tokenizer, generation_config)
+
+
+def gguf_module(
+    path: str | os.PathLike,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+) -> Any:
+    """The `transformers` model of a GGUF file, for `csd.logprobs`, peft and trainers.
+
+    dtype: of its weights, which are unpacked and trained in it. None keeps the file's quantised
+    matrices where csd multiplies them: they have no gradient, and adapters beside them are trained.
+    device: as in `csd.Engine`.
+
+    Raises ValueError for a path that is no GGUF file's, and as `load` does.
+    """
+    name, on = os.fspath(path), usable(device)
+    if not name.endswith(".gguf"):
+        raise ValueError(f"path must be a GGUF file's (*.gguf), got {name!r}")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
+    as_stored = dtype is None and on.type == "cpu" and has_loop()
+    folder, options = _path_and_options(name, None)
+    file = os.path.join(folder, options["gguf_file"])
+    with quiet_libraries():
+        wanted = _default_dtype(on, is_gguf=True) if dtype is None else dtype
+        made_in = check_gguf(name, file, wanted, _noted(None, on), as_stored)
+        model = read_gguf(name, file, made_in, as_module=True)
+    return model.to(on)
 
 
 def config_of(name: str) -> ModelConfig:

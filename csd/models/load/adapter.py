@@ -43,6 +43,12 @@ _FILES = (
 _TASKS = (None, "CAUSAL_LM")
 
 
+# starts of a LoRA that leave the base's weights as they are; others, as PiSSA's, subtract from them
+_PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal")
+# fields of a LoRA that reads or copies weights of the base
+_OF_BASE = ("use_dora", "target_parameters", "layer_replication")
+
+
 @dataclass(frozen=True)
 class Adapter:
     """An adapter that has no base model beside it."""
@@ -74,6 +80,27 @@ class Adapter:
                 f"{self.base!r}, which is a local path, got {revision!r}"
             )
         return str(revision)
+
+    @property
+    def leaves_base(self) -> bool:
+        """True for products beside the base's layers alone, so that its weights may stay packed.
+
+        Other adapters replace, extend or read weights of the base.
+        """
+        from safetensors import safe_open
+
+        path = os.path.join(self.folder, WEIGHTS[0])
+        if not os.path.exists(path) or self.config.get("init_lora_weights") not in _PLAIN_STARTS:
+            return False
+        if any(self.config.get(name) for name in _OF_BASE):
+            return False
+        try:
+            with safe_open(path, "pt") as file:
+                keys = [*file.keys()]
+        # `with_adapter` has the error
+        except Exception:
+            return False
+        return all(key.endswith((".lora_A.weight", ".lora_B.weight")) for key in keys)
 
     @cached_property
     def tokenizer(self) -> Any:

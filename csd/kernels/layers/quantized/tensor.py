@@ -1,4 +1,4 @@
-"""A quantised matrix as a tensor: what a Linear, an Embedding, peft and autograd take as a weight."""
+"""A quantised matrix as a tensor: a weight for Linear layers, embeddings, peft and autograd."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from csd.kernels.common.cpu import compiles
 from csd.kernels.layers.quantized.formats import (
@@ -32,11 +33,59 @@ class Part(NamedTuple):
     data: torch.Tensor  # [tiles, bytes of a tile] uint8, as `formats.lay_out` makes it
 
 
-class Quantized(torch.Tensor):
+class _InBlocks(torch.Tensor):
+    """A tensor whose numbers are not in a storage of its own."""
+
+    def _held(self) -> tuple[Any, ...]:
+        """Arguments that make it again, over the same memory."""
+        raise NotImplementedError
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        memo[id(self)] = made = _made(type(self), self._held(), isinstance(self, nn.Parameter))
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _made, (type(self), self._held(), isinstance(self, nn.Parameter))
+
+    def untyped_storage(self) -> Any:
+        raise NotImplementedError(
+            "a quantised weight has no storage of float32: its file holds it; save adapters alone, "
+            "or take its dequantize()"
+        )
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        where = kwargs or {}
+        if func is torch.ops.aten._to_copy.default:
+            dtype, device = where.get("dtype"), where.get("device")
+            if dtype not in (None, torch.float32) or (
+                device and torch.device(device).type != "cpu"
+            ):
+                raise NotImplementedError(
+                    "a quantised weight stays on the CPU, in float32, got "
+                    f"{torch.float32 if dtype is None else dtype} on {device or 'cpu'}; read its "
+                    "file with a dtype"
+                )
+        elif func not in _ALIASES:
+            raise NotImplementedError(
+                f"{func} does not read a quantised weight; take its dequantize()"
+            )
+        return cls(*args[0]._held())
+
+
+def _made(cls: Any, held: tuple[Any, ...], is_parameter: bool) -> Any:
+    made = cls(*held)
+    return nn.Parameter(made, requires_grad=False) if is_parameter else made
+
+
+class Quantized(_InBlocks):
     """A matrix [N, K] in blocks of a GGUF file, as a float32 tensor without gradient.
 
-    `F.linear` and `F.embedding` take it, and gradients reach x; `dequantize()` is its float32
-    matrix. No other operation reads its numbers.
+    `F.linear` and `F.embedding` take it, and gradients reach x; `x @ W` is what these gradients
+    need, and has none of its own. `dequantize()` is the float32 matrix. No other operation reads
+    its numbers, and none writes them, so copies share them.
     """
 
     parts: tuple[Part, ...]
@@ -113,10 +162,17 @@ class Quantized(torch.Tensor):
     @property
     def bytes(self) -> int:
         """Bytes that a product reads."""
-        return sum(part.data.numel() for part in self.parts)
+        return sum(x.numel() for x in self.stored)
+
+    @property
+    def stored(self) -> tuple[torch.Tensor, ...]:
+        return tuple(part.data for part in self.parts)
 
     def data_ptr(self) -> int:
         return self.parts[0].data.data_ptr()
+
+    def _held(self) -> tuple[Any, ...]:
+        return self.parts, self.shape[1]
 
     def __repr__(self) -> str:  # type: ignore[override]
         kinds = "+".join(dict.fromkeys(part.format for part in self.parts))
@@ -128,17 +184,8 @@ class Quantized(torch.Tensor):
             return _FUNCTIONS[func](*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs or {})
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        weight = args[0]
-        if func in _ALIASES:
-            return cls(weight.parts, weight.shape[1])
-        raise NotImplementedError(
-            f"{func} does not read a quantised weight; take its dequantize()"
-        )
 
-
-class QuantizedStack(torch.Tensor):
+class QuantizedStack(_InBlocks):
     """Matrices of one shape, [E, N, K]; an index gives one of them."""
 
     matrices: tuple[Quantized, ...]
@@ -171,19 +218,25 @@ class QuantizedStack(torch.Tensor):
     def bytes(self) -> int:
         return sum(x.bytes for x in self.matrices)
 
+    @property
+    def stored(self) -> tuple[torch.Tensor, ...]:
+        return tuple(data for x in self.matrices for data in x.stored)
+
     def data_ptr(self) -> int:
         return self.matrices[0].data_ptr()
+
+    def _held(self) -> tuple[Any, ...]:
+        return (self.matrices,)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"QuantizedStack({len(self.matrices)} x {self.matrices[0]})"
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _ALIASES:
-            return cls(args[0].matrices)
-        raise NotImplementedError(f"{func} does not read quantised weights; take dequantize()")
+
+def stored(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The plain tensors with a tensor's numbers: x itself, or the parts of a quantised one."""
+    return x.stored if isinstance(x, Quantized | QuantizedStack) else (x,)
 
 
 # what `Parameter` and `.data` call
@@ -191,21 +244,21 @@ _ALIASES = torch.ops.aten.detach.default, torch.ops.aten.alias.default
 
 
 class _Linear(torch.autograd.Function):
-    """The product, with the gradient of the dequantised matrix; the rounding of x counts as none."""
+    """The product, with the gradient of the dequantised matrix and an unrounded x."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
         from csd.kernels.layers.quantized import quantized_linear
 
-        ctx.weight = weight
-        return quantized_linear(x, weight(), bias)
+        ctx.weight = weight()
+        return quantized_linear(x, ctx.weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple:
         of_x, _, of_bias = ctx.needs_input_grad
         (grad,) = grads
         return (
-            grad @ ctx.weight().dequantize() if of_x else None,
+            grad @ ctx.weight if of_x else None,
             None,
             grad.flatten(0, -2).sum(0) if of_bias else None,
         )
@@ -225,8 +278,17 @@ def _embedding(input: torch.Tensor, weight: Quantized, *_: Any, **__: Any) -> to
     return weight.rows(input)
 
 
+def _matmul(x: torch.Tensor, weight: Any) -> torch.Tensor:
+    from csd.kernels.layers.quantized import quantized_matmul
+
+    return quantized_matmul(x, weight)
+
+
 _FUNCTIONS: dict[Any, Callable] = {
     F.linear: _linear,
     F.embedding: _embedding,
+    torch.Tensor.__matmul__: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.matmul: _matmul,
     torch.Tensor.dequantize: Quantized.dequantize,
 }

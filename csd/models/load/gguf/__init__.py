@@ -219,6 +219,8 @@ def read(path: str, dtype: torch.dtype | None, as_module: bool = True) -> Any:
     model = _module(config, state, dtype)
     if factors is not None or divisor != 1:
         _divided(model.model.rotary_emb.inv_freq, divisor, factors)
+    # where an adapter's config, and a tokenizer, find the base
+    model.name_or_path = model.config.name_or_path = path
     model.generation_config = own
     return model if as_module else Read(fuse(model), own)
 
@@ -238,6 +240,9 @@ def _module(config: Any, state: State, dtype: torch.dtype | None) -> Any:
     kind = AutoModelForCausalLM._model_mapping[type(config)]
     if dtype is not None:
         return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype)
+    if any(isinstance(tensor, QuantizedStack) for tensor in state.values()):
+        # expert by expert, since the module's other ways take the whole stack
+        config._experts_implementation = "eager"
     with init_empty_weights(include_buffers=False):
         model = kind(config)
     for name, tensor in state.items():

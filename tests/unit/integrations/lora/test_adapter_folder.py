@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from helpers.models import packed_files
 from helpers.models.families import build
 from helpers.oracles import oracle
+from helpers.oracles.plain_gradients import chances
 from helpers.targets import few
 from safetensors.torch import load_file, save_file
 
 import csd
+from csd.kernels.layers.quantized import has_loop, unrounded
 from csd.models.load import config_of, load, tokenizer_of
+from csd.models.load.adapter import adapter_of
 
 peft = pytest.importorskip("peft")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("released")]
@@ -141,6 +145,46 @@ def test_a_folder_draws_what_pefts_own_loader_makes_of_it(kind, bases, tmp_path)
     ids = torch.tensor([PROMPT])
     assert (model(ids).logits - plain(ids).logits).abs().max() > 1e-3
     assert drawn(folder, dtype) == loop(model)
+
+
+# kinds over a packed GGUF file -> whether its weights stay packed
+ON_PACKED = {
+    "plain": True,
+    "rank pattern": True,
+    "layers": True,
+    "no task": True,
+    "dora": False,
+    "pissa": False,
+    "modules to save": False,
+    "embedding": False,
+    "parameters": False,
+    "ia3": False,
+}
+
+
+@few(4)
+@pytest.mark.skipif(not has_loop(), reason="no loop of quantised weights here")
+@pytest.mark.parametrize("kind", ON_PACKED)
+def test_a_packed_base_stays_packed_beside_a_plain_lora(kind, tmp_path):
+    base = packed_files.write("qwen3moe" if kind == "parameters" else "llama", tmp_path)
+    plain, completions = csd.gguf_module(base, dtype=torch.float32), [[5, 6, 7, 8, 9, 10]]
+    without = chances(plain, PROMPT, completions)[0].detach()
+    torch.manual_seed(0)
+    model = peft.get_peft_model(plain, KINDS[kind]())
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight) * 0.2)
+    model.save_pretrained(folder := str(tmp_path / "adapter"))
+    # the file's numbers again, of which pissa's start subtracts
+    again = csd.gguf_module(base, dtype=torch.float32)
+    want = chances(peft.PeftModel.from_pretrained(again, folder).eval(), PROMPT, completions)[0]
+    with unrounded(), csd.Engine(folder, decoder="module") as engine:
+        found = torch.tensor(csd.score(engine, PROMPT, completions).raw_logprobs[0])
+    stays = ON_PACKED[kind]
+    assert adapter_of(folder).leaves_base is stays
+    error, effect = ((found - x.detach()).abs().mean() for x in (want, without))
+    assert error < (1e-4 if stays else 0.2) * effect
 
 
 RENAMED = {

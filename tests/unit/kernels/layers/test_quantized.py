@@ -1,5 +1,8 @@
 """Products with the quantised matrices of GGUF files: formats, rounding, loops and gradients."""
 
+import copy
+import pickle
+
 import gguf
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from csd.kernels.layers.quantized import (
     quantized_linear,
     quantized_linear_ref,
     tensor,
+    unrounded,
 )
 from csd.kernels.layers.quantized.formats import FORMATS
 from csd.kernels.layers.quantized.rounding import DIGIT, GROUP, OUTLIER, round_rows_ref
@@ -132,10 +136,57 @@ def test_bits_are_equal_with_two_threads():
     assert torch.equal(*results)
 
 
+def near_in_float32(found, x, w):
+    """found is x w, up to the rounding of sums and of a bias that was added and subtracted."""
+    limit = 8 * torch.finfo(torch.float32).eps * (x.double().abs() @ w.double().abs() + 8)
+    assert ((found.double() - x.double() @ w.double()).abs() <= limit).all()
+
+
+@every_format
+def test_a_gradients_product_reads_the_files_numbers(name):
+    """In the loop where there is one; also with more rows than are dequantised at once."""
+    whole = Quantized.cat([random_matrix(name, rows, 768, rows) for rows in (75, 1600, 33)])
+    assert torch.equal(torch.eye(whole.shape[0]) @ whole, whole.dequantize())
+    x = torch.randn(2, 3, whole.shape[0])
+    near_in_float32(x @ whole, x, whole.dequantize())
+    with pytest.raises(NotImplementedError, match="no gradient"):
+        x.requires_grad_() @ whole
+
+
+@every_format
+def test_an_unrounded_product_is_that_of_the_dequantised_matrix(name):
+    weight, x, bias = random_matrix(name, 75, 768), torch.randn(3, 768), torch.randn(75)
+    with unrounded():
+        found = F.linear(x, weight, bias)
+    near_in_float32(found - bias, x, weight.dequantize().T)
+    with pytest.raises(AssertionError):
+        near_in_float32(F.linear(x, weight), x, weight.dequantize().T)
+
+
+def test_copies_share_their_numbers():
+    weight = random_matrix("Q4_K", 64, 512)
+    stack = QuantizedStack([weight, random_matrix("Q4_K", 64, 512, 1)])
+    for x in (weight, stack):
+        made = copy.deepcopy({1: nn.Parameter(x, requires_grad=False)})[1]
+        assert isinstance(made, nn.Parameter) and type(made) is type(x)
+        assert [y.data_ptr() for y in made.stored] == [y.data_ptr() for y in x.stored]
+        # another process has its own
+        other = pickle.loads(pickle.dumps(made))
+        assert isinstance(other, nn.Parameter) and torch.equal(other.dequantize(), x.dequantize())
+        with pytest.raises(NotImplementedError, match="has no storage of float32"):
+            made.untyped_storage()
+        # as a module's `to` does for a process of several
+        assert made.to("cpu:0").stored[0].data_ptr() == x.stored[0].data_ptr()
+        with pytest.raises(NotImplementedError, match=r"stays on the CPU, .*float16"):
+            made.half()
+
+
 def test_parts_of_several_types_are_one_matrix():
     parts = [random_matrix(n, rows, 512) for n, rows in (("Q4_K", 33), ("Q6_K", 16), ("Q4_K", 48))]
     whole, x = Quantized.cat(parts), torch.randn(5, 512)
     assert torch.equal(whole.dequantize(), torch.cat([p.dequantize() for p in parts]))
+    for part, of_whole in zip(parts, whole.split([33, 16, 48]), strict=True):
+        assert of_whole.data_ptr() == part.data_ptr() and of_whole.shape == part.shape
     assert torch.equal(whole.rows(torch.tensor([96, 0, 40])), whole.dequantize()[[96, 0, 40]])
     apart = torch.cat([quantized_linear(x, p) for p in parts], 1)
     assert torch.equal(quantized_linear(x, whole), apart)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gguf_files import CONTROL, NORMAL
+from helpers.models.gguf_files import CONTROL, NORMAL
 
 BYTE = 6
 

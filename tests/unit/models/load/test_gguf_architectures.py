@@ -3,10 +3,9 @@
 from dataclasses import replace
 from functools import cache
 
-import gguf_files
 import pytest
 import torch
-from helpers.models import checkpoints
+from helpers.models import checkpoints, gguf_files
 from helpers.oracles.dense import some_tokens, their_logits
 from helpers.targets import few
 from transformers import AutoModelForCausalLM

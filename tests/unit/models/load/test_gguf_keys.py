@@ -2,10 +2,9 @@
 
 from functools import cache
 
-import gguf_files
 import pytest
 import torch
-from helpers.models import checkpoints
+from helpers.models import checkpoints, gguf_files
 
 from csd.models.load import load
 from csd.models.load.gguf.architectures import ARCHITECTURES

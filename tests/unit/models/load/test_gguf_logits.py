@@ -4,10 +4,9 @@ import copy
 import importlib.util
 from functools import cache
 
-import gguf_files
 import pytest
 import torch
-from helpers.models import checkpoints
+from helpers.models import checkpoints, gguf_files
 from helpers.oracles.dense import Dense, assert_near, some_tokens, their_logits
 from helpers.targets import few
 from llama_cpp_model import LlamaCppModel

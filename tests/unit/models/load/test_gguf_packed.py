@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import gguf
-import gguf_files
 import numpy as np
 import pytest
 import torch
 from gguf_vocabularies import byte_level, size
+from helpers.models import gguf_files
 
 import csd
 from csd.kernels.layers.quantized import Quantized, has_loop

@@ -4,11 +4,10 @@ import importlib.util
 import os
 from functools import partial
 
-import gguf_files
 import pytest
 import transformers
 from gguf_vocabularies import byte_level, sentencepiece, size
-from helpers.models import checkpoints
+from helpers.models import checkpoints, gguf_files
 from llama_cpp_model import LlamaCppModel
 
 import csd

@@ -1,10 +1,9 @@
 """Folders whose matrices are rounded to a type of GGUF files, and what engines print of weights."""
 
 import gguf
-import gguf_files
 import pytest
 import torch
-from helpers.models import checkpoints, families
+from helpers.models import checkpoints, families, gguf_files
 
 import csd
 from csd.cli.main import main

@@ -52,7 +52,7 @@ def _multiply_tiles(part, parts, M, N, K, workspace, weight, tile_bytes, bias, y
         for first in range(0, M, each):
             rows = min(each, M - first)
             # prefetch the lines that follow, or by the first of several tiles of rows the next pair
-            far = AHEAD if M <= each else 2 * tile_bytes
+            far = AHEAD if each >= M else 2 * tile_bytes
             ahead = block + (far if first == 0 else 0)
             x = workspace + numbers + first * K
             s = workspace + words + first * blocks * WORDS * 4
