@@ -1,4 +1,4 @@
-"""How a decoder holds the weights of its products, and how many bytes of them a step reads."""
+"""Types of a decoder's weights, and their bytes that a step reads."""
 
 from typing import Any, NamedTuple
 

@@ -137,7 +137,9 @@ def _flat(x: np.ndarray, axes: int) -> np.ndarray:
 def _q2_k(x: np.ndarray) -> Blocks:
     q = _flat(_shifted(x[..., 16:80].reshape(*x.shape[:-1], 2, 32), 2, 3), 3)
     scale, low = x[..., :16] & 15, x[..., :16] >> 4
-    return Blocks(q, scale.view(np.int8), low.view(np.int8), _half(x[..., 80:82]), _low(x[..., 82:]))
+    return Blocks(
+        q, scale.view(np.int8), low.view(np.int8), _half(x[..., 80:82]), _low(x[..., 82:])
+    )
 
 
 def _low(x: np.ndarray) -> np.ndarray:
@@ -221,8 +223,9 @@ def tiles_of(N: int) -> int:
 def read_blocks(rows: np.ndarray, format: Format) -> Blocks:
     """The numbers and scales of rows of a file, [N, bytes of a row] uint8."""
     N = rows.shape[0]
-    blocks = format.read(rows.reshape(N, -1, format.size))
-    return Blocks(*(None if x is None else np.ascontiguousarray(x).reshape(N, -1) for x in blocks))
+    blocks: Any = format.read(rows.reshape(N, -1, format.size))
+    flat: Any = (None if x is None else np.ascontiguousarray(x).reshape(N, -1) for x in blocks)
+    return Blocks(*flat)
 
 
 def padded(rows: np.ndarray) -> np.ndarray:
@@ -271,7 +274,7 @@ def rows_of(data: np.ndarray, format: Format, K: int, ids: np.ndarray) -> np.nda
     tile, lane, n = ids // TILE, ids % TILE, format.numbers_size
 
     def taken(part: np.ndarray, dtype: Any) -> np.ndarray:
-        """Those of the rows, of [.., TILE] numbers: [M, supers, .., n]."""
+        """Numbers of the rows, of [.., TILE] numbers: [M, supers, .., n]."""
         x = part.view(dtype)
         return x.reshape(*x.shape[:-1], -1, TILE)[tile, ..., lane]
 
@@ -303,7 +306,9 @@ def _unpacked(words: np.ndarray, format: Format) -> np.ndarray:
         if format.bits > 4:
             width = format.bits - 4
             shifts = np.arange(0, 8, width, dtype=np.uint32)
-            high = words[..., 4:, None] >> shifts & np.uint32((1 << width) * 0x01010101 - 0x01010101)
+            high = words[..., 4:, None] >> shifts & np.uint32(
+                (1 << width) * 0x01010101 - 0x01010101
+            )
             low |= high.reshape(low.shape) << np.uint32(4)
         words = low
     return np.ascontiguousarray(words).view(np.uint8)

@@ -190,7 +190,7 @@ _LONG = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_t
 
 
 class Read(NamedTuple):
-    """What `read` makes of a file."""
+    """A decoder that `read` makes of a file, and the generation config."""
 
     decoder: Decoder
     generation_config: Any

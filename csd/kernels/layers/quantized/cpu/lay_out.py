@@ -27,7 +27,7 @@ U8, U16, U32 = np.empty(0, np.uint8), np.empty(0, np.uint16), np.empty(0, np.uin
 
 
 class Program(NamedTuple):
-    """How the vectors of a unit are made, a unit being the numbers of a block of the file."""
+    """Steps that make the vectors of a unit, which has the numbers of a block of the file."""
 
     words: np.ndarray  # [W] int64, bytes from the block's begin to each word that is read
     vectors: np.ndarray  # [V, 3] int64: bytes of a row, end of its terms, base
