@@ -20,7 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from csd.kernels.layers.quantized import Quantized
 from csd.models.demo import DEMO, smollm2_path
+from csd.models.fused.linear import multiplies_bfloat16
 
 FOLDER = Path(__file__).parents[2] / "build/models"
 # help of a benchmark's argument
@@ -93,6 +97,13 @@ def path_of(name: str | None) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: python -m bench models {name}")
     return str(path)
+
+
+def dtype_of_peers(decoder: Any) -> torch.dtype:
+    """The dtype in which engines that unpack a file run it: csd's, or bfloat16 where it packs."""
+    if isinstance(decoder.head, Quantized) and multiplies_bfloat16():
+        return torch.bfloat16
+    return decoder.head.dtype
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:

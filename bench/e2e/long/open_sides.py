@@ -17,8 +17,9 @@ from bench.e2e.long.prompts import prompt
 from bench.e2e.long.sides import Csd, Llama, ends_of, transformers_sides
 from bench.e2e.long.vllm_side import NGRAM, Vllm, as_folder
 from bench.lib.llama_cpp import copy_in
-from bench.lib.models import ids_of, path_of
+from bench.lib.models import dtype_of_peers, ids_of, path_of
 from bench.lib.settings import settings_of
+from csd.kernels.layers.quantized import Quantized
 from csd.models.load import Loaded, load
 
 # dtypes of GGUF files that are not quantised
@@ -46,13 +47,15 @@ class Opened:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.loaded.dtype
+        """The dtype of all sides but csd's and llama.cpp's, which take a GGUF file as it is."""
+        return dtype_of_peers(self.loaded.decoder)
 
     @property
     def head(self) -> dict:
         return {
             "model": Path(self.path).name,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "packed": isinstance(self.loaded.decoder.head, Quantized),
             "settings": self.settings,
             "sides": self.how,
             "left out": self.left_out,

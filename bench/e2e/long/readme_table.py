@@ -88,7 +88,8 @@ def place(result: dict) -> str:
 
 def _here(result: dict) -> str:
     here = result["machine"]
-    return f"{result['dtype']} on {here['cores']} cores of {here['cpu']}"
+    own = ", csd and llama.cpp in the file's own numbers," if result.get("packed") else ""
+    return f"{result['dtype']}{own} on {here['cores']} cores of {here['cpu']}"
 
 
 def quotient(row: dict, slow: str, fast: str) -> tuple[float, float, float]:
@@ -141,7 +142,10 @@ def _text(results: tuple[dict, ...]) -> str:
     ended = dict.fromkeys(f"{row['ended']:.0%}" for row in rows)
     engines = [fastest(row) for row in rows]
     quantised = any(LLAMA[0] in sides.values() for sides in engines)
-    of_llama = f", {LLAMA[0]} in the file's own quantisation" if quantised else ""
+    unpacked = not all(result.get("packed") for result in results)
+    of_llama = ""
+    if quantised and unpacked:
+        of_llama = f", {LLAMA[0]} in the file's own quantisation"
     empty = any(sides.keys() != engines[0].keys() for sides in engines)
     return (
         f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}{of_llama}. "

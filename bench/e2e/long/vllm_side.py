@@ -15,6 +15,7 @@ import torch
 from bench.e2e.cpu import module
 from bench.e2e.long.drawn import Drawn
 from bench.e2e.long.plan import VLLM
+from bench.lib.models import dtype_of_peers
 from bench.lib.settings import PLAIN
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -134,9 +135,10 @@ def open_sides(
     length: most tokens of a sequence. samples: most at once.
     """
     to = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    folder = as_folder(path, loaded.dtype, loaded.tokenizer, to)
+    dtype = dtype_of_peers(loaded.decoder)
+    folder = as_folder(path, dtype, loaded.tokenizer, to)
     sides = {}
     for name, ngram in zip(VLLM, (0, NGRAM), strict=True):
-        sides[name] = Vllm(python, folder, loaded.dtype, ends, length, samples, ngram)
+        sides[name] = Vllm(python, folder, dtype, ends, length, samples, ngram)
         stack.callback(sides[name].close)
     return sides
