@@ -153,6 +153,9 @@ CHECKS = {
     ),
     "docs/models.md 0": lambda names: are_sound(names["out"]) and names["_"] == ("fused", None),
     "docs/models.md 1": lambda names: are_sound(names["_"], n=8),
+    "docs/packed_weights.md 0": lambda names: (
+        "weights: " in repr(names["packed"]) and "weights: bfloat16" in repr(names["unpacked"])
+    ),
     "docs/prefix_cache.md 0": lambda names: are_sound(*names["out"], n=8) and len(names["_"]),
     "docs/quickstart.md 2": is_explained,
     "docs/sessions.md 0": lambda names: (

@@ -51,7 +51,8 @@ class Interrupted:
 
     at: from 0; with fewer lines none is hit, and `hit` is empty. Python handles no signal
     between the last call in a `with` block and its `__exit__` (bpo-29988), so the line event that a
-    tracer gets there does not count.
+    tracer gets there does not count. Nor does that of a `try:`, an instruction that no handler of
+    the blocks around it covers, and at which Python handles no signal either.
     """
 
     def __init__(self, at: int, error=KeyboardInterrupt, folder="/csd/engine/"):
@@ -71,7 +72,7 @@ class Interrupted:
         return self._line if self.folder in frame.f_code.co_filename else None
 
     def _line(self, frame, event, arg):
-        if event == "line" and not self._leaves(frame):
+        if event == "line" and not self._leaves(frame) and not _tries(frame):
             self.lines += 1
             if self.lines == self.at + 1:
                 self.hit = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -86,6 +87,10 @@ class Interrupted:
         place = id(frame), frame.f_lineno
         self._entered ^= {place}
         return place not in self._entered
+
+
+def _tries(frame) -> bool:
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == "try:"
 
 
 def killed(work, after: float) -> bool:

@@ -89,6 +89,7 @@ def walk(ops, steps, slots, seed, ssm=False):
 
 
 @few(3)
+@pytest.mark.usefixtures("ordered_products")
 @pytest.mark.parametrize("ssm", [False, True], ids=["delta", "ssm"])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_row_has_the_same_bits_in_every_walk(name, ssm):

@@ -173,7 +173,7 @@ def test_a_key_that_is_left_out_has_a_value(key):
 def test_refuse_a_value_that_the_decoder_does_not_compute(tmp_path, architecture, key, value):
     name = f"{architecture}.{key}"
     path = gguf_files.write(module(architecture), tmp_path / "tiny.gguf", keys={name: value})
-    with pytest.raises(ValueError, match=f"tiny.gguf.* cannot be loaded; .*its .*{name}"):
+    with pytest.raises(ValueError, match=f"tiny.gguf.* cannot be loaded: .*its .*{name}"):
         load(path)
 
 

@@ -116,7 +116,7 @@ def test_refuse_a_key_that_the_decoder_does_not_compute(tmp_path, key, value):
     )
     # 17 rows a head are refused where the sizes of values and of the embedding are 16
     named = "llama.attention.value_length=16" if key == "attention.key_length" else f"llama.{key}"
-    with pytest.raises(ValueError, match=f"tiny.gguf.* cannot be loaded; .*its .*{named}"):
+    with pytest.raises(ValueError, match=f"tiny.gguf.* cannot be loaded: .*its .*{named}"):
         load(path)
 
 
@@ -139,7 +139,7 @@ def test_refuse_a_key_that_the_decoder_does_not_compute(tmp_path, key, value):
 )
 def test_refuse_a_file_of_another_kind(tmp_path, key, value):
     path = gguf_files.write(checkpoints.build("llama"), tmp_path / "tiny.gguf", keys={key: value})
-    with pytest.raises(ValueError, match=f"tiny.gguf.* cannot be loaded; .*its .*{key}={value!r}"):
+    with pytest.raises(ValueError, match=f"tiny.gguf.* cannot be loaded: .*its .*{key}={value!r}"):
         load(path)
 
 
@@ -203,7 +203,7 @@ def test_refuse_a_tensor_that_the_decoder_does_not_compute_with(tmp_path, family
     path = gguf_files.write(
         checkpoints.build(family), tmp_path / "tiny.gguf", tensors={name: torch.zeros(8)}
     )
-    with pytest.raises(ValueError, match=f"tensors that .* does not use: {name}$"):
+    with pytest.raises(ValueError, match=f"tensors that .* does not use: {name}; supported are "):
         load(path)
 
 

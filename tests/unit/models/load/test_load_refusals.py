@@ -75,7 +75,9 @@ def test_refuse_a_file(tmp_path):
     with pytest.raises(ValueError, match=r"the file .*missing.gguf does not exist"):
         load(str(tmp_path / "missing.gguf"))
     (tmp_path / "text.gguf").write_text("hello")
-    with pytest.raises(ValueError, match=r"text.gguf.* cannot be loaded; supported are .*GGUF"):
+    with pytest.raises(
+        ValueError, match=r"text.gguf.* cannot be loaded: it does not begin as a GGUF file"
+    ):
         load(str(tmp_path / "text.gguf"))
 
 
