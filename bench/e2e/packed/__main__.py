@@ -17,6 +17,7 @@ vocabulary. MODEL: a name of `python -m bench models`, or a GGUF file.
 """
 
 import argparse
+import importlib.util
 import statistics
 import subprocess
 import sys
@@ -49,17 +50,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--without", nargs="+", choices=[BFLOAT16, LLAMA], default=[])
     parser.add_argument("--json")
     args = parser.parse_args(argv)
+    if importlib.util.find_spec("llama_cpp") is None:
+        print("llama.cpp is left out: llama-cpp-python is not installed", file=sys.stderr)
+        args.without = [*args.without, LLAMA]
     if args.threads:
         torch.set_num_threads(args.threads)
     path = path_of(args.model)
     head = {"bench": "packed", "model": Path(path).name, "threads": torch.get_num_threads()}
     if args.quality:
         ways = ["packed", "bfloat16", quality.LLAMA_CPP]
+        ways = [way for way in ways if way != quality.LLAMA_CPP or LLAMA not in args.without]
         rows = quality.measure(path, args.tokens or 256, ways)
         print(table(rows))
         finish(head | {"quality": rows}, args.json)
         return
-    starts = [_start(side, path, args.pairs) for side in (PACKED, BFLOAT16, LLAMA)]
+    wanted = [side for side in (PACKED, BFLOAT16, LLAMA) if side not in args.without]
+    starts = [_start(side, path, args.pairs) for side in wanted]
     print(table(starts), flush=True)
     sides = _sides(path, args.rows, args.prompts, args.tokens or 24, args.without)
     steps = [_row("samples", n, sides, n, args) for n in args.rows]
