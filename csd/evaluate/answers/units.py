@@ -93,7 +93,7 @@ def _unit_of(word: str) -> str | None:
 
 
 class Key(NamedTuple):
-    """An answer's value, and the unit or name that tells it from the value's first answer."""
+    """An answer's value, and the unit or name that separates it from the value's first answer."""
 
     value: str
     unit: str = ""

@@ -19,7 +19,7 @@ TITLE = "\x1b]0;title\x07"
 
 
 def without_phases(error):
-    """What a command prints without the lines that it is loading, and how long it did."""
+    """Lines of a command beside those of the phase of loading."""
     return "".join(x for x in error.splitlines(True) if not x.startswith("csd: loading "))
 
 
