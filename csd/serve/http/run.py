@@ -142,10 +142,10 @@ def bound(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise OSError(
-            f"host {host!r} has no address: {error.strerror}; give another --host"
-        ) from error
+    # a name that no domain can have is refused by its encoding
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise OSError(f"host {host!r} has no address: {why}; give another --host") from error
     for family, kind, protocol, _, address in dict.fromkeys(found):
         try:
             made = socket.socket(family, kind, protocol)
