@@ -10,6 +10,7 @@ float32 operations on them are the same for each number, so the bits are equal:
 """
 
 import platform
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -42,6 +43,7 @@ ROWS, SHARING = 6, 3
 HALVES = ir.VectorType(ir.HalfType(), LANES)
 
 
+@cache
 def instructions() -> tuple[str, ...]:
     """Names of the instructions that this CPU has, the best one first; () if it has none."""
     if platform.machine() not in ("x86_64", "AMD64"):
