@@ -37,6 +37,7 @@ def test_every_step_has_its_figures(side):
 
 
 def test_final_problems_are_not_those_of_training():
+    pytest.importorskip("trl")
     from bench.e2e.grpo.run import EXAMPLE, final
 
     example = runpy.run_path(str(EXAMPLE))
