@@ -76,7 +76,8 @@ class LlamaCpp:
         self.model = lib.llama_model_load_from_file(str(path).encode(), model_params)
         params = lib.llama_context_default_params()
         threads = torch.get_num_threads()
-        params.n_ctx, params.n_batch, params.n_seq_max = cells, BATCH, max_sequences
+        # one more sequence holds what the next prompt may begin with
+        params.n_ctx, params.n_batch, params.n_seq_max = cells, BATCH, max_sequences + 1
         params.n_threads = params.n_threads_batch = threads
         # one cache for all sequences, since otherwise the prompt's cells would be copied
         with suppress(AttributeError):
@@ -86,6 +87,7 @@ class LlamaCpp:
             raise RuntimeError(f"llama.cpp made no context for {path}")
         self.batch = lib.llama_batch_init(BATCH, 0, 1)
         self.vocab = lib.llama_model_get_vocab(self.model)
+        self.clear()
 
     def draw(self, prompt: list[int], n: int, tokens: int, seed: int) -> float:
         """Returns tokens per second; samples stop at their end token."""
@@ -106,44 +108,92 @@ class LlamaCpp:
         times: gets the time at which each step's tokens are known; samples then go on behind their
         end tokens.
         """
-        lib, context = self.lib, self.context
-        memory = lib.llama_get_memory(context)
-        lib.llama_memory_clear(memory, True)
-        rows = [(t, i, 0) for i, t in enumerate(prompt)]
-        chunks = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
-        for chunk in chunks:
-            self._decode(chunk)
-        for s in range(1, n):
-            lib.llama_memory_seq_cp(memory, 0, s, -1, -1)
-        longest, vocab = len(prompt) + tokens, lib.llama_vocab_n_tokens(self.vocab)
-        samplers = [
-            sampler(lib, vocab, self.settings, seed * n + s, prompt, longest) for s in range(n)
-        ]
-        # all samples draw their first token from the logits of the prompt's last row
-        last, position = {s: len(chunks[-1]) - 1 for s in range(n)}, len(prompt)
-        sequences: list[list[int]] = [[] for _ in range(n)]
-        for _ in range(tokens):
-            following = []
-            for s, row in last.items():
-                token = lib.llama_sampler_sample(samplers[s], context, row)
-                sequences[s].append(token)
-                if times is not None or not self.ends(token):
-                    following.append((token, position, s))
+        self.clear()
+        (drawn,) = self.call([prompt], n, tokens, seed, ignore_eos=times is not None, times=times)
+        return drawn
+
+    def clear(self) -> None:
+        """Empty the cache."""
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+        self.held: list[int] = []
+
+    def call(
+        self,
+        prompts: list[list[int]],
+        n: int,
+        tokens: int,
+        seed: int,
+        *,
+        ignore_eos: bool = False,
+        settings: dict[str, Any] | None = None,
+        times: list[float] | None = None,
+    ) -> list[list[list[int]]]:
+        """Returns the tokens of n samples of each prompt, all drawn at once.
+
+        A prompt's beginning that the first prompt or the call before has is not read again:
+        sequence 0 holds the tokens of `held`, the samples have the sequences from 1 on.
+        """
+        lib, vocab = self.lib, self.lib.llama_vocab_n_tokens(self.vocab)
+        memory = lib.llama_get_memory(self.context)
+        live: dict[int, tuple[int, int]] = {}  # sequence -> row of its logits, position
+        drawn: dict[int, list[int]] = {}
+        samplers = {}
+        for k, prompt in enumerate(prompts):
+            common = _common(self.held, prompt[:-1])
+            first = 1 + k * n
+            if k == 0:
+                lib.llama_memory_seq_rm(memory, 0, common, -1)
+                self._read(prompt, common, 0)
+                self.held = list(prompt)
+                lib.llama_memory_seq_cp(memory, 0, first, -1, -1)
+            else:
+                lib.llama_memory_seq_cp(memory, 0, first, 0, common)
+                self._read(prompt, common, first)
+            for s in range(first, first + n):
+                if s > first:
+                    lib.llama_memory_seq_cp(memory, first, s, -1, -1)
+                length = len(prompt) + tokens
+                samplers[s] = sampler(
+                    lib, vocab, settings or self.settings, seed * n + s, prompt, length
+                )
+                # all samples of a prompt draw their first token from the logits of its last row,
+                # which the next prompt's batch replaces
+                drawn[s] = [lib.llama_sampler_sample(samplers[s], self.context, -1)]
+                live[s] = -1, len(prompt)
+        for _ in range(tokens - 1):
             if times is not None:
                 times.append(time.perf_counter())
-            if not following:
+            ended = [] if ignore_eos else [s for s in live if self.ends(drawn[s][-1])]
+            for s in ended:
+                del live[s]
+            if not live:
                 break
-            self._decode(following, every=True)
-            last = {s: row for row, (_, _, s) in enumerate(following)}
-            position += 1
-        for chain in samplers:
+            self._decode([(drawn[s][-1], at, s) for s, (_, at) in live.items()], every=True)
+            for row, (s, (_, at)) in enumerate([*live.items()]):
+                drawn[s].append(lib.llama_sampler_sample(samplers[s], self.context, row))
+                live[s] = row, at + 1
+        if times is not None:
+            times.append(time.perf_counter())
+        if len(drawn) == 1:
+            # a chat goes on from its answer, whose last token has not been read
+            lib.llama_memory_seq_rm(memory, 0, -1, -1)
+            lib.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+            self.held += drawn[1][:-1]
+        for s, chain in samplers.items():
+            lib.llama_memory_seq_rm(memory, s, -1, -1)
             lib.llama_sampler_free(chain)
-        return sequences
+        return [[drawn[1 + k * n + i] for i in range(n)] for k in range(len(prompts))]
+
+    def _read(self, prompt: list[int], begin: int, sequence: int) -> None:
+        """Read a prompt from its token `begin` on, with the logits of its last row."""
+        rows = [(t, begin + i, sequence) for i, t in enumerate(prompt[begin:])]
+        for i in range(0, len(rows), BATCH):
+            self._decode(rows[i : i + BATCH])
 
     def logits(self, ids: list[int]) -> torch.Tensor:
         """Logits [len(ids), V] after each token of a text of at most BATCH tokens."""
         lib = self.lib
-        lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
+        self.clear()
         self._decode([(t, i, 0) for i, t in enumerate(ids)], every=True)
         size = len(ids) * lib.llama_vocab_n_tokens(self.vocab)
         found = np.ctypeslib.as_array(lib.llama_get_logits(self.context), (size,))
@@ -193,3 +243,10 @@ def sampler(
         for token in prompt:
             lib.llama_sampler_accept(chain, token)
     return chain
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Number of tokens that both begin with."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
