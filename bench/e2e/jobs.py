@@ -6,7 +6,7 @@
 
     vote         8 answers to a word problem, with the model's own settings
     pass@k       16 completions of a function at temperature 0.2 and top_p 0.95
-    evaluation   8 worked examples before each of 4 problems, 8 answers of 100 tokens to each
+    evaluation   8 worked examples before each of 4 problems, 8 answers of 60 tokens to each
     chat         one answer to each of 4 messages of a chat, with the model's own settings
 
 MODEL is the 1.5B of `python -m bench models` if not given. csd and llama.cpp take the file as it
@@ -45,6 +45,8 @@ RESULT = ROOT / "bench/results/jobs.json"
 BEGIN, END = "<!-- python -m bench jobs -->", "<!-- /bench jobs -->"
 CSD, LLAMA, VLLM = "csd", "llama.cpp", "vLLM"
 SLOTS, CELLS, LENGTH = 32, 12288, 4096
+# tokens of a sample while a side warms up
+WARM = 12
 FUNCTION = "Complete this Python function. Answer with the whole function only.\n\n```python\n{}```"
 CHAT = (
     "{}",
@@ -54,10 +56,10 @@ CHAT = (
 )
 # of each job: what README's table calls it, samples of a prompt, most tokens of a sample
 JOBS = {
-    "vote": ("a vote: 8 answers to a word problem, at most 400 tokens", 8, 400),
-    "pass@k": ("pass@k: 16 functions at temperature 0.2, at most 150 tokens", 16, 150),
-    "evaluation": ("few-shot evaluation: 4 problems x 8 answers of 100 tokens", 8, 100),
-    "chat": ("a chat: one answer at a time, 4 turns of at most 200 tokens", 1, 200),
+    "vote": ("a vote: 8 answers to a word problem, at most 250 tokens", 8, 250),
+    "pass@k": ("pass@k: 16 functions at temperature 0.2, at most 100 tokens", 16, 100),
+    "evaluation": ("few-shot evaluation: 4 problems x 8 answers of 60 tokens", 8, 60),
+    "chat": ("a chat: one answer at a time, 4 turns of at most 100 tokens", 1, 100),
 }
 
 
@@ -151,9 +153,15 @@ def calls(job: str, turn: int, tokenizer: Any) -> Iterator[list[list[int]]]:
             messages.append({"role": "assistant", "content": text})
 
 
-def run(side: Any, job: str, turn: int, tokenizer: Any, own: dict) -> tuple[int, float]:
-    """Tokens drawn and seconds of one run of a job. own: the model's settings."""
+def run(
+    side: Any, job: str, turn: int, tokenizer: Any, own: dict, most: int | None = None
+) -> tuple[int, float]:
+    """Tokens drawn and seconds of one run of a job.
+
+    own: the model's settings. most: tokens of a sample, in place of the job's.
+    """
     _, n, tokens = JOBS[job]
+    tokens = most or tokens
     settings = {"pass@k": PLAIN | {"temperature": 0.2, "top_p": 0.95}, "evaluation": PLAIN}
     side.begin()
     work, drawn, seconds = calls(job, turn, tokenizer), 0, 0.0
@@ -170,18 +178,20 @@ def run(side: Any, job: str, turn: int, tokenizer: Any, own: dict) -> tuple[int,
             return drawn, seconds
 
 
-def measure(job: str, sides: dict[str, Any], pairs: int, tokenizer: Any, own: dict) -> dict:
-    """A job's row: the sides in turn."""
+def measure(
+    job: str, sides: dict[str, Any], pairs: dict[str, int], tokenizer: Any, own: dict
+) -> dict:
+    """A job's row: the sides in turn. pairs: those of each side."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     tokens: dict[str, list[int]] = {name: [] for name in sides}
-    for pair in range(-1, pairs):
-        for name in list(sides)[:: -1 if pair % 2 else 1]:
+    for side in sides.values():
+        run(side, job, 0, tokenizer, own, most=WARM)
+    for pair in range(max(pairs.values())):
+        for name in [name for name in sides if pair < pairs[name]][:: -1 if pair % 2 else 1]:
             drawn, spent = run(sides[name], job, pair + 1, tokenizer, own)
             print(f"{job} {pair} {name}: {drawn} tokens in {spent:.1f} s", flush=True)
-            # the first round warms up
-            if pair >= 0:
-                tokens[name].append(drawn)
-                seconds[name].append(round(spent, 3))
+            tokens[name].append(drawn)
+            seconds[name].append(round(spent, 3))
     return {"job": job, "settings": own, "tokens": tokens, "seconds": seconds}
 
 
@@ -193,7 +203,8 @@ def figures(row: dict) -> dict[str, Any]:
     }
     found: dict[str, Any] = {name: statistics.median(values) for name, values in rates.items()}
     best = max((name for name in rates if name != CSD), key=lambda name: found[name])
-    ratios = [a / b for a, b in zip(rates[CSD], rates[best], strict=True)]
+    # the fastest other side may have fewer pairs
+    ratios = [a / b for a, b in zip(rates[CSD], rates[best], strict=False)]
     times = {"fastest other": best, "times": statistics.median(ratios)}
     return found | times | {"low": min(ratios), "high": max(ratios), "pairs": len(ratios)}
 
@@ -211,14 +222,17 @@ def block(result: dict) -> str:
 
 
 def _text(result: dict) -> str:
-    here, pairs = result["machine"], {len(row["seconds"][CSD]) for row in result["rows"]}
-    own = words(result["rows"][0]["settings"])
+    here, rows = result["machine"], result["rows"]
+    pairs = {len(row["seconds"][CSD]) for row in rows}
+    fewer = {len(row["seconds"].get(VLLM, [])) for row in rows} - pairs - {0}
+    own = words(rows[0]["settings"])
     counts = " and ".join(map(str, sorted(pairs)))
     return (
         f"{result['model'].removesuffix('.gguf')}, csd and llama.cpp on the 4-bit file, vLLM in "
         f"{result['vllm_dtype']}, on {here['cores']} cores of {here['cpu']}. The vote and the chat "
         f"have the model's own settings ({own}). Medians of {counts} pairs "
         "of runs, each with another prompt; in brackets the range of the pairs."
+        + (f" vLLM: {' or '.join(map(str, sorted(fewer)))} of them." if fewer else "")
     )
 
 
@@ -234,6 +248,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--vllm-dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--vllm-pairs", type=int, help="fewer pairs for vLLM")
     parser.add_argument("--only", nargs="+", choices=JOBS, default=[*JOBS], metavar="JOB")
     parser.add_argument("--write", action="store_true", help="write README from the file")
     parser.add_argument("--json", type=Path, default=RESULT)
@@ -254,9 +269,12 @@ def main(argv: list[str] | None = None) -> None:
             sides[VLLM] = Other(args.vllm, folder, dtype, ends_of(engine))
             stack.callback(sides[VLLM].vllm.close)
             head["vLLM"] = sides[VLLM].vllm.version
+        pairs = dict.fromkeys(sides, args.pairs)
+        if args.vllm and args.vllm_pairs:
+            pairs[VLLM] = args.vllm_pairs
         own = settings_of(engine.generation_config)
         for job in args.only:
-            row = measure(job, sides, args.pairs, engine.tokenizer, own)
+            row = measure(job, sides, pairs, engine.tokenizer, own)
             rows = [old for old in rows if old["job"] != job] + [row]
             rows.sort(key=lambda row: [*JOBS].index(row["job"]))
             write(head | {"rows": rows}, args.json)

@@ -58,7 +58,8 @@ def test_problems_of_an_evaluation_share_their_beginning():
 
 def test_ratios_are_of_pairs_and_to_the_fastest_other(tmp_path):
     sides = {"csd": Side(1.0), "llama.cpp": Side(2.0), "vLLM": Side(4.0)}
-    rows = [jobs.measure(job, sides, 3, Tokenizer(), jobs.PLAIN) for job in jobs.JOBS]
+    pairs = {"csd": 3, "llama.cpp": 3, "vLLM": 1}
+    rows = [jobs.measure(job, sides, pairs, Tokenizer(), jobs.PLAIN) for job in jobs.JOBS]
     rows[0]["seconds"]["csd"] = [1.0, 0.5, 4.0]
     found = jobs.figures(rows[0])
     assert (found["fastest other"], found["pairs"]) == ("llama.cpp", 3)
@@ -71,5 +72,6 @@ def test_ratios_are_of_pairs_and_to_the_fastest_other(tmp_path):
     for _ in range(2):
         jobs.update(result, readme)
     text = readme.read_text()
+    assert "vLLM: 1 of them." in text
     assert text.startswith("a\n") and text.endswith("\nb\n") and "old" not in text
     assert "| **32** | 16 | 8 | **2.0** (0.5 to 4.0) |" in text

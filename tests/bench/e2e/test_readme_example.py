@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import csd
-from bench.e2e import readme_example
+from bench.e2e import readme_example, run_picture
 
 PAGE = """before
 
@@ -26,6 +26,10 @@ def test_one_command_runs_the_code_and_writes_what_it_prints(tmp_path, monkeypat
     (tmp_path / "README.md").write_text(page)
     monkeypatch.setattr(readme_example, "ROOT", tmp_path)
     monkeypatch.setattr(readme_example, "RESULT", tmp_path / "example.json")
+    run = {"tokens": [[5, 6, 7], [5, 6, 8, 9]], "labels": ["3", "4"]}
+    run["sources"] = [["", "", ""], ["", "sibling", "own", ""]]
+    saved = f"import json, sys\nopen(sys.argv[1], 'w').write(json.dumps({run}))"
+    monkeypatch.setattr(readme_example, "SAVED", saved)
     monkeypatch.setenv("PYTHONPATH", str(Path(csd.__file__).parents[1]))
     readme_example.main([])
     result = json.loads((tmp_path / "example.json").read_text())
@@ -33,6 +37,12 @@ def test_one_command_runs_the_code_and_writes_what_it_prints(tmp_path, monkeypat
     here = f'# "demo" on {result["machine"]["cores"]} cores of {result["machine"]["cpu"]}'
     text = f"demo\n{('b ' * 60).strip()}\n{('b ' * 20).strip()}\n{here}\n"
     assert (tmp_path / "README.md").read_text() == page.replace("old\n", text)
+    assert run_picture.kinds(run["tokens"], run["sources"]) == [
+        ["shared", "shared", "drawn"],
+        ["shared", "shared", "own", "drawn"],
+    ]
+    # bars of the legend, and one for each run of tokens of one kind
+    assert (tmp_path / "example.svg").read_text().count("<rect") == 4 + 2 + 3
 
 
 def test_readme_has_what_its_example_printed():
