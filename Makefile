@@ -78,11 +78,11 @@ coverage: install
 test-slow: install triton-3.6
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'slow or stand_in or bench'
 
-# TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed
+# TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed, and the documentation's blocks
 test-integrations: install-integrations
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/unit/gradient $(addprefix tests/unit/integrations/, \
 		rl lora/test_lora.py lora/test_lora_fused.py lora/test_lora_switches.py \
-		test_ray.py test_lm_eval.py test_examples_integrations.py)
+		test_ray.py test_lm_eval.py test_examples_integrations.py) tests/repository/docs/test_docs_run.py
 
 # `csd serve` with the clients that others wrote, two hundred at once, and signals
 test-serve: install-serve

@@ -1,8 +1,8 @@
 """A hook of mkdocs: pages of the site that stand outside docs/, and the files that pages link to.
 
-README, DESIGN, CONTRIBUTING and SECURITY become pages. Links work on a code host as they stand in
-the files; here they are rewritten for the site, and a linked file (a result, an example) is copied
-into it.
+README, DESIGN, CONTRIBUTING, CHANGELOG and SECURITY become pages. Links work on a code host as they
+stand in the files; here they are rewritten for the site, and a linked file (a result, an example)
+is copied into it.
 A line may end at the dots of a long name in a table, and not within a flag of a command. A picture
 is a link to its file, which a browser shows at any size.
 """
@@ -19,6 +19,7 @@ PAGES = {
     "README.md": "index.md",
     "DESIGN.md": "design.md",
     "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
 }
 # the target of a link without its fragment, when it is no address

@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = []
     for (work, revision), used in seconds.items():
         each, peak = [x for x, _ in used], max(x for _, x in used)
-        own = median(x for x, _ in seconds[work, "this"])
+        rounds = zip((x for x, _ in seconds[work, "this"]), each, strict=True)
         rows.append(
             {
                 "work": work,
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
                 "CPU seconds": round(median(each), 1),
                 "range": f"{min(each):.1f} to {max(each):.1f}",
                 "GB": round(peak, 2),
-                "this / revision": round(own / median(each), 2),
+                "this / revision": round(median(a / b for a, b in rounds), 2),
             }
         )
     print(table(rows))

@@ -6,9 +6,9 @@
 TRL's own, in turn over one model. A case is PROMPTxSAMPLESxTOKENS: a prompt of that many tokens and
 samples of that many. All tokens are random: samples share no rows, which a model's own would, and
 the model finds most of their tokens unlikely. Seconds are processor seconds of one thread (of the
-wall with --wall), the median of --repeat; memory is the rise of the resident set to its peak. TRL
-computes --trl-samples samples at a time where all do not fit into the memory, and adds up their
-gradients; csd computes all at once.
+wall with --wall), the median of --repeat; memory is the rise of the resident set to its peak; a
+ratio is the median of the turns' ratios. TRL computes --trl-samples samples at a time where all do
+not fit into the memory, and adds up their gradients; csd computes all at once.
 
 **Agreement.** GRPO of csd's trainer on worked problems, with drafts. Before each update the
 log-probabilities of the completions are computed by both trainers' own functions with the weights
@@ -181,7 +181,9 @@ def halves(args: argparse.Namespace, dtype: torch.dtype) -> list[dict]:
             for name in ("seconds", "memory_mb"):
                 of = {k: _median([x[name] for x in runs]) for k, runs in by_side.items()}
                 row |= {f"csd_{name}": of["csd"], f"trl_{name}": of["trl"]}
-                row[f"{name.partition('_')[0]}_ratio"] = of["trl"] / of["csd"]
+                turns = zip(by_side["trl"], by_side["csd"], strict=True)
+                ratio = _median([trl[name] / csd[name] for trl, csd in turns])
+                row[f"{name.partition('_')[0]}_ratio"] = ratio
             row["rows"] = prompt + samples * (tokens - 1)
             row["rows_without_sharing"] = samples * (prompt + tokens)
             norms = [runs[0]["gradient"] for runs in by_side.values()]

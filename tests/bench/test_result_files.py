@@ -65,8 +65,8 @@ def test_results_are_written_in_one_place(name):
     assert "from json" not in (FOLDER / name).read_text()
     dumps = {(stem, where) for where, called in found if called in ("json.dump", "json.dumps")}
     assert dumps <= OTHER, f"{name} writes JSON itself: results go through common.write"
-    # e2e/readme.py calls the run of bench.long, which writes
-    if 'add_argument("--json"' in (FOLDER / name).read_text() and stem != "readme":
+    # e2e/answers.py calls the run of bench.long, which writes
+    if 'add_argument("--json"' in (FOLDER / name).read_text() and stem != "answers":
         assert {c.removeprefix("common.") for _, c in found} & {"write", "finish"}
 
 

@@ -1,6 +1,6 @@
 """Tables of answers.md."""
 
-from bench.e2e.long.readme_table import all_rows
+from bench.e2e.long.tables import all_rows
 from bench.lib.common import markdown
 from bench.lib.settings import words
 from tools.experiment_tables.results import between, fold, load

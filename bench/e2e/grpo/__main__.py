@@ -138,6 +138,8 @@ def summary(result: dict[str, Any]) -> list[dict[str, Any]]:
                 row[f"final {figure} by seed"] = " ".join(f"{x[figure]:.2f}" for x in finals)
         row[f"minutes to {REWARD}"] = minutes_to(REWARD, runs)
         row |= {"s / step": seconds[""], "CPU s": seconds["cpu_"]}
+        if pairs := picture.by_csds(side, result["runs"]):
+            row["by csd's s"] = statistics.median(pairs)
         row |= {"rollout s": parts["rollout"], "training s": parts["train"]}
         row["rest s"] = statistics.median(all_of - a - b for all_of, a, b in rest)
         row["minutes"] = sum(every("seconds")) / 60 / len(runs)

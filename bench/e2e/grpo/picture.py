@@ -52,14 +52,17 @@ def title(result: dict[str, Any]) -> str:
     runs = result["runs"]
     seeds = len({r["seed"] for r in runs})
     head = f"GRPO, {seeds} seed{'s' * (seeds != 1)}: "
-    times = {
-        side: statistics.median(x for r in runs if r["side"] == side for x in r["steps"]["seconds"])
-        for side in NAMES
-        if any(r["side"] == side for r in runs)
-    }
-    if not {"csd", "trl"} <= times.keys():
+    pairs = by_csds("trl", runs)
+    if not pairs:
         return head + "reward by time and by step"
-    return f"{head}TRL alone takes\n{times['trl'] / times['csd']:.1f} times csd's seconds a step"
+    return f"{head}TRL alone takes\n{statistics.median(pairs):.1f} times csd's seconds a step"
+
+
+def by_csds(side: str, runs: list[dict[str, Any]]) -> list[float]:
+    """The median seconds of a side's step by csd's, for each seed that both have."""
+    seconds = {(r["side"], r["seed"]): statistics.median(r["steps"]["seconds"]) for r in runs}
+    seeds = sorted(seed for at, seed in seconds if at == side and ("csd", seed) in seconds)
+    return [seconds[side, seed] / seconds["csd", seed] for seed in seeds]
 
 
 def smooth(values: list[float]) -> list[float]:

@@ -9,7 +9,7 @@ model's generation config (at temperature 0.7 without filters if it sets none); 
 within a row, with the same weights and number of threads. A row is written when it is complete, and
 a rerun with the same file continues after the last one. Rows that do not fit in --minutes are left
 out, but never the first ones of the plan. --plot prints the table of all rows, from the file alone;
-`python -m bench readme` makes README's table and plot. llama.cpp needs `pip install
+`python -m bench answers` makes the first row's table and plot. llama.cpp needs `pip install
 llama-cpp-python` and a GGUF file, vLLM the environment of `make test-vllm`. The method is in
 docs/experiments/answers.md.
 """
@@ -20,7 +20,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.e2e.long import readme_table
+from bench.e2e.long import tables
 from bench.e2e.long.plan import PEERS, Cell, plan, summary, supported
 from bench.lib.common import finish, merged, table, write
 from bench.lib.models import HELP as MODEL
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.plot:
         result = json.loads(args.json.read_text())
-        print(readme_table.all_rows(result))
+        print(tables.all_rows(result))
         return
     cells = [
         cell

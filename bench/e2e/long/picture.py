@@ -6,7 +6,7 @@ An SVG without a background, whose colours follow the reader's light or dark mod
 from html import escape
 
 from bench.e2e.long.plan import CSD
-from bench.e2e.long.readme_table import _named, by_seconds, headline, job, place
+from bench.e2e.long.tables import _named, by_seconds, headline, job, place
 
 WIDTH, LEFT, RIGHT = 780, 236, 700
 TOP, HEIGHT, GAP = 60, 26, 12

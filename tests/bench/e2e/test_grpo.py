@@ -88,6 +88,7 @@ def test_a_file_goes_on_where_it_ends(tmp_path, monkeypatch, capsys):
     csd, trl = result["rows"]
     assert (csd["seeds"], csd["steps"], csd["tokens"]) == (2, 20, 180)
     assert (csd["s / step"], csd["rest s"], trl["s / step"]) == (1.0, 0.25, 2.0)
+    assert (csd["by csd's s"], trl["by csd's s"]) == (1.0, 2.0)
     assert csd["first reward"] == pytest.approx(0.4) and csd["last reward"] == pytest.approx(0.6)
     assert csd["last reward by seed"] == "0.55 0.65"
     assert csd["final reward by seed"] == "0.50 0.50"

@@ -4,12 +4,13 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from bench.e2e import readme as readme_command
+from bench.e2e import answers
 from bench.e2e.long import __main__ as long
-from bench.e2e.long import picture, readme_table
+from bench.e2e.long import picture, tables
 from bench.e2e.long.drawn import Drawn, described, distinct
 from bench.e2e.long.plan import CSD, PEERS, TASKS, Cell, plan, supported
 from bench.e2e.long.prompts import ITEMS, prompt
@@ -148,8 +149,8 @@ def cells(block):
 
 
 def test_the_table_is_made_of_the_file(result):
-    block = readme_table.block(result)
-    assert block.startswith(readme_table.BEGIN) and block.endswith(readme_table.END)
+    block = tables.block(result)
+    assert block.startswith(tables.BEGIN) and block.endswith(tables.END)
     head, *rows = cells(block)
     # engines that were timed, the fastest first
     assert tuple(row[0] for row in rows) == tuple(name for name in ENGINES if name != "llama.cpp")
@@ -157,38 +158,42 @@ def test_the_table_is_made_of_the_file(result):
     # recorded
     assert head[0] == "seconds for 8 answers"
     assert head[1].endswith(": 60 tokens, temperature 0.7, no filters")
-    assert dict(rows)["vLLM"].startswith("1.1: 1.38 (")
-    assert "times as fast as vLLM (ngram), the product of" in block
+    assert dict(rows)["vLLM"].startswith("1.1: 1.43 (")
+    assert "times as fast as vLLM (ngram); csd without drafts is **" in block
     assert "llama.cpp is left out: llama-cpp-python is not here" in block
 
 
 def test_a_result_is_a_column(result):
     other = result | {"model": "b.gguf", "settings": PLAIN | {"top_k": 20}}
     (head, *rows), (_, *one) = (
-        cells(readme_table.block(other, result)),
-        cells(readme_table.block(result)),
+        cells(tables.block(other, result)),
+        cells(tables.block(result)),
     )
     assert head[1] == "b: 60 tokens, temperature 0.7, top_k 20"
     assert [row[0] for row in rows] == [row[0] for row in one]
     assert [row[1] for row in rows] == [row[2] for row in rows] == [row[1] for row in one]
 
 
-def test_printed_ratios_are_quotients_of_the_printed_seconds_within_their_ranges():
-    for path in ("long.json", "readme.json"):
-        block = readme_table.block(json.loads((ROOT / "bench/results" / path).read_text()))
-        _, (name, own), *others = cells(block)
-        assert name == "csd" and len(others) > 1
-        for _, cell in others:
-            seconds, ratio, low, high = map(float, re.findall(r"[\d.]+", cell))
-            assert ratio == pytest.approx(seconds / float(own.strip("*")), abs=0.006)
-            assert low - 0.01 <= ratio <= high + 0.01
-        whole, engine, drafts = (
-            float(x)
-            for x in re.search(
-                r"^\S+: ([\d.]+) .* \*\*([\d.]+) .* \*\*([\d.]+)", block, re.M
-            ).groups()
-        )
-        assert whole == pytest.approx(engine * drafts, rel=0.01)
+def test_printed_ratios_are_the_medians_of_the_pairs_as_on_the_page_of_all_rows():
+    for path in ("long.json", "answers.json"):
+        result = json.loads((ROOT / "bench/results" / path).read_text())
+        row, block = tables.headline(result), tables.block(result)
+        sides, (_, *others) = tables.fastest(row), cells(block)[1:]
+        assert len(others) > 1
+        of_table = {}
+        for engine, cell in others:
+            _, *of_table[engine] = map(float, re.findall(r"[\d.]+", cell))
+            of_page, *_ = row["csd / other"][sides[engine]]
+            assert of_table[engine][0] == pytest.approx(of_page, abs=0.006)
+            assert of_table[engine][1] <= of_table[engine][0] <= of_table[engine][2]
+        whole, engine, drafts = re.search(
+            r"^\S+: ([\d.]+) .* \*\*([\d.]+) .* \*\*([\d.]+)", block, re.M
+        ).groups()
+        peer = next(name for name, _ in others if name != "csd without drafts")
+        pairs = zip(row["rates"]["csd without drafts"], row["rates"][sides[peer]], strict=True)
+        assert float(whole) == of_table[peer][0]
+        assert float(engine) == pytest.approx(median(a / b for a, b in pairs), abs=0.006)
+        assert float(drafts) == of_table["csd without drafts"][0]
 
 
 def test_the_picture_is_made_of_the_file(result):
@@ -203,41 +208,42 @@ def test_the_picture_is_made_of_the_file(result):
     assert bars[-1] / bars[0] == pytest.approx(6.0, rel=0.01)
 
 
-def test_one_command_writes_readme_and_its_plot(result, tmp_path, monkeypatch):
-    readme, path = tmp_path / "README.md", tmp_path / "readme.json"
-    readme.write_text(f"before\n{readme_table.BEGIN}\nold\n{readme_table.END}\nafter\n")
-    monkeypatch.setattr(readme_command, "ROOT", tmp_path)
+def test_one_command_writes_the_page_and_its_plot(result, tmp_path, monkeypatch):
+    page, path = tmp_path / answers.PAGE, tmp_path / "answers.json"
+    page.parent.mkdir(parents=True)
+    page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    monkeypatch.setattr(answers, "ROOT", tmp_path)
     ran = []
 
     def run(args, cells):
         ran.append((args.pairs, [cell.name for cell in cells]))
         args.json.write_text(json.dumps(result))
 
-    monkeypatch.setattr(readme_command, "run", run)
+    monkeypatch.setattr(answers, "run", run)
     for more in ([], ["--plot"]):
-        readme_command.main(["--json", str(path), *more])
-        assert readme.read_text() == f"before\n{readme_table.block(result)}\nafter\n"
+        answers.main(["--json", str(path), *more])
+        assert page.read_text() == f"before\n{tables.block(result)}\nafter\n"
         assert path.with_suffix(".svg").read_text() == picture.svg(result)
-    second = tmp_path / "readme_coder-1.5b.json"
+    second = tmp_path / "answers_coder-1.5b.json"
     second.write_text(json.dumps(result | {"model": "b.gguf", "settings": PLAIN | {"top_k": 20}}))
-    readme_command.main(["--json", str(path), "--plot"])
-    files = readme_command.results(tmp_path)
+    answers.main(["--json", str(path), "--plot"])
+    files = answers.results(tmp_path)
     assert [*files] == [second, path] and second.with_suffix(".svg").is_file()
-    assert readme.read_text() == f"before\n{readme_table.block(*files.values())}\nafter\n"
-    assert readme_command.result_of("coder-1.5b").name == second.name
+    assert page.read_text() == f"before\n{tables.block(*files.values())}\nafter\n"
+    assert answers.result_of("coder-1.5b").name == second.name
     assert ran == [(7, ["one worked problems, N=8, limit 1000"])]
 
 
-def test_readme_has_the_table_of_the_file():
-    readme, path = (ROOT / "README.md").read_text(), ROOT / readme_command.RESULT
-    begin, end = (readme.index(mark) for mark in (readme_table.BEGIN, readme_table.END))
-    found = readme[begin : end + len(readme_table.END)]
-    rows = readme_command.results(path.parent)
-    assert path in rows and found == readme_table.block(*rows.values())
+def test_the_page_has_the_table_of_the_files():
+    page, path = (ROOT / answers.PAGE).read_text(), ROOT / answers.RESULT
+    begin, end = (page.index(mark) for mark in (tables.BEGIN, tables.END))
+    found = page[begin : end + len(tables.END)]
+    rows = answers.results(path.parent)
+    assert path in rows and found == tables.block(*rows.values())
     for file, result in rows.items():
         assert picture.svg(result) == file.with_suffix(".svg").read_text()
 
 
 def test_docs_have_all_rows_of_the_file():
-    rows = readme_table.all_rows(json.loads((ROOT / long.RESULT).read_text()))
+    rows = tables.all_rows(json.loads((ROOT / long.RESULT).read_text()))
     assert rows in (ROOT / "docs/experiments/answers.md").read_text()

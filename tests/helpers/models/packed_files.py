@@ -32,8 +32,8 @@ def write(name, folder, **changes):
     return write_model(gguf_files.build(name, **MODELS[name] | changes), folder / f"{name}.gguf")
 
 
-def write_model(model, path):
-    """The file of a model; its matrices are rounded by the gguf package, but for routers."""
+def write_model(model, path, keys=None):
+    """The file of a model with more `keys`; its matrices, but for routers, are rounded by gguf."""
     import gguf
 
     kinds, tensors, types = itertools.cycle(TYPES), {}, {}
@@ -41,7 +41,7 @@ def write_model(model, path):
         if weight.dim() > 1 and "ffn_gate_inp" not in name:
             types[name] = gguf.GGMLQuantizationType[next(kinds)]
             tensors[name] = gguf.quantize(weight.numpy(), types[name])
-    return gguf_files.write(model, str(path), tensors=tensors, types=types)
+    return gguf_files.write(model, str(path), keys, tensors=tensors, types=types)
 
 
 def dequantized(model):

@@ -21,11 +21,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.models import eagle_heads
+from helpers.models import eagle_heads, gguf_files, packed_files
+from helpers.models.gguf_vocabularies import byte_level, size
 from transformers import AutoModelForSequenceClassification
 
 import csd
 from csd.cli.main import main
+from csd.evaluate.code.execute import Suite, passes
 from csd.models.demo import toy
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +56,13 @@ MODELS = (
     "Qwen/Qwen2.5-0.5B-Instruct",
     "demo",
 )
+# files of a tiny model, which read and write bytes; answers of a dozen, so that JSON may end first
+GGUF_FILES = (
+    "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+    "models/small.gguf",
+    "models/large.gguf",
+)
+SETTINGS = "generation_config.json"
 FILES = {
     "gsm8k.jsonl": [{"question": t, "answer": f"one #### {i}"} for i, t in enumerate(TEXT)],
     "prompts.jsonl": [{"prompt": t} for t in TEXT],
@@ -122,6 +131,41 @@ def is_trained(names):
     return any("csd/tau" in row for row in log)
 
 
+def files_are_compared(names):
+    """The last line has the accuracy of a sample and of the vote, each with its interval."""
+    assert names["run"]["problems"] == 20 and len([*Path("models").glob("*.summary.json")]) == 2
+    interval = r"0\.\d\d \(0\.\d\d to [01]\.\d\d\)"
+    return all(re.fullmatch(interval, cell) for cell in names["cells"])
+
+
+def functions_can_pass(names):
+    """The tests on the page pass right functions, and no stub."""
+    right = {
+        "clamp": "def clamp(x, low, high):\n    return min(max(x, low), high)",
+        "runs": "import itertools\ndef runs(text):\n"
+        "    return [(c, len([*same])) for c, same in itertools.groupby(text)]",
+    }
+    assert len(Path("functions.jsonl").read_text().splitlines()) == len(right)
+    for function in names["functions"]:
+        suite = Suite(function["test"], function["entry_point"])
+        assert passes(right[function["entry_point"]], suite)
+        assert not passes(function["prompt"], suite)
+    return True
+
+
+def an_adapter_is_saved(names):
+    log = [row for row in names["trainer"].state.log_history if "csd/logp_diff_max" in row]
+    assert log and not any(row["csd/logp_diff_max"] for row in log)
+    base = json.loads(Path("adapter/adapter_config.json").read_text())["base_model_name_or_path"]
+    return base == GGUF_FILES[0]
+
+
+def samples_fit_the_schema(names):
+    whole = [json.loads(s.text) for s in names["out"] if s.finish_reason == "stop"]
+    assert whole and all([*value] == [*names["fields"]] for value in whole)
+    return are_sound(names["out"], n=8)
+
+
 # page and number of a block without an assertion of its own -> what holds for its names after it;
 # "_" is the value of its last line
 CHECKS = {
@@ -158,6 +202,11 @@ CHECKS = {
     ),
     "docs/prefix_cache.md 0": lambda names: are_sound(*names["out"], n=8) and len(names["_"]),
     "docs/quickstart.md 2": is_explained,
+    "docs/recipes.md 2": files_are_compared,
+    "docs/recipes.md 3": functions_can_pass,
+    "docs/recipes.md 5": an_adapter_is_saved,
+    "docs/recipes.md 6": lambda names: are_sound(*names["judged"]) and len(names["judged"]) == 2,
+    "docs/recipes.md 7": samples_fit_the_schema,
     "docs/sessions.md 0": lambda names: (
         len(names["more"]) == 4
         and all(branch.text.startswith(names["session"][3].text) for branch in names["more"])
@@ -217,6 +266,16 @@ def place(tmp_path_factory):
     shutil.copy(ROOT / "examples/questions.jsonl", folder / "examples")
     for name, rows in FILES.items():
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "models").mkdir()
+    keys = byte_level("<e>", pre="qwen2", eos_token_id="<e>")
+    keys["tokenizer.chat_template"] = tokenizer.chat_template
+    shape = packed_files.MODELS["qwen2"] | dict(max_position_embeddings=2048)
+    small = gguf_files.build("qwen2", vocab_size=size(keys), **shape)
+    for name in GGUF_FILES:
+        packed_files.write_model(small, folder / name, keys)
+        # bytes beyond ASCII
+        ends = json.dumps({"eos_token_id": [*range(222, 256)]})
+        (folder / name).with_name(SETTINGS).write_text(ends)
     (folder / "a head's folder").mkdir()
     eagle_heads.write(folder / "a head's folder", 1, hidden=64, vocab=len(tokenizer))
     before = Path.cwd()
@@ -330,7 +389,7 @@ def execute(page, i):
     if ("bwrap" in code or "passes(" in code) and not can_be_isolated():
         return "bubblewrap"
     if kind == "sh":
-        for line in code.replace("\\\n", " ").splitlines():
+        for line in expanded(code).splitlines():
             command(line)
         return None
     names = SESSIONS[page]
@@ -343,6 +402,16 @@ def execute(page, i):
     if last is not None:
         names["_"] = eval(compile(ast.Expression(last.value), f"{page}, block {i}", "eval"), names)
     return None
+
+
+def expanded(code):
+    """The commands of a block, one a line; bash expands loops and patterns of files."""
+    if not re.search(r"^for |/\*\.", code, re.MULTILINE):
+        return code.replace("\\\n", " ")
+    written = "csd() { printf '%s ' csd \"${@@Q}\"; echo; }\n" + code
+    return subprocess.run(
+        ["bash", "-c", written], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def command(line):
@@ -386,7 +455,7 @@ def test_a_block_runs(place, page, i):
     if page not in SESSIONS:
         # what another page's blocks have written
         for path in place.iterdir():
-            if path.is_file() and path.name not in FILES:
+            if path.is_file() and path.name not in {*FILES, *GGUF_FILES, SETTINGS}:
                 path.unlink()
         SESSIONS[page] = {"csd": csd, "torch": torch} | GIVEN.get(page, dict)()
         for before in range(i):

@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_vocabularies import byte_level, size
 from helpers.models import gguf_files
+from helpers.models.gguf_vocabularies import byte_level, size
 
 import csd
 from csd.kernels.layers.quantized import Quantized, has_loop

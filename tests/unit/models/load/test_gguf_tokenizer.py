@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 import transformers
-from gguf_vocabularies import byte_level, sentencepiece, size
 from helpers.models import checkpoints, gguf_files
+from helpers.models.gguf_vocabularies import byte_level, sentencepiece, size
 from llama_cpp_model import LlamaCppModel
 
 import csd

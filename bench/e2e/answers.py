@@ -1,28 +1,30 @@
-"""README's tables and plot: eight answers by csd and by other engines, measured and written.
+"""Eight answers by csd and by other engines: a table and a plot of the documentation.
 
-    python -m bench readme [--model MODEL] [--vllm .venv-vllm/bin/python] [--pairs 7]
+    python -m bench answers [--model MODEL] [--vllm .venv-vllm/bin/python] [--pairs 7]
         [--without SIDE ...]
-    python -m bench readme --plot
+    python -m bench answers --plot
 
 Times the first row of `python -m bench.long` anew, with the settings of the model's generation
-config, and writes it to bench/results/readme.json, or to readme_MODEL.json for another model than
-SmolLM2-135M. README's block then has a column for each such file, and each file its plot. --plot
-writes these from the files alone. It takes about a quarter of an hour on 2 cores with SmolLM2-135M
-and some hours with 1.5 billion parameters, and nothing else should run meanwhile.
+config, and writes it to bench/results/answers.json, or to answers_MODEL.json for another model than
+SmolLM2-135M. The block of docs/experiments/answers.md then has a column for each such file, and
+each file its plot. --plot writes these from the files alone. It takes about a quarter of an hour on
+2 cores with SmolLM2-135M and some hours with 1.5 billion parameters, and nothing else should run
+meanwhile.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-from bench.e2e.long import picture, readme_table
+from bench.e2e.long import picture, tables
 from bench.e2e.long.__main__ import run
 from bench.e2e.long.plan import PEERS, plan
 from bench.lib.models import HELP
 from csd.models.demo import DEMO
 
 ROOT = Path(__file__).parents[2]
-RESULT = Path("bench/results/readme.json")
+RESULT = Path("bench/results/answers.json")
+PAGE = "docs/experiments/answers.md"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -32,11 +34,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--without", nargs="+", choices=PEERS, default=[], metavar="SIDE")
     parser.add_argument("--plot", action="store_true", help="write from the files, measure nothing")
-    parser.add_argument("--json", type=Path, help="in place of bench/results/readme[_MODEL].json")
+    parser.add_argument("--json", type=Path, help="in place of bench/results/answers[_MODEL].json")
     args = parser.parse_args(argv)
     args.json = args.json or ROOT / result_of(args.model)
     if not args.plot:
-        # a run continues its file, but README's figures are of one run
+        # a run continues its file, but the table's figures are of one run
         new = args.json.with_suffix(".new")
         new.unlink(missing_ok=True)
         settings = argparse.Namespace(
@@ -44,14 +46,14 @@ def main(argv: list[str] | None = None) -> None:
         )
         run(settings, plan(full=False, recorded=False)[:1])
         new.replace(args.json)
-    update(results(args.json.parent), ROOT / "README.md")
+    update(results(args.json.parent), ROOT / PAGE)
 
 
 def result_of(model: str | None) -> Path:
     """The file of a model's row."""
     if model in (None, DEMO):
         return RESULT
-    return RESULT.with_name(f"readme_{Path(model).name.removesuffix('.gguf')}.json")
+    return RESULT.with_name(f"answers_{Path(model).name.removesuffix('.gguf')}.json")
 
 
 def results(folder: Path) -> dict[Path, dict]:
@@ -60,13 +62,13 @@ def results(folder: Path) -> dict[Path, dict]:
     return {file: json.loads(file.read_text()) for file in files}
 
 
-def update(rows: dict[Path, dict], readme: Path) -> None:
-    """Write the plots, and README's block between its markers."""
+def update(rows: dict[Path, dict], page: Path) -> None:
+    """Write the plots, and the page's block between its markers."""
     for file, result in rows.items():
         file.with_suffix(".svg").write_text(picture.svg(result))
-    text, begin, end = readme.read_text(), readme_table.BEGIN, readme_table.END
+    text, begin, end = page.read_text(), tables.BEGIN, tables.END
     before, after = text.split(begin)[0], text.split(end)[1]
-    readme.write_text(f"{before}{readme_table.block(*rows.values())}{after}")
+    page.write_text(f"{before}{tables.block(*rows.values())}{after}")
 
 
 if __name__ == "__main__":

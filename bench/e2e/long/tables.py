@@ -1,11 +1,13 @@
-"""Tables from a result file: README's of the headline row, and the documentation's of all rows."""
+"""Tables from a result file: the headline row's, and that of all rows."""
+
+from statistics import median
 
 from bench.e2e.long.plan import CSD, LLAMA, TRANSFORMERS, VLLM
 from bench.lib.common import markdown
 from bench.lib.settings import words
 
 SAMPLES = 8
-BEGIN, END = "<!-- python -m bench readme -->", "<!-- /bench readme -->"
+BEGIN, END = "<!-- python -m bench answers -->", "<!-- /bench answers -->"
 # engines of the table and their sides; the fastest side represents the engine
 ENGINES = {
     "csd": CSD[:1],
@@ -35,7 +37,7 @@ def fastest(row: dict) -> dict[str, str]:
 
 
 def block(*results: dict) -> str:
-    """Returns README's block with its markers: a table with a column for each result."""
+    """Returns the page's block with its markers: a table with a column for each result."""
     rows = [headline(result) for result in results]
     cells = [
         {engine: _cell(row, engine, side, seconds) for engine, side, seconds in by_seconds(row)}
@@ -92,34 +94,23 @@ def _here(result: dict) -> str:
     return f"{result['dtype']}{own} on {here['cores']} cores of {here['cpu']}"
 
 
-def quotient(row: dict, slow: str, fast: str) -> tuple[float, float, float]:
-    """Median rate of `fast` by that of `slow`, and the range of the same in the pairs.
-
-    A quotient of medians always lies in the range of the quotients of the pairs.
-    """
-    pairs = [a / b for a, b in zip(row["rates"][fast], row["rates"][slow], strict=True)]
-    return row["tok/s"][fast] / row["tok/s"][slow], min(pairs), max(pairs)
-
-
 def _times(row: dict, slow: str, fast: str = "csd") -> str:
-    """The quotient of the printed seconds, with the range of the pairs."""
-    tokens = SAMPLES * row["mean length"]
-    seconds = [float(f"{tokens / row['tok/s'][side]:.1f}") for side in (slow, fast)]
-    _, low, high = quotient(row, slow, fast)
-    return f"{seconds[0] / seconds[1]:.2f} ({low:.2f} to {high:.2f})"
+    """How many times as fast `fast` is: the median of the pairs' ratios, with their range."""
+    ratios = [a / b for a, b in zip(row["rates"][fast], row["rates"][slow], strict=True)]
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def _factors(result: dict) -> list[str]:
-    """The gain over the fastest other engine as two factors: the engine's, and the drafts'."""
+    """The gain over the fastest other engine, that without drafts, and that by drafts."""
     row = headline(result)
     plain, peers = CSD[1], [x for x in by_seconds(row) if x[0] not in CSD]
     if not peers:
         return []
     engine, side, _ = peers[0]
     return [
-        f"{_model(result)}: {_times(row, side)} times as fast as {_named(engine, side)}, the "
-        f"product of **{_times(row, side, plain)} by csd's engine** and **{_times(row, plain)} by "
-        "drafts**."
+        f"{_model(result)}: {_times(row, side)} times as fast as {_named(engine, side)}; csd "
+        f"without drafts is **{_times(row, side, plain)}** times as fast as it, and drafts make "
+        f"csd **{_times(row, plain)}** times as fast."
     ]
 
 
@@ -151,8 +142,9 @@ def _text(results: tuple[dict, ...]) -> str:
         f"{task.capitalize()}, at most {limit:,} tokens, in {' and '.join(places)}{of_llama}. "
         "Several configurations of each engine were timed, in turn with the other engines; the "
         "table has the fastest of each. Seconds are medians of "
-        f"{' and '.join(map(str, pairs))} pairs; behind them is their ratio to csd's "
-        f"(range of the pairs). {'An empty cell was not run. ' if empty else ''}"
+        f"{' and '.join(map(str, pairs))} pairs of runs; behind them is how many times as fast csd "
+        "is, the median of the pairs' ratios (their range), which need not be the ratio of the "
+        f"medians. {'An empty cell was not run. ' if empty else ''}"
         f"Of csd's answers {' and '.join(ended)} ended before the limit of tokens."
         f"{''.join(_absent(result, row) for result, row in zip(results, rows, strict=True))}"
     )
