@@ -103,7 +103,12 @@ def run(
     do not depend on where a run was interrupted, nor on `batch`; a repeated problem gets new
     samples. With on_error="return" a problem that cannot be served counts as one without a right
     answer. Programs of problems with tests are run (`csd.evaluate.code`).
+
+    Raises ImportError, before any drawing, for answers that need the extra `latex`.
     """
+    for problem in problems:
+        if problem.tests is None:
+            canonical(problem.answer)
     prompts = [as_message(_asked(p, chat), chat) for p in problems]
     seen: Counter = Counter()
     first = []  # first sample index of each problem
