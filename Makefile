@@ -153,6 +153,7 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	! grep -rnE 'import_module\(f?["'\'']csd\.' csd
+	$(BIN)/python tools/room_lines.py
 
 bench: install
 	$(BIN)/python -m bench.cpu
