@@ -60,6 +60,14 @@ def test_cases_that_are_left_out_are_marked_slow(mark, kept):
     assert sum(case.get_closest_marker("slow") is None for case in cases) == kept
 
 
+def test_few_cases_have_different_values():
+    cases = [Case(a, b, targets.few(4)) for a, b in product(range(4), range(3))]
+    targets.mark_left_out(cases)
+    kept = [case for case in cases if case.get_closest_marker("slow") is None]
+    for name, count in (("a", 4), ("b", 3)):
+        assert len({case.callspec.indices[name] for case in kept}) == count
+
+
 def test_a_skipped_case_covers_nothing():
     cases = [Case(a, 0, targets.values) for a in (0, 0, 1)]
     for case in cases[:2]:
