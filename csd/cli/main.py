@@ -262,8 +262,18 @@ def _show(
     if args.json:
         show(_json(out, tokenizer, args), ".json")
         return
+    lines = _vote(out)
+    lines.append(f"--- {told(out, temperature)}")
+    lines.append(f"--- {out.stats}; seed {out.seed}")
+    printed.end(out, lines)
+
+
+def _vote(out: Samples) -> list[str]:
     lines = []
-    decided = vote(out)
+    try:
+        decided = vote(out)
+    except ImportError as error:
+        return [f"--- no vote: {error}"]
     answers = sum(answer is not None for answer in decided.answers)
     # a list or a story may have a last number, and is no answer
     if answers and 2 * answers >= len(out):
@@ -275,9 +285,7 @@ def _show(
         )
     if decided.thoughts_cut:
         lines.append(f"--- thoughts cut: {decided.thoughts_cut} of {len(decided.answers)}")
-    lines.append(f"--- {told(out, temperature)}")
-    lines.append(f"--- {out.stats}; seed {out.seed}")
-    printed.end(out, lines)
+    return lines
 
 
 def _json(out: Samples, tokenizer: Any, args: Namespace) -> str:

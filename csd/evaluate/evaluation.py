@@ -26,7 +26,7 @@ from csd.utils.check import AtLeast, Between, check, shown
 ALONE = "k samples alone take longer than that: samples drawn together share passes of the model."
 
 
-class Row(TypedDict):
+class ResultRow(TypedDict):
     """A line of a results file: a problem and its samples' results."""
 
     problem: int
@@ -72,7 +72,7 @@ def _check_line(index: int, row: Any) -> None:
 
 def check_row(row: Any) -> None:
     """Raises ValueError unless `row` is a line of a results file."""
-    check(row, Row)
+    check(row, ResultRow)
     if len(row["correct"]) != len(row["answers"]):
         raise ValueError(
             f"must have one answer per entry of 'correct', got {len(row['answers'])} for "
@@ -103,7 +103,12 @@ def run(
     do not depend on where a run was interrupted, nor on `batch`; a repeated problem gets new
     samples. With on_error="return" a problem that cannot be served counts as one without a right
     answer. Programs of problems with tests are run (`csd.evaluate.code`).
+
+    Raises ImportError, before any drawing, for answers that need the extra `latex`.
     """
+    for problem in problems:
+        if problem.tests is None:
+            canonical(problem.answer)
     prompts = [as_message(_asked(p, chat), chat) for p in problems]
     seen: Counter = Counter()
     first = []  # first sample index of each problem

@@ -123,7 +123,8 @@ def vote(
     limited: True if samples that were cut at `max_new_tokens` vote; by default they have no answer,
         because the last number of an unfinished text is often not its answer.
 
-    Raises ValueError for a weight that is negative or not finite, and for samples without text.
+    Raises ValueError for a weight that is negative or not finite, and for samples without text;
+    ImportError for an answer that is an expression, such as x^2, without the extra `latex`.
     """
     read = extractor(extract)
     if isinstance(weight, str) and weight == "probability":

@@ -54,6 +54,8 @@ def canonical(answer: str) -> str:
 
     It is a function of the answer alone, and bounded in time. Answers of different forms in the
     same words, such as 2x and x+x, are equal; so are (1, 2) as a pair and as an open interval.
+
+    Raises ImportError for an expression, where the package that reads one is not installed.
     """
     return _canonical(answer, 0)
 

@@ -1,7 +1,8 @@
 r"""Values of expressions in LaTeX, as keys: equal expressions have one, however they are spelled.
 
-latex2sympy2_extended, the parser of Math-Verify, reads an expression as a tree, unevaluated. The
-key of f is its values at three points, in which each symbol has a number drawn from its name:
+latex2sympy2_extended, the parser of Math-Verify, of the extra `latex`, reads an expression as a
+tree, unevaluated. The key of f is its values at three points, in which each symbol has a number
+drawn from its name:
 
     f(p_1); f(p_2); f(p_3)    fractions where they are exact, else 20 of 60 digits
 
@@ -25,6 +26,7 @@ from functools import cache
 from typing import Any
 
 from csd.evaluate.answers.numbers import spelled
+from csd.utils.lazy import check_installed
 
 _LENGTH = 200  # characters
 _DEPTH = 8  # brackets inside each other
@@ -64,7 +66,10 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def value(text: str) -> str | None:
-    """Key of an expression; of a constant one its value alone, None for what is no expression."""
+    """Key of an expression; of a constant one its value alone, None for what is no expression.
+
+    Raises ImportError, for what may be an expression, where the parser is not installed.
+    """
     with _LOCK:
         values = _values(text)
         if values is None:
@@ -88,6 +93,8 @@ def multiple(text: str, positive: bool) -> str | None:
 def _values(text: str) -> list[Any] | None:
     if not _bounded(text):
         return None
+    what = f"the comparison of answers that are expressions, such as {text!r},"
+    check_installed("latex2sympy2_extended", "latex", what)
     parse, numbers = _parser(), _numbers()
     try:
         tree = parse(_PRODUCT.sub(r"\\cdot ", text))

@@ -1,4 +1,7 @@
-"""HTML page of a results file of `csd eval`: accuracy by cost, and the answers per problem."""
+"""HTML page of a results file of `csd eval`: a table of accuracy and cost, and each answer.
+
+`csd plot` draws the curve.
+"""
 
 import html
 from collections import Counter
@@ -8,7 +11,6 @@ from pathlib import PurePath
 from string import Template
 
 from csd.evaluate.evaluation import ALONE, summary
-from csd.evaluate.plot import Point
 from csd.evaluate.vote import Vote
 
 _PAGE = Template("""<!doctype html>
@@ -24,11 +26,8 @@ _PAGE = Template("""<!doctype html>
 <h1>$headline</h1>
 <p class="lead">$lead</p>
 <dl>$facts</dl>
-<div class="pair table">
-<section><h2>$accuracy by tokens per problem</h2>
-<div class="scroll">$curve</div><p class="note">$band</p></section>
-<section><h2>By the number of samples</h2><div class="scroll">$table</div></section>
-</div>
+<h2>By the number of samples</h2>
+<div class="scroll">$table</div>
 <h2>The problems</h2>
 <p class="note">Each answer with the number of samples that gave it; right answers are green.
 A click shows the texts.</p>
@@ -44,9 +43,6 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
     """HTML of a run. settings, rows: the first line of a results file, and the other lines."""
     until = Vote() if settings.get("until_decided") else None
     figures = summary(rows, settings["num_samples"], until)
-    by_k = figures["by_k"]
-    tested = by_k[-1]["maj_at_k"] is None
-    figure = "pass_at_k" if tested else "maj_at_k"
     facts = {name: settings[name] for name in _FACTS if settings.get(name) is not None}
     if "model" in facts:
         facts["model"] = PurePath(str(facts["model"])).name
@@ -66,10 +62,7 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
             f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"
             for k, v in facts.items()
         ),
-        accuracy="pass@k" if tested else "Accuracy of the vote",
-        curve=_curve([Point(row["k"], row["tokens"] / len(rows), *row[figure]) for row in by_k]),
-        band=f"The band is the 95% interval over {_count(len(rows))}; with more it is narrower.",
-        table=_table(by_k, len(rows)),
+        table=_table(figures["by_k"], len(rows)),
         problems="".join(map(_problem, rows)),
     )
 
@@ -93,47 +86,6 @@ def _accuracy(figures: dict) -> str:
     return f"no answers ({cut} of {drawn} samples were cut at the limit)" if cut else "no answers"
 
 
-def _curve(points: list[Point]) -> str:
-    """SVG of a curve through points, whose cost is tokens, spaced evenly in x."""
-    width, height, left, right, bottom, top = 560, 260, 56, 32, 34, 12
-    step = (width - left - right) / max(1, len(points) - 1)
-
-    def place(i: int, value: float) -> tuple[float, float]:
-        return left + i * step, top + (height - top - bottom) * (1 - value)
-
-    def point(i: int, value: float) -> str:
-        return "{:.1f},{:.1f}".format(*place(i, value))
-
-    band = [point(i, p.low) for i, p in enumerate(points)]
-    band += [point(i, points[i].high) for i in reversed(range(len(points)))]
-    names = ""
-    for i, p in enumerate(points):
-        x, y = place(i, p.value)
-        # above the point, or below it at the upper edge
-        beside = y + (20 if y < top + 24 else -10)
-        side = "start" if i == 0 else "end" if i == len(points) - 1 else "middle"
-        names += f'<text x="{x:.1f}" y="{beside:.1f}" text-anchor="{side}">k = {p.k}</text>'
-        names += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
-    marks = "".join(
-        f'<text class="soft" x="{left + i * step:.1f}" y="{height - 12}" text-anchor="middle">'
-        f"{p.cost:,.0f}</text>"
-        for i, p in enumerate(points)
-    )
-    lines = "".join(
-        f'<line class="axis" x1="{left}" x2="{width - right}" y1="{y}" y2="{y}"/>'
-        f'<text class="soft" x="{left - 6}" y="{y + 4}" text-anchor="end">{share:.0%}</text>'
-        for share in (0.0, 0.5, 1.0)
-        for y in (top + (height - top - bottom) * (1 - share),)
-    )
-    line = " ".join(point(i, p.value) for i, p in enumerate(points))
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img">{lines}'
-        f'<polygon points="{" ".join(band)}" style="fill:var(--voted);opacity:.2"/>'
-        f'<polyline points="{line}" style="fill:none;stroke:var(--voted);stroke-width:2"/>'
-        f'<g style="fill:var(--voted)">{names}</g>{marks}</svg>'
-    )
-
-
 def _table(by_k: list[dict], problems: int) -> str:
     def shown(value: tuple | None) -> str:
         return "" if value is None else "{:.1%} <i>({:.1%} to {:.1%})</i>".format(*value)
@@ -146,7 +98,10 @@ def _table(by_k: list[dict], problems: int) -> str:
     )
     names = ("k", "maj@k", "pass@k", "tokens<br>per problem", "seconds<br>per problem")
     head = "".join(f"<th>{name}</th>" for name in names)
-    note = f"Seconds: the run's, in proportion to the tokens. {ALONE}"
+    note = (
+        f"In brackets the 95% interval over {_count(problems)}. "
+        f"Seconds: the run's, in proportion to the tokens. {ALONE}"
+    )
     return f'<table><tr>{head}</tr>{rows}</table><p class="note">{note}</p>'
 
 

@@ -209,6 +209,50 @@ def test_the_first_expression_imports_the_library_in_any_thread():
     subprocess.run([sys.executable, "-c", LAZY + THREADS], check=True)
 
 
+WITHOUT = """
+import sys
+for name in ("latex2sympy2_extended", "antlr4"):
+    sys.modules[name] = None
+import csd
+from argparse import Namespace
+from csd.cli.main import Printed, _show
+from csd.engine.results.stats import Stats
+from csd.evaluate.evaluation import run
+from csd.evaluate.problems.tasks import TASKS, Problem
+
+def samples(*texts):
+    made = [csd.Sample(i, text, [1], [-1.0], [-1.0], "stop") for i, text in enumerate(texts)]
+    return csd.Samples(made, 0, [], Stats())
+
+def message(function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except ImportError as error:
+        return str(error)
+
+numbers = samples("So 5.", r"\\boxed{\\frac{10}{2}}", "It is $5.00", r"\\boxed{\\text{yes}}")
+assert csd.vote(numbers).count == 3
+assert csd.vote(samples("(B)", "B: Paris"), "letter").count == 2
+options = dict(num_samples=1, chat=False, seed=0)
+needed = "expressions, such as 'x^2+1', needs latex2sympy2_extended: pip install "
+roots = samples(r"\\boxed{x^2+1}")
+assert needed in message(csd.vote, roots)
+problem = Problem(0, "Factor it.", "x^2+1")
+assert needed in message(next, run(None, [problem], TASKS["math"], None, **options))
+for out in (numbers, roots):
+    _show(out, None, Namespace(json=False), Printed(True), None)
+"""
+
+
+def test_without_the_parser_all_but_expressions_vote():
+    """`csd sample` prints its samples anyway; `csd eval` draws nothing that it cannot grade."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], check=True, capture_output=True, text=True
+    )
+    assert "--- vote: 5 (3 of 4 votes" in done.stdout
+    assert "--- no vote: the comparison of answers that are expressions" in done.stdout
+
+
 def test_a_pool_reads_as_one_thread_does():
     answers = [side for pair in EQUAL for side in pair]
     with ThreadPoolExecutor(4) as pool:

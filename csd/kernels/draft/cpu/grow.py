@@ -42,8 +42,7 @@ def estimate(
     whole,  # entry of the group as a whole, or -1
     first,  # first entry of its part of the prior
     tables,  # arrays of the groups' `Table` and of the prior's
-    ways,  # of both
-    size,  # entries of a part of the prior
+    sizes,  # ways of both; entries of a part of the prior
     orders,  # [O], ascending, and [P], of the prior
     betas,  # [O + P + 1], longest context first, then the prior's, then the group as a whole
     config,  # smoothing, trust, own_weight, uncoupled; smoothing and trust of the prior
@@ -69,11 +68,11 @@ def estimate(
         entry, of_prior = whole, False
         if o < O:
             n = O - 1 - o
-            entry = find_entry(group, 0, entries, ways[0], owner, context, orders[0][n], codes[n])
+            entry = find_entry(group, 0, entries, sizes[0], owner, context, orders[0][n], codes[n])
         elif o < O + P:
             n, of_prior = O + P - 1 - o, True
             entry = find_entry(
-                prior, first, size, ways[1], PRIOR_KEY, context, orders[1][n], prior_codes[n]
+                prior, first, sizes[2], sizes[1], PRIOR_KEY, context, orders[1][n], prior_codes[n]
             )
         if entry < 0:
             continue
@@ -213,8 +212,7 @@ def grow(
     max_depth,
     frontier,  # most nodes of a slot to expand in a level
     tables,  # as in `estimate`, like the next five
-    ways,
-    size,
+    sizes,
     orders,
     betas,
     config,
@@ -239,7 +237,7 @@ def grow(
             context[count, n] = contexts[s, n]
         key, entries = owner[group[s]], tables[0].entry_hash.shape[0]
         hash_prefix(key, any_token, one, code)
-        whole[s] = find_entry(tables[0], 0, entries, ways[0], key, any_token, 1, code[0])
+        whole[s] = find_entry(tables[0], 0, entries, sizes[0], key, any_token, 1, code[0])
         count += 1
     noise = np.empty(OF_SLOT, np.int64), np.empty(OF_SLOT), np.zeros(OF_SLOT, np.int32)
     estimates = (
@@ -272,10 +270,9 @@ def grow(
                 context[f],
                 owner[group[s]],
                 whole[s],
-                np.int64(slots.prior_part[group[s]]) * size,
+                np.int64(slots.prior_part[group[s]]) * sizes[2],
                 tables,
-                ways,
-                size,
+                sizes,
                 orders,
                 betas,
                 config,

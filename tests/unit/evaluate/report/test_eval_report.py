@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.chromium import BOXES, Seen
+from helpers.chromium import Seen
 
 from csd.cli.main import main
 from csd.evaluate.report import eval_page
@@ -22,24 +22,23 @@ def test_a_report_of_an_evaluation(place, browser, toy_folder):
     for width in (1200, 390):
         seen = Seen(browser, place / "results.html", width=width)
         assert "2 problems, 4 samples each" in seen.page.locator("h1").inner_text()
-        # the last row has all samples, at the plot's last number of tokens
+        # the last row has all samples
         cells = seen.page.locator("table tr:last-child td").all_inner_texts()
         each = f"{sum(row['tokens'] for row in drawn) / 2:,.0f}"
-        assert cells[3] == each == seen.page.locator("svg text").last.text_content()
+        assert cells[3] == each
         assert re.fullmatch(r"[\d.]+% \([\d.]+% to [\d.]+%\)", cells[1])
         assert seen.page.locator("dd").first.inner_text() == Path(toy_folder).name
         assert seen.page.locator("table tr").count() == 4
         assert seen.page.locator("details").count() == 2
         assert seen.page.locator("details pre").count() == 8
         assert seen.page.locator(".question").all_inner_texts() == ["<b>a", "b"]
-        names = seen.page.locator("svg g text").all_text_contents()
-        assert names == ["k = 1", "k = 2", "k = 4"]
+        firsts = seen.page.locator("table td:first-child").all_inner_texts()
+        assert firsts == ["1", "2", "4"]
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
-        # the plot and the table fit, and the plot's texts can be read
+        # the table fits
         assert seen.page.locator(".scroll").evaluate_all(
             "e => e.every(x => x.scrollWidth <= x.clientWidth + 1)"
         )
-        assert all(high >= 10 for _, _, _, high in seen.page.evaluate(BOXES, "svg text"))
         assert seen.errors == []
         seen.context.close()
 

@@ -63,7 +63,7 @@ def assert_draws(seed, vocab, dtype, options):
     assert torch.equal(given.logprob, got.logprob) and not given.bad.any()
 
 
-@few(24)
+@few(12)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("vocab", [4099, 32003, 49152, 151936])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -78,7 +78,7 @@ def test_many_flat_rows(options):
         assert_draws(seed, (4099, 32003, 50257)[seed % 3], torch.float64, options)
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("vocab", [4099, 32003])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_probabilities_after_the_filters(options, vocab):
@@ -144,7 +144,7 @@ def flat():
         yield model, engine
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("options", DRAWN.values(), ids=DRAWN)
 def test_no_step_runs_the_reference(flat, options):
     """Drawn, scored and trained tokens: loops compute all rows, and the gradient's."""

@@ -87,7 +87,7 @@ def assert_decides(logits, pool, slots):
     return got
 
 
-@few(16)
+@few(8)
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("options", PAIRS.values(), ids=PAIRS)
 def test_every_filter_and_pair_of_filters(options, kind):
@@ -180,7 +180,7 @@ def test_a_row_has_the_same_bits_among_any_others(options, dtype):
             assert torch.equal(getattr(few, name), getattr(whole, name)[3 : 3 + n]), name
 
 
-@few(8)
+@few(5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("options", PAIRS.values(), ids=PAIRS)
 def test_given_tokens_have_the_bits_of_sampling(options, dtype):
