@@ -152,7 +152,7 @@ def main(model: str, tokens: int = 200) -> None:
     loaded = load(model)
     # sums over another number of rows would round to other tokens, in bfloat16 within a few steps
     engine, plain_engine = (csd.Engine(loaded, exact=True, share_rows=on) for on in (True, False))
-    # the first call compiles loops and measures what a step costs
+    # the first call compiles kernels and measures what a step costs
     for each in (engine, plain_engine):
         csd.generate(each, TASK, num_samples=SAMPLES, max_new_tokens=8, seed=0, progress=False)
 

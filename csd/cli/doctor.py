@@ -371,7 +371,7 @@ def _warmup(args: Namespace) -> int:
     start = time.perf_counter()
     compile_more(engine, args.lora, args.train)
     if args.lora or args.train:
-        print(f"loops of LoRA and training in another {time.perf_counter() - start:.1f} s")
+        print(f"kernels of LoRA and training in another {time.perf_counter() - start:.1f} s")
     done = time.perf_counter()
     if args.prior is not None:
         prior = vocabulary_prior(engine)

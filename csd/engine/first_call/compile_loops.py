@@ -120,7 +120,7 @@ def compile_in_parallel(dtype: torch.dtype, vocab: int, rows: int) -> Iterator[N
             yield
         for helper in helpers:
             if helper.wait():
-                LOG.warning("the process that compiles loops has failed")
+                LOG.warning("the process that compiles kernels has failed")
     finally:
         for helper in helpers:
             helper.kill()

@@ -179,7 +179,7 @@ def compile_loops(step: Step, sizes: list[int]) -> None:
     # loops have the same code for any number of rows; fewer rows take less time
     dtype, rows = step.cache.dtype, sizes[1]
     name = str(dtype).removeprefix("torch.")
-    line = f"compiling or loading loops in {name}, for any number of threads"
+    line = f"compiling or loading kernels in {name}, for any number of threads"
     with phase(line, None, kind="compile"):
         with compile_in_parallel(dtype, step.decoder.config.vocab, rows):
             logits = step.forward(_roots(step, rows))

@@ -276,15 +276,29 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 
 def extractor(extract: str | Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """Return `extract` if it is callable, else the extractor of that name."""
+    """Return `extract` with a check of its results if it is callable, else the extractor of that
+    name."""
     if callable(extract):
-        return extract
+        return extract if extract in EXTRACTORS.values() else _checked(extract)
     if not isinstance(extract, str) or extract not in EXTRACTORS:
         raise ValueError(
             f"extract must be a function or one of {', '.join(map(repr, EXTRACTORS))}, "
             f"got {shown(extract)}"
         )
     return EXTRACTORS[extract]
+
+
+def _checked(extract: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    def checked(text: str) -> str | None:
+        answer = extract(text)
+        if not isinstance(answer, str | None):
+            raise TypeError(
+                f"extract must return a str or None, got {shown(answer)} of type "
+                f"{type(answer).__name__}: return str() of it"
+            )
+        return answer
+
+    return checked
 
 
 def _closing(text: str) -> dict[int, int]:

@@ -32,8 +32,8 @@ class Once:
             logging.getLogger("csd").warning(self.text, *args)
 
 
-UNREAD = Once("a compiled loop could not be loaded and is compiled again: %s")
-UNKEPT = Once("csd cannot cache its compiled loops, so each process compiles them again: %s")
+UNREAD = Once("a compiled kernel could not be loaded and is compiled again: %s")
+UNKEPT = Once("csd cannot cache its compiled kernels, so each process compiles them again: %s")
 
 
 class Kept(FunctionCache):

@@ -337,3 +337,8 @@ def test_a_decision_holds_whatever_units_follow(data):
         if csd.Vote().decided(out[:n], len(out)):
             assert vote(out[:n]).answer == whole.answer
     assert csd.Vote().decided(out, len(out))
+
+
+def test_a_function_that_extracts_no_text_is_named():
+    with pytest.raises(TypeError, match="extract must return a str or None, got 3 of type int"):
+        vote([sample(0, "3")], extract=int)

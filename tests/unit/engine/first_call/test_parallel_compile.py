@@ -99,7 +99,7 @@ def test_failed_processes_are_logged_and_failed_calls_kill_theirs(processes, mon
     monkeypatch.setattr(Process, "code", 1)
     with in_parallel():
         compiles()
-    assert "compiles loops has failed" in caplog.text
+    assert "compiles kernels has failed" in caplog.text
 
 
 def test_calls_continue_without_a_process(processes, monkeypatch, caplog):

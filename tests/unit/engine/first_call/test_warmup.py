@@ -66,7 +66,7 @@ def test_the_command_compiles_for_filters_lora_and_training_too(toy_folder, caps
         parameters = [p for model in trained for p in model.parameters() if p.requires_grad]
         assert all(p.grad is not None for p in parameters)
     text = capsys.readouterr().out
-    assert text.count("loops of LoRA and training in another") == 2
+    assert text.count("kernels of LoRA and training in another") == 2
 
 
 def test_the_command(toy_folder, capsys):

@@ -103,7 +103,7 @@ def test_a_file_with_other_content_is_as_none(kind, folder, caplog):
         path.write_bytes(other)
         assert run() == (RESULT, 1)
         (text,) = logged(caplog)
-        assert text.startswith("a compiled loop could not be loaded") and str(path) in text
+        assert text.startswith("a compiled kernel could not be loaded") and str(path) in text
         # it was replaced
         assert run() == (RESULT, 2) and logged(caplog) == []
         data = path.read_bytes()

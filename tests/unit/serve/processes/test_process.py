@@ -291,7 +291,7 @@ def test_the_start_shows_its_steps(terminal, toy_folder, tmp_path):
     lines = [line for line in lines if line.startswith("csd: ")]
     steps = [
         f"csd: loading {toy_folder}",
-        "csd: compiling or loading loops in float64, for any number of threads",
+        "csd: compiling or loading kernels in float64, for any number of threads",
         "csd: measuring step times",
         "csd: drawing a text and a JSON value, which compile what is left",
     ]
