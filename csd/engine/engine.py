@@ -127,6 +127,12 @@ class Engine:
         return self.model.exact
 
     @property
+    def exact_on(self) -> str | None:
+        """Machines on which bits are the same: "every x86 CPU", "this kind of CPU" or "this kind of
+        GPU"; None if `exact` is false. See docs/portable.md."""
+        return self.model.exact_on
+
+    @property
     def static(self) -> bool:
         """True if steps have fixed shapes."""
         return self.model.static
