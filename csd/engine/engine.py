@@ -127,6 +127,12 @@ class Engine:
         return self.model.exact
 
     @property
+    def exact_on(self) -> str | None:
+        """Machines on which bits are the same: "every x86 CPU", "this kind of CPU" or "this kind of
+        GPU"; None if `exact` is false. See docs/portable.md."""
+        return self.model.exact_on
+
+    @property
     def static(self) -> bool:
         """True if steps have fixed shapes."""
         return self.model.static
@@ -240,6 +246,10 @@ class Engine:
             except Exception as error:
                 self.refuse(error)
                 raise
+            if call.is_recorded:
+                receipt = self.model.receipt()
+                for request in call.requests:
+                    request.receipt = receipt
             for request, sample in run:
                 call.finish_sample(request, sample)
                 yield request, sample

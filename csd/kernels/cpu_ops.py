@@ -7,11 +7,12 @@ import torch
 
 from csd.kernels.attention.cpu.attention import plan_attention, tree_attention
 from csd.kernels.attention.cpu.commit_kv import commit_kv
+from csd.kernels.attention.cpu.prompt import prompt_attention
 from csd.kernels.draft.cpu.draft_tree import draft_tree
 from csd.kernels.draft.cpu.pools import node_costs, prune, roots
 from csd.kernels.layers.cpu.decoder import forward
 from csd.kernels.layers.cpu.elementwise import LOW, rms_norm, rotary, swiglu
-from csd.kernels.layers.cpu.linear import by_columns, fits, in_loops, product
+from csd.kernels.layers.cpu.linear import by_columns, by_rows, fits, in_loops, product
 from csd.kernels.layers.cpu.lora import add
 from csd.kernels.numba.isa import instruction, instructions, multiplies
 from csd.kernels.numba.jit import before_compiling
@@ -31,6 +32,7 @@ __all__ = [
     "add",
     "before_compiling",
     "by_columns",
+    "by_rows",
     "fits",
     "in_loops",
     "instruction",
@@ -69,6 +71,9 @@ def ops(dtype: torch.dtype) -> Ops:
             tree_ssm=tree_ssm,
             advance_state=advance_state,
         )
+    if dtype == torch.float32:
+        # in bfloat16 PyTorch's attention of prompts is faster
+        of_layers["prompt_attention"] = prompt_attention
     return replace(
         plain,
         name="cpu",

@@ -19,11 +19,14 @@ from csd.models.exact_products import ExactProducts
 from csd.models.fused.decoder import Decoder, DecoderLike
 from csd.models.fused.linear import in_loops, linear
 from csd.models.load import Loaded
+from csd.models.portable import first_other
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HALVES = (torch.bfloat16, torch.float16)
 # exact products cost no measurable time if rows agree in blocks from two rows to this many
 FREE_ROWS = 32
+# why an operation is refused
+PORTS = "may have other bits on another kind of x86 CPU (docs/portable.md)"
 
 
 def exact(decoder: Decoder, products: ExactProducts | None = None) -> Decoder:
@@ -50,8 +53,13 @@ def choose_exact(
 ) -> tuple[DecoderLike, bool]:
     """The decoder that an engine runs, and whether it is exact.
 
-    wanted: None takes the exact one if it costs no time. Raises as `exact_decoder` if it is true.
+    wanted: None takes the exact one if it costs no time. Raises as `exact_decoder` if it is true,
+    and with "portable" for an operation whose bits depend on the kind of CPU.
     """
+    if wanted == "portable":
+        other = first_other(loaded.decoder, loaded.dtype, kernels)
+        if other is not None:
+            raise ValueError(f"exact must be True or False here, got 'portable': {other} {PORTS}")
     # in 16 bits, but not in float32, a library multiplies two rows in the time of one
     free = loaded.dtype in HALVES or any_rows(loaded.decoder)
     if wanted is False or (wanted is None and not free):

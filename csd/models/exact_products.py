@@ -185,8 +185,8 @@ class ExactProducts:
     @classmethod
     def for_kernels(cls, kernels: str, wanted: bool | str | None) -> "ExactProducts":
         """Products for the backend `kernels`; wanted: an engine's argument `exact`."""
-        if wanted not in (None, True, False, "cublas"):
-            raise ValueError(f"exact must be True, False or 'cublas', got {wanted!r}")
+        if wanted not in (None, True, False, "cublas", "portable"):
+            raise ValueError(f"exact must be True, False, 'cublas' or 'portable', got {wanted!r}")
         if kernels == "triton":
             return cls.of("cublas" if wanted == "cublas" else "triton")
         if wanted == "cublas":

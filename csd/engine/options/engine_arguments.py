@@ -130,13 +130,15 @@ class SizeOptions(TypedDict, total=False):
         ),
     ]
     exact: Annotated[
-        bool | Literal["cublas"] | None,
+        bool | Literal["cublas", "portable"] | None,
         Option(
             None,
             "whether the bits of tokens and log-probabilities are independent of drafts and batch, "
             "in bfloat16, float16 and float32. By default if that costs no time, as in bfloat16 on "
             "CPUs that multiply it; `engine.exact` is the value in use. On a GPU, products run in "
-            'Triton, or with "cublas" in cuBLAS, in blocks of 64 rows. See docs/exact.md',
+            'Triton, or with "cublas" in cuBLAS, in blocks of 64 rows. See docs/exact.md. With '
+            '"portable" the bits are the same on every x86 CPU, in float32 and with packed '
+            "weights, or an error names the operation that prevents it (docs/portable.md)",
             check_exact,
             Switch(True, "produce the same bits under any load, even where that is slower"),
         ),

@@ -15,8 +15,11 @@ from csd.models.exact import any_threads, choose_exact
 from csd.models.exact_products import ExactProducts
 from csd.models.fused.config import ModelSizes
 from csd.models.fused.decoder import Decoder, DecoderLike
+from csd.models.fused.weights_hash import weights_hash
 from csd.models.load import Loaded, load
 from csd.models.module.decoder import ModuleDecoder
+from csd.models.portable import PORTABLE, first_other
+from csd.traces.receipt import Receipt, receipt_of
 from csd.utils.phases import phase
 from csd.utils.torch_state import plain_torch
 
@@ -36,6 +39,7 @@ class EngineModel:
     static: bool
     _threads_agree: dict[int, bool]  # results of `any_threads` for this model, by their number
     _key: ModelKey | None  # None until it is first used in a run
+    _hash: tuple[ModelKey, str | None] | None  # `weights_hash` of a key
 
     @plain_torch()
     def __init__(
@@ -43,7 +47,7 @@ class EngineModel:
         model: Any,
         *,
         kernels: str | None,
-        exact: bool | Literal["cublas"] | None,
+        exact: bool | Literal["cublas", "portable"] | None,
         static: bool | None,
         self_check: bool,
         **options: Any,
@@ -81,7 +85,7 @@ class EngineModel:
         self.static = self._whether_static(loaded)
         self.decoder, self.exact = choose_exact(self._exact, loaded, self.ops.name, self._products)
         self.device, self.dtype = loaded.device, loaded.dtype
-        self._threads_agree, self._key = {}, None
+        self._threads_agree, self._key, self._hash = {}, None, None
 
     def _whether_static(self, loaded: Loaded) -> bool:
         """True if steps have fixed shapes. Raises ValueError if static=True is impossible."""
@@ -120,7 +124,26 @@ class EngineModel:
     @property
     def kind(self) -> str | None:
         """Kind of exact products: "cublas" if it was requested, None for the backend's own."""
-        return self._exact if isinstance(self._exact, str) else None
+        return "cublas" if self._exact == "cublas" else None
+
+    @property
+    def exact_on(self) -> str | None:
+        """Machines on which an exact engine's bits are the same; None if it is not exact."""
+        if not self.exact:
+            return None
+        if self.device.type != "cpu":
+            return "this kind of GPU"
+        other = first_other(self.loaded.decoder, self.dtype, self.ops.name)
+        return PORTABLE if other is None else "this kind of CPU"
+
+    def receipt(self) -> Receipt:
+        """The receipt of samples that are drawn from this model now."""
+        module = self.loaded.current_module()
+        key = model_key(module, self.decoder)
+        if self._hash is None or self._hash[0] != key:
+            self._hash = key, weights_hash(self.loaded.decoder)
+        dtype = str(self.dtype).removeprefix("torch.")
+        return receipt_of(self._hash[1], self.exact_on, dtype, str(self.device))
 
     def begin_call(self, requests: list[Request]) -> None:
         self._key = None

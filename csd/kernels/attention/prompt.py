@@ -3,7 +3,8 @@
     out[r, h] = sum over t <= start + r of softmax(scale * q[r, h] . k[t, h // (H / K)]) v[t, ..]
 
 for row r of a chunk, which follows `start` tokens of its prompt. PyTorch's own attention computes
-it on every device: a prompt is read only once, and PyTorch's kernels are hard to beat there.
+it on every device: a prompt is read only once, and PyTorch's kernels are hard to beat there. In
+float32 on a CPU a step's loop does (`cpu/prompt.py`), which is as fast and has its bits everywhere.
 
 `attend_chunk` takes one chunk. `attend_visible` takes a chunk with a window, a chunk size, a cap on
 scores or sinks (`reference.py` has the formula); with a cap or sinks it multiplies as the reference
@@ -21,7 +22,7 @@ of prompt g is token p % 64 of page prompt_pages[g, p // 64]; `index` counts the
 pages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -247,8 +248,12 @@ def prompt_attention(
     v: torch.Tensor,  # [T, K, D]
     chunks: Chunks,
     scale: float,
+    attend: Callable = attend_chunk,
 ) -> torch.Tensor:
-    """Returns the attention [R, H, D]. R: sum of the chunks' rows; T: sum of their keys."""
+    """Returns the attention [R, H, D]. R: sum of the chunks' rows; T: sum of their keys.
+
+    attend: `attend_chunk`, or a backend's function in its place.
+    """
     rows, keys = chunks.rows, chunks.keys
     if q.dim() != 3 or k.dim() != 3 or not k.shape[1] or q.shape[1] % k.shape[1]:
         raise ValueError(
@@ -267,7 +272,7 @@ def prompt_attention(
         )[0]
         return out
     parts = zip(q.split(rows), k.split(keys), v.split(keys), chunks.starts, strict=True)
-    outs = [attend_chunk(*part, scale) for part in parts]
+    outs = [attend(*part, scale) for part in parts]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 

@@ -92,18 +92,11 @@ def loop(function: Any) -> Any:
     Only accesses that are indexed by the loop's own variable are vectorized, since an index that
     might be negative counts from the end. So loops run over slices.
     """
-    return compiled(function)
-
-
-def any_order(function: Any) -> Any:
-    """Like `loop`, but the compiler may reorder sums; the order depends on the length alone."""
-    return compiled(function, fastmath={"reassoc"})
-
-
-def compiled(function: Any, **options: Any) -> Any:
-    """Compile `function` as `njit` does, with csd's cache on disk; options: those of `njit`."""
-    usual: dict[str, Any] = dict(nopython=True, nogil=True, error_model="numpy", boundscheck=False)
-    dispatcher: Any = LoopDispatcher(function, targetoptions=usual | options)
+    # no fast mathematics: the compiler reorders no sum and rounds each product
+    options: dict[str, Any] = dict(
+        nopython=True, nogil=True, error_model="numpy", boundscheck=False
+    )
+    dispatcher: Any = LoopDispatcher(function, targetoptions=options)
     file = Path(function.__code__.co_filename)
     try:
         # numba compiles a function again when its own file has changed, but the compiled code also

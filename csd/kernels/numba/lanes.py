@@ -3,6 +3,9 @@
 LLVM compiles them to instructions of the CPU at hand, on any CPU. Arrays are flat and contiguous,
 and a negative index does not count from the end. Blocks of a matrix are widened, transposed, or put
 in pairs of bfloat16 for products.
+
+A sum has BLOCK lanes whatever the width of the CPU's vectors is, and `added_lanes` adds these in
+one order, so its bits are the same on every CPU.
 """
 
 from typing import Any
@@ -17,6 +20,7 @@ from csd.kernels.numba.simd import (
     BYTE,
     INT,
     add_product,
+    halves,
     ints,
     places,
     prefetch,
@@ -89,6 +93,105 @@ def add_multiple(typing_context, total, x, row):
         return add_product(builder, args[0], number, args[2])
 
     return total(total, row.dtype, row), generate
+
+
+@intrinsic
+def filled(typing_context, number):
+    """a vector of BLOCK copies of a number"""
+    kind = Lanes(number, BLOCK)
+    return kind(number), lambda _, builder, __, args: splat(builder, args[0], BLOCK)
+
+
+@intrinsic
+def plus(typing_context, x, y):
+    """x + y for vectors"""
+    return x(x, y), lambda _, builder, __, args: builder.fadd(*args)
+
+
+@intrinsic
+def times(typing_context, x, y):
+    """x y for vectors"""
+    return x(x, y), lambda _, builder, __, args: builder.fmul(*args)
+
+
+@intrinsic
+def minus(typing_context, x):
+    """-x for a vector"""
+    return x(x), lambda _, builder, __, args: builder.fneg(args[0])
+
+
+@intrinsic
+def doubles(typing_context, x):
+    """a vector of float32 or float64 as float64"""
+    kind = Lanes(types.float64, x.count)
+
+    def generate(context, builder, signature, args):
+        return args[0] if x == kind else builder.fpext(args[0], context.get_value_type(kind))
+
+    return kind(x), generate
+
+
+@intrinsic
+def at_least(typing_context, x, number):
+    """bits of the lanes of x that are at least a number, the first in the lowest bit"""
+
+    def generate(context, builder, signature, args):
+        kept = builder.fcmp_ordered(">=", args[0], splat(builder, args[1], x.count))
+        return builder.zext(builder.bitcast(kept, ir.IntType(x.count)), ir.IntType(64))
+
+    return types.int64(x, x.dtype), generate
+
+
+@intrinsic
+def select(typing_context, x, bits, other):
+    """Lanes of x where the bit is set, else those of `other`, a vector or a number."""
+
+    def generate(context, builder, signature, args):
+        chosen, bits, value = args
+        if not isinstance(other, Lanes):
+            value = splat(builder, value, x.count)
+        mask = builder.trunc(bits, ir.IntType(x.count))
+        mask = builder.bitcast(mask, ir.VectorType(ir.IntType(1), x.count))
+        return builder.select(mask, chosen, value)
+
+    return x(x, types.int64, other), generate
+
+
+@intrinsic
+def add_to_lane(typing_context, total, lane, number):
+    """total with a number added to one of its lanes"""
+
+    def generate(context, builder, signature, args):
+        vector, lane, value = args
+        value = builder.fadd(builder.extract_element(vector, lane), value)
+        return builder.insert_element(vector, value, lane)
+
+    return total(total, types.intp, total.dtype), generate
+
+
+@intrinsic
+def added_lanes(typing_context, x):
+    """sum of the lanes: of the lower and the upper half, until one number is left"""
+    return x.dtype(x), lambda _, builder, __, args: _added(builder, args[0])
+
+
+@intrinsic
+def added_pair(typing_context, x, y):
+    """sum of the lanes of two vectors: the halves of x, then those of y, then as `added_lanes`"""
+
+    def generate(context, builder, signature, args):
+        (first, second), (third, last) = (halves(builder, value) for value in args)
+        for part in (second, third, last):
+            first = builder.fadd(first, part)
+        return _added(builder, first)
+
+    return x.dtype(x, y), generate
+
+
+def _added(builder: Any, value: Any) -> Any:
+    while value.type.count > 1:
+        value = builder.fadd(*halves(builder, value))
+    return builder.extract_element(value, INT(0))
 
 
 @intrinsic

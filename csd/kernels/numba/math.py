@@ -1,4 +1,8 @@
-"""Functions that numba's loops call: e^x, maximum, sum, a stable sort and keyed noise.
+"""Functions that numba's loops call: e^x, log x, maximum, sum, a stable sort and keyed noise.
+
+`exp` in float32 and `log` are csd's own, since a library's differ between versions and between
+vectors' widths. `log` is computed in float64, within one ulp there, so in float32 it is the
+correctly rounded one, except for about one number in 10^8, where it is next to it.
 
 The sort is csd's own, since numba's takes seconds to compile for each type of array. The noise is
 that of `csd.kernels.common.noise`: one word per call, or the words of adjacent tokens, whose rounds
@@ -12,7 +16,8 @@ from numba import types
 from numba.extending import intrinsic, overload, register_jitable
 
 from csd.kernels.common.noise import BUMPS, FACTORS
-from csd.kernels.numba.jit import any_order, loop
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.lanes import BLOCK, add_to_lane, added_lanes, block, filled, plus
 from csd.kernels.numba.simd import exponential
 
 LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -56,8 +61,8 @@ def gumbel(word, kind):
     v, u = (kind(word) + half) * scale, (kind(LOW - word) + half) * scale
     if v < kind(2.0**-10):
         series = kind(1 / 3) + v * (kind(1 / 4) + v / kind(5))
-        return -np.log(v * (one + v * (half + v * series)))
-    return -np.log(-np.log(u if v > half else one - v))
+        return -log(v * (one + v * (half + v * series)))
+    return -log(-log(u if v > half else one - v))
 
 
 # length of runs that are sorted by insertion before they are merged
@@ -66,6 +71,10 @@ RUN = 8
 
 def exp(x: Any) -> Any:
     """e^x, for float32 by the code of `simd.py`."""
+
+
+def log(x: Any) -> Any:
+    """Natural logarithm of a float32 or float64, in its type."""
 
 
 def ordered(x: Any) -> Any:
@@ -110,6 +119,38 @@ def _exp_single(typing_context, x):
     return x(x), lambda context, builder, signature, args: exponential(builder, args[0])
 
 
+# bits of the least normal float64 at least sqrt(1/2), and ln 2 in two parts, the first of 32 bits
+_ROOT = np.int64(0x3FE6A09E667F3BCD)
+_LN_2_HIGH, _LN_2_LOW = 0.6931471803691238, 1.9082149292705877e-10
+# of log((1 + s) / (1 - s)) = 2 s + 2/3 s^3 + 2/5 s^5 + .., for s^2 <= 0.0295
+_TERMS = tuple(2 / n for n in range(23, 1, -2))
+
+
+@overload(log)
+def _log(x):
+    kind = np.float32 if x == types.float32 else np.float64
+    return lambda x: kind(_log_double(np.float64(x)))
+
+
+@register_jitable
+def _log_double(x):
+    """log x = n log 2 + log m for x = 2^n m, sqrt(1/2) <= m < sqrt(2), s = (m - 1) / (m + 1)."""
+    if not (x > 0 and x < np.inf):
+        return x if x == np.inf else np.nan if x != 0 else -np.inf
+    below = np.float64(0)
+    if x < 2.0**-1022:
+        below, x = np.float64(54), x * 2.0**54
+    bits = np.float64(x).view(np.int64)
+    n = (bits - _ROOT) >> np.int64(52)
+    f = np.int64(bits - (n << np.int64(52))).view(np.float64) - 1.0
+    s = f / (f + 2.0)
+    z, series = s * s, 0.0
+    for term in _TERMS:
+        series = series * z + term
+    n, half = np.float64(n) - below, 0.5 * f * f
+    return n * _LN_2_HIGH - ((half - (s * (half + z * series) + n * _LN_2_LOW)) - f)
+
+
 @loop
 def peak(x):
     """Maximum of x, or NaN if x has a NaN whose sign is positive."""
@@ -120,13 +161,16 @@ def peak(x):
     return number(largest)
 
 
-@any_order
+@loop
 def added(x):
-    """Sum of x, in an order that depends on its length alone."""
-    total = x[0]
-    for j in range(1, x.shape[0]):
-        total += x[j]
-    return total
+    """Sum of x: number j is added in lane j % BLOCK, and then the lanes by `added_lanes`."""
+    total = filled(type(x[0])(0))
+    whole = x.shape[0] // BLOCK * BLOCK
+    for j in range(0, whole, BLOCK):
+        total = plus(total, block(x, j))
+    for j in range(whole, x.shape[0]):
+        total = add_to_lane(total, j - whole, x[j])
+    return added_lanes(total)
 
 
 @loop

@@ -62,6 +62,13 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight, 32) if _onednn(weight) else weight
 
 
+def by_rows(weight: torch.Tensor) -> torch.Tensor:
+    """The plain weight [out, in] of one that `packed` laid out; other tensors unchanged."""
+    if weight.is_mkldnn:
+        return weight.to_dense()
+    return _loops().by_rows(weight) if weight.dim() == 3 and weight.is_cpu else weight
+
+
 def in_loops(weight: torch.Tensor) -> bool:
     """True if csd's loop multiplies a weight, plain, `packed` or quantised."""
     if isinstance(weight, Quantized):

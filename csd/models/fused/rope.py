@@ -5,6 +5,7 @@ and yarn also multiplies cosines and sines by a constant
 """
 
 import math
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +41,14 @@ _ROPE = {
 }
 
 
-# positions of a table that are computed at once
-AT_ONCE = 4096
+# positions of a table that are computed at once; fewer in float64, whose steps run in the cache
+AT_ONCE, IN_CACHE = 4096, 128
+# pi / 2 as a sum, the first two of which have 33 bits, so that their products with n are exact
+HALF_PI = 1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21
+# Taylor's coefficients of sin x / x - 1 and of cos x - 1 in x^2, the highest power first
+SINE, COSINE = (
+    [(-1) ** n / math.factorial(2 * n + odd) for n in range(6, 0, -1)] for odd in (1, 0)
+)
 # fields of these families' rotary embeddings: the part of a head that is rotated, and sections of
 # positions in images, which are all the same in a text
 _OF_FAMILY = {
@@ -168,24 +175,65 @@ def rope_tables(
     device: str | torch.device,
     frequencies: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, each [positions, R]: computed in float32 as transformers does, then cast."""
+    """cos and sin, each [positions, R]: of angles in float32 as transformers has them, then cast.
+
+    In float32 on a CPU they have the same bits on every machine.
+    """
     w = default_frequencies(rope, dims) if frequencies is None else frequencies
     w = w.to(device, torch.float32)
     cos, sin = (torch.empty(positions, 2, len(w), dtype=dtype, device=device) for _ in range(2))
+    own = dtype == torch.float32 and cos.is_cpu
+    if own and frequencies is not None and rope.kind == "default":
+        # a module's powers may differ in the last bit, by the library that computed them
+        correct = default_frequencies(rope, dims)
+        w = correct if torch.allclose(w, correct, rtol=1e-6, atol=0) else w
     # in parts: of a long context, what is computed on the way takes more memory than the tables
-    for first in range(0, positions, AT_ONCE):
-        part = slice(first, min(first + AT_ONCE, positions))
+    at_once = IN_CACHE if own else AT_ONCE
+    for first in range(0, positions, at_once):
+        part = slice(first, min(first + at_once, positions))
         position = torch.arange(part.start, part.stop, dtype=torch.float32, device=device)
         angle = position[:, None, None] * w
-        cos[part], sin[part] = angle.cos() * rope.attention, angle.sin() * rope.attention
+        of_angle = _cos_sin(angle) if own else (angle.cos(), angle.sin())
+        for table, values in zip((cos, sin), of_angle, strict=True):
+            table[part] = values * rope.attention
     return cos.flatten(1), sin.flatten(1)
+
+
+def _cos_sin(angle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of angles, float32, up to 2^20: correctly rounded but for one in 10^5.
+
+    A library's differ between versions and between vectors' widths. Here each operation on float64
+    has one correct result: the angle less the nearest multiple n of pi / 2, then Taylor's series.
+    """
+    x = angle.double()
+    n = (x * (2 / math.pi)).round_()
+    for part in HALF_PI:
+        x -= n * part
+    z = x * x
+    series = []
+    for factors in (SINE, COSINE):
+        y = z * factors[0]
+        for factor in factors[1:]:
+            y += factor
+            y *= z
+        series.append(y + 1)
+    sine, cosine = series[0] * x, series[1]
+    n = n.long()
+    swapped = (n & 1).bool()
+    # n mod 4 turns (cos, sin) to (-sin, cos), (-cos, -sin) and (sin, -cos)
+    cos, sin = torch.where(swapped, sine, cosine), torch.where(swapped, cosine, sine)
+    cos *= 1 - ((n + 1) & 2)
+    sin *= 1 - (n & 2)
+    return cos.float(), sin.float()
 
 
 def default_frequencies(rope: Rope, dims: int) -> torch.Tensor:
     if rope.kind != "default":
         raise ValueError(f"rope type {rope.kind!r} needs the frequencies of a module")
     exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims
-    w = 1.0 / (rope.theta**exponent)
+    # in decimals, whose powers are correctly rounded on every machine
+    theta = Decimal(rope.theta)
+    w = 1.0 / torch.tensor([float(theta ** Decimal(x)) for x in exponent.tolist()])
     if rope.scaling is None:
         return w
     factor, low, high, old_context = rope.scaling

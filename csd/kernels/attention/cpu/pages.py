@@ -48,7 +48,7 @@ PARTS = 7
 @loop
 def workspace_bytes(many, words, columns, wide, like):
     """Number of bytes that `workspace` needs."""
-    numbers = many * (words + columns + wide + PAGE // 2 + 1) + PAGE * wide + WIDTH
+    numbers = many * (words + columns + wide + PAGE // 2 + 1) + PAGE * wide + BLOCK
     return numbers * like.itemsize + (PARTS + 1) * LINE
 
 
@@ -57,7 +57,7 @@ def workspace(address, many, words, columns, wide, like):
     """Arrays for `many` rows in the memory at `address`, of the dtype of `like`.
 
     Returns query [many, words], score [many, columns], sums [many, wide] of zeros, total [many], a
-    softmax's sums [WIDTH], and the memory of the products: a tile [PAGE * wide] of keys or values
+    softmax's sums [BLOCK], and the memory of the products: a tile [PAGE * wide] of keys or values
     and the rows' weights in pairs [many, PAGE / 2].
     """
     size = like.itemsize
@@ -72,8 +72,8 @@ def workspace(address, many, words, columns, wide, like):
     offset += whole_lines(many * PAGE // 2 * size)
     total = memory(offset, many, like)
     offset += whole_lines(many * size)
-    lanes = memory(offset, WIDTH, like)
-    offset += whole_lines(WIDTH * size)
+    lanes = memory(offset, BLOCK, like)
+    offset += whole_lines(BLOCK * size)
     tile = memory(offset, PAGE * wide, like)
     # products run over whole vectors: uninitialized numbers in them may be denormal, each of which
     # takes a hundred times as long

@@ -7,8 +7,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.lanes import BLOCK, WIDTH, Lanes, add_multiple, block, lanes, put
-from csd.kernels.numba.math import added
+from csd.kernels.numba.lanes import BLOCK, block, plus, put, select
 from csd.kernels.numba.simd import INT, exponential, halves, splat
 
 
@@ -26,12 +25,12 @@ def weights(x, scale, old, nodes, word, sums):
     """Like `softmax`, but returns the sum and the largest visible score, which is not scaled.
 
     x: scores of `old` keys and then `nodes` nodes, to be multiplied by scale > 0, with room for
-    another block; word: bits of the nodes that the row attends to; sums: [WIDTH], workspace. A
+    another block; word: bits of the nodes that the row attends to; sums: [BLOCK], workspace. A
     key's position decides in which lane it is added, whether it is a node or committed.
     """
-    zero, one = type(sums[0])(0), type(sums[0])(1)
+    zero = type(sums[0])(0)
     least = type(zero)(-np.inf)
-    whole, wide = old // BLOCK * BLOCK, old // WIDTH * WIDTH
+    whole = old // BLOCK * BLOCK
     rest = (1 << (old - whole)) - 1
     top = select(block(x, whole), rest, least)
     for j in range(0, whole, BLOCK):
@@ -41,27 +40,32 @@ def weights(x, scale, old, nodes, word, sums):
     peak = largest(top)
     for j in range(0, nodes, BLOCK):
         put(select(exponentials(block(x, old + j), peak, scale), word >> j, zero), x, old + j)
-    for j in range(WIDTH):
+    for j in range(BLOCK):
         sums[j] = 0
-    total = lanes(sums, 0)
-    for j in range(0, wide, WIDTH):
-        weight = exponentials(lanes(x, j), peak, scale)
+    total = block(sums, 0)
+    for j in range(0, whole, BLOCK):
+        weight = exponentials(block(x, j), peak, scale)
         put(weight, x, j)
-        total = add_multiple(total, one, weight)
-    put(total, sums, 0)
-    for j in range(wide, whole + 1, BLOCK):
-        score = block(x, j)
-        bits = rest if j == whole else -1
-        weight = exponentials(score, peak, scale)
-        put(select(weight, bits, score), x, j)
-        put(add_multiple(block(sums, j - wide), one, select(weight, bits, zero)), sums, j - wide)
-    offset = old - wide
+        total = plus(total, weight)
+    score = block(x, whole)
+    weight = exponentials(score, peak, scale)
+    put(select(weight, rest, score), x, whole)
+    put(plus(total, select(weight, rest, zero)), sums, 0)
+    offset = old - whole
     seen = word if nodes == 64 else word & ((1 << nodes) - 1)
     while seen:
-        sums[offset & (WIDTH - 1)] += x[old + lowest(seen)]
+        sums[offset & (BLOCK - 1)] += x[old + lowest(seen)]
         offset += 1
         seen &= seen - 1
-    return added(sums), peak
+    return _added(sums), peak
+
+
+@loop
+def _added(x):
+    """Sum of x [BLOCK], in the order in which the code for AVX2 has always added."""
+    a, b = x[0] + x[1] + x[5] + x[9], x[2] + x[6] + x[10]
+    c, d = x[3] + x[7] + x[11], x[4] + x[8] + x[12]
+    return ((a + c) + (b + d)) + x[13] + x[14] + x[15]
 
 
 @intrinsic
@@ -72,21 +76,6 @@ def lowest(typing_context, word):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.int64), generate
-
-
-@intrinsic
-def select(typing_context, x, bits, other):
-    """Lanes of x where the bit is set, else those of `other`, a vector or a number."""
-
-    def generate(context, builder, signature, args):
-        chosen, bits, value = args
-        if not isinstance(other, Lanes):
-            value = splat(builder, value, x.count)
-        mask = builder.trunc(bits, ir.IntType(x.count))
-        mask = builder.bitcast(mask, ir.VectorType(ir.IntType(1), x.count))
-        return builder.select(mask, chosen, value)
-
-    return x(x, types.int64, other), generate
 
 
 @intrinsic

@@ -10,7 +10,16 @@ import numpy as np
 import torch
 
 from csd.kernels.layers.constants import CUBIC, LINEAR
-from csd.kernels.numba.jit import any_order, loop
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.lanes import (
+    BLOCK,
+    add_to_lane,
+    added_pair,
+    block,
+    filled,
+    plus,
+    times,
+)
 from csd.kernels.numba.math import exp
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, require, rounded
 from csd.kernels.numba.threads import by_threads, share
@@ -22,12 +31,16 @@ _LINEAR, _CUBIC = np.float32(LINEAR), np.float32(CUBIC)
 EXP = 4
 
 
-@any_order
+@loop
 def _squares(x):
-    total = np.float32(0)
-    for j in range(x.shape[0]):
-        total += x[j] * x[j]
-    return total
+    left = right = filled(np.float32(0))
+    whole = x.shape[0] // (2 * BLOCK) * (2 * BLOCK)
+    for j in range(0, whole, 2 * BLOCK):
+        low, high = block(x, j), block(x, j + BLOCK)
+        left, right = plus(left, times(low, low)), plus(right, times(high, high))
+    for j in range(whole, x.shape[0]):
+        left = add_to_lane(left, (j - whole) % BLOCK, x[j] * x[j])
+    return added_pair(left, right)
 
 
 @by_threads

@@ -148,6 +148,18 @@ def by_columns(weight: torch.Tensor, isa: str | None = None) -> torch.Tensor:
     return pairs.reshape(-1, K, COLUMNS)
 
 
+def by_rows(weight: torch.Tensor, isa: str | None = None) -> torch.Tensor:
+    """The weight [N, K] that `by_columns` laid out."""
+    K, isa = weight.shape[1], isa or instruction(weight.dtype)
+    if weight.dtype == torch.float32:
+        plain = weight.transpose(1, 2)
+    elif isa == "fma":
+        plain = weight.view(-1, K, LANES, 2).permute(0, 3, 2, 1)
+    else:
+        plain = weight.view(-1, K // 2, COLUMNS, 2).transpose(1, 2)
+    return plain.reshape(-1, K)
+
+
 def product(
     x: torch.Tensor,  # [M, K]
     weight: torch.Tensor,  # [N / COLUMNS, K, COLUMNS], or plain [N, K]

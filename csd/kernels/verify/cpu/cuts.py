@@ -12,7 +12,20 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from csd.kernels.numba.jit import any_order, loop
+from csd.kernels.numba.jit import loop
+from csd.kernels.numba.lanes import (
+    BLOCK,
+    add_to_lane,
+    added_lanes,
+    at_least,
+    block,
+    doubles,
+    filled,
+    minus,
+    plus,
+    select,
+    times,
+)
 from csd.kernels.numba.math import exp, ordered, places_in_order
 from csd.kernels.verify.constants import HEAD_WIDTH
 
@@ -57,7 +70,7 @@ def masses(score: Any, mass: Any, low: Any) -> Any:
     """Masses of the listed tokens with at least the score `low`, and of the others, in float64.
 
     In float64 they are added in the reference's order, so that a sum has its bits. In float32 they
-    are added in any order, which the rounding of the sum to float32 hides.
+    are added in lanes, and the rounding of the sum to float32 hides the difference.
     """
 
 
@@ -65,7 +78,7 @@ def masses(score: Any, mass: Any, low: Any) -> Any:
 def _masses(score, mass, low):
     if mass.dtype == types.float64:
         return lambda score, mass, low: _in_order(score, mass, low)
-    return lambda score, mass, low: _in_any_order(score, mass, low)
+    return lambda score, mass, low: _in_lanes(score, mass, low)
 
 
 @loop
@@ -77,25 +90,38 @@ def _in_order(score, mass, low):
     return head, rest
 
 
-@any_order
-def _in_any_order(score, mass, low):
-    head = rest = 0.0
-    for w in range(score.shape[0]):
-        value = np.float64(mass[w])
-        head += value if score[w] >= low else 0.0
-        rest += 0.0 if score[w] >= low else value
-    return head, rest
+@loop
+def _in_lanes(score, mass, low):
+    zero = type(score[0])(0)
+    head = rest = filled(np.float64(0))
+    whole = score.shape[0] // BLOCK * BLOCK
+    for w in range(0, whole, BLOCK):
+        value, inside = block(mass, w), at_least(block(score, w), low)
+        head = plus(head, doubles(select(value, inside, zero)))
+        rest = plus(rest, doubles(select(value, ~inside, zero)))
+    for w in range(whole, score.shape[0]):
+        value, inside = np.float64(mass[w]), score[w] >= low
+        head = add_to_lane(head, w - whole, value if inside else 0.0)
+        rest = add_to_lane(rest, w - whole, 0.0 if inside else value)
+    return added_lanes(head), added_lanes(rest)
 
 
-@any_order
+@loop
 def moments(score, mass, low):
     """Sums of -z exp z over listed tokens with at least the score `low`, and over the others."""
-    head = rest = 0.0
-    for w in range(score.shape[0]):
-        value = np.float64(mass[w] * -score[w])
-        head += value if score[w] >= low else 0.0
-        rest += 0.0 if score[w] >= low else value
-    return head, rest
+    zero = type(score[0])(0)
+    head = rest = filled(np.float64(0))
+    whole = score.shape[0] // BLOCK * BLOCK
+    for w in range(0, whole, BLOCK):
+        z = block(score, w)
+        value, inside = times(block(mass, w), minus(z)), at_least(z, low)
+        head = plus(head, doubles(select(value, inside, zero)))
+        rest = plus(rest, doubles(select(value, ~inside, zero)))
+    for w in range(whole, score.shape[0]):
+        value, inside = np.float64(mass[w] * -score[w]), score[w] >= low
+        head = add_to_lane(head, w - whole, value if inside else 0.0)
+        rest = add_to_lane(rest, w - whole, 0.0 if inside else value)
+    return added_lanes(head), added_lanes(rest)
 
 
 @loop
@@ -159,21 +185,21 @@ def boundary(value, mass, low, high, start, total, limit):
     return value[last], last
 
 
-@any_order
+@loop
 def shifts(score, mass, low, mean, shift):
     """Write how far the listed tokens' surprise is from its mean, infinite without mass.
 
     Returns the mass of the head's tokens that are nearer than any below the head. low: the head's
     least score.
     """
-    kind, near = type(mean), 0.0
+    kind, near = type(mean), filled(np.float64(0))
     nearest = kind(HEAD_WIDTH) - mean
     for w in range(score.shape[0]):
         distance = abs(score[w] + mean)
         shift[w] = distance if mass[w] > 0 else kind(np.inf)
         inside = (score[w] >= low) & (distance <= nearest)
-        near += np.float64(mass[w]) if inside else 0.0
-    return near
+        near = add_to_lane(near, w % BLOCK, np.float64(mass[w]) if inside else 0.0)
+    return added_lanes(near)
 
 
 @loop

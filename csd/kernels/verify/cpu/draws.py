@@ -9,7 +9,7 @@ import numpy as np
 
 from csd.kernels.common.noise import REST, SAMPLE
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.math import gumbel, philox_word, philox_words
+from csd.kernels.numba.math import exp, gumbel, log, philox_word, philox_words
 from csd.state.verdict import TOP
 
 # as many words are computed at once as the workspace has; where a head has fewer tokens of so many
@@ -74,11 +74,11 @@ def draw_row(
                     # tokens are in ascending order: the first maximum has the smallest id
                     if noisy > best:
                         best, won = noisy, w
-                        bound = np.exp(-best) * kind(2.0**32 * SLACK)
+                        bound = exp(-best) * kind(2.0**32 * SLACK)
         first = end
     if rest > 0:
         word = philox_word(key, vocab, position, sample, SAMPLE)
-        if np.log(rest) + gumbel(word, kind) > best:
+        if log(rest) + gumbel(word, kind) > best:
             return np.int64(-1)
     return won
 
@@ -137,7 +137,7 @@ def rank(
                     j -= 1
                 top[j], top_token[j] = value, token[w]
     for j in range(TOP):
-        prob = np.float32(np.exp(top[j] - log_total))
+        prob = np.float32(exp(top[j] - log_total))
         if greedy:
             prob = np.float32(j == 0)
         top_prob[j] = prob if prob > 0 else 0

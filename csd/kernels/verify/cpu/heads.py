@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.math import added, exp, peak
+from csd.kernels.numba.math import added, exp, log, peak
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, require
 from csd.kernels.numba.threads import by_threads, share
 from csd.kernels.verify.cpu.cuts import keep, kth_largest
@@ -236,7 +236,7 @@ def row_log_sum(
         for j in range(PIECE):
             z[j] = exp(z[j])
         total += added(z)
-    return np.log(total) + highest
+    return log(total) + highest
 
 
 @loop

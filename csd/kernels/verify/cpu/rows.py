@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from csd.kernels.numba.jit import loop
+from csd.kernels.numba.math import exp, log
 from csd.kernels.numba.tensors import memory
 from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
 from csd.kernels.verify.cpu.cuts import (
@@ -122,7 +123,7 @@ def _cut(of_row, greedy, s, sizes, slots, work):
         whole, rest = True, kind(below)
     min_p = kind(memory(slots.min_p, S, DOUBLE)[s])
     if min_p > 0:
-        if rest > 0 and not whole and min_p <= np.exp(low):
+        if rest > 0 and not whole and min_p <= exp(low):
             count = _all(of_row, most, token, score, mass, z)
         count = keep(token[:count], score, mass, mass, min_p, 0)
         head, below = masses(score[:count], mass, low)
@@ -189,7 +190,7 @@ def sample_row(m, s, given, row, sizes, pool, slots, work, wide, top_token, top_
 
     of_row = row, changes, highest, temperature
     count, low, head, rest, whole = _cut(of_row, greedy, s, sizes, slots, work)
-    total, place, drawn = np.log(head + rest), np.int64(0), given
+    total, place, drawn = log(head + rest), np.int64(0), given
     if given >= 0:
         place = _place(token[:count], given)
     else:

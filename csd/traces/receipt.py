@@ -1,0 +1,92 @@
+"""The receipt of a record: which weights, versions and machine its samples came from.
+
+A record whose receipt says "every x86 CPU" can be drawn again, to the bit, on another machine with
+the same weights (`csd audit`). A receipt is a claim like the samples: it proves nothing by itself.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypedDict
+
+import numpy as np
+
+from csd.utils.device import CPUINFO, cpu_name
+
+PACKAGES = "csd-llm", "torch", "numpy", "numba", "transformers"
+# flags of /proc/cpuinfo that select code
+INSTRUCTIONS = (
+    *("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
+    *("amx_tile", "amx_bf16", "amx_int8"),
+)
+
+
+class Receipt(TypedDict):
+    """What samples depend on beside their prompt, seed and options."""
+
+    model: str | None  # `csd.models.fused.weights_hash`
+    exact_on: str | None  # `Engine.exact_on`
+    dtype: str
+    device: str
+    cpu: str
+    instructions: list[str]
+    versions: dict[str, str]
+    logprobs: list[str]  # hash of each sample's log-probabilities, in the order of the samples
+
+
+def receipt_of(model: str | None, exact_on: str | None, dtype: str, device: str) -> Receipt:
+    """The receipt of samples that this process draws, without these."""
+    return Receipt(
+        model=model,
+        exact_on=exact_on,
+        dtype=dtype,
+        device=device,
+        cpu=cpu_name(),
+        instructions=instructions(),
+        versions=_versions(),
+        logprobs=[],
+    )
+
+
+@cache
+def instructions() -> list[str]:
+    """Instruction sets of this CPU that select code; none where the system does not list them."""
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
+    return [name for name in INSTRUCTIONS if name in flags]
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def bits_hash(logprobs: Iterable[float]) -> str:
+    """Hash of a sample's log-probabilities as float32."""
+    return hashlib.sha256(np.array([*logprobs], "<f4").tobytes()).hexdigest()[:32]
+
+
+def differences(recorded: Receipt, own: Receipt) -> list[str]:
+    """What differs between two receipts, a line each: the record's value, then this machine's."""
+    lines = []
+    for name in ("model", "exact_on", "dtype", "device", "cpu", "instructions"):
+        if recorded[name] != own[name]:
+            pair = (_shown(r[name]) for r in (recorded, own))
+            lines.append(f"{name}: {' here '.join(pair)}")
+    for name in PACKAGES:
+        pair = (r["versions"].get(name, "none") for r in (recorded, own))
+        there, here = pair
+        if there != here:
+            lines.append(f"{name}: {there} here {here}")
+    return lines
+
+
+def _shown(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
