@@ -4,9 +4,11 @@
     generate.py   `csd.generate` and `csd.stream`: one engine is kept per model
     engine.py     `Engine`: a model, its caches and step times, and the calls that run over them
     call.py       one call: its checked arguments as requests and settings
-    scheduler.py  the loop: run a step, read its record, append tokens, end samples
-    slot_filler.py  reads prompts and fills free slots, with the requests of a source
-    call_source.py  the requests of a call, as that source
+    scheduler.py  the loop: a plan, a step, its record, tokens of samples, their ends
+    plan.py       what a plan is made of, what it says, and the events that follow, as plain values
+    policy.py     the plans of a call: whose prompt is read, whose sample gets a slot
+    slots.py      applies plans: reads prompts, starts samples, ends requests
+    admission.py  whether the step can serve a request that arrives
     options/      arguments: default, check, flag and description of each; grammars, thoughts
     requests/     prompts and their samples, edits of slots, past samples
     resources/    `EngineModel`, `Caches` and `StepTimes`, which calls share
@@ -17,5 +19,5 @@
 
 A call of `csd.generate`: `generate.py` finds the engine, `Call.read` makes the requests, the
 engine allocates caches for them (`resources`), and a `Scheduler` runs steps until all samples have
-ended. `csd.serve` runs the same loop with a source whose requests arrive between two steps.
+ended. `csd.serve` runs the same loop with a policy whose requests arrive between two steps.
 """

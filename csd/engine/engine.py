@@ -14,10 +14,11 @@ from typing import Any, Protocol, Unpack, overload
 import torch
 
 from csd.engine.call import Call, RunSettings
-from csd.engine.call_source import CallSource
 from csd.engine.options import Options, read_options
 from csd.engine.options.engine_arguments import EngineOptions, WarmupOptions
 from csd.engine.options.show import shows
+from csd.engine.plan import Policy
+from csd.engine.policy import CallPolicy
 from csd.engine.requests.request import Carrying, Request, check_served, every
 from csd.engine.resources.caches import Caches
 from csd.engine.resources.model import EngineModel
@@ -26,7 +27,7 @@ from csd.engine.resources.turn import Turn
 from csd.engine.results.result import Sample, Samples
 from csd.engine.scheduler import Scheduler
 from csd.engine.session import Session
-from csd.engine.slot_filler import RequestSource, SlotFiller, clear
+from csd.engine.slots import HostSlots, clear
 from csd.engine.step.budget import Controller
 from csd.engine.step.call_step import step_of_call
 from csd.engine.step.static_step import StaticStep, capture_all
@@ -52,8 +53,8 @@ class Feed(Protocol):
         nodes: drafted tokens per step if the budget is a number, else 0.
         """
 
-    def requests(self) -> RequestSource:
-        """Returns the requests of a run, which are admitted between steps."""
+    def policy(self) -> Policy:
+        """Returns the policy of a run, whose requests arrive between steps."""
 
 
 # kinds that a type checker can distinguish; a tensor is one prompt or several
@@ -328,19 +329,18 @@ class Engine:
                 for kind, seconds in preparation().items():
                     step.seconds[kind] += seconds - before[kind]
                 control = budget.control
-                source: RequestSource = (
-                    CallSource(requests, settings, self.together)
-                    if feed is None
-                    else feed.requests()
+                policy: Policy = (
+                    CallPolicy(requests, settings, self.together) if feed is None else feed.policy()
                 )
-                slots = SlotFiller(
+                slots = HostSlots(
                     step,
-                    source,
                     tokenizer=tokenizer,
                     prefill_chunk=self.caches.prefill_chunk,
                     group_keys=self._group_keys,
+                    arrive=feed is not None,
                 )
                 scheduler = Scheduler(
+                    policy,
                     slots,
                     settings,
                     budget=budget,

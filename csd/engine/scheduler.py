@@ -1,20 +1,21 @@
-"""Scheduler of an engine's run: fills slots, runs steps, and yields finished samples.
+"""The loop of an engine's run: plan, step, events; it yields finished samples.
 
 `no_token_left` is the error of a sample without a token to draw, with the names of the constraints
 that ban all tokens.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from csd.engine.call import RunSettings
 from csd.engine.options.grammar import GRAMMARS, dead_parts
 from csd.engine.options.params import SamplingParams
+from csd.engine.plan import Advanced, Ended, Event, Failed, Policy
 from csd.engine.requests.request import LiveSample, Request
 from csd.engine.results.record import PendingRecord, Record
 from csd.engine.results.result import Sample
-from csd.engine.slot_filler import SlotFiller
+from csd.engine.slots import HostSlots
 from csd.engine.step.budget import Budget
 from csd.engine.step.thread_choice import ThreadChoice
 from csd.state.pool import PROGRESS_PENALTY
@@ -24,7 +25,7 @@ REASONS = {STOP: "stop", LENGTH: "length"}
 
 
 class Scheduler:
-    """Runs steps over the slots, and gives their tokens to the samples.
+    """Runs the steps that a policy plans over the slots, and gives their tokens to the samples.
 
     A sample that cannot continue ends alone, with the reason "error" and the tokens before that
     place. So neither its tokens nor the others' depend on the number of tokens per step.
@@ -35,7 +36,8 @@ class Scheduler:
 
     def __init__(
         self,
-        slots: SlotFiller,
+        policy: Policy,
+        slots: HostSlots,
         settings: RunSettings,
         *,
         budget: Budget,
@@ -43,36 +45,33 @@ class Scheduler:
         threads: ThreadChoice | None = None,
         expected: Callable[[int], float] = lambda rows: 1.0,
     ):
-        self.slots, self.step, self.source = slots, slots.step, slots.source
+        self.policy, self.slots, self.step = policy, slots, slots.step
         self.settings, self.budget, self.lag = settings, budget, lag
         self.threads, self.expected = threads or ThreadChoice(fixed=True), expected
         self.failed: list[Request] = []  # with samples that could not continue
-        self.steps = 0
         self.penalises_progress = False  # True while a progress penalty applies
-        self.source.begin(self)
 
     def run(self) -> Iterator[tuple[Request, Sample]]:
-        """Run steps until no slot holds a sample; yields each sample as it finishes.
+        """Run steps until the policy plans no more; yields each sample as it finishes.
 
         Unless the settings return errors, a sample that could not continue is not yielded; the
         error of the first such sample, by prompt and index, is raised at the end.
         """
         records: deque[PendingRecord] = deque()
-        while owned := self.source.fill():
-            live_count = self.step.count_live(owned)
+        while (plan := self.policy.plan(self.slots.view())) is not None:
+            with self.threads.chosen():
+                events = self.slots.apply(plan)
+            yield from self.note(events)
+            if plan.read or events:
+                continue
+            live_count = self.slots.fill()
             if live_count:
-                self.steps, self.slots.begun = self.steps + 1, True
-                self.set_progress_penalty()
-                with self.threads.step() as timer:
-                    owners = self.slots.owners
-                    pending = self.step.launch(live_count, self.budget, owners, self.steps)
-                    timer.expected = self.expected(pending.rows)
-                records.append(pending)
+                records.append(self.launch(live_count, plan.ending))
             # if no slot is live on the device, only records remain to be read
             while records and (len(records) > self.lag or not live_count):
                 record = self.step.read(records.popleft())
                 self.budget.update(sum(n > 0 for n in record.nodes), record)
-                yield from self.postprocess(record)
+                yield from self.note(self.read(record))
         if self.failed and not self.settings.returns_errors:
             # a rule that ended a prompt may have left out the samples with errors
             errors = [(r.index, i) for r in self.failed for i in r.errors]
@@ -80,34 +79,48 @@ class Scheduler:
                 index, i = min(errors)
                 raise next(r.errors[i] for r in self.failed if r.index == index and i in r.errors)
 
-    def set_progress_penalty(self) -> None:
-        """Set the progress penalty, which favours shorter samples once none waits for a slot."""
-        last = self.source.ending()
-        if last != self.penalises_progress:
-            self.penalises_progress = last
-            self.step.slots.progress_penalty.fill_(PROGRESS_PENALTY if last else 0)
+    def launch(self, live_count: int, ending: bool) -> PendingRecord:
+        """Launch a step; ending: whether shorter samples are favoured, since none waits."""
+        self.slots.steps += 1
+        if ending != self.penalises_progress:
+            self.penalises_progress = ending
+            self.step.slots.progress_penalty.fill_(PROGRESS_PENALTY if ending else 0)
+        with self.threads.step() as timer:
+            owners, steps = self.slots.owners, self.slots.steps
+            pending = self.step.launch(live_count, self.budget, owners, steps)
+            timer.expected = self.expected(pending.rows)
+        return pending
 
-    def postprocess(self, record: Record) -> Iterator[tuple[Request, Sample]]:
-        """Append a step's tokens to their samples; yields the samples that finished."""
+    def note(self, events: Iterable[Event]) -> Iterator[tuple[Request, Sample]]:
+        """Pass events to the policy; yields the samples that ended."""
+        for event in events:
+            if isinstance(event, Ended):
+                self.learn(event)
+            self.policy.note(event)
+            if isinstance(event, Advanced):
+                sample = event.sample
+                if sample is not None and (sample.error is None or self.settings.returns_errors):
+                    yield event.request, sample
+            elif isinstance(event, Ended):
+                for sample in event.rest:
+                    yield event.request, sample
+
+    def read(self, record: Record) -> list[Event]:
+        """Append a step's tokens to their samples, and free the slots of those that ended."""
+        events: list[Event] = []
         seen: set[int] = set()
         for s, live in enumerate(record.owners):
             if live is None or live.done or not record.nodes[s]:
                 continue
-            request, had = live.request, len(live.tokens)
-            ended: list[tuple[Request, Sample]] = []
             try:
-                # nothing is yielded within, so a GeneratorExit is an error like any other
-                ended += self.advance(live, record, s, seen)
-            # an error of `until`, a callback or a tokenizer, whose panic is a BaseException
+                events.append(self.advance(live, record, s, seen))
+            # an error of a tokenizer, whose panic is a BaseException
             except BaseException as error:
-                ended += self.source.failed(request, error, live.index)
-            self.source.advanced(request, len(live.tokens) - had)
-            yield from ended
+                events.append(Failed(live.request, error, live.index))
+        return events
 
-    def advance(
-        self, live: LiveSample, record: Record, s: int, seen: set[int]
-    ) -> Iterator[tuple[Request, Sample]]:
-        """`postprocess` of slot s; seen: indices of prompts with samples in earlier slots."""
+    def advance(self, live: LiveSample, record: Record, s: int, seen: set[int]) -> Advanced:
+        """`read` of slot s; seen: indices of prompts with samples in earlier slots."""
         request = live.request
         if request.fault is not None:
             raise request.fault
@@ -142,28 +155,26 @@ class Scheduler:
                 self.failed.append(request)
             request.finished[live.index] = sample
             stats.thoughts_cut += any(sample.forced)
-        if request.on_tokens is not None:
-            request.on_tokens(request, live, live.tokens[had:], text)
-        if sample is not None:
             self.slots.free(s, live)
-            if error is None or self.settings.returns_errors:
-                yield request, sample
-            yield from self.check_until(request)
-            if request.done:
-                self.learn(request)
+        return Advanced(request, live, live.tokens[had:], text, sample)
 
-    def learn(self, request: Request) -> None:
-        """Add the answers of a prompt whose samples have ended to a prior that learns."""
-        priors, drafter = self.settings.priors, self.step.drafter
+    def learn(self, ended: Ended) -> None:
+        """Add the answers of a prompt that has ended to a prior that learns.
+
+        Those of a prompt that was cancelled, or that drew none itself, are left out.
+        """
+        request, priors, drafter = ended.request, self.settings.priors, self.step.drafter
         prior = priors[request.prior_part] if priors else None
-        if prior is None or not prior.learn:
+        if prior is None or not prior.learn or not request.stats.tokens:
+            return
+        if ended.rest and not request.decided:
             return
         whole = ("stop", "length")
-        ended = {i: s for i, s in request.finished.items() if s.finish_reason in whole}
-        tops = [top for i in ended if (top := request.top.get(i))]
+        drawn = {i: s for i, s in request.finished.items() if s.finish_reason in whole}
+        tops = [top for i in drawn if (top := request.top.get(i))]
         # probabilities are recorded for all samples or for none
-        top = tops if len(tops) == len(ended) else None
-        prior.add(request.prompt, [s.tokens for s in ended.values()], top)
+        top = tops if len(tops) == len(drawn) else None
+        prior.add(request.prompt, [s.tokens for s in drawn.values()], top)
         if drafter is not None:
             drafter.use_prior(prior, request.prior_part)
 
@@ -202,24 +213,6 @@ class Scheduler:
             live.drafts.append(record.trees.draft(s, record.step, had))
         if record.top is not None:
             live.top += zip(record.top[0][s][: len(new)], record.top[1][s], strict=False)
-
-    def check_until(self, request: Request) -> Iterator[tuple[Request, Sample]]:
-        """Call `until` with the finished prefix; cancel and yield the rest if it returns true."""
-        if request.until is not None and request.satisfies(request.until):
-            yield from self.cancel(request)
-
-    def cancel(self, request: Request, texts: bool = True) -> Iterator[tuple[Request, Sample]]:
-        """Cancel a request's unfinished samples and yield them; texts: whether they get a text."""
-        self.source.leave(request)
-        rest = [s for s in request.result(texts) if s.index not in request.finished]
-        request.finished |= {sample.index: sample for sample in rest}
-        for s, live in enumerate(self.slots.owners):
-            if live is not None and live.request is request:
-                self.slots.free(s, live)
-        request.waiting.clear()
-        self.slots.retire(request)
-        for sample in rest:
-            yield request, sample
 
 
 def no_token_left(

@@ -2,7 +2,8 @@
 
     async_engine.py  checks of a request's arguments; the engine's thread; the interface for callers
     inbox.py         queue of requests, cancellations and changes for that thread; totals
-    request_source.py  admission of requests between two steps, and the results of a step
+    served_requests.py  requests of a run, from the inbox to their ends
+    policy.py        whose prompt is read, and whose sample gets a slot
     turns.py         owners' shares of the slots
     places.py        clients' shares of the queue and of other places
     twins.py         samples that several requests share
@@ -15,7 +16,7 @@
     http/            `csd serve`: OpenAI's interface
 
 A request is checked in the thread of its caller, waits in the inbox, and is admitted between two
-steps. `ServiceSource` gives the tokens of each step to the request's handle, and wakes its reader.
+steps. `ServedRequests` gives the tokens of each step to the request's handle, and wakes its reader.
 docs/serve.md has the way from a request to its first token, file by file.
 """
 

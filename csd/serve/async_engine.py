@@ -28,7 +28,7 @@ from csd.serve.handle import Handle
 from csd.serve.inbox import Counters, Inbox
 from csd.serve.reader import Reader
 from csd.serve.repeats import Repeats
-from csd.serve.request_source import ServiceSource
+from csd.serve.served_requests import ServedRequests
 from csd.serve.session import AsyncSession
 from csd.serve.weights import Weights
 from csd.traces.history import History
@@ -163,7 +163,7 @@ class AsyncEngine:
         self._inbox = Inbox(asked["max_queue"], self.counters)
         self._sizes = ServedSizes(asked["max_tokens"])
         self._weights = Weights()
-        self._requests: ServiceSource | None = None  # in flight
+        self._requests: ServedRequests | None = None  # in flight
         self._index = count()
         self._repeats = Repeats()
         self._process = os.getpid()
@@ -268,6 +268,9 @@ class AsyncEngine:
         request: Request = call.requests[0]
         request.index, request.scope = next(self._index), owner if prefix_cache else None
         request.graph, request.answered = graph, answered
+        request.streams, request.measures = stream, call.settings.measures
+        # the index counts all requests of the engine, which a caller cannot use
+        request.name = "the prompt"
         self._repeats.note(request.key, request.samples.start)
         request.scores = scores or request.scores
         if has_grammar(request.params):
@@ -340,8 +343,8 @@ class AsyncEngine:
         self._weights.mark(engine)
         return engine.caches.prepare_served(self._sizes, drafter, nodes, self._settings.priors)
 
-    def requests(self) -> ServiceSource:
-        self._requests = ServiceSource(
+    def policy(self) -> ServedRequests:
+        self._requests = ServedRequests(
             self._inbox,
             self.counters,
             self._weights,

@@ -24,18 +24,22 @@ def share_of(slots: int, wanted: Iterable[int]) -> int:
 
 
 class Turns:
-    """Order in which owners begin samples. slots: of the engine."""
+    """Order in which owners begin samples."""
 
-    def __init__(self, slots: int):
-        self._slots = slots
+    def __init__(self) -> None:
         self._serial = count(1)
         self._last: dict[Hashable, int] = {}  # serial number of each owner's last turn
 
-    def order(self, live: Mapping[Hashable, int], waiting: Mapping[Hashable, int]) -> list:
-        """Owners that may begin a sample, in turn; live, waiting: their numbers of samples."""
+    def order(
+        self, slots: int, live: Mapping[Hashable, int], waiting: Mapping[Hashable, int]
+    ) -> list:
+        """Owners that may begin a sample in one of `slots` slots, in turn.
+
+        live, waiting: their numbers of samples.
+        """
         owners = {*live, *waiting}
         self._last = {owner: turn for owner, turn in self._last.items() if owner in owners}
-        share = share_of(self._slots, [live.get(o, 0) + waiting.get(o, 0) for o in owners])
+        share = share_of(slots, [live.get(o, 0) + waiting.get(o, 0) for o in owners])
         below = [owner for owner in waiting if live.get(owner, 0) < share]
         return sorted(below, key=lambda owner: (live.get(owner, 0), self._last.get(owner, 0)))
 

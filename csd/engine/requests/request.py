@@ -26,7 +26,7 @@ from csd.utils.arguments import LARGEST
 from csd.utils.torch_state import calling
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """A prompt and its samples, from waiting to finished."""
 
@@ -44,6 +44,7 @@ class Request:
     receipt: Receipt | None = None  # of the call that records its samples, without these
     history: list[PastSample] = field(default_factory=list)  # past samples, newest first
     checked: int = 0  # length of the longest prefix that `until` has been called with
+    decided: bool = False  # whether `until` has ended it
     fault: BaseException | None = None  # raised in a step by what this request alone asks for
     error: str | None = None  # reason why the request is not served, or not to its end
     errors: dict[int, Exception] = field(default_factory=dict)  # of samples that cannot continue
@@ -68,9 +69,6 @@ class Request:
     # equal for requests in flight whose samples may share rows: those of equal prompts in a scope
     text: int = -1
     units: list[bytes] | None = None  # digests of the prompt's units in the prefix index
-    # set by the source of a run's requests
-    until: Until | None = None
-    on_tokens: "OnTokens | None" = None
     streams: bool = False  # whether texts of samples are read while they are drawn
     measures: Measures | None = None  # of a step's measured values, those to keep; None: all
     name: str = ""  # of the prompt, in messages
@@ -117,8 +115,7 @@ class Request:
         if not self.done or len(self.finished) < len(self.samples) or self.errors:
             return False
         # an error may have come between the last sample's end and the decision
-        decided = any(sample.finish_reason == "cancelled" for sample in self.finished.values())
-        return until is None or decided or self.checked == len(self.samples)
+        return until is None or self.decided or self.checked == len(self.samples)
 
     def prefix(self) -> list[Sample]:
         """Finished samples before the first unfinished index.
@@ -133,18 +130,19 @@ class Request:
             samples.append(self.finished[i])
         return samples
 
-    def satisfies(self, until: Until) -> bool:
+    def satisfies(self, until: Until | None) -> bool:
         """True if `until` is satisfied; it is called with each longer prefix in turn.
 
         The number of samples that finish at once depends on the batch. The shortest prefix that
         satisfies `until` does not, so samples that finished beyond it are cancelled like the rest.
         """
-        prefix = self.prefix()
-        while self.checked < len(prefix):
+        prefix = [] if until is None else self.prefix()
+        while until is not None and self.checked < len(prefix):
             self.checked += 1
             with calling("until"):
                 ends = _is_true(until(prefix[: self.checked]))
             if ends:
+                self.decided = True
                 for i in self.samples[self.checked :]:
                     if i in self.finished:
                         self.errors.pop(i, None)

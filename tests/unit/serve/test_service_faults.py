@@ -8,11 +8,12 @@ from helpers.oracles.grammar_oracle import Pieces
 from helpers.runs.engine_cases import free
 
 import csd
+from csd.engine import slots
 from csd.engine.requests.request import LiveSample
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.grammar import Grammars
 from csd.engine.step.prefill import Prefill
-from csd.serve import Closed, request_source
+from csd.serve import Closed
 from csd.state.kv_cache import KVCache
 
 # prompt of the requests that fail
@@ -39,7 +40,7 @@ def last_is_bad(cls, requests, *_):
 
 # function, the calls that fail, and whether they fail after they have run
 FAULTS = {
-    "admission": (request_source, "refusal", lambda _, request, pages: of_bad(request), False),
+    "admission": (slots, "admit", lambda step, request, *_: of_bad(request), False),
     "rules": (Changes, "of_call", last_is_bad, False),
     "written rules": (Changes, "of_call", last_is_bad, True),
     "group": (Prefill, "begin", lambda cls, step, request, *_: of_bad(request), False),

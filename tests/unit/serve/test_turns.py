@@ -7,7 +7,7 @@ from helpers.models.scripted import PrefixSum, engine
 from helpers.runs.engine_cases import free, plain
 
 import csd
-from csd.engine.slot_filler import SlotFiller
+from csd.engine.slots import HostSlots
 from csd.serve.turns import Turns, share_of
 
 LENGTH = 12
@@ -16,21 +16,15 @@ LENGTH = 12
 @pytest.fixture
 def begun(monkeypatch):
     """(step, owner) of each sample that begins, and the owners' samples in flight after it."""
-    seen, assign = [], SlotFiller.assign
+    seen, start = [], HostSlots._start
 
-    def watched(self, request, s):
-        refill = assign(self, request, s)
-        owners = [self.source.owner_of(o.request) for o in self.owners if o is not None]
-        seen.append(
-            (
-                self.source.scheduler.steps,
-                self.source.owner_of(request),
-                {o: owners.count(o) for o in owners},
-            )
-        )
-        return refill
+    def watched(self, begun):
+        start(self, begun)
+        owners = [o.request.scope for o in self.owners if o is not None]
+        live = {owner: owners.count(owner) for owner in owners}
+        seen.append((self.steps, begun.request.scope, live))
 
-    monkeypatch.setattr(SlotFiller, "assign", watched)
+    monkeypatch.setattr(HostSlots, "_start", watched)
     return seen
 
 
@@ -52,9 +46,9 @@ def test_slots_that_some_leave_are_divided_among_others(slots, wanted, share):
 
 
 def test_turns_go_round():
-    turns, served = Turns(3), []
+    turns, served = Turns(), []
     for _ in range(9):
-        owner = turns.order({}, {"a": 5, "b": 5, "c": 5})[0]
+        owner = turns.order(3, {}, {"a": 5, "b": 5, "c": 5})[0]
         turns.served(owner)
         served.append(owner)
     assert served == ["a", "b", "c"] * 3
