@@ -3,16 +3,18 @@
 import json
 import sys
 from argparse import Namespace, _SubParsersAction
+from random import SystemRandom
 
 from csd.cli.common import MODEL, add_command, check_output, show, stamped
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
-from csd.evaluate.audit import TIES, audit, summary
+from csd.evaluate.audit import TIES, Audited, Difference, audit, has_same_bits, summary
 from csd.state.filters import FILTERS
+from csd.traces.receipt import differences
 from csd.traces.traces import Trace, read_traces
-from csd.utils.arguments import check_number
+from csd.utils.arguments import check_number, check_whole
 
 # without temperature, which each trace has
 FLAGS = (
@@ -35,6 +37,7 @@ def add(commands: _SubParsersAction) -> None:
         "check the tokens of recorded samples against a model",
         [
             "csd audit traces.jsonl --model MODEL",
+            "csd audit traces.jsonl --model MODEL --samples 3",
             "csd audit traces.jsonl --model MODEL --calibrate",
         ],
         "evaluation.md",
@@ -48,6 +51,7 @@ def add(commands: _SubParsersAction) -> None:
         "counts as a tie; by default the rounding error "
         "of the model's dtype",
     )
+    parser.add_argument("--samples", type=int, help="check so many samples, drawn at random")
     parser.add_argument(
         "--calibrate",
         action="store_true",
@@ -72,9 +76,17 @@ def _audit(args: Namespace) -> int:
         raise ValueError(f"{args.file} has no samples")
     sampling = {name: getattr(args, name) for name in FLAGS}
     engine = engine_for(args.model, **loading(args))
-    tie = TIES[engine.dtype] if args.tie is None else check_number("tie", args.tie, 0)
-    samples = [s for of_prompt in audit(engine, traces, **sampling) for s in of_prompt]
-    figures = summary(samples, tie)
+    if args.samples is not None:
+        traces = some(traces, check_whole("samples", args.samples, 1))
+    to_the_bit = args.tie is None and has_same_bits(engine, traces)
+    tie = 0.0 if to_the_bit else TIES[engine.dtype]
+    tie = tie if args.tie is None else check_number("tie", args.tie, 0)
+    by_trace = [*audit(engine, traces, **sampling)]
+    samples = [s for of_prompt in by_trace for s in of_prompt]
+    figures = summary(samples, tie) | {"compared": "bits" if to_the_bit else "scores"}
+    different = _differences(engine, traces, by_trace) if to_the_bit else []
+    if to_the_bit:
+        figures["bits_equal"] = not different
     if args.calibrate:
         own = [
             s
@@ -85,7 +97,7 @@ def _audit(args: Namespace) -> int:
     if args.json:
         show(json.dumps(stamped("audit", figures)), ".json")
         return 0
-    lines = [
+    lines = different or [
         f"problem {s.problem}, sample {s.index}: {len(s.different(tie))} of {len(s.tokens)} "
         f"tokens differ, the first at position {s.different(tie)[0]}"
         for s in samples
@@ -97,6 +109,30 @@ def _audit(args: Namespace) -> int:
     ]
     show("\n".join(lines))
     return 0
+
+
+def some(traces: list[Trace], count: int) -> list[Trace]:
+    """Traces of `count` samples, or of all if there are no more, at random."""
+    every = [(i, place) for i, trace in enumerate(traces) for place in range(len(trace.samples))]
+    # whoever made the record cannot foresee them
+    chosen = SystemRandom().sample(every, min(count, len(every)))
+    by_trace = {i: sorted(p for j, p in chosen if j == i) for i in sorted({i for i, _ in chosen})}
+    return [traces[i].of_samples(places) for i, places in by_trace.items()]
+
+
+def _differences(engine: Engine, traces: list[Trace], by_trace: list[list[Audited]]) -> list[str]:
+    """Lines about samples whose bits differ, and what differs between the two machines."""
+    lines = []
+    for trace, samples in zip(traces, by_trace, strict=True):
+        for sample in samples:
+            found = Difference.find(sample, trace)
+            if found is not None:
+                first, *rest = found.lines()
+                lines += [f"problem {sample.problem}, sample {sample.index}: {first}", *rest]
+    receipts = [trace.receipt for trace in traces if trace.receipt is not None]
+    if lines:
+        lines += differences(receipts[0], engine.model.receipt()) or ["the receipts are equal"]
+    return lines
 
 
 def _drawn(engine: Engine, traces: list[Trace], sampling: dict) -> list[Trace]:

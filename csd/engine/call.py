@@ -24,6 +24,7 @@ from csd.kernels.ops import Ops
 from csd.models.fused.config import TextSizes
 from csd.models.text.prompts import parse, truncate
 from csd.traces.history import History
+from csd.traces.receipt import bits_hash
 from csd.traces.traces import Trace, open_traces, write_traces
 from csd.utils.files import WholeFile
 from csd.utils.phases import can_write, wants_progress
@@ -128,6 +129,7 @@ class Call:
     record: str | Path | None = None  # path of the trace file to write at the end
     file: WholeFile | None = None  # that file, open while the call runs
     history: Any = None  # if a `History`, gets the samples at the end
+    is_recorded: bool = False  # whether its samples get a receipt
 
     @classmethod
     @plain_torch()
@@ -155,7 +157,8 @@ class Call:
         bar = Progress(requests) if wants_progress(options["progress"]) else None
         settings = replace(settings, on_tokens=_on_tokens(options["callback"], bar))
         count, record = options["num_samples"], options["record"]
-        return cls(requests, settings, many, count, bar, record, history=history)
+        recorded = record is not None
+        return cls(requests, settings, many, count, bar, record, None, history, recorded)
 
     def refused(self) -> Iterator[tuple[Request, Sample]]:
         """Samples of the prompts that cannot be served, each with its prompt's error."""
@@ -288,6 +291,9 @@ def _settings(options: Mapping[str, Any], tokenizer: Any) -> RunSettings:
 def trace_of(request: Request) -> Trace:
     drawn = request.top.keys() & request.finished.keys()
     done = [request.finished[i] for i in request.samples if i in drawn]
+    receipt = request.receipt
+    if receipt is not None:
+        receipt = {**receipt, "logprobs": [bits_hash(s.logprobs) for s in done]}
     return Trace(
         problem=request.index,
         prompt=request.prompt,
@@ -297,6 +303,7 @@ def trace_of(request: Request) -> Trace:
         seed=request.seed,
         indices=[s.index for s in done],
         stop_ids=request.params.end_ids,
+        receipt=receipt,
     )
 
 

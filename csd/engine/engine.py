@@ -246,6 +246,10 @@ class Engine:
             except Exception as error:
                 self.refuse(error)
                 raise
+            if call.is_recorded:
+                receipt = self.model.receipt()
+                for request in call.requests:
+                    request.receipt = receipt
             for request, sample in run:
                 call.finish_sample(request, sample)
                 yield request, sample

@@ -10,12 +10,15 @@ the perturbed score of an atom (`csd.kernels.verify`):
 
 In greedy rows scores are logits, after penalties and bans. Rounding moves scores by as much as it
 moves logits, so a small gap is a tie, and a large one shows other weights, settings or tokens.
+
+Where a record and the engine have the same bits on every x86 CPU (`has_same_bits`), nothing is a
+tie: `Difference.find` compares tokens and log-probabilities to the bit.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,11 +32,13 @@ from csd.kernels.common.noise import REST, SAMPLE, gumbel, philox_words_ref, uni
 from csd.kernels.ops import Ops
 from csd.kernels.verify.reference_rows import row_logits, row_scores
 from csd.kernels.verify.token_logprobs import no_token
+from csd.models.portable import PORTABLE
 from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
-from csd.traces.traces import Trace
+from csd.traces.receipt import bits_hash
+from csd.traces.traces import Top, Trace
 from csd.utils.check import shown
 
 
@@ -46,12 +51,14 @@ class Auditor(TeacherForcing):
     def __init__(self, tokens: Mapping[tuple[int, int], list[int]], ops: Ops, rows: int):
         super().__init__(tokens, ops, rows)
         self.gaps: dict[tuple[int, int], list[float]] = {key: [] for key in tokens}
+        self.tops: dict[tuple[int, int], list] = {key: [] for key in tokens}
 
     def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
         forced = super().verify(logits, pool, slots)
         none = no_token(logits)
         logits = logits.masked_fill(none[:, None], 0)
-        drawn = self._ops.verify_all(logits, pool, slots).sample
+        verdict = self._ops.verify_all(logits, pool, slots)
+        drawn = verdict.sample
         # rows of a slot are in the order of its tokens
         keys, samples = slots.key.tolist(), slots.sample.tolist()
         gaps = torch.zeros(pool.rows, dtype=torch.float64)
@@ -59,8 +66,10 @@ class Auditor(TeacherForcing):
             pair = int(drawn[row]), int(forced.sample[row])
             gaps[row] = _gap(row, *pair, logits, pool, slots)
         gaps[none.cpu()] = math.inf
-        for s, gap in zip(pool.slot.tolist(), gaps.tolist(), strict=True):
+        tops = zip(verdict.top_token.tolist(), verdict.top_prob.tolist(), strict=True)
+        for s, gap, top in zip(pool.slot.tolist(), gaps.tolist(), tops, strict=True):
             self.gaps[keys[s], samples[s]].append(gap)
+            self.tops[keys[s], samples[s]].append(top)
         return forced
 
 
@@ -107,6 +116,8 @@ class Audited:
     index: int
     tokens: list[int]
     gaps: list[float] = field(repr=False)
+    tops: list[Top] = field(repr=False)  # of this model, at each position
+    logprobs: str = ""  # `bits_hash` of this model's log-probabilities
 
     def different(self, tie: float) -> list[int]:
         """Positions of tokens that this model would not have drawn."""
@@ -183,10 +194,60 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
 
     for _ in engine.run(requests, RunSettings(budget=0, speculate=False, forcing=forcing)):
         pass
-    gaps, key = made[0].gaps, requests[0].key
+    forced, key = made[0], requests[0].key
+    hashes = {i: bits_hash(s.logprobs) for request in requests for i, s in request.finished.items()}
     return [
-        Audited(trace.problem, i, tokens, gaps[key, i]) for i, tokens in sorted(tokens_of.items())
+        Audited(trace.problem, i, tokens, forced.gaps[key, i], forced.tops[key, i], hashes[i])
+        for i, tokens in sorted(tokens_of.items())
     ]
+
+
+def has_same_bits(engine: Engine, traces: Iterable[Trace]) -> bool:
+    """True if the engine draws the bits of these records, given their weights and options."""
+    receipts = [trace.receipt for trace in traces]
+    portable = all(r is not None and r["exact_on"] == PORTABLE for r in receipts)
+    return portable and engine.exact_on == PORTABLE
+
+
+# likeliest tokens that a difference shows
+SHOWN = 5
+
+
+class Difference(NamedTuple):
+    """The first token of a sample whose bits differ."""
+
+    position: int
+    recorded: int
+    tops: tuple[Top | None, Top]  # the likeliest tokens of the record and of this model
+
+    @classmethod
+    def find(cls, sample: Audited, trace: Trace) -> "Difference | None":
+        """The first difference of an audited sample from its record; None if all bits are equal.
+
+        A record without its likeliest tokens shows the first token that differs, or the first one
+        of all.
+        """
+        assert trace.receipt is not None and trace.indices is not None
+        place = trace.indices.index(sample.index)
+        there = [tuple(top) for top in trace.top[place]] if trace.top else None
+        differ = [i for i, gap in enumerate(sample.gaps) if gap != 0]
+        if not differ and trace.receipt["logprobs"][place] == sample.logprobs:
+            return None
+        if there is not None:
+            differ += [i for i, top in enumerate(sample.tops) if tuple(top) != there[i]]
+        first = min(differ, default=0)
+        tops = there[first] if there else None, sample.tops[first]
+        return cls(first, sample.tokens[first], tops)
+
+    def lines(self) -> list[str]:
+        """The difference as text, a line for each side's likeliest tokens."""
+        text = [f"the first difference is at position {self.position}, token {self.recorded}"]
+        for name, top in zip(("record", "here"), self.tops, strict=True):
+            if top is not None:
+                pairs = zip(*(x[:SHOWN] for x in top), strict=True)
+                listed = ", ".join(f"{token} {prob:.9g}" for token, prob in pairs if token >= 0)
+                text.append(f"  {name}: {listed}")
+        return text
 
 
 def _runs(indices: list[int]) -> list[range]:

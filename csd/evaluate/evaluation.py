@@ -20,6 +20,7 @@ from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.vote import Decision, Vote, counts, drawn, text_of, vote
 from csd.models.text.prompts import as_message
 from csd.traces.history import History
+from csd.traces.receipt import Receipt, bits_hash
 from csd.utils.check import AtLeast, Between, check, shown
 
 # a caution beside seconds of k samples, which are the run's by the share of their tokens
@@ -44,6 +45,7 @@ class Row(TypedDict):
     tokens: Annotated[int, Between(0)]
     steps: Annotated[int, Between(0)]
     seconds: Annotated[float, Between(0)]
+    receipt: NotRequired[Receipt]  # not in files of earlier versions
 
 
 class Settings(TypedDict):
@@ -131,8 +133,10 @@ def run(
             history=history,
             **options,
         )
+        receipt = engine.model.receipt()
         rows = [
             _row(problems[i], task, out, seconds / len(outs), num_samples, limited, chat)
+            | {"receipt": {**receipt, "logprobs": [bits_hash(s.logprobs) for s in drawn(out)]}}
             for i, out in zip(block, outs, strict=False)
         ]
         if rows:

@@ -5,10 +5,11 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NotRequired, TypedDict
 
+from csd.traces.receipt import Receipt
 from csd.utils.check import AtLeast, Between, Token
 from csd.utils.files import WholeFile, naming, open_regular, parse, read_lines
 
@@ -30,6 +31,7 @@ class TraceLine(TypedDict):
     seed: NotRequired[int | None]
     indices: NotRequired[list[Annotated[int, Between(0)]] | None]
     stop_ids: NotRequired[list[Token]]
+    receipt: NotRequired[Receipt | None]
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class Trace:
     seed: int | None = None  # seed of the samples, if csd drew them
     indices: list[int] | None = None  # indices of the samples, if csd drew them
     stop_ids: tuple[int, ...] = ()  # tokens that end a sample: nothing is drafted after them
+    receipt: Receipt | None = None  # weights, versions and machine, of samples that csd drew
 
     @classmethod
     def parse(cls, line: str) -> "Trace":
@@ -65,6 +68,12 @@ class Trace:
                         f"must have one probability per token in 'top', got {len(tokens)} tokens "
                         f"and {len(probabilities)} probabilities"
                     )
+        receipt = line.get("receipt")
+        if receipt is not None and len(receipt["logprobs"]) != len(samples):
+            raise ValueError(
+                f"must have {len(samples)} entries in 'receipt.logprobs', got "
+                f"{len(receipt['logprobs'])}"
+            )
         return cls(
             problem=line.get("problem", 0),
             prompt=line["prompt_ids"],
@@ -74,11 +83,29 @@ class Trace:
             seed=line.get("seed"),
             indices=indices,
             stop_ids=tuple(line.get("stop_ids", ())),
+            receipt=receipt,
+        )
+
+    def of_samples(self, places: list[int]) -> "Trace":
+        """The trace with the samples at these places alone."""
+
+        def kept(values: list | None) -> list | None:
+            return None if values is None else [values[i] for i in places]
+
+        receipt = self.receipt
+        if receipt is not None:
+            receipt = {**receipt, "logprobs": [receipt["logprobs"][i] for i in places]}
+        return replace(
+            self,
+            samples=[self.samples[i] for i in places],
+            top=kept(self.top),
+            indices=kept(self.indices),
+            receipt=receipt,
         )
 
     def to_dict(self) -> dict:
         """Return the JSON object of the trace's line."""
-        return {
+        line = {
             "problem": self.problem,
             "prompt_ids": self.prompt,
             "samples": self.samples,
@@ -88,6 +115,7 @@ class Trace:
             "stop_ids": list(self.stop_ids),
             "top": self.top,
         }
+        return line if self.receipt is None else line | {"receipt": self.receipt}
 
 
 def read_traces(path: str | Path) -> Iterator[Trace]:

@@ -21,6 +21,7 @@ from csd.graph.history import PastSample
 from csd.kernels.common.noise import prompt_key
 from csd.models.fused.config import ModelSizes
 from csd.models.text.streamed import SampleText
+from csd.traces.receipt import Receipt
 from csd.utils.arguments import LARGEST
 from csd.utils.torch_state import calling
 
@@ -40,6 +41,7 @@ class Request:
     finished: dict = field(default_factory=dict)  # sample index -> Sample
     awaited: set = field(default_factory=set)  # sample indices that another request draws
     top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
+    receipt: Receipt | None = None  # of the call that records its samples, without these
     history: list[PastSample] = field(default_factory=list)  # past samples, newest first
     checked: int = 0  # length of the longest prefix that `until` has been called with
     fault: BaseException | None = None  # raised in a step by what this request alone asks for

@@ -50,6 +50,11 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
     facts = {name: settings[name] for name in _FACTS if settings.get(name) is not None}
     if "model" in facts:
         facts["model"] = PurePath(str(facts["model"])).name
+    receipt = rows[0].get("receipt") if rows else None
+    if receipt is not None:
+        facts["exact on"] = receipt["exact_on"] or "no machine"
+        facts["weights"] = (receipt["model"] or "of a module")[:16]
+        facts["cpu"] = receipt["cpu"]
     lead = (
         f"{figures['tokens']:,} tokens in {figures['seconds']:.1f} s, {figures['tau']:.2f} tokens "
         f"per step of a sample; {figures['answered']:.1%} of the samples have an answer"
