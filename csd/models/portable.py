@@ -1,4 +1,4 @@
-"""Which models have the same bits on every x86 CPU with AVX2 and FMA.
+"""Models with the same bits on every x86 CPU with AVX2 and FMA.
 
 A sum has a fixed number of lanes, a product is added in the order of k, and functions are csd's own
 (`csd/kernels/numba/math.py`, `csd/models/fused/rope.py`). That is so in the loops of float32 and of

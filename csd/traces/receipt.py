@@ -1,4 +1,4 @@
-"""The receipt of a record: which weights, versions and machine its samples came from.
+"""The receipt of a record: the weights, versions and machine its samples came from.
 
 A record whose receipt says "every x86 CPU" can be drawn again, to the bit, on another machine with
 the same weights (`csd audit`). A receipt is a claim like the samples: it proves nothing by itself.
@@ -23,7 +23,7 @@ INSTRUCTIONS = (
 
 
 class Receipt(TypedDict):
-    """What samples depend on beside their prompt, seed and options."""
+    """Everything that samples depend on beside their prompt, seed and options."""
 
     model: str | None  # `csd.models.fused.weights_hash`
     exact_on: str | None  # `Engine.exact_on`
@@ -74,7 +74,7 @@ def bits_hash(logprobs: Iterable[float]) -> str:
 
 
 def differences(recorded: Receipt, own: Receipt) -> list[str]:
-    """What differs between two receipts, a line each: the record's value, then this machine's."""
+    """Differences of two receipts, a line each: the record's value, then this machine's."""
     lines = []
     for name in ("model", "exact_on", "dtype", "device", "cpu", "instructions"):
         if recorded[name] != own[name]:
