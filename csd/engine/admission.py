@@ -28,11 +28,11 @@ def admit(
             used = step.drafter.max_history(request.history, len(owners))
         if used is None:
             raise ValueError("history needs drafter='consensus' and speculate=True")
-        request.stats.history_left_out += sum(map(len, request.history[used:]))
+        request.progress.stats.history_left_out += sum(map(len, request.history[used:]))
         request.history = request.history[:used]
-        request.stats.history_tokens = sum(map(len, request.history))
+        request.progress.stats.history_tokens = sum(map(len, request.history))
     _admit_rules(step, request, active, owners, tokenizer)
-    request.stats.name_decoder(step.decoder)
+    request.progress.stats.name_decoder(step.decoder)
 
 
 def _admit_rules(

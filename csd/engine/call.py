@@ -1,6 +1,6 @@
 """One call of `generate` or `stream`: its checked arguments, as requests to an engine.
 
-`Progress` is the bar of a call, in tokens.
+`Bar` shows the progress of a call, in tokens.
 """
 
 import time
@@ -34,7 +34,7 @@ from csd.utils.torch_state import calling, plain_torch
 SECONDS = 0.1
 
 
-class Progress:
+class Bar:
     """Bar of drawn tokens, out of the most that samples can have; appears with the first tokens."""
 
     def __init__(self, requests: Sequence[Request]):
@@ -64,11 +64,11 @@ class Progress:
     def _update(self) -> None:
         if self._bar is None:
             self._bar = tqdm(desc="csd: sampling", total=self._most, unit="token", unit_scale=True)
-        drawn = sum(r.stats.tokens for r in self._requests)
-        steps = sum(r.stats.sample_steps for r in self._requests)
+        drawn = sum(r.progress.stats.tokens for r in self._requests)
+        steps = sum(r.progress.stats.sample_steps for r in self._requests)
         shown = {"samples": f"{self._ended}/{self._samples}", "tau": f"{drawn / max(steps, 1):.2f}"}
         if any(r.history for r in self._requests):
-            from_history = sum(r.stats.accepted["history"] for r in self._requests)
+            from_history = sum(r.progress.stats.accepted["history"] for r in self._requests)
             shown["history"] = f"{from_history / max(drawn, 1):.0%}"
         self._bar.total = self._most
         self._bar.set_postfix(shown, refresh=False)
@@ -125,7 +125,7 @@ class Call:
     settings: RunSettings
     many: bool  # whether the prompt was a list of prompts
     count: int = 1  # samples per prompt
-    bar: Progress | None = None  # shown while the call runs
+    bar: Bar | None = None  # shown while the call runs
     record: str | Path | None = None  # path of the trace file to write at the end
     file: WholeFile | None = None  # that file, open while the call runs
     history: Any = None  # if a `History`, gets the samples at the end
@@ -154,7 +154,7 @@ class Call:
         set_history(requests, history, many, tokenizer, config.vocab)
         if settings.prior is not None:
             settings.prior.check_use(tokenizer, config.vocab)
-        bar = Progress(requests) if wants_progress(options["progress"]) else None
+        bar = Bar(requests) if wants_progress(options["progress"]) else None
         settings = replace(settings, on_tokens=_on_tokens(options["callback"], bar))
         count, record = options["num_samples"], options["record"]
         recorded = record is not None
@@ -163,10 +163,13 @@ class Call:
     def refused(self) -> Iterator[tuple[Request, Sample]]:
         """Samples of the prompts that cannot be served, each with its prompt's error."""
         for request in self.requests:
-            if request.error is not None:
+            if request.progress.error is not None:
                 start = request.samples.start
                 for i in range(start, start + self.count):
-                    yield request, Sample(i, None, [], [], [], "error", error=request.error)
+                    yield (
+                        request,
+                        Sample(i, None, [], [], [], "error", error=request.progress.error),
+                    )
 
     def results(self) -> list[Samples]:
         """Results of all prompts; unfinished samples are `cancelled`."""
@@ -202,7 +205,7 @@ class Call:
             return
         with self.file as file:
             # without finished samples, an existing file stays as it is
-            if any(request.finished for request in self.requests):
+            if any(request.progress.finished for request in self.requests):
                 write_traces(file, map(trace_of, self.requests))
 
 
@@ -250,10 +253,10 @@ def _requests(
         samples = range(start, start + count if i not in errors else start)
         taken[tuple(ids)] = samples.stop
         request = Request.of(i, ids, params, samples, seed)
-        request.error = str(errors[i]) if i in errors else None
+        request.progress.error = str(errors[i]) if i in errors else None
         request.tokenizer = tokenizer
         if options["prompt_logprobs"]:
-            request.scores = PromptScores()
+            request.progress.scores = PromptScores()
         requests.append(request)
     return requests, many
 
@@ -289,8 +292,8 @@ def _settings(options: Mapping[str, Any], tokenizer: Any) -> RunSettings:
 
 
 def trace_of(request: Request) -> Trace:
-    drawn = request.top.keys() & request.finished.keys()
-    done = [request.finished[i] for i in request.samples if i in drawn]
+    drawn = request.progress.top.keys() & request.progress.finished.keys()
+    done = [request.progress.finished[i] for i in request.samples if i in drawn]
     receipt = request.receipt
     if receipt is not None:
         receipt = {**receipt, "logprobs": [bits_hash(s.logprobs) for s in done]}
@@ -299,7 +302,7 @@ def trace_of(request: Request) -> Trace:
         prompt=request.prompt,
         samples=[s.tokens for s in done],
         temperature=request.params.temperature,
-        top=[request.top[s.index] for s in done],
+        top=[request.progress.top[s.index] for s in done],
         seed=request.seed,
         indices=[s.index for s in done],
         stop_ids=request.params.end_ids,
@@ -307,7 +310,7 @@ def trace_of(request: Request) -> Trace:
     )
 
 
-def _on_tokens(callback: Any, bar: Progress | None) -> OnTokens | None:
+def _on_tokens(callback: Any, bar: Bar | None) -> OnTokens | None:
     if callback is None and bar is None:
         return None
 

@@ -239,7 +239,7 @@ class Engine:
 
     def draw(self, call: Call) -> Generator[tuple[Request, Sample], None, None]:
         """Run a call; yields each sample as it finishes."""
-        run = self.run([r for r in call.requests if r.error is None], call.settings)
+        run = self.run([r for r in call.requests if r.progress.error is None], call.settings)
         try:
             self.turn.check()
             try:
@@ -376,7 +376,7 @@ class Engine:
         for prior in priors:
             prior.check(None, self.decoder.config.vocab)
         for request in requests if priors else []:
-            request.stats.prior_tokens = priors[0].tokens
+            request.progress.stats.prior_tokens = priors[0].tokens
         if feed is None:
             shared = settings.prior if priors else None
             step = self.caches.prepare(requests, drafter, shared, fixed_nodes)
@@ -406,13 +406,13 @@ class Engine:
         control: of the call's automatic budget.
         """
         dropped, peak = self.caches.newly_dropped(requests), peak_bytes(self.device)
-        tokens = sum(request.stats.tokens for request in requests)
+        tokens = sum(request.progress.stats.tokens for request in requests)
         for request in requests:
-            stats = request.stats
+            stats = request.progress.stats
             stats.seconds, stats.call_tokens = dict(seconds), tokens
             stats.peak_memory, stats.contexts_dropped = peak, dropped
             if control is not None:
-                texts = (sample.tokens for sample in request.finished.values())
+                texts = (sample.tokens for sample in request.progress.finished.values())
                 gain = control.gain
                 stats.explain_drafts(gain.ratio, gain.live, control.double_cost, texts)
 

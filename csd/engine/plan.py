@@ -138,15 +138,15 @@ class Starts:
 
     def waiting(self, request: Request) -> int:
         """Number of a request's samples that wait for a slot."""
-        return len(request.waiting) - self._count[request.index]
+        return len(request.progress.waiting) - self._count[request.index]
 
     def live(self, request: Request) -> int:
         """Number of a request's samples in flight."""
-        return len(request.live) + self._count[request.index]
+        return len(request.progress.live) + self._count[request.index]
 
     def add(self, request: Request, most: int = 1) -> None:
         """Start the next samples of a request, at most `most`, while slots are left."""
         for _ in range(min(most, self.waiting(request), self.free)):
-            index = request.waiting[self._count[request.index]]
+            index = request.progress.waiting[self._count[request.index]]
             self.made.append(Start(self._free.pop(), request, index))
             self._count[request.index] += 1

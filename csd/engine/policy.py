@@ -55,7 +55,9 @@ class CallPolicy:
         """Requests whose samples have ended, or that `until` or a failure ends."""
         changed, self._changed = [*self._changed.values()], {}
         until = self._settings.until
-        return tuple(r for r in changed if r.error or r.satisfies(until) or r.done)
+        return tuple(
+            r for r in changed if r.progress.error or r.progress.satisfies(until) or r.progress.done
+        )
 
     def note(self, event: Event) -> None:
         match event:
@@ -69,7 +71,7 @@ class CallPolicy:
             case Ended(error=BaseException() as error):
                 raise error
             case Failed(request, error):
-                if error is not request.fault or not self._settings.returns_errors:
+                if error is not request.progress.fault or not self._settings.returns_errors:
                     raise error
-                request.error = str(error) or type(error).__name__
+                request.progress.error = str(error) or type(error).__name__
                 self._changed[request.index] = request

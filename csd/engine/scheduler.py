@@ -74,10 +74,14 @@ class Scheduler:
                 yield from self.note(self.read(record))
         if self.failed and not self.settings.returns_errors:
             # a rule that ended a prompt may have left out the samples with errors
-            errors = [(r.index, i) for r in self.failed for i in r.errors]
+            errors = [(r.index, i) for r in self.failed for i in r.progress.errors]
             if errors:
                 index, i = min(errors)
-                raise next(r.errors[i] for r in self.failed if r.index == index and i in r.errors)
+                raise next(
+                    r.progress.errors[i]
+                    for r in self.failed
+                    if r.index == index and i in r.progress.errors
+                )
 
     def launch(self, live_count: int, ending: bool) -> PendingRecord:
         """Launch a step; ending: whether shorter samples are favoured, since none waits."""
@@ -122,14 +126,14 @@ class Scheduler:
     def advance(self, live: LiveSample, record: Record, s: int, seen: set[int]) -> Advanced:
         """`read` of slot s; seen: indices of prompts with samples in earlier slots."""
         request = live.request
-        if request.fault is not None:
-            raise request.fault
+        if request.progress.fault is not None:
+            raise request.progress.fault
         had = len(live.tokens)
         count, error = record.count[s], None
         if record.bad[s]:
             count, error = self.broken(live, record, s)
         self.append(live, record, s, count)
-        stats = request.stats
+        stats = request.progress.stats
         new = len(live.tokens) - had
         stats.tokens += new
         stats.sample_steps += 1
@@ -149,11 +153,11 @@ class Scheduler:
         if sample is not None:
             # stored before anything else, so that an interrupt loses no sample
             if error is None:
-                request.top[live.index] = live.top
+                request.progress.top[live.index] = live.top
             else:
-                sample.error, request.errors[live.index] = str(error), error
+                sample.error, request.progress.errors[live.index] = str(error), error
                 self.failed.append(request)
-            request.finished[live.index] = sample
+            request.progress.finished[live.index] = sample
             stats.thoughts_cut += any(sample.forced)
             self.slots.free(s, live)
         return Advanced(request, live, live.tokens[had:], text, sample)
@@ -165,13 +169,13 @@ class Scheduler:
         """
         request, priors, drafter = ended.request, self.settings.priors, self.step.drafter
         prior = priors[request.prior_part] if priors else None
-        if prior is None or not prior.learn or not request.stats.tokens:
+        if prior is None or not prior.learn or not request.progress.stats.tokens:
             return
-        if ended.rest and not request.decided:
+        if ended.rest and not request.progress.decided:
             return
         whole = ("stop", "length")
-        drawn = {i: s for i, s in request.finished.items() if s.finish_reason in whole}
-        tops = [top for i in drawn if (top := request.top.get(i))]
+        drawn = {i: s for i, s in request.progress.finished.items() if s.finish_reason in whole}
+        tops = [top for i in drawn if (top := request.progress.top.get(i))]
         # probabilities are recorded for all samples or for none
         top = tops if len(tops) == len(drawn) else None
         prior.add(request.prompt, [s.tokens for s in drawn.values()], top)

@@ -61,7 +61,7 @@ class HostSlots:
             free_pages=len(allocator),
             held_pages=sum(len(owner.pages) for owner in self.owners if owner is not None),
             cached_pages=0 if allocator.index is None else allocator.index.idle_pages,
-            groups=len({request.group for request in self.active}),
+            groups=len({request.place.group for request in self.active}),
             reach=self.step.cache.reach,
             steps=self.steps,
             seconds=self.step.seconds,
@@ -92,11 +92,11 @@ class HostSlots:
         self._read_tokens = self._entered_rows = 0
         fill_slots(step.slots, step.cache.slot_pages, refills)
         if refills and step.sharing:
-            texts = [-1 if owner is None else owner.request.text for owner in self.owners]
+            texts = [-1 if owner is None else owner.request.place.text for owner in self.owners]
             join_classes(step.slots, [refill.slot for refill in refills], texts)
         if step.cache.states is not None:
             for refill in refills:
-                step.cache.states.begin_sample(refill.slot, refill.request.group)
+                step.cache.states.begin_sample(refill.slot, refill.request.place.group)
         if step.changes is not None:
             step.changes.fill(refills)
         owners = [owner for owner in self.owners if owner is not None]
@@ -110,7 +110,7 @@ class HostSlots:
     def _start(self, start: Start) -> None:
         """Assign a slot and pages to a request's sample."""
         s, request, index = start.slot, start.request, start.index
-        request.waiting.remove(index)
+        request.progress.waiting.remove(index)
         max_new = request.params.max_new_tokens
         pages = self.step.cache.take_for_sample(max_new)
         try:
@@ -121,7 +121,7 @@ class HostSlots:
         except BaseException:
             self.step.cache.allocator.give_back(pages)
             raise
-        request.live[index] = self.owners[s] = live
+        request.progress.live[index] = self.owners[s] = live
         self._refills[s] = refill
 
     def free(self, s: int, live: LiveSample) -> None:
@@ -131,7 +131,7 @@ class HostSlots:
         self._refills.pop(s, None)
         clear_slot(self.step.slots, s)
         self.step.cache.allocator.give_back(live.pages)
-        del live.request.live[live.index]
+        del live.request.progress.live[live.index]
 
     def _end(self, request: Request) -> Ended:
         """Cancel a request's unfinished samples, and free what it holds."""
@@ -141,34 +141,34 @@ class HostSlots:
         # of a tokenizer
         except BaseException as raised:
             error, results = raised, request.result(texts=False)
-        rest = [sample for sample in results if sample.index not in request.finished]
-        request.finished |= {sample.index: sample for sample in rest}
+        rest = [sample for sample in results if sample.index not in request.progress.finished]
+        request.progress.finished |= {sample.index: sample for sample in rest}
         for s, live in enumerate(self.owners):
             if live is not None and live.request is request:
                 self.free(s, live)
-        request.waiting.clear()
+        request.progress.waiting.clear()
         if self._reading.pop(request.index, None) is not None:
             self._free_group(request)
         elif request in self.active:
             self.active.remove(request)
-            if not any(other.group == request.group for other in self.active):
+            if not any(other.place.group == request.place.group for other in self.active):
                 self._free_group(request)
         return Ended(request, rest, error)
 
     def _free_group(self, request: Request) -> None:
         """Free the pages and states of a request's prompt, and its group's graph."""
-        self.step.cache.allocator.give_back(request.pages)
-        self.step.slots.group_key[request.group].fill_(-1)
+        self.step.cache.allocator.give_back(request.place.pages)
+        self.step.slots.group_key[request.place.group].fill_(-1)
         if self.step.cache.states is not None:
-            self.step.cache.states.free_prompt(request.group)
+            self.step.cache.states.free_prompt(request.place.group)
 
     # prompts
 
     def _join(self, request: Request, mate: Request, events: list[Event]) -> None:
         """Give a request the pages and the graph of another one with the same prompt."""
         self._check(request)
-        request.group, request.pages, request.text = mate.group, mate.pages, mate.text
-        request.stats.cached_tokens = len(request.prompt)
+        request.place = mate.place
+        request.progress.stats.cached_tokens = len(request.prompt)
         self.active.append(request)
         events.append(Begun(request, joined=True))
 
@@ -237,8 +237,8 @@ class HostSlots:
         read will have more of its beginning."""
         units = units_of(self.step, request, self.prefill_chunk)
         index = self.step.cache.allocator.index
-        if index is not None and request.units and len(units) < len(request.units):
-            missing = request.units[len(units)]
+        if index is not None and request.place.units and len(units) < len(request.place.units):
+            missing = request.place.units[len(units)]
             if any(prefill.will_keep(missing) for prefill in self._reading.values()):
                 return False
         left = len(request.prompt) - 1 - len(units) * (index.tokens if index else 0)
@@ -248,18 +248,18 @@ class HostSlots:
         """Reserve a group and pages for a prompt."""
         self._check(request)
         others = [*self.active, *(prefill.request for prefill in self._reading.values())]
-        taken = {other.group for other in others}
+        taken = {other.place.group for other in others}
         group = next(g for g in range(len(self.owners)) if g not in taken)
         # the longest beginning that is in the graph already
         known = self._enter_graph(request, others)
-        twins = [other.text for other in others if shares_text(other, request)]
-        request.text = twins[0] if twins else next(self._texts)
+        twins = [other.place.text for other in others if shares_text(other, request)]
+        request.place.text = twins[0] if twins else next(self._texts)
         try:
             prefill = Prefill.begin(
-                self.step, request, group, request.graph_key, self.prefill_chunk
+                self.step, request, group, request.place.graph_key, self.prefill_chunk
             )
         except BaseException:
-            if request.pages:
+            if request.place.pages:
                 self._free_group(request)
             raise
         prefill.observed = known
@@ -274,7 +274,7 @@ class HostSlots:
         drafter, mates = self.step.drafter, []
         if request.graph is not None and drafter is not None and drafter.shares_keys:
             mates = [other for other in others if other.graph is request.graph]
-        request.graph_key = mates[0].graph_key if mates else next(self.group_keys)
+        request.place.graph_key = mates[0].place.graph_key if mates else next(self.group_keys)
         common = (common_tokens(request.prompt, other.prompt) for other in mates)
         return max(max(common, default=0) - 1, 0)
 

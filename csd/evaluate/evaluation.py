@@ -170,7 +170,7 @@ def _longest(prompts: list, engine: Engine, options: dict) -> Any:
         except (ValueError, TypeError) as error:
             raise type(error)(f"problem {index}: {error}") from error
         size = max(len(request.prompt) for request in call.requests)
-        if size > most and all(request.error is None for request in call.requests):
+        if size > most and all(request.progress.error is None for request in call.requests):
             longest, most = prompt, size
     return longest
 
@@ -201,7 +201,7 @@ def _draw(
     except BaseException as raised:
         error = raised
     until = call.settings.until
-    whole = takewhile(lambda request: error is None or request.whole(until), call.requests)
+    whole = takewhile(lambda request: error is None or request.progress.whole(until), call.requests)
     return [request.result() for request in whole], time.perf_counter() - start, error
 
 

@@ -49,7 +49,7 @@ def record(
         call.requests = [r for r in call.requests if r.index not in done]
         for request, _ in engine.draw(call) if call.requests else ():
             on_sample()
-            if request.whole(until=None):
+            if request.progress.whole(until=None):
                 part.add([trace_of(request).to_dict()])
         traces = [Trace.of(cast(TraceLine, row)) for row in part.rows]
         traces.sort(key=lambda trace: trace.problem)

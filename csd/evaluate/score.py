@@ -91,7 +91,7 @@ def score(
         params = limited(params, config.context, len(ids), name)
         # the index is the seed, so equal prompts get different keys
         request = Request.of(i, ids, params, range(len(tokens)), i)
-        request.scores = PromptScores() if asked["prompt_logprobs"] else None
+        request.progress.scores = PromptScores() if asked["prompt_logprobs"] else None
         requests.append(request)
         completions_of |= {(request.key, j): row for j, row in enumerate(tokens)}
     settings = RunSettings(

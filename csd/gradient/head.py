@@ -78,7 +78,7 @@ class Scoring:
             Request.of(g, prompt, params, range(1), g) for g, prompt in enumerate(prompts)
         ]
         for request in self._requests:
-            request.group = 0
+            request.place.group = 0
         self.count = len(rows.target)
         size = max(1, min(MAX_ROWS, NUMBERS // self.vocab))
         order = index.argsort(stable=True)

@@ -272,14 +272,14 @@ class AsyncEngine:
         # the index counts all requests of the engine, which a caller cannot use
         request.name = "the prompt"
         self._repeats.note(request.key, request.samples.start)
-        request.scores = scores or request.scores
+        request.progress.scores = scores or request.progress.scores
         if has_grammar(request.params):
             # here, since the requests in flight wait for the engine's thread
             request.matcher = matcher_of(request.params, request.tokenizer, limits.vocab)
         priors = self._settings.priors
         if priors:
             request.prior_part = 1 + [*self.priors].index(owner) if owner in self.priors else 0
-            request.stats.prior_tokens = priors[request.prior_part].tokens
+            request.progress.stats.prior_tokens = priors[request.prior_part].tokens
         handle = Handle(
             request,
             owner=owner,
@@ -366,7 +366,9 @@ class AsyncEngine:
             error.__cause__ = raised
         finally:
             for handle in self._inbox.end(error):
-                self.counters.ended(handle.request.stats, 0, error is None, error is not None)
+                self.counters.ended(
+                    handle.request.progress.stats, 0, error is None, error is not None
+                )
                 handle.end(error, texts=False)
             if self._requests is not None:
                 self._fail(error)
@@ -405,7 +407,7 @@ class AsyncEngine:
         for handle in handles:
             if not handle.admitted:
                 self._inbox.admitted(handle)
-            self.counters.ended(handle.request.stats, 0, error is None, error is not None)
+            self.counters.ended(handle.request.progress.stats, 0, error is None, error is not None)
             handle.end(error, texts=False)
 
 

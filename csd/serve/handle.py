@@ -57,7 +57,7 @@ class Handle:
         self.returns_errors = returns_errors
         # requests with equal groups share a prompt's keys, values and graph
         self.group: tuple[str, bytes] | None = None
-        if owner is not None and request.scores is None and not request.history:
+        if owner is not None and request.progress.scores is None and not request.history:
             self.group = owner, hashlib.blake2b(array("q", request.prompt).tobytes()).digest()
         self.weights, self.fingerprint = -1, ""
         self.admitted = False  # True once the request no longer waits
@@ -105,7 +105,7 @@ class Handle:
     def push(self, live: LiveSample, tokens: list[int], text: str) -> None:
         """Add a step's tokens and text of a sample to its piece; `wake` notifies the readers."""
         # this request's sample, even if another request draws it
-        sample = self.request.finished.get(live.index)
+        sample = self.request.progress.finished.get(live.index)
         if not self.streams and sample is None:
             return
         new = len(live.tokens) if not self.streams else len(tokens)

@@ -133,7 +133,7 @@ class ServicePolicy:
             if index not in self.handles:
                 continue
             try:
-                if handle.request.satisfies(handle.until) or handle.request.done:
+                if handle.request.progress.satisfies(handle.until) or handle.request.progress.done:
                     self.stop(handle)
             # an exception of `until`
             except BaseException as error:

@@ -50,7 +50,7 @@ class Reader:
     @property
     def scores(self) -> PromptScores | None:
         """Log-probabilities of the prompt's own tokens, if requested."""
-        return self.request.scores
+        return self.request.progress.scores
 
     @property
     def weights(self) -> int:

@@ -83,7 +83,7 @@ class ServedRequests:
                 self.counters.tokens += len(tokens)
                 self.push(handle, live, tokens, text)
             case Failed(request, error, index):
-                if error is request.fault and index is not None:
+                if error is request.progress.fault and index is not None:
                     # an error of this request's rules is one of theirs too
                     for other in self.policy.twins.of(request, index):
                         self.policy.stop(self.handles[other.index], copy(error))
@@ -100,7 +100,7 @@ class ServedRequests:
         self.inbox.admitted(handle)
         self.policy.place(handle)
         if not joined:
-            cached = request.stats.cached_tokens
+            cached = request.progress.stats.cached_tokens
             counters.prompt_tokens += len(request.prompt) - cached
             counters.cached_prompt_tokens += cached
             return
@@ -110,14 +110,14 @@ class ServedRequests:
         others = [other for other in self.handles.values() if other not in waiting]
         for sample in self.policy.twins.join(handle, others):
             handle.give(sample)
-        counters.shared_samples += len(request.awaited) + len(request.finished)
+        counters.shared_samples += len(request.progress.awaited) + len(request.progress.finished)
         self.touched[request.index] = handle
         self.policy.change(handle)
 
     def push(self, handle: Handle, live: LiveSample, tokens: list[int], text: str) -> None:
         """Give a step's tokens of a sample to its request, and to those that wait for it."""
         handles, twins, request = [handle], self.policy.twins, handle.request
-        ended = live.index in request.finished
+        ended = live.index in request.progress.finished
         if handle.group is not None:
             others = (twins.end if ended else twins.of)(request, live.index)
             handles += [self.handles[other.index] for other in others]
@@ -139,17 +139,19 @@ class ServedRequests:
         if not handle.admitted:
             self.inbox.admitted(handle)
         error = error or handle.error
-        stats = request.stats
+        stats = request.progress.stats
         stats.seconds = {k: v - handle.began.get(k, v) for k, v in self.seconds.items()}
-        if error is None and request.errors and not handle.returns_errors:
-            error = request.errors[min(request.errors)]
-        reasons = [sample.finish_reason for sample in request.finished.values()]
+        if error is None and request.progress.errors and not handle.returns_errors:
+            error = request.progress.errors[min(request.progress.errors)]
+        reasons = [sample.finish_reason for sample in request.progress.finished.values()]
         ended = sum(reason not in UNFINISHED for reason in reasons)
         # a request whose `until` cancelled its samples counts as served
         cancelled = handle.until is None and "cancelled" in reasons and error is None
-        failed = error is not None or len(request.errors) == len(reasons) > 0
+        failed = error is not None or len(request.progress.errors) == len(reasons) > 0
         self.counters.ended(stats, ended, cancelled, failed)
-        longest = max((len(sample.tokens) for sample in request.finished.values()), default=0)
+        longest = max(
+            (len(sample.tokens) for sample in request.progress.finished.values()), default=0
+        )
         if longest > 1 and not math.isnan(handle.first_token):
             seconds = time.perf_counter() - handle.first_token
             self.counters.per_token.add(seconds / (longest - 1))

@@ -26,22 +26,22 @@ class Twins:
         """
         request, ended = handle.request, []
         for other in (h.request for h in others if alike(h, handle)):
-            for i in [i for i in request.waiting if i in other.samples]:
-                sample = other.finished.get(i)
-                live = other.live.get(i)
+            for i in [i for i in request.progress.waiting if i in other.samples]:
+                sample = other.progress.finished.get(i)
+                live = other.progress.live.get(i)
                 if sample is not None and sample.finish_reason != "cancelled":
-                    request.finished[i] = sample
+                    request.progress.finished[i] = sample
                     ended.append(sample)
                     _copy_error(other, request, i)
-                elif live is not None or i in other.waiting:
+                elif live is not None or i in other.progress.waiting:
                     self._waiting.setdefault((other.index, i), []).append(request)
-                    request.awaited.add(i)
+                    request.progress.awaited.add(i)
                     if live is not None and live.tokens:
                         text = self._texts.get((other.index, i), "")
                         handle.push(live, live.tokens, text)
                 else:
                     continue
-                request.waiting.remove(i)
+                request.progress.waiting.remove(i)
         return ended
 
     def of(self, request: Request, index: int) -> list[Request]:
@@ -58,9 +58,9 @@ class Twins:
         self._texts.pop((request.index, index), None)
         waiting = self._waiting.pop((request.index, index), [])
         for other in waiting:
-            other.finished[index] = request.finished[index]
+            other.progress.finished[index] = request.progress.finished[index]
             _copy_error(request, other, index)
-            other.awaited.discard(index)
+            other.progress.awaited.discard(index)
         return waiting
 
     def leave(self, request: Request) -> None:
@@ -68,25 +68,25 @@ class Twins:
         for others in self._waiting.values():
             if request in others:
                 others.remove(request)
-        request.awaited.clear()
+        request.progress.awaited.clear()
         for key in [key for key in self._waiting if key[0] == request.index]:
             others, i = self._waiting.pop(key), key[1]
             if not others:
                 continue
-            heir, live = others.pop(0), request.live.pop(i, None)
-            heir.awaited.discard(i)
+            heir, live = others.pop(0), request.progress.live.pop(i, None)
+            heir.progress.awaited.discard(i)
             if live is None:
                 # a sample whose assignment to a slot has failed does not wait any more
-                if i in request.waiting:
-                    request.waiting.remove(i)
-                heir.waiting.append(i)
+                if i in request.progress.waiting:
+                    request.progress.waiting.remove(i)
+                heir.progress.waiting.append(i)
             else:
                 # both requests keep the tokens drawn so far
-                request.finished[i] = Sample(
+                request.progress.finished[i] = Sample(
                     i, None, [*live.tokens], [*live.logprobs], [*live.raw_logprobs], "cancelled"
                 )
                 live.request = heir
-                heir.live[i] = live
+                heir.progress.live[i] = live
             if others:
                 self._waiting[heir.index, i] = others
             if key in self._texts:
@@ -97,8 +97,8 @@ class Twins:
 
 def _copy_error(of: Request, to: Request, index: int) -> None:
     """Give the error of a sample to another request, as an object of its own: readers raise it."""
-    if index in of.errors:
-        to.errors[index] = copy(of.errors[index])
+    if index in of.progress.errors:
+        to.progress.errors[index] = copy(of.progress.errors[index])
 
 
 def alike(a: Handle, b: Handle) -> bool:

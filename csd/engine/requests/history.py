@@ -74,12 +74,13 @@ def store_history(requests: Sequence[Request], history: Any) -> None:
     # one addition per prompt, even if the prompt occurs several times in the call
     for prompt, members in groups.items():
         done = [
-            (request, request.finished[i])
+            (request, sample)
             for request in members
             for i in request.samples
-            if i in request.finished and request.finished[i].finish_reason not in UNFINISHED
+            if (sample := request.progress.finished.get(i)) is not None
+            if sample.finish_reason not in UNFINISHED
         ]
-        tops = [request.top.get(sample.index) for request, sample in done]
+        tops = [request.progress.top.get(sample.index) for request, sample in done]
         additions.append(
             partial(
                 history.add,

@@ -1,9 +1,8 @@
-"""Host side of a call: a `Request` is a prompt with its samples, a `LiveSample` is in a slot.
+"""Host side of a call: a `Request` asks for samples of a prompt, a `LiveSample` is in a slot.
 
 A call that ends in an error attaches its samples to the error (`Carrying`).
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -13,22 +12,24 @@ from csd.engine.options.grammar import has_grammar
 from csd.engine.options.open_thought import Front, open_thoughts
 from csd.engine.options.params import SamplingParams
 from csd.engine.options.thinking import PAIRS, ThinkingBudget, forced_places
-from csd.engine.results.logprobs import Measures, PromptScores
+from csd.engine.requests.progress import Placement, Progress
+from csd.engine.results.logprobs import Measures
 from csd.engine.results.record import SOURCES, Draft
-from csd.engine.results.result import Sample, Samples, Until
-from csd.engine.results.stats import Stats
+from csd.engine.results.result import Sample, Samples
 from csd.graph.history import PastSample
 from csd.kernels.common.noise import prompt_key
 from csd.models.fused.config import ModelSizes
 from csd.models.text.streamed import SampleText
 from csd.traces.receipt import Receipt
 from csd.utils.arguments import LARGEST
-from csd.utils.torch_state import calling
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt and its samples, from waiting to finished."""
+    """A prompt and the samples that are asked for.
+
+    place, progress: where it lies while it is in flight, and what has come of it.
+    """
 
     index: int
     prompt: list[int]
@@ -36,47 +37,27 @@ class Request:
     samples: range  # the sample indices to draw
     seed: int
     key: int  # key of the noise
-    waiting: deque = field(init=False)
-    live: dict = field(default_factory=dict)  # sample index -> LiveSample
-    finished: dict = field(default_factory=dict)  # sample index -> Sample
-    awaited: set = field(default_factory=set)  # sample indices that another request draws
-    top: dict = field(default_factory=dict)  # sample index -> (ids, probabilities) per token
-    receipt: Receipt | None = None  # of the call that records its samples, without these
     history: list[PastSample] = field(default_factory=list)  # past samples, newest first
-    checked: int = 0  # length of the longest prefix that `until` has been called with
-    decided: bool = False  # whether `until` has ended it
-    fault: BaseException | None = None  # raised in a step by what this request alone asks for
-    error: str | None = None  # reason why the request is not served, or not to its end
-    errors: dict[int, Exception] = field(default_factory=dict)  # of samples that cannot continue
-    scores: PromptScores | None = None  # if requested: of the prompt's tokens read so far
-    group: int = -1
-    prior_part: int = 0  # part of the prior's table that it drafts from
-    pages: list[int] = field(default_factory=list)
-    stats: Stats = field(default_factory=Stats)
-    matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it
-    tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
-    answered: int = 0  # tokens at the prompt's end that are its answer's, of earlier turns
-    # whether the prompt leaves a thought open, once it was read: one that has the tags of
-    # templates, and one that its budget counts
-    in_thought: bool | None = None
-    in_budget: bool = False
-    stops_in_thought: bool = True  # whether stop strings count within the sample's thought
+    receipt: Receipt | None = None  # of the call that records its samples, without these
     # prompts of one scope use each other's pages; None: the prompt is read whole and not kept
     scope: str | None = ""
     # requests in flight with the same object draft for each other, whatever their prompts
     graph: Any = None
-    graph_key: int = -1  # of the group while it is in flight
-    # equal for requests in flight whose samples may share rows: those of equal prompts in a scope
-    text: int = -1
-    units: list[bytes] | None = None  # digests of the prompt's units in the prefix index
+    prior_part: int = 0  # part of the prior's table that it drafts from
+    answered: int = 0  # tokens at the prompt's end that are its answer's, of earlier turns
+    stops_in_thought: bool = True  # whether stop strings count within the sample's thought
+    matcher: Any = None  # of its grammar, in its initial state; None: the step compiles it
+    tokenizer: Any = None  # passed on to `Samples`, whose views decode tokens
     streams: bool = False  # whether texts of samples are read while they are drawn
     measures: Measures | None = None  # of a step's measured values, those to keep; None: all
     name: str = ""  # of the prompt, in messages
+    place: Placement = field(default_factory=Placement)
+    progress: Progress = field(init=False)
 
     def __post_init__(self) -> None:
         self.name = self.name or f"prompt {self.index}"
-        self.waiting = deque(self.samples)
-        self.stats.prompt_tokens = len(self.prompt)
+        self.progress = Progress(self.samples)
+        self.progress.stats.prompt_tokens = len(self.prompt)
 
     @classmethod
     def of(
@@ -93,83 +74,41 @@ class Request:
     def drawing(self, samples: range, seed: int, graph: Any, answered: int) -> "Request":
         """This request, before its start, with other samples, seed, graph and tokens of the answer;
         without any samples if it is refused."""
-        samples = samples if self.error is None else range(samples.start, samples.start)
+        error, scores = self.progress.error, self.progress.scores
+        samples = samples if error is None else range(samples.start, samples.start)
         key = prompt_key(seed, self.prompt)
-        own = dict(seed=seed, key=key, graph=graph, answered=answered, stats=Stats())
-        return replace(self, samples=samples, **own)
+        own = dict(seed=seed, key=key, graph=graph, answered=answered, place=Placement())
+        made = replace(self, samples=samples, **own)
+        made.progress.error, made.progress.scores = error, scores
+        return made
 
     def find_thought(self, tokenizer: Any) -> None:
         """Find once whether the prompt leaves a thought open."""
-        if self.in_thought is None:
-            self.in_thought, self.in_budget = open_thoughts(
+        progress = self.progress
+        if progress.in_thought is None:
+            progress.in_thought, progress.in_budget = open_thoughts(
                 self.prompt, self.answered, self.params.thinking_tags, tokenizer
             )
-
-    @property
-    def done(self) -> bool:
-        return not (self.waiting or self.live or self.awaited)
-
-    def whole(self, until: Until | None) -> bool:
-        """True if all its samples have ended, those included that `until` has cancelled, and none
-        in an error."""
-        if not self.done or len(self.finished) < len(self.samples) or self.errors:
-            return False
-        # an error may have come between the last sample's end and the decision
-        return until is None or self.decided or self.checked == len(self.samples)
-
-    def prefix(self) -> list[Sample]:
-        """Finished samples before the first unfinished index.
-
-        The order in which samples finish depends on their lengths, so `until` sees only this
-        prefix.
-        """
-        samples = []
-        for i in self.samples:
-            if i not in self.finished:
-                break
-            samples.append(self.finished[i])
-        return samples
-
-    def satisfies(self, until: Until | None) -> bool:
-        """True if `until` is satisfied; it is called with each longer prefix in turn.
-
-        The number of samples that finish at once depends on the batch. The shortest prefix that
-        satisfies `until` does not, so samples that finished beyond it are cancelled like the rest.
-        """
-        prefix = [] if until is None else self.prefix()
-        while until is not None and self.checked < len(prefix):
-            self.checked += 1
-            with calling("until"):
-                ends = _is_true(until(prefix[: self.checked]))
-            if ends:
-                self.decided = True
-                for i in self.samples[self.checked :]:
-                    if i in self.finished:
-                        self.errors.pop(i, None)
-                        self.finished[i] = replace(
-                            self.finished[i], finish_reason="cancelled", error=None
-                        )
-                return True
-        return False
 
     def result(self, texts: bool = True) -> Samples:
         """All samples; unfinished ones are `cancelled` and keep the tokens drawn so far.
 
         texts: whether unfinished samples get a text.
         """
+        progress = self.progress
         # an interrupt may have come while a sample was neither waiting nor live
         every = {i: Sample(i, None, [], [], [], "cancelled") for i in self.samples}
-        every |= {i: live.result("cancelled", texts)[0] for i, live in self.live.items()}
-        every |= self.finished
+        every |= {i: live.result("cancelled", texts)[0] for i, live in progress.live.items()}
+        every |= progress.finished
         samples = [every[i] for i in self.samples]
-        error = self.error or next((s.error for s in samples if s.error is not None), None)
+        error = progress.error or next((s.error for s in samples if s.error is not None), None)
         return Samples(
             samples,
             self.seed,
             self.prompt,
-            self.stats,
+            progress.stats,
             error,
-            None if self.scores is None else [None, *self.scores.logprobs],
+            None if progress.scores is None else [None, *progress.scores.logprobs],
             self.tokenizer,
         )
 
@@ -185,16 +124,6 @@ def check_served(requests: list[Request], config: ModelSizes) -> None:
                 f"in the vocabulary of {config.vocab} and have at most {config.context} tokens "
                 f"with its samples, got token ids up to {max(request.prompt)} and {length} tokens"
             )
-
-
-def _is_true(answer: Any) -> bool:
-    try:
-        return bool(answer)
-    # arrays of several values and decisions of a vote have no truth
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(
-            f"until must return True or False, got a {type(answer).__name__}: {error}"
-        ) from error
 
 
 class LiveSample:
@@ -219,7 +148,7 @@ class LiveSample:
         request.find_thought(tokenizer)
         if tokenizer is not None:
             params = request.params
-            front = Front(PAIRS, bool(request.in_thought))
+            front = Front(PAIRS, bool(request.progress.in_thought))
             self._text = SampleText(
                 tokenizer,
                 params.stop,
@@ -289,7 +218,7 @@ class LiveSample:
             # measured values are appended before their tokens
             self.likely[: len(self.tokens)],
             self.entropies[: len(self.tokens)],
-            bool(self.request.in_thought),
+            bool(self.request.progress.in_thought),
         )
         return sample, rest
 
@@ -299,7 +228,7 @@ class LiveSample:
         if limit is None or tags is None:
             return []
         request, once = self.request, has_grammar(params)
-        budget = ThinkingBudget(tags, limit, request.prompt, request.in_budget, once)
+        budget = ThinkingBudget(tags, limit, request.prompt, request.progress.in_budget, once)
         return forced_places(budget, self.tokens)
 
     def _even(self) -> None:
@@ -346,7 +275,7 @@ class Carrying:
 
 def begun(requests: Sequence[Request]) -> bool:
     """True if any sample has had a slot."""
-    return any(request.live or request.finished for request in requests)
+    return any(request.progress.live or request.progress.finished for request in requests)
 
 
 def every(acts: Sequence[Callable[[], Any]]) -> None:

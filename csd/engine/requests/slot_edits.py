@@ -33,7 +33,7 @@ def fill_slots(slots: Slots, slot_pages: torch.Tensor, refills: list[Refill]) ->
     params = [r.request.params for r in refills]
     values: dict[str, list] = {
         "live": [True] * len(refills),
-        "group": [r.request.group for r in refills],
+        "group": [r.request.place.group for r in refills],
         "key": [r.request.key for r in refills],
         "sample": [r.index for r in refills],
         "generated": [0] * len(refills),

@@ -398,8 +398,8 @@ class Caches:
             count = self.drafter.max_history(request.history, groups)
             left = request.history[count:]
             request.history = request.history[:count]
-            request.stats.history_tokens = sum(map(len, request.history))
-            request.stats.history_left_out = sum(map(len, left))
+            request.progress.stats.history_tokens = sum(map(len, request.history))
+            request.progress.stats.history_left_out = sum(map(len, left))
 
     def newly_dropped(self, requests: list[Request]) -> int:
         """Number of contexts that did not fit in the graph since the previous call of this method.

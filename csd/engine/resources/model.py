@@ -150,7 +150,7 @@ class EngineModel:
         if isinstance(self.loaded.decoder, ModuleDecoder | Decoder):
             self.loaded.decoder.begin_call()
         for request in requests:
-            request.stats.name_decoder(self.decoder)
+            request.progress.stats.name_decoder(self.decoder)
 
     def any_threads(self) -> bool:
         """True if an exact engine keeps its bits with another number of threads."""

@@ -138,7 +138,7 @@ class Changes:
         values = [
             (self.rules.of, [self.sets[set_of(r.request.params)] for r in refills]),
             (self.rules.prompt, [[-1] * (P - len(ids)) + ids for ids in prompts]),
-            (self.rules.opened, [r.request.in_budget for r in refills]),
+            (self.rules.opened, [r.request.progress.in_budget for r in refills]),
             (self.rules.empty, [0] * len(refills)),
         ]
         write_rows([(x, index, torch.tensor(column, dtype=x.dtype)) for x, column in values])

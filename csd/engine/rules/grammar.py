@@ -183,7 +183,7 @@ class Grammars:
         limit, tags = request.params.max_thinking_tokens, request.params.thinking_tags
         if limit is None or tags is None:
             return fresh.deep_copy()
-        budget = ThinkingBudget(tags, limit, request.prompt, request.in_budget, once=True)
+        budget = ThinkingBudget(tags, limit, request.prompt, request.progress.in_budget, once=True)
         tokens = {} if budget.end.text is None else by_bytes(self._tokenizer, self._vocab)
         key = (*(getattr(request.params, name) for name in GRAMMARS), tags[1])
         banned = self._banned.setdefault(key, {})
@@ -320,7 +320,7 @@ class Grammars:
             raise
         # a panic of a matcher's library is a BaseException
         except BaseException as error:
-            self._matchers[s], self._requests[s].fault = None, error
+            self._matchers[s], self._requests[s].progress.fault = None, error
             return None
 
     def _at(self, s: int, slots: Slots, generated: list[int], teacher_forced: bool = False) -> Any:

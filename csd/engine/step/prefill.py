@@ -45,14 +45,14 @@ class Prefill:
         chunk_size: int,
     ) -> "Prefill":
         """Reserve the pages of a group for the request's prompt."""
-        request.group = group
+        request.place.group = group
         cache, tokens = step.cache, len(request.prompt) - 1
         # digests of an earlier run may be of other units
-        request.units = None
+        request.place.units = None
         units = units_of(step, request, chunk_size)
         pages = [page for unit in units for page in unit.pages]
-        request.pages = cache.take(cache.prompt_pages, group, tokens, chunk_size, pages)
-        request.stats.cached_tokens = len(pages) * PAGE
+        request.place.pages = cache.take(cache.prompt_pages, group, tokens, chunk_size, pages)
+        request.progress.stats.cached_tokens = len(pages) * PAGE
         if units and cache.states is not None:
             cache.states.begin_prompt(group, units[-1].states)
         # from here on, other groups cannot reuse the drafter's memory for this one
@@ -69,23 +69,26 @@ class Prefill:
         """Returns the part of the prompt that the next pass reads."""
         tokens = self.request.prompt[self.position : self.position + self.chunk]
         return PromptChunk(
-            self.request.group, tokens, self.position, self.request.scores is not None
+            self.request.place.group,
+            tokens,
+            self.position,
+            self.request.progress.scores is not None,
         )
 
     def finish_chunk(self, hidden: torch.Tensor) -> None:
         """Process a chunk after its pass; hidden: last hidden states [T, hidden] of its rows."""
         self.step.observe_hidden(hidden)
         end = self.position + self.chunk
-        if self.request.scores is not None:
+        if self.request.progress.scores is not None:
             following = self.request.prompt[self.position + 1 : end + 1]
-            self.request.scores.read(self.step.decoder.logits, hidden, following)
+            self.request.progress.scores.read(self.step.decoder.logits, hidden, following)
         self.position = end
         self._keep_units()
         self._observe(end)
 
     def _keep_units(self) -> None:
         """Let later prompts use the units that have been read."""
-        cache, digests = self.step.cache, self.request.units
+        cache, digests = self.step.cache, self.request.place.units
         index = cache.allocator.index
         if index is None or not digests:
             return
@@ -94,16 +97,16 @@ class Prefill:
             self.num_units < len(digests) and (self.num_units + 1) * index.tokens <= self.position
         ):
             first = self.num_units * index.pages
-            pages = self.request.pages[first : first + index.pages]
+            pages = self.request.place.pages[first : first + index.pages]
             if cache.states is not None:
                 # a chunk of such a model is a unit
-                states = cache.states.copy_of(self.request.group)
+                states = cache.states.copy_of(self.request.place.group)
             cache.allocator.keep(digests[self.num_units], pages, states)
             self.num_units += 1
 
     def will_keep(self, digest: bytes) -> bool:
         """True if the unit of this digest is one that this prompt has still to read."""
-        return digest in (self.request.units or [])[self.num_units :]
+        return digest in (self.request.place.units or [])[self.num_units :]
 
     def enter_history(self) -> int:
         """Enter the next piece of the past samples; returns its number of rows, 0 at the end.
@@ -123,7 +126,7 @@ class Prefill:
 
     def end(self) -> None:
         """Set the group's prompt length in the slots, so that its samples can begin."""
-        self.step.slots.prompt_len[self.request.group].fill_(len(self.request.prompt) - 1)
+        self.step.slots.prompt_len[self.request.place.group].fill_(len(self.request.prompt) - 1)
 
     def _observe(self, read: int) -> None:
         step = self.step
@@ -136,18 +139,18 @@ class Prefill:
 def units_of(step: Step, request: Request, chunk_size: int) -> list[Unit]:
     """Units of the prefix index that the request's prompt begins with.
 
-    Sets `request.units`, the digests of all of its units; none if it is read whole: its logits are
-    read, its drafter reads the hidden states of all tokens, or it overwrites its own beginning.
+    Sets the digests of all of its units in `request.place`; none if it is read whole: its logits
+    are read, its drafter reads the hidden states of all tokens, or it overwrites its own beginning.
     """
     index, tokens = step.cache.allocator.index, request.prompt[:-1]
-    if index is None or request.scope is None or request.scores is not None:
+    if index is None or request.scope is None or request.progress.scores is not None:
         return []
     reads_states = step.drafting and step.drafter is not None and step.drafter.reads_hidden
     if reads_states or step.cache.wraps(len(tokens), chunk_size):
         return []
-    if request.units is None:
-        request.units = index.digests(request.scope, tokens)
-    return index.find(request.units)
+    if request.place.units is None:
+        request.place.units = index.digests(request.scope, tokens)
+    return index.find(request.place.units)
 
 
 def read_chunks(prefills: Sequence[Prefill]) -> None:

@@ -129,17 +129,17 @@ class ParallelEngine(Engine):
         if error is not None:
             self.link.send("failed", error_text(error))
             return
-        self.link.send("end", [(r.seed, r.result(), r.stats) for r in requests])
+        self.link.send("end", [(r.seed, r.result(), r.progress.stats) for r in requests])
         self.link.agree(None)
 
     def _follow(self, requests: list[Request]) -> Iterator[tuple[Request, Sample]]:
         with self.turn.lock, self.turn:
             done = self._execute_orders()
             for request, (seed, samples, stats) in zip(requests, done, strict=True):
-                request.seed, request.stats = seed, stats
-                request.waiting.clear()
+                request.seed, request.progress.stats = seed, stats
+                request.progress.waiting.clear()
                 for sample in samples:
-                    request.finished[sample.index] = sample
+                    request.progress.finished[sample.index] = sample
                     yield request, sample
 
     def _execute_orders(self) -> list:
@@ -238,7 +238,7 @@ def _of_one_rank(requests: list[Request], settings: RunSettings) -> str | None:
         for name in RULES:
             if getattr(request.params, name) != request.params.DEFAULTS[name]:
                 return name
-        if request.scores is not None:
+        if request.progress.scores is not None:
             return "prompt_logprobs"
     return None if settings.forcing is None else "scoring"
 

@@ -69,9 +69,9 @@ class PlainSlots:
             events.append(Begun(request, joined=True))
         for start in plan.start:
             assert self.owners[start.slot] is None
-            start.request.waiting.remove(start.index)
+            start.request.progress.waiting.remove(start.index)
             live = Drawn(start.request, start.index)
-            start.request.live[start.index] = self.owners[start.slot] = live
+            start.request.progress.live[start.index] = self.owners[start.slot] = live
         for request in plan.read[:1]:
             if request not in self.reading:
                 self.reading.append(request)
@@ -83,12 +83,12 @@ class PlainSlots:
         return events
 
     def end(self, request):
-        rest = [s for s in request.result() if s.index not in request.finished]
-        request.finished |= {sample.index: sample for sample in rest}
+        rest = [s for s in request.result() if s.index not in request.progress.finished]
+        request.progress.finished |= {sample.index: sample for sample in rest}
         for s, live in enumerate(self.owners):
             if live is not None and live.request is request:
                 self.free(s)
-        request.waiting.clear()
+        request.progress.waiting.clear()
         for held in (self.active, self.reading):
             if request in held:
                 held.remove(request)
@@ -97,7 +97,7 @@ class PlainSlots:
     def free(self, s):
         live, self.owners[s] = self.owners[s], None
         live.done = True
-        del live.request.live[live.index]
+        del live.request.progress.live[live.index]
 
     def step(self, length=None):
         """A token for each sample; those of `length` tokens, by default the most, end."""
@@ -110,7 +110,7 @@ class PlainSlots:
             sample = None
             if len(live.tokens) >= (length or live.request.params.max_new_tokens):
                 sample, _ = live.result("length")
-                live.request.finished[live.index] = sample
+                live.request.progress.finished[live.index] = sample
                 self.free(s)
             events.append(Advanced(live.request, live, live.tokens[-1:], "", sample))
         return events

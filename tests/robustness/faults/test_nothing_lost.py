@@ -97,7 +97,7 @@ def test_callback_errors_carry_the_samples(e, expected, tmp_path, monkeypatch, w
     record = str(tmp_path / "t.jsonl")
     more = {what: fail} if what in ("callback", "until") else {}
     if what == "progress":
-        monkeypatch.setattr("csd.engine.call.Progress.show", fail)
+        monkeypatch.setattr("csd.engine.call.Bar.show", fail)
         more = dict(progress=True)
     if what == "decode":
         tokenizer = Letters()

@@ -254,7 +254,7 @@ def drawn(tokens, logprobs, temperature=1.0):
     request.params = request.params.replace(temperature=temperature)
     for i in request.samples:
         values = [[*tokens], [*logprobs], [*logprobs]] if i == 1 else [[1], [0.0], [0.0]]
-        request.finished[i] = Sample(i, None, *values, "length")
+        request.progress.finished[i] = Sample(i, None, *values, "length")
     return request
 
 

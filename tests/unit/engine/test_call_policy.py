@@ -18,8 +18,8 @@ def asked(*samples, live=()):
     made = [request_of(i, n) for i, n in enumerate(samples)]
     for request, count in zip(made, live, strict=False):
         for _ in range(count):
-            index = request.waiting.popleft()
-            request.live[index] = Drawn(request, index)
+            index = request.progress.waiting.popleft()
+            request.progress.live[index] = Drawn(request, index)
     return made
 
 
@@ -88,8 +88,8 @@ def test_long_ones_begin_first():
 
 
 def ended(request, index, reason="length"):
-    live = request.live.pop(index)
-    request.finished[index] = sample = Sample(index, None, [1], [], [], reason)
+    live = request.progress.live.pop(index)
+    request.progress.finished[index] = sample = Sample(index, None, [1], [], [], reason)
     return Advanced(request, live, [1], "", sample)
 
 
@@ -108,9 +108,11 @@ def test_until_ends_a_request_once_its_prefix_decides():
     policy.note(ended(request, 2))
     policy.note(ended(request, 0))
     assert policy.plan(view).end == (request,)
-    assert seen == [[0], [0, 1]] and request.decided
+    assert seen == [[0], [0, 1]] and request.progress.decided
     # a sample beyond those that decided counts as cancelled
-    assert [request.finished[i].finish_reason for i in range(3)] == ["length"] * 2 + ["cancelled"]
+    assert [request.progress.finished[i].finish_reason for i in range(3)] == ["length"] * 2 + [
+        "cancelled"
+    ]
 
 
 def test_a_request_that_is_done_ends():
@@ -130,14 +132,14 @@ def test_an_error_ends_the_call_unless_its_request_asked_for_it(returns):
             policy.note(Failed(first, error, 0))
     with pytest.raises(OSError):
         policy.note(Ended(first, [], OSError("of a text")))
-    first.fault = ValueError("of its grammar")
+    first.progress.fault = ValueError("of its grammar")
     if not returns:
         with pytest.raises(ValueError, match="of its grammar"):
-            policy.note(Failed(first, first.fault, 0))
+            policy.note(Failed(first, first.progress.fault, 0))
         return
-    policy.note(Failed(first, first.fault, 0))
+    policy.note(Failed(first, first.progress.fault, 0))
     assert policy.plan(View(2, (), (first, second))).end == (first,)
-    assert first.error == "of its grammar"
+    assert first.progress.error == "of its grammar"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -152,6 +154,6 @@ def test_all_samples_begin_once_and_in_order(seed):
     begun = slots.run(CallPolicy(requests, RunSettings(), together))
     for request in requests:
         assert [i for r, i in begun if r == request.index] == [*request.samples]
-        assert set(request.finished) == set(request.samples)
+        assert set(request.progress.finished) == set(request.samples)
     firsts = [begun.index((request.index, 0)) for request in requests]
     assert firsts == sorted(firsts)

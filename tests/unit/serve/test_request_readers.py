@@ -102,7 +102,7 @@ def test_a_detached_request_is_drawn_to_its_end(way):
         _, request = way(service, detached=True)
         service.submit([3], max_new_tokens=5, seed=0).result(60)
         assert request.result().finish_reasons == ["length"]
-        assert len(request.finished[0].tokens) == LONG
+        assert len(request.progress.finished[0].tokens) == LONG
 
 
 def test_the_last_of_several_readers_cancels():

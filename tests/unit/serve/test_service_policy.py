@@ -35,12 +35,12 @@ class Service:
         request = handle.request
         (self.reading if reading else self.active).append(request)
         for _ in range(live):
-            index = request.waiting.popleft()
-            request.live[index] = Drawn(request, index)
+            index = request.progress.waiting.popleft()
+            request.progress.live[index] = Drawn(request, index)
         return handle
 
     def view(self, slots, **rest):
-        live = sum(len(request.live) for request in self.active)
+        live = sum(len(request.progress.live) for request in self.active)
         sizes = dict(pages=100, free_pages=100, groups=len(self.active)) | rest
         return View(slots, (*range(live, slots),), tuple(self.active), tuple(self.reading), **sizes)
 
@@ -145,13 +145,13 @@ def test_a_sample_goes_on_for_those_who_wait_for_it():
     service.place("b")
     policy, request = service.policy, other.request
     assert policy.twins.join(other, [drawer]) == []
-    assert request.awaited == {0, 1} and [*request.waiting] == [2]
+    assert request.progress.awaited == {0, 1} and [*request.progress.waiting] == [2]
     policy.stop(drawer)
     assert service.plan(1) == {"end": ["a"]}
     # b has the sample in flight, and begins the other one itself
-    assert [*request.live] == [0] and request.live[0].request is request
-    assert [*request.waiting] == [2, 1] and not request.awaited
-    assert drawer.request.finished[0].finish_reason == "cancelled"
+    assert [*request.progress.live] == [0] and request.progress.live[0].request is request
+    assert [*request.progress.waiting] == [2, 1] and not request.progress.awaited
+    assert drawer.request.progress.finished[0].finish_reason == "cancelled"
 
 
 def test_until_and_its_errors_end_one_request():
@@ -164,8 +164,8 @@ def test_until_and_its_errors_end_one_request():
         handle = service.arrive(name, samples=3, until=until)
         service.place(name, live=1)
         request = handle.request
-        sample, _ = request.live.pop(0).result("length")
-        request.finished[0] = sample
+        sample, _ = request.progress.live.pop(0).result("length")
+        request.progress.finished[0] = sample
         service.policy.change(handle)
     # the slots of all three are free, but two end first
     assert service.plan(6) == {"end": ["a", "b"]}
@@ -228,6 +228,6 @@ def test_all_get_their_samples_whatever_the_slots_and_pages(seed):
     slots.run(Plainly(policy))
     assert not policy.handles and not policy.queue
     for request in requests:
-        assert set(request.finished) == set(request.samples)
-        reasons = {sample.finish_reason for sample in request.finished.values()}
+        assert set(request.progress.finished) == set(request.samples)
+        reasons = {sample.finish_reason for sample in request.progress.finished.values()}
         assert reasons == {"length"}

@@ -93,9 +93,9 @@ class Asked:
 
     def raise_error(self) -> None:
         """Raise the first error if no choice could be drawn to its end."""
-        samples = [s for h in self.handles for s in h.request.finished.values()]
+        samples = [s for h in self.handles for s in h.request.progress.finished.values()]
         if samples and all(s.error is not None for s in samples) and not self.nothing_new:
-            errors = self.handles[0].request.errors
+            errors = self.handles[0].request.progress.errors
             raise errors[min(errors)]
 
     def cancel(self) -> None:

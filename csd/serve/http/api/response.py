@@ -207,7 +207,7 @@ class HttpAnswer:
         fields = {"finish_reason": reason, "stop_reason": sample.stop_reason}
         if sample.error is None:
             return fields
-        return fields | self.refused(handle.request.errors[sample.index]).body()
+        return fields | self.refused(handle.request.progress.errors[sample.index]).body()
 
     def chat_logprobs(
         self, tokens: list[int], logprobs: list[float], top: list[Top]
@@ -276,20 +276,20 @@ class HttpAnswer:
         prompt = sum(len(h.prompt_ids) for h in handles)
         new = 0
         if not self.asked.nothing_new:
-            new = sum(len(s.tokens) for h in handles for s in h.request.finished.values())
+            new = sum(len(s.tokens) for h in handles for s in h.request.progress.finished.values())
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
             "total_tokens": prompt + new,
             "prompt_tokens_details": {
-                "cached_tokens": sum(h.request.stats.cached_tokens for h in handles)
+                "cached_tokens": sum(h.request.progress.stats.cached_tokens for h in handles)
             },
         }
 
     def extras(self) -> dict[str, Any]:
         """Fields that OpenAI's interface does not have."""
         handles = self.asked.handles
-        stats = [h.request.stats for h in handles]
+        stats = [h.request.progress.stats for h in handles]
         return {
             "seed": handles[0].seed,
             "weights_version": handles[0].weights,

@@ -29,7 +29,7 @@ def slots():
 
 def job(prompt, key, group, **params):
     made = Request(0, prompt, SamplingParams(**params), range(9), 3, key)
-    made.group = group
+    made.place.group = group
     return made
 
 

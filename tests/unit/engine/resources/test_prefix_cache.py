@@ -34,12 +34,12 @@ def memories():
     def noted(self):
         cache, request = self.step.cache, self.request
         tokens = len(request.prompt) - 1
-        table = cache.prompt_pages[request.group, : pages_for(tokens)].long()
+        table = cache.prompt_pages[request.place.group, : pages_for(tokens)].long()
         held = [
             x[:, table].flatten(1, 2)[:, :tokens] for part in cache.parts for x in (part.k, part.v)
         ]
         if cache.states is not None and tokens:
-            held += cache.states.prompts[request.group].of_slots()
+            held += cache.states.prompts[request.place.group].of_slots()
         found[tuple(request.prompt)] = [x.clone() for x in held]
         end(self)
 
@@ -335,7 +335,7 @@ def test_owners_of_a_service_share_with_themselves_alone():
         def cached(owner, end):
             reader = service.submit([*PROMPT, end], owner=owner, **asked)
             reader.result()
-            return reader.request.stats.cached_tokens
+            return reader.request.progress.stats.cached_tokens
 
         assert [cached("a", 1), cached("a", 2), cached("b", 3), cached("b", 4)] == [0, 192, 0, 192]
         assert [cached(None, 5), cached(None, 6), cached("a", 7)] == [0, 0, 192]

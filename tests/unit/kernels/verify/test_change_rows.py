@@ -89,7 +89,7 @@ def prepared(names, generator, static=False):
         prompt = torch.randint(1, 5, (length,), generator=generator).tolist()
         params = SamplingParams(max_new_tokens=LONGEST, end_ids=ENDS, **RULES[name])
         request = Request(s, prompt, params, range(1), 0, s)
-        request.group = s
+        request.place.group = s
         request.find_thought(None)
         requests.append(request)
         refills.append(Refill(s, request, 0, [0]))
