@@ -8,7 +8,7 @@ import pytest
 
 # `make test-slow` runs the marked tests
 slow = pytest.mark.slow
-# of a test's cases `make test` runs so many, any of them, and `make test-slow` the others
+# of a test's cases `make test` runs so many, of different values, and `make test-slow` the others
 few = pytest.mark.few
 # `make test` runs as many as have each value of each parameter, and with `pairs` each pair of
 # values of two parameters; `make test-slow` the others
@@ -25,12 +25,15 @@ def mark_left_out(items: list[pytest.Item]) -> None:
         # an order that has nothing to do with that of the parameters
         of_test.sort(key=lambda item: crc32(item.name.encode()))
         number, cover = map(of_test[0].get_closest_marker, ("few", "cover"))
-        kept = range(len(of_test))
+        if number is None and cover is None:
+            continue
+        specs = [getattr(item, "callspec", None) for item in of_test]
+        # a value is one object in all cases
+        rows = [[*map(id, spec.params.values())] if spec else [0] for spec in specs]
+        kept = covering(rows, cover.args[0] if cover else 1)
         if number:
-            kept = range(number.args[0])
-        elif cover and hasattr(of_test[0], "callspec"):
-            rows = [[*item.callspec.indices.values()] for item in of_test]
-            kept = {*covering(rows, cover.args[0])}
+            # those that add values, then any
+            kept = [*dict.fromkeys([*kept, *range(len(rows))])][: number.args[0]]
         for i, item in enumerate(of_test):
             if i not in kept:
                 item.add_marker(slow)

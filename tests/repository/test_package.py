@@ -15,6 +15,7 @@ from helpers.targets import slow
 
 from csd.models.demo import smollm2_path
 
+pytestmark = slow
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
@@ -92,7 +93,6 @@ def test_the_wheel_draws_samples(installed, checkpoint):
     assert "sample" in run(installed, "csd", "--help")
 
 
-@slow
 def test_the_command_samples_the_demo_model(installed):
     """Away from the source, with the loops that it compiles."""
     sampling = ["sample", smollm2_path(), "2 + 2 is", "-n", "2", "--max-new-tokens", "3"]
@@ -118,7 +118,6 @@ def namesake(folder):
     return wheel
 
 
-@slow
 def test_another_csd_is_noticed_and_the_notice_removes_it(installed, tmp_path):
     (wheel,) = installed.parent.glob("csd_llm-*.whl")
     pip = [*PIP, "--python", installed / "bin" / "python"]

@@ -5,6 +5,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from helpers.targets import slow
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
@@ -26,6 +27,7 @@ def kinds(notebook):
     ]
 
 
+@slow
 def test_every_cell_runs(toy_folder, tmp_path):
     notebook = deepcopy(SAVED)
     (first,) = (cell for cell in notebook.cells if MODEL in cell.source)

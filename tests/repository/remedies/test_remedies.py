@@ -8,6 +8,7 @@ import pytest
 import remedies_of_calls
 import remedies_of_integrations
 import remedies_of_models
+from helpers.targets import few
 
 import csd
 
@@ -226,6 +227,7 @@ NOT_HERE = {
 }
 
 
+@few(24)
 @pytest.mark.parametrize("words", EXECUTED)
 def test_csd_runs_after_the_remedy(words, tmp_path):
     fails, remedy = EXECUTED[words](tmp_path)

@@ -49,7 +49,7 @@ def small():
     return engine(PrefixSum(sharpness=4.0, context=64), Letters(), max_slots=4)
 
 
-@few(24)
+@few(12)
 @pytest.mark.parametrize("name", options_of(GenerateOptions))
 def test_generate(name, small, capsys):
     left_out = LEFT_OUT.get(name, lambda value: False)
@@ -108,7 +108,7 @@ def drawing(request):
     return csd.Engine(toy()[0].to(request.param), exact=False)
 
 
-@few(9)
+@few(5)
 @pytest.mark.parametrize("temperature", [1e-15, 1e-8, 1e15])
 @pytest.mark.parametrize("penalty", [1e-15, 1.0, 1e15])
 def test_the_steepest_and_flattest_laws_are_drawn(temperature, penalty, drawing):
@@ -164,7 +164,7 @@ ENGINE = (
 )
 
 
-@few(6)
+@few(3)
 @pytest.mark.parametrize("name", ENGINE)
 def test_engine(name):
     def run(value):

@@ -109,7 +109,7 @@ class Served(Exception):
     """In place of drawing."""
 
 
-@few(40)
+@few(20)
 @pytest.mark.parametrize("name, flag, dest", flags(), ids=lambda x: x)
 def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)

@@ -84,7 +84,7 @@ def wrong(function):
     return call
 
 
-@few(8)
+@few(2)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_passes_and_times_1_3_fails(name, calls):
     own = triton()
@@ -98,7 +98,7 @@ def test_a_kernel_passes_and_times_1_3_fails(name, calls):
         assert row.passed is (change is not wrong), row
 
 
-@few(24)
+@few(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_operation_times_1_3_fails(name, calls):
     function = getattr(reference(), name)

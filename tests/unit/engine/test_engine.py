@@ -11,7 +11,7 @@ import csd
 pytestmark = pytest.mark.quick
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("max_slots", [1, 3, 8, 64])
 @pytest.mark.parametrize("budget", [0, 5, 64, "auto"])
 def test_tokens_are_those_of_plain_sampling(max_slots, budget):

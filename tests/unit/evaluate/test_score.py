@@ -68,7 +68,7 @@ FILTERED = {
 }
 
 
-@few(5)
+@few(3)
 @pytest.mark.parametrize("asked", FILTERED.values(), ids=FILTERED)
 def test_scores_of_samples_are_those_they_were_drawn_with(scorer, asked):
     drawn = scorer.generate(PROMPTS, budget=12, **OPTIONS, **asked)

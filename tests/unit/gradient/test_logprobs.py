@@ -57,7 +57,7 @@ def listed(values):
     return [x.tolist() for x in values]
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FUSED)
@@ -71,7 +71,7 @@ def test_values_have_the_bits_of_an_exact_engines_samples(name, dtype, asked):
     assert [listed(own) for own in out.logprobs] == [r.logprobs for r in drawn]
 
 
-@few(4)
+@few(3)
 @pytest.mark.parametrize("length", [64, 65, 66, 75, 129, 140])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3_text", "olmo3 yarn", *FUSED[:1]])
@@ -124,7 +124,7 @@ def test_an_engine_whose_samples_have_other_bits_is_named():
         assert csd.logprobs(engine, PROMPT, [[1, 2]]).exact
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FUSED)
 def test_gradients_err_as_those_of_a_plain_forward_of_each_sample(name, dtype):

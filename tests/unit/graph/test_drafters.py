@@ -34,7 +34,7 @@ def plain():
     return model, asked, options, expected
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("budget", [4, 16, 64])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_changes_no_sample(plain, name, budget):

@@ -24,7 +24,7 @@ def transformers_model(path, dtype=torch.float32, **options):
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
 
 
-@few(10)
+@few(6)
 @WRITTEN
 @FAMILY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

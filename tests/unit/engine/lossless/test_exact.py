@@ -44,7 +44,7 @@ def options(length=84):
     return dict(seed=3, max_new_tokens=length, temperature=0.7, top_p=0.95, ignore_eos=True)
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize(("family", "dtype", "i"), CASES, ids=str)
 def test_a_run_with_drafts_has_the_bits_of_one_without(family, dtype, i):
     loaded = loaded_of(family, dtype)

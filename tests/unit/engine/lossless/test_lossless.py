@@ -90,7 +90,7 @@ CASES = [
 ]
 
 
-@few(8)
+@few(5)
 @pytest.mark.parametrize(("family", "setting", "seed"), CASES)
 def test_tokens_equal_plain_sampling(expected, family, setting, seed):
     engine, plain = expected(family, setting, seed)

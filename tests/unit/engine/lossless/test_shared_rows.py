@@ -88,7 +88,7 @@ def random_call(rng):
     return options
 
 
-@few(7)
+@few(4)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sample_is_the_same_with_shared_rows_and_without(name, seed):

@@ -122,7 +122,7 @@ def over_http(port, options):
     return [(c["token_ids"], c["finish_reason"]) for c in answer["choices"]]
 
 
-@few(12)
+@few(6)
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(pair))
 def test_pairs_mean_what_each_of_them_means(pair, engine, service, port):
     options = SETTINGS[pair[0]] | SETTINGS[pair[1]]

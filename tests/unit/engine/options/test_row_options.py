@@ -99,7 +99,7 @@ def assert_plain(out, want):
         assert sample.raw_logprobs == pytest.approx(raw, abs=1e-6)
 
 
-@few(16)
+@few(10)
 @pytest.mark.parametrize("kind", ["reference", "cpu", "static", "few-slots"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_tokens_equal_a_loops(setting, kind):

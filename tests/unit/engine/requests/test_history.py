@@ -45,7 +45,7 @@ def histories(plain):
     }
 
 
-@few(9)
+@few(5)
 @pytest.mark.parametrize("kind", histories([csd.Samples([], 0, [], None)] * 2))
 @pytest.mark.parametrize("budget", [0, 5, 40])
 def test_tokens_are_those_without(model, plain, kind, budget):

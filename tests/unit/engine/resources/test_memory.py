@@ -115,7 +115,7 @@ CHANGES = {
 CHANGES["all"] = {name: value for given in CHANGES.values() for name, value in given.items()}
 
 
-@few(5)
+@few(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES)
 def test_what_changes_rows_takes_no_more_than_is_counted(monkeypatch, options, dtype):

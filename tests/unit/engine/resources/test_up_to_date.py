@@ -53,7 +53,7 @@ def small():
     return checkpoints.build("llama", dtype=torch.float64, max_position_embeddings=48)
 
 
-@few(6)
+@few(3)
 @pytest.mark.parametrize(
     "changes",
     itertools.permutations(CHANGES, 2),

@@ -36,7 +36,7 @@ def events(monkeypatch):
     return found
 
 
-@few(6)
+@few(3)
 @STATIC
 @pytest.mark.parametrize("budget", [0, 9])
 @pytest.mark.parametrize(("max_slots", "chunk"), [(1, 16), (3, 16), (3, 64), (4, 1000)])

@@ -137,7 +137,7 @@ REFUSED = {
 }
 
 
-@few(12)
+@few(6)
 @pytest.mark.parametrize("family", sorted(FAMILIES | MORE))
 def test_a_family_trains_or_is_refused(family, monkeypatch):
     monkeypatch.setitem(FAMILIES, family, MORE.get(family) or FAMILIES[family])

@@ -133,7 +133,7 @@ def renamed(folder, name):
     save_file(named, path, metadata={"format": "pt"})
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_draws_what_pefts_own_loader_makes_of_it(kind, bases, tmp_path):
     base = bases("qwen3_moe" if kind == "parameters" else "llama")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.kernels.attention_cases import random_pool
+from helpers.targets import pairs
 
 from csd.kernels.attention.layout import ROWS, TreeLayout, Work
 from csd.kernels.attention.triton.plan import (
@@ -53,6 +54,7 @@ def layout(trees, prompt, committed, padding=0):
     )
 
 
+@pairs
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("heads", [(8, 8), (28, 4)], ids=str)
 @pytest.mark.parametrize("programs", [1, 7, 33])

@@ -1,12 +1,13 @@
 """Windows, chunks, caps, sinks and short values in the kernels and the loop of tree attention."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 from helpers.checks.host_reads import NoHostReads
 from helpers.kernels.attention_cases import attention_case, laid_out
-from helpers.targets import few
+from helpers.targets import slow, values
 from property_cases import CASES, PROPERTIES, no_farther_than_the_reference, property_case
 from test_exact_attention import same_bits
 
@@ -38,8 +39,18 @@ def on_gpu(attend):
 KERNELS = {"kernel": on_gpu(tree_attention_triton), "exact": on_gpu(exact_attention_triton)}
 
 
-@pytest.mark.parametrize("named", PROPERTIES)
-@pytest.mark.parametrize("name", CASES)
+# every property in a case with all kinds of sources, and all of them at once in the others
+CALLS = [("groups-out-of-order", named) for named in PROPERTIES if named != "none"]
+CALLS += [(name, "all") for name in CASES if name != CALLS[0][0]]
+
+
+@pytest.mark.parametrize(
+    "name,named",
+    [
+        pytest.param(*call, marks=() if call in CALLS else slow)
+        for call in product(CASES, PROPERTIES)
+    ],
+)
 def test_loop_in_float64(name, named):
     case, want = property_case(name, named)
     torch.testing.assert_close(attention.tree_attention(**case), want)
@@ -62,12 +73,7 @@ def test_a_part_of_the_loop_may_begin_within_a_tree(monkeypatch, shares):
         torch.testing.assert_close(attention.tree_attention(**case), want)
 
 
-# every property in a case with all kinds of sources, and all of them at once in the others
-CALLS = [("groups-out-of-order", named) for named in PROPERTIES if named != "none"]
-CALLS += [(name, "all") for name in CASES if name != CALLS[0][0]]
-
-
-@few(12)
+@values
 @pytest.mark.parametrize("attend", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("name,named", CALLS)
 def test_kernels(name, named, attend, poison):
@@ -128,6 +134,7 @@ def test_any_number_of_programs(programs, poison):
     no_farther_than_the_reference(got, case, want)
 
 
+@values
 @pytest.mark.parametrize("reach", [(1, None), (7, None), (100, None), (None, 8), (None, 64)])
 @pytest.mark.parametrize("name", CASES)
 def test_first_keys(name, reach, poison):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.kernels.commit_cases import commit_case
+from helpers.targets import pairs, values
 
 from csd.kernels.attention.commit_kv import commit_kv, commit_kv_ref, commit_kv_triton, write_prompt
 from csd.kernels.common.cpu import compiles
@@ -59,6 +60,7 @@ def test_lengths_that_count_the_accepted_rows(run):
     assert same(case["k_pages"], k) and same(case["v_pages"], v)
 
 
+@pairs
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("heads", [(1, 96), (8, 256)], ids=str)
 @pytest.mark.parametrize("run", RUNS[1:])
@@ -104,6 +106,7 @@ def test_commit_kv_errors(name, value, message):
         commit_kv(**(case | {name: value}))
 
 
+@values
 @pytest.mark.parametrize("layers", [(), (2,)], ids=["one-layer", "all-layers"])
 @pytest.mark.parametrize("start,rows", [(0, 1), (0, 130), (63, 2), (64, 64), (100, 1)])
 def test_write_prompt(layers, start, rows):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.targets import pairs
 
 pytest.importorskip("numba")
 from numba import njit
@@ -28,6 +29,7 @@ def a_row(old, nodes, dtype, seed=0):
     return x, seen, np.array([word], np.uint64).view(np.int64)[0]
 
 
+@pairs
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("nodes", [1, 2, BLOCK, BLOCK + 1, 64])
 @pytest.mark.parametrize("old", OLD)

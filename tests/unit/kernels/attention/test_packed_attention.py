@@ -105,7 +105,7 @@ def test_finite_differences(named):
 
 
 @pytest.mark.compiled
-@few(6)
+@few(4)
 @pytest.mark.parametrize("name,named", ROUNDED)
 def test_kernels(name, named, poison):
     case = packed_case(name, named, dtype=torch.float32)

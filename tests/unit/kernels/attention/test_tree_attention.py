@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.kernels.attention_cases import attention_case, dense_attention, laid_out, within_eager
-from helpers.targets import few
+from helpers.targets import few, pairs
 from triton.runtime.interpreter import InterpretedFunction
 
 from csd.kernels.attention import tree_attention, tree_attention_ref, tree_attention_triton
@@ -39,6 +39,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
+@pairs
 @EACH
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("heads", [(2, 2), (3, 1), (14, 2)], ids=str)
@@ -68,6 +69,7 @@ def test_on_a_cpu_in_low_precision(attend, dtype):
     assert_sums_in_float32(out, case)
 
 
+@pairs
 @pytest.mark.skipif("+avx512bf16" not in FEATURES, reason="the CPU does not have it")
 @pytest.mark.parametrize("by", [by for by in instructions(torch.bfloat16) if by != "fma"])
 @pytest.mark.parametrize("name", CASES)
@@ -125,7 +127,7 @@ def test_a_long_sample_and_a_path_deeper_than_any_of_csd(attend):
     torch.testing.assert_close(attend(**case), dense_attention(case))
 
 
-@few(18)
+@few(12)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
     "heads,D,dtype",

@@ -67,7 +67,7 @@ def check_invariants(pool, slots):
     )[depth > 0].all()
 
 
-@few(16)
+@few(8)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     ("count", "extra"),
@@ -92,7 +92,7 @@ def test_equals_the_model(seed, count, extra):
     check_invariants(pool, slots)
 
 
-@few(8)
+@few(5)
 @pytest.mark.parametrize("seed", range(24))
 def test_equals_the_model_at_odd_sizes(seed):
     config, graph, slots = odd_case(random.Random(1000 + seed))
@@ -105,7 +105,7 @@ def test_equals_the_model_at_odd_sizes(seed):
             check_invariants(pool, slots)
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("seed", range(16))
 def test_a_prior_equals_the_model(seed):
     rng = random.Random(3000 + seed)

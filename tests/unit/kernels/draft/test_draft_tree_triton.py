@@ -19,7 +19,7 @@ from helpers.kernels.draft_cases import (
     random_slots,
     used_pool,
 )
-from helpers.targets import few
+from helpers.targets import few, slow
 
 from csd.kernels.draft import draft_tree, draft_tree_ref, draft_tree_triton
 from csd.kernels.draft.triton.mixture import MAX_CHILDREN, likeliest
@@ -67,9 +67,8 @@ def test_equals_the_reference(poison, seed, count, extra, changes):
     both(graph.table(), slots, int(slots.live.sum()) + extra, config)
 
 
-@few(2)
-@pytest.mark.parametrize("group_penalty", [1, 8192, 131072])
-@pytest.mark.parametrize("count", [5, 9])
+@pytest.mark.parametrize("group_penalty", [1, pytest.param(8192, marks=slow), 131072])
+@pytest.mark.parametrize("count", [5, pytest.param(9, marks=slow)])
 def test_group_penalties_equal_the_reference(poison, count, group_penalty):
     config = replace(CONFIG, group_penalty=group_penalty, max_depth=4)
     rng = random.Random(count)

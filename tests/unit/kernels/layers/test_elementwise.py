@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.kernels.elementwise_cases import normal, rotary_case
+from helpers.targets import pairs
 
 from csd.kernels.layers.cpu import elementwise as loops
 from csd.kernels.layers.rms_norm import rms_norm, rms_norm_ref, rms_norm_triton
@@ -13,22 +14,16 @@ from csd.kernels.layers.swiglu import swiglu, swiglu_ref, swiglu_triton
 
 pytestmark = pytest.mark.compiled
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
-
-
-@pytest.fixture(autouse=True)
-def read_by_loops(request):
-    """Loops refuse float16 and float64."""
-    case = getattr(request.node, "callspec", None)
-    run = case and case.params.get("run")
-    of_loops = run in (loops.rms_norm, loops.rotary, loops.swiglu)
-    if of_loops and case.params.get("dtype", torch.float32) not in loops.LOW:
-        pytest.skip("loops do not read this dtype")
+DTYPES = (torch.float16, torch.float32, torch.float64)
 
 
 def each(triton, loop):
-    """Triton's kernel in the interpreter, and the CPU's loop."""
-    return pytest.mark.parametrize("run", [triton, loop], ids=["triton", "loop"])
+    """Triton's kernel in the interpreter, and the CPU's loop in the dtype that both read."""
+    return pytest.mark.parametrize(
+        ("run", "dtype"),
+        [*((triton, dtype) for dtype in DTYPES), (loop, torch.float32)],
+        ids=[*(f"triton-{dtype}" for dtype in DTYPES), "loop"],
+    )
 
 
 def within_eager(got, eager, exact):
@@ -48,7 +43,7 @@ def exact_norm(x, weight, eps, residual=None, plus_one=False):
     return (weight.double() + plus_one) * r / (r.pow(2).mean(-1, keepdim=True) + eps).sqrt(), r
 
 
-@DTYPES
+@pairs
 @pytest.mark.parametrize("shape", [(1, 1), (3, 576), (5, 63), (2, 3, 1000), (1, 2050)], ids=str)
 @pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
 @pytest.mark.parametrize("plus_one", [False, True], ids=["weight", "plus one"])
@@ -63,7 +58,7 @@ def test_rms_norm(run, plus_one, shape, has_residual, dtype, poison):
     assert torch.equal(r, r_run) and torch.equal(r.double(), total)
 
 
-@DTYPES
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("M,V,width", [(1, 1, 8), (5, 30, 576), (9, 4, 63)], ids=str)
 def test_rms_norm_of_rows_of_a_table(M, V, width, dtype, poison):
     table, weight = normal(V, width, dtype=dtype), normal(width, dtype=dtype)
@@ -135,7 +130,7 @@ def exact_rotary(x, case):
     return out
 
 
-@DTYPES
+@pairs
 @pytest.mark.parametrize(
     "M,H,K,D,turned",
     [
@@ -162,7 +157,7 @@ def test_rotary(run, M, H, K, D, turned, fused, dtype, poison):
     assert torch.equal(case["node_v"], case["v"])
 
 
-@DTYPES
+@pairs
 @pytest.mark.parametrize("shape", [(1, 2), (3, 126), (2, 2, 3000)], ids=str)
 @pytest.mark.parametrize("gelu", [False, True], ids=["silu", "gelu"])
 @each(swiglu_triton, loops.swiglu)
@@ -174,14 +169,14 @@ def test_swiglu(run, gelu, shape, dtype, poison):
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-@each(swiglu_triton, loops.swiglu)
+@pytest.mark.parametrize("run", [swiglu_triton, loops.swiglu], ids=["triton", "loop"])
 def test_swiglu_saturates(run):
     x = torch.tensor([[-200.0, 200.0, 0.0, -1e20, 1.0, 1.0, 7.0, 1.0]])
     for gelu in (False, True):
         assert torch.equal(run(x, gelu), torch.tensor([[0.0, 200.0, 0.0, 0.0]]))
 
 
-@each(swiglu_triton, loops.swiglu)
+@pytest.mark.parametrize("run", [swiglu_triton, loops.swiglu], ids=["triton", "loop"])
 def test_swiglu_keeps_what_is_no_number(run):
     x = torch.tensor([[float("nan"), float("inf"), 1.0, 1.0]])
     assert run(x)[0].isnan().tolist() == [True, False] and run(x)[0, 1] == float("inf")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.targets import few
+from helpers.targets import few, pairs
 
 pytest.importorskip("numba")
 
@@ -38,6 +38,7 @@ def case(rows, dtype, N=3 * COLUMNS, K=96, biased=True):
     return x.to(dtype), weight.to(dtype), bias.to(dtype) if biased else None
 
 
+@pairs
 @every_layout
 @pytest.mark.parametrize(
     "rows", [0, 1, 2, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 1, 33, MAX_ROWS, MAX_ROWS + 1]
@@ -162,6 +163,7 @@ def test_rows_that_lie_apart_and_memory_that_is_not_the_row_s(plain):
     assert torch.equal(product(whole[:, 40:136], weight), product(x, weight))
 
 
+@pairs
 @pytest.mark.parametrize(("dtype", "by", "_"), PLAIN, ids=str)
 @pytest.mark.parametrize("K", [32, 160])
 @pytest.mark.parametrize("rows", range(1, UNPACKED_ROWS + 2))

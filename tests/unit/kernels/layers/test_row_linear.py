@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.checks.precision import within_eager
 from helpers.kernels.elementwise_cases import rotary_case
-from helpers.targets import few
+from helpers.targets import few, pairs
 
 from csd.kernels.layers.rms_norm import rms_norm_ref, rms_norm_triton
 from csd.kernels.layers.rotary import rotary_ref, rotary_triton
@@ -47,6 +47,7 @@ def operands(M, N, K, dtype, bias=False, whole=False):
     return made(M, K), made(N, K), made(N) if bias else None
 
 
+@pairs
 @DTYPES
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("N,K", SIZES, ids=str)
@@ -91,6 +92,7 @@ def test_it_needs_splits_that_do_not_follow_the_rows(monkeypatch, split, ordered
     assert not torch.equal(row_linear_triton(x[:8], weight), whole[:8])
 
 
+@pairs
 @pytest.mark.parametrize("N", [1, 64, 4096, 28672])
 @pytest.mark.parametrize("K", [1, 16, 576, 1024, 4096, 14336, 18944])
 @DTYPES

@@ -173,7 +173,7 @@ def test_what_is_no_file_ends_no_call(spoil, folder):
     assert run()[0] == RESULT
 
 
-@few(8)
+@few(4)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
 @pytest.mark.parametrize("after", range(6))
 def test_a_write_that_fails_ends_no_call(number, after, folder, monkeypatch, caplog):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.targets import values
 from state_cases import NAN, recurrent, state_case
 
 from csd.kernels.common.cpu import compiles
@@ -114,6 +115,7 @@ def checkpoint_later(case):
     case.base.add_(CHUNK)
 
 
+@values
 @pytest.mark.parametrize("run", RULES)
 @pytest.mark.parametrize(
     "alter",

@@ -183,7 +183,7 @@ def test_no_live_slot():
     assert not got.accept_count.any()
 
 
-@few(10)
+@few(6)
 @pytest.mark.parametrize(
     "with_snapshot", [(False, False), (True, False), (False, True), (True, True)]
 )

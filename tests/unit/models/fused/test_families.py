@@ -54,7 +54,7 @@ def drawn(engine, budget=16, **params):
     return engine.generate(PROMPT, budget=budget, **fixed | params)
 
 
-@few(4)
+@few(3)
 @pytest.mark.parametrize(
     "name",
     each(
@@ -82,7 +82,7 @@ def test_its_tokens_are_plain_samplings(name):
                 assert sample.raw_logprobs == pytest.approx(raw, abs=2e-5)
 
 
-@few(4)
+@few(3)
 @pytest.mark.parametrize("name", each("smollm3", "qwen3_moe", "gemma2", "olmo3"))
 def test_it_draws_by_default(name):
     """In the dtype of loops, with the number of drafts that measured steps decide."""

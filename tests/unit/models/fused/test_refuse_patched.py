@@ -151,7 +151,7 @@ CHANGES = {
 }
 
 
-@few(8)
+@few(4)
 @pytest.mark.parametrize(
     ("change", "message"), CHANGES.items(), ids=lambda x: getattr(x, "__name__", "")
 )
@@ -172,7 +172,7 @@ def test_a_changed_module_is_refused_before_and_after_a_call(change, message):
 BY_NEITHER = (partial_forward, anothers_forward, both_ways, attention_function)
 
 
-@few(8)
+@few(4)
 @pytest.mark.parametrize(
     ("change", "message"), CHANGES.items(), ids=lambda x: getattr(x, "__name__", "")
 )

@@ -83,7 +83,7 @@ def test_the_architectures_are_those_of_transformers_and_of_the_fused_decoder():
     assert {CASES[name][0] for name in CASES} >= ARCHITECTURES.keys()
 
 
-@few(9)
+@few(6)
 @pytest.mark.parametrize("name", CASES)
 def test_tensors_and_logits_are_those_of_the_model(name, tmp_path):
     """A file has the tensors of the module that was written."""

@@ -128,7 +128,7 @@ def case(request, tmp_path):
     return model, gguf_files.write(model, tmp_path / "tiny.gguf", **CASES[request.param][2])
 
 
-@few(8)
+@few(5)
 def test_logits_are_those_of_the_equivalent_module(case):
     model, path = case
     decoder = load(path, dtype=torch.float32).decoder

@@ -32,7 +32,7 @@ def drawn(engine, budget, **params):
     return engine.generate(PROMPT, budget=budget, **fixed | params)
 
 
-@few(5)
+@few(3)
 @pytest.mark.parametrize(("name", "divisor"), [*NARROW, *WIDE])
 def test_float64_tokens_are_those_of_a_loop_over_the_module(name, divisor):
     model = build(PUBLISHED[name], torch.float64, divisor)
@@ -61,7 +61,7 @@ def apart(out, loop):
     return max(abs(s.raw_logprobs[0] - found[2][0]) for s, found in zip(out, loop, strict=True))
 
 
-@few(5)
+@few(3)
 @pytest.mark.parametrize(("name", "divisor"), NARROW)
 def test_bfloat16_is_as_near_to_float64_as_the_module(name, divisor):
     model = build(PUBLISHED[name], torch.bfloat16, divisor)

@@ -38,7 +38,7 @@ FEW = (
 EACH = list(MODULES) if os.environ.get("CSD_EXAMPLES") else FEW
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("name", EACH)
 def test_a_module_draws_the_tokens_of_plain_sampling(name):
     model = build(name)
@@ -156,7 +156,7 @@ READS = {
 STATIC = list(MODULES) if os.environ.get("CSD_EXAMPLES") else [*FEW, *READS, "qwen3", "stablelm"]
 
 
-@few(6)
+@few(4)
 @pytest.mark.parametrize("name", STATIC)
 def test_a_pass_reads_the_host_or_its_steps_are_not_static(name):
     """On meta tensors, which have no values; where nothing reads any, with reads rejected too."""

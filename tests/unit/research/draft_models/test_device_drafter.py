@@ -37,7 +37,7 @@ def drafts(out):
     return [[(d.at, d.tokens, d.parents, d.path) for d in s.drafts] for s in out]
 
 
-@few(4)
+@few(2)
 @pytest.mark.parametrize(
     ("k", "depth", "budget"), [(1, 4, 5), (3, 2, 40), (4, 5, 24), (2, 16, 200), (8, 9, 250)]
 )
@@ -103,7 +103,7 @@ def test_a_slot_catches_up_after_steps_without_drafts(pause, monkeypatch):
         assert r.stats.nodes_proposed - r.stats.nodes_accepted <= 2 * 3
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("budget", [0, 12, "auto"])
 def test_static_steps_draw_plain_samplings_tokens(static, budget):

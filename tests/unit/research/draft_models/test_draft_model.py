@@ -5,7 +5,7 @@ import torch
 from helpers.models.checkpoints import VOCAB as TINY
 from helpers.models.checkpoints import build
 from helpers.models.scripted import Letters, Near, PrefixSum, engine, loaded
-from helpers.targets import few
+from helpers.targets import few, slow
 
 import csd
 from csd.engine.step.budget import FixedBudget
@@ -126,7 +126,7 @@ SETTINGS = {
 }
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("graph", [False, True], ids=["alone", "with the graph"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_tokens_are_plain_samplings(family, graph):
@@ -200,7 +200,9 @@ def test_nodes_follow_measured_reliability(worth):
     assert kept(reliability) == ([1, 3, 5, 7] if worth == MODEL else [0, 2, 4, 6])
 
 
-@pytest.mark.parametrize(("model", "most"), [("foreign", 1.1), ("target", 0.8)])
+@pytest.mark.parametrize(
+    ("model", "most"), [pytest.param("foreign", 1.1, marks=slow), ("target", 0.8)]
+)
 def test_the_pool_of_both_follows_the_better_one(model, most):
     """A model that knows nothing costs the graph few steps, one that knows all saves many."""
     e = engine(PrefixSum(sharpness=8.0), Letters(), max_slots=4)
@@ -243,6 +245,7 @@ def test_automatic_budget_and_triton_free_engines():
     assert out.tokens == plain.tokens
 
 
+@slow
 def test_kernels_draft_like_the_references():
     """Steps that are not captured, whatever `static` says."""
     model, drafts = build("llama"), {}

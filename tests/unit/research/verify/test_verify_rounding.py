@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.runs.verify_cases import EVERY
+from helpers.targets import pairs
 
 from csd.research.verify import optimal_acceptance
 from csd.research.verify.scheme import prepare_distributions
@@ -40,6 +41,7 @@ def drawn_distribution(scheme, name, target, proposal, k):
     return found.index_add(0, row, chance[:, None] * probs)
 
 
+@pairs
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gap", GAPS)
 @pytest.mark.parametrize("name", EVERY)

@@ -48,7 +48,7 @@ def test_output_has_the_target_law_under_different_proposals(name, k):
     assert (accepted - EVERY[name].acceptance(target, proposal, k)).abs().max() < 1e-12
 
 
-@few(8)
+@few(4)
 @names
 @pytest.mark.parametrize(("vocab", "k"), [(4, 2), (3, 3)], ids=str)
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -108,7 +108,7 @@ def test_the_law_of_the_winner_is_that_of_the_weights():
         assert (probs - choice.probs).abs().max() < 1e-12
 
 
-@few(4)
+@few(2)
 @names
 def test_draws_reproduce_the_enumerated_distribution(name):
     """Stratified words, all drafts in one batch: shares are probabilities, and together the target.

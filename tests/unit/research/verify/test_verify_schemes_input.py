@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.runs.verify_cases import EVERY, distributions
+from helpers.targets import values
 
 from csd.research.verify import Canonical, KSeq, Noise, joint_acceptance, optimal_acceptance
 
@@ -17,6 +18,8 @@ def with_entry(probs, value):
     return probs
 
 
+# every scheme has one check
+@values
 @pytest.mark.parametrize(
     ("drafts", "target", "proposal", "message"),
     [

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.models.scripted import LastToken, Letters, PrefixSum, engine
 from helpers.oracles.joint_distribution import TOKENS, VOCAB, JointDistribution
-from helpers.targets import few, slow
+from helpers.targets import slow
 from test_verify_engine import REPLICATES, SLOTS
 
 import csd
@@ -41,7 +41,7 @@ def p_value_of(verifier, **options):
     return JOINT.p_value(observed), accepted / max(drafted, 1)
 
 
-@few(1)
+@slow
 @pytest.mark.parametrize(
     ("verifier", "options"),
     [
