@@ -195,7 +195,8 @@ def _audit_one(engine: Engine, trace: Trace, sampling: dict[str, Any]) -> list[A
     for _ in engine.run(requests, RunSettings(budget=0, speculate=False, forcing=forcing)):
         pass
     forced, key = made[0], requests[0].key
-    hashes = {i: bits_hash(s.logprobs) for request in requests for i, s in request.finished.items()}
+    finished = (sample for request in requests for sample in request.progress.finished.items())
+    hashes = {i: bits_hash(sample.logprobs) for i, sample in finished}
     return [
         Audited(trace.problem, i, tokens, forced.gaps[key, i], forced.tops[key, i], hashes[i])
         for i, tokens in sorted(tokens_of.items())

@@ -42,7 +42,7 @@ class Case:
 
     def __init__(self, a, b, mark):
         self.name, self.marks = f"test_x[{a}-{b}]", [mark]
-        self.callspec = SimpleNamespace(indices={"a": a, "b": b})
+        self.callspec = SimpleNamespace(params={"a": a, "b": b})
 
     def get_closest_marker(self, name):
         return next((each.mark for each in self.marks if each.mark.name == name), None)
@@ -65,14 +65,14 @@ def test_few_cases_have_different_values():
     targets.mark_left_out(cases)
     kept = [case for case in cases if case.get_closest_marker("slow") is None]
     for name, count in (("a", 4), ("b", 3)):
-        assert len({case.callspec.indices[name] for case in kept}) == count
+        assert len({case.callspec.params[name] for case in kept}) == count
 
 
 def test_a_skipped_case_covers_nothing():
     cases = [Case(a, 0, targets.values) for a in (0, 0, 1)]
     for case in cases[:2]:
         case.add_marker(pytest.mark.skip)
-        case.callspec.indices["b"] = 7
+        case.callspec.params["b"] = 7
     targets.mark_left_out(cases)
     assert not cases[2].get_closest_marker("slow")
 
