@@ -38,7 +38,7 @@ def is_confirmed() -> bool:
 
 
 def check(differs: str | None) -> None:
-    """Fail for a difference on a kind of CPU that held once; elsewhere it is an expected failure."""
+    """Fail for a difference on a confirmed kind of CPU; elsewhere it is an expected failure."""
     if differs and not is_confirmed():
         pytest.xfail(
             f"nobody has compared these bits on {cpu_name()} ({machines.kind()}, "
