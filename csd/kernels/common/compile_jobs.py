@@ -136,7 +136,7 @@ def _named(kernel: Any, constants: dict) -> dict[str, Any]:
 
 def _name(kernel: Any, constants: dict) -> str:
     """Operation, kernel where an operation has several, and the sizes of SHOWN."""
-    name = kernel.__name__.strip("_").removesuffix("_kernel")
+    name = kernel.__name__.removesuffix("_kernel")
     if not hasattr(torch.ops.csd, name):
         name = f"{_operation(kernel.module)} {name}"
     named = {

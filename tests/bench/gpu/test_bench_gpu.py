@@ -250,7 +250,7 @@ def test_groups_take_one_prompt_with_enough_samples():
     ("kernel", "phase"),
     [
         *[
-            (f"_{name}_kernel", phase)
+            (f"{name}_kernel", phase)
             for phase, names in STEP.items()
             if phase != "forward"
             for name in names
