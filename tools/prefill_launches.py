@@ -24,7 +24,7 @@ from csd.models.demo import random_decoder
 from csd.models.exact_products import ANY_ROWS
 
 LAYERS = SHAPES["llama-3.1-8b"].layers
-PRODUCTS = ("mm", "addmm", "_row_linear_kernel", "_gated_linear_kernel")
+PRODUCTS = ("mm", "addmm", "row_linear_kernel", "gated_linear_kernel")
 
 
 def launches(prompts: int, tokens: int, layers: int = LAYERS, exact: bool = False) -> Counter:

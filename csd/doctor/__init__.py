@@ -8,8 +8,8 @@ run on their own (`cases.py`). Then the same call, run with other steps, must co
 tokens.
 """
 
-from csd.doctor.cases import SMALL, Sizes
+from csd.doctor.cases import SMALL, CheckSizes
 from csd.doctor.report import Check, Report
 from csd.doctor.run import check
 
-__all__ = ["SMALL", "Check", "Report", "Sizes", "check"]
+__all__ = ["SMALL", "Check", "CheckSizes", "Report", "check"]

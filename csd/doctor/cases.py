@@ -44,7 +44,7 @@ SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class CheckSizes:
     """Sizes of a check; the defaults reach every loop of every kernel.
 
     The defaults have full pages, several chunks and large pools.
@@ -93,7 +93,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Trees:
+class CheckTrees:
     """Nodes of all slots, slot by slot: int32, except ancestors, which are int64 bit masks."""
 
     slot: torch.Tensor  # [M]
@@ -103,7 +103,7 @@ class Trees:
     slot_nodes: torch.Tensor  # [S]
 
     @classmethod
-    def of(cls, parents: tuple[tuple[int, ...], ...], device: torch.device) -> "Trees":
+    def of(cls, parents: tuple[tuple[int, ...], ...], device: torch.device) -> "CheckTrees":
         """Build the trees. parents: per slot, index in the slot of each node's parent, or -1."""
         slot: list[int] = []
         depth: list[int] = []
@@ -151,7 +151,7 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     def whole(values: list[int]) -> torch.Tensor:
         return upload(torch.tensor(values, dtype=torch.int32), device)
 
-    trees, lengths = Trees.of(PARENTS, device), whole([*LENGTHS])
+    trees, lengths = CheckTrees.of(PARENTS, device), whole([*LENGTHS])
     M, S = trees.slot.shape[0], len(LENGTHS)
     pool = SimpleNamespace(
         slot=trees.slot,
@@ -222,7 +222,7 @@ def run_properties(
     """
     generator = torch.Generator().manual_seed(0)
     H, K, D = config.heads, config.kv_heads, config.head_dim
-    trees = Trees.of(TREE_PARENTS, device)
+    trees = CheckTrees.of(TREE_PARENTS, device)
 
     def normal(*shape: int) -> torch.Tensor:
         return upload(torch.randn(shape, generator=generator).to(dtype), device)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from csd.doctor.cases import Sizes
+from csd.doctor.cases import CheckSizes
 from csd.doctor.report import Check
 from csd.kernels.attention.layout import Work
 from csd.kernels.attention.prompt import Chunks
@@ -24,7 +24,7 @@ class Coverage:
     few_programs: True if attention is planned for FEW_PROGRAMS.
     """
 
-    def __init__(self, sizes: Sizes, vocab: int, kernels: bool):
+    def __init__(self, sizes: CheckSizes, vocab: int, kernels: bool):
         self._sizes, self._vocab, self._kernels = sizes, vocab, kernels
         self._chunk = -(-vocab // SPLITS // SCAN) * SCAN
         self._calls: Counter[str] = Counter()

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from csd.doctor.cases import NODES, SLOTS, SMALL, Sizes, property_checks, run_properties, run_states
+from csd.doctor.cases import (
+    NODES,
+    SLOTS,
+    SMALL,
+    CheckSizes,
+    property_checks,
+    run_properties,
+    run_states,
+)
 from csd.doctor.compare import ROUNDINGS, compared, compared_ops, differences, rows_for
 from csd.doctor.coverage import Coverage
 from csd.doctor.report import (
@@ -82,7 +90,7 @@ def check(
     config: ModelConfig = SMALL,
     kernels: str | None = None,
     exact: bool = False,
-    sizes: Sizes | None = None,
+    sizes: CheckSizes | None = None,
 ) -> Report:
     """Check the operations at the head sizes, the vocabulary and with the extras of `config`.
 
@@ -101,7 +109,7 @@ def check(
         note = instance_note(device)
         report.notes += [note] if note else []
     if not report.failed:
-        runs = _Runs(config, device, dtype, kernels, exact, sizes or Sizes(), ops)
+        runs = _Runs(config, device, dtype, kernels, exact, sizes or CheckSizes(), ops)
         runs.compare_operations(report)
         if not report.failed:
             runs.compare_tokens(report)
@@ -119,7 +127,7 @@ class _Runs:
         dtype: torch.dtype,
         kernels: str | None,
         exact: bool,
-        sizes: Sizes,
+        sizes: CheckSizes,
         ops: Ops,
     ):
         self._config, self._device, self._dtype, self._sizes = config, device, dtype, sizes

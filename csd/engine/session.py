@@ -52,7 +52,7 @@ class Span:
 class Branch:
     """A text of a session."""
 
-    session: "Turns" = field(repr=False)
+    session: "SessionTurns" = field(repr=False)
     path: tuple[int, ...]
     spans: list[Span] = field(default_factory=list, repr=False)  # after the session's prompt
     closed: bool = False
@@ -131,7 +131,7 @@ class Branch:
         self.closed = True
 
 
-class Turns:
+class SessionTurns:
     """Branches of a prompt, in the order in which they were made; base of the sessions."""
 
     def __init__(
@@ -225,7 +225,7 @@ def requests_of(turn: Sequence[Branch]) -> list[list[Branch]]:
     return runs
 
 
-class Session(Turns):
+class Session(SessionTurns):
     """A session of an `Engine`, which `Engine.session` makes."""
 
     def __init__(self, engine: Any, prompt: Any, num_samples: int, seed: int | None) -> None:

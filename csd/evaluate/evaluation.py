@@ -26,7 +26,7 @@ from csd.utils.check import AtLeast, Between, check, shown
 ALONE = "k samples alone take longer than that: samples drawn together share passes of the model."
 
 
-class Row(TypedDict):
+class ResultRow(TypedDict):
     """A line of a results file: a problem and its samples' results."""
 
     problem: int
@@ -72,7 +72,7 @@ def _check_line(index: int, row: Any) -> None:
 
 def check_row(row: Any) -> None:
     """Raises ValueError unless `row` is a line of a results file."""
-    check(row, Row)
+    check(row, ResultRow)
     if len(row["correct"]) != len(row["answers"]):
         raise ValueError(
             f"must have one answer per entry of 'correct', got {len(row['answers'])} for "

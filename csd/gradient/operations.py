@@ -82,7 +82,7 @@ class Stacked(Function):
         return None, None, *(grad[rows, columns] * f for rows, columns, f in ctx.places)
 
 
-class _Linear(Function):
+class _LinearGradient(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -295,7 +295,7 @@ def linear(product: Callable) -> Callable:
         x: torch.Tensor, weight: torch.Tensor | Laid, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         laid, plain = (weight.laid, weight.plain) if isinstance(weight, Laid) else (None, weight)
-        out: torch.Tensor = _Linear.apply(x, plain, bias, laid, product)
+        out: torch.Tensor = _LinearGradient.apply(x, plain, bias, laid, product)
         return out
 
     return call

@@ -176,7 +176,7 @@ class Policy:
         return scores(scoring, head, hidden, weights)
 
 
-class Source(NamedTuple):
+class PolicySource(NamedTuple):
     """Module of a model, and its policy."""
 
     module: nn.Module
@@ -186,7 +186,7 @@ class Source(NamedTuple):
     differs: str | None  # the reason for which an engine's samples have other bits
 
 
-def policy_of(model: Any) -> Source:
+def policy_of(model: Any) -> PolicySource:
     """Module and policy of a model.
 
     model: a `transformers` model, one in wrappers, or an `Engine` of one.
@@ -212,12 +212,12 @@ def policy_of(model: Any) -> Source:
     if engine is None:
         others = (_difference(policy, other) for other in engines_of(module) if other.exact)
         differs = next(filter(None, others), None)
-        return Source(module, policy, CHUNK, policy.loaded.own_tokenizer(), differs)
+        return PolicySource(module, policy, CHUNK, policy.loaded.own_tokenizer(), differs)
     differs = None
     if not engine.exact:
         differs = "the engine is not exact: bits of its samples depend on drafts and batch"
     tokenizer = engine.tokenizer or policy.loaded.own_tokenizer()
-    return Source(module, policy, engine.caches.prefill_chunk, tokenizer, differs)
+    return PolicySource(module, policy, engine.caches.prefill_chunk, tokenizer, differs)
 
 
 def _difference(policy: Policy, engine: Engine) -> str | None:

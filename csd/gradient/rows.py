@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 
-class Run(NamedTuple):
+class OwnRows(NamedTuple):
     """Rows that one completion of a group was the first to need; `above` are those before them."""
 
     group: int
@@ -37,7 +37,7 @@ class Rows:
     position: torch.Tensor  # [R] int32
     end: torch.Tensor  # [R] int32, the first row after those below the row
     groups: list[Group]
-    runs: list[Run]
+    runs: list[OwnRows]
     row: torch.Tensor  # [T] int64, the row whose logits score the token
     target: torch.Tensor  # [T] int64
     # [T]: group, completion of the group, and index in the completion
@@ -56,7 +56,7 @@ class Rows:
         position: list[int] = []
         end: list[int] = []
         groups: list[Group] = []
-        runs: list[Run] = []
+        runs: list[OwnRows] = []
         row: list[int] = []
         target: list[int] = []
         origin: list[tuple[int, int, int]] = []
@@ -73,7 +73,7 @@ class Rows:
             for n, (tokens, path) in enumerate(zip(own, paths, strict=True)):
                 fresh = [r for r in path if r not in earlier]
                 if fresh:
-                    runs.append(Run(g, fresh[0], fresh[-1] + 1, path[: len(path) - len(fresh)]))
+                    runs.append(OwnRows(g, fresh[0], fresh[-1] + 1, path[: len(path) - len(fresh)]))
                     earlier.update(fresh)
                 row += path
                 target += tokens

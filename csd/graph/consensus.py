@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from csd.graph.drafter import StaticDrafter
-from csd.graph.history import PastSample, Rows, capacity_for, max_history, pieces
+from csd.graph.history import InsertRows, PastSample, capacity_for, max_history, pieces
 from csd.graph.prior import PRIOR_CONFIG, Prior
 from csd.kernels.draft import DraftNoise, draft_tree_ref
 from csd.kernels.ops import Ops
@@ -155,7 +155,7 @@ def insert_prompt(
 def insert_history(
     table: Table,
     group_key: int,
-    rows: Rows,
+    rows: InsertRows,
     live_groups: torch.Tensor,  # [G] int64
     config: GraphConfig,
     graph_insert: Callable = graph_insert_ref,

@@ -60,7 +60,7 @@ def _arrays(top: Sequence) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class InsertRows:
     """R rows of `graph_insert`, on the host; U = 9 successors each."""
 
     context: np.ndarray  # [R, N] int32, latest first
@@ -68,11 +68,11 @@ class Rows:
     weight: np.ndarray  # [R, U] int32
     total: np.ndarray  # [R] int32
 
-    def __getitem__(self, part: slice) -> "Rows":
-        return Rows(self.context[part], self.token[part], self.weight[part], self.total[part])
+    def __getitem__(self, part: slice) -> "InsertRows":
+        return InsertRows(self.context[part], self.token[part], self.weight[part], self.total[part])
 
     @classmethod
-    def join(cls, parts: list["Rows"]) -> "Rows":
+    def join(cls, parts: list["InsertRows"]) -> "InsertRows":
         names = ("context", "token", "weight", "total")
         return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in names))
 
@@ -80,7 +80,7 @@ class Rows:
         return len(self.total)
 
 
-def history_rows(prompt: Sequence[int], sample: PastSample, config: GraphConfig) -> Rows:
+def history_rows(prompt: Sequence[int], sample: PastSample, config: GraphConfig) -> InsertRows:
     """Rows of one sample: one per position, then those of the context of any token."""
     N, T, age = config.context, len(sample.tokens), sample.age
     y = sample.tokens
@@ -109,7 +109,7 @@ def history_rows(prompt: Sequence[int], sample: PastSample, config: GraphConfig)
     weight = np.concatenate([weight, anywhere]) >> age
     # shifting rounds down, so a row's weights stay within its total
     total = np.concatenate([total, anywhere.sum(1)]) >> age
-    return Rows(
+    return InsertRows(
         np.concatenate([context, any_context]).astype(np.int32),
         np.concatenate([token, anywhere_token]).astype(np.int32),
         weight.astype(np.int32),
@@ -119,19 +119,19 @@ def history_rows(prompt: Sequence[int], sample: PastSample, config: GraphConfig)
 
 def pieces(
     prompt: Sequence[int], history: Iterable[PastSample], config: GraphConfig, size: int
-) -> Iterator[Rows]:
+) -> Iterator[InsertRows]:
     """Yield the rows of all samples, `size` of them at a time."""
-    pending: list[Rows] = []
+    pending: list[InsertRows] = []
     for sample in history:
         if sample.age > MAX_AGE or not len(sample):
             continue
         pending.append(history_rows(prompt, sample, config))
         while sum(map(len, pending)) >= size:
-            rows = Rows.join(pending)
+            rows = InsertRows.join(pending)
             yield rows[:size]
             pending = [rows[size:]]
     if sum(map(len, pending)):
-        yield Rows.join(pending)
+        yield InsertRows.join(pending)
 
 
 # contexts of a table, which take 41 and 330 MB with the sizes of `GraphConfig`

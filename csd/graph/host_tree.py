@@ -13,7 +13,7 @@ from csd.state.slots import Slots
 
 
 @dataclass(slots=True)
-class Tree:
+class HostTree:
     """Draft tree of one sample: at most `nodes` nodes, at most `depth` deep, without duplicates."""
 
     nodes: int
@@ -82,12 +82,12 @@ def pool_of_rows(trees: Mapping[int, Sequence[Row]], slots: Slots, rows: int) ->
     return pool_of(slots, rows, nodes)
 
 
-def pool_of_trees(trees: dict[int, Tree], slots: Slots, rows: int) -> Pool:
+def pool_of_trees(trees: dict[int, HostTree], slots: Slots, rows: int) -> Pool:
     """Make the pool of the live slots' trees, likeliest nodes first; all must fit into `rows`."""
     return pool_of_rows({s: _ranked(tree) for s, tree in trees.items()}, slots, rows)
 
 
-def _ranked(tree: Tree) -> list[Row]:
+def _ranked(tree: HostTree) -> list[Row]:
     # stable, and a child is never likelier than its parent
     ranked = sorted(range(len(tree.token)), key=lambda n: -tree.probability[n])
     position = {-1: -1} | {n: j for j, n in enumerate(ranked)}

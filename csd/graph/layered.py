@@ -13,7 +13,7 @@ from csd.kernels.draft.paper.suffix_match import suffix_match, suffix_match_ref,
 from csd.kernels.ops import Ops
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.texts import DagConfig, Texts
+from csd.state.texts import DagConfig, SlotTexts
 from csd.state.verdict import Verdict
 
 IMPLEMENTATIONS = {
@@ -29,7 +29,7 @@ class LayeredDag(StaticDrafter):
         self.config = config or DagConfig()
         self.context = self.config.k
         self.device = torch.device(device)
-        self.texts: Texts | None = None
+        self.texts: SlotTexts | None = None
         # the public operators choose the implementation by device
         self._match, self._extract = IMPLEMENTATIONS.get(ops.name, (suffix_match, layered_dag))
 
@@ -38,7 +38,9 @@ class LayeredDag(StaticDrafter):
     ) -> int:
         """Allocate the texts; the prompt's end is in each slot's context when its sample begins."""
         if self.texts is None:
-            self.texts = Texts.empty(slots.count, slots.tokens.shape[1], self.config.k, self.device)
+            self.texts = SlotTexts.empty(
+                slots.count, slots.tokens.shape[1], self.config.k, self.device
+            )
         return read
 
     def propose(

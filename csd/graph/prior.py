@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from csd.graph.history import PastSample, Rows, history_rows
+from csd.graph.history import InsertRows, PastSample, history_rows
 from csd.kernels.backends import choose
 from csd.state.context_table import MAX_TOTAL, PRIOR_KEY, WEIGHT_ONE, GraphConfig, Table
 from csd.utils.arguments import check_flag, check_whole
@@ -112,7 +112,7 @@ class Prior:
         rows = [_rows(context, x, self.config) for x in past if len(x)]
         if not rows:
             return
-        joined = Rows.join(rows)
+        joined = InsertRows.join(rows)
         with self._lock:
             for first in range(0, len(joined), PIECE):
                 self._insert(joined[first : first + PIECE], self.config.orders)
@@ -230,7 +230,7 @@ class Prior:
         made.digest = about["tokenizer"] or None
         return made
 
-    def _insert(self, rows: Rows, orders: tuple[int, ...]) -> None:
+    def _insert(self, rows: InsertRows, orders: tuple[int, ...]) -> None:
         count = len(rows)
         _graph_insert()(
             self.table,
@@ -245,7 +245,7 @@ class Prior:
         """Adds entries, shorter contexts first."""
         arrays = {name: x.numpy() for name, x in entries.items()}
         length = (arrays["entry_tokens"] >= 0).sum(1)
-        rows = Rows(
+        rows = InsertRows(
             arrays["entry_tokens"],
             arrays["succ_token"],
             arrays["succ_weight"],
@@ -307,7 +307,7 @@ def _ids(name: str, tokens: Sequence[int]) -> list[int]:
     return ids
 
 
-def _rows(prompt: list[int], sample: PastSample, config: GraphConfig) -> Rows:
+def _rows(prompt: list[int], sample: PastSample, config: GraphConfig) -> InsertRows:
     """The rows of a sample's positions, without those of the context of any token."""
     return history_rows(prompt, sample, config)[: len(sample)]
 

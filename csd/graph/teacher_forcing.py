@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from csd.graph.host_tree import Tree, pool_of_trees
+from csd.graph.host_tree import HostTree, pool_of_trees
 from csd.kernels.ops import Ops
 from csd.state.pool import MAX_DEPTH, ROOT, Pool
 from csd.state.slots import Slots
@@ -32,7 +32,7 @@ class TeacherForcing:
         depth = min(MAX_DEPTH, self._rows // live_count - 1)
         trees = {}
         for s, left in self._left(slots).items():
-            trees[s] = Tree(nodes=depth, depth=depth)
+            trees[s] = HostTree(nodes=depth, depth=depth)
             trees[s].chain(left[:-1][:depth], ROOT)
         rows = live_count + sum(len(tree.token) for tree in trees.values())
         return pool_of_trees(trees, slots, rows)

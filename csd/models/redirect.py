@@ -46,7 +46,7 @@ class AttentionArgs(NamedTuple):
     named: dict[str, Any]
 
 
-class Answer(Protocol):
+class PassAnswer(Protocol):
     """Interface of an object that computes the calls of a pass."""
 
     def attention(self, args: AttentionArgs) -> torch.Tensor: ...
@@ -76,7 +76,7 @@ class Parts:
 
 
 @contextmanager
-def calls_go_to(answer: Answer, parts: Parts) -> Iterator[None]:
+def calls_go_to(answer: PassAnswer, parts: Parts) -> Iterator[None]:
     """Context: attention of the parts calls `answer`; training flags are off, as in `eval()`."""
     _register()
     with parts.lock:
@@ -152,7 +152,7 @@ def _attention(
     attention_mask: torch.Tensor | None,
     **named: Any,
 ) -> tuple[torch.Tensor, None]:
-    answer: Answer | None = getattr(_thread, "answer", None)
+    answer: PassAnswer | None = getattr(_thread, "answer", None)
     if answer is None:
         result = _stock_attention(module)(module, query, key, value, attention_mask, **named)
         return result
@@ -173,7 +173,7 @@ def _stock_attention(module: Any) -> Callable:
 def _mask(*args: Any, **named: Any) -> torch.Tensor | None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    answer: Answer | None = getattr(_thread, "answer", None)
+    answer: PassAnswer | None = getattr(_thread, "answer", None)
     if answer is None or args:
         return ALL_MASK_ATTENTION_FUNCTIONS[_stock_attention_name(named.get("config"))](
             *args, **named

@@ -58,14 +58,16 @@ SERVED = SAMPLING - {"logits_processor"} | {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PromptLimits:
     """Limits of a prompt and its samples, passed in place of the model's config."""
 
     vocab: int
     context: int
 
 
-def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: Limits) -> Call:
+def read_call(
+    prompt: Any, options: Mapping[str, Any], engine: Engine, limits: PromptLimits
+) -> Call:
     """Read a call of one prompt. Raises TypeError or ValueError naming the argument."""
     for name in options:
         if name in SET_AT_START:
@@ -92,7 +94,7 @@ def read_call(prompt: Any, options: Mapping[str, Any], engine: Engine, limits: L
     return call
 
 
-def read_scores(count: int, limits: Limits) -> PromptScores:
+def read_scores(count: int, limits: PromptLimits) -> PromptScores:
     """`PromptScores` with `count` top tokens. Raises TypeError or ValueError."""
     return PromptScores(check_whole("score_prompt", count, 0, min(MOST_TOP, limits.vocab)))
 
@@ -215,12 +217,12 @@ class AsyncEngine:
         """True if the engine accepts no more requests."""
         return self._inbox.closed or not self._thread.is_alive()
 
-    def limits(self) -> Limits:
+    def limits(self) -> PromptLimits:
         """Current limits of the model."""
         engine = self.engine
         # reading a module's config takes longer than drawing a token
         config = engine.config if engine.model.changed else engine.decoder.config
-        return Limits(config.vocab, self.longest)
+        return PromptLimits(config.vocab, self.longest)
 
     def submit(
         self,

@@ -7,10 +7,10 @@ from typing import Any, Unpack
 
 from csd.engine.options import Options
 from csd.engine.results.result import Sample
-from csd.engine.session import Branch, Turns, requests_of, seed_of
+from csd.engine.session import Branch, SessionTurns, requests_of, seed_of
 
 
-class AsyncSession(Turns):
+class AsyncSession(SessionTurns):
     """A session of an `AsyncEngine`, which `AsyncEngine.session` makes.
 
     Turns of different branches may run at once. A branch that is not in a turn has no slot.

@@ -13,7 +13,7 @@ ANY = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RuleKinds:
     """Kinds of changes that the rows of a call can need."""
 
     bias: bool = False  # bias, or bans that depend on nothing

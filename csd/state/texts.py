@@ -22,7 +22,7 @@ CHANCE_ONE = 1 << 16
 
 
 @dataclass(slots=True)
-class Texts:
+class SlotTexts:
     """R = S * ROUNDS rows of W = k + T places."""
 
     # -1 in rows that are not written yet
@@ -41,7 +41,7 @@ class Texts:
         k: int,
         device: str | torch.device = "cpu",
         rounds: int = ROUNDS,
-    ) -> "Texts":
+    ) -> "SlotTexts":
         """Returns empty rows; tokens: most tokens of a sample."""
         sizes = {"S": slots, "R": slots * rounds, "W": k + tokens}
         return cls(**allocate(cls, sizes, device, filled=True))

@@ -33,7 +33,7 @@ from csd.state.kv_cache import PAGE
 from csd.state.pool import Pool
 from csd.state.recurrent import TAIL
 from csd.state.slots import Slots
-from csd.state.texts import DagConfig, Texts
+from csd.state.texts import DagConfig, SlotTexts
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 META = torch.device("meta")
@@ -197,7 +197,7 @@ def partial_rotary(model: _Model) -> None:
 def layered_step(model: _Model, config: DagConfig) -> None:
     """Launch the kernels of `drafter="paper"`."""
     slots = Slots.empty(SLOTS, model.shape.vocab, TOKENS, config.k, device=META)
-    texts = Texts.empty(SLOTS, TOKENS, config.k, META)
+    texts = SlotTexts.empty(SLOTS, TOKENS, config.k, META)
     sizes = config.k, config.edits, config.candidates, config.tokens
     layered_dag_triton(suffix_match_triton(texts, slots, *sizes), slots, ROWS, config)
 

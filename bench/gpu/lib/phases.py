@@ -32,7 +32,7 @@ PRODUCTS = re.compile("gemm|gemv|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECAS
 def phase_of(kernel: str) -> str:
     """Phase of a kernel by its name; "other" for PyTorch's kernels around those of csd."""
     for phase, names in PHASES.items():
-        if re.fullmatch(f"_({names})_kernel", kernel):
+        if re.fullmatch(f"({names})_kernel", kernel):
             return phase
     return "matrix products" if PRODUCTS.search(kernel) else "other"
 

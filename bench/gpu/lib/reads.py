@@ -21,7 +21,7 @@ class Reads:
     loaded: dict[str, int] = field(default_factory=dict)
 
     def begin(self, kernel: Any) -> None:
-        name = kernel.__name__.removeprefix("_").removesuffix("_kernel")
+        name = kernel.__name__.removesuffix("_kernel")
         self.launches.append(name)
         self.loaded.setdefault(name, 0)
 

@@ -3,7 +3,7 @@
 import heapq
 from collections import deque
 
-from csd.graph.host_tree import Tree
+from csd.graph.host_tree import HostTree
 from csd.research.baselines.host_drafter import HostDrafter
 from csd.research.baselines.multi_sample_paper import Paper
 from csd.research.baselines.rest import Datastore, Rest
@@ -42,7 +42,7 @@ class Trie(HostDrafter):
             if start >= first:
                 root.enter(text[start : start + self.depth])
 
-    def draft(self, group, sample, tree: Tree):
+    def draft(self, group, sample, tree: HostTree):
         prompt, root, texts = group
         text = texts.get(sample, prompt)
         for size in range(min(self.depth, len(text)), 0, -1):

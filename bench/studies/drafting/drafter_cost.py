@@ -30,7 +30,7 @@ import torch
 from bench.lib.common import finish, merged, table
 from csd.evaluate.replay import Recording
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.host_tree import Tree
+from csd.graph.host_tree import HostTree
 from csd.graph.registry import make_drafter
 from csd.kernels.ops import reference
 from csd.kernels.verify.advance_slots import advance_slots_ref
@@ -161,7 +161,7 @@ def host(
             start = time.perf_counter()
             trees = []
             for s in range(len(trace.samples)):
-                tree = Tree(nodes, MAX_DEPTH)
+                tree = HostTree(nodes, MAX_DEPTH)
                 drafter.draft(group, s, tree)
                 trees.append(tree)
             proposed = time.perf_counter() - start

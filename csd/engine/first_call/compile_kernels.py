@@ -26,7 +26,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from csd.engine.step.static_step import StaticStep, sizes_for
-from csd.kernels.common.compile_jobs import CompileJob, Target, recording
+from csd.kernels.common.compile_jobs import CompileJob, CompileTarget, recording
 from csd.kernels.common.gpu import chip_of
 from csd.models.fused.decoder import Decoder
 from csd.utils.cache_folder import alone, holds, path_of, save
@@ -49,7 +49,7 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
     if device.type != "cuda" or knobs.runtime.interpret:
         return
     current = driver.active.get_current_target()
-    target = Target(current.backend, current.arch, current.warp_size, chip_of(device))
+    target = CompileTarget(current.backend, current.arch, current.warp_size, chip_of(device))
     versions = __version__, torch.__version__, triton.__version__, knobs.cache.dir
     config = step.decoder.config
     sizes = target, step.cache.dtype, config, exact, type(step.drafter).__name__
@@ -73,7 +73,7 @@ def compile_kernels(step: StaticStep, exact: bool) -> None:
                 save(path, key)
 
 
-def compile_in_children(step: StaticStep, target: Target, processes: int) -> bool:
+def compile_in_children(step: StaticStep, target: CompileTarget, processes: int) -> bool:
     """Compile the step's kernels in up to `processes` processes; True if all are compiled."""
     parts = min(processes, MOST)
     reader, writer = os.pipe()
@@ -124,7 +124,7 @@ def _watched(reader: int) -> bool:
 
 
 def _compile_share(
-    step: StaticStep, target: Target, part: int, parts: int, writer: int
+    step: StaticStep, target: CompileTarget, part: int, parts: int, writer: int
 ) -> NoReturn:
     """Compile every `parts`-th job from job `part` on, and end this process."""
 
@@ -145,7 +145,7 @@ def _compile_share(
         os._exit(0)
 
 
-def jobs_of(step: StaticStep, target: Target) -> list[CompileJob]:
+def jobs_of(step: StaticStep, target: CompileTarget) -> list[CompileJob]:
     """Returns the compilation jobs of a step's launches, without duplicates.
 
     The step cannot be used afterwards: its decoder loses the layers that repeat earlier ones.

@@ -15,10 +15,10 @@ import torch
 from csd.engine.requests.request import Request
 from csd.engine.resources.model import EngineModel
 from csd.engine.resources.sizes import (
+    CacheSizes,
     Demand,
     Room,
     ServedSizes,
-    Sizes,
     graph_tokens,
     slots_that_fit,
 )
@@ -32,7 +32,7 @@ from csd.graph.drafter import Drafter, StaticDrafter
 from csd.graph.prior import Prior
 from csd.graph.registry import make_drafter
 from csd.state.kv_cache import PAGE, KVCache, pages_for
-from csd.state.logit_rules import Asked
+from csd.state.logit_rules import RuleKinds
 from csd.state.slots import Slots
 from csd.utils.device import free_bytes
 
@@ -41,7 +41,7 @@ MAX_SPARE = 4096
 # tokens per slot that a served graph has room for; a fuller graph drops its oldest contexts
 GRAPH_TOKENS = 1024
 # changes of rows that a served request may need
-ANY_CHANGE = Asked(functions=True, grammar=True, words=True)
+ANY_CHANGE = RuleKinds(functions=True, grammar=True, words=True)
 
 
 class Caches:
@@ -94,7 +94,7 @@ class Caches:
         self._use_drafter(drafter)
         model = self._model
         config, dtype = model.decoder.config, model.dtype
-        wanted = Sizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
+        wanted = CacheSizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
         tokens = graph_tokens(requests, wanted)
         contexts = 0 if prior is None else prior.config.capacity
         history = any(r.history for r in requests)
@@ -157,7 +157,7 @@ class Caches:
         Without the bytes of a draft model and of changed rows.
         """
         config, dtype = self._model.decoder.config, self._model.dtype
-        wanted = Sizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
+        wanted = CacheSizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
 
         def demand(slots: int) -> Demand:
             sizes, rows = replace(wanted, slots=slots), self.rows(slots, 0, 0)

@@ -13,7 +13,7 @@ from csd.utils.device import as_size
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class CacheSizes:
     """Cache sizes that a call needs."""
 
     slots: int  # samples in flight
@@ -27,7 +27,7 @@ class Sizes:
     @classmethod
     def of(
         cls, requests: list[Request], max_slots: int, reach: int | None = None, chunk: int = 0
-    ) -> "Sizes":
+    ) -> "CacheSizes":
         """reach: most keys that a row attends to; chunk: prompt tokens read per pass."""
         slots = min(max_slots, sum(len(r.samples) for r in requests))
         slot_pages = pages_for(max(r.params.max_new_tokens for r in requests))
@@ -73,7 +73,7 @@ class Room:
         return cls(slots, slot_pages, prompt_pages, cache.pages - cache.spare, cache.rows)
 
     @classmethod
-    def least(cls, sizes: Sizes, rows: int) -> "Room":
+    def least(cls, sizes: CacheSizes, rows: int) -> "Room":
         return cls(sizes.slots, sizes.slot_pages, sizes.prompt_pages, sizes.pages, rows)
 
     def with_room_for(self, other: "Room") -> "Room":
@@ -214,7 +214,7 @@ def slots_that_fit(demand: Callable[[int], Demand], wanted: int, room: int) -> i
     return bisect_right(range(1, wanted + 1), room, key=lambda n: demand(n).total)
 
 
-def graph_tokens(requests: list[Request], sizes: Sizes) -> int:
+def graph_tokens(requests: list[Request], sizes: CacheSizes) -> int:
     """Most tokens in the graph: new ones of slots, prompts and past samples of groups in flight."""
     texts = sorted(len(r.prompt) + sum(map(len, r.history)) for r in requests)[-sizes.groups :]
     return sizes.slots * max(r.params.max_new_tokens for r in requests) + sum(texts)

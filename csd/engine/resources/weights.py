@@ -55,12 +55,12 @@ def model_key(model: Any, decoder: Any) -> ModelKey:
     state = _state(read, decoder, begun=True)
     if model is None:
         return ModelKey(state, None)
-    by_device: dict[torch.device, _Words] = {}
+    by_device: dict[torch.device, _TensorWords] = {}
     # tied weights are read once
     for x in {id(x): x for x in read.tensors}.values():
         if x.layout == torch.strided and x.device.type != "meta" and x.numel():
             if x.device not in by_device:
-                by_device[x.device] = _Words(x.device)
+                by_device[x.device] = _TensorWords(x.device)
             by_device[x.device].add(x.detach())
     return ModelKey(state, tuple(words.sums() for words in by_device.values()))
 
@@ -77,7 +77,7 @@ def _state(read: Attributes, decoder: Any, begun: bool) -> Hashable:
     return active, tuple(read.values), read.places
 
 
-class _Words:
+class _TensorWords:
     """Words of tensors on one device, from which `sums` makes wrapping sums on the host.
 
     A word has 32 bits. It is multiplied by random numbers of 64 bits by its place, so that tensors

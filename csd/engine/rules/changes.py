@@ -17,10 +17,10 @@ from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import Refill, write_rows
 from csd.engine.rules.functions import apply_functions
 from csd.engine.rules.grammar import Grammars
-from csd.engine.rules.tables import Sizes, WordTree, asked_by, set_of, sizes_of, write_sets
+from csd.engine.rules.tables import RuleSizes, WordTree, asked_by, set_of, sizes_of, write_sets
 from csd.kernels.ops import Ops
 from csd.kernels.verify.rules import change_rows, finish_rows, keep_full, only
-from csd.state.logit_rules import Asked, Rules
+from csd.state.logit_rules import RuleKinds, Rules
 from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import Verdict
@@ -35,10 +35,10 @@ class Changes:
     """The rules of a call's samples, and the verification of the changed rows."""
 
     rules: Rules
-    sizes: Sizes
+    sizes: RuleSizes
     ones: torch.Tensor  # [S] float64
     zeros: torch.Tensor  # [S] int32
-    asked: Asked = field(default_factory=Asked)
+    asked: RuleKinds = field(default_factory=RuleKinds)
     sets: dict[tuple, int] = field(default_factory=dict)
     owners: list[Request | None] = field(default_factory=list)  # of each slot
     serial: int = field(default_factory=lambda: next(_SERIAL))
@@ -100,7 +100,7 @@ class Changes:
         return same and self.ones.shape[0] == slots.count and bias.shape[1] == vocab
 
     @classmethod
-    def _empty(cls, sizes: Sizes, slots: Slots, vocab: int) -> "Changes":
+    def _empty(cls, sizes: RuleSizes, slots: Slots, vocab: int) -> "Changes":
         device, S = slots.live.device, slots.count
         with torch.inference_mode(False):
             rules = Rules.empty_of(

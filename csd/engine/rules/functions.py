@@ -27,7 +27,7 @@ def apply_functions(
     are. teacher_forced: True if the tokens are input rather than drawn, so samples continue after
     any token.
     """
-    rows = _Rows(forced, pool, slots, owners, teacher_forced)
+    rows = _HostRows(forced, pool, slots, owners, teacher_forced)
     for level in rows.levels():
         alike: dict[tuple[int, int], list[int]] = {}
         for row in rows.reached(level, x):
@@ -57,7 +57,7 @@ def _run(functions: tuple, ids: torch.Tensor, logits: torch.Tensor) -> torch.Ten
     return logits
 
 
-class _Rows:
+class _HostRows:
     """Host copy of a pool's rows, with the prefix of each row that a sample can reach."""
 
     def __init__(

@@ -16,7 +16,7 @@ from csd.engine.requests.request import Request
 from csd.engine.requests.slot_edits import write_rows
 from csd.engine.rules.grammar import asks_grammar
 from csd.kernels.verify.rules.rows import BLOCK, HITS
-from csd.state.logit_rules import Asked, Rules, no_edges, word_edge
+from csd.state.logit_rules import RuleKinds, Rules, no_edges, word_edge
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class WordTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class RuleSizes:
     """Sizes of `Rules`: powers of two, so that few different sizes occur."""
 
     sets: int
@@ -82,8 +82,10 @@ class Sizes:
     symbols: int  # of a tag that begins or ends a thought, 0 without any
     steps: int  # different ones that the tokens of a vocabulary are in the search for a tag
 
-    def with_room_for(self, other: "Sizes") -> "Sizes":
-        return Sizes(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
+    def with_room_for(self, other: "RuleSizes") -> "RuleSizes":
+        return RuleSizes(
+            *(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        )
 
 
 # fields that are not stored in tensors
@@ -100,17 +102,17 @@ def set_of(params: SamplingParams) -> tuple:
     return tuple(getattr(params, name) for name in RULES if name not in HOST)
 
 
-def asked_by(requests: Sequence[Request]) -> Asked | None:
+def asked_by(requests: Sequence[Request]) -> RuleKinds | None:
     """Changes of logits that the requests of a call need; None if there are none."""
     changed = any(changes_rows(r.params) for r in requests)
     return asked_of(requests) if changed else None
 
 
-def asked_of(requests: Sequence[Request]) -> Asked:
+def asked_of(requests: Sequence[Request]) -> RuleKinds:
     every = [r.params for r in requests]
     counts = any(p.presence_penalty or p.frequency_penalty for p in every)
     functions = any(p.logits_processor for p in every)
-    return Asked(
+    return RuleKinds(
         bias=any(
             p.logit_bias
             or p.suppress_tokens
@@ -134,7 +136,9 @@ def count_sets(requests: Sequence[Request]) -> int:
     return _power(len({set_of(r.params) for r in requests}))
 
 
-def sizes_of(requests: Sequence[Request], asked: Asked, trees: Collection[WordTree]) -> Sizes:
+def sizes_of(
+    requests: Sequence[Request], asked: RuleKinds, trees: Collection[WordTree]
+) -> RuleSizes:
     """Sizes that the requests need; trees: of their sets."""
     every = (r.params.thinking_tags for r in requests)
     listed_tags = {each for each in every if each is not None}
@@ -146,7 +150,7 @@ def sizes_of(requests: Sequence[Request], asked: Asked, trees: Collection[WordTr
         prompt = max(prompt, *(tokens_read(tags) for tags in listed_tags))
     if asked.ngram:
         prompt = max(prompt, *(len(r.prompt) for r in requests))
-    return Sizes(
+    return RuleSizes(
         sets=count_sets(requests),
         prompt=_power(prompt),
         edges=_power(max(len(tree.token) for tree in trees)),
@@ -160,7 +164,7 @@ def sizes_of(requests: Sequence[Request], asked: Asked, trees: Collection[WordTr
 
 
 def changed_bytes(
-    asked: Asked | None, sets: int, rows: int, longest: int, vocab: int, dtype: torch.dtype
+    asked: RuleKinds | None, sets: int, rows: int, longest: int, vocab: int, dtype: torch.dtype
 ) -> int:
     """Upper bound of the bytes that changing a step's rows takes in addition to its logits.
 

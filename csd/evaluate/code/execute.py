@@ -23,7 +23,7 @@ CHILD = Path(__file__).with_name("child.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """Limits of a program's process."""
 
     seconds: int = 10  # of CPU time, and as many more of elapsed time
@@ -39,7 +39,9 @@ class Suite:
     entry_point: str
 
 
-def outcomes(programs: Iterable[str], tests: Suite, limits: Limits | None = None) -> dict[str, str]:
+def outcomes(
+    programs: Iterable[str], tests: Suite, limits: ProcessLimits | None = None
+) -> dict[str, str]:
     """PASSED or FAILED for each program; equal programs run once.
 
     As many run at a time as there are usable CPUs. One whose elapsed time ended runs again, alone,
@@ -47,7 +49,9 @@ def outcomes(programs: Iterable[str], tests: Suite, limits: Limits | None = None
     """
     different = list(dict.fromkeys(programs))
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        found = list(pool.map(partial(_run, tests=tests, limits=limits or Limits()), different))
+        found = list(
+            pool.map(partial(_run, tests=tests, limits=limits or ProcessLimits()), different)
+        )
     passed = [
         passes(program, tests, limits) if result is None else result
         for program, result in zip(different, found, strict=True)
@@ -55,15 +59,15 @@ def outcomes(programs: Iterable[str], tests: Suite, limits: Limits | None = None
     return {p: PASSED if yes else FAILED for p, yes in zip(different, passed, strict=True)}
 
 
-def passes(program: str, tests: Suite, limits: Limits | None = None) -> bool:
+def passes(program: str, tests: Suite, limits: ProcessLimits | None = None) -> bool:
     """True if a program, run in a process of its own, passes the tests to their last line.
 
     An error, an exit before the end of the tests, and a limit that is exceeded are a failure.
     """
-    return _run(program, tests, limits or Limits()) or False
+    return _run(program, tests, limits or ProcessLimits()) or False
 
 
-def _run(program: str, tests: Suite, limits: Limits) -> bool | None:
+def _run(program: str, tests: Suite, limits: ProcessLimits) -> bool | None:
     """Like `passes`; None if the elapsed time ended."""
     token = secrets.token_hex(16)
     header = json.dumps({"limits": asdict(limits), "program": program})

@@ -45,7 +45,7 @@ class _Draft(TypedDict):
     path: list[Annotated[int, Between(0, 63)]]
 
 
-class Run(TypedDict):
+class SampleOutput(TypedDict):
     """Output of `csd sample --json`: lists over samples, and lists over their tokens."""
 
     texts: Annotated[list[str | None], AtLeast(1)]  # None for a sample without a text
@@ -69,7 +69,7 @@ class Run(TypedDict):
 def check(result: Any) -> None:
     """Raise ValueError unless `result` is an output of `csd sample --json`."""
     try:
-        schema.check(result, Run)
+        schema.check(result, SampleOutput)
         _together(result)
     except ValueError as error:
         raise ValueError(f"expected the object of csd sample --json, which {error}") from error

@@ -25,7 +25,7 @@ from csd.utils.lazy import check_installed
 
 
 @dataclass(slots=True)
-class Turns:
+class BatchTurns:
     """The samples of one batch of a process, over its turns: tools add their answers between them.
 
     A sample is a branch of a session (`csd.engine.session`) that starts with its prompt: a turn is
@@ -149,7 +149,7 @@ class Rollout:
         self.exact = None if exact is None else check_flag("exact", exact)
         self.tokens = self.sample_steps = 0
         self.seconds = 0.0
-        self._turns: Turns | None = None
+        self._turns: BatchTurns | None = None
         self._step: tuple | None = None
         self._calls = 0
 
@@ -206,7 +206,7 @@ class Rollout:
         self._count(trainer, [s for s in drawn if s is not None], time.perf_counter() - start)
         if trainer.tools:
             texts = [[*row, *s.tokens] for row, s in zip(rows, drawn, strict=True) if s]
-            self._turns = Turns(seed, rows, indices, texts)
+            self._turns = BatchTurns(seed, rows, indices, texts)
         if history is not None:
             _add_everywhere(history, rows, drawn)
         # one padding token without loss stands for a sample that was not drawn

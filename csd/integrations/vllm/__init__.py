@@ -13,9 +13,9 @@ from csd.graph.history import capacity_for
 from csd.integrations.vllm.rows import (
     ENTERED,
     ConsensusChain,
-    Group,
-    Rows,
-    Sample,
+    InFlight,
+    PromptGroup,
+    RequestSample,
     committed,
     empty_slots,
     windows,
@@ -69,7 +69,7 @@ class Proposer:
         if self.history_samples:
             self.history = History(self.history_samples, self.history_tokens)
         # a sample may exceed the model's length by the drafts of its last step
-        self.rows = Rows(
+        self.rows = InFlight(
             rows,
             self.length + ENTERED,
             self.patience,
@@ -80,7 +80,7 @@ class Proposer:
         self._slots = empty_slots(rows, self.rows.group_slots, config.context)
         self._ends = end_tokens(model)
         self._slots.stop_ids[:, : len(self._ends)] = torch.tensor(self._ends, dtype=torch.int32)
-        self._entering: deque[tuple[Group, Iterator]] = deque()
+        self._entering: deque[tuple[PromptGroup, Iterator]] = deque()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Does nothing: vLLM calls it, but a graph has no weights."""
@@ -105,17 +105,17 @@ class Proposer:
         drafts = self._draft(samples)
         return [drafts.get(i, []) for i in range(len(sampled_token_ids))]
 
-    def _begin(self, group: Group) -> None:
+    def _begin(self, group: PromptGroup) -> None:
         self._slots.group_key[group.index] = group.key
         self._slots.prompt_len[group.index] = group.prompt.size - 1
         self._entering.append((group, self._pieces(group)))
 
-    def _release(self, group: Group) -> None:
+    def _release(self, group: PromptGroup) -> None:
         self._slots.group_key[group.index] = -1
         if self.history is not None:
             self.history.add(group.prompt.tolist(), [ids for _, ids in sorted(group.finished)])
 
-    def _pieces(self, group: Group) -> Iterator:
+    def _pieces(self, group: PromptGroup) -> Iterator:
         """Insert a group's prompt, then its past samples, into the graph: one piece per `next`."""
         prompt, position = group.prompt.tolist(), 0
         for read in [*range(PIECE, len(prompt), PIECE), len(prompt)]:
@@ -136,7 +136,7 @@ class Proposer:
                 self._entering.append((group, pieces))
                 left -= 1
 
-    def _observe(self, samples: dict[int, Sample]) -> None:
+    def _observe(self, samples: dict[int, RequestSample]) -> None:
         """Insert the new tokens of all rows into the graph."""
         longest = max((len(s.new) for s in samples.values()), default=0)
         for begin in range(0, longest, ENTERED):
@@ -145,7 +145,7 @@ class Proposer:
             pool, verdict = committed(part, begin, self._slots)
             self.graph.insert(pool, self._slots, verdict)
 
-    def _draft(self, samples: dict[int, Sample]) -> dict[int, list[int]]:
+    def _draft(self, samples: dict[int, RequestSample]) -> dict[int, list[int]]:
         """Draft for the rows that have not just sampled an end token."""
         part = {i: s for i, s in samples.items() if s.new[-1] not in self._ends}
         if not part:
@@ -157,7 +157,7 @@ class Proposer:
         start, nodes = pool.slot_start.tolist(), pool.slot_nodes.tolist()
         return {i: token[start[i] + 1 : start[i] + nodes[i]] for i in part}
 
-    def _set_slots(self, part: dict[int, Sample]) -> None:
+    def _set_slots(self, part: dict[int, RequestSample]) -> None:
         """Write rows to the slots: row i is slot i, and only the rows of `part` are live."""
         slots, samples = self._slots, part.values()
         slots.live.fill_(False)

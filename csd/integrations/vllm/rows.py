@@ -33,7 +33,7 @@ GAP = 64
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class PromptGroup:
     """The samples of one prompt."""
 
     key: int  # never reused
@@ -45,8 +45,8 @@ class Group:
 
 
 @dataclass(eq=False, slots=True)
-class Sample:
-    group: Group
+class RequestSample:
+    group: PromptGroup
     number: int
     text: np.ndarray  # int32, prompt and tokens, with room for the model's length
     length: int  # tokens of the text
@@ -59,7 +59,7 @@ class Sample:
         return self.text[max(self.length - count, 0) : self.length]
 
 
-class Rows:
+class InFlight:
     """The samples and groups in flight.
 
     rows: most rows of a batch. length: most tokens of a text. keep: most finished samples of a
@@ -73,25 +73,25 @@ class Rows:
         length: int,
         patience: int,
         keep: int,
-        begin: Callable[[Group], None],
-        release: Callable[[Group], None],
+        begin: Callable[[PromptGroup], None],
+        release: Callable[[PromptGroup], None],
     ):
         self.length, self.patience, self.keep = length, patience, keep
         self.group_slots = 2 * rows  # one is free even if this call's and the last's groups differ
-        self.groups: dict[bytes, Group] = {}
-        self.samples: list[Sample] = []  # in the order in which they began
+        self.groups: dict[bytes, PromptGroup] = {}
+        self.samples: list[RequestSample] = []  # in the order in which they began
         self._begin_group, self._release_group = begin, release
         self._free = list(range(self.group_slots))[::-1]
-        self._at: dict[int, Sample] = {}  # by row of the last call
+        self._at: dict[int, RequestSample] = {}  # by row of the last call
         self._call = self._keys = 0
 
-    def find(self, texts: dict[int, tuple[np.ndarray, int]]) -> dict[int, Sample]:
+    def find(self, texts: dict[int, tuple[np.ndarray, int]]) -> dict[int, RequestSample]:
         """Returns the sample of each row, updated by the row's new tokens.
 
         texts: for each row all of its tokens, and the number of them that its last step sampled.
         """
         self._call += 1
-        samples: dict[int, Sample] = {}
+        samples: dict[int, RequestSample] = {}
         # first the samples that are in the same row as before, which most are
         for i, (text, new) in texts.items():
             sample = self._at.get(i)
@@ -112,7 +112,7 @@ class Rows:
         self._retire()
         return samples
 
-    def _goes_on(self, sample: Sample, before: np.ndarray) -> bool:
+    def _goes_on(self, sample: RequestSample, before: np.ndarray) -> bool:
         """True if a row, whose text is `before` and then its new tokens, continues this sample.
 
         A sample that was not in the last call was not running, so it has gained no tokens since.
@@ -124,27 +124,29 @@ class Rows:
         # a cheap test first: texts of other samples mostly differ in the last token
         return before[n - 1] == sample.text[n - 1] and np.array_equal(before[:n], sample.text[:n])
 
-    def _add(self, sample: Sample, text: np.ndarray) -> Sample:
+    def _add(self, sample: RequestSample, text: np.ndarray) -> RequestSample:
         new = text[sample.length :]
         sample.text[sample.length : text.size] = new
         sample.new, sample.length = new.tolist(), text.size
         sample.calls, sample.last, sample.group.last = sample.calls + 1, self._call, self._call
         return sample
 
-    def _begin(self, prompt: np.ndarray) -> Sample:
+    def _begin(self, prompt: np.ndarray) -> RequestSample:
         ids = prompt.astype(np.int32)
         group = self.groups.get(ids.tobytes())
         if group is None:
             if not self._free:
                 self._release(min(self.groups.values(), key=lambda g: g.last))
             self._keys += 1
-            group = Group(self._keys, self._free.pop(), ids, deque(maxlen=self.keep), self._call)
+            group = PromptGroup(
+                self._keys, self._free.pop(), ids, deque(maxlen=self.keep), self._call
+            )
             self.groups[ids.tobytes()] = group
             self._begin_group(group)
         # the system allocates its memory pages when they are written
         text = np.empty(self.length, np.int32)
         text[: ids.size] = ids
-        sample = Sample(group, group.begun, text, ids.size)
+        sample = RequestSample(group, group.begun, text, ids.size)
         group.begun += 1
         self.samples.append(sample)
         return sample
@@ -158,13 +160,13 @@ class Rows:
         for group in [g for g in self.groups.values() if g.last < oldest]:
             self._release(group)
 
-    def _end(self, ended: list[Sample]) -> None:
+    def _end(self, ended: list[RequestSample]) -> None:
         for s in ended:
             s.group.finished.append((s.number, s.text[s.group.prompt.size : s.length].tolist()))
         gone = set(ended)
         self.samples = [s for s in self.samples if s not in gone]
 
-    def _release(self, group: Group) -> None:
+    def _release(self, group: PromptGroup) -> None:
         self._end([s for s in self.samples if s.group is group])
         self._release_group(group)
         self._free.append(group.index)
@@ -175,7 +177,7 @@ class Rows:
 ENTERED = MAX_DEPTH + 1
 
 
-def windows(sample: Sample, first: int, count: int, N: int) -> np.ndarray:
+def windows(sample: RequestSample, first: int, count: int, N: int) -> np.ndarray:
     """[count, N] int32: the N tokens before `count` positions from `first` on, latest first.
 
     Entries before the text's start are -1.
@@ -185,7 +187,7 @@ def windows(sample: Sample, first: int, count: int, N: int) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(text, N)[:, ::-1]
 
 
-def committed(part: dict[int, Sample], begin: int, slots: Slots) -> tuple[Pool, Verdict]:
+def committed(part: dict[int, RequestSample], begin: int, slots: Slots) -> tuple[Pool, Verdict]:
     """Pool and verdict of a step that commits each row's new tokens from `begin` on, <= ENTERED.
 
     The rows of the pool are the accepted ones; only the fields that a graph reads are filled in.

@@ -61,12 +61,12 @@ def commit_kv_triton(
 
     import triton
 
-    from csd.kernels.attention.triton.commit_kv import Accepted, Layers, _commit_kv_kernel
+    from csd.kernels.attention.triton.commit_kv import Accepted, Layers, commit_kv_kernel
 
     L, W, WV = node_k.shape[0], node_k[0, 0].numel(), node_v[0, 0].numel()
     S, A = accept_row.shape
     layers = Layers(node_k, node_v, k_pages, v_pages)
-    _commit_kv_kernel[(S, L, triton.cdiv(A, BLOCK_A))](
+    commit_kv_kernel[(S, L, triton.cdiv(A, BLOCK_A))](
         layers=layers,
         slots=Accepted(slot_pages, slot_len, accept_row, accept_count),
         strides=Layers(*(x.stride(0) for x in layers)),

@@ -72,7 +72,7 @@ def attend_chunk(
     return out[0].transpose(0, 1)
 
 
-class Piece(NamedTuple):
+class PromptPiece(NamedTuple):
     """Rows of a chunk that one call of PyTorch's attention takes."""
 
     rows: slice  # of the chunk
@@ -96,18 +96,20 @@ def _with_zeros(x: torch.Tensor, before: int, behind: int) -> torch.Tensor:
     return F.pad(x, (0, 0, 0, 0, before, behind)) if before or behind else x
 
 
-def pieces_of(start: int, rows: int, device: torch.device) -> list[Piece]:
+def pieces_of(start: int, rows: int, device: torch.device) -> list[PromptPiece]:
     """Pieces of a chunk at positions `start`: one on a GPU, one for each page on a CPU.
 
     PyTorch's kernel on a CPU takes blocks of rows and keys that depend on their numbers. So a piece
     there is a whole page, with zeros in place of the rows that the chunk does not have.
     """
     if device.type != "cpu":
-        return [Piece(slice(0, rows))]
+        return [PromptPiece(slice(0, rows))]
     pieces = []
     for page in range(start // PAGE * PAGE, start + rows, PAGE):
         begin, end = max(start, page), min(start + rows, page + PAGE)
-        pieces.append(Piece(slice(begin - start, end - start), begin - page, page + PAGE - end))
+        pieces.append(
+            PromptPiece(slice(begin - start, end - start), begin - page, page + PAGE - end)
+        )
     return pieces
 
 
@@ -165,7 +167,7 @@ def tokens_of(cache: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 class VisibleKeys(NamedTuple):
     """Keys of a prompt that at least one row of a piece attends to, in order of position."""
 
-    piece: Piece
+    piece: PromptPiece
     places: torch.Tensor  # [T] int64, indices among the tokens of all pages
     visible: torch.Tensor  # [R, T + piece.behind] bool: the row attends to the key
 

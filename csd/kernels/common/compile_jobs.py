@@ -23,7 +23,7 @@ from csd.kernels.common.gpu import Chip, launching_for
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CompileTarget:
     """backend, arch, warp: what Triton calls the GPU; chip: what kernels choose tiles by."""
 
     backend: str
@@ -41,11 +41,11 @@ class Target:
         return GPUTarget(self.backend, self.arch, self.warp)
 
 
-def named(target: str) -> Target:
+def named(target: str) -> CompileTarget:
     """A chip by its compiler's name: sm_ and the compute capability, or gfx and AMD's number."""
     if target.startswith("gfx"):
-        return Target("hip", target, 64, Chip.of("gfx942"))
-    return Target("cuda", int(target.removeprefix("sm_")), 32, Chip.of(target))
+        return CompileTarget("hip", target, 64, Chip.of("gfx942"))
+    return CompileTarget("cuda", int(target.removeprefix("sm_")), 32, Chip.of(target))
 
 
 # operations of the kernels in a file or folder of `csd.kernels` that has another name
@@ -88,7 +88,7 @@ class CompileJob:
 
 
 @contextmanager
-def recording(target: Target) -> Iterator[list[CompileJob]]:
+def recording(target: CompileTarget) -> Iterator[list[CompileJob]]:
     """A list that receives what kernels launched within, on tensors of any device, compile from."""
     jobs: list[CompileJob] = []
 
@@ -136,7 +136,7 @@ def _named(kernel: Any, constants: dict) -> dict[str, Any]:
 
 def _name(kernel: Any, constants: dict) -> str:
     """Operation, kernel where an operation has several, and the sizes of SHOWN."""
-    name = kernel.__name__.strip("_").removesuffix("_kernel")
+    name = kernel.__name__.removesuffix("_kernel")
     if not hasattr(torch.ops.csd, name):
         name = f"{_operation(kernel.module)} {name}"
     named = {

@@ -41,12 +41,12 @@ def sample_words_triton(
 
     import triton
 
-    from csd.kernels.draft.triton.slots import _sample_words_kernel
+    from csd.kernels.draft.triton.slots import sample_words_kernel
 
     F, W = token.shape
     word = torch.empty(token.shape, dtype=torch.int64, device=token.device)
     if word.numel():
-        _sample_words_kernel[(F, triton.cdiv(W, BLOCK))](
+        sample_words_kernel[(F, triton.cdiv(W, BLOCK))](
             key_ptr=key,
             sample_ptr=sample,
             slot_ptr=slot,

@@ -34,7 +34,7 @@ def gated_linear_triton(
 
     import triton
 
-    from csd.kernels.layers.triton.linear import _gated_linear_kernel
+    from csd.kernels.layers.triton.linear import gated_linear_kernel
 
     (M, K), F = x.shape, weight.shape[0] // 2
     if bias is not None:
@@ -44,10 +44,10 @@ def gated_linear_triton(
     y = torch.empty(M, F, dtype=x.dtype, device=x.device)
     if M == 0:
         return y
-    tiles = product_tiles(x, K, _gated_linear_kernel)
+    tiles = product_tiles(x, K, gated_linear_kernel)
     block_f = tiles.pop("BLOCK_N") // 2
-    dependent = dependent_options(_gated_linear_kernel)
-    _gated_linear_kernel[(triton.cdiv(M, tiles["BLOCK_T"]), triton.cdiv(F, block_f))](
+    dependent = dependent_options(gated_linear_kernel)
+    gated_linear_kernel[(triton.cdiv(M, tiles["BLOCK_T"]), triton.cdiv(F, block_f))](
         x_ptr=x,
         w_ptr=weight,
         y_ptr=y,

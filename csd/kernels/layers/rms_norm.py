@@ -70,7 +70,7 @@ def rms_norm_triton(
     import triton
     import triton.language as tl
 
-    from csd.kernels.layers.triton.elementwise import _rms_norm_kernel
+    from csd.kernels.layers.triton.elementwise import rms_norm_kernel
 
     F, parts = x.shape[-1], 1
     if _in_parts(x, residual):
@@ -86,7 +86,7 @@ def rms_norm_triton(
     r = None if residual is None and rows is None else torch.empty_like(y)
     tiles = _tiles(F)
     R = source.shape[0] * source.shape[1] if rows is None else rows.shape[0]
-    _rms_norm_kernel[(triton.cdiv(R, tiles["BLOCK_R"]),)](
+    rms_norm_kernel[(triton.cdiv(R, tiles["BLOCK_R"]),)](
         x_ptr=source,
         residual_ptr=None if residual is None else residual.contiguous(),
         rows_ptr=rows,
@@ -102,7 +102,7 @@ def rms_norm_triton(
         WIDE=tl.float64 if x.dtype == torch.float64 else tl.float32,
         PARTS=parts,
         PLUS_ONE=plus_one,
-        PDL=has_dependent_launch(_rms_norm_kernel),
+        PDL=has_dependent_launch(rms_norm_kernel),
         num_warps=tiles["num_warps"],
     )
     return y, x if r is None else r

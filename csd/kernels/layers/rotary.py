@@ -110,17 +110,17 @@ def _launch(
     import triton
     import triton.language as tl
 
-    from csd.kernels.layers.triton.elementwise import Heads, Strides, _rotary_kernel
+    from csd.kernels.layers.triton.elementwise import HeadRows, Strides, rotary_kernel
 
     (M, H, D), K = q.shape[-3:], k.shape[-2]
     parts, part_stride = (q.shape[0], q.stride(0)) if q.dim() == 4 else (1, 0)
-    _rotary_kernel[(M, K)](
-        heads=Heads(q, k, v),
+    rotary_kernel[(M, K)](
+        heads=HeadRows(q, k, v),
         bias_ptr=bias if parts > 1 else None,
         position_ptr=position,
         cos_ptr=cos,
         sin_ptr=sin,
-        out=Heads(*results),
+        out=HeadRows(*results),
         strides=Strides(q.stride(-3), k.stride(-3), 0 if v is None else v.stride(-3), part_stride),
         EACH=H // K,
         K=K,

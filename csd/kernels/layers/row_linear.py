@@ -97,14 +97,14 @@ def row_linear_triton(
 
     import triton
 
-    from csd.kernels.layers.triton.linear import _add_splits_kernel
+    from csd.kernels.layers.triton.linear import add_splits_kernel
 
     target = row_parts_triton(x, weight, bias)
     if target.dim() == 2:
         return target
     splits, M, N = target.shape
     y = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    _add_splits_kernel[(M, triton.cdiv(N, SUM_BLOCK))](
+    add_splits_kernel[(M, triton.cdiv(N, SUM_BLOCK))](
         part_ptr=target,
         bias_ptr=bias,
         y_ptr=y,
@@ -127,7 +127,7 @@ def row_parts_triton(
 
     import triton
 
-    from csd.kernels.layers.triton.linear import _row_linear_kernel
+    from csd.kernels.layers.triton.linear import row_linear_kernel
 
     if x.dtype not in DTYPES:
         raise ValueError(f"x must be float16, bfloat16 or float32, got {x.dtype}")
@@ -137,9 +137,9 @@ def row_parts_triton(
     target = torch.empty(shape, dtype=dtype, device=x.device)
     if M == 0:
         return target
-    tiles = product_tiles(x, K, _row_linear_kernel)
+    tiles = product_tiles(x, K, row_linear_kernel)
     grid = triton.cdiv(M, tiles["BLOCK_T"]), triton.cdiv(N, tiles["BLOCK_N"]), splits
-    _row_linear_kernel[grid](
+    row_linear_kernel[grid](
         x_ptr=x,
         weights=(weight, bias if splits == 1 else None),
         y_ptr=target,
@@ -150,7 +150,7 @@ def row_parts_triton(
         blocks=blocks,
         AHEAD=tiles["num_stages"] - 1,
         **tiles,
-        **dependent_options(_row_linear_kernel),
+        **dependent_options(row_linear_kernel),
     )
     return target
 

@@ -55,13 +55,13 @@ def _launch(gate, up, y, gelu=False) -> torch.Tensor:
     import triton
     import triton.language as tl
 
-    from csd.kernels.layers.triton.elementwise import _swiglu_kernel
+    from csd.kernels.layers.triton.elementwise import swiglu_kernel
 
     width = y.shape[-1]
     if not y.numel():
         return y
     rows = y.numel() // width
-    _swiglu_kernel[(rows, triton.cdiv(width, BLOCK))](
+    swiglu_kernel[(rows, triton.cdiv(width, BLOCK))](
         gate_ptr=gate,
         up_ptr=up,
         y_ptr=y,

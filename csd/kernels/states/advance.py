@@ -65,11 +65,11 @@ def advance_state_triton(
 
     import triton
 
-    from csd.kernels.states.triton.advance import _advance_state_kernel, state_tiles
+    from csd.kernels.states.triton.advance import advance_state_kernel, state_tiles
 
     L, S, H, Dk, Dv = state.shape
     tiles = state_tiles(Dk, Dv)
-    _advance_state_kernel[(L * S, H, triton.cdiv(Dv, tiles["BLOCK_V"]))](
+    advance_state_kernel[(L * S, H, triton.cdiv(Dv, tiles["BLOCK_V"]))](
         state_ptr=state,
         key_ptr=key,
         update_ptr=update,

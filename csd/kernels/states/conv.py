@@ -74,12 +74,12 @@ def tree_conv_triton(
     import triton
     import triton.language as tl
 
-    from csd.kernels.states.triton.conv import _tree_conv_kernel
+    from csd.kernels.states.triton.conv import tree_conv_kernel
 
     M, C = x.shape
     y = torch.empty_like(x)
     block = min(BLOCK_C, triton.next_power_of_2(C))
-    _tree_conv_kernel[(M, triton.cdiv(C, block))](
+    tree_conv_kernel[(M, triton.cdiv(C, block))](
         x_ptr=x,
         weight_ptr=weight,
         bias_ptr=bias,
@@ -177,11 +177,11 @@ def commit_tail_triton(
 
     import triton
 
-    from csd.kernels.states.triton.conv import _commit_tail_kernel
+    from csd.kernels.states.triton.conv import commit_tail_kernel
 
     L, S, R, F = tail.shape
     block = min(BLOCK, triton.next_power_of_2(F))
-    _commit_tail_kernel[(L * S, triton.cdiv(F, block))](
+    commit_tail_kernel[(L * S, triton.cdiv(F, block))](
         node_ptr=node,
         tail_ptr=tail,
         slot_len_ptr=slot_len,

@@ -31,7 +31,7 @@ class Heads(NamedTuple):
     rest_mass: torch.Tensor  # [R] sum of exp(z) of the others that the filters keep
 
 
-class Rows(NamedTuple):
+class PoolRows(NamedTuple):
     """R rows of a pool."""
 
     slot: torch.Tensor  # [R] int64, 0 in padding
@@ -50,7 +50,7 @@ class Draws(NamedTuple):
     top_prob: torch.Tensor  # [R, 8] float32
 
 
-def draw_ref(heads: Heads, rows: Rows, slots: Slots, vocab: int) -> Draws:
+def draw_ref(heads: Heads, rows: PoolRows, slots: Slots, vocab: int) -> Draws:
     """Draws by the Gumbel maximum, a row's rest being token `vocab`; with the head's likeliest."""
     token, score, rest_mass = heads
     s, position, greedy, live = rows
@@ -116,7 +116,7 @@ def sample_rows(logits: torch.Tensor, rows: torch.Tensor, pool: Pool, slots: Slo
     x, temperature, s, greedy = _of_rows(logits, rows, pool, slots)
     position = slots.generated[s] + pool.depth[rows]
     heads = heads_and_rest(x, temperature, slots, s, greedy)[1]
-    row = Rows(s, position, greedy, pool.slot[rows] >= 0)
+    row = PoolRows(s, position, greedy, pool.slot[rows] >= 0)
     drawn = draw_ref(heads, row, slots, logits.shape[1])
     of = (drawn.token == logits.shape[1]).nonzero()[:, 0]
     if of.shape[0]:

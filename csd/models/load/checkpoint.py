@@ -61,7 +61,7 @@ def quiet_libraries() -> Iterator[None]:
                 disable_progress_bars()
 
 
-class Report(logging.Filter):
+class KeyReport(logging.Filter):
     """Context in which transformers does not print its table of keys, which this object keeps.
 
     The table has each key of a file, as it is there.
@@ -78,7 +78,7 @@ class Report(logging.Filter):
         self.text = message
         return False
 
-    def __enter__(self) -> "Report":
+    def __enter__(self) -> "KeyReport":
         self._logger = logging.getLogger("transformers.modeling_utils")
         self._logger.addFilter(self)
         return self
@@ -200,7 +200,7 @@ def read_model(
     if sizes is not None:
         before(sizes, config.dtype if isinstance(dtype, str) else dtype)
     try:
-        with Report() as report:
+        with KeyReport() as report:
             model, seen = AutoModelForCausalLM.from_pretrained(
                 path, config=config, dtype=dtype, output_loading_info=True, **options
             )

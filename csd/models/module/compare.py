@@ -21,7 +21,7 @@ from csd.kernels.ops import reference
 from csd.kernels.states import StepStates
 from csd.kernels.states.prompt import PromptStates
 from csd.models.module.mixers import MixerCall, answer
-from csd.models.module.probe import Call, NotAdmitted, by_own_function
+from csd.models.module.probe import AttentionCall, NotAdmitted, by_own_function
 from csd.models.redirect import CONVOLUTION
 from csd.state.kv_cache import PAGE, pages_for
 from csd.state.recurrent import ConvSize, StateMemory, StateSizes
@@ -37,7 +37,7 @@ LONG = 8192
 SPREADS = {1.0: 3e-5, 6.0: 1e-3}
 
 
-def attention_difference(call: Call) -> float:
+def attention_difference(call: AttentionCall) -> float:
     """Largest difference as a share of the largest number. Raises NotAdmitted if too large."""
     module, spec = call.module(), call.spec
     assert module is not None
@@ -74,7 +74,7 @@ def attention_difference(call: Call) -> float:
 
 
 def _operands(
-    call: Call, length: int, spread: float
+    call: AttentionCall, length: int, spread: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
     """q [ROWS, H, D], k [T, K, D], v [T, K, Dv], and the call's arguments by name."""
     spec, named = call.spec, dict(call.named)
@@ -99,7 +99,7 @@ def normal_operands(
     return q, k, v
 
 
-def _visible(call: Call, rows: torch.Tensor, length: int) -> torch.Tensor:
+def _visible(call: AttentionCall, rows: torch.Tensor, length: int) -> torch.Tensor:
     """Mask [1, 1, R, T] from the module's own mask function: True where a row sees a key."""
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=rows.device)
     keys = torch.arange(length, device=rows.device)
@@ -116,7 +116,7 @@ def _paged(x: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 def _of_step(
-    call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: dict[str, Any]
+    call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: dict[str, Any]
 ) -> torch.Tensor:
     length = k.shape[0]
     prompt = length - ROWS - COMMITTED
@@ -148,7 +148,7 @@ def _of_step(
 
 
 def _of_prompt(
-    call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: dict[str, Any]
+    call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, named: dict[str, Any]
 ) -> torch.Tensor:
     start = k.shape[0] - ROWS
     keys, values = (_paged(x, k.shape[0])[None] for x in (k, v))
@@ -159,7 +159,7 @@ def _of_prompt(
     return attend(0, q, *_asked(call, k, named))
 
 
-def _asked(call: Call, k: torch.Tensor, named: dict[str, Any]) -> tuple:
+def _asked(call: AttentionCall, k: torch.Tensor, named: dict[str, Any]) -> tuple:
     """Arguments of the call as the decoder passes them: scale, properties, sinks."""
     if call.spec.is_plain:
         return call.spec.scale, None, None

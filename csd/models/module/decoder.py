@@ -25,7 +25,7 @@ from csd.models.attributes import OUTPUTS, Attributes, changed
 from csd.models.fused.fusable import hooks_of
 from csd.models.lora import Adapters, base_of, tuner_layers
 from csd.models.module.mixers import MixerCall, answer, size_of
-from csd.models.module.probe import Call, probe
+from csd.models.module.probe import AttentionCall, probe
 from csd.models.module.sizes import NamedSizes, probed_sizes
 from csd.models.redirect import CONVOLUTION, AttentionArgs, Parts, calls_go_to
 from csd.models.refuse import refuse_module
@@ -121,7 +121,7 @@ class Pass:
 
     def __init__(
         self,
-        calls: list[Call],
+        calls: list[AttentionCall],
         plain: tuple[int, int, int] | None,
         attend: Any,
         node_k: Any,
@@ -168,7 +168,7 @@ class Pass:
         self.convs += convolution
         return answer(call, number, own, named, self.attend.states)
 
-    def _next(self, args: AttentionArgs) -> Call:
+    def _next(self, args: AttentionArgs) -> AttentionCall:
         call = self.calls[self.at] if self.at < len(self.calls) else None
         if call is None or call.module() is not args.module:
             due = "none" if call is None else call.place
@@ -181,7 +181,7 @@ class Pass:
         self._check(call, args)
         return call
 
-    def _check(self, call: Call, args: AttentionArgs) -> None:
+    def _check(self, call: AttentionCall, args: AttentionArgs) -> None:
         """Raises RuntimeError if a call differs from the probed one."""
         _, query, key, value, mask, named = args
         spec, rows = call.spec, query.shape[2]
@@ -241,7 +241,7 @@ class ModuleDecoder:
         self.admission: Any = None  # the `Admission` that `csd.models.module.admit` measured
         named, before = NamedSizes.of(self.base), Attributes.of(self.parts.modules)
         probed = probe(self.base, self.parts, self.run, tokens=named.vocab, context=named.context)
-        self.calls: list[Call] = probed.calls
+        self.calls: list[AttentionCall] = probed.calls
         self.mixers = probed.mixers
         # with logits_to_keep, layers that share keys may leave out rows of a prompt too
         shared = any(call.spec.shares is not None for call in self.calls)

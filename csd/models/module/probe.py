@@ -108,7 +108,7 @@ class NotAdmitted(ValueError):
 
 
 @dataclass(slots=True)
-class Call:
+class AttentionCall:
     """An attention call in a pass of a module."""
 
     place: str  # name of the module, and number of the call if it has several
@@ -126,7 +126,7 @@ class Call:
 
 @dataclass(slots=True)
 class Probed:
-    calls: list[Call]
+    calls: list[AttentionCall]
     mixers: list[MixerCall]  # calls of layers with a state
     vocab: int
     dtype: torch.dtype  # of queries
@@ -187,7 +187,7 @@ def text(tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]
     return (position * 7 + 3) % tokens, position
 
 
-def _number(calls: list[Call]) -> None:
+def _number(calls: list[AttentionCall]) -> None:
     layers = 0
     for call in calls:
         if call.spec.shares is not None:
@@ -203,7 +203,7 @@ class _Noted:
         self.names = {module: name for name, module in model.named_modules()}
         self.device, self.context = device, context
         self.model = weakref.ref(model)
-        self.calls: list[Call] = []
+        self.calls: list[AttentionCall] = []
         self.mixers: list[MixerCall] = []
         self.query: torch.Tensor | None = None
         self.masks: list[tuple[torch.Tensor, Callable]] = []
@@ -252,7 +252,7 @@ class _Noted:
         self.query = query if self.query is None else self.query
         numbers = {k: v for k, v in named.items() if k == "s_aux" or not torch.is_tensor(v)}
         self.calls.append(
-            Call(module_name, weakref.ref(module), spec, function, numbers, query.device)
+            AttentionCall(module_name, weakref.ref(module), spec, function, numbers, query.device)
         )
         assert mask is not None
         return by_own_function(module, query, key, value, mask, named)

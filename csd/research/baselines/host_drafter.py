@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from csd.graph.drafter import Drafter
-from csd.graph.host_tree import Tree, pool_of_trees
+from csd.graph.host_tree import HostTree, pool_of_trees
 from csd.kernels.draft import DraftNoise
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool
 from csd.state.slots import Slots
@@ -28,7 +28,7 @@ class HostDrafter(Drafter):
         """Returns the state of a new group."""
         raise NotImplementedError
 
-    def draft(self, group: Any, sample: int, tree: Tree) -> None:
+    def draft(self, group: Any, sample: int, tree: HostTree) -> None:
         """Fill `tree` with continuations of `sample`."""
         raise NotImplementedError
 
@@ -58,7 +58,7 @@ class HostDrafter(Drafter):
         for i, s in enumerate(live):
             spare = rows - len(live)
             nodes = spare // len(live) + (i < spare % len(live))
-            tree = Tree(min(nodes, MAX_NODES - 1), min(room[s], MAX_DEPTH))
+            tree = HostTree(min(nodes, MAX_NODES - 1), min(room[s], MAX_DEPTH))
             if tree.nodes > 0 and tree.depth > 0:
                 self.draft(self._groups[key[group[s]]], sample[s], tree)
             trees[s] = tree

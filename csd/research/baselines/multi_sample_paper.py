@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from csd.graph.host_tree import Tree
+from csd.graph.host_tree import HostTree
 from csd.kernels.draft.paper.suffix_match import match_ends
 from csd.research.baselines.host_drafter import HostDrafter
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, SIBLING
@@ -35,7 +35,7 @@ _GAP = [-1] * (MAX_DEPTH + 1)
 
 
 @dataclass(slots=True)
-class Group:
+class TextGroup:
     """Texts of the samples, each after the prompt's end."""
 
     prompt: list[int]
@@ -85,15 +85,15 @@ class Paper(HostDrafter):
         self.tree, self.k, self.edits, self.alpha = tree, k, edits, alpha
         self.shrink, self.least, self.siblings = shrink, least, siblings
 
-    def open(self, prompt: list[int]) -> Group:
-        return Group(prompt[-self.k :])
+    def open(self, prompt: list[int]) -> TextGroup:
+        return TextGroup(prompt[-self.k :])
 
     def extend(
-        self, group: Group, sample: int, tokens: list[int], probabilities: list[float]
+        self, group: TextGroup, sample: int, tokens: list[int], probabilities: list[float]
     ) -> None:
         group.extend(sample, tokens, probabilities)
 
-    def draft(self, group: Group, sample: int, tree: Tree) -> None:
+    def draft(self, group: TextGroup, sample: int, tree: HostTree) -> None:
         own = group.tokens.get(sample, group.prompt)
         text, chance, owner = group.flat()
         # a match needs a continuation of another sample
@@ -120,7 +120,7 @@ class Paper(HostDrafter):
             for edits in range(min(self.edits, max(k - 2, 0) // 2) + 1)
         ]
 
-    def _extract(self, candidate: np.ndarray, chance: np.ndarray, tree: Tree) -> None:
+    def _extract(self, candidate: np.ndarray, chance: np.ndarray, tree: HostTree) -> None:
         """Fill `tree` from candidates [n, depth], -1 after their ends; chance: [n, depth]."""
         layers = {}
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from csd.graph.host_tree import Tree
+from csd.graph.host_tree import HostTree
 from csd.research.baselines.host_drafter import HostDrafter
 from csd.state.pool import OWN, PROMPT
 
 
 @dataclass(slots=True)
-class Text:
+class LookupText:
     """A text, and the latest continuation of each of its n-grams up to `size` tokens."""
 
     size: int
@@ -24,8 +24,8 @@ class Text:
             self.continuation[tuple(self.tokens[end - n :])] = end
         self.tokens.append(token)
 
-    def copy(self) -> "Text":
-        return Text(self.size, self.tokens.copy(), self.continuation.copy())
+    def copy(self) -> "LookupText":
+        return LookupText(self.size, self.tokens.copy(), self.continuation.copy())
 
     def follow(self) -> int:
         """Index of the continuation of the longest matching end of the text, or -1."""
@@ -43,8 +43,8 @@ class PromptLookup(HostDrafter):
         super().__init__()
         self.size = size
 
-    def open(self, prompt: list[int]) -> tuple[int, Text, dict[int, Text]]:
-        text = Text(self.size)
+    def open(self, prompt: list[int]) -> tuple[int, LookupText, dict[int, LookupText]]:
+        text = LookupText(self.size)
         for token in prompt:
             text.append(token)
         return len(prompt), text, {}
@@ -59,7 +59,7 @@ class PromptLookup(HostDrafter):
         for token in tokens:
             text.append(token)
 
-    def draft(self, group: Any, sample: int, tree: Tree) -> None:
+    def draft(self, group: Any, sample: int, tree: HostTree) -> None:
         length, prompt, texts = group
         text = texts.get(sample, prompt)
         index = text.follow()

@@ -10,7 +10,7 @@ import heapq
 from itertools import pairwise
 from typing import Any
 
-from csd.graph.host_tree import Tree
+from csd.graph.host_tree import HostTree
 from csd.research.baselines.host_drafter import HostDrafter
 from csd.state.pool import SIBLING, Pool
 from csd.state.slots import Slots
@@ -34,7 +34,7 @@ class Recycling(HostDrafter):
     ) -> None:
         group[0][sample] = tokens[-1]
 
-    def draft(self, group: Any, sample: int, tree: Tree) -> None:
+    def draft(self, group: Any, sample: int, tree: HostTree) -> None:
         last, successors = group
         heap: list[tuple[float, int, int]] = []
 

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from csd.graph.host_tree import Tree
+from csd.graph.host_tree import HostTree
 from csd.research.baselines.host_drafter import HostDrafter
 from csd.state.kv_cache import KVCache
 from csd.state.pool import MAX_DEPTH, SIBLING
@@ -22,7 +22,7 @@ from csd.utils.files import check_regular, read_lines
 _END, _SORTED = -1, 32
 
 
-class Texts(TypedDict):
+class TraceTexts(TypedDict):
     """Fields of a trace file's line that a datastore reads."""
 
     samples: list[list[Token]]
@@ -47,7 +47,7 @@ class Datastore:
             tokens = _array(path)
             ends = np.flatnonzero(tokens == _END)
             return cls([part[part != _END].tolist() for part in np.split(tokens, ends)])
-        return cls([text for _, row in read_lines(path, Texts) for text in row["samples"]])
+        return cls([text for _, row in read_lines(path, TraceTexts) for text in row["samples"]])
 
     def find(self, query: list[int], longest: int) -> list[int]:
         """Positions after the matches of the longest suffix of `query` up to `longest` tokens."""
@@ -124,14 +124,14 @@ class Rest(HostDrafter):
         prompt, texts = group
         texts.setdefault(sample, list(prompt)).extend(tokens)
 
-    def draft(self, group: Any, sample: int, tree: Tree) -> None:
+    def draft(self, group: Any, sample: int, tree: HostTree) -> None:
         prompt, texts = group
         text = texts.get(sample, prompt)
         places = self.datastore.find(text[-self.longest :], self.longest)[: self.max_places]
         grow(tree, [self.datastore.tokens[p : p + MAX_DEPTH] for p in places], SIBLING)
 
 
-def grow(tree: Tree, texts: list[list[int]], source: int) -> None:
+def grow(tree: HostTree, texts: list[list[int]], source: int) -> None:
     """Fill `tree` with the nodes of the trie of `texts` through which the most texts go."""
     waiting = [(-1, texts)]
     total = max(len(texts), 1)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from csd.graph.host_tree import Tree
+from csd.graph.host_tree import HostTree
 from csd.research.baselines.host_drafter import HostDrafter
 from csd.state.pool import OWN, SIBLING
 
@@ -46,7 +46,7 @@ class Suffix(HostDrafter):
         self._text(group, sample).extend(tokens)
         group[1].add_active_response(sample, tokens)
 
-    def draft(self, group: Any, sample: int, tree: Tree) -> None:
+    def draft(self, group: Any, sample: int, tree: HostTree) -> None:
         text, cache = self._text(group, sample), group[1]
         draft = cache.speculate(
             sample,

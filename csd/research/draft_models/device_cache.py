@@ -31,7 +31,7 @@ from csd.state.slots import Slots
 
 
 @dataclass(slots=True)
-class Nodes:
+class NodeCache:
     """Keys and values of a step's nodes so far, the same number per slot."""
 
     k: torch.Tensor  # [L, S, n, K, D]
@@ -166,16 +166,16 @@ class DeviceCache:
         path = path[:, : self.tokens].clamp(min=0).long()
         self.states[:, : path.shape[1]].copy_(hidden[path])
 
-    def nodes(self, count: int) -> Nodes:
+    def nodes(self, count: int) -> NodeCache:
         """Allocate `count` nodes per slot."""
         S = self.length.shape[0]
         k, v = (x.unflatten(1, (S, count)) for x in new_kv(self.net, S * count, self.device))
-        return Nodes(k, v, torch.zeros(S, 0, dtype=torch.int64, device=self.device))
+        return NodeCache(k, v, torch.zeros(S, 0, dtype=torch.int64, device=self.device))
 
     def read_level(
         self,
         order: SlotOrder,
-        nodes: Nodes,
+        nodes: NodeCache,
         token: torch.Tensor,
         above: torch.Tensor,
         position: torch.Tensor,

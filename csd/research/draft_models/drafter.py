@@ -21,7 +21,7 @@ import torch
 from csd.graph.consensus import ConsensusGraph
 from csd.graph.drafter import Drafter
 from csd.graph.history import PastSample
-from csd.graph.host_tree import Tree, pool_of_trees
+from csd.graph.host_tree import HostTree, pool_of_trees
 from csd.kernels.backends import for_dtype
 from csd.kernels.draft import DraftNoise
 from csd.kernels.ops import Ops
@@ -116,7 +116,7 @@ def add_pool(trees: dict[int, SlotTree], drafted: Pool) -> None:
 
 def likeliest(
     trees: dict[int, SlotTree], nodes: int, reliability: Reliability, penalty: list[int]
-) -> dict[int, Tree]:
+) -> dict[int, HostTree]:
     """Select the `nodes` likeliest nodes of all trees, by calibrated probability.
 
     penalty: one per slot, from `csd.state.pool_builder.progress_penalties`.
@@ -131,7 +131,7 @@ def likeliest(
         for s, tree in trees.items()
         for n, node in enumerate(tree.nodes)
     )
-    selected = {s: Tree(MAX_NODES - 1, MAX_DEPTH) for s in trees}
+    selected = {s: HostTree(MAX_NODES - 1, MAX_DEPTH) for s in trees}
     index: dict[tuple[int, int], int] = {(s, -1): -1 for s in trees}
     for _, s, n in ranked:
         node = trees[s].nodes[n]

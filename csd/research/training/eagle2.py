@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from csd.models.fused.config import ModelConfig
-from csd.research.training.head_parts import DraftHead, Layer
+from csd.research.training.head_parts import DraftHead, HeadLayer
 from csd.research.training.recipe import Recipe
 from csd.research.training.target import Target, causal
 from csd.research.training.texts import Pairs, Text
@@ -96,7 +96,7 @@ class TrainedHead(DraftHead):
         super().__init__(config, dtype, device)
         c = config
         self.fc = nn.Linear(2 * c.hidden, c.hidden, bias=False, **self.factory)
-        self.layers = nn.ModuleList([Layer(c, self.intermediate, c.hidden, **self.factory)])
+        self.layers = nn.ModuleList([HeadLayer(c, self.intermediate, c.hidden, **self.factory)])
         self._begin(seed)
 
     @torch.no_grad()

@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from csd.research.draft_models.eagle import FEWEST, read_layers
 from csd.research.training.eagle2 import ROWS
-from csd.research.training.head_parts import DraftHead, Layer
+from csd.research.training.head_parts import DraftHead, HeadLayer
 from csd.research.training.recipe import Recipe
 from csd.research.training.target import Target
 from csd.research.training.texts import Pairs, Text, draft_tokens, maps
@@ -89,7 +89,7 @@ def _later(rows: int, keys: int, device: torch.device) -> torch.Tensor:
     return torch.ones(rows, keys, dtype=torch.bool, device=device).triu(keys - rows + 1)
 
 
-class MiddleLayer(Layer):
+class MiddleLayer(HeadLayer):
     """Layer whose attention reads a token's embedding and a state, each after its own norm."""
 
     def __init__(self, c: Any, wide: int, **factory: Any):

@@ -34,7 +34,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(wide, c.hidden, bias=False, **factory)
 
 
-class Layer(nn.Module):
+class HeadLayer(nn.Module):
     """Llama layer without its first norm, whose attention reads rows of width `read`."""
 
     def __init__(self, c: ModelConfig, wide: int, read: int, **factory: Any):

@@ -17,12 +17,12 @@ from csd.research.verify.bound import can_always_accept, joint_acceptance, optim
 from csd.research.verify.canonical import Canonical
 from csd.research.verify.match import Match, coupled_drafts, fixed_drafts
 from csd.research.verify.recursive import KSeq, Recursive, Single
-from csd.research.verify.scheme import Decision, Noise, Outcome, Scheme
+from csd.research.verify.scheme import DraftDecision, Noise, Outcome, Scheme
 
 __all__ = [
     "SCHEMES",
     "Canonical",
-    "Decision",
+    "DraftDecision",
     "KSeq",
     "Match",
     "Noise",

@@ -12,7 +12,7 @@ argmax(log q + g). If p is close to q, they hit more often than any K independen
 import torch
 
 from csd.research.verify.scheme import (
-    Decision,
+    DraftDecision,
     Noise,
     Plan,
     Scheme,
@@ -35,16 +35,18 @@ class Match(Scheme):
         drafted = torch.zeros_like(q, dtype=torch.bool).scatter_(1, x, True)
         return Plan(None, accept, normalised(torch.where(drafted, 0, q), q))
 
-    def _decide(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise) -> Decision:
+    def _decide(
+        self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise
+    ) -> DraftDecision:
         return _match(inverse_cdf(q, noise.residual), x)
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return (q * (1 - (1 - p).prod(1))).sum(-1)
 
 
-def _match(token: torch.Tensor, x: torch.Tensor) -> Decision:
+def _match(token: torch.Tensor, x: torch.Tensor) -> DraftDecision:
     hit = x == token[:, None]
-    return Decision(token, torch.where(hit.any(-1), hit.int().argmax(-1), -1))
+    return DraftDecision(token, torch.where(hit.any(-1), hit.int().argmax(-1), -1))
 
 
 def fixed_drafts(proposal: torch.Tensor, k: int) -> torch.Tensor:

@@ -75,7 +75,7 @@ class SampledTrees:
 
         choose(costs) returns how many rows of these costs are worth verifying.
         """
-        state, order = _State.of(slots), live_by_group(slots).tolist()
+        state, order = _SlotState.of(slots), live_by_group(slots).tolist()
         trees = {
             s: [Node(int(state.context[s, 0]), s, 0, 0, ROOT, state.context[s].tolist())]
             for s in order
@@ -135,7 +135,7 @@ class SampledTrees:
             row_cost=row_cost,
         )
 
-    def _look_up(self, nodes: list[Node], slots: Slots, state: "_State") -> None:
+    def _look_up(self, nodes: list[Node], slots: Slots, state: "_SlotState") -> None:
         slot, context = [n.slot for n in nodes], [n.context for n in nodes]
         kept_of = successors(self._graph, self._draft_tree, slots, slot, context)
         words = state.words(nodes, self.draws)
@@ -192,7 +192,7 @@ def draw(probs: np.ndarray, words: np.ndarray) -> list[int]:
 
 
 @dataclass(slots=True)
-class _State:
+class _SlotState:
     """Slot state on the host."""
 
     context: np.ndarray
@@ -203,7 +203,7 @@ class _State:
     step: np.ndarray
 
     @classmethod
-    def of(cls, slots: Slots) -> "_State":
+    def of(cls, slots: Slots) -> "_SlotState":
         limit = (slots.max_new - 1 - slots.generated).clamp(max=MAX_DEPTH).tolist()
         names = ("key", "sample", "generated", "step")
         context = slots.context.numpy(force=True)

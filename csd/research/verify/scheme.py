@@ -31,7 +31,7 @@ class Noise:
 
 
 @dataclass(slots=True)
-class Decision:
+class DraftDecision:
     token: torch.Tensor  # [B] int64, of distribution q
     draft: torch.Tensor  # [B] int64, which draft was taken, -1 for none
 
@@ -94,7 +94,7 @@ class Scheme:
 
     def decide(
         self, drafts: torch.Tensor, target: torch.Tensor, proposal: torch.Tensor, noise: Noise
-    ) -> Decision:
+    ) -> DraftDecision:
         """Draw the output; arguments as in `outcome`."""
         x, q, p = self._prepare(drafts, target, proposal)
         return self._decide(x, q, p, noise)
@@ -109,7 +109,9 @@ class Scheme:
         """Plan for drafts x [B, K] in 0 .. V, with q [B, A] and p [B, K, A], which sum to 1."""
         raise NotImplementedError
 
-    def _decide(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise) -> Decision:
+    def _decide(
+        self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise
+    ) -> DraftDecision:
         plan = self._plan(x, q, p)
         if plan.select is None:
             taken = noise.accept < plan.accept
@@ -121,7 +123,7 @@ class Scheme:
         token = torch.where(
             taken, x.gather(1, draft[:, None])[:, 0], inverse_cdf(plan.residual, noise.residual)
         )
-        return Decision(token, torch.where(taken, draft, -1))
+        return DraftDecision(token, torch.where(taken, draft, -1))
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """Acceptance [B], by enumeration of all tuples of drafts."""

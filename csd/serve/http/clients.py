@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from csd.serve.http.api.events import error_event
-from csd.serve.http.api.response import Answer
+from csd.serve.http.api.response import HttpAnswer
 from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
 from csd.serve.http.json_parts import loads
@@ -208,7 +208,7 @@ async def unless_gone(receive: Receive, result: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(work, leaving, return_exceptions=True)
 
 
-async def results_of(answer: Answer) -> list[Any]:
+async def results_of(answer: HttpAnswer) -> list[Any]:
     """Returns the results of all prompts. Raises Refused for the error that ended one."""
     asked = answer.asked
     try:
@@ -230,7 +230,11 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterator[bytes], answer: Answer, seconds: float, end: Callable[[], Any]
+        self,
+        events: AsyncIterator[bytes],
+        answer: HttpAnswer,
+        seconds: float,
+        end: Callable[[], Any],
     ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]

@@ -17,7 +17,7 @@ from csd.models.text.prompts import parse
 from csd.serve.http.access_log import Entry
 from csd.serve.http.api.events import events
 from csd.serve.http.api.request import Asked, read_chat, read_completion, read_messages
-from csd.serve.http.api.response import Answer
+from csd.serve.http.api.response import HttpAnswer
 from csd.serve.http.api.responses import ResponseAnswer, response_events
 from csd.serve.http.api.responses_body import ChatBody
 from csd.serve.http.checks import check_template_names
@@ -38,7 +38,7 @@ PAGE = Path(__file__).with_name("page.html")
 Endpoint = Callable[[Server, Request], Awaitable[Response]]
 Read = Callable[[dict[str, Any], Any], Asked]
 Submit = Callable[[dict[str, Any], Read], Asked]
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=HttpAnswer)
 
 
 def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -75,16 +75,16 @@ def as_json(value: Any) -> Response:
 
 
 async def chat_completions(server: Server, request: Request) -> Response:
-    def answer_of(body: dict[str, Any], submit: Submit) -> Answer:
+    def answer_of(body: dict[str, Any], submit: Submit) -> HttpAnswer:
         read = partial(read_chat, parser=server.tool_call_parser)
-        return Answer(submit(body, read), server.name, server.texts, server.refused)
+        return HttpAnswer(submit(body, read), server.name, server.texts, server.refused)
 
     return await _complete(server, request, answer_of, events)
 
 
 async def completions(server: Server, request: Request) -> Response:
-    def answer_of(body: dict[str, Any], submit: Submit) -> Answer:
-        return Answer(submit(body, read_completion), server.name, server.texts, server.refused)
+    def answer_of(body: dict[str, Any], submit: Submit) -> HttpAnswer:
+        return HttpAnswer(submit(body, read_completion), server.name, server.texts, server.refused)
 
     return await _complete(server, request, answer_of, events)
 

@@ -14,7 +14,7 @@ from csd.engine.options.grammar_process import check_compiles
 from csd.serve import AsyncEngine
 from csd.serve.http.api.calls.forms import check_parser
 from csd.serve.http.api.request import CHAT_TOKENS, Asked
-from csd.serve.http.api.response import Texts
+from csd.serve.http.api.response import TokenTexts
 from csd.serve.http.checks import Limits, check_sizes, grammar_size
 from csd.serve.http.clients import Clients, Readers, Shares, parse_body, receive_body, unless_gone
 from csd.serve.http.errors import Refused
@@ -69,17 +69,17 @@ class Server:
         self.created = int(time.time())
         self.responses: dict[int, int] = {}
         self._places = Places(some.requests)  # of requests that are being answered, by client
-        self._texts: tuple[Any, Texts] | None = None
+        self._texts: tuple[Any, TokenTexts] | None = None
         if engine.engine.tokenizer is not None:
             # the first call may change a tokenizer's settings, which several threads cannot do
             engine.engine.tokenizer("a", add_special_tokens=False)
 
     @property
-    def texts(self) -> Texts:
-        """`Texts` of the current tokenizer, which an update of the weights may replace."""
+    def texts(self) -> TokenTexts:
+        """`TokenTexts` of the current tokenizer, which an update of the weights may replace."""
         tokenizer = self.engine.engine.tokenizer
         if self._texts is None or self._texts[0] is not tokenizer:
-            self._texts = tokenizer, Texts(tokenizer)
+            self._texts = tokenizer, TokenTexts(tokenizer)
         return self._texts[1]
 
     def count(self, status: int) -> None:

@@ -250,17 +250,17 @@ def test_groups_take_one_prompt_with_enough_samples():
     ("kernel", "phase"),
     [
         *[
-            (f"_{name}_kernel", phase)
+            (f"{name}_kernel", phase)
             for phase, names in STEP.items()
             if phase != "forward"
             for name in names
         ],
-        ("_plan_attention_kernel", "attention"),
-        ("_tree_attention_kernel", "attention"),
-        ("_merge_partials_kernel", "attention"),
-        ("_rms_norm_kernel", "elementwise"),
-        ("_rotary_kernel", "elementwise"),
-        ("_swiglu_kernel", "elementwise"),
+        ("plan_attention_kernel", "attention"),
+        ("tree_attention_kernel", "attention"),
+        ("merge_partials_kernel", "attention"),
+        ("rms_norm_kernel", "elementwise"),
+        ("rotary_kernel", "elementwise"),
+        ("swiglu_kernel", "elementwise"),
         ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "matrix products"),
         ("void at::native::vectorized_elementwise_kernel", "other"),
         ("void at::native::(anonymous namespace)::masked_fill_kernel(at)", "other"),
@@ -280,9 +280,9 @@ def test_seconds_of_a_profile_are_the_kernels():
         return found
 
     events = [
-        event("_rotary_kernel", DeviceType.CUDA, 0, 3),
+        event("rotary_kernel", DeviceType.CUDA, 0, 3),
         event("cudaGraphLaunch", DeviceType.CPU, 0, 100),
-        event("_swiglu_kernel", DeviceType.CUDA, 3, 5),
+        event("swiglu_kernel", DeviceType.CUDA, 3, 5),
         event("nvjet_tst_64x8", DeviceType.CUDA, 5, 9),
     ]
     assert by_phase(events) == pytest.approx({"elementwise": 5e-6, "matrix products": 4e-6})

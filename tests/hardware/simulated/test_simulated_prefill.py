@@ -63,7 +63,7 @@ def test_launches_of_a_prefill(exact):
     assert found["_flash_attention_forward"] == layers * passes
     # keys and values go to the pages of all layers at once
     assert found["index_copy_"] == 2 * passes
-    assert found["_rms_norm_kernel"] == (2 * layers + 1) * passes
+    assert found["rms_norm_kernel"] == (2 * layers + 1) * passes
     products = sum(found[name] for name in PRODUCTS)
     assert products == 4 * layers * (passes if exact else prompts)
     # two norms, rotary, SwiGLU unless it is in a product, and attention; the rest is of no layer

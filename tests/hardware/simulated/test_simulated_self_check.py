@@ -5,7 +5,7 @@ import torch
 from helpers.targets import slow
 from simulated_gpu import Gpu
 
-from csd.doctor import SMALL, Check, Sizes, run
+from csd.doctor import SMALL, Check, CheckSizes, run
 from csd.doctor.compare import differences
 from csd.kernels.ops import triton
 from csd.models.demo import random_decoder
@@ -29,7 +29,7 @@ def test_products_whose_last_bits_depend_on_the_rows_pass(monkeypatch):
 
     monkeypatch.setattr(run, "random_decoder", decoder)
     monkeypatch.setattr(run, "check_machine", lambda: [Check("compiler", 1)])
-    sizes = Sizes(prompt=70, prefill_chunk=64, tokens=24, rows=16)
+    sizes = CheckSizes(prompt=70, prefill_chunk=64, tokens=24, rows=16)
     with Gpu():
         # torch without CUDA has no current device to take an index from
         device = torch.device("cuda", 0)

@@ -9,7 +9,7 @@ import torch
 from helpers.targets import few, slow
 
 from csd.cli.main import main
-from csd.doctor import SMALL, Sizes, run
+from csd.doctor import SMALL, CheckSizes, run
 from csd.doctor import compare as operations
 from csd.doctor.compare import Difference, differences, tensors
 from csd.doctor.report import Check
@@ -19,7 +19,7 @@ from csd.kernels.ops import FusedOp, reference
 from csd.models import exact_products
 from csd.utils.phases import showing
 
-TINY = Sizes(prompt=70, prefill_chunk=64, tokens=4, rows=16)
+TINY = CheckSizes(prompt=70, prefill_chunk=64, tokens=4, rows=16)
 
 
 def check(device, dtype=torch.float32, sizes=TINY, **options):
@@ -211,7 +211,7 @@ def test_an_operation_that_raises_is_named(spoiled):
 
 
 def test_the_command(capsys, spoiled, monkeypatch, toy_folder):
-    monkeypatch.setattr(run, "Sizes", lambda: TINY)
+    monkeypatch.setattr(run, "CheckSizes", lambda: TINY)
     flags = ["doctor", "--device", "cpu", "--dtype", "float32", "--json"]
     assert main([*flags, "--heads", "3", "--kv-heads", "2"]) == 2
     assert "heads must be a multiple of kv_heads" in capsys.readouterr().err
@@ -232,15 +232,15 @@ def test_the_command(capsys, spoiled, monkeypatch, toy_folder):
 
 
 def test_a_launch_that_fails_names_its_kernel():
-    from csd.kernels.layers.triton.elementwise import _swiglu_kernel
+    from csd.kernels.layers.triton.elementwise import swiglu_kernel
 
     row = Check("swiglu", 1)
     try:
         # Triton takes none of this
-        _swiglu_kernel[(1,)](nothing=None)
+        swiglu_kernel[(1,)](nothing=None)
     except Exception as error:
         row.fail(error)
-    assert row.error.startswith("_swiglu_kernel: "), row.error
+    assert row.error.startswith("swiglu_kernel: "), row.error
 
 
 def test_unreached_loops_fail(monkeypatch):

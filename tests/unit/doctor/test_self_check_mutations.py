@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.targets import few
 
-from csd.doctor import SMALL, Check, Sizes, run
+from csd.doctor import SMALL, Check, CheckSizes, run
 from csd.doctor.cases import run_states
 from csd.doctor.compare import UNCOMPARED, compared, mapped, operations, tensors
 from csd.engine.call import RunSettings
@@ -17,7 +17,7 @@ from csd.models.demo import random_decoder
 pytestmark = pytest.mark.compiled
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SIZES = Sizes(prompt=150, prefill_chunk=64, tokens=12, rows=16)
+SIZES = CheckSizes(prompt=150, prefill_chunk=64, tokens=12, rows=16)
 FUSED = {
     "decide": ("verify", "advance_slots", "snapshot"),
     "insert_observed": ("observe", "graph_insert"),

@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from csd.evaluate.code import execute
-from csd.evaluate.code.execute import Limits, Suite, passes
+from csd.evaluate.code.execute import ProcessLimits, Suite, passes
 
 TESTS = Suite("def check(f):\n    assert f(1) == 2\n    assert f(-1) == 0\n", "step")
 GOOD = "def step(x):\n    return x + 1\n"
 WRONG = "def step(x):\n    return x\n"
-SHORT = Limits(seconds=1)
+SHORT = ProcessLimits(seconds=1)
 
 # none of them reaches the last line of the tests
 FAILING = {

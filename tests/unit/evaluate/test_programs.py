@@ -10,7 +10,7 @@ from textwrap import indent
 
 import pytest
 
-from csd.evaluate.code.execute import PASSED, Limits, Suite, outcomes, passes
+from csd.evaluate.code.execute import PASSED, ProcessLimits, Suite, outcomes, passes
 from csd.evaluate.code.program import of_answer
 
 TABLE = tomllib.loads(Path(__file__).with_suffix("").with_name("programs.toml").read_text())
@@ -33,13 +33,13 @@ def text_of(row, key="text"):
 
 @pytest.mark.parametrize("row", TABLE["program"], ids=lambda row: row["name"])
 def test_a_program_has_the_verdict_of_the_table(row):
-    assert passes(text_of(row), TESTS, Limits(seconds=2)) == (row["csd"] == PASSED)
+    assert passes(text_of(row), TESTS, ProcessLimits(seconds=2)) == (row["csd"] == PASSED)
 
 
 @pytest.mark.parametrize("row", TABLE["answer"], ids=lambda row: row["name"])
 def test_an_answer_has_the_verdict_of_the_table(row):
     program = of_answer(text_of(row), TABLE["prompt"], "step")
-    assert passes(program, TESTS, Limits(seconds=2)) == (row["csd"] == PASSED)
+    assert passes(program, TESTS, ProcessLimits(seconds=2)) == (row["csd"] == PASSED)
 
 
 def test_verdicts_differ_only_for_a_reason():

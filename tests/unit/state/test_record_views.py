@@ -13,7 +13,7 @@ from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
 from csd.state.record import View, declared
 from csd.state.slots import Slots
-from csd.state.texts import Texts
+from csd.state.texts import SlotTexts
 from csd.state.verdict import Verdict, empty_verdict
 
 RECORDS = {
@@ -21,7 +21,7 @@ RECORDS = {
     Pool: Pool.empty(6, 3, 2, 4),
     Table: Table.empty(GraphConfig(capacity=32)),
     Verdict: empty_verdict(6, 3, torch.device("cpu")),
-    Texts: Texts.empty(3, 5, 2),
+    SlotTexts: SlotTexts.empty(3, 5, 2),
 }
 
 

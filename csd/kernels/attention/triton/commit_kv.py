@@ -26,7 +26,7 @@ class Accepted(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["slot_width", "A"])
-def _commit_kv_kernel(
+def commit_kv_kernel(
     layers,  # written: pages
     slots,
     strides,

@@ -13,7 +13,7 @@ read the same way whether it is committed or a node. Partial results are added i
 Tiles always have the same number of rows, so that there is one kind of matrix instruction; masked
 keys add exact zeros.
 
-Two launches per layer: `_pages_kernel` writes a partial result for every cut, `_tail_kernel` adds a
+Two launches per layer: `pages_kernel` writes a partial result for every cut, `tail_kernel` adds a
 row's up in order and continues with its tail. The work list of both is made once per step
 (`exact_plan.py`). The reference is `tree_attention_ref`, which adds in another order: the two agree
 up to rounding.
@@ -39,20 +39,20 @@ from csd.kernels.attention.triton.exact_plan import (
     plan_exact_triton,
 )
 from csd.kernels.attention.triton.launch import DTYPES, Partials, attention_arguments
-from csd.kernels.attention.triton.merge import _add_partial, _sinks
+from csd.kernels.attention.triton.merge import add_partial, sinks_of
 from csd.kernels.attention.triton.plan import programs_for
 from csd.kernels.attention.triton.tile import (
     Operands,
     Tile,
-    _add_keys,
-    _heads,
-    _no_keys,
-    _packed_rows,
-    _page_scores,
-    _put_partial,
-    _scores,
-    _segment,
-    _store_heads,
+    add_keys,
+    no_keys,
+    page_scores,
+    put_partial,
+    rows_of_heads,
+    segment_of,
+    store_heads,
+    tile_heads,
+    tile_scores,
 )
 from csd.state.record import check_tensor
 
@@ -76,8 +76,8 @@ def _attend_segment(tile, limit, packed, DTYPE: tl.constexpr, C: tl.constexpr):
     BLOCK_M: tl.constexpr = C.BLOCK_M
     BLOCK_N: tl.constexpr = C.BLOCK_N
     SUBS: tl.constexpr = C.PAGE // BLOCK_N
-    offs_r, mask_r, row, q = _packed_rows(tile, packed, BLOCK_M, DTYPE, C)
-    acc, peak, total = _no_keys(BLOCK_M, C.BLOCK_V)
+    offs_r, mask_r, row, q = rows_of_heads(tile, packed, BLOCK_M, DTYPE, C)
+    acc, peak, total = no_keys(BLOCK_M, C.BLOCK_V)
     own = tl.load(work.row + row * 6 + 2, mask=mask_r & (limit < 0), other=0)
     # [BLOCK_M, 1]: end of the tokens that a row attends to
     sees = tl.where(limit < 0, own, limit)[:, None]
@@ -94,17 +94,17 @@ def _attend_segment(tile, limit, packed, DTYPE: tl.constexpr, C: tl.constexpr):
         # [BLOCK_N]
         token = i * BLOCK_N + tl.arange(0, BLOCK_N)
         # tokens that no row attends to may be NaN, and 0 * NaN is not 0
-        score, v, page = _page_scores(tile, q, page, i, end, token < last_end, DTYPE, C)
+        score, v, page = page_scores(tile, q, page, i, end, token < last_end, DTYPE, C)
         seen = token[None, :] < sees
         if work.first is not None:
             seen &= token[None, :] >= since
         score = tl.where(seen, score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C)
-    _put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C)
+        acc, peak, total = add_keys(acc, peak, total, score, v, unit, C)
+    put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C)
 
 
 @triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows", "programs"])
-def _pages_kernel(
+def pages_kernel(
     operands,
     layout,
     work,
@@ -129,7 +129,7 @@ def _pages_kernel(
     results = (partials.o + before * C.DV, partials.lse + before)
     count = tl.load(work.total)
     for w in range(tl.program_id(0) // K, count, programs):
-        segment = _segment(layout, work, w, G, prompt_width, slot_width)
+        segment = segment_of(layout, work, w, G, prompt_width, slot_width)
         source = segment.source
         limit = tl.load(layout.prompt_len + source, mask=source < G, other=-1)
         tile = Tile(operands, layout, work, results, strides, segment, kv, scale, cap)
@@ -141,7 +141,7 @@ def _pages_kernel(
 
 
 @triton.jit(do_not_specialize=["M", "partial_rows", "prompt_cuts"])
-def _tail_kernel(
+def tail_kernel(
     operands,
     work,
     sinks_ptr,  # [H], or None
@@ -171,19 +171,19 @@ def _tail_kernel(
     offs_e = tl.arange(0, BLOCK_E)
     mask_e = offs_e < EACH
     acc = tl.zeros([BLOCK_E, BLOCK_V], tl.float32)
-    peak, total = _sinks(sinks_ptr, kv * EACH + offs_e, mask_e)
+    peak, total = sinks_of(sinks_ptr, kv * EACH + offs_e, mask_e)
     for part in tl.static_range(2):
         first = part * prompt_cuts
         begin = first + tl.load(work.row + row * 6 + 4 + part)
         for i in range(begin, first + tl.load(work.row + row * 6 + part)):
             # a loop over cuts, not a block of offsets, so that nothing is reduced over cuts
             index = kv * partial_rows + (i * M + row) * EACH + offs_e
-            acc, peak, total = _add_partial(
+            acc, peak, total = add_partial(
                 acc, peak, total, partials.lse, partials.o, index, mask_e, DV, BLOCK_V
             )
 
     at = row * strides.q + (kv * EACH + offs_e) * D
-    q = _heads(operands.q, at, mask_e, D, BLOCK_D, DTYPE)
+    q = tile_heads(operands.q, at, mask_e, D, BLOCK_D, DTYPE)
     length = tl.load(work.row + row * 6 + 3)
     if work.first is not None:
         # index of the first of the tail's keys that the row attends to
@@ -195,25 +195,27 @@ def _tail_kernel(
         is_node, is_old = key_index < -1, key_index >= 0
         old, new = key_index * K + kv, -2 - key_index
         # [BLOCK_N, ..]
-        k = _heads(operands.k_pages, old * D, is_old, D, BLOCK_D, DTYPE)
-        fresh = _heads(operands.node_k, new * strides.node + kv * D, is_node, D, BLOCK_D, DTYPE)
+        k = tile_heads(operands.k_pages, old * D, is_old, D, BLOCK_D, DTYPE)
+        fresh = tile_heads(operands.node_k, new * strides.node + kv * D, is_node, D, BLOCK_D, DTYPE)
         k = tl.where(is_node[:, None], fresh, k)
-        v = _heads(operands.v_pages, old * DV, is_old, DV, BLOCK_V, DTYPE)
-        fresh = _heads(operands.node_v, new * strides.node_v + kv * DV, is_node, DV, BLOCK_V, DTYPE)
+        v = tile_heads(operands.v_pages, old * DV, is_old, DV, BLOCK_V, DTYPE)
+        fresh = tile_heads(
+            operands.node_v, new * strides.node_v + kv * DV, is_node, DV, BLOCK_V, DTYPE
+        )
         v = tl.where(is_node[:, None], fresh, v)
         # [BLOCK_E, BLOCK_N]
-        score = _scores(q, k, scale, cap, C)
+        score = tile_scores(q, k, scale, cap, C)
         if not C.CAP:
             score = score * scale
         seen = t < length
         if work.first is not None:
             seen &= t >= since
         score = tl.where(seen[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, 1.0, C)
+        acc, peak, total = add_keys(acc, peak, total, score, v, 1.0, C)
 
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     index = (row * K + kv) * EACH + offs_e
-    _store_heads(out_ptr, acc, index * DV, mask_e, DV, BLOCK_V)
+    store_heads(out_ptr, acc, index * DV, mask_e, DV, BLOCK_V)
 
 
 # keys of a tail that are read at once
@@ -262,7 +264,7 @@ def exact_attention_triton(
     programs = programs or programs_for(q.device, K)
     partials = empty_exact_partials(layout, H, K, DV)
     operands = Operands(q, node_k, node_v, k_pages, v_pages)
-    common, tiles = attention_arguments(_pages_kernel, operands, softcap, scale)
+    common, tiles = attention_arguments(pages_kernel, operands, softcap, scale)
     common |= dict(
         work=work,
         partials=partials,
@@ -270,7 +272,7 @@ def exact_attention_triton(
         # else a product and a sum could be fused in one copy of a loop and not in another
         enable_fp_fusion=False,
     )
-    _pages_kernel[(programs * K,)](
+    pages_kernel[(programs * K,)](
         layout=layout,
         G=G,
         prompt_width=layout.prompt_pages.stride(0),
@@ -280,7 +282,7 @@ def exact_attention_triton(
         **tiles,
     )
     block_e = max(16, triton.next_power_of_2(H // K))
-    _tail_kernel[(M, K)](
+    tail_kernel[(M, K)](
         sinks_ptr=sinks,
         out_ptr=out,
         M=M,

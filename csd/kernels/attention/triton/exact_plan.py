@@ -29,7 +29,7 @@ import triton.language as tl
 
 from csd.kernels.attention.layout import LAYOUT, TILE, TreeLayout, check_layout
 from csd.kernels.attention.triton.first_keys import first_keys, first_keys_triton
-from csd.kernels.attention.triton.plan import _skipped, tile_rows
+from csd.kernels.attention.triton.plan import skipped_pages, tile_rows
 from csd.kernels.common.operator import RecordOperator
 from csd.state.kv_cache import PAGE
 from csd.state.pool import MAX_DEPTH
@@ -76,8 +76,8 @@ def _put_segments(
         tl.store(to + 5, ((cut + c) * M + tile) * C.EACH, mask=mask)
 
 
-class Constants(NamedTuple):
-    """Constants of `_plan_exact_kernel`."""
+class PlanConstants(NamedTuple):
+    """Constants of `plan_exact_kernel`."""
 
     EACH: int
     ROWS: int
@@ -91,7 +91,7 @@ class Constants(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["M", "S", "G", "slot_width", "prompt_cuts"])
-def _plan_exact_kernel(
+def plan_exact_kernel(
     layout,
     page_ptr,  # [G + S] int32 of `first_keys`, or None
     work,  # out
@@ -124,7 +124,7 @@ def _plan_exact_kernel(
         last = tl.load(layout.group_start + g + 1, mask=g < G, other=0)
         pages = tl.cdiv(tl.load(layout.prompt_len + g, mask=g < G, other=0), C.PAGE)
         step = tl.maximum(C.PROMPT_PAGES, tl.cdiv(pages, C.PROMPT_CUTS))
-        cuts = tl.cdiv(pages, step) - _first_cut(_skipped(page_ptr, g, g < G), pages, step)
+        cuts = tl.cdiv(pages, step) - _first_cut(skipped_pages(page_ptr, g, g < G), pages, step)
         segments = tl.cdiv(last - first, C.ROWS) * cuts
         mine = (first <= row) & (row < last)
         group += tl.sum(tl.where(mine, g, 0), 0)
@@ -140,7 +140,7 @@ def _plan_exact_kernel(
         first = tl.load(layout.slot_start + s, mask=s < S, other=0)
         tiles = tl.cdiv(tl.load(layout.slot_nodes + s, mask=s < S, other=0), C.ROWS)
         pages = tl.load(layout.slot_len + s, mask=s < S, other=0) // C.PAGE
-        begin = _first_cut(_skipped(page_ptr, G + s, s < S), pages, C.SLOT_PAGES)
+        begin = _first_cut(skipped_pages(page_ptr, G + s, s < S), pages, C.SLOT_PAGES)
         segments = tiles * (tl.cdiv(pages, C.SLOT_PAGES) - begin)
         slot_before += tl.sum(tl.where(first < start, segments, 0), 0)
         total += tl.sum(segments, 0)
@@ -153,11 +153,11 @@ def _plan_exact_kernel(
     depth = tl.sum(bit, 0)
     below = tl.maximum(committed + depth - C.NEAR, 0) // C.PAGE * C.PAGE
     step = tl.maximum(C.PROMPT_PAGES, tl.cdiv(group_pages, C.PROMPT_CUTS))
-    group_skipped = _skipped(page_ptr, group, live)
+    group_skipped = skipped_pages(page_ptr, group, live)
     group_cuts = tl.cdiv(group_pages, step)
     group_first_cut = _first_cut(group_skipped, group_pages, step)
     pages = committed // C.PAGE
-    slot_skipped = _skipped(page_ptr, G + slot, live)
+    slot_skipped = skipped_pages(page_ptr, G + slot, live)
     slot_first_cut = _first_cut(slot_skipped, pages, C.SLOT_PAGES)
     to = work.row + row * 6
     tl.store(to, tl.where(live, group_cuts, 0))
@@ -302,7 +302,7 @@ def plan_exact_triton(
 def _planned(layout: TreeLayout, heads: int, kv_heads: int, page: torch.Tensor | None) -> ExactWork:
     M, S, G = layout.slot.shape[0], layout.slot_len.shape[0], layout.prompt_len.shape[0]
     work = empty_exact_work(layout, heads, kv_heads)
-    _plan_exact_kernel[(M,)](
+    plan_exact_kernel[(M,)](
         layout=layout,
         page_ptr=page,
         work=work,
@@ -311,7 +311,7 @@ def _planned(layout: TreeLayout, heads: int, kv_heads: int, page: torch.Tensor |
         G=G,
         slot_width=layout.slot_pages.stride(0),
         prompt_cuts=cuts(layout)[0],
-        C=Constants(
+        C=PlanConstants(
             EACH=heads // kv_heads,
             ROWS=tile_rows(heads, kv_heads),
             BLOCK=BLOCK,

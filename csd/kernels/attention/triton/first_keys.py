@@ -82,7 +82,7 @@ def _first(position, window, chunk):
 
 
 @triton.jit(do_not_specialize=["S", "G", "window", "chunk"])
-def _first_keys_kernel(
+def first_keys_kernel(
     layout,
     out,
     S,
@@ -149,7 +149,7 @@ def first_keys_triton(layout: TreeLayout, window: int | None, chunk: int | None)
     """One launch. Entries that are never read are not written."""
     made = empty_first_keys(layout)
     S, G = layout.slot_len.shape[0], layout.prompt_len.shape[0]
-    _first_keys_kernel[(G + S,)](
+    first_keys_kernel[(G + S,)](
         layout=layout,
         out=made,
         S=S,

@@ -9,14 +9,14 @@ import triton.language as tl
 
 from csd.kernels.attention.triton.tile import (
     Tile,
-    _add_keys,
-    _heads,
-    _no_keys,
-    _packed_rows,
-    _page_scores,
-    _put_partial,
-    _scores,
-    _segment,
+    add_keys,
+    no_keys,
+    page_scores,
+    put_partial,
+    rows_of_heads,
+    segment_of,
+    tile_heads,
+    tile_scores,
 )
 
 
@@ -36,8 +36,8 @@ def _attend_tile(
     length, node_first, nodes = keys
     BLOCK_N: tl.constexpr = C.BLOCK_N
     SUBS: tl.constexpr = C.PAGE // BLOCK_N
-    offs_r, mask_r, row, q = _packed_rows(tile, packed, BLOCK_R, DTYPE, C)
-    acc, peak, total = _no_keys(BLOCK_R, C.BLOCK_V)
+    offs_r, mask_r, row, q = rows_of_heads(tile, packed, BLOCK_R, DTYPE, C)
+    acc, peak, total = no_keys(BLOCK_R, C.BLOCK_V)
     # [BLOCK_N]
     offs_n = tl.arange(0, BLOCK_N)
     # with a cap the scores are scaled already
@@ -52,17 +52,17 @@ def _attend_tile(
         since = tl.load(work.first + row * 2 + part, mask=mask_r, other=0)[:, None]
         whole = low * SUBS
     for i in range(low * SUBS, whole):
-        score, v, page = _page_scores(tile, q, page, i, end, None, DTYPE, C)
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C)
+        score, v, page = page_scores(tile, q, page, i, end, None, DTYPE, C)
+        acc, peak, total = add_keys(acc, peak, total, score, v, unit, C)
     for i in range(whole, end):
         token = i * BLOCK_N + offs_n
         mask_n = token < length
-        score, v, page = _page_scores(tile, q, page, i, end, mask_n, DTYPE, C)
+        score, v, page = page_scores(tile, q, page, i, end, mask_n, DTYPE, C)
         seen = mask_n[None, :]
         if work.first is not None:
             seen &= token[None, :] >= since
         score = tl.where(seen, score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C)
+        acc, peak, total = add_keys(acc, peak, total, score, v, unit, C)
 
     # [BLOCK_R, 1]
     word = tl.load(layout.ancestors + row, mask=mask_r & (nodes > 0), other=0)[:, None]
@@ -73,20 +73,20 @@ def _attend_tile(
         node_row = (node_first + node).to(tl.int64)
         # [BLOCK_N, ..]
         at = node_row * strides.node + tile.kv * C.D
-        k = _heads(operands.node_k, at, mask_n, C.D, C.BLOCK_D, DTYPE)
+        k = tile_heads(operands.node_k, at, mask_n, C.D, C.BLOCK_D, DTYPE)
         if C.DV != C.D:
             at = node_row * strides.node_v + tile.kv * C.DV
-        v = _heads(operands.node_v, at, mask_n, C.DV, C.BLOCK_V, DTYPE)
+        v = tile_heads(operands.node_v, at, mask_n, C.DV, C.BLOCK_V, DTYPE)
         # [BLOCK_R, BLOCK_N]
-        score = _scores(q, k, tile.scale, tile.cap, C)
+        score = tile_scores(q, k, tile.scale, tile.cap, C)
         seen = ((word >> node[None, :].to(tl.int64)) & 1) == 1
         score = tl.where(seen & mask_n[None, :], score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, v, unit, C)
-    _put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C)
+        acc, peak, total = add_keys(acc, peak, total, score, v, unit, C)
+    put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C)
 
 
 @triton.jit(do_not_specialize=["G", "prompt_width", "slot_width", "partial_rows"])
-def _tree_attention_kernel(
+def tree_attention_kernel(
     operands,
     layout,  # with a window, `ancestors` has the nodes that a row attends to
     work,
@@ -112,7 +112,7 @@ def _tree_attention_kernel(
     results = (partials.o + before * C.DV, partials.lse + before)
     segment_last = tl.load(work.program + pid * 2 + 1)
     for w in range(tl.load(work.program + pid * 2), segment_last):
-        segment = _segment(layout, work, w, G, prompt_width, slot_width)
+        segment = segment_of(layout, work, w, G, prompt_width, slot_width)
         source = segment.source
         is_slot = source >= G
         slot = source - G

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from csd.kernels.attention.layout import TreeLayout, Work
-from csd.kernels.attention.triton.kernel import _tree_attention_kernel
+from csd.kernels.attention.triton.kernel import tree_attention_kernel
 from csd.kernels.attention.triton.merge import merge_partials_triton
 from csd.kernels.attention.triton.plan import plan_attention_triton, tile_rows
 from csd.kernels.attention.triton.tile import Operands, Tiles
@@ -118,10 +118,10 @@ def tree_attention_triton(
     if partials is None:
         partials = empty_partials(M, H, K, DV, programs, q.device)
     operands = Operands(q, node_k, node_v, k_pages, v_pages)
-    common, tiles = attention_arguments(_tree_attention_kernel, operands, softcap, scale)
+    common, tiles = attention_arguments(tree_attention_kernel, operands, softcap, scale)
     if work.seen is not None:
         layout = layout._replace(ancestors=work.seen)
-    _tree_attention_kernel[(programs * K,)](
+    tree_attention_kernel[(programs * K,)](
         layout=layout,
         work=work,
         partials=partials,

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.triton.tile import _heads, _store_heads
+from csd.kernels.attention.triton.tile import store_heads, tile_heads
 from csd.kernels.common.operator import operator
 from csd.state.record import check_tensor
 
@@ -45,7 +45,7 @@ def merge_partials_ref(
 
 
 @triton.jit
-def _sinks(sinks_ptr, head, mask):
+def sinks_of(sinks_ptr, head, mask):
     """Maximum score (base 2) and sum of weights before any key: those of the sinks, if any."""
     if sinks_ptr is None:
         peak = tl.full(head.shape, float("-inf"), tl.float32)
@@ -56,12 +56,12 @@ def _sinks(sinks_ptr, head, mask):
 
 
 @triton.jit
-def _add_partial(
+def add_partial(
     acc, peak, total, lse_ptr, o_ptr, index, mask, D: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     """Adds partial results `index` [R] to acc [R, BLOCK_D], peak [R] and total [R]."""
     lse = tl.load(lse_ptr + index, mask=mask, other=float("-inf"))
-    o = _heads(o_ptr, index * D, mask, D, BLOCK_D, tl.float32)
+    o = tile_heads(o_ptr, index * D, mask, D, BLOCK_D, tl.float32)
     top = tl.maximum(peak, lse)
     # a finite pivot keeps rows without a key so far from computing -inf - -inf
     pivot = tl.where(top == float("-inf"), 0.0, top)
@@ -71,7 +71,7 @@ def _add_partial(
 
 
 @triton.jit(do_not_specialize=["partial_rows"])
-def _merge_partials_kernel(
+def merge_partials_kernel(
     o_ptr,  # [K, R, D] float32
     lse_ptr,  # [K, R] float32
     merge_ptr,  # [M, 4] int32
@@ -91,18 +91,18 @@ def _merge_partials_kernel(
     offs_e = tl.arange(0, BLOCK_E)
     mask_e = offs_e < EACH
     acc = tl.zeros([BLOCK_E, BLOCK_D], tl.float32)
-    peak, total = _sinks(sinks_ptr, kv * EACH + offs_e, mask_e)
+    peak, total = sinks_of(sinks_ptr, kv * EACH + offs_e, mask_e)
     for part in tl.static_range(2):
         first = kv * partial_rows + tl.load(merge_ptr + row * 4 + 2 * part)
         for i in range(tl.load(merge_ptr + row * 4 + 2 * part + 1)):
             # a loop over splits, not a block of offsets, so that nothing is reduced over splits
             index = first + i * STRIDE + offs_e
-            acc, peak, total = _add_partial(
+            acc, peak, total = add_partial(
                 acc, peak, total, lse_ptr, o_ptr, index, mask_e, D, BLOCK_D
             )
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     index = (row * K + kv) * EACH + offs_e
-    _store_heads(out_ptr, acc, index * D, mask_e, D, BLOCK_D)
+    store_heads(out_ptr, acc, index * D, mask_e, D, BLOCK_D)
 
 
 def merge_partials_triton(
@@ -115,7 +115,7 @@ def merge_partials_triton(
 ) -> torch.Tensor:
     """One launch; out must be contiguous."""
     (K, R, D), (M, H) = o.shape, out.shape[:2]
-    _merge_partials_kernel[(M, K)](
+    merge_partials_kernel[(M, K)](
         o_ptr=o,
         lse_ptr=lse,
         merge_ptr=merge,

@@ -94,7 +94,7 @@ def _put_tiles(
 
 
 @triton.jit
-def _skipped(page_ptr, source, mask):
+def skipped_pages(page_ptr, source, mask):
     """Number of pages at a source's beginning that no row reads."""
     if page_ptr is None:
         return 0 * source
@@ -103,7 +103,7 @@ def _skipped(page_ptr, source, mask):
 
 
 @triton.jit(do_not_specialize=["M", "S", "G", "programs"])
-def _plan_attention_kernel(
+def plan_attention_kernel(
     layout,
     page_ptr,  # [G + S] int32 of `first_keys`, or None
     work,  # out
@@ -125,7 +125,7 @@ def _plan_attention_kernel(
     slot_first = tl.load(layout.slot_start + slot, mask=live, other=0)
     slot_last = slot_first + tl.load(layout.slot_nodes + slot, mask=live, other=0)
     slot_units = tl.cdiv(tl.load(layout.slot_len + slot, mask=live, other=0), PAGE) + 1
-    slot_skipped = _skipped(page_ptr, G + slot, live)
+    slot_skipped = skipped_pages(page_ptr, G + slot, live)
     slot_units -= slot_skipped
 
     # summing over all groups and slots for each row is cheaper than a launch for prefix sums
@@ -143,7 +143,7 @@ def _plan_attention_kernel(
         first = tl.load(layout.group_start + g, mask=g < G, other=M)
         last = tl.load(layout.group_start + g + 1, mask=g < G, other=M)
         units = tl.cdiv(tl.load(layout.prompt_len + g, mask=g < G, other=0), PAGE)
-        units -= _skipped(page_ptr, g, g < G)
+        units -= skipped_pages(page_ptr, g, g < G)
         tiles = tl.where(units > 0, tl.cdiv(last - first, ROWS), 0)
         # [BLOCK, BLOCK_Z]
         mine = (first[None, :] <= row[:, None]) & (row[:, None] < last[None, :])
@@ -164,7 +164,7 @@ def _plan_attention_kernel(
         first = tl.load(layout.slot_start + s, mask=s < S, other=0)
         nodes = tl.load(layout.slot_nodes + s, mask=s < S, other=0)
         units = tl.cdiv(tl.load(layout.slot_len + s, mask=s < S, other=0), PAGE) + 1
-        units -= _skipped(page_ptr, G + s, s < S)
+        units -= skipped_pages(page_ptr, G + s, s < S)
         tiles = tl.cdiv(nodes, ROWS)
         # [BLOCK, BLOCK_Z]
         before = first[None, :] < slot_first[:, None]
@@ -180,7 +180,7 @@ def _plan_attention_kernel(
             tl.store(work.program + p * 2, 0 * p, mask=idle)
             tl.store(work.program + p * 2 + 1, 0 * p, mask=idle)
 
-    valid, skipped = live & (group_units > 0), _skipped(page_ptr, group, live)
+    valid, skipped = live & (group_units > 0), skipped_pages(page_ptr, group, live)
     before = (group_units_before, group_tiles_before)
     source = (group_first, group_last, group, group_units, skipped, before)
     _put_tiles(row, valid, source, share, total, 0, M, work, EACH, ROWS, BLOCK_P)
@@ -311,7 +311,7 @@ def _planned(
     M, S, G = _sizes(layout)
     programs = programs or programs_for(layout.slot.device, kv_heads)
     work = out or empty_work(M, S, G, heads, kv_heads, programs, layout.slot.device)
-    _plan_attention_kernel[(triton.cdiv(M, BLOCK),)](
+    plan_attention_kernel[(triton.cdiv(M, BLOCK),)](
         layout=ROWS(layout),
         page_ptr=page,
         work=work,

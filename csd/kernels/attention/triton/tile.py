@@ -1,9 +1,9 @@
 """Steps of the attention in a tile of rows, which the kernels of the tree and the exact one share.
 
-A tile's rows are pool rows packed with the query heads of one key-value head: `_packed_rows` loads
-their queries, `_page_scores` a page's keys and values, `_add_keys` is one step of the online
-softmax, and `_put_partial` writes what a segment of a work list has added up. `_scores` and
-`_add_keys` are those of the packed attention, too.
+A tile's rows are pool rows packed with the query heads of one key-value head: `rows_of_heads` loads
+their queries, `page_scores` a page's keys and values, `add_keys` is one step of the online
+softmax, and `put_partial` writes what a segment of a work list has added up. `tile_scores` and
+`add_keys` are those of the packed attention, too.
 """
 
 from typing import NamedTuple
@@ -26,11 +26,11 @@ class Operands(NamedTuple):
     v_pages: torch.Tensor  # [n_pages, PAGE, K, DV]
 
     @property
-    def strides(self) -> "Strides":
-        return Strides(*(x.stride(0) for x in self[:3]))
+    def strides(self) -> "RowStrides":
+        return RowStrides(*(x.stride(0) for x in self[:3]))
 
 
-class Strides(NamedTuple):
+class RowStrides(NamedTuple):
     """Elements from a row to the next."""
 
     q: int
@@ -98,7 +98,7 @@ def _tanh(x):
 
 
 @triton.jit
-def _scores(q, k, scale, cap, C: tl.constexpr):
+def tile_scores(q, k, scale, cap, C: tl.constexpr):
     """[R, N]: unscaled scores; with CAP scaled and capped, in base 2 if `cap` is times log2 e."""
     PRECISION: tl.constexpr = C.PRECISION
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -109,7 +109,7 @@ def _scores(q, k, scale, cap, C: tl.constexpr):
 
 
 @triton.jit
-def _add_keys(acc, peak, total, score, v, scale, C: tl.constexpr):
+def add_keys(acc, peak, total, score, v, scale, C: tl.constexpr):
     """One step of the online softmax: acc [R, D], peak [R], total [R], score [R, N], v [N, D].
 
     Scores and their peak are unscaled: one fma subtracts the peak and applies `scale`.
@@ -146,7 +146,7 @@ class Tile(NamedTuple):
     layout: TreeLayout
     work: Work  # or ExactWork
     results: tuple  # partial results of the head, and their lse
-    strides: Strides
+    strides: RowStrides
     segment: Segment
     kv: tl.tensor
     scale: tl.tensor  # times log2 e; with a cap, divided by it instead
@@ -154,7 +154,7 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def _segment(layout, work, w, G, prompt_width, slot_width):
+def segment_of(layout, work, w, G, prompt_width, slot_width):
     """The w-th segment of a work list."""
     at = work.segment + w * 6
     first, rows, source = tl.load(at), tl.load(at + 1), tl.load(at + 2)
@@ -167,7 +167,7 @@ def _segment(layout, work, w, G, prompt_width, slot_width):
 
 
 @triton.jit
-def _heads(x_ptr, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr):
+def tile_heads(x_ptr, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.constexpr):
     """[N, BLOCK_D]: heads, 0 where masked. at: [N] int64, elements of x before them. mask: [N]."""
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
@@ -180,8 +180,8 @@ def _heads(x_ptr, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr, DTYPE: tl.co
 
 
 @triton.jit
-def _store_heads(x_ptr, x, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Writes x [N, BLOCK_D]; the reverse of `_heads`."""
+def store_heads(x_ptr, x, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Writes x [N, BLOCK_D]; the reverse of `tile_heads`."""
     # [BLOCK_D]
     offs_d = tl.arange(0, BLOCK_D)
     ptrs = x_ptr + (at[:, None] + offs_d[None, :])
@@ -189,7 +189,7 @@ def _store_heads(x_ptr, x, at, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def _packed_rows(tile, packed, BLOCK_R: tl.constexpr, DTYPE: tl.constexpr, C: tl.constexpr):
+def rows_of_heads(tile, packed, BLOCK_R: tl.constexpr, DTYPE: tl.constexpr, C: tl.constexpr):
     """BLOCK_R packed rows from `packed` on: their places, mask, pool rows and queries."""
     EACH: tl.constexpr = C.H // C.K
     # [BLOCK_R]
@@ -198,19 +198,19 @@ def _packed_rows(tile, packed, BLOCK_R: tl.constexpr, DTYPE: tl.constexpr, C: tl
     row = tile.segment.first + offs_r // EACH
     head = tile.kv * EACH + offs_r % EACH
     at = row.to(tl.int64) * tile.strides.q + head * C.D
-    q = _heads(tile.operands.q, at, mask_r, C.D, C.BLOCK_D, DTYPE)
+    q = tile_heads(tile.operands.q, at, mask_r, C.D, C.BLOCK_D, DTYPE)
     return offs_r, mask_r, row, q
 
 
 @triton.jit
-def _no_keys(R: tl.constexpr, BLOCK_V: tl.constexpr):
-    """acc [R, BLOCK_V], peak [R] and total [R] of `_add_keys` before any key."""
+def no_keys(R: tl.constexpr, BLOCK_V: tl.constexpr):
+    """acc [R, BLOCK_V], peak [R] and total [R] of `add_keys` before any key."""
     peak = tl.full([R], float("-inf"), tl.float32)
     return tl.zeros([R, BLOCK_V], tl.float32), peak, tl.zeros([R], tl.float32)
 
 
 @triton.jit
-def _page_scores(tile, q, page, i, end, mask_n, DTYPE: tl.constexpr, C: tl.constexpr):
+def page_scores(tile, q, page, i, end, mask_n, DTYPE: tl.constexpr, C: tl.constexpr):
     """Scores [R, BLOCK_N] and values of step i, which reads BLOCK_N tokens of `page`.
 
     Also returns the page of step i + 1, if it is before `end`: loaded a step ahead, its latency is
@@ -225,11 +225,11 @@ def _page_scores(tile, q, page, i, end, mask_n, DTYPE: tl.constexpr, C: tl.const
     page = tl.load(tile.segment.table_ptr + (i + 1) // SUBS, mask=i + 1 < end, other=0)
     k = _tokens(operands.k_pages, start, kv, offs_n, mask_n, C.K, C.D, C.BLOCK_D, DTYPE)
     v = _tokens(operands.v_pages, start, kv, offs_n, mask_n, C.K, C.DV, C.BLOCK_V, DTYPE)
-    return _scores(q, k, tile.scale, tile.cap, C), v, page
+    return tile_scores(q, k, tile.scale, tile.cap, C), v, page
 
 
 @triton.jit
-def _put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C: tl.constexpr):
+def put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C: tl.constexpr):
     """Writes the partial result of packed rows. unit: a score times it is in base 2."""
     o_ptr, lse_ptr = tile.results
     # a row without a key (only sub-blocks of other branches, or all before its window) has weight 0
@@ -237,5 +237,5 @@ def _put_partial(tile, offs_r, mask_r, acc, peak, total, unit, C: tl.constexpr):
     total = tl.where(total > 0.0, total, 1.0)
     index = tile.segment.base + offs_r
     o = acc * (1.0 / total)[:, None]
-    _store_heads(o_ptr, o, index.to(tl.int64) * C.DV, mask_r, C.DV, C.BLOCK_V)
+    store_heads(o_ptr, o, index.to(tl.int64) * C.DV, mask_r, C.DV, C.BLOCK_V)
     tl.store(lse_ptr + index, peak * unit + tl.log2(total), mask=mask_r)

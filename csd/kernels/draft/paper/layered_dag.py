@@ -42,14 +42,14 @@ BLOCK_S = 16
 LAYER_WARPS = 8
 
 
-class _Node(NamedTuple):
+class _DagNode(NamedTuple):
     """A node; a slot's nodes are compared by the fields in this order."""
 
     cost: int
     depth: int
     token: int
     rank: int  # rank of the parent among the nodes that were expanded with it
-    above: "_Node | None"
+    above: "_DagNode | None"
 
 
 def layered_dag_ref(
@@ -92,13 +92,15 @@ def weigh(token: np.ndarray, chance: np.ndarray, share: int) -> tuple[np.ndarray
     return tokens, np.minimum(both // np.maximum(count * total, 1) >> LAYER_SHIFT, ONE)
 
 
-def _grow(candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: int) -> list[_Node]:
+def _grow(
+    candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: int
+) -> list[_DagNode]:
     """The cheapest nodes of slot s, at most MAX_NODES - 1, by cost with its progress penalty."""
     token, chance = (x[s].numpy(force=True) for x in candidates)
     stops = set(slots.stop_ids[s].tolist())
     limit = min(token.shape[1], int(slots.max_new[s]) - 1 - int(slots.generated[s]))
-    nodes: list[_Node] = []
-    frontier: list[_Node | None] = [None]
+    nodes: list[_DagNode] = []
+    frontier: list[_DagNode | None] = [None]
     for depth in range(1, limit + 1):
         level = []
         for rank, above in enumerate(frontier):
@@ -117,7 +119,7 @@ def _grow(candidates: Candidates, slots: Any, s: int, config: DagConfig, ahead: 
                 edge = math.floor(-math.log(int(weight[i]) * (1 / ONE)) * UNIT + 0.5)
                 cost = (above.cost if above else ahead) + edge
                 if cost <= min(max_path_cost(config.limits) + ahead, MAX_COST):
-                    level.append(_Node(cost, depth, int(following[i]), rank, above))
+                    level.append(_DagNode(cost, depth, int(following[i]), rank, above))
         level.sort(key=lambda n: n[:4])
         nodes = sorted([*nodes, *level], key=lambda n: n[:4])[: MAX_NODES - 1]
         frontier = [n for n in level[: config.width] if n in nodes]
@@ -132,7 +134,7 @@ def layered_dag_triton(
     """Two launches: every slot's nodes, then the pool."""
     import triton
 
-    from csd.kernels.draft.paper.triton import Layers, _layered_dag_kernel
+    from csd.kernels.draft.paper.triton import DagLayers, layered_dag_kernel
     from csd.kernels.draft.triton.launch import fill_pool
 
     S, G, N = slots.count, slots.group_key.shape[0], slots.context.shape[1]
@@ -144,7 +146,7 @@ def layered_dag_triton(
     lists = torch.empty((S, MAX_NODES), dtype=torch.int64, device=device)
     children = torch.empty((S, block_f * MAX_CHILDREN), dtype=torch.int64, device=device)
     pointers = SLOTS(slots)
-    _layered_dag_kernel[(S,)](
+    layered_dag_kernel[(S,)](
         slots=pointers,
         candidates=candidates,
         nodes_ptr=lists,
@@ -153,7 +155,7 @@ def layered_dag_triton(
         rows=rows,
         max_drafted=max_drafted,
         max_cost=max_path_cost(config.limits),
-        C=Layers(
+        C=DagLayers(
             P=P,
             BLOCK_P=triton.next_power_of_2(P),
             L=L,

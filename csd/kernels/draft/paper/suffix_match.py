@@ -26,7 +26,7 @@ import torch
 from csd.kernels.common.operator import RecordOperator
 from csd.state.record import View, allocate
 from csd.state.slots import Slots
-from csd.state.texts import Candidates, Texts
+from csd.state.texts import Candidates, SlotTexts
 
 
 def window_distance(text: np.ndarray, query: list[int], edits: int) -> np.ndarray:
@@ -91,7 +91,7 @@ def suffix_match_ref(
     return Candidates(*(torch.from_numpy(x).to(device) for x in (out_token, out_chance)))
 
 
-TEXTS = View(Texts, "group_key sample length token chance")
+TEXTS = View(SlotTexts, "group_key sample length token chance")
 SLOTS = View(Slots, "live group sample context group_key")
 # places of a text compared at once, rows whose counts are summed at once
 BLOCK_T, BLOCK_R = 256, 256
@@ -103,13 +103,13 @@ def _empty(S: int, P: int, L: int, device: torch.device) -> Candidates:
 
 
 def suffix_match_triton(
-    texts: Texts, slots: Slots, k: int, edits: int, most: int, tokens: int
+    texts: SlotTexts, slots: Slots, k: int, edits: int, most: int, tokens: int
 ) -> Candidates:
     """Two launches: the first counts matches, the second computes places from the counts."""
 
     import triton
 
-    from csd.kernels.draft.paper.triton import Search, _count_kernel, _take_kernel
+    from csd.kernels.draft.paper.triton import TextSearch, count_kernel, take_kernel
 
     S, N, R = slots.count, slots.context.shape[1], texts.token.shape[0]
     device = slots.live.device
@@ -122,10 +122,10 @@ def suffix_match_triton(
         counts_ptr=counts,
         text_rows=R,
         width=texts.token.shape[1],
-        C=Search(N=N, K=k, EDITS=edits, LEVELS=levels, BLOCK_T=BLOCK_T),
+        C=TextSearch(N=N, K=k, EDITS=edits, LEVELS=levels, BLOCK_T=BLOCK_T),
     )
-    _count_kernel[(S, R)](**shared, num_warps=COUNT_WARPS)
-    _take_kernel[(S, R)](
+    count_kernel[(S, R)](**shared, num_warps=COUNT_WARPS)
+    take_kernel[(S, R)](
         **shared,
         out=out,
         P=most,
@@ -160,7 +160,7 @@ _suffix_match = RecordOperator(
 
 
 def suffix_match(
-    texts: Texts, slots: Slots, k: int, edits: int, most: int, tokens: int
+    texts: SlotTexts, slots: Slots, k: int, edits: int, most: int, tokens: int
 ) -> Candidates:
     """Returns at most `most` candidates of at most `tokens` tokens for every live slot.
 

@@ -102,7 +102,7 @@ def _distance(
     return tl.where(whole, band[EDITS], far)
 
 
-class Search(NamedTuple):
+class TextSearch(NamedTuple):
     """Constants of the search in texts."""
 
     N: int
@@ -113,7 +113,7 @@ class Search(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["text_rows", "width"])
-def _count_kernel(
+def count_kernel(
     slots,
     texts,
     counts_ptr,  # [S, LEVELS, R] int32, out
@@ -138,7 +138,7 @@ def _count_kernel(
 
 
 @triton.jit(do_not_specialize=["text_rows", "width"])
-def _take_kernel(
+def take_kernel(
     slots,
     texts,
     counts_ptr,  # [S, LEVELS, R] int32
@@ -240,8 +240,8 @@ def _edges(
     return edge
 
 
-class Layers(NamedTuple):
-    """Constants of `_layered_dag_kernel`."""
+class DagLayers(NamedTuple):
+    """Constants of `layered_dag_kernel`."""
 
     P: int
     BLOCK_P: int
@@ -256,7 +256,7 @@ class Layers(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["S", "rows", "max_drafted", "max_cost"])
-def _layered_dag_kernel(
+def layered_dag_kernel(
     slots,
     candidates,
     nodes_ptr,  # [S, MAX_NODES] int64, out: a live slot's nodes in order, then NONE

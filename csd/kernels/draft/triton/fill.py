@@ -164,7 +164,7 @@ def _ancestor_words(parent):
 
 
 @triton.jit(do_not_specialize=["S", "G", "rows", "max_drafted"])
-def _fill_kernel(
+def fill_kernel(
     nodes_ptr,  # [S, MAX_NODES] int64
     slots,
     pool,  # out

@@ -85,8 +85,8 @@ def _as_nodes(
     return tl.where(some, node, NONE)
 
 
-class Constants(NamedTuple):
-    """Constants of `_grow_kernel`."""
+class GrowConstants(NamedTuple):
+    """Constants of `grow_kernel`."""
 
     N: int
     BLOCK_N: int
@@ -118,7 +118,7 @@ NUMBERS = ["S", "rows", "max_drafted", "buckets", "prior_buckets", "max_depth", 
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def _grow_kernel(
+def grow_kernel(
     slots,
     table,
     prior,  # the prior's table, or the groups' again without one

@@ -7,8 +7,8 @@ import torch
 import triton
 
 from csd.kernels.draft.constants import POOL, SLOTS, max_path_cost
-from csd.kernels.draft.triton.fill import _fill_kernel
-from csd.kernels.draft.triton.grow import Constants, _grow_kernel
+from csd.kernels.draft.triton.fill import fill_kernel
+from csd.kernels.draft.triton.grow import GrowConstants, grow_kernel
 from csd.kernels.table.lookup import ENTRIES, hash_factors
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import MAX_CHILDREN, MAX_DEPTH, MAX_NODES, Pool, empty_pool
@@ -45,7 +45,7 @@ def draft_tree_triton(
     front = torch.empty((S, block_f, block_n), dtype=torch.int32, device=device)
     pointers = SLOTS(slots)
     grow = partial(
-        _grow_kernel[(S,)],
+        grow_kernel[(S,)],
         slots=pointers,
         table=ENTRIES(table),
         prior=ENTRIES(prior),
@@ -59,7 +59,7 @@ def draft_tree_triton(
         prior_buckets=prior.buckets,
         max_depth=min(config.max_depth, MAX_DEPTH),
         max_cost=max_path_cost(config),
-        C=Constants(
+        C=GrowConstants(
             N=N,
             BLOCK_N=block_n,
             ORDERS=config.orders[::-1],
@@ -104,7 +104,7 @@ def fill_pool(
     the costs in the lists.
     """
     S, G, N = slots.live.shape[0], slots.group_key.shape[0], slots.context.shape[1]
-    _fill_kernel[(max(S, G + 1),)](
+    fill_kernel[(max(S, G + 1),)](
         nodes_ptr=lists,
         slots=slots,
         pool=POOL(pool),

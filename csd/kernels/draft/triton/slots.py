@@ -100,7 +100,7 @@ def level_cost(slots, slot, LEVEL_COST: tl.constexpr, SETTLE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["W"])
-def _sample_words_kernel(
+def sample_words_kernel(
     key_ptr,  # [S] int64
     sample_ptr,  # [S] int32
     slot_ptr,  # [F] int32

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from csd.kernels.attention.cpu.attention import _attend, attention_kinds, shares
 from csd.kernels.attention.cpu.pages import PAGE
 from csd.kernels.attention.layer import LayerAttention
-from csd.kernels.layers.cpu.elementwise import EXP, _rms_norm, _rotary, _swiglu, rms_norm
+from csd.kernels.layers.cpu.elementwise import EXP, gate_rows, norm_rows, rms_norm, rotate_rows
 from csd.kernels.layers.cpu.linear import (
     QUANTIZED,
     in_loops,
@@ -32,7 +32,7 @@ from csd.kernels.numba.tensors import LIKE, memory, readable
 from csd.kernels.numba.threads import parts_for
 from csd.kernels.numba.tiles import ISA
 
-norm, rotary, swiglu, attention = (x.run for x in (_rms_norm, _rotary, _swiglu, _attend))
+norm, rotary, swiglu, attention = (x.run for x in (norm_rows, rotate_rows, gate_rows, _attend))
 # weights of a layer, in the order in which the loop reads them
 WEIGHTS = (
     "input_norm",

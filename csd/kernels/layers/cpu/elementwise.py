@@ -31,7 +31,7 @@ def _squares(x):
 
 
 @by_threads
-def _rms_norm(
+def norm_rows(
     part,
     parts,
     R,
@@ -97,7 +97,7 @@ def rms_norm(
     if residual is not None:
         total, residual = torch.empty_like(x), residual.contiguous()
         other = residual.data_ptr()
-    _rms_norm(
+    norm_rows(
         x.numel(),
         x.numel() // F,
         F,
@@ -114,7 +114,7 @@ def rms_norm(
 
 
 @by_threads
-def _rotary(
+def rotate_rows(
     part,
     parts,
     shape,  # M, H, K, D, R
@@ -199,7 +199,7 @@ def rotary(
     require(reads_rotary(*tensors), "rotary", *tensors)
     out = torch.empty(q.shape, dtype=q.dtype)
     shape = *q.shape[:2], *k.shape[1:], cos.shape[1]
-    _rotary(
+    rotate_rows(
         q.numel(),
         shape,
         q.data_ptr(),
@@ -218,7 +218,7 @@ def rotary(
 
 
 @by_threads
-def _swiglu(part, parts, R, F, gate_up, y, like, gelu):
+def gate_rows(part, parts, R, F, gate_up, y, like, gelu):
     """y [R, F] = SiLU(gate) up, or GELU(gate) up with `gelu`, of gate_up [R, 2 F]; addresses."""
     size = F * like.itemsize
     first, last = share(R, part, parts)
@@ -246,7 +246,7 @@ def swiglu(gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
     require(reads_swiglu(gate_up), "swiglu", gate_up)
     F, gate_up = gate_up.shape[-1] // 2, gate_up.contiguous()
     y = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype)
-    _swiglu(
+    gate_rows(
         EXP * y.numel(),
         y.numel() // F,
         F,

@@ -9,7 +9,7 @@ from csd.kernels.common.triton import launch_next
 
 
 @triton.jit(do_not_specialize=["R", "B"])
-def _rms_norm_kernel(
+def rms_norm_kernel(
     x_ptr,  # [R / B, B, F], or [PARTS, R, F] float32
     residual_ptr,  # [R, F], or None
     rows_ptr,  # [R] int32, or None
@@ -99,7 +99,7 @@ def _keep(x_ptr, y_ptr, at_x, at_y, mask, parts, at_bias, PARTS: tl.constexpr):
     tl.store(y_ptr + at_y, x, mask=mask)
 
 
-class Heads(NamedTuple):
+class HeadRows(NamedTuple):
     """Queries, keys and values of rows; with all of them queries may be [PARTS, M, ..] float32."""
 
     q: Any  # [M, H, D]
@@ -117,13 +117,13 @@ class Strides(NamedTuple):
 
 
 @triton.jit
-def _rotary_kernel(
+def rotary_kernel(
     heads,
     bias_ptr,  # [(H + 2 K) D], or None
     position_ptr,  # [M] int32, or None: position is the row
     cos_ptr,  # [positions, R]
     sin_ptr,  # [positions, R]
-    out,  # `Heads`, written
+    out,  # `HeadRows`, written
     strides,
     EACH: tl.constexpr,
     K: tl.constexpr,
@@ -187,7 +187,7 @@ def gelu_times(gate, up, A: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def _swiglu_kernel(
+def swiglu_kernel(
     gate_ptr,  # [R, ROW]
     up_ptr,  # [R, ROW], or None: up is WIDTH elements after gate
     y_ptr,  # [R, WIDTH]

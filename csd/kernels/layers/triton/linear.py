@@ -8,7 +8,7 @@ from csd.kernels.layers.triton.elementwise import silu_times
 
 
 @triton.jit(do_not_specialize=["M", "blocks"])
-def _row_linear_kernel(
+def row_linear_kernel(
     x_ptr,  # [M, K], rows x_stride apart
     weights,  # w [N, K], and bias [N] or None
     y_ptr,  # [M, N], or [splits, M, N] float32
@@ -62,7 +62,7 @@ def _row_linear_kernel(
 
 
 @triton.jit(do_not_specialize=["M"])
-def _add_splits_kernel(
+def add_splits_kernel(
     part_ptr,  # [PARTS, M, N] float32
     bias_ptr,  # [N] or None
     y_ptr,  # [M, N]
@@ -84,7 +84,7 @@ def _add_splits_kernel(
 
 
 @triton.jit(do_not_specialize=["M"])
-def _gated_linear_kernel(
+def gated_linear_kernel(
     x_ptr,  # [M, K], rows x_stride apart
     w_ptr,  # [2F, K]
     y_ptr,  # [M, F]

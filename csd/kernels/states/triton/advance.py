@@ -41,7 +41,7 @@ def add_chunk(
 
 
 @triton.jit
-def _advance_state_kernel(
+def advance_state_kernel(
     state_ptr,  # [L, S, H, Dk, Dv]
     key_ptr,  # [L, S, TAIL, Hk, Dk]
     update_ptr,  # [L, S, TAIL, H, Dv]

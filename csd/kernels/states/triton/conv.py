@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _tree_conv_kernel(
+def tree_conv_kernel(
     x_ptr,  # [M, C]
     weight_ptr,  # [C, W]
     bias_ptr,  # [C], or None
@@ -56,7 +56,7 @@ def _tree_conv_kernel(
 
 
 @triton.jit(do_not_specialize=["A", "S"])
-def _commit_tail_kernel(
+def commit_tail_kernel(
     node_ptr,  # [L, M, F]
     tail_ptr,  # [L, S, R, F]
     slot_len_ptr,  # [S] int32

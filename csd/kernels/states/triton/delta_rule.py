@@ -26,7 +26,7 @@ def _add_token(x, decay, rows, key, update):
     return tl.fma(tl.broadcast_to(weight, x.shape), tl.broadcast_to(update, x.shape), decay * x)
 
 
-class Nodes(NamedTuple):
+class NodeValues(NamedTuple):
     """Values that a step computes for the rows of its pool."""
 
     q: torch.Tensor  # [M, Hk, Dk]
@@ -37,7 +37,7 @@ class Nodes(NamedTuple):
     update: torch.Tensor  # [M, H, Dv], written where SOLVE
 
 
-class States(NamedTuple):
+class LayerStates(NamedTuple):
     """The slots' states and tails of one layer."""
 
     state: torch.Tensor  # [S, H, Dk, Dv]
@@ -47,7 +47,7 @@ class States(NamedTuple):
     base: torch.Tensor  # [S] int32
 
 
-class Rows(NamedTuple):
+class RowPlaces(NamedTuple):
     """Places of the rows of a pool."""
 
     slot: torch.Tensor  # [M] int32
@@ -57,8 +57,8 @@ class Rows(NamedTuple):
     slot_nodes: torch.Tensor  # [S] int32
 
 
-class Constants(NamedTuple):
-    """Constants of `_tree_state_kernel`."""
+class StateConstants(NamedTuple):
+    """Constants of `tree_state_kernel`."""
 
     H: int
     Hk: int
@@ -131,7 +131,7 @@ def _zero_padding(slot_ptr, out_ptr, update_ptr, M, head, offs_v, C: tl.constexp
 
 
 @triton.jit(do_not_specialize=["M"])
-def _tree_state_kernel(
+def tree_state_kernel(
     nodes,
     states,
     rows,
@@ -267,11 +267,11 @@ def _launch(
     strength: torch.Tensor | None,
     *nodes_and_states: torch.Tensor,
 ) -> torch.Tensor:
-    nodes, states = nodes_and_states[:3], States(*nodes_and_states[3:8])
-    rows, (_, H, Dk, Dv) = Rows(*nodes_and_states[8:]), states.state.shape
+    nodes, states = nodes_and_states[:3], LayerStates(*nodes_and_states[3:8])
+    rows, (_, H, Dk, Dv) = RowPlaces(*nodes_and_states[8:]), states.state.shape
     out = torch.empty_like(nodes[2])
     tiles = state_tiles(Dk, Dv)
-    constants = Constants(
+    constants = StateConstants(
         H=H,
         Hk=states.key.shape[2],
         Dk=Dk,
@@ -285,8 +285,8 @@ def _launch(
         CHUNK=CHUNK,
         **tiles,
     )
-    _tree_state_kernel[(states.base.shape[0] + 1, H, triton.cdiv(Dv, tiles["BLOCK_V"]))](
-        nodes=Nodes(q, value, strength, *nodes),
+    tree_state_kernel[(states.base.shape[0] + 1, H, triton.cdiv(Dv, tiles["BLOCK_V"]))](
+        nodes=NodeValues(q, value, strength, *nodes),
         states=states,
         rows=rows,
         out_ptr=out,

@@ -95,7 +95,7 @@ def claim_rows(
 
 
 @triton.jit(do_not_specialize=["R", "buckets"])
-def _claim_kernel(rows, table, keys, R, buckets, C: tl.constexpr, BLOCK_R: tl.constexpr):
+def claim_kernel(rows, table, keys, R, buckets, C: tl.constexpr, BLOCK_R: tl.constexpr):
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     group = tl.load(rows.group_key + row, mask=row < R, other=-1)
     context = load_context(rows.context, row, row < R, C.N, C.BLOCK_N)
@@ -103,7 +103,7 @@ def _claim_kernel(rows, table, keys, R, buckets, C: tl.constexpr, BLOCK_R: tl.co
 
 
 @triton.jit(do_not_specialize=["K", "buckets"])
-def _lead_kernel(
+def lead_kernel(
     rows,
     table,  # written: the stamp of entries that are touched
     keys,  # written: all but code and entry

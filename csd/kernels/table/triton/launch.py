@@ -10,9 +10,9 @@ import triton
 
 from csd.kernels.table.lookup import hash_factors
 from csd.kernels.table.rows import TABLE, Observed, observed_rows
-from csd.kernels.table.triton.claim import Contexts, Keys, _claim_kernel, _lead_kernel
-from csd.kernels.table.triton.merge import _allocate_kernel, _merge_kernel
-from csd.kernels.table.triton.observe import _observe_claim_kernel, observe_arguments
+from csd.kernels.table.triton.claim import Contexts, Keys, claim_kernel, lead_kernel
+from csd.kernels.table.triton.merge import allocate_kernel, merge_kernel
+from csd.kernels.table.triton.observe import observe_arguments, observe_claim_kernel
 from csd.state.context_table import GraphConfig, Table
 from csd.state.pool import Pool
 from csd.state.record import allocate
@@ -44,7 +44,7 @@ def graph_insert_triton(
     tensors = (group_key, context, succ_token, succ_weight, row_total, source_bit)
     rows = Observed(*(x.contiguous() for x in tensors))
     grid, claim = _claim(table, rows, orders)
-    _claim_kernel[grid](rows=rows, R=context.shape[0], **claim)
+    claim_kernel[grid](rows=rows, R=context.shape[0], **claim)
     _merge_claimed(table, rows, claim["keys"], claim["C"], live_groups.contiguous())
 
 
@@ -54,7 +54,7 @@ def insert_observed_triton(
     """Runs `observe` and `graph_insert` of its rows, in four launches."""
     rows = observed_rows(pool, slots)
     grid, claim = _claim(table, rows, config.orders)
-    _observe_claim_kernel[grid](**observe_arguments(pool, slots, verdict, config, rows), **claim)
+    observe_claim_kernel[grid](**observe_arguments(pool, slots, verdict, config, rows), **claim)
     _merge_claimed(table, rows, claim["keys"], claim["C"], slots.group_key)
 
 
@@ -90,7 +90,7 @@ def _merge_claimed(
     (K, U), E = keys.token.shape, table.succ_token.shape[1]
     of_table = TABLE(table)
     programs = max(1, triton.cdiv(K, BLOCK_K))
-    _lead_kernel[(programs,)](
+    lead_kernel[(programs,)](
         rows=rows,
         table=of_table,
         keys=keys,
@@ -103,7 +103,7 @@ def _merge_claimed(
         BLOCK_J=BLOCK_J,
         num_warps=LEAD_WARPS,
     )
-    _allocate_kernel[(programs,)](
+    allocate_kernel[(programs,)](
         table=of_table,
         keys=keys,
         live_groups_ptr=live_groups,
@@ -116,7 +116,7 @@ def _merge_claimed(
         num_warps=4,
     )
     block_e = triton.next_power_of_2(max(2, E))
-    _merge_kernel[(max(1, K),)](
+    merge_kernel[(max(1, K),)](
         rows=rows,
         table=of_table,
         keys=keys,

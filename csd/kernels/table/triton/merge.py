@@ -58,7 +58,7 @@ def _free_entries(
 
 
 @triton.jit(do_not_specialize=["K", "G"])
-def _allocate_kernel(
+def allocate_kernel(
     table,  # written: `dropped`
     keys,  # written: the place of those that need an entry, -1 if none is left
     live_groups_ptr,  # [G] int64
@@ -124,7 +124,7 @@ def _successors(
 
 
 @triton.jit(do_not_specialize=["K"])
-def _merge_kernel(
+def merge_kernel(
     rows,
     table,  # written
     keys,

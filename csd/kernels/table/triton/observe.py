@@ -25,7 +25,7 @@ BLOCK_R = 4
 
 
 @triton.jit(do_not_specialize=["M", "S", "buckets"])
-def _observe_claim_kernel(
+def observe_claim_kernel(
     pool,
     slots,
     verdict,
@@ -124,7 +124,7 @@ def observe_triton(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConf
     """One launch."""
     out = rows.observed_rows(pool, slots)
     N = out.context.shape[1]
-    _observe_claim_kernel[(triton.cdiv(out.group_key.shape[0], BLOCK_R),)](
+    observe_claim_kernel[(triton.cdiv(out.group_key.shape[0], BLOCK_R),)](
         **observe_arguments(pool, slots, verdict, config, out),
         C=Contexts(N, triton.next_power_of_2(N)),
         BLOCK_R=BLOCK_R,

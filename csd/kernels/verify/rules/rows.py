@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from csd.state.logit_rules import Asked, Rules, word_edge
+from csd.state.logit_rules import RuleKinds, Rules, word_edge
 from csd.state.pool import MAX_DEPTH, Pool
 from csd.state.slots import Slots
 
@@ -176,7 +176,7 @@ HITS = 64
 
 
 def banned(
-    asked: Asked,
+    asked: RuleKinds,
     prefix: Prefixes | None,
     position: torch.Tensor,
     s: torch.Tensor,
@@ -302,7 +302,7 @@ def change_rows(
     pool: Pool,
     slots: Slots,
     rules: Rules,
-    asked: Asked,
+    asked: RuleKinds,
     longest: int | None = None,
     drafted: bool = True,
 ) -> Changed:

@@ -20,8 +20,8 @@ RUNNING, STOP = tl.constexpr(verdict.RUNNING), tl.constexpr(verdict.STOP)
 LENGTH = tl.constexpr(verdict.LENGTH)
 
 
-class Constants(NamedTuple):
-    """Constants of `_finish_kernel`."""
+class FinishConstants(NamedTuple):
+    """Constants of `finish_kernel`."""
 
     A: int
     BLOCK_A: int
@@ -35,7 +35,7 @@ class Constants(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["S", "M", "tokens", "words"])
-def _finish_kernel(
+def finish_kernel(
     pool,
     slots,
     bad_row_ptr,  # [M] int32

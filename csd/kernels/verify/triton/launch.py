@@ -7,10 +7,10 @@ import triton
 
 from csd.kernels.verify.layout import empty_snapshot
 from csd.kernels.verify.token_logprobs import TokenLogprobs, no_token
-from csd.kernels.verify.triton.descend import Constants, _finish_kernel
+from csd.kernels.verify.triton.descend import FinishConstants, finish_kernel
 from csd.kernels.verify.triton.rows import GROUP
-from csd.kernels.verify.triton.sample import _sample_kernel
-from csd.kernels.verify.triton.scan import BINS, Parts, _compact_kernel, _scan_kernel
+from csd.kernels.verify.triton.sample import sample_kernel
+from csd.kernels.verify.triton.scan import BINS, ScanParts, compact_kernel, scan_kernel
 from csd.kernels.verify.triton.slots import BLOCK_R, snapshot_grid
 from csd.kernels.verify.views import ADVANCED, POOL, SLOTS, TREES, VERDICT
 from csd.state.pool import Pool
@@ -32,7 +32,7 @@ def verify_triton(logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
     out = empty_verdict(pool.rows, slots.count, logits.device)
     rows = _scan_triton(logits, pool, slots)
     _sample(rows, out)
-    _finish_kernel[(slots.count,)](**_descent(rows, slots, out))
+    finish_kernel[(slots.count,)](**_descent(rows, slots, out))
     return out
 
 
@@ -46,7 +46,7 @@ def decide_triton(
     snapshot, N = empty_snapshot(pool, verdict, top, trees), slots.context.shape[1]
     block_n = triton.next_power_of_2(N)
     more = dict(N=N, BLOCK_N=block_n, HAS_TOP=top, HAS_TREES=trees, BLOCK_R=BLOCK_R)
-    _finish_kernel[snapshot_grid(pool, slots.count)](
+    finish_kernel[snapshot_grid(pool, slots.count)](
         **_descent(rows, slots, verdict, **more),
         advanced=ADVANCED(slots),
         trees=TREES(pool),
@@ -96,7 +96,7 @@ def token_logprobs_triton(
 
 def _sample(rows: dict[str, Any], out: Verdict, teacher_forced: bool = False) -> None:
     """Samples every row, or takes `out.sample`, and writes log-probabilities of the tokens."""
-    _sample_kernel[(out.sample.shape[0],)](
+    sample_kernel[(out.sample.shape[0],)](
         **rows, verdict=VERDICT(out), teacher_forced=int(teacher_forced)
     )
 
@@ -111,7 +111,7 @@ def _scan_triton(logits: torch.Tensor, pool: Pool, slots: Slots) -> dict[str, An
         logits_ptr=logits,
         pool=POOL(pool),
         slots=SLOTS(slots),
-        parts=Parts(**allocate(Parts, sizes, device)),
+        parts=ScanParts(**allocate(ScanParts, sizes, device)),
         vocab=V,
         words=slots.seen.shape[1],
         # whole blocks, so that a group of tokens lies in one chunk
@@ -119,8 +119,8 @@ def _scan_triton(logits: torch.Tensor, pool: Pool, slots: Slots) -> dict[str, An
         STOPS=slots.ban_ids.shape[1],
         SPLITS=SPLITS,
     )
-    _scan_kernel[(M, SPLITS)](**row, groups=groups, BLOCK=SCAN, BLOCK_X=BLOCK, num_warps=4)
-    _compact_kernel[(M, SPLITS)](
+    scan_kernel[(M, SPLITS)](**row, groups=groups, BLOCK=SCAN, BLOCK_X=BLOCK, num_warps=4)
+    compact_kernel[(M, SPLITS)](
         **row,
         groups=groups,
         CAP=CAP,
@@ -141,6 +141,6 @@ def _descent(rows: dict[str, Any], slots: Slots, out: Verdict, **more: Any) -> d
         slots=rows["slots"],
         bad_row_ptr=rows["parts"].bad_row,
         verdict=VERDICT(out),
-        C=Constants(A=ACCEPT, BLOCK_A=block_a, STOPS=stops, **more),
+        C=FinishConstants(A=ACCEPT, BLOCK_A=block_a, STOPS=stops, **more),
         num_warps=4,
     )

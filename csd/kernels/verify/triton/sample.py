@@ -349,7 +349,7 @@ def _pack(
 
 
 @triton.jit(do_not_specialize=["words", "teacher_forced"])
-def _sample_kernel(
+def sample_kernel(
     logits_ptr,  # [M, V]
     pool,
     slots,

@@ -96,12 +96,12 @@ def _scan_chunk(
 
 
 @named
-class Parts(NamedTuple):
+class ScanParts(NamedTuple):
     """Results of the first two launches by row, and a list of a row's head for the third one.
 
     A row has `splits` chunks, and `groups` groups of tokens. A list has at most `cap` tokens of a
     chunk, and `list` of a row. If a filtered row has more, its tokens are counted by distance, and
-    `_sample_kernel` lists those up to its cut, in the memory of the chunks' lists.
+    `sample_kernel` lists those up to its cut, in the memory of the chunks' lists.
     """
 
     top: torch.Tensor = tensor("M splits", torch.float32)  # largest logit as sampled
@@ -122,7 +122,7 @@ class Parts(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["words", "groups"])
-def _scan_kernel(
+def scan_kernel(
     logits_ptr,  # [M, V]
     pool,
     slots,
@@ -170,7 +170,7 @@ def kth_distance(d, k):
 
 
 @triton.jit(do_not_specialize=["words", "groups"])
-def _compact_kernel(
+def compact_kernel(
     logits_ptr,  # [M, V]
     pool,
     slots,

@@ -61,7 +61,7 @@ def advance_slot(
 
 
 @triton.jit(do_not_specialize=["tokens", "words"])
-def _advance_slots_kernel(
+def advance_slots_kernel(
     verdict,
     slots,  # in and out
     tokens,
@@ -161,7 +161,7 @@ def snapshot_slot(
 
 
 @triton.jit(do_not_specialize=["S", "M"])
-def _snapshot_kernel(
+def snapshot_kernel(
     pool,
     verdict,
     ints_ptr,
@@ -191,7 +191,7 @@ def advance_slots_triton(slots: Slots, verdict: Verdict) -> None:
     """Apply `verdict` to `slots` in place, in one launch."""
 
     (S, A), N = verdict.accept_row.shape, slots.context.shape[1]
-    _advance_slots_kernel[(S,)](
+    advance_slots_kernel[(S,)](
         verdict=COMMITTED(verdict),
         slots=ADVANCED(slots),
         tokens=slots.tokens.shape[1],
@@ -215,7 +215,7 @@ def snapshot_triton(
 
     S, A = verdict.accept_row.shape
     ints, floats = empty_snapshot(pool, verdict, top, trees)
-    _snapshot_kernel[snapshot_grid(pool, S)](
+    snapshot_kernel[snapshot_grid(pool, S)](
         pool=TREES(pool),
         verdict=VERDICT(verdict),
         ints_ptr=ints,

@@ -19,7 +19,7 @@ from csd.models.fused.decoder import Decoder
 from csd.models.fused.fuse import fuse, of_tensors
 from csd.models.fused.rope import default_frequencies
 from csd.models.load.gguf.architectures import ARCHITECTURES, Architecture, Shape
-from csd.models.load.gguf.header import Header, Tensor, Texts, header_of
+from csd.models.load.gguf.header import ByteTexts, Header, Tensor, header_of
 from csd.models.load.gguf.keys import config_fields, frequency_divisor
 from csd.models.load.gguf.tokenizer import BESIDE, generation_config, with_beside
 from csd.utils.device import as_size
@@ -293,7 +293,7 @@ def _header(path: str) -> tuple[Header, dict[str, Any], Any]:
 
 
 def _plain(value: Any) -> Any:
-    return [text.decode() for text in value] if isinstance(value, Texts) else value
+    return [text.decode() for text in value] if isinstance(value, ByteTexts) else value
 
 
 def folder_and_file(name: str) -> tuple[str, str]:

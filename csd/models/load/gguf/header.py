@@ -30,7 +30,7 @@ class CutFile(ValueError):
     """The file ends before its header or its tensors do."""
 
 
-class Texts(Sequence[bytes]):
+class ByteTexts(Sequence[bytes]):
     """The texts of a list, as bytes."""
 
     def __init__(self, data: bytes, begins: array, ends: array):
@@ -47,7 +47,7 @@ class Texts(Sequence[bytes]):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class MatrixRows:
     """Rows of a matrix in a file, as bytes; a slice of them is read anew each time."""
 
     path: str
@@ -73,13 +73,13 @@ class Tensor:
     offset: int
     bytes: int
 
-    def matrices(self) -> list[Rows]:
+    def matrices(self) -> list[MatrixRows]:
         """The rows of each of its matrices."""
         *batch, rows, _ = self.shape
         count = prod(batch)
         size = self.bytes // count
         one = rows, size // rows
-        return [Rows(self.path, self.offset + i * size, one) for i in range(count)]
+        return [MatrixRows(self.path, self.offset + i * size, one) for i in range(count)]
 
     def read(self) -> np.ndarray:
         """Its numbers, or [.., bytes of a row] uint8 if they are in blocks."""
@@ -90,7 +90,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Keys by name, of which lists of texts are `Texts`, and tensors."""
+    """Keys by name, of which lists of texts are `ByteTexts`, and tensors."""
 
     keys: dict[str, Any]
     tensors: list[Tensor]
@@ -162,7 +162,7 @@ class _Parser:
             return [*self.take(f"{count}{_SCALARS[of]}")]
         return self.texts(count) if of == _TEXT else [self.value(of) for _ in range(count)]
 
-    def texts(self, count: int) -> Texts:
+    def texts(self, count: int) -> ByteTexts:
         size_at, data, first, at = struct.Struct("<Q").unpack_from, self.data, self.at, 0
         begins, ends = array("q"), array("q")
         for _ in range(count):
@@ -172,7 +172,7 @@ class _Parser:
         self.at += at
         if self.at > len(data):
             raise struct.error
-        return Texts(data[first : self.at], begins, ends)
+        return ByteTexts(data[first : self.at], begins, ends)
 
     def tensors(self, count: int, alignment: Any) -> list[Tensor]:
         import gguf

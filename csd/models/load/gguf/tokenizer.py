@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from csd.models.load.gguf.header import Texts, header_of
+from csd.models.load.gguf.header import ByteTexts, header_of
 
 # pre-tokenizers (`tokenizer.ggml.pre`) that take whole words of the vocabulary without merges, and
 # that prepend the beginning token if the file has no flag for it
@@ -65,7 +65,7 @@ _CONTROL, _USER_DEFINED = 3, 4
 def complete(tokenizer: Any, path: str) -> None:
     """Add the missing parts to `tokenizer`. Raises ValueError for an unsupported pre-tokenizer."""
     keys = header_of(path).keys
-    short = {n: value for n, value in keys.items() if not isinstance(value, list | Texts)}
+    short = {n: value for n, value in keys.items() if not isinstance(value, list | ByteTexts)}
     file = {n.removeprefix("tokenizer.ggml."): v for n, v in short.items()}
     if file.get("model") == "gpt2":
         _split(tokenizer, file.get("pre"))

@@ -10,11 +10,11 @@ from typing import Any
 
 from csd.serve import Piece, Reader, news
 from csd.serve.http.api.calls.streams import Stream
-from csd.serve.http.api.response import Answer, Offsets
+from csd.serve.http.api.response import HttpAnswer, Offsets
 from csd.serve.http.errors import Refused
 
 
-async def events(answer: Answer) -> AsyncIterator[bytes]:
+async def events(answer: HttpAnswer) -> AsyncIterator[bytes]:
     """Yield the events of an answer. Raises the error that ended the request."""
     asked = answer.asked
     head = answer.head | {
@@ -42,7 +42,7 @@ async def events(answer: Answer) -> AsyncIterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-async def choices_of(answer: Answer) -> AsyncIterator[list[dict[str, Any]]]:
+async def choices_of(answer: HttpAnswer) -> AsyncIterator[list[dict[str, Any]]]:
     """Yield choices with what is new of them. Raises the error that ended the request."""
     begun: set[int] = set()
     offsets: dict[int, Offsets] = {}
@@ -70,7 +70,7 @@ def error_event(error: Refused) -> bytes:
 
 
 def _choices(
-    answer: Answer,
+    answer: HttpAnswer,
     handle: Reader,
     piece: Piece,
     first: bool,

@@ -23,7 +23,7 @@ from csd.serve.http.json_parts import LEVELS
 NEVER = -9999.0
 
 
-class Texts:
+class TokenTexts:
     """Texts of tokens: of each as part of a longer text, and of several."""
 
     def __init__(self, tokenizer: Any):
@@ -62,7 +62,7 @@ class Texts:
 class Offsets:
     """Places of a choice's tokens in its text, in front of which the prompt's may be echoed."""
 
-    def __init__(self, answer: "Answer", handle: Reader):
+    def __init__(self, answer: "HttpAnswer", handle: Reader):
         self._texts, self._skip = answer.texts, answer.skips
         self._echo = answer.echo(handle) if answer.asked.echo else ""
         self._prompt = handle.prompt_ids
@@ -98,7 +98,7 @@ class Offsets:
         return places
 
 
-class Answer:
+class HttpAnswer:
     """Parts common to the whole and the streamed answer to one request.
 
     refused: returns the answer to an error. levels: of a whole answer, that are written one by one.
@@ -110,7 +110,7 @@ class Answer:
         self,
         asked: Asked,
         name: str,
-        texts: Texts,
+        texts: TokenTexts,
         refused: Callable[[BaseException], Refused] = Refused.of,
     ):
         self.asked, self.texts, self.refused = asked, texts, refused

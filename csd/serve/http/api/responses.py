@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from csd.engine.results.result import Samples
 from csd.serve.http.api.events import choices_of
-from csd.serve.http.api.response import Answer
+from csd.serve.http.api.response import HttpAnswer
 from csd.serve.http.json_parts import LEVELS, dumps
 
 # name of an event, and its fields
@@ -127,7 +127,7 @@ class Items:
         return kind, {"item_id": self._item["id"], "output_index": len(self.ended), **fields}
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer(HttpAnswer):
     """The answer to a request of /v1/responses. body: of the request."""
 
     levels = LEVELS + 2  # an item and a part of it

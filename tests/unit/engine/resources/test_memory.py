@@ -21,7 +21,7 @@ from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import changed_bytes
 from csd.models.demo import toy
 from csd.state.kv_cache import KVCache, pages_for
-from csd.state.logit_rules import Asked
+from csd.state.logit_rules import RuleKinds
 from csd.state.prefix_cache import PageAllocator
 from csd.utils.device import free_bytes, peak_bytes
 
@@ -174,7 +174,7 @@ def test_what_changes_rows_is_counted(monkeypatch):
         draw(max_new_tokens=64, logit_bias={3: 1.0})
         assert made.caches.demand.total == plain[1]
         rows = made.caches.step.cache.node_k.shape[1]
-        extra = changed_bytes(Asked(bias=True), 1, rows, 3 * 64, 32, torch.float64)
+        extra = changed_bytes(RuleKinds(bias=True), 1, rows, 3 * 64, 32, torch.float64)
         assert extra > rows * 32 * 8
         made.release()
         draw(max_new_tokens=64, logit_bias={3: 1.0})

@@ -9,7 +9,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from csd.kernels.attention import tree_attention, tree_attention_ref, tree_attention_triton
 from csd.kernels.attention.cpu import attention
 from csd.kernels.attention.triton import launch as module
-from csd.kernels.attention.triton.kernel import _tree_attention_kernel
+from csd.kernels.attention.triton.kernel import tree_attention_kernel
 from csd.kernels.attention.triton.plan import plan_attention_triton
 from csd.kernels.numba.isa import instructions
 from csd.kernels.numba.lanes import FEATURES
@@ -171,7 +171,7 @@ def test_tree_attention_triton_bfloat16(poison):
     case = attention_case(**CASES["groups-out-of-order"], heads=(6, 2), dtype=torch.bfloat16)
     out = tree_attention_triton(**laid_out(case))
     within_eager(out, case)
-    if isinstance(_tree_attention_kernel, InterpretedFunction):
+    if isinstance(tree_attention_kernel, InterpretedFunction):
         # its products are float32's; its stores round towards zero, by a whole step
         assert_sums_in_float32(out, case)
 

@@ -271,7 +271,7 @@ def test_what_does_not_fit_is_refused(change, message):
 
 
 @triton.jit
-def _likeliest_kernel(token_ptr, mass_ptr, out_ptr, O: tl.constexpr):
+def likeliest_kernel(token_ptr, mass_ptr, out_ptr, O: tl.constexpr):
     at = tl.arange(0, O)[None, :, None]
     mass = tl.load(mass_ptr + at)
     token, q, _source = likeliest(tl.load(token_ptr + at), mass, 0 * mass + 1, 17, 17)
@@ -285,6 +285,6 @@ def test_a_token_counts_in_all_of_sixteen_orders_and_the_group():
     mass = torch.zeros(32, dtype=torch.int32)
     token[:17], mass[:17] = 5, torch.arange(100, 117)
     out = torch.full((2, MAX_CHILDREN.value), -7, dtype=torch.int32)
-    _likeliest_kernel[(1,)](token, mass, out, O=32)
+    likeliest_kernel[(1,)](token, mass, out, O=32)
     assert out[0].tolist() == [5] + [-1] * (MAX_CHILDREN.value - 1)
     assert out[1].tolist() == [sum(range(100, 117))] + [0] * (MAX_CHILDREN.value - 1)

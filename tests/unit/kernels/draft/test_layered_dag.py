@@ -8,7 +8,7 @@ import torch
 from helpers.checks.equal_fields import assert_equal_fields
 from text_cases import random_slots
 
-from csd.graph.host_tree import Tree
+from csd.graph.host_tree import HostTree
 from csd.kernels.draft.paper.layered_dag import layered_dag, layered_dag_ref, layered_dag_triton
 from csd.research.baselines.multi_sample_paper import Paper
 from csd.state.pool import COST_ONE, PROGRESS_PENALTY, SIBLING
@@ -94,7 +94,7 @@ def test_the_chain_and_the_tree_are_the_host_drafters(tree, alpha):
         n = int((candidates.token[0, :, 0] >= 0).sum())
         config = DagConfig(tree=tree, alpha=alpha, frontier=8)
         pool = layered_dag_ref(candidates, slots, 9, config)
-        host = Tree(8, depth)
+        host = HostTree(8, depth)
         token = candidates.token[0, :n].numpy().astype("int64")
         chance = candidates.chance[0, :n].numpy() / CHANCE_ONE
         Paper(tree=tree, alpha=alpha)._extract(token, chance, host)

@@ -8,7 +8,7 @@ from text_cases import random_slots, random_texts
 
 from csd.kernels.draft.paper.suffix_match import suffix_match, suffix_match_ref, suffix_match_triton
 from csd.state.slots import Slots
-from csd.state.texts import CHANCE_ONE, Texts
+from csd.state.texts import CHANCE_ONE, SlotTexts
 
 pytestmark = pytest.mark.compiled
 
@@ -120,7 +120,7 @@ def test_texts_are_the_samples_tokens():
 
     k, rng = 3, random.Random(0)
     slots = Slots.empty(3, 9, 40, k)
-    texts = Texts.empty(3, 40, k, rounds=2)
+    texts = SlotTexts.empty(3, 40, k, rounds=2)
     slots.group_key[0] = 5
     slots.group[:] = 0
     prompt = {0: [4, 5, 6], 1: [4, 5, 6], 2: [-1, -1, 7]}

@@ -3,12 +3,12 @@
 import torch
 
 from csd.state.slots import Slots
-from csd.state.texts import CHANCE_ONE, Texts
+from csd.state.texts import CHANCE_ONE, SlotTexts
 
 
 def random_texts(rng, slots, rows, width, vocab=4):
     """Rows of the slots' own groups and others, some of the slots' own samples, some empty."""
-    texts = Texts.empty(1, width, 0, rounds=rows)
+    texts = SlotTexts.empty(1, width, 0, rounds=rows)
     for row in range(rows):
         length = rng.choice([0, 1, rng.randint(0, width), width])
         texts.length[row] = length

@@ -10,7 +10,7 @@ from csd.kernels.numba import math as noise
 from csd.kernels.numba.jit import loop
 from csd.kernels.verify.cpu.cuts import masses, weigh
 from csd.kernels.verify.cpu.draws import draw_row, rank
-from csd.kernels.verify.reference_rows import Draws, Heads, Rows, draw_ref
+from csd.kernels.verify.reference_rows import Draws, Heads, PoolRows, draw_ref
 
 EDGES = [0, 1, 2, 2**22 - 1, 2**22, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
 
@@ -119,7 +119,7 @@ def test_draws_are_the_references(W, V, dtype):
     token, score = token.masked_fill(padding, V), score.masked_fill(padding, -torch.inf)
     rest = torch.rand(R, generator=g, dtype=dtype) * W / 11
     rest[::4] = 0
-    rows = Rows(
+    rows = PoolRows(
         torch.randint(7, (R,), generator=g),
         torch.randint(99, (R,), generator=g),
         torch.zeros(R, dtype=torch.bool),

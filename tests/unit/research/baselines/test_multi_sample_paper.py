@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from csd.graph.host_tree import Tree
+from csd.graph.host_tree import HostTree
 from csd.graph.registry import make_drafter
 from csd.kernels.draft.paper.suffix_match import match_ends
 from csd.kernels.ops import reference
@@ -22,7 +22,7 @@ def drafted(own, others, depth=1, prompt=(1, 2), probability=0.5, **options):
     group = drafter.open(list(prompt))
     for sample, tokens in enumerate([own, *others]):
         drafter.extend(group, sample, tokens, [probability] * len(tokens))
-    tree = Tree(8, depth)
+    tree = HostTree(8, depth)
     drafter.draft(group, 0, tree)
     return tree.token
 

@@ -21,7 +21,7 @@ from csd.serve.http.api import events
 from csd.serve.http.api.calls.forms import FORMS
 from csd.serve.http.api.calls.streams import merged
 from csd.serve.http.api.request import Asked
-from csd.serve.http.api.response import Answer
+from csd.serve.http.api.response import HttpAnswer
 from csd.serve.http.api.responses import ResponseAnswer, response_events
 from csd.serve.http.api.tools import Tools, read_tools
 
@@ -259,7 +259,7 @@ class Served:
 
     def chat(self):
         """The message and finish reason, whole and put together from the stream's events."""
-        answer = Answer(self.asked, "toy", self.texts)
+        answer = HttpAnswer(self.asked, "toy", self.texts)
         (choice,) = answer.whole([[self.sample]])["choices"]
         deltas, reason = [], None
         for event in self.events(events.events(answer))[:-1]:

@@ -7,7 +7,7 @@ from helpers.models.text_tokenizers import tokenizer_of
 
 pytest.importorskip("starlette")
 from csd.serve.http.api.request import Asked
-from csd.serve.http.api.response import Answer, Offsets, Texts
+from csd.serve.http.api.response import HttpAnswer, Offsets, TokenTexts
 
 # characters beyond ASCII are single bytes, and the first space of a text is stripped
 KIND, PROMPT = "byte fallback", "café is"
@@ -29,7 +29,7 @@ def answer_to(tokenizer, prompt, scores=None, **options):
     ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
     handle = SimpleNamespace(prompt_ids=ids, scores=scores)
     asked = Asked(False, [prompt], options, top=0, echo=scores is not None, handles=[handle])
-    return Answer(asked, "model", Texts(tokenizer)), handle
+    return HttpAnswer(asked, "model", TokenTexts(tokenizer)), handle
 
 
 @pytest.mark.parametrize("by_ids", [False, True])

@@ -2,8 +2,8 @@
 
 Formulas are in `csd/kernels/attention/packed/`, the lists of tiles and blocks in `forward.py`.
 
-    _dq_kernel     one program per tile of rows: dq is a sum over its blocks of keys
-    _dkv_kernel    one program per block of keys and part of its tiles: dk and dv are sums over them
+    dq_kernel     one program per tile of rows: dq is a sum over its blocks of keys
+    dkv_kernel    one program per block of keys and part of its tiles: dk and dv are sums over them
 
 Both add in the order of their list, and the parts of a block, which keep the device busy where a
 prompt's few blocks have all rows as readers, are added in order too: no atomics, and two runs have
@@ -25,14 +25,14 @@ from csd.kernels.attention.packed.triton.forward import (
     tile_sizes,
 )
 from csd.kernels.attention.packed.triton.tile import (
-    Operands,
-    _block_keys,
-    _gradients,
-    _sees,
-    _tile_rows,
+    PackedOperands,
+    packed_block_keys,
+    packed_tile_rows,
+    sees_keys,
+    tile_gradients,
 )
 from csd.kernels.attention.triton.launch import DTYPES
-from csd.kernels.attention.triton.tile import _scores, _store_heads
+from csd.kernels.attention.triton.tile import store_heads, tile_scores
 from csd.kernels.common.gpu import KIB, chip_of, programs_of
 
 # most parts of the tiles of a block: each has gradients of all keys in memory
@@ -43,7 +43,7 @@ PARTS = 8
 def _weights(score, lse, seen, scale, cap, CAP: tl.constexpr):
     """The weights of a tile, 0 where a row does not see a key, and the derivatives of the cap.
 
-    score: of `_scores`. lse: in base 2. seen: of `_sees`.
+    score: of `tile_scores`. lse: in base 2. seen: of `sees_keys`.
     """
     if CAP:
         weight = tl.exp2(score - lse)
@@ -56,7 +56,7 @@ def _weights(score, lse, seen, scale, cap, CAP: tl.constexpr):
 
 
 @triton.jit
-def _dq_kernel(
+def dq_kernel(
     operands,
     layout,
     work,
@@ -75,24 +75,24 @@ def _dq_kernel(
     PRECISION: tl.constexpr = C.PRECISION
     tile = tl.program_id(0)
     kv = tl.program_id(1)
-    rows = _tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
-    grad, lse, delta = _gradients(operands, rows, DTYPE, C)
+    rows = packed_tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
+    grad, lse, delta = tile_gradients(operands, rows, DTYPE, C)
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for i in range(0, tl.load(work.visit_count + tile)):
         block = tl.load(work.visits + tile * B + i)
-        keys = _block_keys(operands, layout, work, block, kv, R, DTYPE, C)
+        keys = packed_block_keys(operands, layout, work, block, kv, R, DTYPE, C)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(rows.q, keys.k, scale, cap, C)
-        seen = _sees(work, rows, keys, 1)
+        score = tile_scores(rows.q, keys.k, scale, cap, C)
+        seen = sees_keys(work, rows, keys, 1)
         weight, slope = _weights(score, lse[:, None], seen, scale, cap, C.CAP)
         dweight = tl.dot(grad, tl.trans(keys.v), input_precision=PRECISION)
         dscore = weight * (dweight - delta[:, None]) * slope
         dq = tl.dot(dscore.to(DTYPE), keys.k, dq, input_precision=PRECISION)
-    _store_heads(dq_ptr, dq * factor, rows.index * C.D, rows.mask, C.D, BLOCK_D)
+    store_heads(dq_ptr, dq * factor, rows.index * C.D, rows.mask, C.D, BLOCK_D)
 
 
 @triton.jit
-def _dkv_kernel(
+def dkv_kernel(
     operands,
     layout,
     work,
@@ -118,18 +118,18 @@ def _dkv_kernel(
     block = tl.program_id(0)
     kv = tl.program_id(1)
     part = tl.program_id(2)
-    keys = _block_keys(operands, layout, work, block, kv, R, DTYPE, C)
+    keys = packed_block_keys(operands, layout, work, block, kv, R, DTYPE, C)
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
     count = tl.load(work.reader_count + block)
     each_part = tl.cdiv(count, parts)
     for i in range(part * each_part, tl.minimum((part + 1) * each_part, count)):
         tile = tl.load(work.readers + block * T + i)
-        rows = _tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
-        grad, lse, delta = _gradients(operands, rows, DTYPE, C)
+        rows = packed_tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
+        grad, lse, delta = tile_gradients(operands, rows, DTYPE, C)
         # [BLOCK_N, BLOCK_M]
-        score = _scores(keys.k, rows.q, scale, cap, C)
-        seen = _sees(work, rows, keys, 0) & rows.mask[None, :]
+        score = tile_scores(keys.k, rows.q, scale, cap, C)
+        seen = sees_keys(work, rows, keys, 0) & rows.mask[None, :]
         weight, slope = _weights(score, lse[None, :], seen, scale, cap, C.CAP)
         dv = tl.dot(weight.to(DTYPE), grad, dv, input_precision=PRECISION)
         dweight = tl.dot(keys.v, tl.trans(grad), input_precision=PRECISION)
@@ -137,8 +137,8 @@ def _dkv_kernel(
         dk = tl.dot(dscore.to(DTYPE), rows.q, dk, input_precision=PRECISION)
     dk_ptr += part.to(tl.int64) * R * (K * D)
     dv_ptr += part.to(tl.int64) * R * (K * DV)
-    _store_heads(dk_ptr, dk * factor, keys.index * D, keys.mask, D, BLOCK_D)
-    _store_heads(dv_ptr, dv, keys.index * DV, keys.mask, DV, BLOCK_V)
+    store_heads(dk_ptr, dk * factor, keys.index * D, keys.mask, D, BLOCK_D)
+    store_heads(dv_ptr, dv, keys.index * DV, keys.mask, DV, BLOCK_V)
 
 
 def packed_attention_backward_triton(
@@ -175,8 +175,8 @@ def packed_attention_backward_triton(
     if size > 128 and chip.shared < 128 * KIB:
         # rows and their gradients leave no room for keys and values
         tiles["BLOCK_M"] = max(32, triton.next_power_of_2(H // K))
-    operands = Operands(q, k, v, grad, lse, delta)
-    of_kernels = constants(_dq_kernel, operands, softcap, tiles)
+    operands = PackedOperands(q, k, v, grad, lse, delta)
+    of_kernels = constants(dq_kernel, operands, softcap, tiles)
     work = plan_packed(end, position, of_kernels["ROWS"], tiles["BLOCK_N"], window, chunk)
     common = dict(
         operands=operands,
@@ -188,13 +188,13 @@ def packed_attention_backward_triton(
         **of_kernels,
     )
     dq = torch.empty_like(q)
-    _dq_kernel[(work.visits.shape[0], K)](dq_ptr=dq, B=work.visits.shape[1], **common)
+    dq_kernel[(work.visits.shape[0], K)](dq_ptr=dq, B=work.visits.shape[1], **common)
     blocks = work.readers.shape[0]
     parts = max(1, min(PARTS, 2 * programs_of(q.device) // (blocks * K)))
     dk, dv = (torch.empty(parts, *x.shape, dtype=torch.float32, device=q.device) for x in (k, v))
     # two sums of a block of keys stay in registers
     wide = {} if chip.is_amd else {"num_warps": 8}
-    _dkv_kernel[(blocks, K, parts)](
+    dkv_kernel[(blocks, K, parts)](
         dk_ptr=dk, dv_ptr=dv, T=work.readers.shape[1], parts=parts, **common | wide
     )
     return dq, dk.sum(0).to(k.dtype), dv.sum(0).to(v.dtype), dsinks

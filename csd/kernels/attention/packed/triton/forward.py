@@ -15,13 +15,13 @@ from csd.kernels.attention.packed.layout import PackedLayout
 from csd.kernels.attention.packed.triton.tile import (
     LN2,
     LOG2E,
-    Operands,
-    _block_keys,
-    _sees,
-    _tile_rows,
+    PackedOperands,
+    packed_block_keys,
+    packed_tile_rows,
+    sees_keys,
 )
 from csd.kernels.attention.triton.launch import DTYPES
-from csd.kernels.attention.triton.tile import Tiles, _add_keys, _no_keys, _scores, _store_heads
+from csd.kernels.attention.triton.tile import Tiles, add_keys, no_keys, store_heads, tile_scores
 from csd.kernels.common.gpu import Chip, chip_of
 
 
@@ -82,7 +82,7 @@ def _listed(pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @triton.jit
-def _packed_attention_kernel(
+def packed_attention_kernel(
     operands,
     layout,
     work,
@@ -99,17 +99,17 @@ def _packed_attention_kernel(
 ):
     tile = tl.program_id(0)
     kv = tl.program_id(1)
-    rows = _tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
+    rows = packed_tile_rows(operands, work, tile, kv, R, ROWS, DTYPE, C)
     # with a cap the scores are scaled already
     unit = 1.0 if C.CAP else scale
-    acc, peak, total = _no_keys(C.BLOCK_M, C.BLOCK_V)
+    acc, peak, total = no_keys(C.BLOCK_M, C.BLOCK_V)
     for i in range(0, tl.load(work.visit_count + tile)):
         block = tl.load(work.visits + tile * B + i)
-        keys = _block_keys(operands, layout, work, block, kv, R, DTYPE, C)
+        keys = packed_block_keys(operands, layout, work, block, kv, R, DTYPE, C)
         # [BLOCK_M, BLOCK_N]
-        score = _scores(rows.q, keys.k, scale, cap, C)
-        score = tl.where(_sees(work, rows, keys, 1), score, float("-inf"))
-        acc, peak, total = _add_keys(acc, peak, total, score, keys.v, unit, C)
+        score = tile_scores(rows.q, keys.k, scale, cap, C)
+        score = tl.where(sees_keys(work, rows, keys, 1), score, float("-inf"))
+        acc, peak, total = add_keys(acc, peak, total, score, keys.v, unit, C)
     # rows of no tile have no key
     total = tl.where(total > 0.0, total, 1.0)
     index, mask = rows.index, rows.mask
@@ -121,7 +121,7 @@ def _packed_attention_kernel(
         both = top + tl.log2(tl.exp2(lse - top) + tl.exp2(sink - top))
         weight *= tl.exp2(lse - both)
         lse = both
-    _store_heads(out_ptr, acc * weight[:, None], index * C.DV, mask, C.DV, C.BLOCK_V)
+    store_heads(out_ptr, acc * weight[:, None], index * C.DV, mask, C.DV, C.BLOCK_V)
     tl.store(lse_ptr + index, lse * LN2, mask=mask)
 
 
@@ -136,7 +136,7 @@ def tile_sizes(chip: Chip, dtype: str, D: int, each: int) -> dict[str, int]:
 
 
 def constants(
-    kernel: Any, operands: Operands, softcap: float | None, tiles: dict[str, int]
+    kernel: Any, operands: PackedOperands, softcap: float | None, tiles: dict[str, int]
 ) -> dict[str, Any]:
     """Constants, warps and stages that all kernels of the packed attention have."""
     (H, D), (K, DV) = operands.q.shape[1:], operands.v.shape[1:]
@@ -165,7 +165,7 @@ def constants(
 
 
 def scales(scale: float, softcap: float | None) -> dict[str, float]:
-    """The factors of scores in base 2, as `_scores` takes them."""
+    """The factors of scores in base 2, as `tile_scores` takes them."""
     log2e = math.log2(math.e)
     return dict(scale=scale / softcap if softcap else scale * log2e, cap=(softcap or 0.0) * log2e)
 
@@ -202,10 +202,10 @@ def packed_attention_triton(
     if R == 0:
         return out, lse
     tiles = tile_sizes(chip_of(q.device), DTYPES[q.dtype], max(D, DV), H // K)
-    operands = Operands(q, k, v)
-    of_kernel = constants(_packed_attention_kernel, operands, softcap, tiles)
+    operands = PackedOperands(q, k, v)
+    of_kernel = constants(packed_attention_kernel, operands, softcap, tiles)
     work = plan_packed(end, position, of_kernel["ROWS"], tiles["BLOCK_N"], window, chunk)
-    _packed_attention_kernel[(work.visits.shape[0], K)](
+    packed_attention_kernel[(work.visits.shape[0], K)](
         operands=operands,
         layout=PackedLayout(end, position),
         work=work,

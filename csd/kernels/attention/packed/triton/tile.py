@@ -7,13 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
-from csd.kernels.attention.triton.tile import _heads
+from csd.kernels.attention.triton.tile import tile_heads
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
 
 
-class Operands(NamedTuple):
+class PackedOperands(NamedTuple):
     """Operands of the packed attention, and of its gradients."""
 
     q: torch.Tensor  # [R, H, D]
@@ -48,7 +48,7 @@ class BlockKeys(NamedTuple):
 
 
 @triton.jit
-def _tile_rows(
+def packed_tile_rows(
     operands, work, tile, kv, R, ROWS: tl.constexpr, DTYPE: tl.constexpr, C: tl.constexpr
 ):
     """`TileRows` of a tile of ROWS rows."""
@@ -59,7 +59,7 @@ def _tile_rows(
     head = kv * EACH + offs_m % EACH
     mask = (offs_m < ROWS * EACH) & (row < R)
     index = row.to(tl.int64) * C.H + head
-    q = _heads(operands.q, index * C.D, mask, C.D, C.BLOCK_D, DTYPE)
+    q = tile_heads(operands.q, index * C.D, mask, C.D, C.BLOCK_D, DTYPE)
     since = row
     if work.first is not None:
         since = tl.load(work.first + row, mask=mask, other=0)
@@ -67,16 +67,16 @@ def _tile_rows(
 
 
 @triton.jit
-def _gradients(operands, rows, DTYPE: tl.constexpr, C: tl.constexpr):
+def tile_gradients(operands, rows, DTYPE: tl.constexpr, C: tl.constexpr):
     """[BLOCK_M, BLOCK_V]: gradients of rows; [BLOCK_M]: their lse in base 2, and delta."""
     index, mask = rows.index, rows.mask
-    grad = _heads(operands.grad, index * C.DV, mask, C.DV, C.BLOCK_V, DTYPE)
+    grad = tile_heads(operands.grad, index * C.DV, mask, C.DV, C.BLOCK_V, DTYPE)
     lse = tl.load(operands.lse + index, mask=mask, other=0.0) * LOG2E
     return grad, lse, tl.load(operands.delta + index, mask=mask, other=0.0)
 
 
 @triton.jit
-def _block_keys(operands, layout, work, block, kv, R, DTYPE: tl.constexpr, C: tl.constexpr):
+def packed_block_keys(operands, layout, work, block, kv, R, DTYPE: tl.constexpr, C: tl.constexpr):
     """`BlockKeys` of a block of BLOCK_N keys."""
     # [BLOCK_N]
     key = block * C.BLOCK_N + tl.arange(0, C.BLOCK_N)
@@ -87,13 +87,13 @@ def _block_keys(operands, layout, work, block, kv, R, DTYPE: tl.constexpr, C: tl
         position = tl.load(layout.position + key, mask=mask, other=0)
     # [BLOCK_N, ..]
     index = key.to(tl.int64) * C.K + kv
-    k = _heads(operands.k, index * C.D, mask, C.D, C.BLOCK_D, DTYPE)
-    v = _heads(operands.v, index * C.DV, mask, C.DV, C.BLOCK_V, DTYPE)
+    k = tile_heads(operands.k, index * C.D, mask, C.D, C.BLOCK_D, DTYPE)
+    v = tile_heads(operands.v, index * C.DV, mask, C.DV, C.BLOCK_V, DTYPE)
     return BlockKeys(key, index, mask, end, position, k, v)
 
 
 @triton.jit
-def _sees(work, rows, keys, AXIS: tl.constexpr):
+def sees_keys(work, rows, keys, AXIS: tl.constexpr):
     """True where a row attends to a key, whose axis is AXIS; the other is the rows'."""
     row, key = tl.expand_dims(rows.row, AXIS), tl.expand_dims(keys.key, 1 - AXIS)
     seen = (key <= row) & (row < tl.expand_dims(keys.end, 1 - AXIS))

@@ -12,9 +12,9 @@ import torch
 from numba import types
 from numba.extending import intrinsic
 
-from csd.kernels.layers.quantized.cpu.product import AHEAD, _copied
+from csd.kernels.layers.quantized.cpu.product import AHEAD, copied
 from csd.kernels.layers.quantized.cpu.round_rows import FLOATS, LANES
-from csd.kernels.layers.quantized.cpu.tile import _Numbers, _Tile
+from csd.kernels.layers.quantized.cpu.tile import BlockNumbers, QuantizedTile
 from csd.kernels.layers.quantized.formats import BLOCK, FORMATS, TILE, Format
 from csd.kernels.numba.simd import ints, splat
 from csd.kernels.numba.threads import ByThreads, by_threads, share
@@ -46,7 +46,7 @@ def dequantized(weight: Any) -> Iterator[tuple[slice, torch.Tensor]]:
 def _loop_of(name: str) -> ByThreads:
     """The loop of all tiles of a format, compiled on first use."""
     columns = _columns_of(FORMATS[name])
-    return by_threads(_copied(_write_tiles, f"_write_{name}", columns=columns))
+    return by_threads(copied(_write_tiles, f"_write_{name}", columns=columns))
 
 
 def _write_tiles(part, parts, tiles, size, K, data, out):
@@ -73,8 +73,8 @@ def _columns_of(format: Format) -> Any:
     return columns
 
 
-class _Columns(_Tile):
-    """Code of one tile, which writes a block's numbers where `_Tile` multiplies them."""
+class _Columns(QuantizedTile):
+    """Code of one tile, which writes a block's numbers where `QuantizedTile` multiplies them."""
 
     def __init__(self, builder: Any, format: Format, out: Any, stride: Any):
         super().__init__(builder, format, "avx2", 0, 1)
@@ -83,7 +83,7 @@ class _Columns(_Tile):
     def _block(self, i: Any, at: Any, d: list | None, d_low: list | None) -> None:
         b, f = self.b, self.format
         weights = [b.add(w, at) for w in self.weights]
-        numbers = _Numbers(b, f, weights[0], self.name)
+        numbers = BlockNumbers(b, f, weights[0], self.name)
         offset = splat(b, FLOATS.element(float(f.offset)), LANES)
         width = TILE * f.groups * (1 if f.nested else 2)
         each = BLOCK // 4 // f.groups

@@ -92,9 +92,9 @@ def address_of(name: str, instruction: str) -> int:
     parts_for(0)
     label = f"{name}_{instruction}"
     tiles = by_threads(
-        _copied(_multiply_tiles, f"_tiles_{label}", tile=tile_of(FORMATS[name], instruction))
+        copied(_multiply_tiles, f"_tiles_{label}", tile=tile_of(FORMATS[name], instruction))
     )
-    call = loop(_copied(_multiply, f"_multiply_{label}", tiles=tiles.run))
+    call = loop(copied(_multiply, f"_multiply_{label}", tiles=tiles.run))
     kinds = (types.intp,) * ARGUMENTS
     call.compile(kinds)
     code = call.overloads[kinds]
@@ -108,7 +108,7 @@ def _multiply(threads, M, N, K, workspace, weight, tile_bytes, bias, y, stride):
 ARGUMENTS = _multiply.__code__.co_argcount
 
 
-def _copied(function: Any, name: str, **names: Any) -> Any:
+def copied(function: Any, name: str, **names: Any) -> Any:
     """A copy by another name, by which numba's cache identifies it, with further globals."""
     made = FunctionType(function.__code__, function.__globals__ | names, name)
     made.__module__, made.__qualname__ = function.__module__, name

@@ -72,13 +72,13 @@ def tile_of(format: Format, name: str) -> Any:
 
             def code(count):
                 if count >= SHARING:
-                    tiles = _Tile(b, format, name, count, 2)
+                    tiles = QuantizedTile(b, format, name, count, 2)
                     tiles.emit(K, numbers, words, weight, size, start, step, y, stride, ahead)
                     return
                 with cgutils.for_range(b, K.type(2)) as loop:
                     base, columns = b.mul(loop.index, size), b.mul(loop.index, K.type(4 * TILE))
                     at, of_y, far = b.add(weight, base), b.add(y, columns), b.add(ahead, base)
-                    one = _Tile(b, format, name, count, 1)
+                    one = QuantizedTile(b, format, name, count, 1)
                     from_ = b.add(start, columns)
                     one.emit(K, numbers, words, at, size, from_, step, of_y, stride, far)
 
@@ -90,7 +90,7 @@ def tile_of(format: Format, name: str) -> Any:
     return tile
 
 
-class _Tile:
+class QuantizedTile:
     """Code for a fixed number of rows and of tiles of w."""
 
     def __init__(self, builder: Any, format: Format, name: str, rows: int, tiles: int):
@@ -161,7 +161,7 @@ class _Tile:
             pointer = b.bitcast(b.gep(words, [INT(index * rows + r)]), kind.as_pointer())
             return splat(b, b.load(pointer, align=4), LANES)
 
-        vectors = [_Numbers(b, f, w, self.name) for w in weights]
+        vectors = [BlockNumbers(b, f, w, self.name) for w in weights]
         shift, width = f.offset.bit_length() - 1, TILE * f.groups * (1 if f.nested else 2)
         for g in range(BLOCK // GROUP):
             # sums begin at minus offset times the sum of x
@@ -206,7 +206,7 @@ class _Tile:
         return out
 
 
-class _Numbers:
+class BlockNumbers:
     """Vectors of a block's numbers, four k of TILE rows each, as unsigned bytes."""
 
     def __init__(self, builder: Any, format: Format, address: Any, name: str):
