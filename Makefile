@@ -105,10 +105,11 @@ test-vllm: .venv-vllm/.installed
 LAUNCHING := kernels engine doctor integrations
 
 # what Triton compiles for a chip, run on the CPU: the tests of every file that launches kernels; THIRD=0, 1 or 2 runs
-# those of a third of the files
+# the cases of `make test` that launch kernels, in a third of the files
 test-compiled: install
 	for chip in sm_90 sm_80; do \
-		CSD_THIRD=$(THIRD) CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'compiled or stand_in' \
+		CSD_THIRD=$(THIRD) CSD_PTX=$$chip OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 \
+			-m '$(if $(THIRD),compiled and not slow,compiled or stand_in)' \
 			tests/hardware/ptx_machine $(addprefix tests/unit/,$(LAUNCHING)) || exit 1; \
 	done
 

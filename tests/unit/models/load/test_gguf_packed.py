@@ -27,7 +27,7 @@ def test_a_header_is_that_of_the_gguf_package(tmp_path):
     keys = byte_level("<b>", "<e>") | {"general.tags": ["a", "ä"], "general.some": [1, 2]}
     path = gguf_files.quantised(tmp_path, keys=keys | {"general.yes": True, "general.real": -0.5})
     have, reader = header.header_of(path), gguf.GGUFReader(path)
-    texts = {n: [*v] for n, v in have.keys.items() if isinstance(v, header.Texts)}
+    texts = {n: [*v] for n, v in have.keys.items() if isinstance(v, header.ByteTexts)}
     plain = have.keys | {n: [text.decode() for text in v] for n, v in texts.items()}
     want = {n: f.contents() for n, f in reader.fields.items() if not n.startswith("GGUF.")}
     assert plain == want and len(texts["tokenizer.ggml.tokens"]) == size(keys)
