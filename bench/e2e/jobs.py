@@ -211,28 +211,28 @@ def figures(row: dict) -> dict[str, Any]:
 
 def block(result: dict) -> str:
     """README's table, with its markers."""
-    head = ["tokens per second", CSD, LLAMA, VLLM, "times the fastest other"]
+    others = [x for x in (LLAMA, VLLM) if any(x in row["seconds"] for row in result["rows"])]
+    head = ["tokens per second", CSD, *others, "times as fast", "pairs of runs"]
     rows = []
     for row in result["rows"]:
         f = figures(row)
-        others = [f"{f[name]:.0f}" if name in f else "" for name in (LLAMA, VLLM)]
-        times = f"**{f['times']:.1f}** ({f['low']:.1f} to {f['high']:.1f})"
-        rows.append([JOBS[row["job"]][0], f"**{f[CSD]:.0f}**", *others, times])
+        rates = [f"{f[name]:.0f}" if name in f else "" for name in others]
+        times = f"**{f['times']:.1f}**"
+        if f["pairs"] > 1:
+            times += f" ({f['low']:.1f} to {f['high']:.1f})"
+        rows.append([JOBS[row["job"]][0], f"**{f[CSD]:.0f}**", *rates, times, str(f["pairs"])])
     return "\n\n".join([BEGIN, markdown(head, rows), _text(result), END])
 
 
 def _text(result: dict) -> str:
     here, rows = result["machine"], result["rows"]
-    pairs = {len(row["seconds"][CSD]) for row in rows}
-    fewer = {len(row["seconds"].get(VLLM, [])) for row in rows} - pairs - {0}
-    own = words(rows[0]["settings"])
-    counts = " and ".join(map(str, sorted(pairs)))
+    vllm = f", vLLM in {result['vllm_dtype']}" if "vLLM" in result else ""
+    kinds = " and ".join(x for x in ("avx512_vnni", "avx2") if x in here["instructions"])
     return (
-        f"{result['model'].removesuffix('.gguf')}, csd and llama.cpp on the 4-bit file, vLLM in "
-        f"{result['vllm_dtype']}, on {here['cores']} cores of {here['cpu']}. The vote and the chat "
-        f"have the model's own settings ({own}). Medians of {counts} pairs "
-        "of runs, each with another prompt; in brackets the range of the pairs."
-        + (f" vLLM: {' or '.join(map(str, sorted(fewer)))} of them." if fewer else "")
+        f"{result['model'].removesuffix('.gguf')}, all on the 4-bit file{vllm}, on {here['cores']} "
+        f"cores of {here['cpu']} with {kinds}. The vote and the chat have the model's own settings "
+        f"({words(rows[0]['settings'])}). Figures are medians over pairs of runs, each with "
+        "another prompt; the ratio is the median of the pairs' ratios to the fastest other, with its range."
     )
 
 

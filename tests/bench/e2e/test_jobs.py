@@ -65,13 +65,13 @@ def test_ratios_are_of_pairs_and_to_the_fastest_other(tmp_path):
     assert (found["fastest other"], found["pairs"]) == ("llama.cpp", 3)
     assert (found["times"], found["low"], found["high"]) == (2.0, 0.5, 4.0)
     assert found["csd"] == 32.0 and found["vLLM"] == 8.0
-    machine = {"cores": 2, "cpu": "a CPU"}
-    result = {"model": "m.gguf", "vllm_dtype": "bfloat16", "rows": rows, "machine": machine}
+    machine = {"cores": 2, "cpu": "a CPU", "instructions": ["avx2"]}
+    result = {"model": "m.gguf", "vLLM": "1", "vllm_dtype": "bfloat16"}
+    result |= {"rows": rows, "machine": machine}
     readme = tmp_path / "README.md"
     readme.write_text(f"a\n{jobs.BEGIN}\nold\n{jobs.END}\nb\n")
     for _ in range(2):
         jobs.update(result, readme)
     text = readme.read_text()
-    assert "vLLM: 1 of them." in text
     assert text.startswith("a\n") and text.endswith("\nb\n") and "old" not in text
-    assert "| **32** | 16 | 8 | **2.0** (0.5 to 4.0) |" in text
+    assert "| **32** | 16 | 8 | **2.0** (0.5 to 4.0) | 3 |" in text
