@@ -232,7 +232,8 @@ def _text(result: dict) -> str:
         f"{result['model'].removesuffix('.gguf')}, all on the 4-bit file{vllm}, on {here['cores']} "
         f"cores of {here['cpu']} with {kinds}. The vote and the chat have the model's own settings "
         f"({words(rows[0]['settings'])}). Figures are medians over pairs of runs, each with "
-        "another prompt; the ratio is the median of the pairs' ratios to the fastest other, with its range."
+        "another prompt; the ratio is the median of the pairs' ratios to the fastest other, with "
+        "its range."
     )
 
 
