@@ -182,7 +182,7 @@ def halves(args: argparse.Namespace, dtype: torch.dtype) -> list[dict]:
                 of = {k: _median([x[name] for x in runs]) for k, runs in by_side.items()}
                 row |= {f"csd_{name}": of["csd"], f"trl_{name}": of["trl"]}
                 turns = zip(by_side["trl"], by_side["csd"], strict=True)
-                ratio = _median([trl[name] / csd[name] for trl, csd in turns])
+                ratio = _median([trl[name] / own[name] for trl, own in turns])
                 row[f"{name.partition('_')[0]}_ratio"] = ratio
             row["rows"] = prompt + samples * (tokens - 1)
             row["rows_without_sharing"] = samples * (prompt + tokens)

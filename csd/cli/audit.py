@@ -10,7 +10,7 @@ from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
-from csd.evaluate.audit import TIES, Audited, Difference, audit, has_same_bits, summary
+from csd.evaluate.audit import TIES, Audited, BitDifference, audit, has_same_bits, summary
 from csd.state.filters import FILTERS
 from csd.traces.receipt import differences
 from csd.traces.traces import Trace, read_traces
@@ -125,7 +125,7 @@ def _differences(engine: Engine, traces: list[Trace], by_trace: list[list[Audite
     lines = []
     for trace, samples in zip(traces, by_trace, strict=True):
         for sample in samples:
-            found = Difference.find(sample, trace)
+            found = BitDifference.find(sample, trace)
             if found is not None:
                 first, *rest = found.lines()
                 lines += [f"problem {sample.problem}, sample {sample.index}: {first}", *rest]

@@ -24,7 +24,7 @@ from csd.kernels.ops import Ops
 from csd.models.fused.config import TextSizes
 from csd.models.text.prompts import parse, truncate
 from csd.traces.history import History
-from csd.traces.receipt import bits_hash
+from csd.traces.receipt import with_logprobs
 from csd.traces.traces import Trace, open_traces, write_traces
 from csd.utils.files import WholeFile
 from csd.utils.phases import can_write, wants_progress
@@ -296,7 +296,7 @@ def trace_of(request: Request) -> Trace:
     done = [request.progress.finished[i] for i in request.samples if i in drawn]
     receipt = request.receipt
     if receipt is not None:
-        receipt = {**receipt, "logprobs": [bits_hash(s.logprobs) for s in done]}
+        receipt = with_logprobs(receipt, (s.logprobs for s in done))
     return Trace(
         problem=request.index,
         prompt=request.prompt,

@@ -17,7 +17,7 @@ from csd.engine.call import Call, RunSettings
 from csd.engine.options import Options, read_options
 from csd.engine.options.engine_arguments import EngineOptions, WarmupOptions
 from csd.engine.options.show import shows
-from csd.engine.plan import Policy
+from csd.engine.plan import StepPolicy
 from csd.engine.policy import CallPolicy
 from csd.engine.requests.request import Carrying, Request, check_served, every
 from csd.engine.resources.caches import Caches
@@ -53,7 +53,7 @@ class Feed(Protocol):
         nodes: drafted tokens per step if the budget is a number, else 0.
         """
 
-    def policy(self) -> Policy:
+    def policy(self) -> StepPolicy:
         """Returns the policy of a run, whose requests arrive between steps."""
 
 
@@ -329,7 +329,7 @@ class Engine:
                 for kind, seconds in preparation().items():
                     step.seconds[kind] += seconds - before[kind]
                 control = budget.control
-                policy: Policy = (
+                policy: StepPolicy = (
                     CallPolicy(requests, settings, self.together) if feed is None else feed.policy()
                 )
                 slots = HostSlots(

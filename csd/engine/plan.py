@@ -1,6 +1,6 @@
 """Plain values by which a step is composed: the state, the plan, and the events that follow.
 
-    View     slots, pages and prompts as they are between two steps
+    StepView slots, pages and prompts as they are between two steps
     Plan     a policy's decision: requests to end, join or read, samples to start
     events   results of a plan or a step: `Begun`, `Advanced`, `Failed`, `Ended`
 
@@ -17,7 +17,7 @@ from csd.engine.results.result import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StepView:
     """Slots, pages and prompts between two steps."""
 
     slots: int  # in all
@@ -110,13 +110,13 @@ class Ended:
 Event = Begun | Advanced | Failed | Ended
 
 
-class Policy(Protocol):
+class StepPolicy(Protocol):
     """Decides which requests of a run are read, started and ended; it holds no slots.
 
     `CallPolicy` has the requests of a call, the server's `ServedRequests` those that arrive.
     """
 
-    def plan(self, view: View) -> Plan | None:
+    def plan(self, view: StepView) -> Plan | None:
         """Returns what is to be done next; None ends the run."""
 
     def note(self, event: Event) -> None:
@@ -126,7 +126,7 @@ class Policy(Protocol):
 class Starts:
     """Samples that a plan starts, in the free slots of a view."""
 
-    def __init__(self, view: View):
+    def __init__(self, view: StepView):
         self._free = [*reversed(view.free)]
         self._count: Counter[int] = Counter()  # samples started here, by request
         self.made: list[Start] = []

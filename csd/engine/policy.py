@@ -4,7 +4,7 @@ from collections import deque
 from itertools import chain
 
 from csd.engine.call import RunSettings
-from csd.engine.plan import Advanced, Begun, Ended, Event, Failed, Plan, Starts, View
+from csd.engine.plan import Advanced, Begun, Ended, Event, Failed, Plan, Starts, StepView
 from csd.engine.requests.history import longest_first
 from csd.engine.requests.request import Request
 
@@ -23,7 +23,7 @@ class CallPolicy:
             request.streams = settings.on_tokens is not None
         self._changed: dict[int, Request] = {}  # with samples that have ended, or a failure
 
-    def plan(self, view: View) -> Plan | None:
+    def plan(self, view: StepView) -> Plan | None:
         end = self._ended()
         if end:
             return Plan(end=end)
@@ -41,7 +41,7 @@ class CallPolicy:
             return None
         return Plan(start=tuple(starts.made), ending=not any(map(starts.waiting, view.active)))
 
-    def _read(self, view: View, free: int) -> tuple[Request, ...]:
+    def _read(self, view: StepView, free: int) -> tuple[Request, ...]:
         """Prompts to read, while their first samples have free slots; at least one."""
         read: list[Request] = []
         for request in chain(view.reading, self._queue):

@@ -11,7 +11,7 @@ from typing import Any
 from csd.engine.call import RunSettings
 from csd.engine.options.grammar import GRAMMARS, dead_parts
 from csd.engine.options.params import SamplingParams
-from csd.engine.plan import Advanced, Ended, Event, Failed, Policy
+from csd.engine.plan import Advanced, Ended, Event, Failed, StepPolicy
 from csd.engine.requests.request import LiveSample, Request
 from csd.engine.results.record import PendingRecord, Record
 from csd.engine.results.result import Sample
@@ -36,7 +36,7 @@ class Scheduler:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: StepPolicy,
         slots: HostSlots,
         settings: RunSettings,
         *,

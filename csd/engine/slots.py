@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from csd.engine.admission import admit
-from csd.engine.plan import Begun, Ended, Event, Failed, Plan, Start, View
+from csd.engine.plan import Begun, Ended, Event, Failed, Plan, Start, StepView
 from csd.engine.requests.request import LiveSample, Request
 from csd.engine.requests.slot_edits import Refill, clear_slot, fill_slots, join_classes
 from csd.engine.results.logprobs import Measures
@@ -48,10 +48,10 @@ class HostSlots:
         # tokens of prompts, and rows of past samples, since the last step
         self._read_tokens = self._entered_rows = 0
 
-    def view(self) -> View:
+    def view(self) -> StepView:
         """Returns the plain values from which a policy decides."""
         allocator = self.step.cache.allocator
-        return View(
+        return StepView(
             slots=len(self.owners),
             free=tuple(s for s, owner in enumerate(self.owners) if owner is None),
             active=tuple(self.active),

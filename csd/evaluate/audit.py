@@ -12,7 +12,7 @@ In greedy rows scores are logits, after penalties and bans. Rounding moves score
 moves logits, so a small gap is a tie, and a large one shows other weights, settings or tokens.
 
 Where a record and the engine have the same bits on every x86 CPU (`has_same_bits`), nothing is a
-tie: `Difference.find` compares tokens and log-probabilities to the bit.
+tie: `BitDifference.find` compares tokens and log-probabilities to the bit.
 """
 
 import math
@@ -214,7 +214,7 @@ def has_same_bits(engine: Engine, traces: Iterable[Trace]) -> bool:
 SHOWN = 5
 
 
-class Difference(NamedTuple):
+class BitDifference(NamedTuple):
     """The first token of a sample whose bits differ."""
 
     position: int
@@ -222,7 +222,7 @@ class Difference(NamedTuple):
     tops: tuple[Top | None, Top]  # the likeliest tokens of the record and of this model
 
     @classmethod
-    def find(cls, sample: Audited, trace: Trace) -> "Difference | None":
+    def find(cls, sample: Audited, trace: Trace) -> "BitDifference | None":
         """The first difference of an audited sample from its record; None if all bits are equal.
 
         A record without its likeliest tokens shows the first token that differs, or the first one

@@ -20,7 +20,7 @@ from csd.evaluate.resumable_results import ResumedFile
 from csd.evaluate.vote import Decision, Vote, counts, drawn, text_of, vote
 from csd.models.text.prompts import as_message
 from csd.traces.history import History
-from csd.traces.receipt import Receipt, bits_hash
+from csd.traces.receipt import Receipt, with_logprobs
 from csd.utils.check import AtLeast, Between, check, shown
 
 # a caution beside seconds of k samples, which are the run's by the share of their tokens
@@ -141,7 +141,7 @@ def run(
         receipt = engine.model.receipt()
         rows = [
             _row(problems[i], task, out, seconds / len(outs), num_samples, limited, chat)
-            | {"receipt": {**receipt, "logprobs": [bits_hash(s.logprobs) for s in drawn(out)]}}
+            | {"receipt": with_logprobs(receipt, (s.logprobs for s in drawn(out)))}
             for i, out in zip(block, outs, strict=False)
         ]
         if rows:

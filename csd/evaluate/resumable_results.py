@@ -49,7 +49,9 @@ def record(
         call.requests = [r for r in call.requests if r.index not in done]
         for request, _ in engine.draw(call) if call.requests else ():
             on_sample()
-            if request.progress.whole(until=None):
+            # several samples of a prompt may end in one step
+            if request.index not in done and request.progress.whole(until=None):
+                done.add(request.index)
                 part.add([trace_of(request).to_dict()])
         traces = [Trace.of(cast(TraceLine, row)) for row in part.rows]
         traces.sort(key=lambda trace: trace.problem)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from csd.engine.plan import Plan, Starts, View
+from csd.engine.plan import Plan, Starts, StepView
 from csd.engine.requests.request import Request
 from csd.serve.handle import Handle
 from csd.serve.turns import Turns
@@ -19,7 +19,7 @@ from csd.state.kv_cache import pages_for, pages_held
 
 
 @dataclass(slots=True)
-class Room:
+class PageRoom:
     """Pages that a plan leaves free.
 
     short: whether they are too few for a request whose turn it is; frees_enough: whether those of
@@ -98,13 +98,13 @@ class ServicePolicy:
 
     # what follows
 
-    def plan(self, view: View) -> Plan | None:
+    def plan(self, view: StepView) -> Plan | None:
         """The next plan; None if nothing is in flight."""
         if end := self._end():
             return Plan(end=end)
         if join := self._twins_of(view):
             return Plan(join=join)
-        starts, room = Starts(view), Room(view.free_pages, view.held_pages, view.reach)
+        starts, room = Starts(view), PageRoom(view.free_pages, view.held_pages, view.reach)
         if view.reading and view.reads_on and starts.free:
             return Plan(read=view.reading)
         while starts.free and (request := self._next(view, starts, room)) is not None:
@@ -145,7 +145,7 @@ class ServicePolicy:
                 self.queue.remove(handle)
         return tuple(handle.request for handle in ending)
 
-    def _twins_of(self, view: View) -> tuple[tuple[Request, Request], ...]:
+    def _twins_of(self, view: StepView) -> tuple[tuple[Request, Request], ...]:
         """Waiting requests that draw the same samples as one in flight, which needs no slot."""
         handles = [self.handles[request.index] for request in view.active]
         groups = {handle.group for handle in handles} - {None}
@@ -156,7 +156,7 @@ class ServicePolicy:
             if (leader := self._leader(handle, view)) is not None
         )
 
-    def _next(self, view: View, starts: Starts, room: Room) -> Request | None:
+    def _next(self, view: StepView, starts: Starts, room: PageRoom) -> Request | None:
         """Request whose sample gets the next slot, or that gets a place so that one may."""
         live: Counter[Hashable] = Counter()
         waiting: Counter[Hashable] = Counter()
@@ -174,7 +174,9 @@ class ServicePolicy:
                 return found
         return None
 
-    def _next_of(self, owner: Hashable, view: View, starts: Starts, room: Room) -> Request | None:
+    def _next_of(
+        self, owner: Hashable, view: StepView, starts: Starts, room: PageRoom
+    ) -> Request | None:
         """Does `_next` for one owner."""
         own = [r for r in view.active if starts.waiting(r) and self.owner_of(r) == owner]
         for request in own:
@@ -194,7 +196,7 @@ class ServicePolicy:
             return None
         return next((request for request in own if room.has(request)), None)
 
-    def _leader(self, handle: Handle, view: View) -> Request | None:
+    def _leader(self, handle: Handle, view: StepView) -> Request | None:
         """A request in flight of the same group; None if there is none."""
         if handle.group is None:
             return None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from copy import copy
 
-from csd.engine.plan import Advanced, Begun, Ended, Event, Failed, Plan, View
+from csd.engine.plan import Advanced, Begun, Ended, Event, Failed, Plan, StepView
 from csd.engine.requests.request import LiveSample
 from csd.engine.results.result import UNFINISHED
 from csd.serve.handle import Handle
@@ -46,7 +46,7 @@ class ServedRequests:
         """Handles of requests that have not ended, by request index."""
         return self.policy.handles
 
-    def plan(self, view: View) -> Plan | None:
+    def plan(self, view: StepView) -> Plan | None:
         for handle in self.touched.values():
             handle.wake()
         self.touched.clear()

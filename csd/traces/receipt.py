@@ -32,7 +32,9 @@ class Receipt(TypedDict):
     cpu: str
     instructions: list[str]
     versions: dict[str, str]
-    logprobs: list[str]  # hash of each sample's log-probabilities, in the order of the samples
+    # hash of each sample's log-probabilities, in the order of the samples; none where the bits are
+    # not exact, and so may differ from call to call
+    logprobs: list[str]
 
 
 def receipt_of(model: str | None, exact_on: str | None, dtype: str, device: str) -> Receipt:
@@ -66,6 +68,12 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def with_logprobs(receipt: Receipt, samples: Iterable[Iterable[float]]) -> Receipt:
+    """The receipt with the log-probabilities of each sample."""
+    hashes = [bits_hash(logprobs) for logprobs in samples] if receipt["exact_on"] else []
+    return {**receipt, "logprobs": hashes}
 
 
 def bits_hash(logprobs: Iterable[float]) -> str:

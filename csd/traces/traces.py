@@ -69,11 +69,10 @@ class Trace:
                         f"and {len(probabilities)} probabilities"
                     )
         receipt = line.get("receipt")
-        if receipt is not None and len(receipt["logprobs"]) != len(samples):
-            raise ValueError(
-                f"must have {len(samples)} entries in 'receipt.logprobs', got "
-                f"{len(receipt['logprobs'])}"
-            )
+        if receipt is not None:
+            wanted, found = len(samples) if receipt["exact_on"] else 0, len(receipt["logprobs"])
+            if found != wanted:
+                raise ValueError(f"must have {wanted} entries in 'receipt.logprobs', got {found}")
         return cls(
             problem=line.get("problem", 0),
             prompt=line["prompt_ids"],
@@ -94,7 +93,8 @@ class Trace:
 
         receipt = self.receipt
         if receipt is not None:
-            receipt = {**receipt, "logprobs": [receipt["logprobs"][i] for i in places]}
+            hashes = receipt["logprobs"]
+            receipt = {**receipt, "logprobs": [hashes[i] for i in places] if hashes else []}
         return replace(
             self,
             samples=[self.samples[i] for i in places],

@@ -54,4 +54,4 @@ def test_the_table_is_written_anew_in_its_place(folder):
 def test_the_table_has_a_number_for_every_room():
     table = tomllib.loads((room_lines.ROOT / "pyproject.toml").read_text())["tool"]["rooms"]
     assert {*room_lines.counted(room_lines.ROOT / "csd")} == {*table}
-    assert sum(table.values()) < 76_000
+    assert sum(table.values()) < 76_500

@@ -95,7 +95,7 @@ def _here(result: dict) -> str:
 
 
 def _times(row: dict, slow: str, fast: str = "csd") -> str:
-    """How many times as fast `fast` is: the median of the pairs' ratios, with their range."""
+    """Median of the pairs' ratios of `fast`'s speed to `slow`'s, with their range."""
     ratios = [a / b for a, b in zip(row["rates"][fast], row["rates"][slow], strict=True)]
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 

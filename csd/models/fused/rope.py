@@ -8,6 +8,7 @@ import math
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 _LLAMA3 = (
@@ -230,10 +231,10 @@ def _cos_sin(angle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def default_frequencies(rope: Rope, dims: int) -> torch.Tensor:
     if rope.kind != "default":
         raise ValueError(f"rope type {rope.kind!r} needs the frequencies of a module")
-    exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims
+    exponents = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
     # in decimals, whose powers are correctly rounded on every machine
     theta = Decimal(rope.theta)
-    w = 1.0 / torch.tensor([float(theta ** Decimal(x)) for x in exponent.tolist()])
+    w = 1.0 / torch.tensor([float(theta ** Decimal(x)) for x in exponents.tolist()])
     if rope.scaling is None:
         return w
     factor, low, high, old_context = rope.scaling

@@ -13,7 +13,7 @@ from csd.kernels.attention.layer import LayerAttention, PromptAttention
 from csd.kernels.attention.prompt import PromptChunk, PromptRows
 from csd.kernels.ops import Ops
 from csd.models.fused.config import scale_of
-from csd.research.draft_models.slots import HostSlots, SlotRows
+from csd.research.draft_models.slots import DraftSlots, SlotRows
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
 
@@ -135,7 +135,7 @@ class DraftCache:
 
     # samples
 
-    def claim(self, host: HostSlots, slots: Slots) -> list[int]:
+    def claim(self, host: DraftSlots, slots: Slots) -> list[int]:
         """Reserve pages for new samples; returns their slots."""
         new = [s for s in host.live if self._owner[s] != host.owner(s)]
         if new:
@@ -149,7 +149,7 @@ class DraftCache:
         return new
 
     def read(
-        self, recent: dict[int, list[int]], hidden: dict[int, torch.Tensor] | None, host: HostSlots
+        self, recent: dict[int, list[int]], hidden: dict[int, torch.Tensor] | None, host: DraftSlots
     ) -> torch.Tensor:
         """Read committed tokens, at least one per slot, and append them to the cache.
 
@@ -217,7 +217,7 @@ class DraftCache:
         hidden: torch.Tensor | None,
         node_k: torch.Tensor,
         node_v: torch.Tensor,
-        host: HostSlots,
+        host: DraftSlots,
     ) -> torch.Tensor:
         """Run the rows `row_index`, and write their keys and values to node_k and node_v, which
         already have those of the other rows. Returns states [len(row_index), hidden]."""
@@ -256,7 +256,7 @@ class DraftCache:
             self._ints(token), self._ints(position), hidden, attend, new_k, new_v, self.ops
         )
 
-    def position_of(self, s: int, host: HostSlots) -> int:
+    def position_of(self, s: int, host: DraftSlots) -> int:
         """Position of the next token of slot s."""
         return self.base[host.group[s]] + self.length[s]
 
@@ -282,7 +282,7 @@ class DraftCache:
 class Scratch:
     """Keys and values of a step's drafts: the nodes of each slot, read level by level."""
 
-    def __init__(self, cache: DraftCache, host: HostSlots):
+    def __init__(self, cache: DraftCache, host: DraftSlots):
         self.cache, self.host = cache, host
         self.words: dict[int, list[int]] = {s: [] for s in host.live}
         self.rows = SlotRows.of([], {})

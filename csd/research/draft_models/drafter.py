@@ -36,7 +36,7 @@ from csd.research.draft_models.distributions import (
     expected,
 )
 from csd.research.draft_models.prefill import DraftPrefill
-from csd.research.draft_models.slots import HostSlots, take
+from csd.research.draft_models.slots import DraftSlots, take
 from csd.state import pool
 from csd.state.kv_cache import KVCache
 from csd.state.pool import MAX_DEPTH, MAX_NODES, Pool, path_probability
@@ -241,7 +241,7 @@ class ModelDrafter(NetworkDrafter):
 
     def propose(self, slots: Slots, rows: int, noise: DraftNoise | None = None) -> Pool:
         """Draft trees of all live slots in at most `rows` rows, roots included."""
-        host = HostSlots.of(slots)
+        host = DraftSlots.of(slots)
         if rows <= len(host.live):
             return roots(slots, rows)
         self.begin(host)
@@ -252,14 +252,14 @@ class ModelDrafter(NetworkDrafter):
         trees = likeliest(self.trees, rows - len(host.live), self.reliability, penalty)
         return pool_of_trees(trees, slots, rows)
 
-    def begin(self, host: HostSlots, drawn: bool = False) -> Scratch:
+    def begin(self, host: DraftSlots, drawn: bool = False) -> Scratch:
         """Start a step with empty trees. drawn: True if their nodes will be random draws."""
         assert self.prefill.cache is not None, "start was not called"
         self.trees = {s: SlotTree() for s in host.live}
         self.scratch, self.drawn = Scratch(self.prefill.cache, host), drawn
         return self.scratch
 
-    def _grow(self, host: HostSlots, slots: Slots, noise: DraftNoise | None) -> None:
+    def _grow(self, host: DraftSlots, slots: Slots, noise: DraftNoise | None) -> None:
         """Add the network's nodes to the trees, level by level."""
         if isinstance(self.temperature, tuple):
             raise ValueError(

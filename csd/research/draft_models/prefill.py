@@ -9,7 +9,7 @@ import torch
 
 from csd.kernels.ops import Ops
 from csd.research.draft_models.cache import DraftCache, DraftNetwork
-from csd.research.draft_models.slots import HostSlots, take
+from csd.research.draft_models.slots import DraftSlots, take
 from csd.state.kv_cache import pages_for
 from csd.state.slots import Slots
 
@@ -70,7 +70,7 @@ class DraftPrefill:
             prompt_pages=prompt_pages,
         )
 
-    def catch_up(self, host: HostSlots, slots: Slots) -> torch.Tensor:
+    def catch_up(self, host: DraftSlots, slots: Slots) -> torch.Tensor:
         """Read unread committed tokens, roots included; returns root states [live, hidden]."""
         cache = self.cache
         assert cache is not None
@@ -93,7 +93,7 @@ class DraftPrefill:
         if not self.net.wants_hidden:
             return
         assert self.hidden is not None and self.cache is not None
-        host = HostSlots.of(slots)
+        host = DraftSlots.of(slots)
         for s, rows in enumerate(paths):
             if not rows or s not in host.live:
                 continue

@@ -1,7 +1,7 @@
 """Slots for drafting with a model: their state and order, and the attention layout of their rows.
 
-On the host a slot has any number of rows (`HostSlots`, `SlotRows`). In tensors of fixed shape every
-live slot has the same number (`SlotOrder`).
+On the host a slot has any number of rows (`DraftSlots`, `SlotRows`). In tensors of fixed shape
+every live slot has the same number (`SlotOrder`).
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ def take(x: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class HostSlots:
+class DraftSlots:
     """Host copy of the slots' state, as lists over the slots unless noted."""
 
     live: list[int]  # live slots, ordered by group, then slot
@@ -30,7 +30,7 @@ class HostSlots:
     room: list[int]  # largest depth of a tree
 
     @classmethod
-    def of(cls, slots: Slots) -> "HostSlots":
+    def of(cls, slots: Slots) -> "DraftSlots":
         group = slots.group.tolist()
         live = [s for s, runs in enumerate(slots.live.tolist()) if runs]
         return cls(

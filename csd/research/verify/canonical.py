@@ -38,7 +38,7 @@ from dataclasses import dataclass
 
 import torch
 
-from csd.research.verify.scheme import Plan, Scheme, normalised, ratio
+from csd.research.verify.scheme import Scheme, SchemePlan, normalised, ratio
 
 # zero, relative to masses of order 1
 EPS = 1e-15
@@ -164,7 +164,7 @@ class Canonical(Scheme):
             probs = torch.where(choice.skip[:, None], probs, choice.probs)
         return probs, choices
 
-    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> SchemePlan:
         probs, choices = self._rounds(q, p)
         # distribution of the current winner, given the drafts
         holds = torch.zeros(x.shape, dtype=q.dtype, device=q.device)
@@ -175,7 +175,7 @@ class Canonical(Scheme):
             holds[:, k] = (before * (1 - stays)).sum(-1)
             holds[:, :k] = before * stays
         accept = ratio(q.gather(1, x), probs.gather(1, x))
-        return Plan(holds, accept, normalised((q - probs).clamp(min=0), q))
+        return SchemePlan(holds, accept, normalised((q - probs).clamp(min=0), q))
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return torch.minimum(q, self._rounds(q, p)[0]).sum(-1)

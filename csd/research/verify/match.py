@@ -14,8 +14,8 @@ import torch
 from csd.research.verify.scheme import (
     DraftDecision,
     Noise,
-    Plan,
     Scheme,
+    SchemePlan,
     inverse_cdf,
     normalised,
 )
@@ -24,7 +24,7 @@ from csd.research.verify.scheme import (
 class Match(Scheme):
     name = "match"
 
-    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> SchemePlan:
         chance = q.gather(1, x)
         # a token counts at its first draft; after that it cannot be the output any more
         previous = torch.ones(x.shape[1], x.shape[1], device=x.device).tril(-1).bool()
@@ -33,7 +33,7 @@ class Match(Scheme):
         left = 1 - chance.cumsum(-1) + chance
         accept = torch.where(chance > 0, chance / left.clamp(min=1e-300), 0).clamp(max=1)
         drafted = torch.zeros_like(q, dtype=torch.bool).scatter_(1, x, True)
-        return Plan(None, accept, normalised(torch.where(drafted, 0, q), q))
+        return SchemePlan(None, accept, normalised(torch.where(drafted, 0, q), q))
 
     def _decide(
         self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 import torch
 
-from csd.research.verify.scheme import Plan, Scheme, normalised, ratio
+from csd.research.verify.scheme import Scheme, SchemePlan, normalised, ratio
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Recursive(Scheme):
     def same_proposals(self) -> bool:
         return not self.replacement
 
-    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> SchemePlan:
         if not self.replacement:
             p = without_replacement(x, p[:, 0])
         accept = torch.empty(x.shape, dtype=q.dtype, device=q.device)
@@ -58,7 +58,7 @@ class Recursive(Scheme):
             column = x[:, k : k + 1]
             accept[:, k : k + 1] = ratio(q.gather(1, column), p[:, k].gather(1, column))
             q = normalised((q - p[:, k]).clamp(min=0), q)
-        return Plan(None, accept, q)
+        return SchemePlan(None, accept, q)
 
     def draft_probs(self, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         if not self.replacement:
@@ -93,7 +93,7 @@ class KSeq(Scheme):
     name = "kseq"
     same_proposals = True
 
-    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> SchemePlan:
         K, p = x.shape[1], p[:, 0]
         rho = solve_rho(q, p, K)[:, None]
         share = torch.minimum(q / rho, p)
@@ -101,7 +101,7 @@ class KSeq(Scheme):
         reject = 1 - share.sum(-1, keepdim=True)
         scale = sum(reject**k for k in range(K))
         accept = ratio(q.gather(1, x) / rho, p.gather(1, x))
-        return Plan(None, accept, normalised((q - share * scale).clamp(min=0), q))
+        return SchemePlan(None, accept, normalised((q - share * scale).clamp(min=0), q))
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         K, p = p.shape[1], p[:, 0]
@@ -126,11 +126,11 @@ def solve_rho(q: torch.Tensor, p: torch.Tensor, K: int) -> torch.Tensor:
 class Single(Scheme):
     name = "single"
 
-    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> SchemePlan:
         first = x[:, :1]
         accept = torch.zeros(x.shape, dtype=q.dtype, device=q.device)
         accept[:, :1] = ratio(q.gather(1, first), p[:, 0].gather(1, first))
-        return Plan(None, accept, normalised((q - p[:, 0]).clamp(min=0), q))
+        return SchemePlan(None, accept, normalised((q - p[:, 0]).clamp(min=0), q))
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return torch.minimum(q, p[:, 0]).sum(-1)

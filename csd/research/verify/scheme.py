@@ -2,7 +2,7 @@
 
 A scheme turns K drafts x_1 .. x_K of a token, drawn from p_1 .. p_K, into one token distributed as
 q. It either takes one of the drafts or draws from a residual distribution. Given the drafts, a
-scheme is a `Plan`; summed over the drafts' distribution, a plan's outcome is q, exactly.
+scheme is a `SchemePlan`; summed over the drafts' distribution, a plan's outcome is q, exactly.
 
 Mass that a proposal lacks is a null draw: an atom after the vocabulary with target probability 0,
 written -1 among drafts. A gap within the rounding of the proposal's dtype does not count as lacking
@@ -51,7 +51,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Plan:
+class SchemePlan:
     """Steps to the output, given the drafts. A = V + 1 atoms, the last one null."""
 
     select: torch.Tensor | None  # [B, K], distribution of the candidate; None tries all in order
@@ -105,7 +105,7 @@ class Scheme:
         self._check_same(p)
         return self._acceptance(q, p)
 
-    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> Plan:
+    def _plan(self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> SchemePlan:
         """Plan for drafts x [B, K] in 0 .. V, with q [B, A] and p [B, K, A], which sum to 1."""
         raise NotImplementedError
 

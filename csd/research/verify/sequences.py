@@ -23,7 +23,7 @@ from csd.graph.host_tree import pool_of_rows
 from csd.kernels.common.noise import DRAFT, philox_words, stepped
 from csd.research.draft_models.distributions import distributions
 from csd.research.draft_models.drafter import ModelDrafter
-from csd.research.draft_models.slots import HostSlots
+from csd.research.draft_models.slots import DraftSlots
 from csd.research.verify.sampled_tree import Drawn, Node, draw
 from csd.state.pool import COST_ONE, MAX_NODES, MODEL, ROOT, Pool
 from csd.state.slots import Slots
@@ -56,7 +56,7 @@ class Sequences:
 
         choose(costs) returns the number of rows with these costs that are worth verifying.
         """
-        drafter, host = self._drafter, HostSlots.of(slots)
+        drafter, host = self._drafter, DraftSlots.of(slots)
         first = slots.context.tolist()
         step = _Growing({s: [Node(first[s][0], s, 0, 0, ROOT, first[s])] for s in host.live}, {})
         depth = self._depths(host, nodes, choose)
@@ -82,7 +82,7 @@ class Sequences:
         flat = [n for tree in step.nodes.values() for n in tree]
         return pool, Drawn(flat, pool.slot_start.tolist())
 
-    def _depths(self, host: HostSlots, nodes: int, choose: Callable) -> dict[int, tuple[int, int]]:
+    def _depths(self, host: DraftSlots, nodes: int, choose: Callable) -> dict[int, tuple[int, int]]:
         """(number of sequences, number of levels) of each slot that drafts."""
         each, over = divmod(nodes, max(len(host.live), 1))
         depths = {}
@@ -120,7 +120,7 @@ class Sequences:
         hidden: torch.Tensor,
         row: dict,
         step: _Growing,
-        host: HostSlots,
+        host: DraftSlots,
         slots: Slots,
     ) -> list[tuple[int, int]]:
         """Draw one token of every sequence; returns the new nodes (slot, number)."""
@@ -181,7 +181,7 @@ class Sequences:
             out[s, n] = Proposal(by_heat[0].token[i].tolist(), probs)
         return out
 
-    def _words(self, s: int, level: int, host: HostSlots, slots: Slots) -> np.ndarray:
+    def _words(self, s: int, level: int, host: DraftSlots, slots: Slots) -> np.ndarray:
         """Noise words [draws] of a slot's sequences at depth `level`."""
         key, number = slots.key[s].numpy(force=True), slots.step[s].numpy(force=True)
         position = np.array(host.generated[s] + level)

@@ -1,7 +1,7 @@
 """Slots as plain values: plans are applied to them as an engine's slots do, without a model."""
 
 from csd.engine.options.params import SamplingParams
-from csd.engine.plan import Advanced, Begun, Ended, Failed, View
+from csd.engine.plan import Advanced, Begun, Ended, Failed, StepView
 from csd.engine.requests.request import Request
 from csd.engine.results.result import Sample
 from csd.state.kv_cache import pages_for
@@ -46,7 +46,7 @@ class PlainSlots:
         prompts = {id(self.shared.get(r.index, r)): r for r in (*self.active, *self.reading)}
         read = sum(pages_for(len(request.prompt) - 1) for request in prompts.values())
         assert self.held + read <= self.pages
-        return View(
+        return StepView(
             slots=len(self.owners),
             free=tuple(s for s, live in enumerate(self.owners) if live is None),
             active=tuple(self.active),

@@ -200,6 +200,7 @@ CHECKS = {
     "docs/packed_weights.md 0": lambda names: (
         "weights: " in repr(names["packed"]) and "weights: bfloat16" in repr(names["unpacked"])
     ),
+    "docs/portable.md 0": lambda names: names["_"] == "every x86 CPU",
     "docs/prefix_cache.md 0": lambda names: are_sound(*names["out"], n=8) and len(names["_"]),
     "docs/quickstart.md 2": is_explained,
     "docs/recipes.md 2": files_are_compared,
@@ -242,6 +243,7 @@ def blocks_of(page):
     return [(m["kind"], m["code"]) for m in re.finditer(fenced, page.read_text(), re.MULTILINE)]
 
 
+STATED = re.compile(r"^ *assert\b", re.MULTILINE)
 BLOCKS = {page.relative_to(ROOT).as_posix(): blocks_of(page) for page in PAGES}
 CASES = [(page, i) for page, blocks in BLOCKS.items() for i in range(len(blocks))]
 
@@ -274,7 +276,7 @@ def place(tmp_path_factory):
     for name in GGUF_FILES:
         packed_files.write_model(small, folder / name, keys)
         # bytes beyond ASCII
-        ends = json.dumps({"eos_token_id": [*range(222, 256)]})
+        ends = json.dumps({"eos_token_id": [*range(222, 238)]})
         (folder / name).with_name(SETTINGS).write_text(ends)
     (folder / "a head's folder").mkdir()
     eagle_heads.write(folder / "a head's folder", 1, hidden=64, vocab=len(tokenizer))
@@ -472,7 +474,7 @@ def test_the_result_of_each_block_is_checked():
     without = {
         f"{page} {i}"
         for page, i in CASES
-        if BLOCKS[page][i][0] != "sh" and not re.search(r"\bassert", BLOCKS[page][i][1])
+        if BLOCKS[page][i][0] != "sh" and not STATED.search(BLOCKS[page][i][1])
     }
     assert without == set(CHECKS)
 

@@ -13,6 +13,7 @@ FINISHED = re.compile(r"<!-- finished table -->\n.*?<!-- /table -->", re.DOTALL)
 BY_HAND = {
     "commit",
     "side",
+    "seconds for 8 answers",
     "kernel",
     "drafts",
     "constant",

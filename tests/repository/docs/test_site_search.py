@@ -22,7 +22,7 @@ def headings(page):
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_heading_of_the_page_has_the_words(question):
-    """As the check of the built site, from the pages alone."""
+    """Checks the search of the built site from the pages alone."""
     words = set(question.lower().split())
     found = headings(QUESTIONS[question].strip("/"))
     assert any(words <= set(re.findall(r"\w+", heading.lower())) for heading in found), found

@@ -117,15 +117,16 @@ def test_a_recording_into_a_pipe(e, expected, tmp_path):
 
 
 def test_a_recording_without_samples_replaces_none(e, tmp_path):
-    path = tmp_path / "t.jsonl"
-    csd.generate(e, PROMPTS, record=str(path), **OPTIONS)
+    # no sample ends in the first step
+    path, options = tmp_path / "t.jsonl", OPTIONS | dict(stop_token_ids=[], ignore_eos=True)
+    csd.generate(e, PROMPTS, record=str(path), **options)
     before = path.read_bytes()
 
     def interrupt(*args):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        csd.generate(e, PROMPTS, record=str(path), callback=interrupt, **OPTIONS)
+        csd.generate(e, PROMPTS, record=str(path), callback=interrupt, **options)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["t.jsonl"]
 
 

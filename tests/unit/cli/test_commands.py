@@ -92,7 +92,7 @@ def documented_keys():
 
 def test_outputs_have_the_documented_keys(toy_folder, tmp_path, capsys):
     keys = documented_keys()
-    optional = {"sample": {"characters"}, "audit": {"own_different_share"}}
+    optional = {"sample": {"characters"}, "audit": {"bits_equal", "own_different_share"}}
 
     def check(name, output):
         assert [*output.items()][:2] == [("schema", f"csd.{name}"), ("version", VERSION)]

@@ -6,7 +6,7 @@ import pytest
 from helpers.runs.plain_slots import Drawn, PlainSlots, request_of
 
 from csd.engine.call import RunSettings
-from csd.engine.plan import Advanced, Begun, Ended, Failed, View
+from csd.engine.plan import Advanced, Begun, Ended, Failed, StepView
 from csd.engine.policy import CallPolicy
 from csd.engine.results.result import Sample
 
@@ -67,7 +67,7 @@ def test_plans(case):
     samples, live, together, free, active, reading, reads_on, start, read, ending = TABLE[case]
     requests = asked(*samples, live=live)
     policy = policy_of(requests, together, len(samples) - active - reading)
-    view = View(
+    view = StepView(
         slots=len(free) + sum(live),
         free=tuple(free),
         active=tuple(requests[:active]),
@@ -83,7 +83,7 @@ def test_long_ones_begin_first():
     requests = asked(1, 1, 1)
     for request, length in zip(requests, (3, 9, 5), strict=True):
         request.history = [[7] * length]
-    plan = CallPolicy(requests, RunSettings(), None).plan(View(3, (0, 1, 2)))
+    plan = CallPolicy(requests, RunSettings(), None).plan(StepView(3, (0, 1, 2)))
     assert shown(plan)[1] == [1, 2, 0]
 
 
@@ -103,7 +103,7 @@ def test_until_ends_a_request_once_its_prefix_decides():
 
     policy = policy_of([request], until=until)
     policy.note(ended(request, 1))
-    view = View(3, (1,), (request,))
+    view = StepView(3, (1,), (request,))
     assert shown(policy.plan(view))[0] == [(1, 0, 3)]
     policy.note(ended(request, 2))
     policy.note(ended(request, 0))
@@ -119,8 +119,8 @@ def test_a_request_that_is_done_ends():
     first, second = asked(1, 2, live=[1, 1])
     policy = policy_of([first, second])
     policy.note(ended(first, 0))
-    assert policy.plan(View(2, (0,), (first, second))).end == (first,)
-    assert shown(policy.plan(View(2, (0,), (second,))))[0] == [(0, 1, 1)]
+    assert policy.plan(StepView(2, (0,), (first, second))).end == (first,)
+    assert shown(policy.plan(StepView(2, (0,), (second,))))[0] == [(0, 1, 1)]
 
 
 @pytest.mark.parametrize("returns", [False, True])
@@ -138,7 +138,7 @@ def test_an_error_ends_the_call_unless_its_request_asked_for_it(returns):
             policy.note(Failed(first, first.progress.fault, 0))
         return
     policy.note(Failed(first, first.progress.fault, 0))
-    assert policy.plan(View(2, (), (first, second))).end == (first,)
+    assert policy.plan(StepView(2, (), (first, second))).end == (first,)
     assert first.progress.error == "of its grammar"
 
 

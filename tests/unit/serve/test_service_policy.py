@@ -5,7 +5,7 @@ import random
 import pytest
 from helpers.runs.plain_slots import Drawn, PlainSlots, request_of
 
-from csd.engine.plan import Advanced, Begun, Ended, View
+from csd.engine.plan import Advanced, Begun, Ended, StepView
 from csd.serve.handle import Handle
 from csd.serve.policy import ServicePolicy
 
@@ -42,7 +42,9 @@ class Service:
     def view(self, slots, **rest):
         live = sum(len(request.progress.live) for request in self.active)
         sizes = dict(pages=100, free_pages=100, groups=len(self.active)) | rest
-        return View(slots, (*range(live, slots),), tuple(self.active), tuple(self.reading), **sizes)
+        return StepView(
+            slots, (*range(live, slots),), tuple(self.active), tuple(self.reading), **sizes
+        )
 
     def plan(self, slots, **rest):
         """The plan, with names of requests, and indices of samples that start."""
