@@ -200,7 +200,7 @@ def test_requests_draft_for_each_other_on_request(toy_folder, monkeypatch):
 
     def watched(self, requests, settings):
         yield from engine_run(self, requests, settings)
-        stats.append([request.stats for request in requests])
+        stats.append([request.progress.stats for request in requests])
 
     monkeypatch.setattr(csd.Engine, "run", watched)
     hot = dict(do_sample=True, temperature=0.8, max_gen_toks=24)

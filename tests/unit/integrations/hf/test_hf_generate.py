@@ -277,7 +277,7 @@ def stats(monkeypatch):
 
     def watched(self, requests, settings):
         yield from run(self, requests, settings)
-        found.append([request.stats for request in requests])
+        found.append([request.progress.stats for request in requests])
 
     monkeypatch.setattr(csd.Engine, "run", watched)
     return found

@@ -179,7 +179,7 @@ def test_prompts_draft_for_each_other_on_request(trained, monkeypatch):
 
     def watched(self, requests, settings):
         yield from run(self, requests, settings)
-        stats.append([request.stats for request in requests])
+        stats.append([request.progress.stats for request in requests])
 
     monkeypatch.setattr(csd.Engine, "run", watched)
     trainer = trained.trainer

@@ -117,8 +117,11 @@ def test_a_loop_computes_the_formula(name, by):
     for rows in range(most):
         assert torch.equal(product(x[:rows], weight, bias, by), whole[:rows])
         assert torch.equal(product(x[rows : rows + 1], weight, bias, by), whole[rows : rows + 1])
+    from csd.kernels.layers.quantized.cpu.product import instructions
+
     other = "vnni" if by == "avx2" else "avx2"
-    if name in PAIRED.get(other, ()) and name in PAIRED[by]:
+    # a processor without an instruction compiles no code for it
+    if other in instructions() and name in PAIRED[other] and name in PAIRED[by]:
         assert torch.equal(product(x, weight, bias, other), whole)
 
 
