@@ -212,7 +212,7 @@ def test_a_linear_takes_it_and_passes_gradients_to_x():
     linear.weight = nn.Parameter(weight, requires_grad=False)
     x = torch.randn(2, 3, 512, requires_grad=True)
     linear(x).backward(grad := torch.randn(2, 3, 64))
-    torch.testing.assert_close(x.grad, grad @ weight.dequantize())
+    near_in_float32(x.grad.flatten(0, 1), grad.flatten(0, 1), weight.dequantize())
     assert linear.weight.grad is None
     torch.testing.assert_close(linear.bias.grad, grad.sum((0, 1)))
 

@@ -244,7 +244,8 @@ class Served:
         stats = SimpleNamespace(
             cached_tokens=0, sample_steps=1, tokens=1, nodes_proposed=0, accepted={}
         )
-        request = SimpleNamespace(samples=range(1), finished={0: sample}, stats=stats, errors={})
+        progress = SimpleNamespace(finished={0: sample}, stats=stats, errors={})
+        request = SimpleNamespace(samples=range(1), progress=progress)
         self.handle = SimpleNamespace(
             request=request, prompt_ids=[7], fingerprint="", seed=0, weights=0
         )
