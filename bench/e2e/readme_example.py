@@ -28,7 +28,7 @@ BLOCKS = re.compile(r"(```python\n(import csd\n.*?)```\n\n```text\n).*?(?=```)",
 SAVED = """
 import json, sys
 labels = [answer or "no answer" for answer in csd.vote(out).answers]
-run = {"tokens": out.tokens, "sources": out.sources, "labels": labels}
+run = {"tokens": out.tokens, "sources": [list(s.sources) for s in out], "labels": labels}
 with open(sys.argv[1], "w") as file:
     json.dump(run, file)
 """
