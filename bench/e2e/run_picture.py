@@ -1,11 +1,8 @@
-"""Picture of a run: the tokens of every answer, and how each came about.
+"""Picture of a run: the tokens of every answer, and how each came about."""
 
-An SVG without a background, whose colours follow the reader's light or dark mode.
-"""
-
-from html import escape
 from itertools import groupby
 
+from bench.lib.svg import page, text
 from csd.evaluate.report.data import alone_from
 
 WIDTH, LEFT, RIGHT, TOP, STEP, HEIGHT = 780, 30, 640, 66, 24, 16
@@ -37,48 +34,26 @@ def svg(title: str, run: dict) -> str:
     """
     rows = kinds(run["tokens"], run["sources"])
     scale = (RIGHT - LEFT) / max(map(len, rows))
-    parts = [_text(0, 18, title, "bold")]
+    parts = [text(0, 18, title, "bold")]
     x = 0.0
     for kind, (name, *_) in KINDS.items():
-        parts += [_bar(kind, x, 32, 12, 12), _text(x + 17, 43, name, "small")]
+        parts += [_bar(kind, x, 32, 12, 12), text(x + 17, 43, name, "small")]
         x += 38 + 6.2 * len(name)
     for i, row in enumerate(rows):
         y, at = TOP + i * STEP, 0
-        parts.append(_text(LEFT - 10, y + 13, str(i + 1), "small", "end"))
+        parts.append(text(LEFT - 10, y + 13, str(i + 1), "small", "end"))
         for kind, group in groupby(row):
             count = len([*group])
             parts.append(_bar(kind, LEFT + at * scale, y, count * scale, HEIGHT))
             at += count
-        parts.append(_text(LEFT + at * scale + 8, y + 13, run["labels"][i], "small"))
+        parts.append(text(LEFT + at * scale + 8, y + 13, run["labels"][i], "small"))
     height = TOP + len(rows) * STEP
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-            'font-family="system-ui, sans-serif" font-size="14">',
-            f"<title>{escape(title)}</title>",
-            f"<style>{_style()}</style>",
-            *parts,
-            "</svg>",
-            "",
-        ]
-    )
+    return page(title, WIDTH, height, _colours, parts)
 
 
-def _style() -> str:
-    def colours(mode: int, text: str) -> str:
-        fills = (f".{kind} {{ fill: {names[1 + mode]} }}" for kind, names in KINDS.items())
-        return " ".join([f"text {{ fill: {text} }}", *fills])
-
-    fixed = ".bold { font-weight: 600 } .small { font-size: 12px }"
-    dark = f"@media (prefers-color-scheme: dark) {{ {colours(1, '#e6e9ed')} }}"
-    return f":root {{ color-scheme: light dark }} {colours(0, '#1c2127')} {fixed} {dark}"
+def _colours(mode: int) -> str:
+    return " ".join(f".{kind} {{ fill: {names[1 + mode]} }}" for kind, names in KINDS.items())
 
 
 def _bar(kind: str, x: float, y: float, width: float, height: float) -> str:
     return f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}"/>'
-
-
-def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
-    return (
-        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-    )

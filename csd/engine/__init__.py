@@ -5,7 +5,7 @@
     engine.py     `Engine`: a model, its caches and step times, and the calls that run over them
     call.py       one call: its checked arguments as requests and settings
     scheduler.py  the loop: a plan, a step, its record, tokens of samples, their ends
-    plan.py       what a plan is made of, what it says, and the events that follow, as plain values
+    plan.py       the view, the plan and the events of a step, as plain values
     policy.py     the plans of a call: whose prompt is read, whose sample gets a slot
     slots.py      applies plans: reads prompts, starts samples, ends requests
     admission.py  whether the step can serve a request that arrives

@@ -157,19 +157,23 @@ class Call:
         bar = Bar(requests) if wants_progress(options["progress"]) else None
         settings = replace(settings, on_tokens=_on_tokens(options["callback"], bar))
         count, record = options["num_samples"], options["record"]
-        recorded = record is not None
-        return cls(requests, settings, many, count, bar, record, None, history, recorded)
+        return cls(
+            requests,
+            settings,
+            many,
+            count,
+            bar,
+            record,
+            history=history,
+            is_recorded=record is not None,
+        )
 
     def refused(self) -> Iterator[tuple[Request, Sample]]:
         """Samples of the prompts that cannot be served, each with its prompt's error."""
         for request in self.requests:
-            if request.progress.error is not None:
-                start = request.samples.start
-                for i in range(start, start + self.count):
-                    yield (
-                        request,
-                        Sample(i, None, [], [], [], "error", error=request.progress.error),
-                    )
+            error, start = request.progress.error, request.samples.start
+            for i in range(start, start + self.count) if error is not None else ():
+                yield request, Sample(i, None, [], [], [], "error", error=error)
 
     def results(self) -> list[Samples]:
         """Results of all prompts; unfinished samples are `cancelled`."""

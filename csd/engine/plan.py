@@ -117,10 +117,10 @@ class StepPolicy(Protocol):
     """
 
     def plan(self, view: StepView) -> Plan | None:
-        """Returns what is to be done next; None ends the run."""
+        """Returns the next plan; None ends the run."""
 
     def note(self, event: Event) -> None:
-        """Take in what came of a plan or a step. Raises an error that ends the run."""
+        """Take in an event of a plan or a step. Raises an error that ends the run."""
 
 
 class Starts:

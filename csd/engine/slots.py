@@ -1,6 +1,6 @@
 """Slots of an engine: plans are applied to them, so prompts are read and samples begin and end.
 
-What is read, started and ended is the choice of a policy (`plan.py`).
+A policy chooses the prompts and samples (`plan.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ class HostSlots:
         )
 
     def apply(self, plan: Plan) -> list[Event]:
-        """Do what a plan says; returns what came of it. An error is that of its request."""
+        """Carry out a plan; returns its events. An error is that of its request."""
         events: list[Event] = [self._end(request) for request in plan.end]
         acts = [
             (request, partial(self._join, request, mate, events)) for request, mate in plan.join

@@ -66,7 +66,7 @@ class ServicePolicy:
         self._changed: dict[int, Handle] = {}  # requests that got samples
         self._stopped: dict[int, BaseException | None] = {}  # requests to end, with their errors
 
-    # what comes in
+    # events
 
     def arrive(self, handle: Handle) -> None:
         """Let a request wait for its turn."""
@@ -96,7 +96,7 @@ class ServicePolicy:
         owner = self.handles[request.index].owner
         return request.index if owner is None else owner
 
-    # what follows
+    # plans
 
     def plan(self, view: StepView) -> Plan | None:
         """The next plan; None if nothing is in flight."""

@@ -1,7 +1,7 @@
 """Requests that arrive while an engine runs: from the inbox to their handles' ends.
 
-`ServicePolicy` decides which of them is next; this is what comes in before its plan, and what
-follows from a plan and a step: tokens for readers, totals, ends.
+`ServicePolicy` decides which of them is next. This module takes requests in before its plan, and
+passes on the events of a plan and a step: tokens for readers, totals, ends.
 """
 
 import math

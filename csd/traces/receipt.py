@@ -1,7 +1,8 @@
 """The receipt of a record: the weights, versions and machine its samples came from.
 
-A record whose receipt says "every x86 CPU" can be drawn again, to the bit, on another machine with
-the same weights (`csd audit`). A receipt is a claim like the samples: it proves nothing by itself.
+If `exact_on` is "every x86 CPU", the samples can be drawn again, to the bit, on another machine
+with the same weights (`csd audit`). A receipt is a claim like the samples: by itself it proves
+nothing.
 """
 
 import hashlib
@@ -12,14 +13,9 @@ from typing import TypedDict
 
 import numpy as np
 
-from csd.utils.device import CPUINFO, cpu_name
+from csd.utils.device import cpu_name, instructions
 
 PACKAGES = "csd-llm", "torch", "numpy", "numba", "transformers"
-# flags of /proc/cpuinfo that select code
-INSTRUCTIONS = (
-    *("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
-    *("amx_tile", "amx_bf16", "amx_int8"),
-)
 
 
 class Receipt(TypedDict):
@@ -49,14 +45,6 @@ def receipt_of(model: str | None, exact_on: str | None, dtype: str, device: str)
         versions=_versions(),
         logprobs=[],
     )
-
-
-@cache
-def instructions() -> list[str]:
-    """Instruction sets of this CPU that select code; none where the system does not list them."""
-    text = CPUINFO.read_text() if CPUINFO.exists() else ""
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "").split()
-    return [name for name in INSTRUCTIONS if name in flags]
 
 
 @cache

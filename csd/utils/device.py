@@ -227,6 +227,26 @@ def model(cpuinfo: str) -> str | None:
     )
 
 
+# instruction sets that select the code of a kernel, as Linux names them: x86, then ARM
+SETS = (
+    *("avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
+    *("avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16"),
+)
+
+
+def instructions(cpuinfo: str | None = None) -> list[str]:
+    """Instruction sets of `SETS` that the first core has; none where the system lists no sets.
+
+    cpuinfo: text of /proc/cpuinfo, by default this machine's.
+    """
+    if cpuinfo is None:
+        cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo, re.M)
+    have = set(flags[1].split()) if flags else set()
+    return [name for name in SETS if name in have]
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """True for an error of an allocation, which torch raises as a RuntimeError on a CPU."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (

@@ -10,7 +10,7 @@ import torch
 
 import bench
 from bench.lib import common, processor
-from csd.utils.device import model
+from csd.utils.device import instructions, model
 
 pytestmark = pytest.mark.bench
 
@@ -93,7 +93,7 @@ def test_a_file_holds_the_machine(tmp_path, capsys, monkeypatch):
 
 def test_a_processor_is_read():
     assert model(INTEL) == "Intel(R) Xeon(R) Platinum 8488C"
-    assert processor.instructions(INTEL) == [
+    assert instructions(INTEL) == [
         "avx2",
         "avx512f",
         "avx512_bf16",
@@ -102,9 +102,9 @@ def test_a_processor_is_read():
         "amx_bf16",
     ]
     assert model(ARM) == "implementer 0x41 part 0xd4f"
-    assert processor.instructions(ARM) == ["asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve"]
+    assert instructions(ARM) == ["asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve"]
     # a system without the file
-    assert model("") is None and processor.instructions("") == []
+    assert model("") is None and instructions("") == []
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ def weights_hash(decoder: Any) -> str | None:
     """
     if not isinstance(decoder, Decoder):
         return None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, x in _tensors(decoder):
         for label, part in _parts(x):
-            found.update(f"{name} {label} {tuple(x.shape)};".encode())
+            digest.update(f"{name} {label} {tuple(x.shape)};".encode())
             for block in part.flatten().split(AT_ONCE):
-                found.update(block.contiguous().cpu().view(torch.uint8).numpy())
-    return found.hexdigest()
+                digest.update(block.contiguous().cpu().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _tensors(decoder: Decoder) -> Iterator[tuple[str, Any]]:

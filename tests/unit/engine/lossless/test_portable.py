@@ -20,8 +20,7 @@ from csd.kernels.numba.math import log
 from csd.models.fused.fuse import fuse, pack
 from csd.models.fused.rope import Rope, default_frequencies, rope_tables
 from csd.models.portable import first_other
-from csd.traces.receipt import instructions
-from csd.utils.device import cpu_name
+from csd.utils.device import cpu_name, instructions
 
 GOLDEN = json.loads(machines.FILE.read_text())
 pytestmark = pytest.mark.skipif(
