@@ -212,17 +212,15 @@ class ExactProducts:
             return row_parts_triton(x, weight, bias)
         return self(x, weight, bias)
 
+    def _in_loops(self, weight: torch.Tensor) -> bool:
+        return self.product is linear and in_loops(weight)
+
     def threads_agree(self, weights: list[torch.Tensor], threads: int) -> bool:
         """True if one thread and `threads` give products the same bits, by trial of each shape."""
-        before, tried = torch.get_num_threads(), set()
+        before = torch.get_num_threads()
+        kinds = {(w.shape, w.dtype, w.layout): w for w in weights if not self._in_loops(w)}
         try:
-            for weight in weights:
-                if (
-                    in_loops(weight)
-                    or (kind := (weight.shape, weight.dtype, weight.layout)) in tried
-                ):
-                    continue
-                tried.add(kind)
+            for weight in kinds.values():
                 x, trial, _ = _trial(THREAD_SIZES[-1], weight)
                 results = []
                 for count in (1, threads):
@@ -236,7 +234,7 @@ class ExactProducts:
 
     def learn(self, weight: torch.Tensor) -> RowBlocks:
         """Blocks for matrices of the shape, dtype and layout of `weight`, tried once and cached."""
-        if in_loops(weight):
+        if self._in_loops(weight):
             return ANY_ROWS
         key = *weight.shape, weight.dtype, weight.layout, torch.get_num_threads()
         if key not in self.blocks:

@@ -59,7 +59,7 @@ _NUMERAL = re.compile(
     # 3/4, \frac{3}{4} and \frac34, with or without a whole number before it
     rf"(?<![\d/.,])(?:(?P<mixed>{_WHOLE}) +)?"
     rf"(?P<top>{_WHOLE}) ?/ ?(?P<bottom>{_WHOLE})(?![\d/]|[.,]\d)"
-    rf"|(?<![\d/.,])(?P<before>\d*) *\\[dt]?frac{_IN_BRACES % ('a', 'b')}{_IN_BRACES % ('c', 'd')}"
+    rf"|(?<![\d/.,])(?P<before>\d+ *)?\\[dt]?frac{_IN_BRACES % ('a', 'b')}{_IN_BRACES % ('c', 'd')}"
     r"|(?P<digits>(?<!\d)(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?:[.,]\d+)?(?!\d| \d|[.,:'_]\d)"
     r"|\.?\d+(?:[.,:'_/]\d+)*)"
     # 1.5e3 and 1.5 \times 10^{3}

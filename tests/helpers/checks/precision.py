@@ -17,3 +17,17 @@ def within_eager(got, eager, exact, length: int, dtype: torch.dtype | None = Non
     error, theirs = ((x.double() - exact).abs().max() for x in (got, eager))
     limit = 2 * theirs + eps * length**0.5 * exact.abs().max()
     assert error <= limit, f"error {error:.2e}, eager {theirs:.2e}, limit {limit:.2e}"
+
+
+def gradient_within_eager(
+    got, eager: list, exact, length: int, dtype: torch.dtype | None = None
+) -> None:
+    """The error of a gradient, as a norm, is bounded like that of `within_eager`.
+
+    The largest error of a gradient is that of its few worst-conditioned numbers, in which
+    transformers' own attentions differ more than twofold. eager: the gradient of each of them.
+    """
+    eps = torch.finfo(dtype or got.dtype).eps
+    error, *theirs = ((x.double() - exact).norm() for x in (got, *eager))
+    limit = 2 * max(theirs) + eps * length**0.5 * exact.norm()
+    assert error <= limit, f"error {error:.2e}, eager {max(theirs):.2e}, limit {limit:.2e}"

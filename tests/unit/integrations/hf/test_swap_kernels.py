@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 import torch
 import transformers
-from helpers.checks.precision import within_eager
+from helpers.checks.precision import gradient_within_eager, within_eager
 from helpers.models import checkpoints
 
 import csd
@@ -86,13 +86,17 @@ def test_triton_kernels_within_the_error_of_the_dtype(family, monkeypatch, poiso
 def test_gradients_equal_stock(family):
     model = checkpoints.build(family)
     ours, exact = copy.deepcopy(model), checkpoints.build(family, dtype=torch.float64)
+    other = copy.deepcopy(model)
+    other.set_attn_implementation("eager")
     assert csd.apply_kernels(ours)
-    for m in (model, ours, exact):
+    models = ours, exact, model, other
+    for m in models:
         m(IDS, attention_mask=MASK, labels=IDS).loss.backward()
-    for x in zip(*(m.named_parameters() for m in (ours, model, exact)), strict=True):
-        got, want, right = (parameter.grad for _, parameter in x)
-        assert want.abs().max() > 0, x[0][0]
-        within_eager(got, want, right, max(IDS.numel(), model.config.intermediate_size))
+    for named in zip(*(m.named_parameters() for m in models), strict=True):
+        got, right, *stock = (parameter.grad for _, parameter in named)
+        assert right.abs().max() > 0, named[0][0]
+        length = max(IDS.numel(), model.config.intermediate_size)
+        gradient_within_eager(got, stock, right, length)
 
 
 @FAMILIES
