@@ -4,9 +4,10 @@
         [--json F]
     python -m bench jobs --write
 
-    vote         8 answers to a word problem, with the model's own settings
-    pass@k       16 completions of a function at temperature 0.2 and top_p 0.95
-    evaluation   8 worked examples before each of 4 problems, 8 answers of 60 tokens to each
+    vote         8 short answers to a word problem, with the model's own settings
+    pass@k       16 completions of one function at temperature 0.2 and top_p 0.95
+    evaluation   8 worked examples before each of 4 problems, 8 answers of 60 tokens to each at
+                 temperature 0.7
     chat         one answer to each of 4 messages of a chat, with the model's own settings
 
 MODEL is the 1.5B of `python -m bench models` if not given. csd and llama.cpp take the file as it
@@ -32,7 +33,7 @@ from typing import Any
 import torch
 
 import csd
-from bench.e2e.long.prompts import ITEMS, prompt
+from bench.e2e.long.prompts import ITEMS
 from bench.e2e.long.sides import ends_of
 from bench.e2e.long.vllm_side import Vllm, as_folder
 from bench.lib.common import finish, markdown, table, write
@@ -47,6 +48,7 @@ CSD, LLAMA, VLLM = "csd", "llama.cpp", "vLLM"
 SLOTS, CELLS, LENGTH = 32, 12288, 4096
 # tokens of a sample while a side warms up
 WARM = 12
+VOTE = "{} Explain in at most three sentences, then give the answer."
 FUNCTION = "Complete this Python function. Answer with the whole function only.\n\n```python\n{}```"
 CHAT = (
     "{}",
@@ -54,10 +56,12 @@ CHAT = (
     "Raise a ValueError for arguments of a wrong kind. Give the whole function.",
     "Write three tests of it with pytest.",
 )
+# settings of jobs that do not have the model's own
+SETTINGS = {"pass@k": PLAIN | {"temperature": 0.2, "top_p": 0.95}, "evaluation": PLAIN}
 # of each job: what README's table calls it, samples of a prompt, most tokens of a sample
 JOBS = {
-    "vote": ("a vote: 8 answers to a word problem, at most 250 tokens", 8, 250),
-    "pass@k": ("pass@k: 16 functions at temperature 0.2, at most 100 tokens", 16, 100),
+    "vote": ("a vote: 8 answers of a few sentences to a word problem", 8, 400),
+    "pass@k": ("pass@k: 16 completions of a function at temperature 0.2", 16, 250),
     "evaluation": ("few-shot evaluation: 4 problems x 8 answers of 60 tokens", 8, 60),
     "chat": ("a chat: one answer at a time, 4 turns of at most 100 tokens", 1, 100),
 }
@@ -131,7 +135,8 @@ def lines(name: str) -> list[dict]:
 def calls(job: str, turn: int, tokenizer: Any) -> Iterator[list[list[int]]]:
     """Prompts of each call of a job's run; the tokens of a chat's answer are sent in between."""
     if job == "vote":
-        yield [ids_of(tokenizer, prompt("worked problems", JOBS[job][2], turn))]
+        asked = ITEMS["worked problems"]()
+        yield [ids_of(tokenizer, VOTE.format(asked[turn % len(asked)]))]
     elif job == "pass@k":
         signatures = lines("signatures.jsonl")
         yield [ids_of(tokenizer, FUNCTION.format(signatures[turn % len(signatures)]["prompt"]))]
@@ -155,44 +160,46 @@ def calls(job: str, turn: int, tokenizer: Any) -> Iterator[list[list[int]]]:
 
 def run(
     side: Any, job: str, turn: int, tokenizer: Any, own: dict, most: int | None = None
-) -> tuple[int, float]:
-    """Tokens drawn and seconds of one run of a job.
+) -> tuple[list[int], float]:
+    """Lengths of the samples drawn in one run of a job, and its seconds.
 
     own: the model's settings. most: tokens of a sample, in place of the job's.
     """
     _, n, tokens = JOBS[job]
     tokens = most or tokens
-    settings = {"pass@k": PLAIN | {"temperature": 0.2, "top_p": 0.95}, "evaluation": PLAIN}
     side.begin()
-    work, drawn, seconds = calls(job, turn, tokenizer), 0, 0.0
+    work, lengths, seconds = calls(job, turn, tokenizer), [], 0.0
     prompts = next(work)
     while True:
         samples, spent = side.draw(
-            prompts, n, tokens, turn, settings.get(job, own), job == "evaluation"
+            prompts, n, tokens, turn, SETTINGS.get(job, own), job == "evaluation"
         )
-        drawn += sum(len(sample) for of in samples for sample in of)
+        lengths += [len(sample) for of in samples for sample in of]
         seconds += spent
         try:
             prompts = work.send(samples[0][0])
         except StopIteration:
-            return drawn, seconds
+            return lengths, seconds
 
 
 def measure(
     job: str, sides: dict[str, Any], pairs: dict[str, int], tokenizer: Any, own: dict
 ) -> dict:
-    """A job's row: the sides in turn. pairs: those of each side."""
+    """A job's row: the sides in turn. pairs: those of each side. ended: samples below the limit."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     tokens: dict[str, list[int]] = {name: [] for name in sides}
+    ended: dict[str, list[int]] = {name: [] for name in sides}
     for side in sides.values():
         run(side, job, 0, tokenizer, own, most=WARM)
     for pair in range(max(pairs.values())):
         for name in [name for name in sides if pair < pairs[name]][:: -1 if pair % 2 else 1]:
-            drawn, spent = run(sides[name], job, pair + 1, tokenizer, own)
-            print(f"{job} {pair} {name}: {drawn} tokens in {spent:.1f} s", flush=True)
-            tokens[name].append(drawn)
+            lengths, spent = run(sides[name], job, pair + 1, tokenizer, own)
+            print(f"{job} {pair} {name}: {sum(lengths)} tokens in {spent:.1f} s", flush=True)
+            tokens[name].append(sum(lengths))
+            ended[name].append(sum(length < JOBS[job][2] for length in lengths))
             seconds[name].append(round(spent, 3))
-    return {"job": job, "settings": own, "tokens": tokens, "seconds": seconds}
+    settings = SETTINGS.get(job, own)
+    return {"job": job, "settings": settings, "tokens": tokens, "ended": ended, "seconds": seconds}
 
 
 def figures(row: dict) -> dict[str, Any]:
@@ -226,7 +233,11 @@ def block(result: dict) -> str:
 
 def _text(result: dict) -> str:
     here, rows = result["machine"], result["rows"]
-    vllm = f", vLLM in {result['vllm_dtype']}" if "vLLM" in result else ""
+    vllm = ""
+    if "vLLM" in result:
+        least = min(len(row["seconds"][VLLM]) for row in rows if VLLM in row["seconds"])
+        runs = f"{least} run" + "s" * (least > 1)
+        vllm = f", vLLM {result['vLLM']} in {result['vllm_dtype']} ({runs} of each job)"
     kinds = " and ".join(x for x in ("avx512_vnni", "avx2") if x in here["instructions"])
     return (
         f"{result['model'].removesuffix('.gguf')}, all on the 4-bit file{vllm}, on {here['cores']} "

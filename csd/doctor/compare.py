@@ -26,7 +26,7 @@ from csd.doctor.report import Check
 from csd.engine.requests.request import Request
 from csd.engine.results.result import Sample
 from csd.kernels.common.noise import SAMPLE, gumbel, philox_words_ref
-from csd.kernels.ops import BESIDE, FusedOp, Ops, reference
+from csd.kernels.ops import BESIDE, FusedOp, Ops, TextOps, reference
 from csd.state.verdict import Verdict
 
 
@@ -203,7 +203,13 @@ def operations() -> list[str]:
 
 def rows_for(ops: Ops) -> dict[str, Check]:
     """A check per operation, by name. `verify_all`, `verify` of more rows, shares its check."""
-    return {name: Check(name) for name in (*operations(), *ops.fused) if name != "verify_all"}
+    names = [name for name in operations() if name != "verify_all"]
+    texts = map(_of_texts, TextOps._fields) if ops.texts else ()
+    return {name: Check(name) for name in (*names, *texts, *ops.fused)}
+
+
+def _of_texts(name: str) -> str:
+    return f"{name} (texts)"
 
 
 class _ComparedOps(Ops):
@@ -264,7 +270,11 @@ def compared_ops(own: Ops, checks: dict[str, Check], coverage: Coverage) -> Ops:
         fused["forward"] = FusedOp(
             (), _rows_have_same_bits(own.fused["forward"].fn, checks["forward"])
         )
-    return _ComparedOps(own.name, **each, fused=fused)
+    texts = None
+    if own.texts and plain.texts:
+        of_texts = zip(TextOps._fields, own.texts, plain.texts, strict=True)
+        texts = TextOps(*(compared(x, want, checks[_of_texts(name)]) for name, x, want in of_texts))
+    return _ComparedOps(own.name, **each, texts=texts, fused=fused)
 
 
 # calls of an operation that are compared in a run: the first ones, and later every fourth

@@ -13,6 +13,7 @@ from csd.kernels.attention.prompt import Chunks
 from csd.kernels.verify.constants import HEAD_WIDTH
 from csd.kernels.verify.triton.launch import LIST, SCAN, SPLITS
 from csd.state.kv_cache import PAGE
+from csd.state.pool import model_row
 
 # with this few programs per KV head, each program gets a run of several pages
 FEW_PROGRAMS = 2
@@ -102,8 +103,8 @@ class Coverage:
         vocab, chunk = self._vocab, self._chunk
         self._add(f"pools of {self._sizes.rows} rows", logits.shape[0] >= self._sizes.rows)
         self._add("accepted drafts", bool((verdict.accept_count > 1).any()))
-        live = pool.slot >= 0
-        logits = logits[live].float()
+        live = (pool.slot >= 0).nonzero()[:, 0]
+        logits = logits[model_row(pool, live)].float()
         if not logits.numel():
             return
         self.largest_logit = max(self.largest_logit, float(logits.abs().max()))

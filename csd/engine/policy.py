@@ -10,7 +10,7 @@ from csd.engine.requests.request import Request
 
 
 class CallPolicy:
-    """Decides for a call's requests, of which the first failure ends the call.
+    """Decides for a call's requests; the first failure ends a call that does not return errors.
 
     together: most samples of a request in flight while other prompts wait, by default one: later
     samples draft from finished ones.

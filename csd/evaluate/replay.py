@@ -270,7 +270,7 @@ def replay(
         row = verdict.accept_row[:, 1:][depth < verdict.accept_count[:, None]].long()
         for source in pool.source[row].tolist():
             result.sources[source] += 1
-        trees = pool if pool.texts is None else pool.texts.rows
+        trees = pool.computed
         drafted = int((trees.depth > 0).sum())
         result.tokens += int(verdict.accept_count.sum())
         result.sample_steps += live

@@ -62,6 +62,10 @@ class TextOps(NamedTuple):
     spread: Callable
     part: Callable
 
+    def share(self, pool: Any, slots: Any) -> Any:
+        """Returns the pool in which slots with equal text have one tree, with `Pool.texts`."""
+        return self.spread(self.merge(pool, slots), pool, slots)
+
 
 # fields of `Ops` that are no single operation of a step
 BESIDE = {"name", "fused", "texts", "log_sum", "filtered"}

@@ -69,6 +69,11 @@ class Pool:
     def rows(self) -> int:
         return self.token.shape[0]
 
+    @property
+    def computed(self) -> "Pool":
+        """The pool whose rows the model computes: itself, or that of the texts."""
+        return self if self.texts is None else self.texts.rows
+
 
 class Texts(NamedTuple):
     """Distinct texts that a step reads: the rows of the model (`csd/kernels/texts`)."""

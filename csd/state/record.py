@@ -5,7 +5,7 @@ value when nothing is written yet. A `View` names the fields that an operation r
 goes as it is into every backend, as a namedtuple of these fields:
 
     reference       tensors or arrays   view(record), view.arrays(record)
-    loop on a CPU   addresses           view.addresses(record), for `csd.kernels.numba.tensors`
+    loop on a CPU   addresses           view.addresses(record), for `csd.kernels.numba.records`
     Triton kernel   pointers            view(record), as one argument
 
 `view.check` compares tensors with what was declared.

@@ -12,7 +12,7 @@ from csd.traces.history import History
 from csd.utils.arguments import check_path, takes
 from csd.utils.check import shown
 
-_EXPECTED = "must be a csd.History or a list of past samples (token ids, texts or Samples)"
+SAMPLES_EXPECTED = "must be a csd.History or a list of past samples (token ids, texts or Samples)"
 
 
 def check_history(name: str, value: Any) -> Any:
@@ -20,7 +20,7 @@ def check_history(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple | Samples):
         return value
     if not isinstance(value, History):
-        raise TypeError(f"{name} {_EXPECTED}, got {type(value).__name__}")
+        raise TypeError(f"{name} {SAMPLES_EXPECTED}, got {type(value).__name__}")
     if value.closed:
         raise ValueError(f"{name} is closed; open it again with csd.History(path=...)")
     return value

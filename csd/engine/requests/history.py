@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from csd.engine.options.checks import _EXPECTED
+from csd.engine.options.checks import SAMPLES_EXPECTED
 from csd.engine.requests.request import Request, every
 from csd.engine.results.result import UNFINISHED, Sample, Samples
 from csd.graph.history import PastSample
@@ -122,7 +122,7 @@ def _past_samples(
             )
         samples = list(samples)
     if not isinstance(samples, list | tuple):
-        raise TypeError(f"{name} {_EXPECTED}, got {type(samples).__name__}")
+        raise TypeError(f"{name} {SAMPLES_EXPECTED}, got {type(samples).__name__}")
     past: list[PastSample] = []
     for i, entry in enumerate(samples):
         where = f"{name}[{i}]"

@@ -52,8 +52,8 @@ class Clock:
 def pool_attention(
     ops: Ops, config: ModelSizes, cache: KVCache, slots: Slots, pool: Pool
 ) -> LayerAttention:
-    """Returns the attention of the pool's rows, which the decoder calls in each layer."""
-    pool = pool if pool.texts is None else pool.texts.rows
+    """Returns the attention of the computed rows, which the decoder calls in each layer."""
+    pool = pool.computed
     layout = dict(
         prompt_pages=cache.prompt_pages,
         prompt_len=slots.prompt_len,
@@ -97,6 +97,7 @@ def draft_pool(
     ops: Ops,
     slots: Slots,
     drafter: Drafter | None,
+    texts: TextOps | None,
     live_count: int,
     classes: int,
     most_nodes: int,
@@ -105,8 +106,8 @@ def draft_pool(
 ) -> Pool:
     """Returns a pool with the roots of the live slots and the drafted nodes that are worth a row.
 
-    drafter: None in a call without drafts. classes: number of different texts of the live slots
-    that share rows, of which each has one tree (`csd/kernels/texts`); else that of the live slots.
+    drafter: None in a call without drafts. texts: None if no slots share rows. classes: number of
+    different texts of the live slots, of which each has one tree (`csd/kernels/texts`).
     most_nodes: drafted nodes that `budget` asked for; it chooses how many of them to keep.
     most_copies: most drafted nodes of the pool, if slots share rows; None: no limit.
     """
@@ -118,7 +119,6 @@ def draft_pool(
         pool = ops.roots(slots, live_count)
         if drafter is not None:
             drafter.skip(slots)
-    texts = ops.texts if classes < live_count else None
     trees = pool if texts is None else texts.merge(pool, slots)
     if drafts:
         cost, costs, penalties = ops.node_costs(trees, slots)
@@ -153,7 +153,7 @@ class Step:
 
     # keys of `seconds`, in addition to "prefill" and KINDS
     phases: ClassVar[tuple[str, ...]] = PHASES
-    static: ClassVar[bool] = False  # True if a step reads nothing on the host
+    static: ClassVar[bool] = False  # True if the host reads nothing of a running step
 
     decoder: DecoderLike
     drafter: Drafter | None  # None if `drafting` is false
@@ -204,7 +204,7 @@ class Step:
         eager = not self.static and not self.slots.live.is_cuda
         if self.verifier is not None:
             # a rule would be asked about texts that are not a sample's own
-            any_pool = self.verifier.verifies_any_pool and self.changes is None
+            any_pool &= self.verifier.verifies_any_pool and self.changes is None
         shares = self.share_rows and eager and any_pool
         return self.ops.texts if shares else None
 
@@ -213,36 +213,30 @@ class Step:
         drafter = self.drafter if self.drafting else None
         slots, texts, classes = self.slots, self.sharing, live_count
         if texts is not None:
-            first = texts.first(slots)
-            classes = int((first == torch.arange(slots.count)).sum())
+            classes = int((texts.first(slots) == torch.arange(slots.count)).sum())
+            texts = texts if classes < live_count else None
         most_nodes = 0 if drafter is None else budget.num_draft_tokens(classes)
         if drafter is not None and most_nodes:
             self.waited = insert_deferred(drafter, slots)
         if self.verifier is not None:
             pool = self.verifier.propose(slots, live_count, most_nodes, budget)
-            if texts is None or classes == live_count:
-                return pool
-            return texts.spread(texts.merge(pool, slots), pool, slots)
+            return pool if texts is None else texts.share(pool, slots)
         # rules edit a copy of each node's logits
         most_copies = None if self.changes is None else most_nodes
         pool = draft_pool(
-            self.ops, slots, drafter, live_count, classes, most_nodes, most_copies, budget
+            self.ops, slots, drafter, texts, live_count, classes, most_nodes, most_copies, budget
         )
         if self.changes is None or not self.drafting:
             return pool
-        max_rows = min(classes + most_nodes, self.cache.rows)
-        if pool.texts is None or texts is None:
-            return self.changes.plan(pool, slots, max_rows)
-        copies = pool.rows - pool.texts.rows.rows
-        planned = self.changes.plan(pool, slots, max_rows + copies)
-        if planned is pool:
-            return pool
-        return texts.spread(texts.merge(planned, slots), planned, slots)
+        copies = pool.rows - pool.computed.rows
+        most_rows = min(classes + most_nodes, self.cache.rows) + copies
+        planned = self.changes.plan(pool, slots, most_rows)
+        return planned if planned is pool or texts is None else texts.share(planned, slots)
 
     def forward(self, pool: Pool) -> torch.Tensor:
         """Run the model over the pool's rows; returns logits [M, V], or [R, V] of `pool.texts`."""
         attend = pool_attention(self.ops, self.decoder.config, self.cache, self.slots, pool)
-        rows = pool if pool.texts is None else pool.texts.rows
+        rows = pool.computed
         hidden = self.ops.forward(
             self.decoder, rows.token, rows.position, attend, attend.node_k, attend.node_v
         )

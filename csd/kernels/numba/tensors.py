@@ -3,9 +3,9 @@
 numba has no bfloat16. Its bits are the upper half of a float32's bits, so loops read bfloat16
 tensors as uint16, and round to the nearest, ties to even, as PyTorch does.
 
-A loop that reads many tensors takes a namedtuple of addresses (`csd.state.record.View`), so that a
-wrong field name is an error and does not select another tensor. Making numpy arrays of as many
-tensors takes longer than a step's verification.
+A loop that reads many tensors takes a namedtuple of addresses (`csd.state.record.View`) and opens
+it as arrays itself (`csd.kernels.numba.records`): making numpy arrays of as many tensors takes
+longer than a step's verification.
 """
 
 from typing import Any

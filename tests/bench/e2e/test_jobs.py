@@ -40,7 +40,7 @@ class Side:
 def test_a_chat_has_the_answers_so_far():
     side = Side(1.0)
     drawn, seconds = jobs.run(side, "chat", 1, Tokenizer(), jobs.PLAIN)
-    assert (drawn, seconds, side.begun, len(side.asked)) == (16, 4.0, 1, 4)
+    assert (drawn, seconds, side.begun, len(side.asked)) == ([4] * 4, 4.0, 1, 4)
     last = side.asked[-1][0]
     assert last.count("<assistant>done") == 3 and last.endswith("<assistant>")
     assert last.startswith(side.asked[0][0])
@@ -52,7 +52,7 @@ def test_problems_of_an_evaluation_share_their_beginning():
     begin = texts[0].rindex("Question:")
     assert len({*texts}) == 4 and len({text[:begin] for text in texts}) == 1
     side = Side(2.0)
-    assert jobs.run(side, "evaluation", 3, Tokenizer(), jobs.PLAIN) == (4 * 8 * 4, 2.0)
+    assert jobs.run(side, "evaluation", 3, Tokenizer(), jobs.PLAIN) == ([4] * 32, 2.0)
     assert side.asked[0][1:] == (0.7, True)
 
 
@@ -60,6 +60,7 @@ def test_ratios_are_of_pairs_and_to_the_fastest_other(tmp_path):
     sides = {"csd": Side(1.0), "llama.cpp": Side(2.0), "vLLM": Side(4.0)}
     pairs = {"csd": 3, "llama.cpp": 3, "vLLM": 1}
     rows = [jobs.measure(job, sides, pairs, Tokenizer(), jobs.PLAIN) for job in jobs.JOBS]
+    assert rows[1]["settings"]["temperature"] == 0.2 and rows[1]["ended"]["vLLM"] == [16]
     rows[0]["seconds"]["csd"] = [1.0, 0.5, 4.0]
     found = jobs.figures(rows[0])
     assert (found["fastest other"], found["pairs"]) == ("llama.cpp", 3)

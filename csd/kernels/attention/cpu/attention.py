@@ -160,7 +160,7 @@ def count(typing_context, word):
 
 
 @by_threads
-def _attend(
+def attend_rows(
     part,
     parts,
     shape,  # M, H, K, D, Dv, n_pages
@@ -174,19 +174,12 @@ def _attend(
     scale,
     properties,  # from `properties_of`; numba compiles a separate version for None
     shares,  # from `shares`: numbers of parts of a group's heads and of its rows
-    prompt_pages,  # [G, PP] int32
-    prompt_len,  # [G] int32
-    slot_pages,  # [S, SP] int32
-    slot_len,  # [S] int32
-    slot,  # [M] int32
-    ancestors,  # [M] int64
-    slot_start,  # [S] int32
-    slot_nodes,  # [S] int32
-    group_start,  # [G + 1] int32
-    groups,  # indices of the groups that have rows
+    layout,  # from `plan_attention`
 ):
     """Attention of all rows; q, keys, values and `out` are addresses."""
     M, H, K, D, Dv, pages = shape
+    prompt_pages, prompt_len, slot_pages, slot_len = layout[:4]
+    slot, ancestors, slot_start, slot_nodes, group_start, groups = layout[4:]
     like, key_like, isa = kinds
     words = D * like.itemsize // key_like.itemsize
     q, out = memory(q, (M, H, words), key_like), memory(out, (M, H, Dv), like)
@@ -296,7 +289,7 @@ LAYOUT = (
 def attention_kinds(
     dtype: torch.dtype, D: int, isa: str | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Types in which `_attend` reads values and keys, and its instruction, one of `tiles.ISA`.
+    """Types in which `attend_rows` reads values and keys, and its instruction, one of `tiles.ISA`.
 
     D: size of a head's keys and values, or the greatest common divisor of the keys' size and twice
     the values' size. isa: name of an instruction; by default this CPU's if it suits D, else "fma".
@@ -358,7 +351,7 @@ def tree_attention(
     tensors = [x.contiguous() for x in (q, node_k, node_v, k_pages, v_pages)]
     dense = out if out.is_contiguous() else torch.empty_like(out)
     kind = np.float64 if q.dtype == torch.float64 else np.float32
-    _attend(
+    attend_rows(
         M * H * D * PAGE,
         (M, H, K, D, Dv, pages),
         *(x.data_ptr() for x in (*tensors, dense)),
@@ -366,6 +359,6 @@ def tree_attention(
         kind(scale),
         properties_of(kind, window, chunk, softcap, sinks),
         shares(rows, K),
-        *rows,
+        rows,
     )
     return out if out is dense else out.copy_(dense)

@@ -38,9 +38,8 @@ from csd.kernels.numba.lanes import (
 from csd.kernels.numba.simd import LINE, add_product, for_rows, splat
 from csd.kernels.numba.tensors import memory, read
 from csd.kernels.numba.tiles import is_dot
+from csd.state.kv_cache import PAGE
 
-# keys per page
-PAGE = 64
 # number of parts
 PARTS = 7
 
@@ -187,7 +186,7 @@ def score_keys(keys, h, low, high, offset, query, score, work, isa):
             tile[d * PAGE + j] = read(keys[j, h, d])
     for i in range(low, high):
         score[i, offset : offset + -(-count // BLOCK) * BLOCK] = 0
-    _add_product(query, low, high, 0, D, tile, PAGE, count, score, offset, isa)
+    add_terms(query, low, high, 0, D, tile, PAGE, count, score, offset, isa)
 
 
 def add_values(
@@ -226,7 +225,7 @@ def _add_numbers(values, h, low, high, offset, weight, sums, work, isa):
             widen(values, (j * K + h) * D + d, tile, j * wide + d)
         for d in range(whole, D):
             tile[j * wide + d] = read(values[j, h, d])
-    _add_product(weight, low, high, offset, count, tile, wide, D, sums, 0, isa)
+    add_terms(weight, low, high, offset, count, tile, wide, D, sums, 0, isa)
 
 
 @loop
@@ -238,7 +237,7 @@ def _add_pairs(values, h, low, high, offset, weight, sums, work, isa):
     for i in range(low, high):
         for j in range(0, count, 2 * BLOCK):
             round_pairs(weight, i * columns + offset + j, count - j, pairs, (i * PAGE + j) // 2)
-    _add_product(pairs, low, high, 0, (count + 1) // 2, tile, wide, D, sums, 0, isa)
+    add_terms(pairs, low, high, 0, (count + 1) // 2, tile, wide, D, sums, 0, isa)
 
 
 @loop
@@ -252,7 +251,7 @@ def _pair_values(values, h, tile, wide):
 
 
 @loop
-def _add_product(x, low, high, x_offset, terms, tile, wide, columns, y, y_offset, isa):
+def add_terms(x, low, high, x_offset, terms, tile, wide, columns, y, y_offset, isa):
     """y[low:high, y_offset:] += x[low:high, x_offset:] tile, term by term, each rounded once.
 
     x: `terms` numbers per row; tile: [terms, wide], of which the first `columns` columns are used.

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from csd.kernels.attention import prompt
-from csd.kernels.attention.cpu.attention import _attend, attention_kinds
-from csd.kernels.attention.cpu.pages import PAGE
+from csd.kernels.attention.cpu.attention import attend_rows, attention_kinds
 from csd.kernels.numba.tensors import readable, require
+from csd.state.kv_cache import PAGE
 
 
 def attend_chunk(
@@ -31,7 +31,7 @@ def attend_chunk(
     (R, H, D), K = q.shape, k.shape[1]
     out, keys = torch.empty_like(q), K * D * q.element_size()
     kind = np.float64 if q.dtype == torch.float64 else np.float32
-    _attend(
+    attend_rows(
         R * H * (start + R) * D // 8,
         (R, H, K, D, D, -(-(start + R) // PAGE)),
         q.data_ptr(),
@@ -46,13 +46,13 @@ def attend_chunk(
         None,
         # a head's keys at a time: scores of all rows of a page fill much memory
         (K, 1),
-        *_layout(start, R),
+        _layout(start, R),
     )
     return out
 
 
 def _layout(start: int, rows: int) -> tuple[np.ndarray, ...]:
-    """The layout of a chunk, as `_attend` takes it."""
+    """The layout of a chunk, as `attend_rows` takes it."""
     int32 = np.int32
     page = np.arange(start // PAGE, -(-(start + rows) // PAGE), dtype=int32)
     begin = np.maximum(page * PAGE, start)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from csd.kernels.attention.cpu.attention import _attend, attention_kinds, shares
-from csd.kernels.attention.cpu.pages import PAGE
+from csd.kernels.attention.cpu.attention import attend_rows, attention_kinds, shares
 from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.layers.cpu.elementwise import EXP, gate_rows, norm_rows, rms_norm, rotate_rows
 from csd.kernels.layers.cpu.linear import (
@@ -31,8 +30,9 @@ from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, memory, readable
 from csd.kernels.numba.threads import parts_for
 from csd.kernels.numba.tiles import ISA
+from csd.state.kv_cache import PAGE
 
-norm, rotary, swiglu, attention = (x.run for x in (norm_rows, rotate_rows, gate_rows, _attend))
+norm, rotary, swiglu, attention = (x.run for x in (norm_rows, rotate_rows, gate_rows, attend_rows))
 # weights of a layer, in the order in which the loop reads them
 WEIGHTS = (
     "input_norm",
@@ -63,21 +63,16 @@ def _layers(
     x,  # [M, hidden], written: the last layer's output
     buffers,  # [M, ..]: normed hidden, qkv (H + 2 K) D, q H D, attended H D, gate_up 2 F, gated F
     transposed,  # workspace of products, float32
-    position,  # [M]
-    cos,
-    sin,
+    rotation,  # positions [M], cos and sin
     caches,  # `Caches` of addresses
     strides,  # `Caches` of bytes
-    scale,
-    shares,
-    rows,  # the layout, as `_attend` takes it
+    attended_by,  # of `attend_rows`: kinds, scale, None, shares, layout
     like,
-    kinds,  # `attention_kinds`
     plain,  # kind of the weights, as `multiply_by` takes it: only its loop is compiled
     isa,  # the instruction of products, one of `tiles.ISA`
     lora,  # `Lora`, or None
 ):
-    """All layers of a decoder; tensors are addresses, except `weights` and `position`."""
+    """All layers of a decoder; tensors are addresses, except `weights` and the positions."""
     L, M, hidden, H, K, D, F, pages = sizes
     normed, qkv, q, attended, gate_up, gated = buffers
     norms, rotates, attends, gates, by_qkv, by_out, by_gate_up, by_down = threads
@@ -106,29 +101,14 @@ def _layers(
             k_at,
             v_at,
             (width, width, width),
-            position,
-            cos,
-            sin,
+            *rotation,
             q,
             node_k,
             node_v,
             like,
         )
-        attention(
-            attends,
-            (M, H, K, D, D, pages),
-            q,
-            node_k,
-            node_v,
-            k,
-            v,
-            attended,
-            kinds,
-            scale,
-            None,
-            shares,
-            *rows,
-        )
+        shape = M, H, K, D, D, pages
+        attention(attends, shape, q, node_k, node_v, k, v, attended, *attended_by)
         shape = M, hidden, H * D
         multiply_by(plain, by_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
         add_lora(lora, i, 1, shape, attended, x, transposed, like)
@@ -197,6 +177,7 @@ def forward(
     lora, _kept = stacks.for_rows(M)
     each = tuple(map(parts_for, counts))
     caches = node_k, node_v, attend.k, attend.v
+    attends_by = attention_kinds(residual.dtype, D), np.float32(attend.scale)
     _layers(
         (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]),
         each,
@@ -206,16 +187,11 @@ def forward(
         x.data_ptr(),
         tuple(y.data_ptr() for y in buffers),
         transposed.data_ptr(),
-        position.numpy(),
-        decoder.cos.data_ptr(),
-        decoder.sin.data_ptr(),
+        (position.numpy(), decoder.cos.data_ptr(), decoder.sin.data_ptr()),
         Caches(*[y.data_ptr() for y in caches]),
         Caches(*[y.stride(0) * y.element_size() for y in caches]),
-        np.float32(attend.scale),
-        shares(attend.work, K),
-        attend.work,
+        (*attends_by, None, shares(attend.work, K), attend.work),
         LIKE[residual.dtype],
-        attention_kinds(residual.dtype, D),
         weights.kind,
         ISA[instruction(residual.dtype)],
         lora,

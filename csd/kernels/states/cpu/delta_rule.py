@@ -11,10 +11,12 @@ its token is in the slot's tail or a node. Terms of other paths are not added, a
 row's state contains already are zeros.
 """
 
+from collections import namedtuple
+
 import numpy as np
 import torch
 
-from csd.kernels.attention.cpu.pages import _add_product
+from csd.kernels.attention.cpu.pages import add_terms
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import BLOCK, WIDTH, add_multiple, block, lanes, put, transpose
 from csd.kernels.numba.tensors import LIKE, memory, require
@@ -23,6 +25,14 @@ from csd.kernels.numba.tiles import ISA
 from csd.kernels.states.cpu.advance import add_chunk, head_of_tail, reads_states
 from csd.kernels.states.paths import DEPTHS
 from csd.state.recurrent import CHUNK, TAIL
+
+# addresses
+Operands = namedtuple(
+    "Operands",
+    "q value strength node_key node_decay node_update state key update decay out",
+)
+# arrays
+Layout = namedtuple("Layout", "base slot position path slot_start slot_nodes")
 
 
 @loop
@@ -72,35 +82,21 @@ def _add_node(y, to, c, u, offset, wide):
 
 @loop
 def slot_head(
-    shape,
+    shape,  # H, Hk, Dk, Dv
     s,
     g,
-    nodes,
-    start,
-    base,
-    q,
-    value,
-    strength,
-    node_key,
-    node_decay,
-    node_update,
-    state,
-    key,
-    update,
-    decay,
-    position,
-    path,
-    out,
+    operands,  # `Operands`
+    layout,  # `Layout`
     solve,
     like,
     isa,
 ):
-    """Write the outputs of slot s's rows for key head g, and with `solve` their updates.
-
-    shape: H, Hk, Dk, Dv; nodes, start: number and first of the slot's rows; base: position of its
-    stored state. Tensors are addresses, as `_tree_states` takes them.
-    """
+    """Write the outputs of slot s's rows for key head g, and with `solve` their updates."""
     H, Hk, Dk, Dv = shape
+    q, value, strength, node_key, node_decay, node_update, state, key, update, decay, out = operands
+    position, path = layout.position, layout.path
+    # number and first of the slot's rows, and position of its stored state
+    nodes, start, base = layout.slot_nodes[s], layout.slot_start[s], layout.base[s]
     size, each, kinds = like.itemsize, H // Hk, 2 if solve else 1
     # clamped: a wrong base must not move writes beyond the tail
     tail = max(0, min(position[start] - base, TAIL))
@@ -138,7 +134,7 @@ def slot_head(
     of_nodes = memory(node_key + (start * Hk + g) * Dk * size, nodes * Hk * Dk - g * Dk, like)
     _turned(of_nodes, 0, Hk * Dk, nodes, Dk, tile, TAIL, columns)
     score = np.zeros((rows, columns), like.dtype)
-    _add_product(x, 0, rows, 0, Dk, tile, columns, columns, score, 0, isa)
+    add_terms(x, 0, rows, 0, Dk, tile, columns, columns, score, 0, isa)
     # workspace for rows that are not whole blocks
     spare = np.zeros(max(Dk, CHUNK) * wide if Dv % BLOCK else 0, like.dtype)
     y, u = np.empty((rows, wide), like.dtype), np.zeros(nodes * wide, like.dtype)
@@ -189,7 +185,7 @@ def slot_head(
             if low < high and terms > 0:
                 if part != 1:
                     numbers, stride = _of_blocks(numbers, terms, stride, Dv, spare)
-                _add_product(source, low, high, column, terms, numbers, stride, wide, y, 0, isa)
+                add_terms(source, low, high, column, terms, numbers, stride, wide, y, 0, isa)
         for j in range(nodes):
             of_row = ((start + j) * H + h) * size
             own = memory(node_update + of_row * Dv, Dv, like)
@@ -219,31 +215,16 @@ def slot_head(
 def _tree_states(
     part,
     parts,
-    shape,
-    q,
-    value,
-    strength,
-    node_key,
-    node_decay,
-    node_update,
-    state,
-    key,
-    update,
-    decay,
-    base,
-    slot,
-    position,
-    path,
-    slot_start,
-    slot_nodes,
-    out,
+    shape,  # S, H, Hk, Dk, Dv
+    operands,  # `Operands`
+    layout,  # `Layout`
     solve,
     like,
     isa,
 ):
-    """Write `out` and, with `solve` (the delta rule), node_update.
+    """Write the outputs and, with `solve` (the delta rule), node_update.
 
-    Slots and key heads run in parallel. Tensors up to `decay` and `out` are addresses.
+    Slots and key heads run in parallel.
     """
     S, H, Hk, Dk, Dv = shape
     first, last = share((S + 1) * Hk, part, parts)
@@ -252,37 +233,14 @@ def _tree_states(
         if s == S:
             # padding rows, for the value heads of key head g
             each, size = H // Hk, like.itemsize
-            for m in range(slot.shape[0]):
-                if slot[m] < 0:
+            for m in range(layout.slot.shape[0]):
+                if layout.slot[m] < 0:
                     offset, count = (m * H + g * each) * Dv * size, each * Dv
-                    memory(out + offset, count, like)[:] = 0
+                    memory(operands.out + offset, count, like)[:] = 0
                     if solve:
-                        memory(node_update + offset, count, like)[:] = 0
-        elif slot_nodes[s] > 0:
-            slot_head(
-                (H, Hk, Dk, Dv),
-                s,
-                g,
-                slot_nodes[s],
-                slot_start[s],
-                base[s],
-                q,
-                value,
-                strength,
-                node_key,
-                node_decay,
-                node_update,
-                state,
-                key,
-                update,
-                decay,
-                position,
-                path,
-                out,
-                solve,
-                like,
-                isa,
-            )
+                        memory(operands.node_update + offset, count, like)[:] = 0
+        elif layout.slot_nodes[s] > 0:
+            slot_head((H, Hk, Dk, Dv), s, g, operands, layout, solve, like, isa)
 
 
 def _run(
@@ -292,18 +250,17 @@ def _run(
     tensors: tuple[torch.Tensor, ...],
 ) -> torch.Tensor:
     """Outputs [M, H, Dv]; with `value` and `strength` it solves for and writes node_update."""
-    floats, (base, slot, position, path, slot_start, slot_nodes) = tensors[:7], tensors[7:]
+    floats, layout = tensors[:7], Layout(*(x.numpy() for x in tensors[7:]))
     node_update, state = floats[2:4]
     S, H, Dk, Dv = state.shape
     out = torch.empty_like(node_update)
-    operands = q, value, strength, *floats
-    M = slot.shape[0]
+    operands = q, value, strength, *floats, out
+    M = layout.slot.shape[0]
     _tree_states(
         H * (S * Dk * Dv + 4 * M * Dk * Dv),
         (S, H, q.shape[1], Dk, Dv),
-        *(0 if x is None else x.data_ptr() for x in operands),
-        *(x.numpy() for x in (base, slot, position, path, slot_start, slot_nodes)),
-        out.data_ptr(),
+        Operands(*(0 if x is None else x.data_ptr() for x in operands)),
+        layout,
         value is not None,
         LIKE[state.dtype],
         ISA["fma"],

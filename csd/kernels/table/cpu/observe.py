@@ -6,7 +6,8 @@ The references are `observe_ref`, and `graph_insert_ref` of its rows.
 import numpy as np
 
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.tensors import memory, require
+from csd.kernels.numba.records import Sizes, opener
+from csd.kernels.numba.tensors import require
 from csd.kernels.table.cpu.insert import graph_insert, insert_rows
 from csd.kernels.table.cpu.lookup import order_sizes
 from csd.kernels.table.rows import (
@@ -99,9 +100,8 @@ def observe(pool: Pool, slots: Slots, verdict: Verdict, config: GraphConfig) -> 
     return out
 
 
-INTS, LONGS, FLOATS = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.float32)
-PoolArrays, SlotArrays, VerdictArrays = POOL.kind, SLOTS.kind, VERDICT.kind
-TableArrays, RowArrays = TABLE.kind, OBSERVED.kind
+open_pool, open_slots, open_verdict = opener(POOL), opener(SLOTS), opener(VERDICT)
+open_table, RowArrays = opener(TABLE), OBSERVED.kind
 
 
 @loop
@@ -110,13 +110,13 @@ def _insert_observed(
     slots,  # addresses of the `Slots`
     verdict,  # addresses of a `Verdict`
     table,  # addresses of the `Table`
-    sizes,  # M, N, S, G, A, C, E, ways
+    sizes,  # of all records
+    ways,
     soft,
     hard,
     orders,  # [O]
 ):
-    M, N, S, G, A, C, E, ways = sizes
-    R, U = M + S, SUCCESSORS
+    R, N, U = sizes.M + sizes.S, sizes.N, SUCCESSORS
     rows = RowArrays(
         np.empty(R, np.int64),
         np.empty((R, N), np.int32),
@@ -125,38 +125,11 @@ def _insert_observed(
         np.empty(R, np.int32),
         np.empty(R, np.int32),
     )
-    of_pool = PoolArrays(
-        memory(pool.slot, M, INTS),
-        memory(pool.depth, M, INTS),
-        memory(pool.context, (M, N), INTS),
-    )
-    of_slots = SlotArrays(
-        memory(slots.group, S, INTS),
-        memory(slots.sample, S, INTS),
-        memory(slots.group_key, G, LONGS),
-        memory(slots.step, S, INTS),
-    )
-    of_verdict = VerdictArrays(
-        memory(verdict.sample, M, INTS),
-        memory(verdict.top_token, (M, TOP), INTS),
-        memory(verdict.top_prob, (M, TOP), FLOATS),
-        memory(verdict.accept_row, (S, A), INTS),
-    )
-    of_table = TableArrays(
-        memory(table.entry_group, C, LONGS),
-        memory(table.entry_hash, C, LONGS),
-        memory(table.entry_tokens, (C, N), INTS),
-        memory(table.entry_total, C, INTS),
-        memory(table.entry_stamp, C, INTS),
-        memory(table.succ_token, (C, E), INTS),
-        memory(table.succ_weight, (C, E), INTS),
-        memory(table.succ_source, (C, E), LONGS),
-        memory(table.step, 1, INTS),
-        memory(table.dropped, 1, LONGS),
-    )
-    observe_rows(of_pool, of_slots, of_verdict, soft, hard, rows)
+    of_slots = open_slots(slots, sizes)
+    of_step = open_pool(pool, sizes), of_slots, open_verdict(verdict, sizes)
+    observe_rows(*of_step, soft, hard, rows)
     # never refused: the groups of all rows are in flight
-    insert_rows(rows, of_slots.group_key, orders, ways, of_table)
+    insert_rows(rows, of_slots.group_key, orders, ways, open_table(table, sizes))
 
 
 def insert_observed(
@@ -175,9 +148,7 @@ def insert_observed(
         seen = observe(pool, slots, verdict, config)
         graph_insert(table, *seen, slots.group_key, config.orders)
         return
-    M, N = pool.context.shape
-    C, E = table.succ_token.shape
-    S, A = verdict.accept_row.shape
-    sizes = M, N, S, slots.group_key.shape[0], A, C, E, table.ways
+    (M, N), (S, A), (C, E) = pool.context.shape, verdict.accept_row.shape, table.succ_token.shape
+    sizes = Sizes(M=M, S=S, G=slots.group_key.shape[0], N=N, A=A, C=C, E=E)
     weights = config.soft_weight, config.hard_weight
-    _insert_observed(*read, sizes, *weights, order_sizes(config.orders))
+    _insert_observed(*read, sizes, table.ways, *weights, order_sizes(config.orders))

@@ -7,10 +7,11 @@ import numpy as np
 import torch
 
 from csd.kernels.numba.jit import loop
+from csd.kernels.numba.records import Sizes, opener
 from csd.kernels.numba.tensors import LIKE, memory
 from csd.kernels.verify.advance_slots import advance_slots_ref
-from csd.kernels.verify.cpu.path import verify
-from csd.kernels.verify.cpu.rows import BOOL, DOUBLE, F32, F64, INT, SINGLE
+from csd.kernels.verify.cpu.path import INT, open_verdict, verify
+from csd.kernels.verify.cpu.rows import F32, F64
 from csd.kernels.verify.layout import empty_snapshot
 from csd.kernels.verify.snapshot import snapshot_ref
 from csd.kernels.verify.views import ADVANCED, TREES, VERDICT
@@ -18,119 +19,113 @@ from csd.state.pool import Pool
 from csd.state.slots import Slots
 from csd.state.verdict import ACCEPT, RUNNING, TOP, Verdict
 
+open_trees, open_advanced = opener(TREES), opener(ADVANCED)
+
 
 @loop
 def _finish(
-    sizes,  # M, S, and widths of the slots' context (N), tokens (T) and seen (W)
+    sizes,  # of the pool, the slots and the verdict
     top,  # whether the snapshot has the target's top 8
     trees,  # whether the snapshot has the trees
-    pool,  # of `TREES`
-    slots,  # of `ADVANCED`
-    verdict,  # of `VERDICT`
+    pool,  # addresses of `TREES`
+    slots,  # addresses of `ADVANCED`
+    verdict,  # addresses of `VERDICT`
     ints,  # address of the snapshot's int32 tensor, written
     floats,  # likewise of its floats
     stored,  # array of the dtype of the slots' log-probabilities
     wide,  # likewise of the verdict's
 ):
-    """Advance all slots and write the snapshot; tensors are addresses."""
-    M, S = sizes[:2]
+    """Advance all slots and write the snapshot."""
+    M, S = sizes.M, sizes.S
+    drafted, state = open_trees(pool, sizes), open_advanced(slots, sizes, stored)
+    found = open_verdict(verdict, sizes, wide)
     for s in range(S):
-        _advance(s, sizes, slots, verdict, stored, wide)
-        _write_slot(s, M, S, pool, verdict, ints, floats, wide)
-    depth, cost = memory(pool.depth, M, INT), memory(pool.cost, M, INT)
+        _advance(s, state, found)
+        _write_slot(s, drafted, found, ints, floats, wide)
     out = memory(ints + 4 * (4 * S + 2 * S * ACCEPT), M, INT)
     for m in range(M):
-        out[m] = cost[m] if depth[m] > 0 else -1
+        out[m] = drafted.cost[m] if drafted.depth[m] > 0 else -1
     more = ints + 4 * (4 * S + 2 * S * ACCEPT + M)
     if top:
-        put = floats + 2 * S * ACCEPT * wide.itemsize
-        _write_top(M, S, verdict, more, put, wide)
+        _write_top(found, more, floats + 2 * S * ACCEPT * wide.itemsize, wide)
         more += 4 * S * ACCEPT * TOP
     if trees:
-        _write_trees(M, S, pool, verdict.accept_row, more)
+        _write_trees(drafted, found.accept_row, more)
 
 
 @loop
-def _advance(s, sizes, slots, verdict, stored, wide):
+def _advance(s, slots, verdict):
     """Append the committed tokens to slot s and move it on, in place, as `advance_slots_ref`."""
-    M, S, N, T, W = sizes
-    live, generated = memory(slots.live, S, BOOL), memory(slots.generated, S, INT)
-    step, context = memory(slots.step, S, INT), memory(slots.context, (S, N), INT)[s]
-    tokens, seen = memory(slots.tokens, (S, T), INT)[s], memory(slots.seen, (S, W), INT)[s]
-    penalised = memory(slots.repetition_penalty, S, DOUBLE)[s] != 1
-    to = memory(slots.logprobs, (S, T), stored)[s]
-    raw_to = memory(slots.raw_logprobs, (S, T), stored)[s]
-    sample, row = memory(verdict.sample, M, INT), memory(verdict.accept_row, (S, ACCEPT), INT)[s]
-    logprob, raw_logprob = memory(verdict.logprob, M, wide), memory(verdict.raw_logprob, M, wide)
-    count, finish = memory(verdict.accept_count, S, INT)[s], memory(verdict.finish, S, INT)[s]
-
+    context, tokens, seen = slots.context[s], slots.tokens[s], slots.seen[s]
+    penalised = slots.repetition_penalty[s] != 1
+    row, count = verdict.accept_row[s], verdict.accept_count[s]
     for i in range(count):
-        token, offset = sample[row[i]], min(generated[s] + i, T - 1)
-        tokens[offset], to[offset], raw_to[offset] = token, logprob[row[i]], raw_logprob[row[i]]
+        m = row[i]
+        token, offset = verdict.sample[m], min(slots.generated[s] + i, tokens.shape[0] - 1)
+        tokens[offset] = token
+        slots.logprobs[s, offset] = verdict.logprob[m]
+        slots.raw_logprobs[s, offset] = verdict.raw_logprob[m]
         if penalised:
             seen[token // 32] |= np.uint32(1) << np.uint32(token % 32)
     # backwards, so that each is read before it is overwritten
-    for i in range(N - 1, -1, -1):
-        context[i] = sample[row[count - 1 - i]] if i < count else context[i - count]
-    step[s] += count > 0
-    generated[s] += count
-    live[s] &= finish == RUNNING
+    for i in range(context.shape[0] - 1, -1, -1):
+        context[i] = verdict.sample[row[count - 1 - i]] if i < count else context[i - count]
+    slots.step[s] += count > 0
+    slots.generated[s] += count
+    slots.live[s] &= verdict.finish[s] == RUNNING
 
 
 @loop
-def _write_slot(s, M, S, pool, verdict, ints, floats, wide):
+def _write_slot(s, pool, verdict, ints, floats, wide):
     """Write slot s's fields of a snapshot that do not depend on `top` and `trees`."""
-    A = ACCEPT
-    sample, source = memory(verdict.sample, M, INT), memory(pool.source, M, INT)
-    row, count = memory(verdict.accept_row, (S, A), INT)[s], memory(verdict.accept_count, S, INT)[s]
+    S, A = verdict.accept_row.shape
+    row, count = verdict.accept_row[s], verdict.accept_count[s]
     slot = memory(ints, (4, S), INT)
-    slot[0, s], slot[1, s] = count, memory(pool.slot_nodes, S, INT)[s]
-    slot[2, s], slot[3, s] = memory(verdict.finish, S, INT)[s], memory(verdict.bad, S, BOOL)[s]
+    slot[0, s], slot[1, s] = count, pool.slot_nodes[s]
+    slot[2, s], slot[3, s] = verdict.finish[s], verdict.bad[s]
     path = memory(ints + 4 * 4 * S, (2, S, A), INT)
-    logprob, raw_logprob = memory(verdict.logprob, M, wide), memory(verdict.raw_logprob, M, wide)
     chance = memory(floats, (2, S, A), wide)
     for i in range(A):
-        path[0, s, i] = sample[row[i]] if i < count else -1
+        path[0, s, i] = verdict.sample[row[i]] if i < count else -1
         # token i of the path was drafted as its row i + 1
-        path[1, s, i] = source[row[i + 1]] if i + 1 < count else 0
-        chance[0, s, i] = logprob[row[i]] if i < count else 0
-        chance[1, s, i] = raw_logprob[row[i]] if i < count else 0
+        path[1, s, i] = pool.source[row[i + 1]] if i + 1 < count else 0
+        chance[0, s, i] = verdict.logprob[row[i]] if i < count else 0
+        chance[1, s, i] = verdict.raw_logprob[row[i]] if i < count else 0
 
 
 @loop
-def _write_top(M, S, verdict, ints, floats, wide):
+def _write_top(verdict, ints, floats, wide):
     """Write the target's top 8 tokens and probabilities at the rows of all paths."""
-    row = memory(verdict.accept_row, S * ACCEPT, INT)
-    top_token = memory(verdict.top_token, (M, TOP), INT)
-    top_prob = memory(verdict.top_prob, (M, TOP), SINGLE)
+    row = verdict.accept_row.reshape(verdict.accept_row.size)
     token, prob = memory(ints, (row.size, TOP), INT), memory(floats, (row.size, TOP), wide)
     for i in range(row.size):
         for j in range(TOP):
-            token[i, j] = top_token[row[i], j] if row[i] >= 0 else -1
-            prob[i, j] = top_prob[row[i], j] if row[i] >= 0 else 0
+            token[i, j] = verdict.top_token[row[i], j] if row[i] >= 0 else -1
+            prob[i, j] = verdict.top_prob[row[i], j] if row[i] >= 0 else 0
 
 
 @loop
-def _write_trees(M, S, pool, accept_row, ints):
+def _write_trees(pool, accept_row, ints):
     """Write the trees and their accepted rows."""
-    _copy(pool.slot_start, ints, S)
+    M, S = pool.token.shape[0], pool.slot_start.shape[0]
+    _copy(pool.slot_start, ints)
     out = ints + 4 * S
-    _copy(pool.token, out, M)
-    _copy(pool.parent, out + 4 * M, M)
-    _copy(pool.cost, out + 8 * M, M)
-    _copy(pool.source, out + 12 * M, M)
-    _copy(accept_row, out + 16 * M, S * ACCEPT)
+    _copy(pool.token, out)
+    _copy(pool.parent, out + 4 * M)
+    _copy(pool.cost, out + 8 * M)
+    _copy(pool.source, out + 12 * M)
+    _copy(accept_row.reshape(accept_row.size), out + 16 * M)
 
 
 @loop
-def _copy(source, to, count):
-    """Copy `count` int32 numbers between addresses.
+def _copy(source, to):
+    """Copy an int32 array to an address.
 
     numba compiles an assignment of whole arrays with the text of its error, for 1.5 s.
     """
-    read, written = memory(source, count, INT), memory(to, count, INT)
-    for i in range(count):
-        written[i] = read[i]
+    written = memory(to, source.size, INT)
+    for i in range(source.size):
+        written[i] = source[i]
 
 
 def decide(
@@ -162,9 +157,9 @@ def finish(
         advance_slots_ref(slots, verdict)
         return snapshot_ref(pool, verdict, top, trees)
     ints, floats = empty_snapshot(pool, verdict, top, trees)
-    widths = slots.context.shape[1], slots.tokens.shape[1], slots.seen.shape[1]
+    (S, N), T, words = slots.context.shape, slots.tokens.shape[1], slots.seen.shape[1]
     _finish(
-        (pool.rows, slots.count, *widths),
+        Sizes(M=pool.rows, S=S, N=N, T=T, A=ACCEPT, words=words),
         top,
         trees,
         *records,

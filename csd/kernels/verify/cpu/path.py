@@ -10,28 +10,22 @@ import numpy as np
 import torch
 
 from csd.kernels.numba.jit import loop
+from csd.kernels.numba.records import Sizes, opener
 from csd.kernels.numba.tensors import LIKE, memory, read, readable, require
 from csd.kernels.numba.threads import by_threads, share
 from csd.kernels.verify.cpu.heads import in_loops
-from csd.kernels.verify.cpu.rows import (
-    BOOL,
-    DOUBLE,
-    F32,
-    F64,
-    INT,
-    SINGLE,
-    sample_row,
-    workspace,
-    write_filtered,
-)
+from csd.kernels.verify.cpu.rows import F32, F64, sample_row, workspace, write_filtered
 from csd.kernels.verify.reference import descend_ref, verify_ref
 from csd.kernels.verify.token_logprobs import TokenLogprobs, token_logprobs_ref
 from csd.kernels.verify.views import POOL, SLOTS, VERDICT
 from csd.state.filters import is_greedy
 from csd.state.pool import Pool
 from csd.state.slots import Slots
-from csd.state.verdict import ACCEPT, LENGTH, RUNNING, STOP, TOP, Verdict, empty_verdict
+from csd.state.verdict import ACCEPT, LENGTH, RUNNING, STOP, Verdict, empty_verdict
 
+open_pool, open_slots, open_verdict = opener(POOL), opener(SLOTS), opener(VERDICT)
+
+INT = np.empty(0, np.int32)
 # modes: an entry is a slot's path, one row, or one row with a given token
 PATH, ROW, GIVEN = 0, 1, 2
 
@@ -40,85 +34,66 @@ PATH, ROW, GIVEN = 0, 1, 2
 def _follow(
     part,
     parts,
-    sizes,  # M, S, V, I
+    sizes,  # of the pool, the slots and the vocabulary
+    out_sizes,  # of the verdict: M is L in mode GIVEN
     mode,
     slot,  # [L] int64
     row,  # [L] int64, at which an entry begins
     given,  # [L] int64, -1 but in mode GIVEN
     bad,  # [L] bool, written: a row that was computed is bad
-    x,  # [R, V]
+    x,  # [R, V], address
     row_of,  # [M], address, or 0 if row m of the pool is row m of x
-    pool,  # of `POOL`
-    slots,  # of `SLOTS`
-    verdict,  # of `VERDICT`, written: rows [M, ..], or [L, ..] in mode GIVEN; paths in mode PATH
+    pool,  # addresses of `POOL`
+    slots,  # addresses of `SLOTS`
+    verdict,  # addresses of `VERDICT`, written; paths in mode PATH
     wide,  # array of the log-probabilities' dtype
-    like,
+    like,  # array of the dtype by which x is read
 ):
-    """Follow the entries, in parallel; x is an address."""
-    work = workspace(sizes[2], wide)
-    L = slot.shape[0]
-    first, last = share(L, part, parts)
+    """Follow the entries, in parallel."""
+    work = workspace(sizes.V, wide)
+    trees, state = open_pool(pool, sizes), open_slots(slots, sizes)
+    out = open_verdict(verdict, out_sizes, wide)
+    of_logits = x, row_of, sizes.V, like
+    first, last = share(slot.shape[0], part, parts)
     for i in range(first, last):
-        places = (i, L) if mode == GIVEN else (row[i], sizes[0])
-        of_logits = x, row_of, like
-        bad[i] = _entry(
-            mode,
-            slot[i],
-            row[i],
-            given[i],
-            places,
-            sizes,
-            of_logits,
-            pool,
-            slots,
-            verdict,
-            work,
-            wide,
-        )
+        at = i if mode == GIVEN else row[i]
+        bad[i] = _entry(mode, slot[i], row[i], given[i], at, of_logits, trees, state, out, work)
 
 
 @loop
-def _entry(mode, s, row, given, places, sizes, of_logits, pool, slots, verdict, work, wide):
+def _entry(mode, s, row, given, at, of_logits, pool, slots, verdict, work):
     """Sample an entry's row or path; returns True if a row was bad.
 
-    places: of the entry's first row in the verdict, and the verdict's number of rows.
+    at: place of its first row in the verdict: the row itself, or its index in mode GIVEN.
     """
-    M, S, V, I = sizes
-    x, row_of, like = of_logits
-    at, N = places
-    token, parent = memory(pool.token, M, INT), memory(pool.parent, M, INT)
-    start, nodes = memory(pool.slot_start, S, INT)[s], memory(pool.slot_nodes, S, INT)[s]
-    left = memory(slots.max_new, S, INT)[s] - memory(slots.generated, S, INT)[s]
-    greedy = memory(slots.temperature, S, DOUBLE)[s] == 0
-    stop_ids = memory(slots.stop_ids, (S, I), INT)[s]
-    sample, logprob = memory(verdict.sample, N, INT), memory(verdict.logprob, N, wide)
-    raw_logprob = memory(verdict.raw_logprob, N, wide)
-    top_token = memory(verdict.top_token, (N, TOP), INT)
-    top_prob = memory(verdict.top_prob, (N, TOP), SINGLE)
-    accept_row = memory(verdict.accept_row, (S, ACCEPT), INT)
-    accept_count = memory(verdict.accept_count, S, INT)
+    x, row_of, V, like = of_logits
+    end_row = pool.slot_start[s] + pool.slot_nodes[s]
+    left = slots.max_new[s] - slots.generated[s]
+    count = np.int64(0)
 
     end = broken = False
-    while mode != PATH or (row >= 0 and accept_count[s] < left and not end):
-        of_model = memory(row_of, M, INT)[row] if row_of else row
+    while mode != PATH or (row >= 0 and count < left and not end):
+        of_model = memory(row_of, pool.token.shape[0], INT)[row] if row_of else row
         logits = memory(x + of_model * V * like.itemsize, V, like)
+        likeliest = verdict.top_token[at], verdict.top_prob[at]
         drawn, chance, bad, log_sum = sample_row(
-            row, s, given, logits, sizes, pool, slots, work, wide, top_token[at], top_prob[at]
+            row, s, given, logits, pool, slots, work, *likeliest
         )
         raw = read(logits[drawn]) - log_sum
         if bad:
-            broken, raw = True, wide.dtype.type(np.nan)
-        sample[at], raw_logprob[at], logprob[at] = drawn, raw, raw if greedy else chance
+            broken, raw = True, type(log_sum)(np.nan)
+        verdict.sample[at], verdict.raw_logprob[at] = drawn, raw
+        verdict.logprob[at] = raw if slots.temperature[s] == 0 else chance
         if mode != PATH:
             break
-        accept_row[s, accept_count[s]] = row
-        accept_count[s] += 1
-        end = ends(drawn, stop_ids)
-        row = at = child(token, parent, row, start + nodes, drawn)
+        verdict.accept_row[s, count] = row
+        count += 1
+        end = ends(drawn, slots.stop_ids[s])
+        row = at = child(pool.token, pool.parent, row, end_row, drawn)
     if mode == PATH:
-        full = accept_count[s] == left
-        memory(verdict.finish, S, INT)[s] = STOP if end else LENGTH if full else RUNNING
-        memory(verdict.bad, S, BOOL)[s] = broken
+        verdict.accept_count[s] = count
+        verdict.finish[s] = STOP if end else LENGTH if count == left else RUNNING
+        verdict.bad[s] = broken
     return broken
 
 
@@ -149,39 +124,38 @@ def ends(drawn, stop_ids):
 
 @loop
 def _begin(
-    sizes,  # arguments as in `_follow`
+    out_sizes,  # arguments as in `_follow`
     verdict,
-    wide,  # array of the log-probabilities' dtype
+    wide,
 ):
     """Write a verdict without sampled rows."""
-    M, S = sizes[:2]
-    memory(verdict.sample, M, INT)[:] = -1
-    memory(verdict.logprob, M, wide)[:] = 0
-    memory(verdict.raw_logprob, M, wide)[:] = 0
-    memory(verdict.top_token, M * TOP, INT)[:] = -1
-    memory(verdict.top_prob, M * TOP, SINGLE)[:] = 0
-    memory(verdict.accept_row, S * ACCEPT, INT)[:] = -1
-    memory(verdict.accept_count, S, INT)[:] = 0
-    memory(verdict.finish, S, INT)[:] = RUNNING
-    memory(verdict.bad, S, BOOL)[:] = False
+    out = open_verdict(verdict, out_sizes, wide)
+    out.sample[:] = -1
+    out.logprob[:] = 0
+    out.raw_logprob[:] = 0
+    out.top_token[:] = -1
+    out.top_prob[:] = 0
+    out.accept_row[:] = -1
+    out.accept_count[:] = 0
+    out.finish[:] = RUNNING
+    out.bad[:] = False
 
 
 @by_threads
 def _filtered(
     part,
     parts,
-    sizes,  # 1, R, V, 0
-    x,  # [R, V], address
-    slots,  # of `SLOTS`, a row each
-    out,  # [R, V], written
+    sizes,  # of the slots, a row each, and of the vocabulary
+    x,  # [S, V], address
+    slots,  # addresses of `SLOTS`
+    out,  # [S, V], written
 ):
     """Write the probabilities of rows after the filters."""
-    R, V = sizes[1:3]
-    work = workspace(V, out)
-    first, last = share(R, part, parts)
-    for m in range(first, last):
-        row = memory(x + m * V * out.itemsize, V, out)
-        write_filtered(row, m, sizes, slots, work, out[m])
+    state, work = open_slots(slots, sizes), workspace(sizes.V, out)
+    first, last = share(sizes.S, part, parts)
+    for s in range(first, last):
+        row = memory(x + s * sizes.V * out.itemsize, sizes.V, out)
+        write_filtered(row, s, state, work, out[s])
 
 
 class Case:
@@ -194,8 +168,10 @@ class Case:
         self.logits, self.pool, self.slots = in_loops(logits), pool, slots
         M, V, S = pool.rows, logits.shape[1], slots.count
         self.wide = F64 if logits.dtype == F64 else F32
-        self.verdict = empty_verdict(M if rows is None else rows, S, logits.device, self.wide)
-        self.sizes = M, S, V, slots.stop_ids.shape[1]
+        rows = M if rows is None else rows
+        self.verdict = empty_verdict(rows, S, logits.device, self.wide)
+        self.sizes = Sizes(M=M, S=S, V=V, words=slots.seen.shape[1])
+        self.out_sizes = Sizes(M=rows, S=S, A=ACCEPT)
         self._of_pool, self._of_slots = POOL.addresses(pool), SLOTS.addresses(slots)
         self._out = VERDICT.addresses(self.verdict, self.wide)
 
@@ -211,8 +187,9 @@ class Case:
         slot, row = slot.astype(np.int64), row.astype(np.int64)
         bad = np.empty(row.size, np.bool_)
         _follow(
-            row.size * self.sizes[2],
+            row.size * self.sizes.V,
             self.sizes,
+            self.out_sizes,
             mode,
             slot,
             row,
@@ -230,7 +207,7 @@ class Case:
 
     def sample(self, mode: int, slot: np.ndarray, row: np.ndarray) -> np.ndarray:
         """Write the verdict of all rows by `follow`, in mode PATH or ROW."""
-        _begin(self.sizes, self._out, LIKE[self.wide])
+        _begin(self.out_sizes, self._out, LIKE[self.wide])
         return self.follow(mode, slot, row)
 
 
@@ -284,5 +261,6 @@ def filtered(x: torch.Tensor, slots: Slots) -> torch.Tensor:
     x, of_slots = x.contiguous(), SLOTS.addresses(slots)
     require(readable(x) and of_slots is not None, "filtered", x)
     out = torch.empty_like(x)
-    _filtered(x.numel(), (1, *x.shape, 0), x.data_ptr(), of_slots, out.numpy())
+    sizes = Sizes(S=x.shape[0], V=x.shape[1], words=slots.seen.shape[1])
+    _filtered(x.numel(), sizes, x.data_ptr(), of_slots, out.numpy())
     return out

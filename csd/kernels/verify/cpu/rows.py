@@ -11,7 +11,6 @@ import torch
 
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.math import exp, log
-from csd.kernels.numba.tensors import memory
 from csd.kernels.verify.constants import HEAD_WIDTH, MAX_HEAD
 from csd.kernels.verify.cpu.cuts import (
     boundary,
@@ -39,10 +38,6 @@ from csd.kernels.verify.cpu.heads import (
 from csd.state.verdict import TOP
 
 F32, F64 = torch.float32, torch.float64
-# empty arrays of the dtypes in which loops read memory
-INT, LONG = np.empty(0, np.int32), np.empty(0, np.int64)
-SINGLE, DOUBLE = np.empty(0, np.float32), np.empty(0, np.float64)
-BOOL, WORDS = np.empty(0, np.bool_), np.empty(0, np.uint32)
 
 
 @loop
@@ -64,39 +59,35 @@ def workspace(V, wide):
 
 
 @loop
-def _changes(m, s, position, sizes, pool, slots, bits, wide):
+def _changes(m, s, position, pool, slots, bits, z):
     """The changes of row m of slot s, as `change` takes them."""
-    M, S, V, I = sizes
-    penalty = wide.dtype.type(memory(slots.repetition_penalty, S, DOUBLE)[s])
-    early = position < memory(slots.min_new, S, INT)[s]
-    bans = memory(slots.ban_ids, (S, I), INT)[s, : I if early else 0]
+    penalty = z.dtype.type(slots.repetition_penalty[s])
+    bans = slots.ban_ids[s, : slots.ban_ids.shape[1] if position < slots.min_new[s] else 0]
     if penalty == 1:
         return bits[:0], penalty, bans
-    count = (V + WORD - 1) // WORD
-    seen = memory(slots.seen, (S, count), WORDS)[s]
+    count = min(slots.seen.shape[1], bits.shape[0])
     for i in range(count):
-        bits[i] = seen[i]
+        bits[i] = slots.seen[s, i]
     # with the tokens of the row's own path
-    token, parent = memory(pool.token, M, INT), memory(pool.parent, M, INT)
     while m >= 0:
-        bits[token[m] // WORD] |= np.uint32(1) << np.uint32(token[m] % WORD)
-        m = parent[m]
+        token = pool.token[m]
+        bits[token // WORD] |= np.uint32(1) << np.uint32(token % WORD)
+        m = pool.parent[m]
     return bits[:count], penalty, bans
 
 
 @loop
-def _cut(of_row, greedy, s, sizes, slots, work):
+def _cut(of_row, greedy, s, slots, work):
     """List the tokens of a row that its filters keep, with their scores and masses, in `work`.
 
-    Returns their number, the least score of the head, the mass of the kept tokens below it, and
-    whether these are listed too: without filters they are not. of_row: the arguments of `scores`
-    but the piece.
+    Returns their number, the least score of the head, its mass, that of the kept tokens below it,
+    and whether these are listed too: without filters they are not. of_row: the arguments of
+    `scores` but the piece.
     """
-    S, V = sizes[1:3]
     z, most, token, score, mass, other, _, _, _ = work
-    highest = of_row[2]
+    V, highest = of_row[0].shape[0], of_row[2]
     kind = type(highest)
-    k = memory(slots.top_k, S, INT)[s]
+    k = slots.top_k[s]
     k = 1 if greedy else k if k < V else 0
     low, rest, whole = kind(-HEAD_WIDTH), kind(0), k > 0
     if whole:
@@ -110,7 +101,7 @@ def _cut(of_row, greedy, s, sizes, slots, work):
     if greedy:
         return count, low, kind(head), rest, whole
 
-    top_p = kind(memory(slots.top_p, S, DOUBLE)[s])
+    top_p = kind(slots.top_p[s])
     if top_p < 1:
         total, tail = kind(head) + rest, kind(1) - top_p
         deep = rest / total > tail
@@ -121,14 +112,14 @@ def _cut(of_row, greedy, s, sizes, slots, work):
         count = keep(token[:count], score, mass, score, least, place)
         head, below = masses(score[:count], mass, low)
         whole, rest = True, kind(below)
-    min_p = kind(memory(slots.min_p, S, DOUBLE)[s])
+    min_p = kind(slots.min_p[s])
     if min_p > 0:
         if rest > 0 and not whole and min_p <= exp(low):
             count = _all(of_row, most, token, score, mass, z)
         count = keep(token[:count], score, mass, mass, min_p, 0)
         head, below = masses(score[:count], mass, low)
         whole, rest = True, kind(below)
-    typical_p = kind(memory(slots.typical_p, S, DOUBLE)[s])
+    typical_p = kind(slots.typical_p[s])
     if typical_p < 1:
         of_head, of_rest = moments(score[:count], mass, low)
         moment = kind(of_rest) if whole else rest_moment(*of_row, low, z)
@@ -161,43 +152,43 @@ def _all(of_row, most, token, score, mass, z):
 
 
 @loop
-def sample_row(m, s, given, row, sizes, pool, slots, work, wide, top_token, top_prob):
+def sample_row(m, s, given, logits, pool, slots, work, top_token, top_prob):
     """Sample row m of slot s, or take the token `given` unless it is -1.
 
     Returns its token, the token's log-probability, True for a bad row, which has neither, and the
-    row's own log-sum-exp. Writes the likeliest tokens unless a token is given. row: its logits [V].
+    row's own log-sum-exp. Writes the likeliest tokens unless a token is given. logits: [V].
     """
-    M, S, V, _ = sizes
     z, most, token, score, mass, _, top, words, bits = work
-    kind = wide.dtype.type
-    position = memory(slots.generated, S, INT)[s] + memory(pool.depth, M, INT)[m]
-    heat = memory(slots.temperature, S, DOUBLE)[s]
+    kind = z.dtype.type
+    position = slots.generated[s] + pool.depth[m]
+    heat = slots.temperature[s]
     greedy = heat == 0
     temperature = kind(1) if greedy else kind(heat)
 
-    changes = _changes(m, s, position, sizes, pool, slots, bits, wide)
-    own, highest = row_peaks(row, changes, most, z)
+    changes = _changes(m, s, position, pool, slots, bits, z)
+    own, highest = row_peaks(logits, changes, most, z)
     highest /= temperature
-    log_sum = row_log_sum(row, own, z)
+    log_sum = row_log_sum(logits, own, z)
     if not (np.isfinite(highest) and np.isfinite(log_sum)):
         unchanged = changes[0][:0], changes[1], changes[2][:0]
-        if given >= 0 and own == -np.inf and not has_nan(row, unchanged, z):
+        if given >= 0 and own == -np.inf and not has_nan(logits, unchanged, z):
             # a given token may lead to where no token is allowed
             return given, kind(-np.inf), False, log_sum
-        if not np.isfinite(highest) or has_nan(row, changes, z):
+        if not np.isfinite(highest) or has_nan(logits, changes, z):
             rank(token[:0], score, kind(0), kind(0), greedy, top, top_token, top_prob)
             return max(given, np.int64(0)), kind(np.nan), True, log_sum
 
-    of_row = row, changes, highest, temperature
-    count, low, head, rest, whole = _cut(of_row, greedy, s, sizes, slots, work)
+    of_row = logits, changes, highest, temperature
+    count, low, head, rest, whole = _cut(of_row, greedy, s, slots, work)
     total, place, drawn = log(head + rest), np.int64(0), given
     if given >= 0:
         place = _place(token[:count], given)
     else:
         rank(token[:count], score, low, total, greedy, top, top_token, top_prob)
         if not greedy:
-            noise = memory(slots.key, S, LONG)[s], memory(slots.sample, S, INT)[s], position
-            place = draw_row(token[:count], score, mass, low, rest, noise, V, words)
+            noise = slots.key[s], slots.sample[s], position
+            vocab = logits.shape[0]
+            place = draw_row(token[:count], score, mass, low, rest, noise, vocab, words)
             if place < 0 and whole:
                 place = draw_rest(score[:count], mass, low, noise)
             elif place < 0:
@@ -206,7 +197,7 @@ def sample_row(m, s, given, row, sizes, pool, slots, work, wide, top_token, top_
         return token[place], score[place] - total, False, log_sum
     if whole:
         return given, kind(-np.inf), False, log_sum
-    chance = changed_logit(row, drawn, changes, z) / temperature - highest - total
+    chance = changed_logit(logits, drawn, changes, z) / temperature - highest - total
     return drawn, chance, False, log_sum
 
 
@@ -221,18 +212,18 @@ def _place(token, given):
 
 
 @loop
-def write_filtered(row, s, sizes, slots, work, out):
+def write_filtered(logits, s, slots, work, out):
     """Write a row's probabilities after the filters of slot s; its logits are changed already.
 
     out: [V].
     """
     z, most, token, score, mass, _, _, _, bits = work
     kind = type(mass[0])
-    temperature = kind(memory(slots.temperature, sizes[1], DOUBLE)[s])
+    temperature = kind(slots.temperature[s])
     changes = bits[:0], kind(1), np.empty(0, np.int32)
-    _, highest = row_peaks(row, changes, most, z)
-    of_row = row, changes, highest / temperature, temperature
-    count, _, head, rest, whole = _cut(of_row, False, s, sizes, slots, work)
+    _, highest = row_peaks(logits, changes, most, z)
+    of_row = logits, changes, highest / temperature, temperature
+    count, _, head, rest, whole = _cut(of_row, False, s, slots, work)
     if not whole:
         count = _all(of_row, most, token, score, mass, z)
     out[:] = 0

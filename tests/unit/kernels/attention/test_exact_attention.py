@@ -159,6 +159,6 @@ def test_the_loop_needs_weights_added_by_position(monkeypatch):
         return added(x[:old]) + added(x[old : old + nodes])
 
     monkeypatch.setattr(attention, "softmax", apart)
-    attend = njit(attention._attend.part.py_func)
-    monkeypatch.setattr(attention, "_attend", lambda numbers, *args: attend(0, 1, *args))
+    attend = njit(attention.attend_rows.part.py_func)
+    monkeypatch.setattr(attention, "attend_rows", lambda numbers, *args: attend(0, 1, *args))
     assert broken(attention.tree_attention)

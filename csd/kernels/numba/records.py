@@ -1,0 +1,44 @@
+"""Arrays of a record in a loop, made of the addresses and the declarations of its view."""
+
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numba.extending import register_jitable
+
+from csd.kernels.numba.tensors import memory
+from csd.state.record import View
+
+DTYPES = {
+    torch.bool: np.bool_,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+_LETTERS = "M S G N T A C E V words"
+# sizes by dimension, as records of `csd.state` declare them, and the vocabulary's, V; -1 of those
+# that no record of a loop has, so that memory of such a size is none
+Sizes: Any = namedtuple("Sizes", _LETTERS, defaults=(-1,) * len(_LETTERS.split()))
+
+
+def opener(view: View) -> Callable:
+    """Returns the function by which a loop opens `view.addresses(record)` as arrays, `view.kind`.
+
+    Its arguments are the addresses, `Sizes`, and an array whose dtype is that of fields with any
+    floating-point one. Its source follows from the declarations: numba compiles no loop over fields
+    of several types.
+    """
+    names: dict[str, Any] = {"memory": memory, "kind": view.kind}
+    arrays = []
+    for name, (dims, dtype, _) in view.fields.items():
+        like = "floats"
+        if dtype is not None:
+            like = str(dtype).removeprefix("torch.")
+            names[like] = np.empty(0, DTYPES[dtype])
+        shape = "".join(f"{d}, " if isinstance(d, int) else f"sizes.{d}, " for d in dims)
+        arrays.append(f"memory(addresses.{name}, ({shape}), {like})")
+    exec(f"def opened(addresses, sizes, floats=None): return kind({', '.join(arrays)})", names)
+    return register_jitable(names["opened"])
