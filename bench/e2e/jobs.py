@@ -223,7 +223,7 @@ def block(result: dict) -> str:
     rows = []
     for row in result["rows"]:
         f = figures(row)
-        rates = [f"{f[name]:.0f}" if name in f else "" for name in others]
+        rates = [f"{f[name]:.0f}" if name in f else "not run" for name in others]
         times = f"**{f['times']:.1f}**"
         if f["pairs"] > 1:
             times += f" ({f['low']:.1f} to {f['high']:.1f})"

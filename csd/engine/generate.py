@@ -7,7 +7,7 @@ model was loaded from, until `release` or until others need its memory.
 import os
 import weakref
 from collections.abc import Generator
-from typing import Any, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import torch
 
@@ -100,7 +100,7 @@ def engine_for(
     quantization: str | None = None,
     revision: str | None = None,
     decoder: str = "auto",
-    exact: bool | None = None,
+    exact: bool | Literal["cublas", "portable"] | None = None,
 ) -> Engine:
     """Returns the engine kept for a model; makes a new one if a path's files have changed.
 

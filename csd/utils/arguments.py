@@ -26,10 +26,15 @@ STEEPEST = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A flag that sets its option to `value`; its name begins with "--no-" if that is False."""
+    """A flag that sets its option to `value`; a `value` in words names the flag."""
 
     value: Any
     help: str
+
+    def flag(self, name: str) -> str:
+        """The flag of the option `name`; it begins with "--no-" if `value` is False."""
+        words = self.value if isinstance(self.value, str) else name
+        return ("--no-" if self.value is False else "--") + words.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +45,9 @@ class Option:
     help: str
     # maps (name in errors, value) to the value to use; raises TypeError or ValueError
     check: Callable[[str, Any], Any] | None = None
-    # parser on the command line: a function of the text, bool, list for a repeatable flag, or a
-    # switch to one of the option's values
-    flag: Callable[[str], Any] | Switch | None = None
+    # parser on the command line: a function of the text, bool, list for a repeatable flag, or
+    # switches to some of the option's values
+    flag: Callable[[str], Any] | tuple[Switch, ...] | None = None
     short: str | None = None
     flag_help: str | None = None  # help on the command line, where `help` names Python's objects
     also: tuple[str, ...] = ()  # further flags, as other tools name it

@@ -140,7 +140,10 @@ class SizeOptions(TypedDict, total=False):
             '"portable" the bits are the same on every x86 CPU, in float32 and with packed '
             "weights, or an error names the operation that prevents it (docs/portable.md)",
             check_exact,
-            Switch(True, "produce the same bits under any load, even where that is slower"),
+            (
+                Switch(True, "produce the same bits under any load, even where that is slower"),
+                Switch("portable", "produce the same bits on every x86 CPU, or refuse to start"),
+            ),
         ),
     ]
     prefix_cache: Annotated[
@@ -151,10 +154,12 @@ class SizeOptions(TypedDict, total=False):
             "that have ended, so that later prompts with the same beginning do not read it again. "
             "False: every prompt is read whole. See docs/prefix_cache.md",
             check_prefix_cache,
-            Switch(
-                False,
-                "read every prompt whole; by default requests of one key, or with --share all, "
-                "reuse keys and values of earlier prompts with the same beginning",
+            (
+                Switch(
+                    False,
+                    "read every prompt whole; by default requests of one key, or with --share all, "
+                    "reuse keys and values of earlier prompts with the same beginning",
+                ),
             ),
         ),
     ]
@@ -166,7 +171,7 @@ class SizeOptions(TypedDict, total=False):
             "Results do not depend on it, except for rounding where `exact` is false. On a GPU "
             "and in static steps, rows are not shared yet",
             check_flag,
-            Switch(False, "compute a row of the model for each sample, also while texts are equal"),
+            (Switch(False, "compute a row of the model for each sample, also of equal texts"),),
         ),
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from csd.engine.options import GenerateOptions, read_options
-from csd.utils.arguments import Switch, options_of
+from csd.utils.arguments import options_of
 
 # flags of every command that loads a model
 LOADING = ("device", "dtype", "quantization", "revision")
@@ -43,17 +43,16 @@ def add_flags(
                 )
             else:
                 parser.add_argument(flag, action="store_true", help=text)
-        elif isinstance(option.flag, Switch):
-            switch = option.flag
-            flag = "--no-" + flag[2:] if switch.value is False else flag
-            parser.add_argument(
-                flag,
-                dest=name,
-                action="store_const",
-                const=switch.value,
-                default=default,
-                help=switch.help,
-            )
+        elif isinstance(option.flag, tuple):
+            for switch in option.flag:
+                parser.add_argument(
+                    switch.flag(name),
+                    dest=name,
+                    action="store_const",
+                    const=switch.value,
+                    default=default,
+                    help=switch.help,
+                )
         elif option.flag is list:
             parser.add_argument(flag, action="append", help=text + "; repeatable")
         else:

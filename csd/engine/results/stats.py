@@ -63,10 +63,9 @@ class Stats:
         self.weights = None if held is None else str(held)
 
     def __str__(self) -> str:
-        """Tokens, seconds, drafts, weights, seconds of compiling and measuring, and whether drafts
-        paid."""
-        parts = " ".join(part for part in _sentence(self) if part)
-        return "; ".join(part for part in (parts, _before(self), self.drafts) if part)
+        """Lines of tokens, seconds, rows, drafts, weights, seconds of compiling and measuring, and
+        whether drafts paid."""
+        return "\n".join(line for line in (*_lines(self), _before(self), self.drafts) if line)
 
     @property
     def drafts(self) -> str:
@@ -150,25 +149,26 @@ def shared_ngrams(texts: Iterable[Sequence[int]], n: int = 8) -> float | None:
     return shared / total if total else None
 
 
-def _sentence(stats: Stats) -> Iterator[str]:
-    """The parts of `str(stats)`."""
-    yield f"{stats.tokens:,} tokens"
+def _lines(stats: Stats) -> Iterator[str]:
+    """Lines of `str(stats)` on the samples."""
+    drawn = f"{stats.tokens:,} tokens"
     if stats.call_tokens > stats.tokens:
-        yield f"of a call that drew {stats.call_tokens:,}"
+        drawn += f" of a call that drew {stats.call_tokens:,}"
     if stats.sampling_seconds:
-        yield f"in {stats.sampling_seconds:.1f} s of sampling,"
-        yield f"{stats.tokens_per_second:.0f} per second"
-    yield f"and {stats.tokens_per_step:.2f} per step of a sample;"
-    if stats.rows and stats.rows < stats.sample_steps + stats.nodes_proposed:
-        yield f"{stats.rows:,} rows of the model, which equal texts shared;"
+        drawn += f" in {stats.sampling_seconds:.1f} s of sampling: "
+        drawn += f"{stats.tokens_per_second:.0f} per second,"
+    yield f"{drawn} {stats.tokens_per_step:.2f} per step of a sample"
+    alone = stats.sample_steps + stats.nodes_proposed
+    if stats.rows and stats.rows < alone:
+        yield f"{stats.rows:,} rows of the model in place of {alone:,}: equal texts share them"
     if not stats.nodes_proposed:
         yield "nothing was drafted"
     else:
         by = ", ".join(f"{name} {n:,}" for name, n in stats.accepted.items() if n)
-        yield f"{stats.nodes_accepted:,} of {stats.nodes_proposed:,} drafted tokens were accepted"
-        yield f"({by})" if by else ""
+        drafted = f"{stats.nodes_accepted:,} of {stats.nodes_proposed:,} drafted tokens accepted"
+        yield f"{drafted} ({by})" if by else drafted
     if stats.weights is not None:
-        yield f"with weights in {stats.weights}"
+        yield f"weights in {stats.weights}"
 
 
 def _before(stats: Stats) -> str:

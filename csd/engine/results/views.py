@@ -77,7 +77,8 @@ def page_part(out: Any) -> str:
         "display:grid;gap:.4em;grid-template-columns:repeat(auto-fill,minmax(min(24em,100%),1fr))"
     )
     boxes = f'<div style="{columns}">{"".join(parts)}</div>'
-    return f"<div><p>{html.escape(str(out.stats))}</p>{error}{note}{boxes}</div>"
+    stats = html.escape(str(out.stats)).replace("\n", "<br>")
+    return f"<div><p>{stats}</p>{error}{note}{boxes}</div>"
 
 
 def _runs(out: Any, sample: Any) -> Iterator[str]:

@@ -70,8 +70,8 @@ def _log() -> None:
         # the phase's own line shows the compilation
         return
     logging.getLogger("csd").warning(
-        "csd compiles kernels for this CPU, for any number of threads, and caches them: about half "
-        "a minute of CPU time for each dtype"
+        "csd compiles kernels for this CPU, for any number of threads, and caches them: half a "
+        "minute to two of CPU time for each dtype"
     )
 
 

@@ -24,7 +24,7 @@ from csd.engine.options.params import ENDS, SamplingParams
 from csd.engine.options.show import add_flags
 from csd.state.filters import FILTERS, dtype_of
 from csd.state.slots import Slots
-from csd.utils.arguments import Switch, options_of
+from csd.utils.arguments import options_of
 
 pytestmark = pytest.mark.quick
 
@@ -91,15 +91,17 @@ TABLES = {
 
 @pytest.mark.parametrize("command", TABLES)
 def test_a_command_has_the_defaults_and_texts_of_the_tables(command):
-    actions = {action.dest: action for action in main.make_parser()[1].choices[command]._actions}
+    parser = main.make_parser()[1].choices[command]
+    actions = {action.dest: action for action in parser._actions}
     for kind, names in TABLES[command]:
         for name in names:
             option = options_of(kind)[name][1]
             assert actions[name].default == option.default
-            switch = option.flag if isinstance(option.flag, Switch) else None
-            text = switch.help if switch else option.flag_help or option.help
-            assert text in actions[name].help
-            assert switch is None or actions[name].const is switch.value
+            switches = option.flag if isinstance(option.flag, tuple) else ()
+            for switch in switches:
+                action = parser._option_string_actions[switch.flag(name)]
+                assert (action.dest, action.const, action.help) == (name, switch.value, switch.help)
+            assert switches or (option.flag_help or option.help) in actions[name].help
             assert {*option.also} <= {*actions[name].option_strings}
     # no flag of the command has an argument's name or a default beside its tables
     known = {name for kind, _ in TABLES[command] for name in options_of(kind)}
@@ -116,11 +118,16 @@ def test_no_flag_of_doctor_has_a_default():
 
 @pytest.mark.parametrize(
     "flags, exact, prefix_cache",
-    [([], None, 0.1), (["--exact"], True, 0.1), (["--no-prefix-cache"], None, False)],
+    [
+        ([], None, 0.1),
+        (["--exact"], True, 0.1),
+        (["--portable"], "portable", 0.1),
+        (["--no-prefix-cache"], None, False),
+    ],
 )
 def test_a_switch_sets_one_value_of_its_option(flags, exact, prefix_cache):
     args = main.make_parser()[0].parse_args(["serve", "MODEL", *flags])
-    assert args.exact is exact and args.prefix_cache == prefix_cache
+    assert args.exact == exact and args.prefix_cache == prefix_cache
     assert type(args.prefix_cache) is type(prefix_cache)
 
 

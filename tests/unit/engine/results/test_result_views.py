@@ -41,7 +41,7 @@ def test_long_texts_and_errors_keep_to_their_lines():
     assert repr(without_text) == "Sample(2: 2 tokens, cancelled: [1, 2])"
 
 
-def test_stats_are_one_sentence():
+def test_stats_are_a_line_of_each_kind():
     stats = Stats(
         tokens=3912,
         sample_steps=1956,
@@ -51,18 +51,20 @@ def test_stats_are_one_sentence():
         seconds={"compile": 61.0, "measure": 2.0, "forward": 30.0, "verify": 10.0},
     )
     assert str(stats) == (
-        "3,912 tokens in 40.0 s of sampling, 98 per second and 2.00 per step of a sample; 1,956 of "
-        "4,000 drafted tokens were accepted (sibling 1,900, prompt 56); before that, "
-        "compiling or loading code took 61.0 s and timing steps took 2.0 s"
+        "3,912 tokens in 40.0 s of sampling: 98 per second, 2.00 per step of a sample\n"
+        "1,956 of 4,000 drafted tokens accepted (sibling 1,900, prompt 56)\n"
+        "before that, compiling or loading code took 61.0 s and timing steps took 2.0 s"
     )
     assert stats.sampling_seconds == 40 and stats.tokens_per_second == pytest.approx(97.8)
     shared = replace(stats, call_tokens=8000)
     assert shared.tokens_per_second == 200
     assert str(shared).startswith(
-        "3,912 tokens of a call that drew 8,000 in 40.0 s of sampling, 200 per second and 2.00"
+        "3,912 tokens of a call that drew 8,000 in 40.0 s of sampling: 200 per second, 2.00"
     )
     plain = Stats(tokens=3, sample_steps=3, seconds={"forward": 1.0, "compile": 0.01})
-    assert str(plain).endswith("1.00 per step of a sample; nothing was drafted")
+    assert str(plain).endswith("1.00 per step of a sample\nnothing was drafted")
+    shared = replace(plain, rows=2)
+    assert "\n2 rows of the model in place of 3: equal texts share them\n" in str(shared)
     assert "0 tokens" in str(Stats())
 
 

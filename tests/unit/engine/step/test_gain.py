@@ -68,7 +68,7 @@ def test_the_last_sentence_of_the_statistics():
     assert str(Stats(draft_gain=1.24)).endswith("; drafts: 1.24 x plain")
     poor = Stats(draft_gain=0.98, slots=8, double_cost=1.94, shared_ngrams=0.031)
     assert str(poor).endswith(
-        "; drafts do not pay here (0.98 x plain): a step that checks a draft for each of 8 samples "
+        "\ndrafts do not pay here (0.98 x plain): a step that checks a draft for each of 8 samples "
         "takes 1.9 times as long as one without, and 3% of the samples' runs of 8 tokens stand in "
         "another sample"
     )

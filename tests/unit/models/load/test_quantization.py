@@ -121,7 +121,7 @@ def test_what_is_printed_of_weights(folder):
         assert held.kinds == ("Q5_1",) and held.bytes == sum(w.bytes for w in matrices)
         assert f"(weights: {held})" in repr(engine)
         out = engine.generate([1, 2, 3], **SAMPLED)
-        assert out.stats.weights == str(held) and f"with weights in {held}" in str(out.stats)
+        assert out.stats.weights == str(held) and f"weights in {held}" in str(out.stats)
         assert held_bytes(engine.decoder) >= held.bytes
 
 
