@@ -31,7 +31,7 @@ def opener(view: View) -> Callable:
     floating-point one. Its source follows from the declarations: numba compiles no loop over fields
     of several types.
     """
-    names: dict[str, Any] = {"memory": memory, "kind": view.kind}
+    names: dict[str, Any] = {"__name__": __name__, "memory": memory, "kind": view.kind}
     arrays = []
     for name, (dims, dtype, _) in view.fields.items():
         like = "floats"
@@ -40,5 +40,6 @@ def opener(view: View) -> Callable:
             names[like] = np.empty(0, DTYPES[dtype])
         shape = "".join(f"{d}, " if isinstance(d, int) else f"sizes.{d}, " for d in dims)
         arrays.append(f"memory(addresses.{name}, ({shape}), {like})")
-    exec(f"def opened(addresses, sizes, floats=None): return kind({', '.join(arrays)})", names)
+    code = f"def opened(addresses, sizes, floats=None): return kind({', '.join(arrays)})"
+    exec(compile(code, __file__, "exec"), names)
     return register_jitable(names["opened"])

@@ -64,8 +64,8 @@ def test_shared_ngrams():
     assert shared_ngrams([[1, 2], [3]]) is None
 
 
-def test_the_last_sentence_of_the_statistics():
-    assert str(Stats(draft_gain=1.24)).endswith("; drafts: 1.24 x plain")
+def test_the_last_line_of_the_statistics():
+    assert str(Stats(draft_gain=1.24)).endswith("\ndrafts: 1.24 x plain")
     poor = Stats(draft_gain=0.98, slots=8, double_cost=1.94, shared_ngrams=0.031)
     assert str(poor).endswith(
         "\ndrafts do not pay here (0.98 x plain): a step that checks a draft for each of 8 samples "
