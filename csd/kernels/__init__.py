@@ -5,7 +5,7 @@
 and modules of a layer for your own model: `RMSNorm`, `GatedMLP`, `Rotary`.
 
 A folder holds the operations of one subject: `attention`, `layers`, `states`, `table`, `draft`,
-`verify`. The file of an operation has its formula, a reference in plain PyTorch or numpy
+`texts`, `verify`. The file of an operation has its formula, a reference in plain PyTorch or numpy
 (`<op>_ref`), the launcher (`<op>_triton`), the operator (`torch.ops.csd.<op>`) and the public
 function (`<op>`). Of the large operations after which `attention`, `table`, `draft` and `verify`
 are named, `__init__` has the formula, the operator and the public function, and `reference.py` the
