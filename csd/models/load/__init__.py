@@ -291,7 +291,8 @@ def gguf_module(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {dtype!r}")
     as_stored = dtype is None and on.type == "cpu" and has_loop()
     folder, options = _path_and_options(name, None)
-    file = os.path.join(folder, options["gguf_file"])
+    # as an adapter's config will name it
+    file = os.path.normpath(os.path.join(folder, options["gguf_file"]))
     with quiet_libraries():
         wanted = _default_dtype(on, is_gguf=True) if dtype is None else dtype
         made_in = check_gguf(name, file, wanted, _noted(None, on), as_stored)
