@@ -237,11 +237,12 @@ def _text(result: dict) -> str:
     if "vLLM" in result:
         least = min(len(row["seconds"][VLLM]) for row in rows if VLLM in row["seconds"])
         runs = f"{least} run" + "s" * (least > 1)
-        vllm = f", vLLM {result['vLLM']} in {result['vllm_dtype']} ({runs} of each job)"
+        vllm = f", vLLM {result['vLLM']} on its numbers in {result['vllm_dtype']} ({runs} a job)"
     kinds = " and ".join(x for x in ("avx512_vnni", "avx2") if x in here["instructions"])
     return (
-        f"{result['model'].removesuffix('.gguf')}, all on the 4-bit file{vllm}, on {here['cores']} "
-        f"cores of {here['cpu']} with {kinds}. The vote and the chat have the model's own settings "
+        f"{result['model'].removesuffix('.gguf')}, csd and llama.cpp on the file{vllm}, on "
+        f"{here['cores']} cores of {here['cpu']} with {kinds}. The vote and the chat have the "
+        "model's own settings "
         f"({words(rows[0]['settings'])}). Figures are medians over pairs of runs, each with "
         "another prompt; the ratio is the median of the pairs' ratios to the fastest other, with "
         "its range."

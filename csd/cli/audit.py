@@ -125,9 +125,9 @@ def _differences(engine: Engine, traces: list[Trace], by_trace: list[list[Audite
     lines = []
     for trace, samples in zip(traces, by_trace, strict=True):
         for sample in samples:
-            found = BitDifference.find(sample, trace)
-            if found is not None:
-                first, *rest = found.lines()
+            difference = BitDifference.find(sample, trace)
+            if difference is not None:
+                first, *rest = difference.lines()
                 lines += [f"problem {sample.problem}, sample {sample.index}: {first}", *rest]
     receipts = [trace.receipt for trace in traces if trace.receipt is not None]
     if lines:

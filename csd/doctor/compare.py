@@ -204,11 +204,11 @@ def operations() -> list[str]:
 def rows_for(ops: Ops) -> dict[str, Check]:
     """A check per operation, by name. `verify_all`, `verify` of more rows, shares its check."""
     names = [name for name in operations() if name != "verify_all"]
-    texts = map(_of_texts, TextOps._fields) if ops.texts else ()
+    texts = map(_text_operation, TextOps._fields) if ops.texts else ()
     return {name: Check(name) for name in (*names, *texts, *ops.fused)}
 
 
-def _of_texts(name: str) -> str:
+def _text_operation(name: str) -> str:
     return f"{name} (texts)"
 
 
@@ -272,8 +272,10 @@ def compared_ops(own: Ops, checks: dict[str, Check], coverage: Coverage) -> Ops:
         )
     texts = None
     if own.texts and plain.texts:
-        of_texts = zip(TextOps._fields, own.texts, plain.texts, strict=True)
-        texts = TextOps(*(compared(x, want, checks[_of_texts(name)]) for name, x, want in of_texts))
+        pairs = zip(TextOps._fields, own.texts, plain.texts, strict=True)
+        texts = TextOps(
+            *(compared(run, want, checks[_text_operation(name)]) for name, run, want in pairs)
+        )
     return _ComparedOps(own.name, **each, texts=texts, fused=fused)
 
 

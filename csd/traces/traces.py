@@ -70,9 +70,9 @@ class Trace:
                     )
         receipt = line.get("receipt")
         if receipt is not None:
-            wanted, found = len(samples) if receipt["exact_on"] else 0, len(receipt["logprobs"])
-            if found != wanted:
-                raise ValueError(f"must have {wanted} entries in 'receipt.logprobs', got {found}")
+            wanted, hashes = len(samples) if receipt["exact_on"] else 0, len(receipt["logprobs"])
+            if hashes != wanted:
+                raise ValueError(f"must have {wanted} entries in 'receipt.logprobs', got {hashes}")
         return cls(
             problem=line.get("problem", 0),
             prompt=line["prompt_ids"],

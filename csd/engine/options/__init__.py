@@ -16,11 +16,11 @@ from csd.engine.options.arguments import (
     DraftingOptions,
     EndOptions,
     LoadingOptions,
-    LogitOptions,
     PromptOptions,
     ResultOptions,
     SampleOptions,
 )
+from csd.engine.options.logit_params import LogitOptions
 from csd.state.filters import FILTERS, FilterOptions
 from csd.utils.arguments import checked, options_of
 from csd.utils.other_names import unknown_argument

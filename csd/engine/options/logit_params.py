@@ -1,13 +1,23 @@
-"""Arguments that change logits before any filter, checked and resolved for a model."""
+"""Arguments that change logits before any filter: declared, checked and resolved for a model."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from csd.engine.options.grammar import check_grammar, check_one
+from csd.engine.options.grammar import check_grammar, check_one, check_schema, check_text
 from csd.engine.options.thinking import Tag, find_tags, spell, spell_behind, spell_tags
-from csd.utils.arguments import LARGEST, STEEPEST, check_ids, check_number, check_strings, takes
+from csd.utils.arguments import (
+    LARGEST,
+    STEEPEST,
+    Option,
+    check_ids,
+    check_number,
+    check_strings,
+    check_whole,
+    takes,
+)
 from csd.utils.check import shown
 
 # characters behind which bad words are tokenized; a tokenizer may join a word with one of them
@@ -189,3 +199,147 @@ def check_vocabulary(ids: Mapping[str, Sequence[int]], vocab: int) -> None:
     for name, tokens in ids.items():
         if tokens and max(tokens) >= vocab:
             raise ValueError(f"{name} must lie in the vocabulary of {vocab}, got {max(tokens)}")
+
+
+class LogitOptions(TypedDict, total=False):
+    """Arguments that change logits before the filters, depending on a sample's own prefix only."""
+
+    logit_bias: Annotated[
+        dict[int, float] | None,
+        Option(
+            None,
+            "{token id: value} to add to the model's logits; -inf bans a token. This option and "
+            "the following ones, up to `grammar`, change a sample's logits depending only on its "
+            "own prefix, before the filters; drafts do not change what is sampled",
+            check_bias,
+            off=(),
+            fields="logit_bias",
+        ),
+    ]
+    bad_words: Annotated[
+        str | list[str] | list[list[int]] | None,
+        Option(
+            None,
+            "strings or lists of token ids that must not be sampled. In a list of several tokens, "
+            "the last one is banned after the others. A string is banned with and without a space "
+            "before it",
+            check_words,
+            list,
+            flag_help="a string that must not be sampled, with and without a space before it",
+            off=(),
+            config="bad_words_ids",
+            processor="NoBadWordsLogitsProcessor.bad_word_ids",
+            fields="bad_words",
+        ),
+    ]
+    allowed_token_ids: Annotated[
+        list[int] | None,
+        Option(
+            None,
+            "token ids that may be sampled; all others are banned, end tokens included",
+            check_allowed,
+            fields="allowed_token_ids",
+        ),
+    ]
+    suppress_tokens: Annotated[
+        list[int] | None,
+        Option(
+            None,
+            "token ids that must not be sampled",
+            check_id_list,
+            off=(),
+            config="suppress_tokens",
+            processor="SuppressTokensLogitsProcessor.suppress_tokens",
+            fields="suppress_tokens",
+        ),
+    ]
+    no_repeat_ngram_size: Annotated[
+        int | None,
+        Option(
+            None,
+            "size of n-grams that must not occur twice in prompt and sample; 0 is off",
+            partial(check_whole, low=0, high=LONGEST),
+            int,
+            off=0,
+            config="no_repeat_ngram_size",
+            processor="NoRepeatNGramLogitsProcessor.ngram_size",
+            fields="no_repeat_ngram_size",
+        ),
+    ]
+    frequency_penalty: Annotated[
+        float | None,
+        Option(
+            None,
+            "value subtracted from a token's logit for each time the sample already contains it; "
+            "0 is off",
+            partial(check_number, low=-STEEPEST, high=STEEPEST),
+            float,
+            off=0.0,
+            fields="frequency_penalty",
+        ),
+    ]
+    presence_penalty: Annotated[
+        float | None,
+        Option(
+            None,
+            "value subtracted from the logits of tokens that the sample already contains; 0 is off",
+            partial(check_number, low=-STEEPEST, high=STEEPEST),
+            float,
+            off=0.0,
+            fields="presence_penalty",
+        ),
+    ]
+    logits_processor: Annotated[
+        Callable | Sequence[Callable] | None,
+        Option(
+            None,
+            "a LogitsProcessor of transformers, a function of token ids [rows, length] and logits "
+            "[rows, vocabulary] that returns new logits, or a list of these. Rows are possible "
+            "prefixes of samples, in any order: the result for a row may depend only on that row",
+            check_functions,
+            off=(),
+        ),
+    ]
+    max_thinking_tokens: Annotated[
+        int | None,
+        Option(
+            None,
+            "maximum number of tokens of a thought; then the tokens that end the thought are "
+            "forced, and `out[i].forced` marks them",
+            partial(check_whole, low=0, high=LARGEST),
+            int,
+            flag_help="maximum number of tokens of a thought; then the tokens that end the thought "
+            "are forced",
+            fields="max_thinking_tokens",
+        ),
+    ]
+    thinking_tags: Annotated[
+        Sequence[str | Sequence[int]] | None,
+        Option(
+            None,
+            "begin and end of a thought, as strings or lists of token ids; by default those of "
+            "the chat template. A third entry is the text written to end a thought, which must "
+            "itself end with the end",
+            check_tags,
+            fields="thinking_tags",
+        ),
+    ]
+    json_schema: Annotated[
+        dict | str | type | None,
+        Option(
+            None,
+            "JSON schema of the texts: a dict, a JSON string or a pydantic class. End tokens are "
+            "allowed only where the text is complete. This option, `regex` and `grammar` need "
+            "llguidance (`pip install 'llguidance>=1.0'`)",
+            check_schema,
+            fields="response_format",
+        ),
+    ]
+    regex: Annotated[
+        str | None,
+        Option(None, "regular expression that the texts match", check_text, str, fields="regex"),
+    ]
+    grammar: Annotated[
+        str | None,
+        Option(None, "grammar of the texts, in Lark syntax", check_text, str, fields="grammar"),
+    ]

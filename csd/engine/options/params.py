@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from csd.engine.options import SamplingOptions
-from csd.engine.options.arguments import LogitOptions
 from csd.engine.options.grammar import GRAMMARS
-from csd.engine.options.logit_params import check_vocabulary, row_params, without_ends
+from csd.engine.options.logit_params import LogitOptions, check_vocabulary, row_params, without_ends
 from csd.state.filters import FILTERS, GREEDY, SHARES
 from csd.state.slots import MAX_STOP_IDS
 from csd.utils.arguments import check_ids, options_of

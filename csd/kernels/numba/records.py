@@ -19,8 +19,8 @@ DTYPES = {
     torch.float64: np.float64,
 }
 _LETTERS = "M S G N T A C E V words"
-# sizes by dimension, as records of `csd.state` declare them, and the vocabulary's, V; -1 of those
-# that no record of a loop has, so that memory of such a size is none
+# sizes by dimension, as records of `csd.state` declare them, and the vocabulary's, V. A loop gives
+# those of all its records: nothing checks the others, which are -1
 Sizes: Any = namedtuple("Sizes", _LETTERS, defaults=(-1,) * len(_LETTERS.split()))
 
 

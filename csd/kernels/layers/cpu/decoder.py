@@ -66,7 +66,7 @@ def _layers(
     rotation,  # positions [M], cos and sin
     caches,  # `Caches` of addresses
     strides,  # `Caches` of bytes
-    attended_by,  # of `attend_rows`: kinds, scale, None, shares, layout
+    attention_options,  # of `attend_rows`: kinds, scale, None, shares, layout
     like,
     plain,  # kind of the weights, as `multiply_by` takes it: only its loop is compiled
     isa,  # the instruction of products, one of `tiles.ISA`
@@ -108,7 +108,7 @@ def _layers(
             like,
         )
         shape = M, H, K, D, D, pages
-        attention(attends, shape, q, node_k, node_v, k, v, attended, *attended_by)
+        attention(attends, shape, q, node_k, node_v, k, v, attended, *attention_options)
         shape = M, hidden, H * D
         multiply_by(plain, by_out, shape, attended, transposed, w[OUT], 0, x, like, isa)
         add_lora(lora, i, 1, shape, attended, x, transposed, like)
@@ -177,7 +177,7 @@ def forward(
     lora, _kept = stacks.for_rows(M)
     each = tuple(map(parts_for, counts))
     caches = node_k, node_v, attend.k, attend.v
-    attends_by = attention_kinds(residual.dtype, D), np.float32(attend.scale)
+    kinds, scale = attention_kinds(residual.dtype, D), np.float32(attend.scale)
     _layers(
         (c.layers, M, c.hidden, H, K, D, wide, attend.k.shape[1]),
         each,
@@ -190,7 +190,7 @@ def forward(
         (position.numpy(), decoder.cos.data_ptr(), decoder.sin.data_ptr()),
         Caches(*[y.data_ptr() for y in caches]),
         Caches(*[y.stride(0) * y.element_size() for y in caches]),
-        (*attends_by, None, shares(attend.work, K), attend.work),
+        (kinds, scale, None, shares(attend.work, K), attend.work),
         LIKE[residual.dtype],
         weights.kind,
         ISA[instruction(residual.dtype)],

@@ -27,9 +27,9 @@ def _finish(
     sizes,  # of the pool, the slots and the verdict
     top,  # whether the snapshot has the target's top 8
     trees,  # whether the snapshot has the trees
-    pool,  # addresses of `TREES`
-    slots,  # addresses of `ADVANCED`
-    verdict,  # addresses of `VERDICT`
+    pool_at,  # addresses of `TREES`
+    slots_at,  # addresses of `ADVANCED`
+    verdict_at,  # addresses of `VERDICT`
     ints,  # address of the snapshot's int32 tensor, written
     floats,  # likewise of its floats
     stored,  # array of the dtype of the slots' log-probabilities
@@ -37,20 +37,20 @@ def _finish(
 ):
     """Advance all slots and write the snapshot."""
     M, S = sizes.M, sizes.S
-    drafted, state = open_trees(pool, sizes), open_advanced(slots, sizes, stored)
-    found = open_verdict(verdict, sizes, wide)
+    pool, slots = open_trees(pool_at, sizes), open_advanced(slots_at, sizes, stored)
+    verdict = open_verdict(verdict_at, sizes, wide)
     for s in range(S):
-        _advance(s, state, found)
-        _write_slot(s, drafted, found, ints, floats, wide)
+        _advance(s, slots, verdict)
+        _write_slot(s, pool, verdict, ints, floats, wide)
     out = memory(ints + 4 * (4 * S + 2 * S * ACCEPT), M, INT)
     for m in range(M):
-        out[m] = drafted.cost[m] if drafted.depth[m] > 0 else -1
+        out[m] = pool.cost[m] if pool.depth[m] > 0 else -1
     more = ints + 4 * (4 * S + 2 * S * ACCEPT + M)
     if top:
-        _write_top(found, more, floats + 2 * S * ACCEPT * wide.itemsize, wide)
+        _write_top(verdict, more, floats + 2 * S * ACCEPT * wide.itemsize, wide)
         more += 4 * S * ACCEPT * TOP
     if trees:
-        _write_trees(drafted, found.accept_row, more)
+        _write_trees(pool, verdict.accept_row, more)
 
 
 @loop

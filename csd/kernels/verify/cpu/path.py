@@ -43,21 +43,21 @@ def _follow(
     bad,  # [L] bool, written: a row that was computed is bad
     x,  # [R, V], address
     row_of,  # [M], address, or 0 if row m of the pool is row m of x
-    pool,  # addresses of `POOL`
-    slots,  # addresses of `SLOTS`
-    verdict,  # addresses of `VERDICT`, written; paths in mode PATH
+    pool_at,  # addresses of `POOL`
+    slots_at,  # addresses of `SLOTS`
+    verdict_at,  # addresses of `VERDICT`, written; paths in mode PATH
     wide,  # array of the log-probabilities' dtype
     like,  # array of the dtype by which x is read
 ):
     """Follow the entries, in parallel."""
     work = workspace(sizes.V, wide)
-    trees, state = open_pool(pool, sizes), open_slots(slots, sizes)
-    out = open_verdict(verdict, out_sizes, wide)
+    pool, slots = open_pool(pool_at, sizes), open_slots(slots_at, sizes)
+    verdict = open_verdict(verdict_at, out_sizes, wide)
     of_logits = x, row_of, sizes.V, like
     first, last = share(slot.shape[0], part, parts)
     for i in range(first, last):
         at = i if mode == GIVEN else row[i]
-        bad[i] = _entry(mode, slot[i], row[i], given[i], at, of_logits, trees, state, out, work)
+        bad[i] = _entry(mode, slot[i], row[i], given[i], at, of_logits, pool, slots, verdict, work)
 
 
 @loop

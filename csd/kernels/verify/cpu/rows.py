@@ -180,21 +180,21 @@ def sample_row(m, s, given, logits, pool, slots, work, top_token, top_prob):
 
     of_row = logits, changes, highest, temperature
     count, low, head, rest, whole = _cut(of_row, greedy, s, slots, work)
-    total, place, drawn = log(head + rest), np.int64(0), given
+    total, index, drawn = log(head + rest), np.int64(0), given
     if given >= 0:
-        place = _place(token[:count], given)
+        index = _index_of(token[:count], given)
     else:
         rank(token[:count], score, low, total, greedy, top, top_token, top_prob)
         if not greedy:
             noise = slots.key[s], slots.sample[s], position
             vocab = logits.shape[0]
-            place = draw_row(token[:count], score, mass, low, rest, noise, vocab, words)
-            if place < 0 and whole:
-                place = draw_rest(score[:count], mass, low, noise)
-            elif place < 0:
+            index = draw_row(token[:count], score, mass, low, rest, noise, vocab, words)
+            if index < 0 and whole:
+                index = draw_rest(score[:count], mass, low, noise)
+            elif index < 0:
                 drawn = rest_token(*of_row, low, noise, z)
-    if place >= 0:
-        return token[place], score[place] - total, False, log_sum
+    if index >= 0:
+        return token[index], score[index] - total, False, log_sum
     if whole:
         return given, kind(-np.inf), False, log_sum
     chance = changed_logit(logits, drawn, changes, z) / temperature - highest - total
@@ -202,13 +202,13 @@ def sample_row(m, s, given, logits, pool, slots, work, top_token, top_prob):
 
 
 @loop
-def _place(token, given):
-    """Place of a token in a list, or -1."""
-    place = np.int64(-1)
+def _index_of(token, given):
+    """Index of a token in a list, or -1."""
+    index = np.int64(-1)
     for w in range(token.shape[0]):
         if token[w] == given:
-            place = w
-    return place
+            index = w
+    return index
 
 
 @loop
