@@ -56,7 +56,7 @@ def test_hints_are_collected_from_code_and_pages():
     assert len(FOUND) > 30
     places = {str(path.relative_to(ROOT)) for path, _ in FOUND}
     assert {"README.md", "csd/serve/http/__init__.py", "docs/integrations.md"} <= places
-    assert {"examples/grpo/grpo_lora.py", "csd/engine/options/arguments.py"} <= places
+    assert {"examples/grpo/grpo_lora.py", "csd/engine/options/logit_params.py"} <= places
 
 
 @pytest.mark.parametrize(
