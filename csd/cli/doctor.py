@@ -11,7 +11,7 @@ import sys
 import time
 from argparse import Namespace, _SubParsersAction
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from typing import Any
 
@@ -33,7 +33,7 @@ from csd.kernels.backends import NAMES, loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.common.gpu import has_bfloat16
 from csd.kernels.common.operator import OPERATIONS, load_loops
-from csd.kernels.ops import BESIDE, Ops, TextOps, exact_triton, reference, triton
+from csd.kernels.ops import STEP_OPERATIONS, TextOps, exact_triton, reference, triton
 from csd.models.demo import toy
 from csd.models.fused.config import ModelConfig
 from csd.models.fused.held import held_weights
@@ -225,9 +225,8 @@ def table() -> str:
     """
     backends = {"reference": reference(), "cpu": loops() if compiles() else None}
     backends |= {"triton": triton(), "triton, exact": exact_triton()}
-    steps = [f.name for f in fields(Ops) if f.name not in BESIDE]
     rows = [["operation", *backends], ["---"] * (1 + len(backends))]
-    for name in steps:
+    for name in STEP_OPERATIONS:
         run = [None if ops is None else getattr(ops, name) for ops in backends.values()]
         rows.append([name, *_cells(run)])
     for name in TextOps._fields:
@@ -239,7 +238,7 @@ def table() -> str:
             import_module(module.name)
     load_loops()
     for name, operation in sorted(OPERATIONS.items()):
-        if name not in steps:
+        if name not in STEP_OPERATIONS:
             rows.append(
                 [name, *_cells([operation.reference, operation.loop, operation.triton]), ""]
             )

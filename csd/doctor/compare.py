@@ -26,7 +26,7 @@ from csd.doctor.report import Check
 from csd.engine.requests.request import Request
 from csd.engine.results.result import Sample
 from csd.kernels.common.noise import SAMPLE, gumbel, philox_words_ref
-from csd.kernels.ops import BESIDE, FusedOp, Ops, TextOps, reference
+from csd.kernels.ops import STEP_OPERATIONS, FusedOp, Ops, TextOps, reference
 from csd.state.verdict import Verdict
 
 
@@ -197,13 +197,9 @@ OF_PROBABILITIES = {"verify", "decide", "token_logprobs"}
 UNCOMPARED = {"plan_attention"}
 
 
-def operations() -> list[str]:
-    return [f.name for f in fields(Ops) if f.name not in BESIDE]
-
-
 def rows_for(ops: Ops) -> dict[str, Check]:
     """A check per operation, by name. `verify_all`, `verify` of more rows, shares its check."""
-    names = [name for name in operations() if name != "verify_all"]
+    names = [name for name in STEP_OPERATIONS if name != "verify_all"]
     texts = map(_text_operation, TextOps._fields) if ops.texts else ()
     return {name: Check(name) for name in (*names, *texts, *ops.fused)}
 
@@ -243,8 +239,7 @@ class _ComparedOps(Ops):
 def compared_ops(own: Ops, checks: dict[str, Check], coverage: Coverage) -> Ops:
     """Wrap `own`, so that its calls are compared in the checks `checks` and noted in `coverage`."""
     plain = reference()
-    # Triton's kernels sample every row
-    on_paths = own.name != "triton"
+    on_paths = not own.samples_all
     if not on_paths:
         plain = replace(plain, verify=plain.verify_all)
     each: dict[str, Any] = {
@@ -254,7 +249,7 @@ def compared_ops(own: Ops, checks: dict[str, Check], coverage: Coverage) -> Ops:
             checks[name.removesuffix("_all")],
             on_paths and name == "verify",
         )
-        for name in operations()
+        for name in STEP_OPERATIONS
     }
     for name in ("plan_attention", "verify", "verify_all", "prompt_attention"):
         each[name] = coverage.watched(name.removesuffix("_all"), each[name])
@@ -276,7 +271,8 @@ def compared_ops(own: Ops, checks: dict[str, Check], coverage: Coverage) -> Ops:
         texts = TextOps(
             *(compared(run, want, checks[_text_operation(name)]) for name, run, want in pairs)
         )
-    return _ComparedOps(own.name, **each, texts=texts, fused=fused)
+    rest = {f.name: getattr(own, f.name) for f in fields(Ops) if f.name not in each}
+    return _ComparedOps(**rest | each | {"texts": texts, "fused": fused})
 
 
 # calls of an operation that are compared in a run: the first ones, and later every fourth

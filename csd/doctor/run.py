@@ -104,7 +104,7 @@ def check(
     report = Report(
         device_name(device), str(dtype).removeprefix("torch."), ops.name, versions(device)
     )
-    if on_gpu and ops.name == "triton":
+    if on_gpu and ops.launches:
         report.checks += check_machine()
         note = instance_note(device)
         report.notes += [note] if note else []
@@ -142,7 +142,7 @@ class _Runs:
         )
         self._is_exact = exact
         self._ops = ops
-        self._coverage = Coverage(sizes, config.vocab, ops.name == "triton")
+        self._coverage = Coverage(sizes, config.vocab, ops.launches)
         self._want: list[Request] = []  # drawn by steps whose pools are not padded
 
     def compare_operations(self, report: Report) -> None:
@@ -157,7 +157,7 @@ class _Runs:
                 force(e, self._want, self._sizes.requests(self._config.vocab))
             with self._engine(static=self._statically(), captured=False) as e:
                 self._run_properties(e.ops, checks)
-                self._coverage.few_programs = e.ops.name == "triton" and not e.exact
+                self._coverage.few_programs = e.ops.launches and not e.exact
                 e.ops = compared_ops(e.ops, checks, self._coverage)
                 nodes = self._sizes.rows - SLOTS
                 self._run(e, self._sizes.wide(self._config.vocab), nodes)
@@ -228,8 +228,8 @@ class _Runs:
             )
 
     def _statically(self) -> bool:
-        """True if steps of fixed shape can run: on a GPU not with references, which read it."""
-        return self._ops.name == "triton" or self._device.type == "cpu"
+        """True if steps of fixed shape can run: on a GPU not with operations that read it."""
+        return self._device.type == "cpu" or not self._ops.reads_device
 
     def _engine(self, static: bool, captured: bool = True) -> Engine:
         decoder = random_decoder(self._config, self._device, self._dtype)

@@ -56,7 +56,7 @@ class RowsAttention:
         tables, index = self._pages()
         self._index = torch.tensor(index, device=self.device)
         # an exact kernel on a GPU takes trees of the engine's depth
-        width = MAX_NODES if ops.name == "cpu" else MAX_DEPTH + 1
+        width = MAX_DEPTH + 1 if ops.launches else MAX_NODES
         longest = max((run.stop - run.start for run in rows.runs), default=0)
         self._chains = [self._chain(at, width, *tables) for at in range(0, longest, width)]
 

@@ -16,7 +16,6 @@ from csd.gradient.head import Head, Scoring, scores
 from csd.gradient.rows import Rows
 from csd.kernels.attention.packed import PackedLayout, packed_attention
 from csd.kernels.backends import choose
-from csd.kernels.ops import exact_triton
 from csd.models.exact import exact_decoder
 from csd.models.exact_products import ExactProducts
 from csd.models.fused.decoder import Decoder, HybridDecoder
@@ -114,7 +113,7 @@ class Policy:
         if not loaded.refresh() and self.decoder is not None:
             return
         ops = choose(self.kernels, loaded.device, loaded.dtype)
-        self.ops = exact_triton() if ops.name == "triton" else ops
+        self.ops = ops if ops.exact is None else ops.exact()
         self.decoder, self.why = loaded.decoder, None
         if isinstance(self.decoder, HybridDecoder):
             raise NotImplementedError(
@@ -125,10 +124,10 @@ class Policy:
             self.why = f"the module itself computes the rows: {self.decoder.why}"
             return
         products = _products.setdefault(
-            (self.ops.name, self.kind), ExactProducts.for_kernels(self.ops.name, self.kind)
+            (self.ops.name, self.kind), ExactProducts.beside(self.ops, self.kind)
         )
         try:
-            self.decoder = exact_decoder(loaded, self.ops.name, products)
+            self.decoder = exact_decoder(loaded, self.ops, products)
         except ValueError as error:
             self.why = str(error)
 

@@ -95,4 +95,7 @@ def ops(dtype: torch.dtype) -> Ops:
         graph_insert=graph_insert,
         texts=TextOps(representatives, merge, spread, part),
         fused=fused,
+        gathers=False,
+        reads_device=False,
+        portable=True,
     )

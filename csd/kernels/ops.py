@@ -4,7 +4,7 @@ The third backend, loops on a CPU, is in `csd/kernels/cpu_ops.py`; `csd/kernels/
 among them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -67,10 +67,6 @@ class TextOps(NamedTuple):
         return self.spread(self.merge(pool, slots), pool, slots)
 
 
-# fields of `Ops` that are no single operation of a step
-BESIDE = {"name", "fused", "texts", "log_sum", "filtered"}
-
-
 @dataclass(frozen=True, slots=True)
 class Ops:
     name: str
@@ -102,6 +98,14 @@ class Ops:
     log_sum: Callable = log_sum_ref  # of rows of logits, with the bits of `verify`
     filtered: Callable = filtered_ref  # probabilities of rows of logits after the filters
     prompt_attention: Callable = prompt_attention  # attention of chunks of prompts
+    # properties of the backend
+    gathers: bool = False  # attention copies keys; its sums depend on the step's other rows
+    reads_device: bool = False  # operations read the device, so no CUDA graph holds them
+    samples_all: bool = False  # `verify` samples rows that do not decide too
+    launches: bool = False  # operations are kernels that Triton launches
+    portable: bool = False  # in float32 and packed weights, the same bits on every x86 CPU
+    # the operations of an exact engine where these are not: only on request, as they cost time
+    exact: Callable[[], "Ops"] | None = None
     # by name of the method that calls it
     fused: Mapping[str, FusedOp] = field(default_factory=dict, hash=False)
 
@@ -153,6 +157,12 @@ class Ops:
         return self.snapshot(pool, verdict, top, trees)
 
 
+# the operations of a step that are compared one by one; log_sum and filtered are parts of verify
+STEP_OPERATIONS = [
+    f.name for f in fields(Ops) if f.type is Callable and f.name not in ("log_sum", "filtered")
+]
+
+
 def reference() -> Ops:
     return Ops(
         name="reference",
@@ -173,6 +183,8 @@ def reference() -> Ops:
         graph_insert=graph_insert_ref,
         snapshot=snapshot_ref,
         texts=TextOps(representatives, merge_ref, spread_ref, part_ref),
+        gathers=True,
+        reads_device=True,
     )
 
 
@@ -219,4 +231,7 @@ def triton() -> Ops:
         advance_state=advance_state_triton,
         commit_tail=commit_tail_triton,
         fused=fused,
+        samples_all=True,
+        launches=True,
+        exact=exact_triton,
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from csd.kernels.ops import Ops
 from csd.models.exact_products import ExactProducts
 from csd.models.fused.decoder import Decoder, DecoderLike
 from csd.models.fused.linear import in_loops, linear
@@ -49,7 +50,7 @@ def exact(decoder: Decoder, products: ExactProducts | None = None) -> Decoder:
 
 
 def choose_exact(
-    wanted: bool | str | None, loaded: Loaded, kernels: str, products: ExactProducts
+    wanted: bool | str | None, loaded: Loaded, ops: Ops, products: ExactProducts
 ) -> tuple[DecoderLike, bool]:
     """The decoder that an engine runs, and whether it is exact.
 
@@ -57,7 +58,7 @@ def choose_exact(
     and with "portable" for an operation whose bits depend on the kind of CPU.
     """
     if wanted == "portable":
-        other = first_other(loaded.decoder, loaded.dtype, kernels)
+        other = first_other(loaded.decoder, loaded.dtype, ops)
         if other is not None:
             raise ValueError(f"exact must be True or False here, got 'portable': {other} {PORTS}")
     # in 16 bits, but not in float32, a library multiplies two rows in the time of one
@@ -65,25 +66,25 @@ def choose_exact(
     if wanted is False or (wanted is None and not free):
         return loaded.decoder, False
     if wanted:
-        return exact_decoder(loaded, kernels, products), True
-    if kernels == "triton":
+        return exact_decoder(loaded, ops, products), True
+    if ops.exact is not None:
         return loaded.decoder, False
     try:
-        made = exact_decoder(loaded, kernels, products)
+        made = exact_decoder(loaded, ops, products)
     except ValueError:
         return loaded.decoder, False
     free = all(b.min_rows <= 2 and b.max_rows >= FREE_ROWS for b in products.blocks.values())
     return (made, True) if free else (loaded.decoder, False)
 
 
-def exact_decoder(loaded: Loaded, kernels: str, products: ExactProducts) -> Decoder:
-    """`exact` of the loaded decoder; kernels: name of the backend.
+def exact_decoder(loaded: Loaded, ops: Ops, products: ExactProducts) -> Decoder:
+    """`exact` of the loaded decoder; ops: the backend that runs beside its products.
 
     Raises ValueError if the model or backend cannot be exact, and on a machine where no product is.
     """
-    if kernels == "reference":
+    if ops.gathers:
         raise ValueError(
-            "exact must be False with kernels='reference', whose attention adds in an order that "
+            f"exact must be False with kernels={ops.name!r}, whose attention adds in an order that "
             "depends on the step's rows, got True"
         )
     if loaded.dtype not in DTYPES:

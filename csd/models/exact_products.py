@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from csd.kernels.layers.gated_linear import gated_linear_triton
 from csd.kernels.layers.row_linear import row_linear_triton, row_parts_triton
+from csd.kernels.ops import Ops
 from csd.models.fused.linear import in_loops, linear, packed
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -183,14 +184,14 @@ class ExactProducts:
         return made
 
     @classmethod
-    def for_kernels(cls, kernels: str, wanted: bool | str | None) -> "ExactProducts":
-        """Products for the backend `kernels`; wanted: an engine's argument `exact`."""
+    def beside(cls, ops: Ops, wanted: bool | str | None) -> "ExactProducts":
+        """Products for an engine with these operations; wanted: its argument `exact`."""
         if wanted not in (None, True, False, "cublas", "portable"):
             raise ValueError(f"exact must be True, False, 'cublas' or 'portable', got {wanted!r}")
-        if kernels == "triton":
+        if ops.launches:
             return cls.of("cublas" if wanted == "cublas" else "triton")
         if wanted == "cublas":
-            raise ValueError(f"exact must be True or False with kernels={kernels!r}, got 'cublas'")
+            raise ValueError(f"exact must be True or False with kernels={ops.name!r}, got 'cublas'")
         return cls.of("library")
 
     def __call__(

@@ -12,6 +12,7 @@ import torch
 
 from csd.kernels.common.cpu import compiles
 from csd.kernels.layers.quantized import Quantized
+from csd.kernels.ops import Ops
 from csd.models.fused.decoder import Decoder, DecoderLike
 from csd.models.fused.linear import in_loops
 
@@ -21,13 +22,13 @@ PORTABLE = "every x86 CPU"
 WIDEST = 32
 
 
-def first_other(decoder: DecoderLike, dtype: torch.dtype, kernels: str) -> str | None:
+def first_other(decoder: DecoderLike, dtype: torch.dtype, ops: Ops) -> str | None:
     """The first operation whose bits may depend on the kind of x86 CPU; None if none does.
 
-    kernels: name of the backend.
+    ops: the backend that runs beside the decoder's products.
     """
-    if kernels != "cpu" or not compiles():
-        return f"the operations of kernels={kernels!r}"
+    if not ops.portable or not compiles():
+        return f"the operations of kernels={ops.name!r}"
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"the products of a CPU of kind {platform.machine()}"
     if type(decoder) is not Decoder:

@@ -1,7 +1,8 @@
-"""Names within csd: a class has one of its own, a private name stays in its file, and a function
-has few parameters."""
+"""Names within csd: a class has one of its own, a private name stays in its file, a function
+has few parameters, and a backend is known by its properties."""
 
 import ast
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -56,3 +57,16 @@ def test_functions_have_few_parameters():
         parameters[node.name] = max(parameters[node.name], count)
     assert len(parameters) > 2000
     assert {name for name, count in parameters.items() if count > MOST} == MORE
+
+
+def test_code_asks_for_a_backends_properties():
+    """`Ops` declares them; only the file that chooses a backend compares names."""
+    compared = re.compile(r"""[\w.]*(?:ops|own)\.name (?:==|!=) "(?:reference|cpu|triton)\"""")
+    found = {
+        path.relative_to(ROOT).as_posix(): match[0]
+        for path in ROOT.rglob("*.py")
+        for match in compared.finditer(path.read_text())
+        if "device" not in match[0]
+    }
+    assert set(found) <= {"kernels/backends.py"}, found
+    assert found

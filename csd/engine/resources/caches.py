@@ -324,7 +324,7 @@ class Caches:
     @property
     def _gathers(self) -> bool:
         """True if attention copies a layer's keys and values."""
-        return self._model.ops.name == "reference"
+        return self._model.ops.gathers
 
     @property
     def _reach(self) -> int | None:

@@ -10,7 +10,6 @@ from csd.engine.first_call.check import require_check
 from csd.engine.requests.request import Request
 from csd.engine.resources.weights import ModelKey, model_key, model_state
 from csd.kernels.backends import check_arithmetic, choose
-from csd.kernels.ops import exact_triton
 from csd.models.exact import any_threads, choose_exact
 from csd.models.exact_products import ExactProducts
 from csd.models.fused.config import ModelSizes
@@ -70,10 +69,10 @@ class EngineModel:
         self._quantization = options.get("quantization")
         self.dtype = loaded.dtype
         self.ops = choose(kernels, loaded.device, loaded.dtype)
-        self._products = ExactProducts.for_kernels(self.ops.name, exact)
+        self._products = ExactProducts.beside(self.ops, exact)
         self.take(loaded)
-        if self.exact and self.ops.name == "triton":
-            self.ops = exact_triton()
+        if self.exact and self.ops.exact is not None:
+            self.ops = self.ops.exact()
         check_kernels(self.device, self.dtype, self.decoder.config)
 
     def take(self, loaded: Loaded) -> None:
@@ -83,17 +82,16 @@ class EngineModel:
             # the module was cast, and loops exist for some dtypes only
             self.ops = choose(self.kernels, loaded.device, loaded.dtype)
         self.static = self._whether_static(loaded)
-        self.decoder, self.exact = choose_exact(self._exact, loaded, self.ops.name, self._products)
+        self.decoder, self.exact = choose_exact(self._exact, loaded, self.ops, self._products)
         self.device, self.dtype = loaded.device, loaded.dtype
         self._threads_agree, self._key, self._hash = {}, None, None
 
     def _whether_static(self, loaded: Loaded) -> bool:
         """True if steps have fixed shapes. Raises ValueError if static=True is impossible."""
-        name, on_gpu = self.ops.name, loaded.device.type == "cuda"
-        if self._static and on_gpu and name == "reference":
-            raise ValueError("static must be False with kernels='reference' on a GPU, got True")
-        # the reference operations read the device
-        static = on_gpu and name == "triton" if self._static is None else self._static
+        on_gpu, ops = loaded.device.type == "cuda", self.ops
+        if self._static and on_gpu and ops.reads_device:
+            raise ValueError(f"static must be False with kernels={ops.name!r} on a GPU, got True")
+        static = on_gpu and not ops.reads_device if self._static is None else self._static
         if isinstance(loaded.decoder, ModuleDecoder):
             why = loaded.decoder.why_not_static if static else None
             if why is not None and self._static:
@@ -133,7 +131,7 @@ class EngineModel:
             return None
         if self.device.type != "cpu":
             return "this kind of GPU"
-        other = first_other(self.loaded.decoder, self.dtype, self.ops.name)
+        other = first_other(self.loaded.decoder, self.dtype, self.ops)
         return PORTABLE if other is None else "this kind of CPU"
 
     def receipt(self) -> Receipt:

@@ -8,10 +8,10 @@ from helpers.targets import few
 
 from csd.doctor import SMALL, Check, CheckSizes, run
 from csd.doctor.cases import run_states
-from csd.doctor.compare import UNCOMPARED, compared, mapped, operations, tensors
+from csd.doctor.compare import UNCOMPARED, compared, mapped, tensors
 from csd.engine.call import RunSettings
 from csd.engine.engine import Engine
-from csd.kernels.ops import FusedOp, reference, triton
+from csd.kernels.ops import STEP_OPERATIONS, FusedOp, reference, triton
 from csd.models.demo import random_decoder
 
 pytestmark = pytest.mark.compiled
@@ -22,7 +22,7 @@ FUSED = {
     "decide": ("verify", "advance_slots", "snapshot"),
     "insert_observed": ("observe", "graph_insert"),
 }
-NAMES = [*(n for n in operations() if n not in UNCOMPARED), *FUSED]
+NAMES = [*(n for n in STEP_OPERATIONS if n not in UNCOMPARED), *FUSED]
 # what computes with floats
 KERNELS = ["rms_norm", "rotary", "swiglu", "tree_attention", "verify", "decide"]
 PLANS = {"tree_attention": {"work": None}}
@@ -42,7 +42,7 @@ def recorded(calls, name, function):
 def calls(request):
     """Arguments of the operations of a few samples, by operation."""
     found, plain = {}, reference()
-    each = {name: recorded(found, name, getattr(plain, name)) for name in operations()}
+    each = {name: recorded(found, name, getattr(plain, name)) for name in STEP_OPERATIONS}
     ops = replace(plain, **each)
     decoder = random_decoder(SMALL, "cpu", request.param)
     with Engine(decoder, max_slots=4, static=False, exact=False, prefill_chunk=64) as engine:

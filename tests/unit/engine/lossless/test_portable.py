@@ -13,6 +13,7 @@ from helpers.models import checkpoints
 from helpers.runs import machines
 
 import csd
+from csd.kernels.backends import loops
 from csd.kernels.common.cpu import compiles
 from csd.kernels.numba import lanes
 from csd.kernels.numba.jit import loop
@@ -24,7 +25,7 @@ from csd.utils.device import cpu_name, instructions
 
 GOLDEN = json.loads(machines.FILE.read_text())
 pytestmark = pytest.mark.skipif(
-    not compiles() or first_other(machines.decoder_of("llama"), torch.float32, "cpu") is not None,
+    not compiles() or first_other(machines.decoder_of("llama"), torch.float32, loops()) is not None,
     reason="the loops of an x86 CPU with AVX2 and FMA",
 )
 
