@@ -74,9 +74,9 @@ coverage: install
 		--cov=csd --cov-report=term --cov-report=html:build/coverage
 
 # what a change rarely needs: cases and tests marked slow, stand-ins for hardware (the simulated GPU, the machine for
-# PTX, launches with the Triton of torch 2.11), scripts of benchmarks
+# PTX, launches with the Triton of torch 2.11), scripts of benchmarks; THIRD=0, 1 or 2: the cases in a third of the files
 test-slow: install triton-3.6
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'slow or stand_in or bench'
+	CSD_THIRD=$(THIRD) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'slow or stand_in or bench'
 
 # TRL, Ray and lm-evaluation-harness, which `make test` skips where they are not installed, and the documentation's blocks
 test-integrations: install-integrations
