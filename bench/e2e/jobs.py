@@ -243,7 +243,7 @@ def _text(result: dict) -> str:
         f"{result['model'].removesuffix('.gguf')}, csd and llama.cpp on the file{vllm}, on "
         f"{here['cores']} cores of {here['cpu']} with {kinds}. The vote and the chat have the "
         "model's own settings "
-        f"({words(rows[0]['settings'])}). Speeds are medians over runs; \"times as fast\" is the "
+        f'({words(rows[0]["settings"])}). Speeds are medians over runs; "times as fast" is the '
         "median (range) over pairs of csd / the fastest other. Each pair has a prompt of its own."
     )
 

@@ -4,8 +4,7 @@
 
 Runs the code twice, each time in a process of its own, since the first one compiles loops and times
 steps, and writes what the second one prints to bench/results/example.json and to README.
-"demo", SmolLM2-135M-Instruct from PyPI, takes the place of the hub's name. --plot writes README
-and the picture from the file alone.
+--plot writes README and the picture from the file alone.
 """
 
 import argparse
@@ -32,7 +31,6 @@ run = {"tokens": out.tokens, "sources": [list(s.sources) for s in out], "labels"
 with open(sys.argv[1], "w") as file:
     json.dump(run, file)
 """
-NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -43,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     if not args.plot:
         found = BLOCKS.search(readme.read_text())
         assert found is not None, "README has no block of code with a text below it"
-        code = found[2].replace(NAME, "demo")
+        code = found[2]
         with tempfile.NamedTemporaryFile() as saved:
             for _ in range(2):
                 done = subprocess.run(
@@ -72,7 +70,7 @@ def update(result: dict, readme: Path) -> None:
 def shown(result: dict) -> str:
     """Printed lines, folded, and the machine."""
     here = result["machine"]
-    lines = [*result["printed"], f'# "demo" on {here["cores"]} cores of {here["cpu"]}']
+    lines = [*result["printed"], f"# on {here['cores']} cores of {here['cpu']}"]
     folded = (textwrap.wrap(x, 120, break_long_words=False, break_on_hyphens=False) for x in lines)
     return "".join(f"{line}\n" for part in folded for line in part)
 

@@ -10,7 +10,7 @@ PAGE = """before
 
 ```python
 import csd
-print("{name}")
+print("one")
 print("b " * 80)
 ```
 
@@ -22,8 +22,7 @@ after
 
 
 def test_one_command_runs_the_code_and_writes_what_it_prints(tmp_path, monkeypatch):
-    page = PAGE.replace("{name}", readme_example.NAME)
-    (tmp_path / "README.md").write_text(page)
+    (tmp_path / "README.md").write_text(PAGE)
     monkeypatch.setattr(readme_example, "ROOT", tmp_path)
     monkeypatch.setattr(readme_example, "RESULT", tmp_path / "example.json")
     run = {"tokens": [[5, 6, 7], [5, 6, 8, 9]], "labels": ["3", "4"]}
@@ -33,10 +32,10 @@ def test_one_command_runs_the_code_and_writes_what_it_prints(tmp_path, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(Path(csd.__file__).parents[1]))
     readme_example.main([])
     result = json.loads((tmp_path / "example.json").read_text())
-    assert result["printed"] == ["demo", "b " * 80]
-    here = f'# "demo" on {result["machine"]["cores"]} cores of {result["machine"]["cpu"]}'
-    text = f"demo\n{('b ' * 60).strip()}\n{('b ' * 20).strip()}\n{here}\n"
-    assert (tmp_path / "README.md").read_text() == page.replace("old\n", text)
+    assert result["printed"] == ["one", "b " * 80]
+    here = f"# on {result['machine']['cores']} cores of {result['machine']['cpu']}"
+    text = f"one\n{('b ' * 60).strip()}\n{('b ' * 20).strip()}\n{here}\n"
+    assert (tmp_path / "README.md").read_text() == PAGE.replace("old\n", text)
     assert run_picture.kinds(run["tokens"], run["sources"]) == [
         ["shared", "shared", "drawn"],
         ["shared", "shared", "own", "drawn"],
