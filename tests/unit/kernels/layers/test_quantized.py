@@ -1,7 +1,11 @@
 """Products with the quantised matrices of GGUF files: formats, rounding, loops and gradients."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -28,13 +32,16 @@ every_format = pytest.mark.parametrize("name", FORMATS)
 PAIRED = {"vnni": ("Q4_K", "Q6_K"), "avx_vnni": ("Q8_0", "Q5_1"), "avx2": ("Q4_K", "IQ4_XS")}
 
 
-def loop_cases():
-    if not has_loop():
-        return []
+if has_loop():
     from csd.kernels.layers.quantized.cpu.product import instructions
 
+ROOT = Path(__file__).parents[4]
+INSTRUCTIONS = instructions() if has_loop() else ()
+
+
+def loop_cases():
     for name in FORMATS:
-        for by in instructions():
+        for by in INSTRUCTIONS:
             marks = () if name in PAIRED[by] else (pytest.mark.slow,)
             yield pytest.param(name, by, marks=marks, id=f"{name}-{by}")
 
@@ -123,6 +130,52 @@ def test_a_loop_computes_the_formula(name, by):
     # a processor without an instruction compiles no code for it
     if other in instructions() and name in PAIRED[other] and name in PAIRED[by]:
         assert torch.equal(product(x, weight, bias, other), whole)
+
+
+# code for whole tiles, as of AVX512, whose products are those of a narrower CPU by halves
+WHOLE = """
+import csd.kernels.layers.quantized.cpu.tile as tile
+from csd.kernels.numba.simd import halves, places
+
+narrow = tile._dot
+
+def dot(b, name, format, total, w, x):
+    parts = zip(halves(b, total), *(halves(b, v) for v in (*w, *x)), strict=True)
+    sums = [narrow(b, name, format, t, v[: len(w)], v[len(w) :]) for t, *v in parts]
+    return b.shuffle_vector(*sums, places(range(16)))
+
+tile._dot, tile.LANES = dot, dict.fromkeys(tile.LANES, 16)
+"""
+BITS = """
+import numpy as np, torch, zlib
+from helpers.kernels.quantized import random_rows
+from csd.kernels.layers.quantized import Quantized, quantized_linear
+from csd.kernels.layers.quantized.formats import FORMATS
+
+for name in ("Q4_K", "Q5_1", "IQ4_NL"):
+    weight = Quantized.of_file(random_rows(name, 75, 768), FORMATS[name])
+    for M in range(1, 9):
+        x = torch.randn(M, 768, generator=torch.Generator().manual_seed(M))
+        print(name, M, zlib.crc32(quantized_linear(x, weight).numpy().tobytes()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("vnni" in INSTRUCTIONS or not INSTRUCTIONS, reason="a CPU with half tiles")
+def test_whole_tiles_have_the_bits_of_their_halves(tmp_path):
+    """A CPU of 8 numbers in a vector runs the code of one with 16."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", code + BITS],
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / str(i)), "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for i, code in enumerate(("", WHOLE))
+    ]
+    assert printed[0] == printed[1] and len(printed[0].splitlines()) == 24
 
 
 @pytest.mark.skipif(not has_loop(), reason="no loop of quantised weights here")

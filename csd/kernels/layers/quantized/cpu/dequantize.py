@@ -6,6 +6,7 @@ bits of `formats.rows_of`.
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,10 +14,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from csd.kernels.layers.quantized.cpu.product import AHEAD, copied
-from csd.kernels.layers.quantized.cpu.round_rows import FLOATS, LANES
-from csd.kernels.layers.quantized.cpu.tile import BlockNumbers, QuantizedTile
+from csd.kernels.layers.quantized.cpu.tile import QuantizedTile, instructions
 from csd.kernels.layers.quantized.formats import BLOCK, FORMATS, TILE, Format
-from csd.kernels.numba.simd import ints, splat
+from csd.kernels.numba.simd import FLOAT, ints, splat
 from csd.kernels.numba.threads import ByThreads, by_threads, share
 
 # numbers of W^T that a CPU's caches hold until the product reads them
@@ -77,26 +77,25 @@ class _Columns(QuantizedTile):
     """Code of one tile, which writes a block's numbers where `QuantizedTile` multiplies them."""
 
     def __init__(self, builder: Any, format: Format, out: Any, stride: Any):
-        super().__init__(builder, format, "avx2", 0, 1)
+        super().__init__(builder, format, instructions()[0], 0, 1)
         self.out, self.stride = out, stride
 
     def _block(self, i: Any, at: Any, d: list | None, d_low: list | None) -> None:
         b, f = self.b, self.format
-        weights = [b.add(w, at) for w in self.weights]
-        numbers = BlockNumbers(b, f, weights[0], self.name)
-        offset = splat(b, FLOATS.element(float(f.offset)), LANES)
+        offset = splat(b, FLOAT(float(f.offset)), self.lanes)
         width = TILE * f.groups * (1 if f.nested else 2)
-        each = BLOCK // 4 // f.groups
+        each, vectors = BLOCK // 4 // f.groups, self._numbers(at)
         for g in range(f.groups):
-            (scale,) = self._scales(weights, f.numbers_size, g, d)
-            lows = self._scales(weights, f.numbers_size + width, g, d_low) if f.minima else []
-            for j in range(g * each, (g + 1) * each):
-                four = numbers.at(j)
-                for byte in range(4):
-                    q = b.and_(b.lshr(four, ints(LANES, 8 * byte)), ints(LANES, 255))
-                    w = b.fmul(b.fsub(b.sitofp(q, FLOATS), offset), scale)
-                    for low in lows:
-                        w = b.fadd(w, low)
-                    k = b.add(b.mul(i, i.type(BLOCK)), i.type(4 * j + byte))
-                    to = b.add(self.out, b.mul(b.mul(k, self.stride), k.type(4)))
-                    b.store(w, b.inttoptr(to, FLOATS.as_pointer()), align=4)
+            scales = self._scales(at, f.numbers_size, g, d)
+            lows = self._scales(at, f.numbers_size + width, g, d_low) if f.minima else []
+            for c, j, byte in product(
+                range(len(vectors)), range(g * each, (g + 1) * each), range(4)
+            ):
+                q = b.lshr(vectors[c].at(j), ints(self.lanes, 8 * byte))
+                q = b.and_(q, ints(self.lanes, 255))
+                w = b.fmul(b.fsub(b.sitofp(q, self.floats), offset), scales[c])
+                w = b.fadd(w, lows[c]) if lows else w
+                k = b.add(b.mul(i, i.type(BLOCK)), i.type(4 * j + byte))
+                to = b.add(self.out, b.mul(b.mul(k, self.stride), k.type(4)))
+                to = b.add(to, to.type(4 * self.lanes * c))
+                b.store(w, b.inttoptr(to, self.floats.as_pointer()), align=4)
