@@ -36,7 +36,7 @@ import csd
 from bench.e2e.long.prompts import ITEMS
 from bench.e2e.long.sides import ends_of
 from bench.e2e.long.vllm_side import Vllm, as_folder
-from bench.lib.common import finish, markdown, table, write
+from bench.lib.common import finish, machine, markdown, table, write
 from bench.lib.llama_cpp import LlamaCpp
 from bench.lib.models import ids_of, path_of
 from bench.lib.settings import PLAIN, settings_of, words
@@ -199,7 +199,9 @@ def measure(
             ended[name].append(sum(length < JOBS[job][2] for length in lengths))
             seconds[name].append(round(spent, 3))
     settings = SETTINGS.get(job, own)
-    return {"job": job, "settings": settings, "tokens": tokens, "ended": ended, "seconds": seconds}
+    row = {"job": job, "settings": settings, "tokens": tokens, "ended": ended, "seconds": seconds}
+    # rows may be measured apart
+    return row | {"commit": machine()["commit"]}
 
 
 def figures(row: dict) -> dict[str, Any]:
