@@ -64,11 +64,14 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
     cacheable = type(decoder) is Decoder and isinstance(decoder.config, ModelConfig)
     if not cacheable or decoder.embedding.device.type != "cpu":
         return None
-    isa = None
+    isa = code = None
     if compiles():
-        from csd.kernels.cpu_ops import instruction
+        from csd.kernels import cpu_ops
+        from csd.kernels.layers.quantized.cpu import product as packed
+        from csd.kernels.numba.jit import stamp
 
-        isa = instruction(dtype)
+        isa = cpu_ops.instruction(dtype)
+        code = [stamp(Path(str(module.__file__))) for module in (cpu_ops, packed)]
     layer, product = decoder.layers[0], getattr(decoder.linear, "product", decoder.linear)
     # a layer of experts has None here
     feed_forward = (w for w in (layer.gate_up, layer.down) if w is not None)
@@ -82,7 +85,8 @@ def step_times_key(decoder: Any, dtype: torch.dtype, ops: str, sizes: list[int])
         "cpu": cpu_name(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "ops": ops,
-        "loops": compiles(),
+        # a new version of a loop takes other times
+        "loops": code,
         "instruction": isa,
         "threads": torch.get_num_threads(),
         "dtype": str(dtype),

@@ -140,6 +140,17 @@ def test_step_times_are_those_of_a_kind_of_weights(folder):
     assert len(keys) == 3 and None not in keys
 
 
+def test_step_times_are_those_of_a_version_of_the_loops(folder, monkeypatch):
+    from csd.kernels.numba import jit
+
+    decoder = load(folder, device="cpu").decoder
+    monkeypatch.setattr(jit, "stamp", lambda file: f"another {file.name}")
+    other = step_times_key(decoder, torch.float32, "cpu", [1, 2])
+    assert "another product.py" in other and "another cpu_ops.py" in other
+    monkeypatch.undo()
+    assert other != step_times_key(decoder, torch.float32, "cpu", [1, 2])
+
+
 def test_experts_that_a_token_does_not_use_are_not_counted(tmp_path):
     decoder = load(made("qwen3_moe", tmp_path), device="cpu", quantization="q8_0").decoder
     E, used = len(decoder.layers[0].experts.router), decoder.config.experts_per_token
