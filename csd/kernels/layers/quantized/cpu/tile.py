@@ -39,8 +39,8 @@ from csd.kernels.numba.simd import (
 )
 
 INSTRUCTIONS = "vnni", "avx_vnni", "avx2"
-# most rows of a tile, whose sums leave registers for numbers; fewer than SHARING rows take two
-# tiles of w one after the other, and more take both at once, which share each number of x
+# most rows of a tile, whose sums leave registers for numbers; from SHARING rows on, two whole tiles
+# of w are taken at once, which share each number of x, and parts of a tile one after the other
 ROWS, SHARING = 6, 3
 # columns of a tile whose sums code holds at once, by instruction; the largest absolute value of x
 LANES = {"vnni": TILE, "avx_vnni": TILE // 2, "avx2": TILE // 2}
@@ -307,7 +307,7 @@ def _lookup(builder: Any, q: Any) -> Any:
 
 
 def _together(format: Format, name: str) -> int:
-    """Numbers of four k that are multiplied before their sums are added, a divisor of 4."""
+    """Vectors of four k whose products are added in 16 bits before they are widened: 1, 2 or 4."""
     if name != "avx2" or format.bits == 8 or format.table:
         return 1
     # sums of two products that 16 bits hold
