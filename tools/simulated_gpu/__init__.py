@@ -12,7 +12,7 @@ capture that waits for the device, copies from the host, or reads memory that wa
 
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -23,6 +23,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from csd.engine.resources import model as model_resources
 from csd.kernels import backends
+from csd.kernels.ops import Ops
 from simulated_gpu.attention import lower_right
 from simulated_gpu.clock import Clock
 from simulated_gpu.operations import Operations
@@ -88,7 +89,10 @@ class Gpu(Operations):
             graph_pool_handle=lambda: [],
         )
         if not self.compiled:
-            operators = replace(OPERATORS, name="triton")
+            # the public operators, with the properties of the backend that they stand for
+            kernels = backends.triton()
+            names = ["name", "exact", *(f.name for f in fields(Ops) if f.type is bool)]
+            operators = replace(OPERATORS, **{name: getattr(kernels, name) for name in names})
             self._stack.enter_context(mock.patch.object(backends, "triton", lambda: operators))
         for name, value in cuda.items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
