@@ -1,7 +1,8 @@
 """GRPO whose reward rises: seconds, memory and agreement of each step, csd's trainer against TRL's.
 
     python -m bench grpo [--sides csd trl trl_batch] [--seeds 0 1 2] [--steps 60] [--prompts 4]
-        [--samples 8] [--tokens 10] [--problems 500] [--beta B] [--rate R] [--json F]
+        [--samples 8] [--tokens 10] [--problems 500] [--beta B] [--rate R] [--packed MODEL]
+        [--json F]
     python -m bench grpo --plot [F.svg] [--json F]
     python -m bench grpo --compare F [F ..]
 
@@ -16,9 +17,10 @@ of the resident set, the reward, the drawn tokens, the largest difference betwee
 log-probability in trainer and sampler, the share of tokens whose ratio of these would be clipped,
 TRL's own clip fraction, the gradient's norm and, with --beta, the KL divergence. A run ends with
 the trained model's rewards of --problems answers: one to each of the same problems, which no run
-has trained on, drawn by csd with one seed. --plot draws the reward, from the file alone. --compare
-prints the mean rewards of each run of some files, and p of an exact permutation test of csd's and
-TRL's means.
+has trained on, drawn by csd with one seed. --packed trains adapters over a GGUF file, which csd's
+trainer takes as it is and TRL's unpacked to float32. --plot draws the reward, from the file alone.
+--compare prints the mean rewards of each run of some files, and p of an exact permutation test of
+csd's and TRL's means.
 """
 
 import argparse
@@ -54,6 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--problems", type=int, default=500, help="answered after the last step")
     parser.add_argument("--beta", type=float, default=0.0, help="weight of the KL divergence")
     parser.add_argument("--rate", type=float, default=2e-4, help="learning rate, which falls to 0")
+    parser.add_argument("--packed", help="a name of `bench models`, or a GGUF file")
     parser.add_argument("--plot", type=Path, nargs="?", const=PICTURE, help="draw the file only")
     parser.add_argument("--compare", type=Path, nargs="+", help="print the files' rewards only")
     parser.add_argument("--json", type=Path, default=RESULT)
@@ -64,6 +67,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     names = ("steps", "prompts", "samples", "tokens", "beta")
     settings = {name: getattr(args, name) for name in names} | {"learning_rate": args.rate}
+    settings |= {"packed": args.packed} if args.packed else {}
     result: dict[str, Any] = {"bench": "grpo", "settings": settings, "runs": []}
     if args.json.exists():
         result |= json.loads(args.json.read_text())

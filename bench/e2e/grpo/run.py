@@ -20,8 +20,10 @@ from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 
 import csd
 from bench.lib.common import machine
+from bench.lib.models import path_of
 from bench.lib.resident import reset_peak, resident
 from csd.integrations.trl import GRPOTrainer
+from csd.models.load import gguf_module, tokenizer_of
 
 EXAMPLE = Path(__file__).parents[3] / "examples/grpo/grpo_letters.py"
 # figures of a step -> their keys in TRL's log
@@ -236,13 +238,17 @@ def run(
 ) -> dict[str, Any]:
     """Train once; returns the run with a list of each figure by step.
 
-    settings: of the example's `trainer_of`. model: a model and its tokenizer, in place of SmolLM2.
-    problems: of `final`. Seconds are of the wall, without those of watching; memory is the resident
-    set's peak in a step.
+    settings: of the example's `trainer_of`, and "packed", the name of a GGUF file that takes the
+    place of SmolLM2. model: a model and its tokenizer, in place of both. problems: of `final`.
+    Seconds are of the wall, without those of watching; memory is the resident set's peak in a step.
     """
     example = runpy.run_path(str(EXAMPLE))
     load = [round(x, 2) for x in os.getloadavg()]
     trainer, more = SIDES[side]
+    settings = dict(settings)
+    if packed := settings.pop("packed", None):
+        path = path_of(packed)
+        model = gguf_module(path, dtype=None if side == "csd" else torch.float32), tokenizer_of(path)
     trainer = example["trainer_of"](seed=seed, trainer=trainer, model=model, **settings, **more)
     steps = Steps(trainer, f"{side}, seed {seed}, step")
     trainer.add_callback(steps)
