@@ -247,8 +247,8 @@ def run(
     trainer, more = SIDES[side]
     settings = dict(settings)
     if packed := settings.pop("packed", None):
-        path = path_of(packed)
-        model = gguf_module(path, dtype=None if side == "csd" else torch.float32), tokenizer_of(path)
+        path, dtype = path_of(packed), None if side == "csd" else torch.float32
+        model = gguf_module(path, dtype=dtype), tokenizer_of(path)
     trainer = example["trainer_of"](seed=seed, trainer=trainer, model=model, **settings, **more)
     steps = Steps(trainer, f"{side}, seed {seed}, step")
     trainer.add_callback(steps)

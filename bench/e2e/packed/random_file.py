@@ -46,10 +46,9 @@ def main(to: str, source: str = "coder-1.5b") -> None:
     matrix("token_embd", vocabulary, HIDDEN, Q4_K)
     matrix("output", vocabulary, HIDDEN, Q6_K)
     vector("output_norm.weight", HIDDEN, 1.0)
-    eighth = LAYERS // 8
     for i in range(LAYERS):
-        # Q4_K_M has more bits in the first and last eighth of the layers, and in each third
-        more = i < eighth or i >= 7 * eighth or (i - eighth) % 3 == 2
+        # Q4_K_M has more bits in the first and last eighth of the layers, and in each third one
+        more = i < LAYERS // 8 or i >= 7 * LAYERS // 8 or (i - LAYERS // 8) % 3 == 2
         for name in ("attn_norm", "ffn_norm"):
             vector(f"blk.{i}.{name}.weight", HIDDEN, 1.0)
         for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
