@@ -41,7 +41,7 @@ from csd.models.load import Loaded
 from csd.utils.arguments import check_whole, default_of
 from csd.utils.device import current, on_device, peak_bytes
 from csd.utils.phases import preparation, showing
-from csd.utils.torch_state import in_plain_torch
+from csd.utils.torch_state import in_plain_torch, plain_torch
 
 
 class Feed(Protocol):
@@ -306,15 +306,24 @@ class Engine:
 
     @in_plain_torch
     def run(
-        self, requests: list[Request], settings: RunSettings, feed: Feed | None = None
+        self, requests: list[Request], settings: RunSettings
     ) -> Generator[tuple[Request, Sample], None, None]:
         """Draw the samples of `requests`; yields each sample as it finishes.
 
         Closing the iterator cancels unfinished samples; `requests` keep their tokens so far.
-        feed: source of further requests while the engine runs.
         """
-        if not requests and feed is None:
-            return
+        if requests:
+            yield from self._run(requests, settings)
+
+    @plain_torch()
+    def serve(self, settings: RunSettings, feed: Feed) -> None:
+        """Draw the samples of requests that a feed has while the engine runs."""
+        for _ in self._run([], settings, feed):
+            pass
+
+    def _run(
+        self, requests: list[Request], settings: RunSettings, feed: Feed | None = None
+    ) -> Generator[tuple[Request, Sample], None, None]:
         self.turn.check()
         with self.turn.lock, self.turn as stream:
             tokenizer = self.tokenizer if settings.tokenizer is None else settings.tokenizer

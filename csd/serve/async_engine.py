@@ -171,8 +171,7 @@ class AsyncEngine:
         self.source = os.fspath(model) if isinstance(model, str | os.PathLike) else None
         # this run allocates the caches, so that an error of allocation is raised here
         starting = replace(self._settings, progress=is_shown())
-        for _ in self.engine.run([], starting, self):
-            pass
+        self.engine.serve(starting, self)
         # that run has ended
         self._requests = None
         self._thread = threading.Thread(target=self._run, name="csd.AsyncEngine", daemon=True)
@@ -389,8 +388,7 @@ class AsyncEngine:
         """Run the engine until nothing is in flight; if it fails, requests end with the error."""
         self._requests = None
         try:
-            for _ in self.engine.run([], self._settings, self):
-                pass
+            self.engine.serve(self._settings, self)
         # every request in flight ends with this error
         except BaseException as error:
             LOG.exception("the engine has failed; requests in flight end with this error")

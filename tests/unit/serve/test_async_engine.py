@@ -14,6 +14,7 @@ from helpers.targets import few, slow
 import csd
 from csd.engine.step.step import Step
 from csd.serve import Closed
+from csd.utils.torch_state import plain_torch
 
 HOW = pytest.mark.parametrize(
     "how", [{}, {"static": True}, {"decoder": "module"}], ids=["eager", "static", "module"]
@@ -164,6 +165,25 @@ def test_errors_end_their_request_alone():
     assert good.result(60).finish_reasons == ["length"] * 2
     assert service.counters.failed == 3
     assert free(service)
+
+
+def test_cancelled_samples_do_not_delay_other_requests(monkeypatch):
+    """A cancelled request switches torch's state as often as one of a single sample."""
+    entered = []
+    enter = plain_torch.__enter__
+    monkeypatch.setattr(plain_torch, "__enter__", lambda c: (entered.append(c), enter(c))[1])
+    counts = []
+    with csd.AsyncEngine(engine(PrefixSum(), max_slots=4), max_tokens=2000) as service:
+        for samples in (1, 200):
+            before = len(entered)
+            handle = service.submit([1, 2], num_samples=samples, max_new_tokens=1000, seed=1)
+            next(iter(handle))
+            handle.cancel()
+            assert handle.result(60).finish_reasons == ["cancelled"] * samples
+            while service._requests is not None:
+                time.sleep(0.001)
+            counts.append(len(entered) - before)
+    assert counts[0] == counts[1], counts
 
 
 def test_until_is_a_requests_own():
