@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_narrower_vectors_give_the_same_bits(name, tmp_path):
     tiny = name == "SSE"  # which packed weights do not have
     wide = {"operations": machines.operations(), "samples": machines.samples(tiny)}
     narrow = run_machines(
-        ["tiny"] if tiny else [],
+        [machines.__file__, *["tiny"] * tiny],
         tmp_path,
         {
             "NUMBA_CPU_NAME": "x86-64" if tiny else "x86-64-v3",
@@ -94,8 +95,34 @@ def test_narrower_vectors_give_the_same_bits(name, tmp_path):
     check(first_difference(narrow, wide))
 
 
+# csd chooses widths and layouts for AVX512, and numba compiles for the instructions of this CPU
+LAYOUTS = """
+import runpy
+from numba import config
+from numba.core.registry import cpu_target
+cpu_target.target_context.codegen()
+config.CPU_FEATURES = {features!r}
+from csd.kernels.layers.quantized.cpu import tile
+from csd.kernels.numba import lanes, tiles
+config.CPU_FEATURES = None
+assert lanes.WIDTH == 64 and tiles.WIDE
+runpy.run_path({path!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_layouts_of_avx512_give_the_same_bits(tmp_path):
+    if "+avx512f" in lanes.FEATURES:
+        pytest.skip("the layouts are this CPU's own")
+    features = re.sub(r"-(avx512(?:f|bw|vl|dq|cd)\b)", r"+\1", lanes.FEATURES)
+    code = LAYOUTS.format(features=features, path=machines.__file__)
+    laid_out = run_machines(["-c", code], tmp_path, {})
+    own = {"operations": machines.operations(), "samples": machines.samples()}
+    assert first_difference(laid_out, own) is None
+
+
 def run_machines(arguments: list[str], cache: Path, environment: dict) -> dict:
-    """Results of `helpers/runs/machines.py` in a process of its own."""
+    """Results of `helpers/runs/machines.py`, as a process of its own prints them."""
     root = Path(machines.__file__).parents[3]
     variables = (
         os.environ
@@ -105,7 +132,7 @@ def run_machines(arguments: list[str], cache: Path, environment: dict) -> dict:
             "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}",
         }
     )
-    command = [sys.executable, machines.__file__, *arguments]
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
