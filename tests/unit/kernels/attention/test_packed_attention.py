@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.checks.precision import within_eager
-from helpers.targets import few
+from helpers.targets import few, pairs
 from packed_cases import PROPERTIES, SHAPES, packed_case, parent_rows, plain_pass, samples
 from torch.autograd import gradcheck
 
@@ -163,6 +163,7 @@ def test_a_backward_of_another_forward():
         torch.testing.assert_close(x, y.float(), rtol=1e-4, atol=1e-5)
 
 
+@pairs
 @pytest.mark.parametrize("rows,keys", [(1, 1), (5, 3), (3, 8), (64, 64)])
 @pytest.mark.parametrize("named", ["none", "window", "chunk", "all"])
 @pytest.mark.parametrize("name", SHAPES)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.kernels.loops import loops_multiply
 from helpers.models import checkpoints
-from helpers.targets import few, slow
+from helpers.targets import few, pairs, slow
 
 pytest.importorskip("numba")
 
@@ -72,6 +72,7 @@ def draw(engine, **options):
     )
 
 
+@pairs
 @pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("plain", [False, True], ids=["laid out", "plain"])

@@ -8,7 +8,7 @@ import torch
 from decide_cases import OF_PATHS, OF_ROWS, assert_same_paths, below, case, grown
 from helpers.checks.equal_fields import assert_equal_fields
 from helpers.kernels.tree_cases import random_logits, trees
-from helpers.targets import few
+from helpers.targets import few, pairs
 
 pytest.importorskip("numba")
 
@@ -27,6 +27,7 @@ from csd.state.verdict import LENGTH, STOP
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 
 
+@pairs
 @DTYPES
 @pytest.mark.parametrize("vocab", [97, 256, 1023])
 @pytest.mark.parametrize("seed", range(5))
