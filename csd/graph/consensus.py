@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from csd.graph.drafter import StaticDrafter
-from csd.graph.history import InsertRows, PastSample, capacity_for, max_history, pieces
+from csd.graph.history import PastSample, capacity_for, max_history, pieces
 from csd.graph.prior import PRIOR_CONFIG, Prior
 from csd.kernels.draft import DraftNoise, draft_tree_ref
 from csd.kernels.ops import Ops
@@ -56,50 +56,40 @@ class DeferredInserts:
         Each step gets slots and groups of its own in the combined one.
         """
         S, G, row = slots.count, slots.group_key.shape[0], 0
-        parts = []
+        pools, groups, verdicts = [], [], []
         for i, (pool, copied, verdict) in enumerate(self._steps):
-            parts.append(
-                {
-                    "slot": torch.where(pool.slot >= 0, pool.slot + i * S, -1),
-                    "depth": pool.depth,
-                    "context": pool.context,
-                    "group": torch.where(copied["group"] >= 0, copied["group"] + i * G, -1),
-                    "sample": copied["sample"],
-                    "group_key": copied["group_key"],
-                    "step": copied["step"],
-                    "drawn": verdict.sample,
-                    "top_token": verdict.top_token,
-                    "top_prob": verdict.top_prob,
-                    "accept_row": torch.where(
-                        verdict.accept_row >= 0, verdict.accept_row + row, -1
-                    ),
-                }
+            pools.append(
+                dict(slot=_moved(pool.slot, i * S), depth=pool.depth, context=pool.context)
+            )
+            groups.append(copied | dict(group=_moved(copied["group"], i * G)))
+            verdicts.append(
+                dict(
+                    sample=verdict.sample,
+                    top_token=verdict.top_token,
+                    top_prob=verdict.top_prob,
+                    accept_row=_moved(verdict.accept_row, row),
+                )
             )
             row += pool.rows
-        x = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
-        key = torch.where(torch.isin(x["group_key"], slots.group_key), x["group_key"], -1)
-        pool, _, verdict = self._steps[-1]
         self.clear()
-        # only replaced fields are read
+        own = _joined(groups)
+        alive = torch.isin(own["group_key"], slots.group_key)
+        own |= dict(live=own["group"] >= 0, group_key=torch.where(alive, own["group_key"], -1))
+        # of the last step, of which only replaced fields are read
         return ops.observe(
-            replace(pool, slot=x["slot"], depth=x["depth"], context=x["context"]),
-            replace(
-                slots,
-                live=x["group"] >= 0,
-                group=x["group"],
-                sample=x["sample"],
-                group_key=key,
-                step=x["step"],
-            ),
-            replace(
-                verdict,
-                sample=x["drawn"],
-                top_token=x["top_token"],
-                top_prob=x["top_prob"],
-                accept_row=x["accept_row"],
-            ),
+            replace(pool, **_joined(pools)),
+            replace(slots, **own),
+            replace(verdict, **_joined(verdicts)),
             config,
         )
+
+
+def _moved(index: torch.Tensor, by: int) -> torch.Tensor:
+    return torch.where(index >= 0, index + by, -1)
+
+
+def _joined(parts: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 # tokens of a prompt per insert, independent of the prefill chunks: bounds the time that a step
@@ -150,33 +140,6 @@ def insert_prompt(
             live_groups,
             config.orders,
         )
-
-
-def insert_history(
-    table: Table,
-    group_key: int,
-    rows: InsertRows,
-    live_groups: torch.Tensor,  # [G] int64
-    config: GraphConfig,
-    graph_insert: Callable = graph_insert_ref,
-) -> None:
-    """Insert a piece of past samples of the prompt."""
-    device, count = table.step.device, len(rows)
-    context, token, weight, total = (
-        upload(torch.from_numpy(x), device)
-        for x in (rows.context, rows.token, rows.weight, rows.total)
-    )
-    graph_insert(
-        table,
-        torch.full((count,), group_key, device=device),
-        context,
-        token,
-        weight,
-        total,
-        torch.full((count,), HISTORY_BIT, dtype=torch.int32, device=device),
-        live_groups,
-        config.orders,
-    )
 
 
 class ConsensusGraph(StaticDrafter):
@@ -267,8 +230,13 @@ class ConsensusGraph(StaticDrafter):
     ) -> Iterator[int]:
         """Insert past samples, one piece per `next`, which returns its rows."""
         for rows in pieces(prompt, history, self.config, PIECE):
-            insert_history(
-                self.table, group_key, rows, slots.group_key, self.config, self._ops.graph_insert
+            rows.insert(
+                self.table,
+                self._ops.graph_insert,
+                group_key,
+                HISTORY_BIT,
+                slots.group_key,
+                self.config.orders,
             )
             yield len(rows)
 

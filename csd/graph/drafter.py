@@ -1,7 +1,7 @@
-"""Interface between a step and a drafter."""
+"""Interfaces between a step and a drafter, or a verifier that proposes its own drafts."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -137,3 +137,18 @@ class DraftSpec:
 
     def __call__(self, ops: Ops, device: str | torch.device) -> Drafter:
         return self.make(ops, device)
+
+
+class Verifier(Protocol):
+    """Proposes a step's pool and verifies it, in place of the drafter and of matching.
+
+    verifies_any_pool: True if `verify` takes pools with more nodes of a slot than it has proposed.
+    """
+
+    verifies_any_pool: bool
+
+    def propose(self, slots: Slots, live_count: int, nodes: int, budget: Any) -> Pool:
+        """Returns the roots of the live slots and at most `nodes` drafted nodes."""
+
+    def verify(self, logits: torch.Tensor, pool: Pool, slots: Slots) -> Verdict:
+        """Returns the samples, accepted paths and ends of the pool; logits: [M, V]."""

@@ -9,15 +9,17 @@ probabilities, if recorded:
     both           >> age
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+import torch
 
 from csd.kernels.table.rows import SUCCESSORS
-from csd.state.context_table import ANY, GraphConfig
+from csd.state.context_table import ANY, GraphConfig, Table
 from csd.state.verdict import TOP
+from csd.utils.device import upload
 
 # the weights of an older sample would be rounded down to 0
 MAX_AGE = 16
@@ -32,15 +34,16 @@ class PastSample:
     age: int = 0  # halvings of its weight
 
     @classmethod
-    def of(
-        cls,
-        tokens: Sequence[int],
-        top: Sequence | None = None,
-        age: int = 0,
-    ) -> "PastSample":
+    def of(cls, tokens: Sequence[int], top: Sequence | None = None) -> "PastSample":
         """Convert lists; top: (token ids, probabilities) of each position, likeliest first."""
-        tops = None if top is None else _arrays(top)
-        return cls(np.asarray(tokens, np.int32), tops, age)
+        if top is None:
+            return cls(np.asarray(tokens, np.int32))
+        ids = np.full((len(top), TOP), -1, np.int32)
+        probs = np.zeros((len(top), TOP), np.float16)
+        for row, (likely, values) in enumerate(top):
+            n = min(len(likely), TOP)
+            ids[row, :n], probs[row, :n] = likely[:n], values[:n]
+        return cls(np.asarray(tokens, np.int32), (ids, probs))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -48,15 +51,6 @@ class PastSample:
     @property
     def nbytes(self) -> int:
         return self.tokens.nbytes + sum(x.nbytes for x in self.top or ())
-
-
-def _arrays(top: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.full((len(top), TOP), -1, np.int32)
-    probs = np.zeros((len(top), TOP), np.float16)
-    for row, (tokens, values) in enumerate(top):
-        n = min(len(tokens), TOP)
-        ids[row, :n], probs[row, :n] = tokens[:n], values[:n]
-    return ids, probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,28 @@ class InsertRows:
     weight: np.ndarray  # [R, U] int32
     total: np.ndarray  # [R] int32
 
-    def __getitem__(self, part: slice) -> "InsertRows":
+    def insert(
+        self,
+        table: Table,
+        graph_insert: Callable,
+        group_key: int,
+        source: int,
+        live_groups: torch.Tensor,  # [G] int64
+        orders: tuple[int, ...],
+    ) -> None:
+        """Insert the rows as a group's. source: bit of their source, 0 for none."""
+        device, count = table.step.device, len(self)
+        rows = (self.context, self.token, self.weight, self.total)
+        graph_insert(
+            table,
+            torch.full((count,), group_key, device=device),
+            *(upload(torch.from_numpy(x), device) for x in rows),
+            torch.full((count,), source, dtype=torch.int32, device=device),
+            live_groups,
+            orders,
+        )
+
+    def __getitem__(self, part: slice | np.ndarray) -> "InsertRows":
         return InsertRows(self.context[part], self.token[part], self.weight[part], self.total[part])
 
     @classmethod

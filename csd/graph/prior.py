@@ -24,10 +24,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.nn.functional import pad
 
 from csd.graph.history import InsertRows, PastSample, history_rows
 from csd.kernels.backends import choose
 from csd.state.context_table import MAX_TOTAL, PRIOR_KEY, WEIGHT_ONE, GraphConfig, Table
+from csd.state.record import declared
 from csd.utils.arguments import check_flag, check_whole
 from csd.utils.check import shown
 from csd.utils.files import WholeFile, check_regular
@@ -84,7 +86,7 @@ class Prior:
     @property
     def nbytes(self) -> int:
         """Bytes of the table."""
-        return sum(x.nbytes for x in vars_of(self.table))
+        return sum(getattr(self.table, name).nbytes for name in declared(Table))
 
     def __repr__(self) -> str:
         return f"Prior({self.contexts} contexts of {self.tokens} tokens, learn={self.learn})"
@@ -109,33 +111,26 @@ class Prior:
             for tokens, of_answer in zip(answers, tops, strict=True)
         ]
         context = _ids("prompt", prompt)[-self.config.context :]
-        rows = [_rows(context, x, self.config) for x in past if len(x)]
-        if not rows:
-            return
-        joined = InsertRows.join(rows)
-        with self._lock:
-            for first in range(0, len(joined), PIECE):
-                self._insert(joined[first : first + PIECE], self.config.orders)
-            self.table.succ_source.zero_()
-            self.tokens += sum(map(len, past))
-            self.vocab = max(self.vocab, 1 + max(int(joined.token.max()), *context, 0))
-            self.version += 1
+        # without the rows of the context of any token
+        rows = [history_rows(context, x, self.config)[: len(x)] for x in past if len(x)]
+        if rows:
+            joined = InsertRows.join(rows)
+            vocab = 1 + max(int(joined.token.max()), *context, 0)
+            self._insert([(joined, self.config.orders)], sum(map(len, past)), vocab)
 
     def add_successors(self, token: torch.Tensor, probability: torch.Tensor) -> None:
         """Learn the likeliest tokens [V, K] int32 behind each of the tokens 0 .. V - 1, alone, with
         their probabilities [V, K], as one observation of each."""
-        size, K = token.shape[0], min(token.shape[1], self.config.successors)
-        E = self.config.successors
+        size, E = token.shape[0], self.config.successors
+        weight = (probability[:, :E] * WEIGHT_ONE).int()
+        likely, room = torch.where(weight > 0, token[:, :E], -1), (0, E - weight.shape[1])
+        alone = torch.arange(size, dtype=torch.int32)[:, None]
         entries = {
-            "entry_tokens": torch.full((size, self.config.context), -1, dtype=torch.int32),
+            "entry_tokens": pad(alone, (0, self.config.context - 1), value=-1),
             "entry_total": torch.full((size,), WEIGHT_ONE, dtype=torch.int32),
-            "succ_token": torch.full((size, E), -1, dtype=torch.int32),
-            "succ_weight": torch.zeros(size, E, dtype=torch.int32),
+            "succ_token": pad(likely, room, value=-1),
+            "succ_weight": pad(weight, room),
         }
-        entries["entry_tokens"][:, 0] = torch.arange(size, dtype=torch.int32)
-        weight = (probability[:, :K] * WEIGHT_ONE).int()
-        entries["succ_token"][:, :K] = torch.where(weight > 0, token[:, :K], -1)
-        entries["succ_weight"][:, :K] = weight
         self._enter(entries, 0, max(size, 1 + int(token.max())))
 
     def decay(self, halvings: int = 1) -> None:
@@ -221,43 +216,33 @@ class Prior:
             pass
         try:
             about, tensors = _read(Path(path))
+            made = cls(learn=learn, contexts=about["contexts"])
         except ValueError as error:
             raise ValueError(
                 f"{os.fspath(path)!r} must be a file of csd.Prior.save: {error}"
             ) from None
-        made = cls(learn=learn, contexts=about["contexts"])
         made._enter(tensors, about["tokens"], about["vocab"])
         made.digest = about["tokenizer"] or None
         return made
 
-    def _insert(self, rows: InsertRows, orders: tuple[int, ...]) -> None:
-        count = len(rows)
-        _graph_insert()(
-            self.table,
-            torch.full((count,), PRIOR_KEY),
-            *(torch.from_numpy(x) for x in (rows.context, rows.token, rows.weight, rows.total)),
-            torch.zeros(count, dtype=torch.int32),
-            torch.tensor([PRIOR_KEY]),
-            orders,
-        )
-
     def _enter(self, entries: dict[str, torch.Tensor], tokens: int, vocab: int) -> None:
         """Adds entries, shorter contexts first."""
-        arrays = {name: x.numpy() for name, x in entries.items()}
-        length = (arrays["entry_tokens"] >= 0).sum(1)
-        rows = InsertRows(
-            arrays["entry_tokens"],
-            arrays["succ_token"],
-            arrays["succ_weight"],
-            arrays["entry_total"],
-        )
+        context, total, token, weight = (entries[name].numpy() for name in _STORED)
+        rows, length = InsertRows(context, token, weight, total), (context >= 0).sum(1)
+        # the rows' shorter contexts are entries of their own
+        parts = ((rows[length == order], (order,)) for order in self.config.orders)
+        self._insert(parts, tokens, vocab)
+
+    def _insert(
+        self, parts: Iterable[tuple[InsertRows, tuple[int, ...]]], tokens: int, vocab: int
+    ) -> None:
+        """Inserts rows, with the orders of the contexts that each part of them updates."""
+        groups = torch.tensor([PRIOR_KEY])
         with self._lock:
-            for order in self.config.orders:
-                of_order = (length == order).nonzero()[0]
-                for first in range(0, of_order.size, PIECE):
-                    part = of_order[first : first + PIECE]
-                    # the rows' shorter contexts are entries of their own
-                    self._insert(rows[part], (order,))
+            for rows, orders in parts:
+                for first in range(0, len(rows), PIECE):
+                    piece = rows[first : first + PIECE]
+                    piece.insert(self.table, _graph_insert(), PRIOR_KEY, 0, groups, orders)
             self.table.succ_source.zero_()
             self.tokens, self.vocab = self.tokens + tokens, max(self.vocab, vocab)
             self.version += 1
@@ -288,11 +273,6 @@ def is_prior(path: str | PathLike[str]) -> bool:
     return len(start) == 9 and start[8:] == b"{"
 
 
-def vars_of(table: Table) -> list[torch.Tensor]:
-    """Tensors of a table."""
-    return [x for x in (getattr(table, name) for name in Table.__slots__) if torch.is_tensor(x)]
-
-
 @cache
 def _graph_insert() -> Any:
     return choose(None, torch.device("cpu"), torch.float32).graph_insert
@@ -305,11 +285,6 @@ def _ids(name: str, tokens: Sequence[int]) -> list[int]:
             f"{name} must have token ids from 0 to {(1 << 31) - 1}, got {min(ids)} to {max(ids)}"
         )
     return ids
-
-
-def _rows(prompt: list[int], sample: PastSample, config: GraphConfig) -> InsertRows:
-    """The rows of a sample's positions, without those of the context of any token."""
-    return history_rows(prompt, sample, config)[: len(sample)]
 
 
 def _entries(table: Table) -> dict[str, torch.Tensor]:
@@ -337,9 +312,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         if not (text.isascii() and text.isdecimal() and len(text) < 19):
             raise ValueError(f"{name} must be a whole number, got {shown(text)}")
         sizes[name] = int(text)
-    contexts = sizes["contexts"]
-    if not MIN_CONTEXTS <= contexts <= MAX_CONTEXTS or contexts & (contexts - 1):
-        raise ValueError(f"contexts must be a power of two up to {MAX_CONTEXTS}, got {contexts}")
     if sizes["vocab"] > 1 << 31:
         raise ValueError(f"vocab must be at most {1 << 31}, got {sizes['vocab']}")
     _check_entries(tensors, sizes)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from csd.graph.consensus import ConsensusGraph
-from csd.graph.drafter import Drafter, DraftSpec
-from csd.graph.verifier import Verifier
+from csd.graph.drafter import Drafter, DraftSpec, Verifier
 from csd.kernels.ops import Ops
 from csd.utils.arguments import takes
 from csd.utils.check import shown
@@ -79,10 +78,7 @@ def names() -> tuple[str, ...]:
 
 def check_known(name: Any) -> None:
     """Raise TypeError or ValueError, naming `drafter`, for a value that `make_drafter` refuses."""
-    if isinstance(name, str):
-        if _maker(name) is not None:
-            return
-    elif isinstance(name, DraftSpec) or _makes(name):
+    if _maker(name) is not None:
         return
     kind = ValueError if isinstance(name, str) else TypeError
     raise kind(
@@ -91,12 +87,12 @@ def check_known(name: Any) -> None:
     )
 
 
-def _makes(name: Any) -> bool:
-    """True if `name` takes (operations, device), and is not a class other than a drafter's."""
-    return takes(name, 2) and (not isinstance(name, type) or issubclass(name, Drafter))
-
-
-def _maker(name: str) -> Maker | None:
+def _maker(name: Any) -> Maker | None:
+    """Function (operations, device) of a name, or the function itself; None for other values."""
+    if not isinstance(name, str):
+        # not a class, other than a drafter's
+        makes = not isinstance(name, type) or issubclass(name, Drafter)
+        return name if makes and takes(name, 2) else None
     if name in _MAKERS and not name.endswith(PATH):
         return _MAKERS[name]
     kind, _, path = name.partition(":")
@@ -135,7 +131,7 @@ def make_drafter(
             prior_contexts=prior_contexts,
             prior_parts=prior_parts,
         )
-    make = _maker(name) if isinstance(name, str) else name
+    make = _maker(name)
     assert make is not None
     made = make(ops, device)
     if not isinstance(made, Drafter):

@@ -12,14 +12,14 @@ itself.
 
 from argparse import _SubParsersAction
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from csd.cli import COMMANDS
-from csd.graph.drafter import Drafter
+from csd.graph.drafter import Drafter, Verifier
 from csd.graph.registry import register, register_verifier
-from csd.graph.verifier import Verifier
 from csd.kernels.ops import Ops
 from csd.utils.lazy import submodules
 
@@ -34,74 +34,49 @@ _submodule = submodules(__name__)
 __all__ = ["DraftModel", "Eagle", "baselines", "train_head", "verify"]
 
 
+# public names -> the modules that define them
+_MODULES = {
+    "DraftModel": "draft_models.draft_model",
+    "Eagle": "draft_models.eagle",
+    "train_head": "training.train_head",
+}
+
+
 def __getattr__(name: str) -> Any:
     """The public names, imported at the first access."""
-    if name == "DraftModel":
-        from csd.research.draft_models.draft_model import DraftModel
-
-        return DraftModel
-    if name == "Eagle":
-        from csd.research.draft_models.eagle import Eagle
-
-        return Eagle
-    if name == "train_head":
-        from csd.research.training.train_head import train_head
-
-        return train_head
-    return _submodule(name)
+    return _defined(_MODULES[name], name) if name in _MODULES else _submodule(name)
 
 
-def _prompt_lookup(ops: Ops, device: str | torch.device) -> Drafter:
-    from csd.research.baselines.prompt_lookup import PromptLookup
-
-    return PromptLookup()
+def _defined(module: str, name: str) -> Any:
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
-def _shrinking(ops: Ops, device: str | torch.device, tree: bool) -> Drafter:
-    from csd.research.baselines.multi_sample_paper import Paper
+def _register(name: str, module: str, kind: str, **settings: Any) -> None:
+    """Register a drafter: the class `kind` of a module of `baselines`, made with `settings`."""
 
-    # exact matches, also of fewer tokens: they commit more
-    return Paper(tree=tree, edits=0, shrink=True)
+    def make(ops: Ops, device: str | torch.device, *path: str) -> Drafter:
+        return _defined(f"baselines.{module}", kind)(*path, **settings)
 
-
-def _rest(ops: Ops, device: str | torch.device, path: str) -> Drafter:
-    from csd.research.baselines.rest import Rest
-
-    return Rest(path)
-
-
-def _recycling(ops: Ops, device: str | torch.device) -> Drafter:
-    from csd.research.baselines.recycling import Recycling
-
-    return Recycling()
-
-
-def _suffix(ops: Ops, device: str | torch.device, tree: bool) -> Drafter:
-    from csd.research.baselines.suffix import Suffix
-
-    # the tree has the settings that were best on recorded samples
-    return Suffix(True, factor=4, offset=4, least=0) if tree else Suffix()
+    register(name, make)
 
 
 def _multi_draft(drafter: Any, ops: Ops, name: str) -> Verifier:
-    from csd.research.verify.multi_draft import MultiDraftVerifier
-
-    return MultiDraftVerifier(name, drafter, ops)
+    return _defined("verify.multi_draft", "MultiDraftVerifier")(name, drafter, ops)
 
 
 def _train_head(commands: _SubParsersAction) -> None:
-    from csd.research.training import command
-
-    command.add(commands)
+    _defined("training.command", "add")(commands)
 
 
-register("prompt-lookup", _prompt_lookup)
-register("paper-shrinking", partial(_shrinking, tree=False))
-register("paper-shrinking-tree", partial(_shrinking, tree=True))
-register("rest:PATH", _rest)
-register("recycling", _recycling)
-register("suffix", partial(_suffix, tree=False))
-register("suffix-tree", partial(_suffix, tree=True))
+_register("prompt-lookup", "prompt_lookup", "PromptLookup")
+# exact matches, also of fewer tokens: they commit more
+_register("paper-shrinking", "multi_sample_paper", "Paper", edits=0, shrink=True)
+_register("paper-shrinking-tree", "multi_sample_paper", "Paper", tree=True, edits=0, shrink=True)
+_register("rest:PATH", "rest", "Rest")
+_register("recycling", "recycling", "Recycling")
+_register("suffix", "suffix", "Suffix")
+# the settings that were best on recorded samples
+_register("suffix-tree", "suffix", "Suffix", tree=True, factor=4, offset=4, least=0)
 for _name in ("canonical", "recursive", "kseq", "single"):
     register_verifier(_name, partial(_multi_draft, name=_name))
 COMMANDS.append(_train_head)

@@ -9,9 +9,9 @@ from csd.engine.requests.request import Request
 from csd.engine.rules.changes import Changes, log_uncaptured
 from csd.engine.step.static_step import StaticStep
 from csd.engine.step.step import Step
+from csd.graph.drafter import Verifier
 from csd.graph.registry import make_verifier
 from csd.graph.teacher_forcing import TeacherForcing
-from csd.graph.verifier import Verifier
 
 
 def step_of_call(

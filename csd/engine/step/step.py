@@ -17,8 +17,7 @@ from csd.engine.results.logprobs import Measures
 from csd.engine.results.record import PendingRecord, Record, Snapshot
 from csd.engine.rules.changes import Changes
 from csd.engine.step.budget import Budget
-from csd.graph.drafter import Drafter
-from csd.graph.verifier import Verifier
+from csd.graph.drafter import Drafter, Verifier
 from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.attention.prompt import PromptChunk
 from csd.kernels.ops import Ops, TextOps
