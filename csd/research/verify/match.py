@@ -38,15 +38,12 @@ class Match(Scheme):
     def _decide(
         self, x: torch.Tensor, q: torch.Tensor, p: torch.Tensor, noise: Noise
     ) -> DraftDecision:
-        return _match(inverse_cdf(q, noise.residual), x)
+        token = inverse_cdf(q, noise.residual)
+        hit = x == token[:, None]
+        return DraftDecision(token, torch.where(hit.any(-1), hit.int().argmax(-1), -1))
 
     def _acceptance(self, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         return (q * (1 - (1 - p).prod(1))).sum(-1)
-
-
-def _match(token: torch.Tensor, x: torch.Tensor) -> DraftDecision:
-    hit = x == token[:, None]
-    return DraftDecision(token, torch.where(hit.any(-1), hit.int().argmax(-1), -1))
 
 
 def fixed_drafts(proposal: torch.Tensor, k: int) -> torch.Tensor:

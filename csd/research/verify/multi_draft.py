@@ -23,6 +23,8 @@ each from its own distribution if the scheme allows it.
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from csd.kernels.common.noise import ACCEPT, RESIDUAL, SELECT, philox_words_ref, stepped, uniform
 from csd.kernels.ops import Ops
@@ -104,19 +106,24 @@ def _decide(
     scheme: Scheme, draws: int, probs: torch.Tensor, nodes: list[Node], slots: Slots
 ) -> torch.Tensor:
     """Tokens [n] of the nodes; probs: [n, V], their target distributions."""
-    words = _Words(nodes, slots)
-    # [n, W + 1]: the kept successors, then all other tokens as one atom
-    width = max([len(n.successors.token) for n in nodes if n.children], default=0)
-    noise_index = torch.zeros((len(nodes), width), dtype=torch.int64)
-    owns = torch.zeros((len(nodes), width), dtype=torch.bool)
-    for i, node in enumerate(nodes):
-        if node.children:
-            w = len(node.successors.token)
-            noise_index[i, :w] = torch.tensor(node.successors.token)
-            owns[i, :w] = True
-    # padding points to an extra index after the vocabulary
-    column = torch.where(owns, noise_index, probs.shape[1])
-    wide = torch.nn.functional.pad(probs, (0, 1))
+    s = torch.tensor([n.slot for n in nodes])
+    depth = torch.tensor([n.depth for n in nodes])
+    key, sample, step = slots.key[s], slots.sample[s], slots.step[s].long()
+    position = slots.generated[s] + depth
+
+    def words(stream: int, index: list) -> torch.Tensor:
+        """Uniform float64 numbers in the shape of `index`, [n] or [n, K]."""
+        row = torch.tensor(index)
+        shape = -1, *[1] * (row.ndim - 1)
+        counter = (x.view(shape) for x in (position, sample, stepped(stream, step)))
+        return uniform(philox_words_ref(key.view(shape), row, *counter), torch.float64)
+
+    # [n, W + 1]: the kept successors, then all other tokens as one atom; padding points to an extra
+    # index after the vocabulary
+    kept = [torch.tensor(n.successors.token if n.children else (), dtype=s.dtype) for n in nodes]
+    column = pad_sequence(kept, batch_first=True, padding_value=probs.shape[1])
+    width = column.shape[1]
+    wide = pad(probs, (0, 1))
     mass = wide.gather(1, column)
     other = wide.scatter(1, column, 0)[:, :-1]
     token = inverse_cdf(other, words(RESIDUAL, [2 * n.rank + 1 for n in nodes]))
@@ -133,35 +140,14 @@ def _decide(
         members_index = torch.tensor(members)
         drafts = torch.tensor([nodes[i].drafts for i in members])
         noise = Noise(select[members_index], accept[members_index, :count], residual[members_index])
-        proposal = torch.stack([_proposal(nodes[i], width) for i in members])
+        # without mass on all other tokens
+        each = [torch.from_numpy(nodes[i].successors.probs) for i in members]
+        proposal = torch.stack([pad(x, (0, width + 1 - x.shape[-1])) for x in each])
         drawn = scheme.decide(drafts, target[members_index], proposal, noise).token
         inside = drawn < width
-        drafted = noise_index[members_index].gather(1, drawn.clamp(max=width - 1)[:, None])[:, 0]
+        drafted = column[members_index].gather(1, drawn.clamp(max=width - 1)[:, None])[:, 0]
         token[members_index] = torch.where(inside, drafted, token[members_index])
     return token
-
-
-def _proposal(node: Node, width: int) -> torch.Tensor:
-    """Proposal of a node, [width + 1] or [K, width + 1], without mass on all other tokens."""
-    probs = torch.from_numpy(node.successors.probs)
-    return torch.nn.functional.pad(probs, (0, width + 1 - probs.shape[-1]))
-
-
-class _Words:
-    """Uniform numbers of the nodes' slots."""
-
-    def __init__(self, nodes: list[Node], slots: Slots):
-        s = torch.tensor([n.slot for n in nodes])
-        depth = torch.tensor([n.depth for n in nodes])
-        self.key, self.sample, self.step = slots.key[s], slots.sample[s], slots.step[s].long()
-        self.position = slots.generated[s] + depth
-
-    def __call__(self, stream: int, index: list) -> torch.Tensor:
-        """Uniform float64 numbers in the shape of `index`, [n] or [n, K]."""
-        row = torch.tensor(index)
-        coordinates = [self.key, self.position, self.sample, stepped(stream, self.step)]
-        key, position, sample, words = (x.view(-1, *[1] * (row.ndim - 1)) for x in coordinates)
-        return uniform(philox_words_ref(key, row, position, sample, words), torch.float64)
 
 
 # verifier -> number of drafts per node
@@ -171,20 +157,19 @@ DRAWS = {"canonical": 2, "recursive": 2, "kseq": 2, "single": 1}
 class MultiDraftVerifier:
     """Draft trees of random draws, and their verification by one scheme.
 
-    name: one of DRAWS. drafter: the proposal, a consensus graph or a draft model alone. ops: the
-    engine's. draws: number per node of a graph; a draft model has its own.
+    name: one of DRAWS. drafter: the proposal, a consensus graph or a draft model alone.
     """
 
     verifies_any_pool = False
 
-    def __init__(self, name: str, drafter: Any, ops: Ops, draws: int | None = None):
+    def __init__(self, name: str, drafter: Any, ops: Ops):
         self.scheme, self._ops = make_scheme(name), ops
         if isinstance(drafter, ModelDrafter):
             self._check_model(name, drafter)
-            device, self.draws = drafter.prefill.device, 1 if name == "single" else drafter.k
+            device, self.draws = drafter.device, 1 if name == "single" else drafter.k
             self._trees: Any = Sequences(drafter, self.draws)
         elif hasattr(drafter, "table"):
-            device, self.draws = drafter.table.step.device, draws or DRAWS[name]
+            device, self.draws = drafter.table.step.device, DRAWS[name]
             self._trees = SampledTrees(drafter, ops.draft_tree, self.draws)
         else:
             raise ValueError(

@@ -75,11 +75,10 @@ class SampledTrees:
 
         choose(costs) returns how many rows of these costs are worth verifying.
         """
-        state, order = _SlotState.of(slots), live_by_group(slots).tolist()
-        trees = {
-            s: [Node(int(state.context[s, 0]), s, 0, 0, ROOT, state.context[s].tolist())]
-            for s in order
-        }
+        order, context = live_by_group(slots).tolist(), slots.context.tolist()
+        # largest depth of each slot's tree
+        limit = (slots.max_new - 1 - slots.generated).clamp(max=MAX_DEPTH).tolist()
+        trees = {s: [Node(context[s][0], s, 0, 0, ROOT, context[s])] for s in order}
         ranks = {s: [1] for s in order}
         heap = [(0, s, 0) for s in order]
         waiting = [trees[s][0] for s in order]
@@ -87,10 +86,10 @@ class SampledTrees:
         while heap and used + self.draws <= nodes:
             _, s, number = heapq.heappop(heap)
             node, tree = trees[s][number], trees[s]
-            if node.depth >= state.limit[s] or len(tree) + self.draws > MAX_NODES:
+            if node.depth >= limit[s] or len(tree) + self.draws > MAX_NODES:
                 continue
             if node.successors is None:
-                self._look_up(waiting, slots, state)
+                self._look_up(waiting, slots)
                 waiting = []
             if not node.successors.token:
                 continue
@@ -101,9 +100,19 @@ class SampledTrees:
             used += self.draws
             node.drafts = draw(node.successors.probs, node.words)
             for i in node.drafts:
-                child = self._child(node, number, i, cost)
+                token = node.successors.token[i]
+                child = Node(
+                    token,
+                    s,
+                    depth=node.depth + 1,
+                    cost=node.cost + node.successors.cost[i],
+                    source=node.successors.source[i],
+                    context=[token, *node.context[:-1]],
+                    parent=number,
+                    row_cost=cost,
+                )
                 node.children.append(len(tree))
-                first = all(tree[c].token != child.token for c in node.children[:-1])
+                first = all(tree[c].token != token for c in node.children[:-1])
                 tree.append(child)
                 if first:
                     # a new depth starts at rank 0
@@ -122,23 +131,17 @@ class SampledTrees:
         hit = float((known.probability * (1 - (1 - known.probs) ** self.draws)).sum()) / self.draws
         return min(node.cost + round(-math.log2(hit) * COST_ONE), _MAX_COST)
 
-    def _child(self, node: Node, number: int, i: int, row_cost: int) -> Node:
-        token = node.successors.token[i]
-        return Node(
-            token=token,
-            slot=node.slot,
-            depth=node.depth + 1,
-            cost=node.cost + node.successors.cost[i],
-            source=node.successors.source[i],
-            context=[token, *node.context[:-1]],
-            parent=number,
-            row_cost=row_cost,
-        )
-
-    def _look_up(self, nodes: list[Node], slots: Slots, state: "_SlotState") -> None:
+    def _look_up(self, nodes: list[Node], slots: Slots) -> None:
+        """Set the successors of nodes, and the words of their draws."""
         slot, context = [n.slot for n in nodes], [n.context for n in nodes]
         kept_of = successors(self._graph, self._draft_tree, slots, slot, context)
-        words = state.words(nodes, self.draws)
+        key, sample, generated, step = (
+            getattr(slots, name).numpy(force=True)[slot, None]
+            for name in ("key", "sample", "generated", "step")
+        )
+        rank, depth = (np.array([[getattr(n, x)] for n in nodes]) for x in ("rank", "depth"))
+        index, position = rank * self.draws + np.arange(self.draws), generated + depth
+        words = philox_words(key, index, position, sample, stepped(DRAFT, step))
         for node, known, word in zip(nodes, kept_of, words, strict=True):
             node.successors, node.words = known, word
 
@@ -189,34 +192,3 @@ def draw(probs: np.ndarray, words: np.ndarray) -> list[int]:
     cdf = probs.cumsum()
     index = np.searchsorted(cdf, (words + 0.5) * 2.0**-32 * cdf[-1], side="right")
     return np.minimum(index, len(probs) - 1).tolist()
-
-
-@dataclass(slots=True)
-class _SlotState:
-    """Slot state on the host."""
-
-    context: np.ndarray
-    limit: list[int]  # largest depth of each slot's tree
-    key: np.ndarray
-    sample: np.ndarray
-    generated: np.ndarray
-    step: np.ndarray
-
-    @classmethod
-    def of(cls, slots: Slots) -> "_SlotState":
-        limit = (slots.max_new - 1 - slots.generated).clamp(max=MAX_DEPTH).tolist()
-        names = ("key", "sample", "generated", "step")
-        context = slots.context.numpy(force=True)
-        return cls(context, limit, *(getattr(slots, n).numpy(force=True) for n in names))
-
-    def words(self, nodes: list[Node], draws: int) -> np.ndarray:
-        """[F, K] words of the nodes' draws."""
-        s = np.array([n.slot for n in nodes])
-        rank, depth = (np.array([getattr(n, x) for n in nodes]) for x in ("rank", "depth"))
-        return philox_words(
-            self.key[s][:, None],
-            rank[:, None] * draws + np.arange(draws),
-            (self.generated[s] + depth)[:, None],
-            self.sample[s][:, None],
-            stepped(DRAFT, self.step[s])[:, None],
-        )

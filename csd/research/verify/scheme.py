@@ -147,30 +147,26 @@ class Scheme:
     def _prepare(
         self, drafts: torch.Tensor, target: torch.Tensor, proposal: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        x = check_drafts(drafts, target)
+        """Check the drafts, as int64 with V for null draws, and the distributions."""
+        if target.ndim != 2:
+            raise ValueError(f"target must have shape [B, V], got {tuple(target.shape)}")
+        B, V = target.shape
+        if drafts.ndim != 2 or drafts.shape[0] != B or drafts.shape[1] < 1:
+            raise ValueError(f"drafts must have shape ({B}, K), got {tuple(drafts.shape)}")
+        if drafts.is_floating_point() or drafts.dtype == torch.bool:
+            raise ValueError(f"drafts must be integers, got {drafts.dtype}")
+        if drafts.numel() and not -1 <= int(drafts.min()) <= int(drafts.max()) < V:
+            raise ValueError(
+                f"drafts must lie in -1 .. {V - 1}, got {int(drafts.min())} .. {int(drafts.max())}"
+            )
+        x = drafts.long()
         q, p = prepare_distributions(target, proposal, x.shape[1])
         self._check_same(p)
-        return torch.where(x < 0, q.shape[1] - 1, x), q, p
+        return torch.where(x < 0, V, x), q, p
 
     def _check_same(self, p: torch.Tensor) -> None:
         if self.same_proposals and not bool((p == p[:, :1]).all()):
             raise ValueError(f"proposal must be the same for every draft under {self.name!r}")
-
-
-def check_drafts(drafts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Drafts as int64. Raises ValueError if they do not fit the target's shape."""
-    if target.ndim != 2:
-        raise ValueError(f"target must have shape [B, V], got {tuple(target.shape)}")
-    B, V = target.shape
-    if drafts.ndim != 2 or drafts.shape[0] != B or drafts.shape[1] < 1:
-        raise ValueError(f"drafts must have shape ({B}, K), got {tuple(drafts.shape)}")
-    if drafts.is_floating_point() or drafts.dtype == torch.bool:
-        raise ValueError(f"drafts must be integers, got {drafts.dtype}")
-    if drafts.numel() and not -1 <= int(drafts.min()) <= int(drafts.max()) < V:
-        raise ValueError(
-            f"drafts must lie in -1 .. {V - 1}, got {int(drafts.min())} .. {int(drafts.max())}"
-        )
-    return drafts.long()
 
 
 def prepare_distributions(
@@ -188,8 +184,10 @@ def prepare_distributions(
         )
     q, p = target.double(), proposal.double()
     for name, probs in (("target", q), ("proposal", p)):
-        if not bool(((probs >= 0) & probs.isfinite()).all()):
-            raise ValueError(f"{name} must be finite and not negative, got {_worst(probs)}")
+        right = (probs >= 0) & probs.isfinite()
+        if not bool(right.all()):
+            bad = float(probs[~right][0])
+            raise ValueError(f"{name} must be finite and not negative, got {bad}")
     total = q.sum(-1, keepdim=True)
     far_off = max(TOLERANCE, 4 * _eps(target))
     if bool(((total - 1).abs() > far_off).any()):
@@ -217,11 +215,6 @@ def _rounding(probs: torch.Tensor) -> float:
     """
     eps = _eps(probs)
     return max(4 * eps, min(4 * probs.shape[-1] * eps, TOLERANCE))
-
-
-def _worst(probs: torch.Tensor) -> float:
-    bad = probs[~((probs >= 0) & probs.isfinite())]
-    return float(bad[0])
 
 
 def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

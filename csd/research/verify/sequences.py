@@ -99,13 +99,12 @@ class Sequences:
             for _ in range(count)
         ]
         worth = choose(costs) if costs else 0
+        deepest = max((depth for _, depth in depths.values()), default=0)
         # whole levels of all slots, from the root down
-        level = 0
-        while True:
-            rows = sum(count * min(depth, level + 1) for count, depth in depths.values())
-            if rows > worth or level >= max((d for _, d in depths.values()), default=0):
-                break
-            level += 1
+        level = sum(
+            sum(count * min(depth, n) for count, depth in depths.values()) <= worth
+            for n in range(1, deepest + 1)
+        )
         return {s: (count, min(depth, level)) for s, (count, depth) in depths.items() if level}
 
     def _cost(self, depth: int, count: int) -> int:
@@ -142,25 +141,15 @@ class Sequences:
                     token = proposal.token[index]
                     number = drafter.trees[s].add(n - 1, token) + 1
                     if number == len(tree):
-                        tree.append(self._child(node, n, token, level, step.current[s], tree))
+                        rank = sum(x.depth == level for x in tree)
+                        cost = self._cost(level - 1, len(step.current[s]))
+                        after = [token, *node.context[:-1]]
+                        child = Node(token, s, level, cost, MODEL, after, n, rank, row_cost=cost)
+                        tree.append(child)
                         node.children.append(number)
                         fresh.append((s, number))
                     step.current[s][k] = number
         return fresh
-
-    def _child(
-        self,
-        node: Node,
-        parent: int,
-        token: int,
-        level: int,
-        sequences: list[int],
-        tree: list[Node],
-    ) -> Node:
-        rank = sum(x.depth == level for x in tree)
-        context = [token, *node.context[:-1]]
-        cost = self._cost(level - 1, len(sequences))
-        return Node(token, node.slot, level, cost, MODEL, context, parent, rank, row_cost=cost)
 
     def _proposals(
         self, logits: torch.Tensor, stands: list[tuple[int, int]], step: _Growing, slots: Slots
