@@ -5,7 +5,7 @@ buffers, like the target's nodes, and rejected drafts are dropped with the buffe
 drafts, the network reads the tokens committed since the last drafting step, including the root.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,17 +19,19 @@ from csd.state.slots import Slots
 
 # rows per slot in one forward pass: bits of an ancestor word without the sign bit
 MAX_ROWS = 63
+# most tokens of a prompt per forward pass
+CHUNK = 512
 
 
-class DraftNetwork(Protocol):
+class DraftNetwork:
     """A network that drafts: a smaller model, or a head on the target's hidden states."""
 
     config: Any  # layers, heads, kv_heads, head_dim and vocab
     dtype: torch.dtype
     # True if it reads each token with the target's hidden state of the token before: then keys and
     # values of a drafted token, whose hidden state was predicted, differ from an accepted token's
-    wants_hidden: bool
-    state_width: int  # width of the target's hidden states; 0 if it does not use them
+    wants_hidden = False
+    state_width = 0  # width of the target's hidden states; 0 if it does not use them
 
     def forward(
         self,
@@ -45,9 +47,11 @@ class DraftNetwork(Protocol):
 
         hidden: hidden states of the tokens before, if used. node_k, node_v: written for these rows.
         """
+        raise NotImplementedError
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [M, V] of the next tokens."""
+        raise NotImplementedError
 
     def attach(self, decoder: Any) -> None:
         """Attach to the target, before its first forward pass."""
@@ -57,6 +61,7 @@ class DraftNetwork(Protocol):
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """Select the network's input from the target's last pass; hidden: result of that pass."""
+        return hidden
 
 
 def new_kv(net: DraftNetwork, rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,31 +72,63 @@ def new_kv(net: DraftNetwork, rows: int, device: torch.device) -> tuple[torch.Te
     return k, v
 
 
-class DraftCache:
-    """Cache of S slots and S groups, with as many pages as the target's."""
+class NetworkCache:
+    """A network's keys and values in the pages of `kv`, and its attention to them."""
 
-    def __init__(
+    def __init__(self, net: DraftNetwork, ops: Ops, kv: KVCache, device: torch.device):
+        self.net, self.ops, self.k, self.v, self.device = net, ops, kv.k, kv.v, device
+
+    def read_chunks(
         self,
-        net: DraftNetwork,
-        ops: Ops,
-        device: torch.device,
-        *,
-        slots: int,
-        pages: int,
-        slot_pages: int,
-        prompt_pages: int,
-    ):
-        self.net, self.ops, self.device = net, ops, device
+        group: int,
+        prompt: list[int],
+        begin: int,
+        end: int,
+        pages: torch.Tensor,
+        hidden: torch.Tensor | None,
+    ) -> None:
+        """Read the network's tokens begin .. end - 1 of a prompt, chunk by chunk.
+
+        hidden: the target's states of its tokens from `begin` on, if the network uses them; then it
+        reads the tokens that follow. pages: of the groups' prompts.
+        """
+        skip, scale = int(self.net.wants_hidden), scale_of(self.net.config)
+        for start in range(begin, end, CHUNK):
+            stop = min(start + CHUNK, end)
+            states = None if hidden is None else hidden[start - begin : stop - begin]
+            chunk = PromptChunk(group, prompt[start + skip : stop + skip], start)
+            rows = PromptRows.of([chunk], pages)
+            node_k, node_v = new_kv(self.net, stop - start, self.device)
+            attend = PromptAttention(
+                self.ops.prompt_attention, node_k, node_v, self.k, self.v, rows, scale
+            )
+            self.net.forward(rows.token, rows.position, states, attend, node_k, node_v, self.ops)
+
+    def attention(self, where: dict[str, torch.Tensor], node_k: Any, node_v: Any) -> LayerAttention:
+        """Attention of a forward pass, with one layout for all layers; node_k, node_v: by layer."""
+        c, plan, attention = self.net.config, self.ops.plan_attention, self.ops.tree_attention
+        work = plan(heads=c.heads, kv_heads=c.kv_heads, **where)
+        return LayerAttention(
+            attention, node_k, node_v, self.k, self.v, where, work, scale_of(c), plan
+        )
+
+
+class DraftCache(NetworkCache):
+    """Cache with as many slots, groups and pages as the target's `cache`."""
+
+    def __init__(self, net: DraftNetwork, ops: Ops, cache: KVCache, device: torch.device):
+        slots, slot_pages = cache.slot_pages.shape
         self.kv = KVCache(
             net.config,
             slots=slots,
-            pages=pages,
-            prompt_pages=prompt_pages,
+            pages=cache.pages,
+            prompt_pages=cache.prompt_pages.shape[1],
             slot_pages=slot_pages,
             rows=0,
             dtype=net.dtype,
             device=device,
         )
+        super().__init__(net, ops, self.kv, device)
         self.base = [0] * slots  # per group, number of cached tokens of its prompt
         self.length = [0] * slots  # per slot, number of cached tokens after the prompt's
         self._owner: list[tuple[int, int] | None] = [None] * slots
@@ -121,17 +158,6 @@ class DraftCache:
     def holds(self, s: int, owner: tuple[int, int]) -> bool:
         """True if slot s has pages for the sample `owner`."""
         return self._owner[s] == owner
-
-    def read_prompt(self, group: int, chunk: list[int], hidden: torch.Tensor | None) -> None:
-        """Read a prompt's next tokens; hidden: the target's states of the tokens before them."""
-        kv, part = self.kv, PromptChunk(group, chunk, self.base[group])
-        rows = PromptRows.of([part], kv.prompt_pages)
-        node_k, node_v = new_kv(self.net, len(chunk), self.device)
-        attend = PromptAttention(
-            self.ops.prompt_attention, node_k, node_v, kv.k, kv.v, rows, scale_of(self.net.config)
-        )
-        self.net.forward(rows.token, rows.position, hidden, attend, node_k, node_v, self.ops)
-        self.base[group] += len(chunk)
 
     # samples
 
@@ -197,8 +223,8 @@ class DraftCache:
         self.ops.commit_kv(
             node_k,
             node_v,
-            self.kv.k,
-            self.kv.v,
+            self.k,
+            self.v,
             self.kv.slot_pages,
             self._ints(self.length),
             self._ints([[*x, *[-1] * (width - len(x))] for x in path]),
@@ -221,7 +247,7 @@ class DraftCache:
     ) -> torch.Tensor:
         """Run the rows `row_index`, and write their keys and values to node_k and node_v, which
         already have those of the other rows. Returns states [len(row_index), hidden]."""
-        kv, config = self.kv, self.net.config
+        kv = self.kv
         where = rows.tensors(len(self.length), host.group, self.device) | dict(
             prompt_pages=kv.prompt_pages,
             prompt_len=self._ints(self.base),
@@ -229,21 +255,9 @@ class DraftCache:
             slot_len=self._ints(self.length),
             ancestors=torch.tensor(words).to(self.device),
         )
-        work = self.ops.plan_attention(heads=config.heads, kv_heads=config.kv_heads, **where)
+        whole = self.attention(where, node_k, node_v)
         index = torch.tensor(list(row_index)).to(self.device)
         new_k, new_v = new_kv(self.net, len(token), self.device)
-
-        whole = LayerAttention(
-            self.ops.tree_attention,
-            node_k,
-            node_v,
-            kv.k,
-            kv.v,
-            where,
-            work,
-            scale_of(config),
-            plan=self.ops.plan_attention,
-        )
 
         def attend(layer: int, q: torch.Tensor, **properties: Any) -> torch.Tensor:
             node_k[layer].index_copy_(0, index, new_k[layer])

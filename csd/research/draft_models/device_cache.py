@@ -19,12 +19,9 @@ from typing import Any
 
 import torch
 
-from csd.kernels.attention.layer import LayerAttention, PromptAttention
-from csd.kernels.attention.prompt import PromptChunk, PromptRows
+from csd.kernels.attention.layer import LayerAttention
 from csd.kernels.ops import Ops
-from csd.models.fused.config import scale_of
-from csd.research.draft_models.cache import DraftNetwork, new_kv
-from csd.research.draft_models.prefill import CHUNK
+from csd.research.draft_models.cache import DraftNetwork, NetworkCache, new_kv
 from csd.research.draft_models.slots import SlotOrder
 from csd.state.kv_cache import KVCache
 from csd.state.slots import Slots
@@ -39,14 +36,17 @@ class NodeCache:
     words: torch.Tensor  # [S, read] int64, bit j: node j is this node or its ancestor
 
 
-class DeviceCache:
+class DeviceCache(NetworkCache):
     """Cache with the pages of the target's `cache`. tokens: R, most tokens read per slot."""
 
     def __init__(
         self, net: DraftNetwork, ops: Ops, cache: KVCache, tokens: int, device: torch.device
     ):
-        self.net, self.ops, self.tokens, self.device = net, ops, tokens, device
-        self.prompt_pages, self.slot_pages = cache.prompt_pages, cache.slot_pages
+        self.tokens, self.prompt_pages, self.slot_pages = (
+            tokens,
+            cache.prompt_pages,
+            cache.slot_pages,
+        )
         S, G = self.slot_pages.shape[0], self.prompt_pages.shape[0]
         own = KVCache(
             net.config,
@@ -58,7 +58,7 @@ class DeviceCache:
             dtype=net.dtype,
             device=device,
         )
-        self.k, self.v = own.k, own.v
+        super().__init__(net, ops, own, device)
 
         def full(size: int, value: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.full((size,), value, dtype=dtype, device=device)
@@ -99,18 +99,8 @@ class DeviceCache:
         elif len(prompt) == 1:
             self.before.index_fill_(0, group, 0)
         pages = self.prompt_pages.index_select(0, group)
-        scale = scale_of(self.net.config)
         end = min(end, len(prompt) - 1 - self.skipped)
-        for start in range(begin, end, CHUNK):
-            stop = min(start + CHUNK, end)
-            tokens = prompt[start + self.skipped : stop + self.skipped]
-            states = None if hidden is None else hidden[start - begin : stop - begin]
-            rows = PromptRows.of([PromptChunk(0, tokens, start)], pages)
-            node_k, node_v = new_kv(self.net, len(tokens), self.device)
-            attend = PromptAttention(
-                self.ops.prompt_attention, node_k, node_v, self.k, self.v, rows, scale
-            )
-            self.net.forward(rows.token, rows.position, states, attend, node_k, node_v, self.ops)
+        self.read_chunks(0, prompt, begin, end, pages, hidden)
 
     def read(self, order: SlotOrder, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
         """Read committed tokens, up to R per slot, and append them to the cache.
@@ -224,8 +214,6 @@ class DeviceCache:
     def _attention(
         self, where: dict, words: torch.Tensor, slots: Slots, node_k: Any, node_v: Any
     ) -> LayerAttention:
-        """Attention of a forward pass, with one layout for all layers; node_k, node_v: by layer."""
-        config, plan = self.net.config, self.ops.plan_attention
         where = where | dict(
             prompt_pages=self.prompt_pages,
             prompt_len=self.base(slots),
@@ -233,15 +221,4 @@ class DeviceCache:
             slot_len=self.length,
             ancestors=words,
         )
-        work = plan(heads=config.heads, kv_heads=config.kv_heads, **where)
-        return LayerAttention(
-            self.ops.tree_attention,
-            node_k,
-            node_v,
-            self.k,
-            self.v,
-            where,
-            work,
-            scale_of(config),
-            plan=plan,
-        )
+        return self.attention(where, node_k, node_v)

@@ -7,11 +7,11 @@ regardless of their probability, up to 63 per slot.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from csd.graph.drafter import StaticDrafter
-from csd.kernels.backends import for_dtype
 from csd.kernels.draft.sample_words import sample_words, sample_words_ref, sample_words_triton
 from csd.kernels.ops import Ops
 from csd.models.fused.decoder import DecoderLike
@@ -95,28 +95,10 @@ WORDS = {"reference": sample_words_ref, "triton": sample_words_triton}
 
 
 class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
-    """Drafter of a network on the device.
+    """Drafter of a network on the device. settings: as in `NetworkDrafter`; one temperature."""
 
-    k: children per node, and paths per slot that continue. depth: largest number of levels.
-
-    temperature: temperature of the drafts; None: the samples' own. name: the network's name, in
-    errors.
-    """
-
-    def __init__(
-        self,
-        net: DraftNetwork,
-        ops: Ops,
-        device: str | torch.device,
-        *,
-        k: int,
-        depth: int,
-        temperature: float | None = None,
-        name: str = "the draft model",
-    ):
-        self.net, self.ops = net, for_dtype(ops, net.dtype)
-        self.name, self.device = name, torch.device(device)
-        self.k, self.depth, self.temperature = k, depth, temperature
+    def __init__(self, net: DraftNetwork, ops: Ops, device: str | torch.device, **settings: Any):
+        super().__init__(net, ops, device, **settings)
         self.reliability = DeviceReliability(self.device)
         self.cache: DeviceCache | None = None
         # the public operator dispatches by device
@@ -128,7 +110,6 @@ class DeviceModelDrafter(NetworkDrafter, StaticDrafter):
 
     def attach(self, decoder: DecoderLike, cache: KVCache) -> None:
         super().attach(decoder, cache)
-        self.net.attach(decoder)
         self.cache = DeviceCache(self.net, self.ops, cache, self.depth + 1, self.device)
 
     def start_call(self) -> None:

@@ -19,7 +19,9 @@ by both; a token of both has the larger estimate. About the last LATEST tokens p
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,29 +50,21 @@ class Distributions:
 
 
 def distributions(
-    logits: torch.Tensor,
-    slot: list[int],
-    slots: Slots,
-    temperature: float | None,
-    candidates: int = CANDIDATES,
+    logits: torch.Tensor, slot: list[int], slots: Slots, temperature: float | None
 ) -> Distributions:
     """Distributions of nodes of slots `slot` [F] with logits [F, V]; no repetition penalty.
 
     temperature: None means the sample's own.
     """
     s = torch.tensor(slot).to(logits.device)
-    token, log = distribution_tensors(logits, s, slots, temperature, candidates)
+    token, log = distribution_tensors(logits, s, slots, temperature)
     log_q = log.numpy(force=True)
     tail = 1 - np.exp(log_q).sum(1)
     return Distributions(token.numpy(force=True), log_q, tail.clip(min=0))
 
 
 def distribution_tensors(
-    logits: torch.Tensor,
-    s: torch.Tensor,
-    slots: Slots,
-    temperature: float | None,
-    candidates: int = CANDIDATES,
+    logits: torch.Tensor, s: torch.Tensor, slots: Slots, temperature: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [F, C] int64 and log q [F, C] float64, on the device, of nodes of slots s [F]."""
     z = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -78,7 +72,7 @@ def distribution_tensors(
     greedy = own <= 0
     heat = own if temperature is None else torch.full_like(own, temperature)
     z = z / torch.where(greedy, 1, heat)[:, None]
-    top = z.topk(min(candidates, z.shape[1]), sorted=True)
+    top = z.topk(min(CANDIDATES, z.shape[1]), sorted=True)
     log = top.values - z.logsumexp(-1, keepdim=True)
     q = log.exp()
     rank = torch.arange(q.shape[1], device=q.device)
@@ -140,25 +134,34 @@ def bin_of(p: float) -> int:
     return min(int(-2 * math.log2(max(p, 1e-9))), BINS - 1)
 
 
-class Reliability:
-    """Number of accepted tokens (hits) and of counted tokens (seen), per kind and bin."""
+class _Counts:
+    """Numbers of accepted tokens (hits) and of counted tokens (seen), per bin."""
 
     def __init__(self) -> None:
-        self.hits = [[0.0] * BINS for _ in range(3)]
-        self.seen = [[0.0] * BINS for _ in range(3)]
+        self.hits: dict[Any, float] = defaultdict(float)
+        self.seen: dict[Any, float] = defaultdict(float)
+
+    def share(self, index: Any, expected: float) -> float:
+        """Share of accepted tokens, `expected` before any observation."""
+        return (self.hits[index] + PRIOR * expected) / (self.seen[index] + PRIOR)
+
+    def count(self, index: Any, hit: bool) -> None:
+        self.hits[index] += hit
+        self.seen[index] += 1
+        if self.seen[index] > LATEST:
+            self.hits[index] /= 2
+            self.seen[index] /= 2
+
+
+class Reliability(_Counts):
+    """Measured acceptance of tokens, per kind and bin of the estimate."""
 
     def __call__(self, kind: int, p: float) -> float:
         """Calibrated probability that the token is sampled at its parent."""
-        index = bin_of(p)
-        return (self.hits[kind][index] + PRIOR * p) / (self.seen[kind][index] + PRIOR)
+        return self.share((kind, bin_of(p)), p)
 
     def learn(self, kind: int, p: float, hit: bool) -> None:
-        index = bin_of(p)
-        self.hits[kind][index] += hit
-        self.seen[kind][index] += 1
-        if self.seen[kind][index] > LATEST:
-            self.hits[kind][index] /= 2
-            self.seen[kind][index] /= 2
+        self.count((kind, bin_of(p)), hit)
 
 
 class DeviceReliability:
@@ -195,25 +198,9 @@ class DeviceReliability:
         return (-2 * p.clamp(min=1e-9).log2()).long().clamp(max=BINS - 1)
 
 
-class Levels:
+class Levels(_Counts):
     """Measured share of nodes with an accepted draw, by depth."""
-
-    def __init__(self) -> None:
-        self.hits: list[float] = []
-        self.seen: list[float] = []
 
     def __call__(self, depth: int) -> float:
         """Expected share, 0.6 before any observation."""
-        if depth >= len(self.seen):
-            return 0.6
-        return (self.hits[depth] + 0.6 * PRIOR) / (self.seen[depth] + PRIOR)
-
-    def learn(self, depth: int, hit: bool) -> None:
-        more = depth + 1 - len(self.seen)
-        self.hits += [0.0] * more
-        self.seen += [0.0] * more
-        self.hits[depth] += hit
-        self.seen[depth] += 1
-        if self.seen[depth] > LATEST:
-            self.hits[depth] /= 2
-            self.seen[depth] /= 2
+        return self.share(depth, 0.6)

@@ -35,11 +35,8 @@ def first_layers(decoder: DecoderLike, layers: int) -> Decoder:
     return made
 
 
-class ModelNetwork:
-    """A draft model as `DraftNetwork`, without the target's hidden states."""
-
-    wants_hidden = False
-    state_width = 0
+class ModelNetwork(DraftNetwork):
+    """A draft model, without the target's hidden states."""
 
     def __init__(self, decoder: DecoderLike, dtype: torch.dtype):
         self.decoder, self.config, self.dtype = decoder, decoder.config, dtype
@@ -64,15 +61,9 @@ class ModelNetwork:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.decoder.logits(hidden)
 
-    def attach(self, decoder: Any) -> None:
-        pass
-
     def start_call(self) -> None:
         if isinstance(self.decoder, Decoder):
             self.decoder.begin_call()
-
-    def states(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
 
 
 class NetworkSpec(DraftSpec):
@@ -101,36 +92,31 @@ class NetworkSpec(DraftSpec):
         self.graph = check_flag("graph", graph)
 
     def _temperatures(self, value: Any) -> Any:
-        if value is None:
-            return None
-        several = isinstance(value, tuple | list)
-        checked = tuple(
-            check_temperature("temperature", t) for t in (value if several else (value,))
-        )
-        if several and len(checked) != self.k:
+        if not isinstance(value, tuple | list):
+            return None if value is None else check_temperature("temperature", value)
+        checked = tuple(check_temperature("temperature", t) for t in value)
+        if len(checked) != self.k:
             raise ValueError(
                 f"temperature must have one entry for each of k={self.k}, got {shown(value)}"
             )
-        return checked if several else checked[0]
+        return checked
 
-    def _drafter_of(
-        self,
-        net: DraftNetwork,
-        ops: Ops,
-        device: str | torch.device,
-        tokens: int,
-        history: bool,
+    def _network(self, device: str | torch.device) -> DraftNetwork:
+        """The network, loaded to the device."""
+        raise NotImplementedError
+
+    def make(
+        self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
     ) -> NetworkDrafter:
-        """The drafter of a network: on the device where it can be, else on the host."""
+        """The drafter of the network: on the device where it can be, else on the host."""
+        net = self._network(device)
         settings: dict[str, Any] = dict(
             k=self.k, depth=self.depth, temperature=self.temperature, name=repr(self)
         )
         several = isinstance(self.temperature, tuple)
         if torch.device(device).type == "cuda" and not self.graph and not several:
             return DeviceModelDrafter(net, ops, device, **settings)
-        graph = None
-        if self.graph:
-            graph = ConsensusGraph(ops, device, tokens=tokens, history=history)
+        graph = ConsensusGraph(ops, device, tokens=tokens, history=history) if self.graph else None
         return ModelDrafter(net, ops, device, graph=graph, **settings)
 
 
@@ -168,17 +154,10 @@ class DraftModel(NetworkSpec):
         model = repr(os.fspath(self.model)) if named else type(self.model).__name__
         return f"DraftModel({model}, k={self.k}, depth={self.depth})"
 
-    def make(
-        self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
-    ) -> NetworkDrafter:
+    def _network(self, device: str | torch.device) -> ModelNetwork:
         if self._loaded is None:
-            named = isinstance(self.model, str | os.PathLike)
-            self._loaded = load(
-                self.model,
-                dtype=self.dtype,
-                device=device if named else None,
-                revision=self.revision,
-            )
+            place = device if isinstance(self.model, str | os.PathLike) else None
+            self._loaded = load(self.model, dtype=self.dtype, device=place, revision=self.revision)
         loaded = self._loaded
         loaded.refresh()
         if loaded.device != torch.device(device):
@@ -188,5 +167,4 @@ class DraftModel(NetworkSpec):
         decoder = loaded.decoder
         if self.layers is not None:
             decoder = first_layers(decoder, self.layers)
-        net = ModelNetwork(decoder, loaded.dtype)
-        return self._drafter_of(net, ops, device, tokens, history)
+        return ModelNetwork(decoder, loaded.dtype)

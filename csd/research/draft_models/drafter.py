@@ -25,7 +25,7 @@ from csd.graph.host_tree import HostTree, pool_of_trees
 from csd.kernels.backends import for_dtype
 from csd.kernels.draft import DraftNoise
 from csd.kernels.ops import Ops
-from csd.research.draft_models.cache import DraftNetwork, Scratch
+from csd.research.draft_models.cache import DraftCache, DraftNetwork, Scratch
 from csd.research.draft_models.distributions import (
     BOTH,
     GRAPH,
@@ -146,33 +146,11 @@ def likeliest(
 
 
 class NetworkDrafter(Drafter):
-    """Base of the drafters of a network: vocabulary check and cache size."""
-
-    net: DraftNetwork
-    name: str
-
-    def attach(self, decoder: Any, cache: KVCache) -> None:
-        own, vocab = self.net.config.vocab, decoder.config.vocab
-        if own != vocab:
-            raise ValueError(
-                f"drafter must have the model's vocabulary: {self.name} has {own} tokens, the "
-                f"model has {vocab}"
-            )
-
-    @property
-    def reads_hidden(self) -> bool:
-        return self.net.wants_hidden
-
-    def cache_bytes(self, pages: int) -> int:
-        return pages * KVCache.bytes_per_page(self.net.config, self.net.dtype)
-
-
-class ModelDrafter(NetworkDrafter):
-    """Drafter of a network on the host, with or without a consensus graph.
+    """Base of the drafters of a network.
 
     k: children per node, and paths per slot that continue. depth: largest number of levels.
-    temperature: of the drafts, one number or one per sequence; None: the samples' own. graph:
-    drafts in addition to the network. name: the network's name, in errors.
+    temperature: of the drafts, one number or one per sequence; None: the samples' own. name: the
+    network's name, in errors.
     """
 
     def __init__(
@@ -184,13 +162,44 @@ class ModelDrafter(NetworkDrafter):
         k: int,
         depth: int,
         temperature: float | tuple[float, ...] | None = None,
-        graph: ConsensusGraph | None = None,
         name: str = "the draft model",
     ):
-        self.net, self.graph, self.name = net, graph, name
-        self.k, self.depth, self.temperature = k, depth, temperature
-        self.context = graph.context if graph else 1
-        self.prefill = DraftPrefill(net, for_dtype(ops, net.dtype), torch.device(device))
+        self.net, self.ops, self.device = net, for_dtype(ops, net.dtype), torch.device(device)
+        self.k, self.depth, self.name = k, depth, name
+        self.temperature: Any = temperature
+
+    def attach(self, decoder: Any, cache: KVCache) -> None:
+        own, vocab = self.net.config.vocab, decoder.config.vocab
+        if own != vocab:
+            raise ValueError(
+                f"drafter must have the model's vocabulary: {self.name} has {own} tokens, the "
+                f"model has {vocab}"
+            )
+        self.net.attach(decoder)
+
+    @property
+    def reads_hidden(self) -> bool:
+        return self.net.wants_hidden
+
+    def cache_bytes(self, pages: int) -> int:
+        return pages * KVCache.bytes_per_page(self.net.config, self.net.dtype)
+
+
+class ModelDrafter(NetworkDrafter):
+    """Drafter of a network on the host; graph: a consensus graph that drafts in addition."""
+
+    def __init__(
+        self,
+        net: DraftNetwork,
+        ops: Ops,
+        device: str | torch.device,
+        *,
+        graph: ConsensusGraph | None = None,
+        **settings: Any,
+    ):
+        super().__init__(net, ops, device, **settings)
+        self.graph, self.context = graph, graph.context if graph else 1
+        self.prefill = DraftPrefill(net, self.device)
         self.start_call()
         # drafts of the running step
         self.trees: dict[int, SlotTree] = {}
@@ -206,13 +215,7 @@ class ModelDrafter(NetworkDrafter):
 
     def attach(self, decoder: Any, cache: KVCache) -> None:
         super().attach(decoder, cache)
-        self.net.attach(decoder)
-        self.prefill.allocate(
-            slots=cache.slot_pages.shape[0],
-            pages=cache.pages,
-            slot_pages=cache.slot_pages.shape[1],
-            prompt_pages=cache.prompt_pages.shape[1],
-        )
+        self.prefill.cache = DraftCache(self.net, self.ops, cache, self.device)
 
     def start_call(self) -> None:
         self.net.start_call()
@@ -252,12 +255,11 @@ class ModelDrafter(NetworkDrafter):
         trees = likeliest(self.trees, rows - len(host.live), self.reliability, penalty)
         return pool_of_trees(trees, slots, rows)
 
-    def begin(self, host: DraftSlots, drawn: bool = False) -> Scratch:
+    def begin(self, host: DraftSlots, drawn: bool = False) -> None:
         """Start a step with empty trees. drawn: True if their nodes will be random draws."""
-        assert self.prefill.cache is not None, "start was not called"
+        assert self.prefill.cache is not None, "attach was not called"
         self.trees = {s: SlotTree() for s in host.live}
         self.scratch, self.drawn = Scratch(self.prefill.cache, host), drawn
-        return self.scratch
 
     def _grow(self, host: DraftSlots, slots: Slots, noise: DraftNoise | None) -> None:
         """Add the network's nodes to the trees, level by level."""
@@ -378,7 +380,7 @@ class ModelDrafter(NetworkDrafter):
             hit = recent[depth] if depth < len(recent) else None
             if self.drawn:
                 if tokens:
-                    self.levels.learn(depth, hit is not None)
+                    self.levels.count(depth, hit is not None)
                 continue
             for token in tokens:
                 node = tree.nodes[tree.children[parent + 1][token]]

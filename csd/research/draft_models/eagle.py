@@ -30,8 +30,8 @@ from csd.models.fused.config import ModelConfig
 from csd.models.fused.decoder import Decoder
 from csd.models.fused.linear import linear
 from csd.models.fused.rope import rope_tables
+from csd.research.draft_models.cache import DraftNetwork
 from csd.research.draft_models.draft_model import NetworkSpec
-from csd.research.draft_models.drafter import NetworkDrafter
 from csd.utils.files import check_regular, read_file
 
 # with 4 layers, layers 2 and L - 3 exist; with 4 or 5, some of the three layers are the same
@@ -46,8 +46,8 @@ def read_layers(layers: int) -> tuple[int, int, int]:
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
-class EagleHead:
-    """EAGLE head as a `DraftNetwork`; weights by their published names."""
+class EagleHead(DraftNetwork):
+    """EAGLE head; weights by their published names."""
 
     wants_hidden = True
 
@@ -117,9 +117,8 @@ class EagleHead:
         """Attach to the target, whose embedding, head and hidden states the head may use."""
         if not isinstance(decoder, Decoder):
             raise TypeError(f"an EAGLE head needs a csd Decoder, got {type(decoder).__name__}")
-        width, c = decoder.config.hidden, self.config
-        states = self.weights["fc.weight"].shape[1] if self.version == 3 else width + c.hidden
-        if (self.version == 1 and c.hidden != width) or (self.version == 3 and states != 3 * width):
+        width = decoder.config.hidden
+        if self.state_width != (3 * width if self.version == 3 else width):
             raise ValueError(
                 f"{self.name} was made for another hidden size than the model's {width}"
             )
@@ -133,9 +132,6 @@ class EagleHead:
                     f"{self.name} needs a model of at least {FEWEST} layers, got {layers}"
                 )
             decoder.taps = read_layers(layers)
-
-    def start_call(self) -> None:
-        pass
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """Select the head's input from the target's last forward pass."""
@@ -212,11 +208,8 @@ def read_head(
         raise ValueError(f"{name} is not an EAGLE head: it needs config.json and *.safetensors")
     try:
         settings = read_file(folder / "config.json", dict)
-    except ValueError as error:
-        raise ValueError(f"{name} has an invalid config.json: {error}") from error
-    try:
         config = ModelConfig.from_transformers(LlamaConfig(**settings))
-    except (TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{name} has an invalid config.json: {error}") from error
     weights: dict[str, torch.Tensor] = {}
     for file in files:
@@ -262,9 +255,7 @@ class Eagle(NetworkSpec):
     def __repr__(self) -> str:
         return f"Eagle({str(self.path)!r}, k={self.k}, depth={self.depth})"
 
-    def make(
-        self, ops: Ops, device: str | torch.device, tokens: int = 0, history: bool = False
-    ) -> NetworkDrafter:
+    def _network(self, device: str | torch.device) -> EagleHead:
         if self._head is None or self._head.device != torch.device(device):
             self._head = read_head(self.path, device, self.dtype)
-        return self._drafter_of(self._head, ops, device, tokens, history)
+        return self._head

@@ -6,6 +6,7 @@ every live slot has the same number (`SlotOrder`).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -61,13 +62,9 @@ class SlotRows:
 
         slots: ordered by group, then slot; slots without rows are left out.
         """
-        start, offset, with_rows = {}, 0, []
-        for s in slots:
-            if count.get(s):
-                start[s] = offset
-                offset += count[s]
-                with_rows.append(s)
-        return cls(with_rows, start, {s: count[s] for s in with_rows})
+        count = {s: count[s] for s in slots if count.get(s)}
+        start = dict(zip(count, accumulate(count.values(), initial=0), strict=False))
+        return cls(list(count), start, count)
 
     @property
     def total(self) -> int:
@@ -76,14 +73,13 @@ class SlotRows:
     def tensors(self, slots: int, group: list[int], device: torch.device) -> dict:
         """int32 tensors slot [M], slot_start [S], slot_nodes [S] and group_start [G + 1]."""
         start, nodes = [0] * slots, [0] * slots
-        bounds = [0] * (slots + 1)
+        sizes = [0] * slots  # by group
         owner: list[int] = []
         for s in self.slots:
             start[s], nodes[s] = self.start[s], self.count[s]
             owner += [s] * self.count[s]
-            bounds[group[s] + 1] += self.count[s]
-        for g in range(slots):
-            bounds[g + 1] += bounds[g]
+            sizes[group[s]] += self.count[s]
+        bounds = [0, *accumulate(sizes)]
         columns = dict(slot=owner, slot_start=start, slot_nodes=nodes, group_start=bounds)
         return {
             name: torch.tensor(column, dtype=torch.int32).to(device)
