@@ -14,7 +14,6 @@ distribution is the target's at temperature 1. `Losses` also has the acceptance 
 """
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,36 +22,12 @@ from torch import nn
 
 from csd.models.fused.config import ModelConfig
 from csd.research.training.head_parts import DraftHead, HeadLayer
-from csd.research.training.recipe import Recipe
+from csd.research.training.recipe import Losses, Method, Recipe
 from csd.research.training.target import Target, causal
 from csd.research.training.texts import Pairs, Text
 
 # rows whose logits are in memory at once
 ROWS = 256
-
-
-@dataclass(slots=True)
-class Losses:
-    """Sums over positions: losses of states and distributions, correctly drafted next tokens, and
-    the number of positions."""
-
-    states: float = 0.0
-    tokens: float = 0.0
-    hits: int = 0
-    places: int = 0
-
-    def add(self, other: "Losses") -> None:
-        self.states, self.tokens = self.states + other.states, self.tokens + other.tokens
-        self.hits, self.places = self.hits + other.hits, self.places + other.places
-
-    def mean(self, weight: float) -> float:
-        """L over all positions."""
-        return (self.states + weight * self.tokens) / self.places
-
-    @property
-    def acceptance(self) -> float:
-        """Share of the samples' tokens that are the head's likeliest."""
-        return self.hits / self.places
 
 
 def losses(
@@ -69,7 +44,7 @@ def losses(
     """
     dtype = torch.promote_types(guess.dtype, torch.float32)
     by_state = F.smooth_l1_loss(guess.to(dtype), states.to(dtype), reduction="none").mean(-1).sum()
-    summed, parts = Losses(float(by_state.detach()), places=len(guess)), []
+    summed, parts = Losses([0.0], [0], [len(guess)], float(by_state.detach())), []
     for a in range(0, len(guess), ROWS):
         rows = slice(a, a + ROWS)
         with torch.no_grad():
@@ -77,9 +52,9 @@ def losses(
             z = target.logits(guess[rows].detach()).to(dtype)
             total = z.logsumexp(-1, keepdim=True)
             # sum p (total - z), whose gradient with respect to z is softmax(z) - p
-            summed.tokens += float(total.sum() - torch.dot(p.flatten(), z.flatten()))
+            summed.tokens[0] += float(total.sum() - torch.dot(p.flatten(), z.flatten()))
             if weight is None:
-                summed.hits += int((z.argmax(-1) == following[rows]).sum())
+                summed.hits[0] += int((z.argmax(-1) == following[rows]).sum())
             else:
                 parts.append(target.logits_backward(z.sub_(total).exp_().sub_(p)))
     if weight is not None:
@@ -123,17 +98,14 @@ class TrainedHead(DraftHead):
         return self._after(layer, x, causal(q, k, v, lengths, self.scale))
 
 
-class ByStates:
+class ByStates(Method):
     """Training of a head that reads the target's last states, with added noise."""
 
     def __init__(self, target: Target, recipe: Recipe, dtype: torch.dtype):
         assert recipe.token_weight is not None and recipe.noise is not None
         self.target, self.seed = target, recipe.seed
-        self.token_weight, self.noise = recipe.token_weight, recipe.noise
+        self.weights, self.noise = [recipe.token_weight], recipe.noise
         self.head = TrainedHead(target.config, dtype, target.device, recipe.seed)
-
-    def none(self) -> Losses:
-        return Losses()
 
     def losses(self, texts: list[Text], step: int | None = None) -> Losses:
         states, pairs = self.target.states(texts), Pairs(texts, self.target.device)
@@ -142,15 +114,9 @@ class ByStates:
             before = before + self._noise(before, step)
         embedded = F.embedding(pairs.token[pairs.at], self.target.embedding)
         guess = self.head(embedded, before, pairs.lengths)[pairs.rows]
-        weight = None if step is None else self.token_weight
+        weight = None if step is None else self.weights[0]
         following = pairs.token[pairs.learnt_at + 1]
         return losses(self.target, guess, states[pairs.learnt_at], following, weight)
-
-    def mean(self, measured: Losses) -> float:
-        return measured.mean(self.token_weight)
-
-    def acceptance(self, measured: Losses) -> dict[str, Any]:
-        return {"acceptance": measured.acceptance if measured.places else None}
 
     def _noise(self, like: torch.Tensor, step: int) -> torch.Tensor:
         """Uniform noise in (-noise, noise), shaped like `like`, fixed by the seed and the step."""

@@ -22,7 +22,6 @@ outside that vocabulary have no loss.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from csd.research.draft_models.eagle import FEWEST, read_layers
 from csd.research.training.eagle2 import ROWS
 from csd.research.training.head_parts import DraftHead, HeadLayer
-from csd.research.training.recipe import Recipe
+from csd.research.training.recipe import Losses, Method, Recipe
 from csd.research.training.target import Target
 from csd.research.training.texts import Pairs, Text, draft_tokens, maps
 
@@ -175,35 +174,6 @@ class Eagle3Head(DraftHead):
         return {} if self.token is None else maps(self.token.cpu(), self.config.vocab)
 
 
-@dataclass(slots=True)
-class ChainLosses:
-    """Sums per step, lists of length depth: cross-entropy, correctly drafted tokens, positions."""
-
-    tokens: list[float]
-    hits: list[int]
-    places: list[int]
-
-    @classmethod
-    def none(cls, depth: int) -> "ChainLosses":
-        return cls([0.0] * depth, [0] * depth, [0] * depth)
-
-    def add(self, other: "ChainLosses") -> None:
-        for step in range(len(self.places)):
-            self.tokens[step] += other.tokens[step]
-            self.hits[step] += other.hits[step]
-            self.places[step] += other.places[step]
-
-    def mean(self, decay: float) -> float:
-        """L over all positions."""
-        return sum(decay**j * x for j, x in enumerate(self.tokens)) / self.places[0]
-
-    @property
-    def acceptance(self) -> list[float | None]:
-        """Per step, share of the samples' tokens that are the head's likeliest; None if none."""
-        pairs = zip(self.hits, self.places, strict=True)
-        return [hits / places if places else None for hits, places in pairs]
-
-
 def chain_losses(
     target: Target,
     head: Eagle3Head,
@@ -212,13 +182,13 @@ def chain_losses(
     pairs: Pairs,
     depth: int,
     decay: float | None = None,
-) -> ChainLosses:
+) -> Losses:
     """Losses of a batch; with a decay, backpropagates L through the head's logits and `guesses`.
 
     Logits of only `ROWS` positions are in memory: the target's, and the head's of one step. With a
     decay hits are not counted.
     """
-    total, token = ChainLosses.none(depth), head.token
+    total, token = Losses.none(depth), head.token
     dtype = torch.promote_types(head.dtype, torch.float32)
     following = pairs.token[pairs.learnt_at + 1]
     # per step, ascending numbers of the learnt pairs whose states are guessed
@@ -263,7 +233,7 @@ def _distribution(
     return mine.softmax(-1) * inside
 
 
-class ByChains:
+class ByChains(Method):
     """Training of a head that reads three of the target's layers, then its own states.
 
     Raises ValueError, naming the argument, for a model with too few layers or tokens.
@@ -271,7 +241,8 @@ class ByChains:
 
     def __init__(self, target: Target, recipe: Recipe, learnt: list[Text], dtype: torch.dtype):
         assert recipe.depth is not None and recipe.decay is not None
-        self.depth, self.decay, self.target = recipe.depth, recipe.decay, target
+        self.decay, self.target = recipe.decay, target
+        self.weights = [recipe.decay**j for j in range(recipe.depth)]
         config = target.config
         if config.layers < FEWEST:
             raise ValueError(
@@ -281,23 +252,18 @@ class ByChains:
         target.decoder.taps = read_layers(config.layers)
         self.head = Eagle3Head(target, token, dtype, recipe.seed)
 
-    def none(self) -> ChainLosses:
-        return ChainLosses.none(self.depth)
-
-    def losses(self, texts: list[Text], step: int | None = None) -> ChainLosses:
+    def losses(self, texts: list[Text], step: int | None = None) -> Losses:
         states, joined = self.target.states_and_taps(texts)
         pairs = Pairs(texts, self.target.device)
         embedded = F.embedding(pairs.token[pairs.at], self.target.embedding)
-        guesses = self.head(embedded, joined[pairs.at - 1], pairs, self.depth)
+        depth = len(self.weights)
+        guesses = self.head(embedded, joined[pairs.at - 1], pairs, depth)
         decay = None if step is None else self.decay
         return chain_losses(
-            self.target, self.head, guesses, states[pairs.learnt_at], pairs, self.depth, decay
+            self.target, self.head, guesses, states[pairs.learnt_at], pairs, depth, decay
         )
 
-    def mean(self, measured: ChainLosses) -> float:
-        return measured.mean(self.decay)
-
-    def acceptance(self, measured: ChainLosses) -> dict[str, Any]:
+    def acceptance(self, measured: Losses) -> dict[str, Any]:
         """The first step's acceptance, and `by_step`, those of all steps, None without places."""
         by_step = measured.acceptance
         return {"acceptance": by_step[0], "by_step": by_step if measured.places[0] else None}

@@ -9,38 +9,28 @@ from safetensors.torch import save
 from torch import nn
 
 from csd.models.fused.config import ModelConfig
-from csd.models.fused.rope import rope_tables
+from csd.models.fused.rope import Rope, rope_tables
 
 
-class Attention(nn.Module):
-    """Attention projections of rows of width `read`, without biases."""
-
-    def __init__(self, c: ModelConfig, read: int, **factory: Any):
-        super().__init__()
-        q, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        self.q_proj = nn.Linear(read, q, bias=False, **factory)
-        self.k_proj = nn.Linear(read, kv, bias=False, **factory)
-        self.v_proj = nn.Linear(read, kv, bias=False, **factory)
-        self.o_proj = nn.Linear(q, c.hidden, bias=False, **factory)
-
-
-class FeedForward(nn.Module):
-    """SwiGLU projections with intermediate width `wide`."""
-
-    def __init__(self, c: ModelConfig, wide: int, **factory: Any):
-        super().__init__()
-        self.gate_proj = nn.Linear(c.hidden, wide, bias=False, **factory)
-        self.up_proj = nn.Linear(c.hidden, wide, bias=False, **factory)
-        self.down_proj = nn.Linear(wide, c.hidden, bias=False, **factory)
+def products(sizes: dict[str, tuple[int, int]], **factory: Any) -> nn.Module:
+    """Module of products without biases. sizes: by name, widths of the rows read and written."""
+    made = nn.Module()
+    for name, (read, written) in sizes.items():
+        made.add_module(name, nn.Linear(read, written, bias=False, **factory))
+    return made
 
 
 class HeadLayer(nn.Module):
-    """Llama layer without its first norm, whose attention reads rows of width `read`."""
+    """Llama layer without its first norm, with intermediate width `wide`; its attention reads rows
+    of width `read`."""
 
     def __init__(self, c: ModelConfig, wide: int, read: int, **factory: Any):
         super().__init__()
-        self.self_attn = Attention(c, read, **factory)
-        self.mlp = FeedForward(c, wide, **factory)
+        q, kv, hidden = c.heads * c.head_dim, c.kv_heads * c.head_dim, c.hidden
+        attention = dict(q_proj=(read, q), k_proj=(read, kv), v_proj=(read, kv), o_proj=(q, hidden))
+        self.self_attn = products(attention, **factory)
+        mlp = dict(gate_proj=(hidden, wide), up_proj=(hidden, wide), down_proj=(wide, hidden))
+        self.mlp = products(mlp, **factory)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden, c.norm_eps, **factory)
 
 
@@ -58,7 +48,9 @@ class DraftHead(nn.Module):
         # for a mixture of experts, as wide as all experts of a token together
         self.intermediate = c.intermediate * max(c.experts_per_token, 1)
         self.scale = c.head_dim**-0.5
-        self.cos, self.sin = rope_tables(rotary_of(c).rope, c.head_dim, c.context, dtype, device)
+        # the default rotary embedding for the target's theta
+        rope = Rope(c.rope_theta, scaling=None, kind="default", attention=1.0)
+        self.cos, self.sin = rope_tables(rope, c.head_dim, c.context, dtype, device)
 
     @torch.no_grad()
     def _begin(self, seed: int) -> None:
@@ -124,20 +116,3 @@ class DraftHead(nn.Module):
     def _maps(self) -> dict[str, torch.Tensor]:
         """Tensors of the file that are not weights."""
         return {}
-
-
-def rotary_of(config: ModelConfig) -> ModelConfig:
-    """The head's config, with the default rotary embedding for the target's theta."""
-    return ModelConfig(
-        family="llama",
-        vocab=config.vocab,
-        hidden=config.hidden,
-        intermediate=config.intermediate,
-        layers=1,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        context=config.context,
-        norm_eps=config.norm_eps,
-        rope_theta=config.rope_theta,
-    )

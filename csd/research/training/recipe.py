@@ -5,7 +5,7 @@ and the losses of a batch.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from csd.research.training.head_parts import DraftHead
 from csd.research.training.texts import Text
@@ -13,25 +13,53 @@ from csd.utils.arguments import check_number, check_seed, check_whole
 from csd.utils.check import shown
 
 
-class Method(Protocol):
-    """Training of one kind of head. Sums of losses are an object of the method's own class, which
-    has `add`."""
+@dataclass(slots=True)
+class Losses:
+    """Sums over positions: of the loss of states, and for each token of a chain (lists) of its
+    cross-entropy, the correctly drafted next tokens and the positions."""
+
+    tokens: list[float]
+    hits: list[int]
+    places: list[int]
+    states: float = 0.0
+
+    @classmethod
+    def none(cls, depth: int) -> "Losses":
+        return cls([0.0] * depth, [0] * depth, [0] * depth)
+
+    def add(self, other: "Losses") -> None:
+        self.states += other.states
+        for step in range(len(self.places)):
+            self.tokens[step] += other.tokens[step]
+            self.hits[step] += other.hits[step]
+            self.places[step] += other.places[step]
+
+    def mean(self, weights: list[float]) -> float:
+        """L over all positions; weights: of the cross-entropy of each token."""
+        by_token = sum(w * x for w, x in zip(weights, self.tokens, strict=True))
+        return (self.states + by_token) / self.places[0]
 
     @property
-    def head(self) -> DraftHead: ...
+    def acceptance(self) -> list[float | None]:
+        """Shares of the samples' tokens that are the head's likeliest; None without positions."""
+        pairs = zip(self.hits, self.places, strict=True)
+        return [hits / places if places else None for hits, places in pairs]
 
-    def none(self) -> Any:
-        """Sums of losses at zero."""
 
-    def losses(self, texts: list[Text], step: int | None = None) -> Any:
+class Method:
+    """Training of one kind of head."""
+
+    head: DraftHead
+    weights: list[float]  # of the cross-entropy of each token of a chain
+
+    def losses(self, texts: list[Text], step: int | None = None) -> Losses:
         """Sums of a batch. With the number of an optimizer step, gradients of the mean are added to
         the head's gradients."""
+        raise NotImplementedError
 
-    def mean(self, measured: Any) -> float:
-        """Mean loss per position."""
-
-    def acceptance(self, measured: Any) -> dict[str, Any]:
+    def acceptance(self, measured: Losses) -> dict[str, Any]:
         """Acceptance columns of the curve; each is None without positions."""
+        return {"acceptance": measured.acceptance[0]}
 
 
 # limited, because the order of all epochs is computed before the first step

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from csd.research.training.recipe import Method, Recipe
+from csd.research.training.recipe import Losses, Method, Recipe
 from csd.research.training.texts import Text, batches
 from csd.utils.files import WholeFile, check_no_pipes, naming_file
 from csd.utils.phases import can_write
@@ -97,7 +97,7 @@ class Run:
         self.held_out = batches(held_out, recipe.batch)
         self.step, self.tokens = 0, 0
         self.curve: list[dict[str, Any]] = []
-        self.since = method.none()  # losses since the last row of the curve
+        self.since = Losses.none(len(method.weights))  # since the last row of the curve
 
     def restore(self, state: dict[str, Any] | None) -> None:
         if state is None:
@@ -120,7 +120,7 @@ class Run:
             while self.step < len(self.plan):
                 losses = self._learn(self.plan[self.step])
                 self.since.add(losses)
-                shows = {"loss": f"{self.method.mean(losses):.3f}"}
+                shows = {"loss": f"{losses.mean(self.method.weights):.3f}"}
                 if self.step % self.recipe.every == 0 or self.step == len(self.plan):
                     self.curve.append(self._measured())
                     folder.save({"settings": settings, **self._state()})
@@ -131,7 +131,7 @@ class Run:
                 bar.set_postfix(shows)
                 bar.update()
 
-    def _learn(self, texts: list[Text]) -> Any:
+    def _learn(self, texts: list[Text]) -> Losses:
         """Run one optimizer step on a batch; returns its losses."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * self._rate()
@@ -152,17 +152,17 @@ class Run:
     @torch.no_grad()
     def _measured(self) -> dict[str, Any]:
         """Measure the held-out texts; returns a row of the curve, and resets `since`."""
-        method, losses = self.method, self.method.none()
+        method, losses = self.method, Losses.none(len(self.method.weights))
         for texts in self.held_out:
             losses.add(method.losses(texts))
         row = {
             "step": self.step,
             "tokens": self.tokens,
-            "loss": method.mean(self.since),
-            "held_out_loss": method.mean(losses) if self.held_out else None,
+            "loss": self.since.mean(method.weights),
+            "held_out_loss": losses.mean(method.weights) if self.held_out else None,
             **method.acceptance(losses),
         }
-        self.since = method.none()
+        self.since = Losses.none(len(method.weights))
         return row
 
     def _state(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,20 +84,8 @@ def train_head(
     Raises ValueError or TypeError, naming the argument, if it cannot be used, and OSError for a
     folder that cannot be written.
     """
-    recipe = Recipe(
-        epochs,
-        batch,
-        learning_rate,
-        held_out,
-        every,
-        seed,
-        eagle,
-        token_weight,
-        noise,
-        depth,
-        decay,
-        draft_vocab,
-    )
+    of_one_kind = token_weight, noise, depth, decay, draft_vocab
+    recipe = Recipe(epochs, batch, learning_rate, held_out, every, seed, eagle, *of_one_kind)
     check_path("out", out)
     one = isinstance(traces, str | os.PathLike)
     paths: list[Any] = [traces] if one else [*each("traces", traces, "a path or a list of paths")]
@@ -121,15 +110,12 @@ def train_head(
         method = ByChains(target, recipe, learnt, dtype)
     else:
         method = ByStates(target, recipe, dtype)
-    folder = Folder(out)
-    try:
+    with closing(Folder(out)) as folder:
         run = Run(method, recipe, learnt, held_texts)
         run.restore(folder.state(settings))
         run.train(folder, settings, progress, callback)
         curve = "".join(f"{json.dumps(row)}\n" for row in run.curve)
         folder.finish(*run.head.published(), curve.encode())
-    finally:
-        folder.close()
     return run.curve
 
 
