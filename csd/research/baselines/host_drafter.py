@@ -32,10 +32,8 @@ class HostDrafter(Drafter):
         """Fill `tree` with continuations of `sample`."""
         raise NotImplementedError
 
-    def extend(
-        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
-    ) -> None:
-        """Append `tokens` to `sample`; the target drew them with `probabilities`."""
+    def extend(self, group: Any, sample: int, tokens: list[int], probs: list[float]) -> None:
+        """Append `tokens` to `sample`; the target drew them with these probabilities."""
         raise NotImplementedError
 
     def observe_prompt(

@@ -40,26 +40,18 @@ class TextGroup:
 
     prompt: list[int]
     tokens: dict[int, list[int]] = field(default_factory=dict)
-    probabilities: dict[int, list[float]] = field(default_factory=dict)
-    _flat: tuple | None = None
-
-    def extend(self, sample: int, tokens: list[int], probabilities: list[float]) -> None:
-        if sample not in self.tokens:
-            self.tokens[sample] = list(self.prompt)
-            self.probabilities[sample] = [1.0] * len(self.prompt)
-        self.tokens[sample] += tokens
-        self.probabilities[sample] += probabilities
-        self._flat = None
+    probs: dict[int, list[float]] = field(default_factory=dict)
+    joined: tuple | None = None
 
     def flat(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Token, probability and sample at each index of all texts end to end; token -1 in gaps."""
-        if self._flat is None:
+        if self.joined is None:
             texts = [t for text in self.tokens.values() for t in (*text, *_GAP)]
-            chances = [p for text in self.probabilities.values() for p in (*text, *_GAP)]
+            chances = [p for text in self.probs.values() for p in (*text, *_GAP)]
             lengths = [len(text) + len(_GAP) for text in self.tokens.values()]
             owner = np.repeat(np.array(list(self.tokens), np.int64), lengths)
-            self._flat = np.array(texts, np.int64), np.array(chances), owner
-        return self._flat
+            self.joined = np.array(texts, np.int64), np.array(chances), owner
+        return self.joined
 
 
 class Paper(HostDrafter):
@@ -88,10 +80,13 @@ class Paper(HostDrafter):
     def open(self, prompt: list[int]) -> TextGroup:
         return TextGroup(prompt[-self.k :])
 
-    def extend(
-        self, group: TextGroup, sample: int, tokens: list[int], probabilities: list[float]
-    ) -> None:
-        group.extend(sample, tokens, probabilities)
+    def extend(self, group: TextGroup, sample: int, tokens: list[int], probs: list[float]) -> None:
+        if sample not in group.tokens:
+            group.tokens[sample] = list(group.prompt)
+            group.probs[sample] = [1.0] * len(group.prompt)
+        group.tokens[sample] += tokens
+        group.probs[sample] += probs
+        group.joined = None
 
     def draft(self, group: TextGroup, sample: int, tree: HostTree) -> None:
         own = group.tokens.get(sample, group.prompt)

@@ -14,9 +14,8 @@ class LookupText:
 
     size: int
     tokens: list[int] = field(default_factory=list)
-    continuation: dict[tuple, int] = field(
-        default_factory=dict
-    )  # n-gram -> index of its continuation
+    # n-gram -> index of its continuation
+    continuation: dict[tuple, int] = field(default_factory=dict)
 
     def append(self, token: int) -> None:
         end = len(self.tokens)
@@ -49,9 +48,7 @@ class PromptLookup(HostDrafter):
             text.append(token)
         return len(prompt), text, {}
 
-    def extend(
-        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
-    ) -> None:
+    def extend(self, group: Any, sample: int, tokens: list[int], probs: list[float]) -> None:
         _, prompt, texts = group
         text = texts.get(sample)
         if text is None:

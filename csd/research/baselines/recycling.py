@@ -29,9 +29,7 @@ class Recycling(HostDrafter):
             _put_first(successors, token, after)
         return {"last": prompt[-1]}, successors
 
-    def extend(
-        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
-    ) -> None:
+    def extend(self, group: Any, sample: int, tokens: list[int], probs: list[float]) -> None:
         group[0][sample] = tokens[-1]
 
     def draft(self, group: Any, sample: int, tree: HostTree) -> None:

@@ -118,9 +118,7 @@ class Rest(HostDrafter):
     def open(self, prompt: list[int]) -> tuple[list[int], dict[int, list[int]]]:
         return prompt, {}
 
-    def extend(
-        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
-    ) -> None:
+    def extend(self, group: Any, sample: int, tokens: list[int], probs: list[float]) -> None:
         prompt, texts = group
         texts.setdefault(sample, list(prompt)).extend(tokens)
 

@@ -40,9 +40,7 @@ class Suffix(HostDrafter):
             texts[sample] = list(prompt)
         return texts[sample]
 
-    def extend(
-        self, group: Any, sample: int, tokens: list[int], probabilities: list[float]
-    ) -> None:
+    def extend(self, group: Any, sample: int, tokens: list[int], probs: list[float]) -> None:
         self._text(group, sample).extend(tokens)
         group[1].add_active_response(sample, tokens)
 
