@@ -7,6 +7,7 @@ written as a line of a trace file (`csd.traces.journal`).
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -208,14 +209,14 @@ class History:
             self.size -= group.size + len(key) // 4
 
 
+@dataclass(slots=True)
 class _Epoch:
     """Samples of one addition, in order of their indices."""
 
-    def __init__(
-        self, samples: list[PastSample], temperature: float, seed: int | None, stop_ids: tuple
-    ):
-        self.samples, self.temperature = samples, temperature
-        self.seed, self.stop_ids = seed, stop_ids
+    samples: list[PastSample]
+    temperature: float
+    seed: int | None
+    stop_ids: tuple[int, ...]
 
     def trace(self, prompt: list[int]) -> Trace:
         tops = [s.top for s in self.samples]

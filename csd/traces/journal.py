@@ -122,7 +122,9 @@ class Journal:
         """Replace the file by these traces; a crash or an OSError leaves the old or the new one."""
         new, tokens, fresh = self._new, 0, None
         try:
-            with naming_file(new), open(_emptied(new), "wb") as file:
+            flags = os.O_WRONLY | os.O_CREAT
+            with naming_file(new), open(open_regular(new, flags), "wb") as file:
+                file.truncate(0)
                 for trace in traces:
                     file.write(_line(trace))
                     tokens += _tokens(trace)
@@ -149,12 +151,6 @@ class Journal:
                 if not file.read().endswith(b"\n"):
                     file.truncate(int(mark))
         self._lock.truncate(0)
-
-
-def _emptied(path: Path) -> int:
-    file = open_regular(path, os.O_WRONLY | os.O_CREAT)
-    os.ftruncate(file, 0)
-    return file
 
 
 def _write(file: int, data: bytes) -> None:

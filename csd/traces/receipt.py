@@ -7,9 +7,10 @@ nothing.
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -51,10 +52,8 @@ def receipt_of(model: str | None, exact_on: str | None, dtype: str, device: str)
 def _versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -71,17 +70,13 @@ def bits_hash(logprobs: Iterable[float]) -> str:
 
 def differences(recorded: Receipt, own: Receipt) -> list[str]:
     """Differences of two receipts, a line each: the record's value, then this machine's."""
-    lines = []
-    for name in ("model", "exact_on", "dtype", "device", "cpu", "instructions"):
-        if recorded[name] != own[name]:
-            pair = (_shown(r[name]) for r in (recorded, own))
-            lines.append(f"{name}: {' here '.join(pair)}")
-    for name in PACKAGES:
-        pair = (r["versions"].get(name, "none") for r in (recorded, own))
-        there, here = pair
-        if there != here:
-            lines.append(f"{name}: {there} here {here}")
-    return lines
+    both: list[dict[str, Any]] = [{**recorded}, {**own}]
+    fields = ("model", "exact_on", "dtype", "device", "cpu", "instructions")
+    values = {name: [_shown(r[name]) for r in both] for name in fields}
+    values |= {name: [r["versions"].get(name, "none") for r in both] for name in PACKAGES}
+    return [
+        f"{name}: {there} here {here}" for name, (there, here) in values.items() if there != here
+    ]
 
 
 def _shown(value: object) -> str:
