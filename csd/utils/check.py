@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from types import NoneType, UnionType
 from typing import (
@@ -75,7 +75,7 @@ def _check_of(kind: Any) -> Callable[[list], bool]:
     if origin is Literal:
         return lambda values: all(isinstance(v, type(args[0])) and v in args for v in values)
     if kind in _SCALARS:
-        return _SCALARS[kind]
+        return _SCALARS[kind][1]
     if origin is list:
         inside = _check_of(args[0])
         return lambda values: _are(list, values) and inside(list(chain.from_iterable(values)))
@@ -122,25 +122,16 @@ def _texts(values: list) -> bool:
 
 
 _HALF = re.compile("[\ud800-\udfff]")
-_SCALARS: dict[Any, Callable[[list], bool]] = {
-    bool: lambda values: _are(bool, values),
-    int: lambda values: _are(int, values),
-    float: _numbers,
-    str: _texts,
-    None: lambda values: _are(NoneType, values),
-    NoneType: lambda values: _are(NoneType, values),
-    dict: lambda values: _are(dict, values),
-    list: lambda values: _are(list, values),
-}
-_NAMES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a finite number",
-    str: "a string",
-    None: "null",
-    NoneType: "null",
-    dict: "an object",
-    list: "a list",
+# JSON types: their names, and predicates that all values of a list are of them
+_SCALARS: dict[Any, tuple[str, Callable[[list], bool]]] = {
+    bool: ("true or false", partial(_are, bool)),
+    int: ("a whole number", partial(_are, int)),
+    float: ("a finite number", _numbers),
+    str: ("a string", _texts),
+    None: ("null", partial(_are, NoneType)),
+    NoneType: ("null", partial(_are, NoneType)),
+    dict: ("an object", partial(_are, dict)),
+    list: ("a list", partial(_are, list)),
 }
 
 
@@ -210,7 +201,8 @@ def _name(kind: Any) -> str:
         return f"one of {', '.join(map(repr, args))}"
     if origin is tuple:
         return f"a list of {len(args)}"
-    return _NAMES.get(dict if is_typeddict(kind) else origin or kind, "another value")
+    scalar = dict if is_typeddict(kind) else origin or kind
+    return _SCALARS[scalar][0] if scalar in _SCALARS else "another value"
 
 
 def shown(value: Any) -> str:

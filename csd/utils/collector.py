@@ -9,16 +9,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
+from types import SimpleNamespace
 
-
-class _Pauses:
-    """Number of pauses that run, in all threads, and whether the collector ran before them."""
-
-    def __init__(self) -> None:
-        self.lock, self.count, self.collects = Lock(), 0, False
-
-
-_pauses = _Pauses()
+# number of pauses that run, in all threads, and whether the collector ran before them
+_pauses = SimpleNamespace(lock=Lock(), count=0, collects=False)
 
 
 def _end_all() -> None:

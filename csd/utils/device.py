@@ -12,8 +12,8 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,11 +47,18 @@ def on_device(items: Iterable[T], device: torch.device) -> Iterator[T]:
 
     All are computed on the caller's stream at the first one.
     """
-    items = iter(items)
     stream = stream_of(device)
+    yield from computed_in(lambda: current(device, stream), items)
+
+
+def computed_in(
+    context: Callable[[], AbstractContextManager[Any]], items: Iterable[T]
+) -> Generator[T, None, None]:
+    """Yield the items; each is computed, but not used, in a context of its own."""
+    items = iter(items)
     try:
         while True:
-            with current(device, stream):
+            with context():
                 try:
                     item = next(items)
                 except StopIteration:
@@ -60,7 +67,7 @@ def on_device(items: Iterable[T], device: torch.device) -> Iterator[T]:
     finally:
         close = getattr(items, "close", None)
         if close is not None:
-            with current(device, stream):
+            with context():
                 close()
 
 
@@ -84,13 +91,10 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _available_bytes() -> int:
-    try:
-        with open("/proc/meminfo") as f:
-            for line in f:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    with suppress(OSError), open("/proc/meminfo") as f:
+        for line in f:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -146,7 +150,8 @@ OLDER = "pip install torch --index-url https://download.pytorch.org/whl/cu126"
 
 def unseen_gpu() -> str | None:
     """Advice on a GPU that torch cannot use; None if there is none or if it is hidden."""
-    if torch.cuda.is_available() or any(_hides(os.environ.get(name)) for name in HIDING):
+    hidden = any(os.environ.get(name, "0").strip() in ("", "-1") for name in HIDING)
+    if hidden or torch.cuda.is_available():
         return None
     driver = _driver()
     if driver is not None and "Enabled" in (_queried("mig.mode.current") or ""):
@@ -176,10 +181,6 @@ def warn_of_unseen_gpu() -> None:
     message = unseen_gpu()
     if message:
         warnings.warn(f"csd runs on the CPU: {message}", stacklevel=2)
-
-
-def _hides(devices: str | None) -> bool:
-    return devices is not None and devices.strip() in ("", "-1")
 
 
 def _driver() -> str | None:
@@ -220,11 +221,9 @@ def model(cpuinfo: str) -> str | None:
     """Name of the first core; for an ARM core, numbers of implementer and part."""
     if match := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.M):
         return match[1].strip()
-    numbers = [re.search(rf"^CPU {n}\s*:\s*(\S+)$", cpuinfo, re.M) for n in ("implementer", "part")]
-    return (
-        " ".join(f"{n} {x[1]}" for n, x in zip(("implementer", "part"), numbers, strict=True) if x)
-        or None
-    )
+    names = "implementer", "part"
+    numbers = (re.search(rf"^CPU ({name})\s*:\s*(\S+)$", cpuinfo, re.M) for name in names)
+    return " ".join(f"{x[1]} {x[2]}" for x in numbers if x) or None
 
 
 # instruction sets that select the code of a kernel, as Linux names them: x86, then ARM

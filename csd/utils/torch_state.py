@@ -8,14 +8,14 @@ function that is called meanwhile has the caller's state (`callers_state`, `call
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from csd.utils.device import usable_cpus
+from csd.utils.device import computed_in, usable_cpus
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -142,16 +142,6 @@ class calling(AbstractContextManager[None]):
             raise RuntimeError(f"{self._name} raised {type(error).__name__}") from error
 
 
-class _Closing(AbstractContextManager[None]):
-    """Context that closes a stack at its end, without the exception that passes."""
-
-    def __init__(self, stack: ExitStack):
-        self._stack = stack
-
-    def __exit__(self, *exc: Any) -> None:
-        self._stack.close()
-
-
 def _switched(now: _State, to: _State) -> AbstractContextManager[Any]:
     """Switches to a state; the context restores the one before."""
     with ExitStack() as stack:
@@ -180,7 +170,8 @@ def _switched(now: _State, to: _State) -> AbstractContextManager[Any]:
         if now.threads != to.threads:
             torch.set_num_threads(to.threads)
             stack.callback(torch.set_num_threads, now.threads)
-        return _Closing(stack.pop_all())
+        # closed without the exception that passes
+        return closing(stack.pop_all())
 
 
 def in_plain_torch(
@@ -191,18 +182,7 @@ def in_plain_torch(
 
     @wraps(function)
     def generate(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        items = function(*args, **kwargs)
-        try:
-            while True:
-                with plain_torch():
-                    try:
-                        item = next(items)
-                    except StopIteration:
-                        return
-                yield item
-        finally:
-            with plain_torch():
-                items.close()
+        yield from computed_in(plain_torch, function(*args, **kwargs))
 
     return generate
 
