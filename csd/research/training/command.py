@@ -2,38 +2,28 @@
 
 import sys
 from argparse import Namespace, _SubParsersAction
+from typing import get_args, get_type_hints
 
 from csd.cli.common import MODEL, add_command
 from csd.research.training.recipe import OWN, Recipe
 from csd.research.training.texts import MAX_VOCAB
 from csd.research.training.train_head import DTYPES, train_head
 
-# flags of the recipe: their type, and what they are
-FLAGS: dict[str, tuple[type, str]] = {
-    "eagle": (
-        int,
-        "kind of head: 2 for EAGLE-2, whose files have EAGLE-1's format, or 3 for EAGLE-3",
-    ),
-    "epochs": (int, "number of passes over the texts"),
-    "batch": (int, "maximum number of tokens per training step; a longer text is cut"),
-    "learning_rate": (float, "peak learning rate of AdamW"),
-    "held_out": (float, "share of the prompts held out from training"),
-    "every": (
-        int,
-        "number of steps between evaluations on the held-out texts; each also saves the run",
-    ),
-    "seed": (int, "random seed of the weights, the order of the texts and the noise"),
-    "token_weight": (
-        float,
-        "weight of the cross-entropy, which is added to the loss of the states",
-    ),
-    "noise": (float, "largest uniform noise added to the input states"),
-    "depth": (int, "number of tokens in the chains drafted during training"),
-    "decay": (float, "factor of the loss per token of a chain: token j has weight decay^j"),
-    "draft_vocab": (
-        int,
-        "number of tokens that the head can draft, the most frequent ones in the samples",
-    ),
+# flags of the recipe
+FLAGS = {
+    "eagle": "kind of head: 2 for EAGLE-2, whose files have EAGLE-1's format, or 3 for EAGLE-3",
+    "epochs": "number of passes over the texts",
+    "batch": "maximum number of tokens per training step; a longer text is cut",
+    "learning_rate": "peak learning rate of AdamW",
+    "held_out": "share of the prompts held out from training",
+    "every": "number of steps between evaluations on the held-out texts; each also saves the run",
+    "seed": "random seed of the weights, the order of the texts and the noise",
+    "token_weight": "weight of the cross-entropy, which is added to the loss of the states",
+    "noise": "largest uniform noise added to the input states",
+    "depth": "number of tokens in the chains drafted during training",
+    "decay": "factor of the loss per token of a chain: token j has weight decay^j",
+    "draft_vocab": "number of tokens that the head can draft, the most frequent ones in the "
+    "samples",
 }
 NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
@@ -60,8 +50,11 @@ def add(commands: _SubParsersAction) -> None:
             "from it"
         ),
     )
-    for name, (kind, text) in FLAGS.items():
+    kinds = get_type_hints(Recipe)
+    for name, text in FLAGS.items():
         flag, default = "--" + name.replace("_", "-"), getattr(Recipe, name)
+        # an int, a float, or one of them or None
+        kind, *_ = get_args(kinds[name]) or (kinds[name],)
         parser.add_argument(flag, type=kind, default=default, help=text + _own(name))
     parser.add_argument("--dtype", choices=NAMES, help="dtype of the head; by default the model's")
     parser.add_argument("--device", help="device to train on; by default a GPU if there is one")

@@ -239,6 +239,8 @@ class ByChains(Method):
     Raises ValueError, naming the argument, for a model with too few layers or tokens.
     """
 
+    head: Eagle3Head
+
     def __init__(self, target: Target, recipe: Recipe, learnt: list[Text], dtype: torch.dtype):
         assert recipe.depth is not None and recipe.decay is not None
         self.decay, self.target = recipe.decay, target

@@ -1,6 +1,5 @@
 """Target model over whole texts: hidden states in one pass over their tokens, and logits."""
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,12 +91,9 @@ def causal(
     scale: float,
 ) -> torch.Tensor:
     """Causal attention softmax(scale q k^T) v [M, H, D] of each row within its own text."""
-    ends = [0]
-    for n in lengths:
-        ends.append(ends[-1] + n)
     out = []
-    for a, b in pairwise(ends):
-        own, keys, values = (x[a:b].transpose(0, 1)[None] for x in (q, k, v))
+    for text in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
+        own, keys, values = (x.transpose(0, 1)[None] for x in text)
         attended = F.scaled_dot_product_attention(
             own, keys, values, is_causal=True, scale=scale, enable_gqa=True
         )

@@ -19,7 +19,7 @@ from helpers.models.eagle_heads import (
     assert_rounds_as,
 )
 from helpers.runs.trace_file import trace_file
-from helpers.targets import slow
+from helpers.targets import slow, values
 from training_runs import files, recorded, tau_of
 
 import csd
@@ -105,11 +105,11 @@ def test_losses_and_their_gradient_are_the_formulas(target, monkeypatch):
     by_token = -(p * (y * 2 @ head.T).log_softmax(-1)).sum(-1).mean()
     (by_state + weight * by_token).backward()
     torch.testing.assert_close(x.grad, y.grad)
-    assert found.mean(weight) == pytest.approx(float((by_state + weight * by_token).detach()))
+    assert found.mean([weight]) == pytest.approx(float((by_state + weight * by_token).detach()))
     with torch.no_grad():
         alone = losses_module.losses(model, guess, states, token)
-    assert alone.mean(weight) == found.mean(weight)
-    assert alone.acceptance == float(((guess @ head.T).argmax(-1) == token).double().mean())
+    assert alone.mean([weight]) == found.mean([weight])
+    assert alone.acceptance[0] == float(((guess @ head.T).argmax(-1) == token).double().mean())
 
 
 def test_places_are_those_whose_next_token_is_the_samples():
@@ -163,6 +163,7 @@ def test_a_head_that_has_learnt_the_samples_drafts_them(target, traces, tmp_path
     assert tau["first"] < 1.5 and tau["last"] > 3.4, tau
 
 
+@values
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("eagle", [2, 3])
 def test_an_interrupted_run_ends_with_the_same_bits(
