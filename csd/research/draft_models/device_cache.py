@@ -42,11 +42,8 @@ class DeviceCache(NetworkCache):
     def __init__(
         self, net: DraftNetwork, ops: Ops, cache: KVCache, tokens: int, device: torch.device
     ):
-        self.tokens, self.prompt_pages, self.slot_pages = (
-            tokens,
-            cache.prompt_pages,
-            cache.slot_pages,
-        )
+        self.tokens = tokens
+        self.prompt_pages, self.slot_pages = cache.prompt_pages, cache.slot_pages
         S, G = self.slot_pages.shape[0], self.prompt_pages.shape[0]
         own = KVCache(
             net.config,

@@ -33,32 +33,37 @@ def model():
     return checkpoints.build("llama", dtype=torch.float64)
 
 
+@pytest.fixture(scope="module")
+def plain(model):
+    with csd.Engine(model) as engine:
+        return engine.generate(PROMPTS, speculate=False, **OPTIONS)
+
+
 @few(2)
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("nodes", [4, 16])
 def test_replay_commits_like_the_host_drafter(tree, nodes):
     """Recorded samples: the same chain, step by step. As a tree the pool is shared by all."""
-    traces = [t for t in read_traces(TRACES) if str(t.problem).startswith("sums/")][:2]
-    for trace in traces:
-        short = Trace(
-            trace.problem,
-            trace.prompt,
-            [s[:40] for s in trace.samples[:5]],
-            trace.temperature,
-            trace.top and [t[:40] for t in trace.top[:5]],
-        )
-        ours = replay(short, LayeredDag(reference(), "cpu", DagConfig(tree=tree)), 5, nodes)
-        theirs = replay(short, Paper(tree=tree), 5, nodes)
-        assert ours.tau > 1
-        if not tree and nodes == 16:
-            # nobody's chain is longer than its share
-            assert (ours.steps, ours.sample_steps) == (theirs.steps, theirs.sample_steps)
-        else:
-            assert ours.tau == pytest.approx(theirs.tau, abs=0.1)
+    trace = next(t for t in read_traces(TRACES) if str(t.problem).startswith("sums/"))
+    short = Trace(
+        trace.problem,
+        trace.prompt,
+        [s[:40] for s in trace.samples[:5]],
+        trace.temperature,
+        trace.top and [t[:40] for t in trace.top[:5]],
+    )
+    ours = replay(short, LayeredDag(reference(), "cpu", DagConfig(tree=tree)), 5, nodes)
+    theirs = replay(short, Paper(tree=tree), 5, nodes)
+    assert ours.tau > 1
+    if not tree and nodes == 16:
+        # nobody's chain is longer than its share
+        assert (ours.steps, ours.sample_steps) == (theirs.steps, theirs.sample_steps)
+    else:
+        assert ours.tau == pytest.approx(theirs.tau, abs=0.1)
 
 
 @pytest.mark.parametrize("name", ["paper", "paper-tree"])
-def test_samples_that_take_a_slot_later_draft_from_finished_ones(model, name):
+def test_samples_that_take_a_slot_later_draft_from_finished_ones(model, plain, name):
     """Two slots, five samples: what finished ones said is still searched, of this group alone."""
     engine = csd.Engine(model, max_slots=2, together=2)
     with engine:
@@ -72,8 +77,7 @@ def test_samples_that_take_a_slot_later_draft_from_finished_ones(model, name):
             for r in range(texts.rows)
             if texts.group_key[r] >= 0
         }
-    with csd.Engine(model) as plain:
-        assert_same_samples(out, plain.generate(PROMPTS, speculate=False, **OPTIONS))
+    assert_same_samples(out, plain)
     groups = sorted({key for key, _ in held})
     assert len(held) == 8 and len(groups) == 2
     for (key, sample), tokens in held.items():

@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,6 +11,27 @@ import csd
 from csd.traces.traces import Trace, read_traces, write_traces
 
 TOP = [[[5, 7], [0.5, 0.25]], [[6], [1.0]]]
+
+
+@contextmanager
+def forked(function):
+    """A forked process that writes what `function` yields, or its error; its id and its output."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            for x in function():
+                os.write(writing, f"{x}\n".encode())
+        except BaseException as error:
+            os.write(writing, repr(error).encode())
+        os._exit(0)
+    os.close(writing)
+    try:
+        with open(reading) as said:
+            yield process, said
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
 def held(h, prompt):
@@ -162,9 +181,8 @@ def test_one_history_at_a_time_has_a_file_open(tmp_path):
     h = csd.History(path=path)
     with pytest.raises(ValueError, match="is open in another History or process"):
         csd.History(path=path)
-    code = f"import csd; csd.History(path={str(path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "is open in another History or process" in done.stderr
+    with forked(lambda: csd.History(path=path)) as (_, said):
+        assert "is open in another History or process" in said.read()
     h.close()
     h.close()
     with pytest.raises(ValueError, match="is closed"):
@@ -198,23 +216,21 @@ def test_killed_at_every_byte_of_an_addition(tmp_path, monkeypatch, at):
 def test_killed_while_saving(tmp_path):
     """A process that only adds is killed at some moment; at most its last addition is lost."""
     path = tmp_path / "h.jsonl"
-    code = """
-        import csd
-        with csd.History(samples=3, tokens=3000, path=PATH) as h:
+
+    def add():
+        with csd.History(samples=3, tokens=3000, path=path) as h:
             for i in range(10**9):
                 h.add([i % 5], [[i] * 200])
-                print(i, flush=True)
-    """
-    code = textwrap.dedent(code).replace("PATH", repr(str(path)))
+                yield i
+
     for added in (3, 40):
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        last = -1
-        while last < added:
-            last = int(process.stdout.readline())
-        os.kill(process.pid, signal.SIGKILL)
-        # what it had said before it died
-        last = max([last, *map(int, process.stdout.read().split())])
-        process.wait()
+        with forked(add) as (process, said):
+            last = -1
+            while last < added:
+                last = int(said.readline())
+            os.kill(process, signal.SIGKILL)
+            # what it had said before it died
+            last = max([last, *map(int, said.read().split())])
         with csd.History(samples=3, tokens=3000, path=path) as h:
             newest = max(t for p in range(5) for s in held(h, [p]) for t in s)
             assert newest in (last, last + 1)

@@ -14,7 +14,7 @@ from csd.research.training.texts import draft_tokens, read_texts
 
 # samples of which the next token is likely
 LIKELY = dict(temperature=0.3)
-LEARNT = dict(eagle=3, batch=64, learning_rate=1e-2, held_out=0)
+LEARNT = dict(eagle=3, batch=64, learning_rate=2e-2, held_out=0)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def traces(target, tmp_path_factory):
 def test_a_head_drafts_what_it_has_learnt(target, traces, tmp_path):
     """In chains, unless it never reads its own states while it learns."""
     tau = {}
-    for name, epochs, depth in (("first", 1, 3), ("pairs", 40, 1), ("chains", 40, 3)):
+    for name, epochs, depth in (("first", 1, 3), ("pairs", 28, 1), ("chains", 28, 3)):
         csd.train_head(target, traces, tmp_path / name, epochs=epochs, depth=depth, **LEARNT)
         tau[name] = tau_of(target, tmp_path / name, **LIKELY)
     assert tau["first"] < 1.5 and tau["pairs"] < 2.3 and tau["chains"] > 2.6, tau
@@ -53,10 +53,10 @@ def test_a_smaller_vocabulary_is_that_of_the_texts_that_are_learnt(
         traces,
         tmp_path / "head",
         eagle=3,
-        epochs=8,
+        epochs=4,
         batch=64,
         draft_vocab=40,
-        every=4,
+        every=2,
         held_out=0.3,
         learning_rate=1e-2,
         decay=0.5,

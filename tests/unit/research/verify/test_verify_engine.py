@@ -21,7 +21,7 @@ from csd.utils.arguments import options_of
 
 # of prompts; `make test-long` asks for more
 REPLICATES = int(os.environ.get("CSD_REPLICATES", 700))
-SLOTS = 16
+SLOTS = 48
 
 # The tail drafts from the first step on: 2 1, 1 2 or 1 0, 0 1 or 0 2. The first draft, 1 after 2,
 # is mostly wrong and 0 comes in its place; under it the second word may have drafted a 0, and then
@@ -105,15 +105,17 @@ def test_drafting_words_without_the_step_number_are_found_out(monkeypatch):
 def test_caches_and_paths(verifier):
     """A cold target that reads every key and value: whatever was drafted, the greedy tokens."""
     e = engine(PrefixSum(), Letters(), max_slots=5)
-    options = dict(num_samples=3, max_new_tokens=70, seed=3)
     prompt = ["abcabc", "xyz"]
-    greedy = csd.generate(e, prompt, temperature=0, **options)
-    for budget in (1, 7, 40):
+    # the last budget's samples reach a second page
+    for budget, count in ((1, 12), (7, 30), (40, 70)):
+        options = dict(num_samples=3, max_new_tokens=count, seed=3)
+        greedy = csd.generate(e, prompt, temperature=0, **options)
         cold = csd.generate(
             e, prompt, temperature=1e-6, verifier=verifier, budget=budget, **options
         )
         assert [r.tokens for r in cold] == [r.tokens for r in greedy]
-        assert (sum(r.stats.nodes_accepted for r in cold) > 40) == (budget > 1)
+        accepted = sum(r.stats.nodes_accepted for r in cold)
+        assert accepted > 0.57 * count if budget > 1 else accepted == 0
         logprobs = torch.tensor([x for r in cold for s in r.raw_logprobs for x in s])
         expected = torch.tensor([x for r in greedy for s in r.raw_logprobs for x in s])
         assert (logprobs - expected).abs().max() < 1e-9
@@ -134,7 +136,7 @@ def test_at_temperature_0_it_is_match(verifier):
 def test_a_call_repeats_itself(verifier):
     """With a whole budget; and it stops where it is told to."""
     e = engine(PrefixSum(sharpness=4.0), Letters(), max_slots=3)
-    options = dict(num_samples=9, max_new_tokens=40, seed=2, budget=12, stop_token_ids=[5, 11])
+    options = dict(num_samples=9, max_new_tokens=24, seed=2, budget=12, stop_token_ids=[5, 11])
     first = csd.generate(e, "hello", verifier=verifier, **options)
     again = csd.generate(e, "hello", verifier=verifier, **options)
     assert first.tokens == again.tokens and first.logprobs == again.logprobs
@@ -142,7 +144,7 @@ def test_a_call_repeats_itself(verifier):
     for sample in first:
         ends = [i for i, t in enumerate(sample.tokens) if t in (5, 11)]
         assert ends == ([len(sample.tokens) - 1] if sample.finish_reason == "stop" else [])
-        assert sample.finish_reason == "stop" or len(sample.tokens) == 40
+        assert sample.finish_reason == "stop" or len(sample.tokens) == 24
 
 
 def test_auto_budget_and_no_drafts():

@@ -124,7 +124,7 @@ def test_draws_reproduce_the_enumerated_distribution(name):
     many = drafts.repeat_interleave(points, 0)
     words = u.repeat(n, 1)
     noise = Noise(words[:, 0], words[:, 1 : k + 1], words[:, k + 1])
-    target, proposal = distributions(5, 6, vocab, zeros=0.2), distributions(6, 6, vocab, zeros=0.2)
+    target, proposal = distributions(5, 3, vocab, zeros=0.2), distributions(6, 3, vocab, zeros=0.2)
     proposal[::2] *= 0.7
     for q, p in zip(target, proposal, strict=True):
         decision = scheme.decide(many, q.expand(len(many), -1), p.expand(len(many), -1), noise)
