@@ -136,7 +136,7 @@ def test_at_temperature_0_it_is_match(verifier):
 def test_a_call_repeats_itself(verifier):
     """With a whole budget; and it stops where it is told to."""
     e = engine(PrefixSum(sharpness=4.0), Letters(), max_slots=3)
-    options = dict(num_samples=9, max_new_tokens=24, seed=2, budget=12, stop_token_ids=[5, 11])
+    options = dict(num_samples=5, max_new_tokens=24, seed=2, budget=12, stop_token_ids=[5, 11])
     first = csd.generate(e, "hello", verifier=verifier, **options)
     again = csd.generate(e, "hello", verifier=verifier, **options)
     assert first.tokens == again.tokens and first.logprobs == again.logprobs
