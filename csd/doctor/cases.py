@@ -4,13 +4,12 @@
 caps and sinks, which few models have.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
 
-from csd.doctor.report import Check
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.request import Request
 from csd.kernels.attention.layer import LayerAttention
@@ -92,39 +91,37 @@ class CheckSizes:
         return [*fresh, *fresh[:again]]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckTrees:
-    """Nodes of all slots, slot by slot: int32, except ancestors, which are int64 bit masks."""
+class _Inputs:
+    """Inputs of operations on a device. dtype: of the random ones, which one generator draws."""
 
-    slot: torch.Tensor  # [M]
-    depth: torch.Tensor  # [M]
-    ancestors: torch.Tensor  # [M]
-    slot_start: torch.Tensor  # [S]
-    slot_nodes: torch.Tensor  # [S]
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self._device, self._dtype = device, dtype
+        self._generator = torch.Generator().manual_seed(0)
 
-    @classmethod
-    def of(cls, parents: tuple[tuple[int, ...], ...], device: torch.device) -> "CheckTrees":
-        """Build the trees. parents: per slot, index in the slot of each node's parent, or -1."""
-        slot: list[int] = []
-        depth: list[int] = []
+    def normal(self, *shape: int) -> torch.Tensor:
+        return upload(torch.randn(shape, generator=self._generator).to(self._dtype), self._device)
+
+    def whole(self, values: Sequence[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return upload(torch.tensor(values, dtype=dtype), self._device)
+
+    def trees(self, parents: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+        """Fields of a pool, whose rows are in the order of the slots.
+
+        parents: per slot, index in the slot of each node's parent, -1 for the root.
+        """
         words: list[int] = []
-        start: list[int] = []
-        for s, above in enumerate(parents):
-            start.append(len(slot))
-            deep: list[int] = []
-            path: list[int] = []
+        start = []
+        for above in parents:
+            start.append(len(words))
             for i, parent in enumerate(above):
-                deep.append(deep[parent] + 1 if i else 0)
-                path.append(1 << i | (path[parent] if i else 0))
-            slot += [s] * len(above)
-            depth += deep
-            words += path
-        counts = [len(above) for above in parents]
-        ints = (
-            upload(torch.tensor(x, dtype=torch.int32), device) for x in (slot, depth, start, counts)
+                words.append(1 << i | (words[start[-1] + parent] if i else 0))
+        return dict(
+            slot=self.whole([s for s, above in enumerate(parents) for _ in above]),
+            depth=self.whole([word.bit_count() - 1 for word in words]),
+            ancestors=self.whole(words, torch.int64),
+            slot_start=self.whole(start),
+            slot_nodes=self.whole([*map(len, parents)]),
         )
-        slots, depths, starts, nodes = ints
-        return cls(slots, depths, upload(torch.tensor(words), device), starts, nodes)
 
 
 KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM, CHANNELS, WIDTH = 2, 4, 32, 32, 48, 4
@@ -141,25 +138,13 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
 
     dtype: dtype of the model; states are wider.
     """
-    generator = torch.Generator().manual_seed(0)
     # the device with its index
     device = torch.empty(0, device=device).device
-
-    def normal(*shape: int) -> torch.Tensor:
-        return upload(torch.randn(shape, generator=generator).to(dtype), device)
-
-    def whole(values: list[int]) -> torch.Tensor:
-        return upload(torch.tensor(values, dtype=torch.int32), device)
-
-    trees, lengths = CheckTrees.of(PARENTS, device), whole([*LENGTHS])
-    M, S = trees.slot.shape[0], len(LENGTHS)
-    pool = SimpleNamespace(
-        slot=trees.slot,
-        position=lengths[trees.slot.long()] - 1 + trees.depth,
-        ancestors=trees.ancestors,
-        slot_start=trees.slot_start,
-        slot_nodes=trees.slot_nodes,
-    )
+    inputs = _Inputs(device, dtype)
+    normal, whole = inputs.normal, inputs.whole
+    pool = SimpleNamespace(**inputs.trees(PARENTS))
+    pool.position = whole(LENGTHS)[pool.slot.long()] - 1 + pool.depth
+    M, S = pool.slot.shape[0], len(LENGTHS)
     state = StateSize(KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM)
     sizes = StateSizes((ConvSize(CHANNELS, WIDTH),), (state, state))
     memory = StateMemory(sizes, S, M, dtype, device)
@@ -176,7 +161,7 @@ def run_states(ops: Ops, device: torch.device, dtype: torch.dtype) -> None:
     v, share = normal(M, HEADS, VALUE_DIM), normal(M, HEADS).sigmoid()
     step.update(0, DeltaRule(q, k, v, -share / 10, share, normalize=True))
     step.update(1, SSM(v, share, -normal(HEADS).abs(), k, q))
-    starts = trees.slot_start.tolist()
+    starts = pool.slot_start.tolist()
     accept = [[starts[s] + i for i in path] for s, path in enumerate(ACCEPTED)]
     depth = max(map(len, accept))
     commit_states(
@@ -202,35 +187,20 @@ PROMPTS, TEXT_LENGTHS, GROUPS = (3 * PAGE + 7, 5), (2 * PAGE + 1, 0, 70), (0, 0,
 TREE_PARENTS = ((-1, 0, 1, 1, 2, 4, 5), (-1,), (-1, 0, 0))
 
 
-def property_checks() -> dict[str, Check]:
-    """A check for each case, by the case's name."""
-    return {name: Check(f"tree_attention with {name}") for name in CASES}
-
-
 @torch.no_grad()
 def run_properties(
     ops: Ops,
     config: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
-    rows: dict[str, Check],
-    compared: Callable[[Check], Callable],
+    attention: Mapping[str, Callable],
 ) -> None:
-    """Run the attention of every case at the config's head sizes.
-
-    compared: returns the wrapped attention operation that records its comparison in a check.
-    """
-    generator = torch.Generator().manual_seed(0)
+    """Run the operation `attention` of every case, by its name, at the config's head sizes."""
+    inputs = _Inputs(device, dtype)
+    normal, whole = inputs.normal, inputs.whole
     H, K, D = config.heads, config.kv_heads, config.head_dim
-    trees = CheckTrees.of(TREE_PARENTS, device)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return upload(torch.randn(shape, generator=generator).to(dtype), device)
-
-    def whole(values: list[int]) -> torch.Tensor:
-        return upload(torch.tensor(values, dtype=torch.int32), device)
-
-    M, pages = trees.slot.shape[0], 0
+    trees = inputs.trees(TREE_PARENTS)
+    M, pages = trees.pop("depth").shape[0], 0
     tables = []
     for lengths in (PROMPTS, TEXT_LENGTHS):
         table = torch.full((len(lengths), -(-max(lengths) // PAGE)), -1, dtype=torch.int32)
@@ -244,22 +214,18 @@ def run_properties(
         sum(len(p) for p, group in zip(TREE_PARENTS, GROUPS, strict=True) if group < g)
         for g in range(len(PROMPTS) + 1)
     ]
-    where = dict(
+    where = trees | dict(
         prompt_pages=tables[0],
-        prompt_len=whole([*PROMPTS]),
+        prompt_len=whole(PROMPTS),
         slot_pages=tables[1],
-        slot_len=whole([*TEXT_LENGTHS]),
-        slot=trees.slot,
-        ancestors=trees.ancestors,
-        slot_start=trees.slot_start,
-        slot_nodes=trees.slot_nodes,
+        slot_len=whole(TEXT_LENGTHS),
         group_start=whole(ends),
     )
     q, node_k, node_v = normal(M, H, D), normal(1, M, K, D), normal(1, M, K, D)
     k, v = (normal(1, pages, PAGE, K, D) for _ in range(2))
     for name, options in CASES.items():
         attend = LayerAttention(
-            compared(rows[name]),
+            attention[name],
             node_k,
             node_v,
             k,

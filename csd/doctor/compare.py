@@ -101,19 +101,16 @@ def compare(
     for i, (a, b) in enumerate(zip(got, eager, strict=True)):
         a = a.detach().cpu()
         if a.shape != b.shape or a.dtype != b.dtype:
-            row.fail(f"{_kind(a)} instead of {_kind(b)}")
+            kinds = (f"shape {tuple(x.shape)} of {x.dtype}" for x in (a, b))
+            row.fail(" instead of ".join(kinds))
         elif not _same_bits(a, b):
             wide = exact() if wide is None else wide
             if b.is_floating_point():
                 _compare_floats(row, a, b, wide[i], least)
-            else:
-                _compare_integers(row, a, b, wide[i])
+            elif wrong := int(((a != b) & (a != wide[i])).sum()):
+                row.fail(f"{wrong} of {a.numel()} integers differ")
         if row.error:
             return
-
-
-def _kind(x: torch.Tensor) -> str:
-    return f"shape {tuple(x.shape)} of {x.dtype}"
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -121,14 +118,6 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return torch.equal(a, b)
     bits = BITS[a.element_size()]
     return torch.equal(a.view(bits), b.view(bits))
-
-
-def _compare_integers(
-    row: Check, got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor
-) -> None:
-    wrong = int(((got != eager) & (got != exact)).sum())
-    if wrong:
-        row.fail(f"{wrong} of {got.numel()} integers differ")
 
 
 def _compare_floats(
@@ -154,7 +143,7 @@ def _compare_floats(
         row.fail("error {:.2e}, allowed are {:.2e}".format(*values))
 
 
-def mapped(x: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(x: Any, move: Callable[[torch.Tensor], Any]) -> Any:
     """`x` with `move` applied to every tensor, also in dataclasses, tuples, lists and dicts."""
     if isinstance(x, torch.Tensor):
         return move(x)
@@ -180,12 +169,7 @@ def to_double(x: torch.Tensor) -> torch.Tensor:
 
 def tensors(x: Any) -> list[torch.Tensor]:
     leaves: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        leaves.append(tensor)
-        return tensor
-
-    mapped(x, note)
+    mapped(x, leaves.append)
     return leaves
 
 
@@ -219,21 +203,18 @@ class _ComparedOps(Ops):
         return result
 
     def insert_observed(self, *args: Any) -> None:
-        self._compare_fused("insert_observed", args)
-        Ops.insert_observed(self, *args)
+        self._run_compared("insert_observed", args)
 
     def decide(self, *args: Any) -> Any:
-        self._compare_fused("decide", args)
-        return Ops.decide(self, *args)
+        return self._run_compared("decide", args)
 
     def finish(self, *args: Any) -> Any:
-        self._compare_fused("finish", args)
-        return Ops.finish(self, *args)
+        return self._run_compared("finish", args)
 
-    def _compare_fused(self, name: str, args: tuple) -> None:
-        fused = self.fused.get(name)
-        if fused is not None:
-            fused.fn(*mapped(args, torch.clone))
+    def _run_compared(self, name: str, args: tuple) -> Any:
+        if name in self.fused:
+            self.fused[name].fn(*mapped(args, torch.clone))
+        return getattr(Ops, name)(self, *args)
 
 
 def compared_ops(own: Ops, checks: dict[str, Check], coverage: Coverage) -> Ops:
@@ -242,29 +223,23 @@ def compared_ops(own: Ops, checks: dict[str, Check], coverage: Coverage) -> Ops:
     on_paths = not own.samples_all
     if not on_paths:
         plain = replace(plain, verify=plain.verify_all)
+
+    def against_plain(name: str, run: Callable) -> Callable:
+        oracle = None if name in UNCOMPARED else getattr(plain, name)
+        row = checks[name.removesuffix("_all")]
+        return compared(run, oracle, row, on_paths and name in ("verify", "decide"))
+
     each: dict[str, Any] = {
-        name: compared(
-            getattr(own, name),
-            None if name in UNCOMPARED else getattr(plain, name),
-            checks[name.removesuffix("_all")],
-            on_paths and name == "verify",
-        )
-        for name in STEP_OPERATIONS
+        name: against_plain(name, getattr(own, name)) for name in STEP_OPERATIONS
     }
     for name in ("plan_attention", "verify", "verify_all", "prompt_attention"):
         each[name] = coverage.watched(name.removesuffix("_all"), each[name])
-    fused = {
-        name: FusedOp(
-            (),
-            compared(whole.fn, getattr(plain, name), checks[name], on_paths and name == "decide"),
-        )
-        for name, whole in own.fused.items()
-        if name != "forward"
-    }
-    if "forward" in own.fused:
-        fused["forward"] = FusedOp(
-            (), _rows_have_same_bits(own.fused["forward"].fn, checks["forward"])
-        )
+    fused = {}
+    for name, whole in own.fused.items():
+        if name == "forward":
+            fused[name] = FusedOp((), _rows_have_same_bits(whole.fn, checks[name]))
+        else:
+            fused[name] = FusedOp((), against_plain(name, whole.fn))
     texts = None
     if own.texts and plain.texts:
         pairs = zip(TextOps._fields, own.texts, plain.texts, strict=True)

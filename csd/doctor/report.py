@@ -1,7 +1,4 @@
-"""Checks and their report, a table; and the requirements of Triton other than a GPU.
-
-`check_machine` checks these requirements, with messages on how to install what is missing.
-"""
+"""Checks and their report, a table; and checks of what Triton needs beside a GPU."""
 
 import logging
 import os

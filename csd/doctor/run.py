@@ -6,19 +6,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from csd.doctor.cases import (
-    NODES,
-    SLOTS,
-    SMALL,
-    CheckSizes,
-    property_checks,
-    run_properties,
-    run_states,
-)
+from csd.doctor.cases import CASES, NODES, SLOTS, SMALL, CheckSizes, run_properties, run_states
 from csd.doctor.compare import ROUNDINGS, compared, compared_ops, differences, rows_for
 from csd.doctor.coverage import Coverage
 from csd.doctor.report import (
@@ -49,23 +42,19 @@ from csd.state.context_table import GraphConfig
 CONTEXTS = 1 << 13
 
 
-class _Launches:
-    """Replaces a CUDA graph: each replay runs the step and copies it into the first snapshot."""
-
-    def __init__(self, run: Callable[[], Any], result: Any):
-        self._run, self._snapshot = run, result[0]
-
-    def replay(self) -> None:
-        snapshot = self._run()[0]
-        self._snapshot.ints.copy_(snapshot.ints)
-        self._snapshot.floats.copy_(snapshot.floats)
-
-
 class _Uncaptured(Captures):
+    """In place of a replay a step runs again, and is copied into the first one's snapshot."""
+
     def get(self, key: Any, run: Callable[[], Any]) -> Any:
         if key not in self.graphs:
-            result = run()
-            self.graphs[key] = (_Launches(run, result), result)
+            first, *rest = run()
+
+            def replay() -> None:
+                snapshot = run()[0]
+                first.ints.copy_(snapshot.ints)
+                first.floats.copy_(snapshot.floats)
+
+            self.graphs[key] = SimpleNamespace(replay=replay), (first, *rest)
         return self.graphs[key]
 
 
@@ -106,8 +95,7 @@ def check(
     )
     if on_gpu and ops.launches:
         report.checks += check_machine()
-        note = instance_note(device)
-        report.notes += [note] if note else []
+        report.notes += filter(None, [instance_note(device)])
     if not report.failed:
         runs = _Runs(config, device, dtype, kernels, exact, sizes or CheckSizes(), ops)
         runs.compare_operations(report)
@@ -172,17 +160,12 @@ class _Runs:
             report.checks += self._coverage.checks()
 
     def _run_properties(self, ops: Ops, checks: dict[str, Check]) -> None:
-        """Compare attention with properties that the layers of the drawing model do not have."""
-        rows, plain = property_checks(), reference().tree_attention
-        checks |= {row.name: row for row in rows.values()}
-        run_properties(
-            ops,
-            self._config,
-            self._device,
-            self._dtype,
-            rows,
-            lambda row: compared(ops.tree_attention, plain, row),
-        )
+        plain, attention = reference().tree_attention, {}
+        for name in CASES:
+            row = Check(f"tree_attention with {name}")
+            checks[row.name] = row
+            attention[name] = compared(ops.tree_attention, plain, row)
+        run_properties(ops, self._config, self._device, self._dtype, attention)
 
     def compare_tokens(self, report: Report) -> None:
         """Compare tokens of different kinds of steps, which must be equal."""
@@ -212,12 +195,13 @@ class _Runs:
                 got = self._draw(e, drafted=drafted)
         except Exception as error:
             row.fail(error)
-            row.show()
             return
-        row.show()
+        finally:
+            row.show()
+        temperatures = {request.index: request.params.temperature for request in want}
         rounding = ROUNDINGS * torch.finfo(self._dtype).eps * self._coverage.largest_logit
         for difference in differences(want, got):
-            allowed = 0.0 if self._is_exact else rounding / _temperature(want, difference.prompt)
+            allowed = 0.0 if self._is_exact else rounding / temperatures[difference.prompt]
             if not difference.gap <= allowed:
                 row.fail(f"other tokens were committed: {difference}")
                 return
@@ -271,7 +255,3 @@ def force(engine: Engine, drawn: list[Request], requests: list[Request]) -> None
     )
     for _ in engine.run(requests, settings):
         pass
-
-
-def _temperature(requests: list[Request], index: int) -> float:
-    return next(r.params.temperature for r in requests if r.index == index)

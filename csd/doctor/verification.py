@@ -58,16 +58,11 @@ def verification(engine: Engine, rows: int) -> dict[str, Any]:
 
 def shown_verification(result: dict[str, Any], rows: int, steady: bool = True) -> str:
     """The times as text. steady: False if other work ran while the steps were timed."""
-    if not steady:
-        return f"{shown_verification(result, rows)}; beside other work, which lengthens it"
+    text = f"verifying {rows} rows takes a step another {result['milliseconds']:.2f} ms"
     settings = ", ".join(f"{name} {value:g}" for name, value in result["settings"].items())
-    if not settings:
-        return (
-            f"verifying {rows} rows takes a step another {result['milliseconds']:.2f} ms; the "
-            "generation config has no settings"
-        )
-    return (
-        f"verifying {rows} rows takes a step another {result['milliseconds']:.2f} ms with the "
-        f"settings of the generation config ({settings}), and {result['without']:.2f} ms with its "
-        "temperature alone"
-    )
+    if settings:
+        text += f" with the settings of the generation config ({settings}), and "
+        text += f"{result['without']:.2f} ms with its temperature alone"
+    else:
+        text += "; the generation config has no settings"
+    return text if steady else f"{text}; beside other work, which lengthens it"

@@ -1,8 +1,11 @@
 """`csd doctor` passes here, and names an operation that is wrong."""
 
 import json
+from contextlib import redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +14,9 @@ from helpers.targets import few, slow
 from csd.cli.main import main
 from csd.doctor import SMALL, CheckSizes, run
 from csd.doctor import compare as operations
+from csd.doctor.cases import CASES, run_properties
 from csd.doctor.compare import Difference, differences, tensors
-from csd.doctor.report import Check
+from csd.doctor.report import Check, Report
 from csd.engine.results.result import Sample
 from csd.kernels.layers.rms_norm import rms_norm_ref
 from csd.kernels.ops import FusedOp, reference
@@ -63,29 +67,50 @@ def spoiled(monkeypatch):
     return spoil
 
 
+def noting_copies(patch):
+    """Bytes of each shape that a check copies."""
+    copied, to_cpu = {}, operations.to_cpu
+
+    def noted(x):
+        copied[tuple(x.shape)] = x.numel() * x.element_size()
+        return to_cpu(x)
+
+    patch.setattr(operations, "to_cpu", noted)
+    return copied
+
+
+@pytest.fixture(scope="module")
+def passed():
+    """A check in float32: its report, the bytes of each shape that it copies, and its lines."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stderr(StringIO()) as lines,
+        showing(True),
+    ):
+        copied = noting_copies(patch)
+        report = check("cpu")
+    return SimpleNamespace(report=report, copied=copied, lines=lines.getvalue().splitlines())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_this_machine_passes(dtype):
-    report = check("cpu", dtype)
+def test_this_machine_passes(dtype, passed):
+    report = passed.report if dtype == torch.float32 else check("cpu", dtype)
     assert not report.failed, report.table()
     names = {"verify", "draft_tree", "prompt_attention", "reached: pools of 16 rows"}
+    names |= {f"tree_attention with {case}" for case in CASES}
     assert names <= {c.name for c in report.checks}
     exact = dtype == torch.float32
     assert ("steps of fixed shape" in {c.name for c in report.checks}) is exact
     assert all(c.worst <= 1 for c in report.checks)
 
 
-@few(1)
-@pytest.mark.parametrize("exact", [False, True])
-def test_the_embedding_is_not_copied(exact, monkeypatch):
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=slow)])
+def test_the_embedding_is_not_copied(exact, passed, monkeypatch):
     """A large one has gigabytes, and every pass reads a few rows of it."""
-    copied, to_cpu = set(), operations.to_cpu
-
-    def noted(x):
-        copied.add(tuple(x.shape))
-        return to_cpu(x)
-
-    monkeypatch.setattr(operations, "to_cpu", noted)
-    assert not check("cpu", exact=exact).failed
+    copied = passed.copied
+    if exact:
+        copied = noting_copies(monkeypatch)
+        assert not check("cpu", exact=True).failed
     assert (TINY.rows, SMALL.hidden) in copied
     assert (SMALL.vocab, SMALL.hidden) not in copied
 
@@ -135,9 +160,8 @@ PROPERTIES = {
 }
 
 
-@few(2)
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_a_property_that_attention_leaves_out_is_named(name, monkeypatch):
+def test_a_property_that_attention_leaves_out_is_named(name):
     right, change = reference().tree_attention, PROPERTIES[name]
     (field,) = change
 
@@ -146,13 +170,15 @@ def test_a_property_that_attention_leaves_out_is_named(name, monkeypatch):
         drops = options.get(field) is not None
         return right(*args, **options | (change if drops else {}))
 
-    ops = replace(reference(), tree_attention=wrong)
-    for place in ("engine.resources.model", "doctor.run"):
-        monkeypatch.setattr(f"csd.{place}.choose", lambda *_: ops)
-    failed = [c.name for c in check("cpu").failed]
-    assert failed[0].startswith("tree_attention with") and f"tree_attention with {name}" in failed
+    checks = {case: Check(f"tree_attention with {case}") for case in CASES}
+    attention = {case: operations.compared(wrong, right, row) for case, row in checks.items()}
+    run_properties(reference(), SMALL, torch.device("cpu"), torch.float32, attention)
+    failed = [case for case, row in checks.items() if not row.passed]
+    # the others have this property too, or none that is left out
+    assert name in failed and all(field in CASES[case] or field == "sinks" for case in failed)
 
 
+@few(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_operation_is_named(name, spoiled):
     spoiled(name)
@@ -243,9 +269,10 @@ def test_a_launch_that_fails_names_its_kernel():
     assert row.error.startswith("swiglu_kernel: "), row.error
 
 
-def test_unreached_loops_fail(monkeypatch):
-    report = check("cpu", sizes=replace(TINY, rows=400))
-    assert [c.name for c in report.failed] == ["reached: pools of 400 rows"], report.table()
+def test_unreached_loops_fail():
+    # four slots have at most 256
+    report = check("cpu", sizes=replace(TINY, tokens=2, rows=257))
+    assert [c.name for c in report.failed] == ["reached: pools of 257 rows"], report.table()
     assert "never reached" in report.table()
 
 
@@ -270,7 +297,16 @@ def test_difference_is_the_first_different_token():
 @pytest.mark.parametrize("gap, exact", [(1e-9, False), (3.0, False), (1e-9, True)], ids=str)
 def test_a_tie_of_two_tokens_is_a_line_and_no_refusal(gap, exact, monkeypatch):
     monkeypatch.setattr(run, "differences", lambda *_: [Difference(1, 2, 3, gap)])
-    report = check("cpu", exact=exact)
+    monkeypatch.setattr(run._Runs, "_draw", lambda *_, **__: [])
+    device, dtype = torch.device("cpu"), torch.float32
+    runs = run._Runs(SMALL, device, dtype, None, exact, TINY, reference())
+    runs._want, runs._coverage.largest_logit = TINY.requests(SMALL.vocab), 30.0
+    report = Report("CPU", "float32", "reference", {})
+    runs.compare_tokens(report)
+    assert [c.name for c in report.checks] == [
+        "steps of fixed shape",
+        "drafted against plain tokens",
+    ]
     if gap < 1 and not exact:
         assert not report.failed and "a tie of two tokens decided sample 2" in report.table()
     else:
@@ -282,13 +318,10 @@ def test_tensors_of_records_are_found():
     assert [x.shape[0] for x in found] == [1, 2]
 
 
-def test_a_line_is_printed_for_each_operation_at_its_first_comparison(capsys, spoiled):
+def test_a_line_is_printed_for_each_operation_at_its_first_comparison(passed, capsys, spoiled):
     """While later calls run, so that a check of a minute is not silent; flushed, for a pipe."""
-    with showing(True):
-        report = check("cpu")
-    lines = capsys.readouterr().err.splitlines()
-    own = [line for line in lines if line.endswith(": ok")]
-    compared = {c.name for c in report.checks if not c.name.startswith("reached: ")}
+    own = [line for line in passed.lines if line.endswith(": ok")]
+    compared = {c.name for c in passed.report.checks if not c.name.startswith("reached: ")}
     assert {line.split(": ")[1] for line in own} == compared and len(own) == len(compared)
     spoiled("swiglu")
     with showing(True):
@@ -302,18 +335,10 @@ def test_a_line_is_printed_for_each_operation_at_its_first_comparison(capsys, sp
     assert capsys.readouterr().err == ""
 
 
-def test_caches_have_the_checks_own_size(monkeypatch):
+def test_caches_have_the_checks_own_size(passed):
     """Each comparison copies its arguments, so none may be as large as a free machine allows."""
-    largest, to_cpu = {}, operations.to_cpu
-
-    def noted(x):
-        largest[x.shape] = x.numel() * x.element_size()
-        return to_cpu(x)
-
-    monkeypatch.setattr(operations, "to_cpu", noted)
-    assert not run.check("cpu", sizes=TINY).failed
     # tables of the graph, of 8,192 contexts with 16 tokens and 16 successors
-    assert max(largest.values()) <= run.CONTEXTS * 16 * 8
+    assert max(passed.copied.values()) <= run.CONTEXTS * 16 * 8
 
 
 def test_later_calls_are_compared_at_intervals():

@@ -45,7 +45,9 @@ def calls(request):
     each = {name: recorded(found, name, getattr(plain, name)) for name in STEP_OPERATIONS}
     ops = replace(plain, **each)
     decoder = random_decoder(SMALL, "cpu", request.param)
-    with Engine(decoder, max_slots=4, static=False, exact=False, prefill_chunk=64) as engine:
+    # each call's arguments are copied: caches and a graph of the samples' own size
+    sizes = dict(max_slots=4, prefill_chunk=64, prefix_cache=0.0)
+    with Engine(decoder, static=False, exact=False, **sizes) as engine:
         engine.ops = ops
         fused = {
             name: FusedOp(
@@ -60,7 +62,8 @@ def calls(request):
         for own, nodes in ((ops, 16), (whole, 16), (rows, 16), (ops, 0)):
             engine.ops = own
             requests = SIZES.requests(SMALL.vocab)
-            for _ in engine.run(requests, RunSettings(budget=nodes, speculate=nodes > 0)):
+            settings = RunSettings(nodes, speculate=nodes > 0, drafter=run.small_graph)
+            for _ in engine.run(requests, settings):
                 pass
         run.force(engine, requests, SIZES.requests(SMALL.vocab))
     run_states(ops, torch.device("cpu"), request.param)
