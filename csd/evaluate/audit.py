@@ -18,6 +18,7 @@ tie: `BitDifference.find` compares tokens and log-probabilities to the bit.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -253,13 +254,9 @@ class BitDifference(NamedTuple):
 
 def _runs(indices: list[int]) -> list[range]:
     """Ranges of consecutive indices; indices must be sorted."""
-    runs: list[range] = []
-    for i in indices:
-        if runs and runs[-1].stop == i:
-            runs[-1] = range(runs[-1].start, i + 1)
-        else:
-            runs.append(range(i, i + 1))
-    return runs
+    # consecutive indices differ from their places by the same number
+    runs = (list(run) for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0]))
+    return [range(run[0][1], run[-1][1] + 1) for run in runs]
 
 
 def summary(samples: Iterable[Audited], tie: float) -> dict[str, Any]:

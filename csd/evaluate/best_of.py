@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from csd.engine.results.result import Sample
-from csd.evaluate.vote import drawn, text_of
+from csd.evaluate.vote import drawn, mean_logprob, text_of
 from csd.models.text.prompts import chat_ids
 from csd.utils.check import shown
 
@@ -66,13 +66,6 @@ def _number(score: Any, sample: Sample) -> float:
     if math.isnan(value):
         raise ValueError(f"score must return a number, got NaN for sample {sample.index}")
     return value
-
-
-def mean_logprob(sample: Sample) -> float:
-    """Mean log-probability of a sample's tokens, including the end token."""
-    if not sample.logprobs:
-        raise ValueError(f"sample {sample.index} has no tokens, so no mean log-probability")
-    return sum(sample.logprobs) / len(sample.logprobs)
 
 
 def _reward(

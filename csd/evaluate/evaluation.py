@@ -12,7 +12,7 @@ from csd.engine.engine import Engine
 from csd.engine.options.thinking import after_thoughts
 from csd.engine.results.result import Sample, Samples
 from csd.evaluate.answers.equality import canonical
-from csd.evaluate.code.execute import Suite, outcomes
+from csd.evaluate.code.execute import outcomes
 from csd.evaluate.code.program import ASK, of_answer
 from csd.evaluate.pass_at_k import maj_at_k, mean_interval, pass_at_k
 from csd.evaluate.problems.tasks import Problem, Task
@@ -215,12 +215,11 @@ def _row(
     chat: bool,
 ) -> dict:
     served = len(out) > 0
-    if served and problem.tests is not None:
-        decision = Decision(None, 0, 0, _test(problem, problem.tests, out, limited, chat))
-    elif served:
+    if served and problem.tests is None:
         decision = vote(out, task.extract, limited=limited)
     else:
-        decision = Decision(None, 0, 0, [None] * num_samples)
+        none: list[str | None] = [None] * num_samples
+        decision = Decision(None, 0, 0, _test(problem, out, limited, chat) if served else none)
     return {
         "problem": problem.index,
         "question": problem.question,
@@ -240,11 +239,10 @@ def _row(
     }
 
 
-def _test(
-    problem: Problem, tests: Suite, out: Samples, limited: bool, chat: bool
-) -> list[str | None]:
+def _test(problem: Problem, out: Samples, limited: bool, chat: bool) -> list[str | None]:
     """Results of the samples' programs; None for a sample without one."""
-    prompt = str(problem.prompt)
+    prompt, tests = str(problem.prompt), problem.tests
+    assert tests is not None
 
     def program(sample: Sample) -> str | None:
         if not counts(sample, limited):
@@ -276,6 +274,24 @@ def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> di
     drawn_samples = sum(len(r["correct"]) for r in rows)
     reasons = Counter(reason for r in rows for reason in r["finish_reasons"])
     tokens, steps, seconds = (sum(r[k] for r in rows) for k in ("tokens", "steps", "seconds"))
+    per_sample = tokens / max(drawn_samples, 1)
+
+    def at_k(k: int) -> dict:
+        """Accuracy and cost of k samples per problem."""
+        whole = k == num_samples
+        votes = passed = None
+        # programs have no vote
+        if voted:
+            right = [float(r["vote_correct"]) if whole else _maj(r, count, k) for r in rows]
+            votes = mean_interval(right, 1 if whole else count)
+        if k <= count:
+            passed = mean_interval([pass_at_k(r["correct"][:count], k) for r in rows], count)
+        # with all samples, the actual tokens: a vote that was decided early took fewer
+        cost = tokens if whole else k * per_sample * len(rows)
+        # the seconds are the run's, by the share of the tokens
+        share = seconds * cost / max(tokens, 1)
+        return {"k": k, "maj_at_k": votes, "pass_at_k": passed, "tokens": cost, "seconds": share}
+
     return {
         "problems": len(rows),
         "samples": num_samples,
@@ -287,47 +303,13 @@ def summary(rows: list[dict], num_samples: int, until: Vote | None = None) -> di
         # shares of the samples
         "finish_reasons": {k: n / reasons.total() for k, n in sorted(reasons.items())},
         "by_k": [
-            at_k(rows, k, count, num_samples, tokens / max(drawn_samples, 1), seconds, voted)
+            at_k(k)
             for k in sorted({*(2**i for i in range(count.bit_length())), count, num_samples})
         ],
         "tokens": tokens,
         "tau": tokens / max(steps, 1),
         "seconds": seconds,
         "tokens_per_second": tokens / max(seconds, 1e-9),
-    }
-
-
-def at_k(
-    rows: list[dict],
-    k: int,
-    count: int,
-    num_samples: int,
-    tokens: float,
-    seconds: float,
-    voted: bool = True,
-) -> dict:
-    """Accuracy and cost of k samples per problem. count: number of samples to average over.
-
-    tokens: mean tokens of a sample. seconds: of the whole run; the cost of k samples is their
-    share, by tokens. voted: False for programs, which have no vote.
-    """
-    whole = k == num_samples
-    votes = None
-    if voted:
-        right = [float(r["vote_correct"]) if whole else _maj(r, count, k) for r in rows]
-        votes = mean_interval(right, 1 if whole else count)
-    passed = None
-    if k <= count:
-        passed = mean_interval([pass_at_k(r["correct"][:count], k) for r in rows], count)
-    total = sum(r["tokens"] for r in rows)
-    # with all samples, the actual tokens: a vote that was decided early took fewer
-    cost = total if whole else k * tokens * len(rows)
-    return {
-        "k": k,
-        "maj_at_k": votes,
-        "pass_at_k": passed,
-        "tokens": cost,
-        "seconds": seconds * cost / max(total, 1),
     }
 
 

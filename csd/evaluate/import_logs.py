@@ -58,7 +58,6 @@ def _trace(row: dict, problem: int, tokenizer: Any, chat: bool, temperature: flo
 
 
 def _tokens(completion: Any, prompt: list[int], tokenizer: Any) -> list[int]:
-    """Token ids of one completion."""
     if isinstance(completion, dict):
         message = completion.get("message")
         text = message.get("content") if isinstance(message, dict) else completion.get("text")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, cast
 
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
@@ -146,10 +146,6 @@ class ResumedFile:
             raise
 
 
-class _Settings(TypedDict):
-    settings: dict
-
-
 def _line(row: dict) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
@@ -165,7 +161,7 @@ def _parsed(
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         with naming(f"{path}, line {number}"):
             row: Any = parse(line, Any)
-            if number == 1 and not fits(row, _Settings):
+            if number == 1 and not (fits(row, dict) and fits(row.get("settings"), dict)):
                 break
             if number > 1:
                 check(number - 2, row)

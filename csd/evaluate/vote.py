@@ -90,11 +90,16 @@ def counts(sample: Sample, limited: bool) -> bool:
     return sample.finish_reason != "error" and (limited or sample.finish_reason != "length")
 
 
-def probability(sample: Sample) -> float:
-    """exp of the mean log-probability per token, the weight of Wang et al. 2022 (2203.11171)."""
+def mean_logprob(sample: Sample) -> float:
+    """Mean log-probability of a sample's tokens, including the end token."""
     if not sample.logprobs:
         raise ValueError(f"sample {sample.index} has no tokens, so no mean log-probability")
-    mean = sum(sample.logprobs) / len(sample.logprobs)
+    return sum(sample.logprobs) / len(sample.logprobs)
+
+
+def probability(sample: Sample) -> float:
+    """exp of the mean log-probability per token, the weight of Wang et al. 2022 (2203.11171)."""
+    mean = mean_logprob(sample)
     # slightly above 0 is rounding
     if not mean < 1e-3:
         raise ValueError(
@@ -151,8 +156,7 @@ def vote(
             votes[answer] = votes.get(answer, 0) + (1 if weight is None else _of(weight, sample))
     if not votes:
         return Decision(None, 0, 0, answers, thoughts_cut, limited=without)
-    best = _leader(votes)
-    second = max((votes[answer] for answer in votes if answer != best), default=0)
+    best, second = _leader(votes)
     return Decision(best, votes[best], sum(votes.values()), answers, thoughts_cut, second, without)
 
 
@@ -196,12 +200,7 @@ class Vote:
         """True if the first samples, `prefix`, decide the vote of `total` samples."""
         return self._decided(prefix, total, self._read)
 
-    def _decided(
-        self,
-        prefix: list[Sample],
-        total: int,
-        read: Callable[[str], tuple[str, Labels] | None],
-    ) -> bool:
+    def _decided(self, prefix: list[Sample], total: int, read: Callable) -> bool:
         votes: dict[Key, int] = {}
         distinct = Answers()
         for sample in prefix:
@@ -213,7 +212,7 @@ class Vote:
         if not votes:
             return len(prefix) >= total
         order = list(votes)
-        leader = _leader(votes)
+        leader, second = _leader(votes)
         left = total - len(prefix)
         # an answer that occurred later loses a tie; so does an answer that has not occurred yet
         settled = left <= votes[leader] and all(
@@ -223,7 +222,6 @@ class Vote:
         )
         if settled or self.confidence is None:
             return settled
-        second = max((votes[a] for a in order if a != leader), default=0)
         return _more_likely(votes[leader], second) >= self.confidence
 
     def least(self, total: int) -> int:
@@ -239,9 +237,11 @@ class Vote:
         return least
 
 
-def _leader(votes: Mapping[Any, float]) -> Any:
+def _leader(votes: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """The first answer with the most votes, and the votes of the next one."""
     # dicts keep insertion order, and max returns the first of equal values
-    return max(votes, key=lambda answer: votes[answer])
+    best = max(votes, key=lambda answer: votes[answer])
+    return best, max((votes[answer] for answer in votes if answer != best), default=0)
 
 
 def _compared(extract: str | Callable, answer: str) -> tuple[str, Labels]:

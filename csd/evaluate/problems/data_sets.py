@@ -6,7 +6,6 @@ machine or the hub.
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,17 +91,17 @@ class Source:
         prefix: text of worked examples in front of each question. Raises ValueError, naming the
         row and the key, ImportError without `datasets`, and its errors.
         """
-        ask = None if prefix is None else asker(prefix, self.task)
+        ask = None if prefix is None else lambda text: f"{prefix}{self.task.shot.format(text)}"
         if self.is_file:
             return read(self.name, self.task, ask), digest(self.name)
-        rows = self._rows("test")
+        rows = rows_of(self.name, "test", self.task_name)
         data = "".join(json.dumps(row, sort_keys=True, default=str) + "\n" for row in rows)
         numbered = ((f"{self.name}, row {i}", row) for i, row in enumerate(rows))
         problems = problems_of(numbered, self.name, self.task, ask)
         return problems, hashlib.sha256(data.encode()).hexdigest()
 
     def shots(self, count: int) -> str:
-        """Text of the first `count` examples of the train split, as `asker` continues it.
+        """Text of the first `count` examples of the train split, as `read` continues it.
 
         Raises ValueError if the data set has no worked examples, or fewer.
         """
@@ -112,7 +111,7 @@ class Source:
                 f"shots needs a data set with worked examples in a train split, such as gsm8k; "
                 f"{self.name} has none: give their text as prompt_file"
             )
-        rows = self._rows("train")[:count]
+        rows = rows_of(self.name, "train", self.task_name)[:count]
         if len(rows) < count:
             raise ValueError(f"shots must be at most {len(rows)}, the train split, got {count}")
         return "".join(
@@ -127,9 +126,6 @@ class Source:
                 f"got {shown(row.get(key))}"
             )
         return row[key]
-
-    def _rows(self, split: str) -> list[dict]:
-        return rows_of(self.name, split, self.task_name)
 
 
 def rows_of(name: str, split: str, task: str) -> list[dict]:
@@ -153,8 +149,12 @@ def rows_of(name: str, split: str, task: str) -> list[dict]:
                     ) from error
                 raise
     folder = Path(name)
-    saved = any((folder / file).exists() for file in ("dataset_dict.json", "state.json"))
-    splits: Any = datasets.load_from_disk(str(folder)) if saved else _load(folder, task)
+    if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
+        splits: Any = datasets.load_from_disk(str(folder))
+    else:
+        known = datasets.get_dataset_config_names(str(folder))
+        config = _CONFIGS.get(task)
+        splits = datasets.load_dataset(str(folder), config if config in known else None)
     if isinstance(splits, datasets.Dataset):
         splits = {str(splits.split or "train"): splits}
     if split == "test" and len(splits) == 1:
@@ -162,16 +162,3 @@ def rows_of(name: str, split: str, task: str) -> list[dict]:
     if split not in splits:
         raise ValueError(f"{name} must have a split {split!r}, got {', '.join(map(repr, splits))}")
     return list(splits[split])
-
-
-def _load(folder: Path, task: str) -> Any:
-    import datasets
-
-    config = _CONFIGS.get(task)
-    known = datasets.get_dataset_config_names(str(folder))
-    return datasets.load_dataset(str(folder), config if config in known else None)
-
-
-def asker(prefix: str, task: Task) -> Callable[[str], str]:
-    """Function that returns the prompt of a question: worked examples, then the question."""
-    return lambda question: prefix + task.shot.format(question)

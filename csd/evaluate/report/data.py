@@ -1,4 +1,4 @@
-"""Data of the page, computed from the output of `csd sample --json`."""
+"""Data of the page and of its charts, computed from the output of `csd sample --json`."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -8,7 +8,18 @@ from csd.evaluate.vote import Decision, vote
 from csd.utils import check as schema
 from csd.utils.check import AtLeast, Between, Token
 
-SOURCES = ("sampled", "own", "sibling", "prompt", "history", "model", "prior")
+# where a token may come from, and its name on the page
+SOURCES = {
+    "sampled": "sampled, not drafted",
+    "own": "drafted from the sample itself",
+    "sibling": "drafted from a sibling",
+    "prompt": "drafted from the prompt",
+    "history": "drafted from an earlier call's sample",
+    "model": "drafted by a draft model",
+    "prior": "drafted from answers to other prompts",
+}
+# of a draft's node, or of a token; "" if it was sampled
+Source = Literal["", "own", "sibling", "prompt", "history", "model", "prior"]
 
 Count = Annotated[int, Between(0, 2**53)]
 # limited, since the page has one bar per step
@@ -41,7 +52,7 @@ class _Draft(TypedDict):
     tokens: list[Token]
     parents: list[Annotated[int, Between(-1, 63)]]
     probabilities: list[Annotated[float, Between(0, 1)]]
-    sources: list[Literal["", "own", "sibling", "prompt", "history", "model", "prior"]]
+    sources: list[Source]
     path: list[Annotated[int, Between(0, 63)]]
 
 
@@ -52,7 +63,7 @@ class SampleOutput(TypedDict):
     tokens: list[list[Token]]
     logprobs: list[list[float | None]]  # None for a token without probability
     finish_reasons: list[str]
-    sources: list[list[Literal["", "own", "sibling", "prompt", "history", "model", "prior"]]]
+    sources: list[list[Source]]
     steps: list[list[Step]]
     prompt_ids: list[Token]
     pieces: dict[str, str]  # by token id
@@ -77,23 +88,14 @@ def check(result: Any) -> None:
 
 def _together(result: Any) -> None:
     """Check that lists over the same samples or tokens have equal lengths."""
-    tokens = result["tokens"]
-    for name in (
-        "texts",
-        "logprobs",
-        "finish_reasons",
-        "sources",
-        "steps",
-        "characters",
-        "drafts",
-        "forced",
-    ):
+    tokens, of_tokens = result["tokens"], ("logprobs", "sources", "steps")
+    for name in (*of_tokens, "texts", "finish_reasons", "characters", "drafts", "forced"):
         if len(result.get(name, tokens)) != len(tokens):
             raise ValueError(
                 f"must have one entry of {name!r} per sample ({len(tokens)}), got "
                 f"{len(result[name])}"
             )
-    for name in ("logprobs", "sources", "steps"):
+    for name in of_tokens:
         for i, (of, ids) in enumerate(zip(result[name], tokens, strict=True)):
             if len(of) != len(ids):
                 raise ValueError(
@@ -142,9 +144,18 @@ def decision(result: dict) -> Decision:
     )
 
 
-def tokens_per_step(result: dict) -> dict:
-    """Lists over steps: `live` samples, and committed tokens from each of SOURCES; "model" and
-    "prior" only if they drafted."""
+def votes(decision: Decision) -> list[dict[str, Any]]:
+    """Answers with their samples, most votes first, None last: dicts of answer, samples, voted."""
+    names: dict[str | None, list[int]] = {}
+    for i, answer in enumerate(decision.answers):
+        names.setdefault(answer, []).append(i)
+    order = sorted(names, key=lambda a: (a is None, -len(names[a]), names[a][0]))
+    won = None if decision.tied else decision.answer
+    return [{"answer": a, "samples": names[a], "voted": a is not None and a == won} for a in order]
+
+
+def steps(result: dict) -> dict[str, Any]:
+    """Lists over steps: `live` samples in flight, and tokens per live sample from each source."""
     last = max((s[-1] for s in result["steps"] if s), default=0)
     counts = {source: [0] * last for source in SOURCES}
     live = [0] * last
@@ -153,28 +164,30 @@ def tokens_per_step(result: dict) -> dict:
             counts[source or "sampled"][step - 1] += 1
         for step in set(steps):
             live[step - 1] += 1
-    for source in ("model", "prior"):
-        if not any(counts[source]):
-            del counts[source]
-    return {"live": live, **counts}
+    shares = {
+        source: [c / max(n, 1) for c, n in zip(values, live, strict=True)]
+        for source, values in counts.items()
+        if any(values)
+    }
+    return {"live": live, "sources": shares}
 
 
 def divergence(tokens: list[list[int]]) -> list[dict]:
     """Tree of the samples' common prefixes; each node is a run of tokens without a fork.
 
-    A node has id, parent (-1 for the root), the samples that pass it, and [start, end), the
-    positions of the tokens that these share. The root is the common prefix of all samples.
+    A node has its depth, the samples that pass it, and [start, end), the positions of the tokens
+    that these share. It comes before those that go on from it; the first is the root, the common
+    prefix of all samples.
     """
     nodes: list[dict] = []
     # no recursion: every sample may fork once, which makes the tree deep
-    waiting = [(-1, list(range(len(tokens))), 0)]
+    waiting = [(0, list(range(len(tokens))), 0)]
     while waiting:
-        parent, samples, start = waiting.pop()
+        depth, samples, start = waiting.pop()
         end = start
         while len({_at(tokens[i], end) for i in samples}) == 1 and end < len(tokens[samples[0]]):
             end += 1
-        number = len(nodes)
-        nodes.append(dict(id=number, parent=parent, samples=samples, start=start, end=end))
+        nodes.append(dict(depth=depth, start=start, end=end, samples=samples))
         if len(samples) == 1:
             continue
         branches: dict[int | None, list[int]] = {}
@@ -182,8 +195,17 @@ def divergence(tokens: list[list[int]]) -> list[dict]:
             branches.setdefault(_at(tokens[i], end), []).append(i)
         # samples that are equal up to their end do not fork
         if len(branches) > 1:
-            waiting += [(number, branch, end) for branch in reversed(branches.values())]
+            waiting += [(depth + 1, branch, end) for branch in reversed(branches.values())]
     return nodes
+
+
+def shared_runs(result: dict) -> list[dict]:
+    """Nodes of the divergence with their texts."""
+    nodes = divergence(result["tokens"])
+    return [
+        node | {"text": text_between(result, node["samples"][0], node["start"], node["end"])}
+        for node in nodes
+    ]
 
 
 def alone_from(tokens: list[list[int]]) -> list[int | None]:

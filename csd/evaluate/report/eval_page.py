@@ -11,30 +11,9 @@ from pathlib import PurePath
 from string import Template
 
 from csd.evaluate.evaluation import ALONE, summary
+from csd.evaluate.report.page import facts_list
 from csd.evaluate.vote import Vote
 
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>csd eval</title>
-<style>$style</style>
-</head>
-<body>
-<h1>$headline</h1>
-<p class="lead">$lead</p>
-<dl>$facts</dl>
-<h2>By the number of samples</h2>
-<div class="scroll">$table</div>
-<h2>The problems</h2>
-<p class="note">Each answer with the number of samples that gave it; right answers are green.
-A click shows the texts.</p>
-<div class="problems">$problems</div>
-</body>
-</html>
-""")
 # settings of a run that the page shows
 _FACTS = ("model", "task", "temperature", "top_p", "max_new_tokens", "seed")
 
@@ -57,16 +36,14 @@ def eval_page(settings: dict, rows: list[dict]) -> str:
     )
     if figures["limited"]:
         lead += f", and {figures['limited']} were cut at max_new_tokens"
-    return _PAGE.substitute(
-        style=(files("csd.evaluate.report") / "report.css").read_text("utf-8"),
+    here = files("csd.evaluate.report")
+    return Template((here / "eval.html").read_text("utf-8")).substitute(
+        style=(here / "report.css").read_text("utf-8"),
         headline=f"{_count(len(rows))}, {settings['num_samples']} samples each: "
         f"{_accuracy(figures)}, {figures['tokens_per_second']:.0f} tokens per second, "
         f"{figures['seconds']:.1f} s",
         lead=lead + ".",
-        facts="".join(
-            f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"
-            for k, v in facts.items()
-        ),
+        facts=facts_list(facts),
         table=_table(figures["by_k"], len(rows)),
         problems="".join(map(_problem, rows)),
     )

@@ -5,10 +5,11 @@ import json
 from importlib.resources import files
 from pathlib import PurePath
 from string import Template
+from typing import Any
 
 from csd.engine.results.result import Samples, to_json
 from csd.engine.results.stats import sampling_seconds
-from csd.evaluate.report import data, figures
+from csd.evaluate.report import data
 
 # log-probability of a token without probability, in place of null
 NEVER = -9999.0
@@ -32,9 +33,9 @@ def page(result: dict) -> str:
         "tokens": result["tokens"],
         "drafts": result.get("drafts"),
         "figures": {
-            "votes": figures.votes(decision),
-            "steps": figures.steps(result),
-            "divergence": figures.divergence(result),
+            "votes": data.votes(decision),
+            "steps": data.steps(result),
+            "divergence": data.shared_runs(result),
         },
     }
     facts = {
@@ -53,10 +54,7 @@ def page(result: dict) -> str:
         lead=_lead(stats),
         shares=_shares(stats),
         legend=_legend(stats),
-        facts="".join(
-            f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>"
-            for k, v in facts.items()
-        ),
+        facts=facts_list(facts),
         prompt=html.escape(prompt),
         # fold a long prompt, which would push the samples off the first screen
         open=" open" if len(prompt) < 600 else "",
@@ -67,6 +65,12 @@ def page(result: dict) -> str:
             f"<script>{(here / name).read_text('utf-8')}</script>" for name in SCRIPTS
         ),
     )
+
+
+def facts_list(facts: dict[str, Any]) -> str:
+    """HTML of names and values."""
+    texts = ((html.escape(name), html.escape(str(value))) for name, value in facts.items())
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in texts)
 
 
 def page_of(out: Samples) -> str:
@@ -91,30 +95,23 @@ def _headline(result: dict) -> str:
 
 
 def _lead(stats: dict) -> str:
-    return _drafts(stats) + _shared_rows(stats)
-
-
-def _shared_rows(stats: dict) -> str:
-    """Sentence on the rows that equal texts shared, or nothing if they shared none."""
+    """Sentences on what was drafted, and on the rows that equal texts shared, if any."""
+    lead = "Nothing was drafted: plain sampling, one token per sample and step."
+    if stats["nodes_proposed"]:
+        lead = (
+            "csd drafts tokens of each sample from the other samples of the prompt, and accepts a "
+            "draft only where it equals the model's own sample, so the texts are those of plain "
+            f"sampling. {stats['nodes_accepted']:,} of {stats['nodes_proposed']:,} drafted tokens "
+            f"were accepted, so {stats['tokens']:,} tokens took {stats['sample_steps']:,} passes "
+            f"of a sample through the model instead of {stats['tokens']:,}."
+        )
     rows, alone = stats.get("rows", 0), stats["sample_steps"] + stats["nodes_proposed"]
-    if not 0 < rows < alone:
-        return ""
-    return (
-        f" Samples with equal text share rows of the model: it computed {rows:,} rows in place of "
-        f"{alone:,}."
-    )
-
-
-def _drafts(stats: dict) -> str:
-    if not stats["nodes_proposed"]:
-        return "Nothing was drafted: plain sampling, one token per sample and step."
-    return (
-        "csd drafts tokens of each sample from the other samples of the prompt, and accepts a "
-        "draft only where it equals the model's own sample, so the texts are those of plain "
-        f"sampling. {stats['nodes_accepted']:,} of {stats['nodes_proposed']:,} drafted tokens "
-        f"were accepted, so {stats['tokens']:,} tokens took {stats['sample_steps']:,} passes of a "
-        f"sample through the model instead of {stats['tokens']:,}."
-    )
+    if 0 < rows < alone:
+        lead += (
+            " Samples with equal text share rows of the model: it computed "
+            f"{rows:,} rows in place of {alone:,}."
+        )
+    return lead
 
 
 def _counts(stats: dict) -> dict[str, int]:
@@ -133,7 +130,7 @@ def _shares(stats: dict) -> str:
 
 def _legend(stats: dict) -> str:
     return "".join(
-        f'<li><i style="background:var(--{source})"></i>{figures.NAMES[source]} '
+        f'<li><i style="background:var(--{source})"></i>{data.SOURCES[source]} '
         f"{count / stats['tokens']:.0%}</li>"
         for source, count in _counts(stats).items()
     )
@@ -141,14 +138,13 @@ def _legend(stats: dict) -> str:
 
 def _samples(result: dict, decision: data.Decision) -> list[dict]:
     answers = dict(enumerate(decision.answers))
+    won = None if decision.tied else decision.answer
     alone = data.alone_from(result["tokens"])
     return [
         {
             "finish": result["finish_reasons"][i],
             "answer": answers.get(i),
-            "voted": decision.answer is not None
-            and not decision.tied
-            and answers.get(i) == decision.answer,
+            "voted": won is not None and answers.get(i) == won,
             "alone": alone[i],
             "steps": result["steps"][i],
             "sources": [s or "sampled" for s in result["sources"][i]],

@@ -16,7 +16,7 @@ from csd.evaluate.answers.extract import EXTRACTORS, answer_of
 from csd.evaluate.evaluation import Results
 from csd.evaluate.problems.tasks import TASKS, read
 from csd.evaluate.replay import gain
-from csd.evaluate.report import data, figures
+from csd.evaluate.report import data
 from csd.evaluate.resumable_results import ResumedFile, _check_line
 from csd.research.baselines.rest import Datastore
 from csd.traces.history import History
@@ -104,9 +104,9 @@ def report_of(path):
     result = read_file(path, dict)
     with naming(str(path)):
         data.check(result)
-    figures.votes(data.decision(result))
-    figures.steps(result)
-    figures.divergence(result)
+    data.votes(data.decision(result))
+    data.steps(result)
+    data.shared_runs(result)
     json.dumps(result, ensure_ascii=False).encode()
 
 

@@ -92,7 +92,7 @@ def test_the_page_in_chromium(place, browser):
 
     # the charts are drawn
     committed = sum(map(len, run["steps"]))
-    live = data.tokens_per_step(run)["live"]
+    live = data.steps(run)["live"]
     bars = shown.locator("#steps rect").evaluate_all(
         "e => e.map(x => [Number(x.dataset.step), Number(x.dataset.value)])"
     )

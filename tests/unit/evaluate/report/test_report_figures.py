@@ -1,10 +1,11 @@
 """Figures of a report: what its page draws, from the tokens, steps and votes of a run."""
 
 import json
+from itertools import pairwise
 
 from helpers.targets import slow
 
-from csd.evaluate.report import data, figures, page
+from csd.evaluate.report import data, page
 from csd.evaluate.vote import Decision
 
 TEXT = [[1, 2, 3, 4], [1, 2, 5], [1, 2, 3, 6, 7], [1, 2, 5]]
@@ -33,11 +34,14 @@ def test_samples_diverge_where_their_tokens_do():
         (3, 5, (2,)),
         (2, 3, (1, 3)),
     }
-    assert nodes[0]["parent"] == -1
-    for node in nodes[1:]:
-        parent = nodes[node["parent"]]
-        assert parent["end"] == node["start"]
-        assert {*node["samples"]} < {*parent["samples"]}
+    # the nodes above a node come before it
+    path: list = []
+    for node in nodes:
+        path[node["depth"] :] = [node]
+        assert len(path) == node["depth"] + 1
+        for parent, child in pairwise(path):
+            assert parent["end"] == child["start"]
+            assert {*child["samples"]} < {*parent["samples"]}
     assert data.alone_from(TEXT) == [3, None, 3, None]
 
 
@@ -53,20 +57,15 @@ def test_a_sample_that_ends_where_others_go_on():
 
 def test_tokens_per_step_by_source():
     result = {"steps": [[1, 1, 2], [1, 3]], "sources": [["own", "", ""], ["sibling", ""]]}
-    assert data.tokens_per_step(result) == {
+    assert data.steps(result) == {
         "live": [2, 1, 1],
-        "sampled": [1, 1, 1],
-        "own": [1, 0, 0],
-        "sibling": [1, 0, 0],
-        "prompt": [0, 0, 0],
-        "history": [0, 0, 0],
+        "sources": {"sampled": [0.5, 1, 1], "own": [0.5, 0, 0], "sibling": [0.5, 0, 0]},
     }
 
 
 def test_draft_model_tokens_are_a_series_of_their_own():
     result = {"steps": [[1, 1, 2]], "sources": [["model", "", ""]]}
-    assert data.tokens_per_step(result)["model"] == [1, 0]
-    assert figures.steps(result) == {
+    assert data.steps(result) == {
         "live": [1, 1],
         "sources": {"sampled": [1, 1], "model": [1, 0]},
     }
@@ -74,7 +73,7 @@ def test_draft_model_tokens_are_a_series_of_their_own():
 
 def test_answers_are_in_the_order_of_their_votes():
     long = "x" * 600
-    found = figures.votes(Decision(long + "1", 2, 3, [None, long + "2", long + "1", long + "1"]))
+    found = data.votes(Decision(long + "1", 2, 3, [None, long + "2", long + "1", long + "1"]))
     assert [(v["samples"], v["voted"]) for v in found] == [
         ([2, 3], True),
         ([1], False),
@@ -83,12 +82,12 @@ def test_answers_are_in_the_order_of_their_votes():
     assert found[2]["answer"] is None
     # where two answers lead, none is marked
     tied = Decision("1", 1, 2, ["1", "2"], second=1)
-    assert not any(v["voted"] for v in figures.votes(tied))
+    assert not any(v["voted"] for v in data.votes(tied))
 
 
 def test_lines_of_shared_runs_are_in_the_order_of_a_tree():
     pieces = {str(i): f"{i} " for i in range(9)}
-    lines = figures.divergence({"tokens": TEXT, "pieces": pieces})
+    lines = data.shared_runs({"tokens": TEXT, "pieces": pieces})
     assert [(n["depth"], n["text"], n["samples"]) for n in lines] == [
         (0, "1 2 ", [0, 1, 2, 3]),
         (1, "3 ", [0, 2]),
