@@ -127,9 +127,8 @@ def draw_rows(
         keep=keep,
         known=known and [known[run[0]] for run in runs],
     )
-    drawn: dict[int, Sample] = {}
-    for run, samples in zip(runs, results, strict=True):
-        drawn.update(zip(run, samples, strict=True))
+    pairs = zip(runs, results, strict=True)
+    drawn = dict(pair for run, samples in pairs for pair in zip(run, samples, strict=True))
     return [drawn[i] for i in range(len(rows))]
 
 

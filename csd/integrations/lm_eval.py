@@ -8,7 +8,6 @@ takes the arguments of `lm_eval`. In Python, importing this module registers the
 
 import logging
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -113,7 +112,8 @@ class CSDLM(HFLM):
     def _parse(self, context: str, kwargs: dict) -> tuple[list[int], SamplingParams, list[str]]:
         """Returns token ids, parameters and stop strings of a request."""
         options = normalize_gen_kwargs(kwargs, self.max_gen_toks)
-        until = [s for s in _listed(options.pop("until", None)) if s]
+        until = options.pop("until", None) or []
+        until = [s for s in ([until] if isinstance(until, str) else until) if s]
         longest = options.pop("max_gen_toks")
         sample = options.pop("do_sample")
         for name in sorted(set(options) - set(FILTERS)):
@@ -144,10 +144,6 @@ def _log(samples: list[Sample], seconds: float) -> None:
         seconds,
         tokens / max(steps, 1),
     )
-
-
-def _listed(until: str | Iterable[str] | None) -> list[str]:
-    return [until] if isinstance(until, str) else list(until or ())
 
 
 if __name__ == "__main__":

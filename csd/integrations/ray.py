@@ -22,6 +22,7 @@ from csd.utils.lazy import check_installed
 from csd.utils.other_names import unknown_argument
 
 _RUNNING = {"budget", "speculate", "drafter", "prior"}
+_COLUMNS = {"first_sample", "history"}
 _OWN = {"prompt", "chat_template_kwargs", "engine", "on_error"}
 
 
@@ -148,13 +149,9 @@ class Sampler:
         check_installed("pyarrow", "ray", "csd.integrations.ray.Sampler")
         import pyarrow as pa
 
-        first = [0] * len(table)
-        if "first_sample" in table.column_names:
-            first = table["first_sample"].to_pylist()
-        history = None
-        if "history" in table.column_names:
-            history = table["history"].to_pylist()
-        results = self.draw(table[self.prompt].to_pylist(), first, history)
+        lists = {name: table[name].to_pylist() for name in table.column_names if name in _COLUMNS}
+        first = lists.get("first_sample", [0] * len(table))
+        results = self.draw(table[self.prompt].to_pylist(), first, lists.get("history"))
         columns = {
             "texts": (pa.string(), [r.texts for r in results]),
             "tokens": (pa.list_(pa.int64()), [r.tokens for r in results]),

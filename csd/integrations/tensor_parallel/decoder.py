@@ -70,7 +70,7 @@ class ParallelDecoder(Norms):
                 raise ValueError(
                     f"{name}={getattr(whole, name)} cannot be divided evenly among {ranks} ranks"
                 )
-        parallelize_module(model, mesh, _plan(whole.layers))
+        parallelize_module(model, mesh, _plan())
         model.to(link.device)
         # attention and the caches have the rank's own heads only
         self.config = replace(whole, heads=whole.heads // ranks, kv_heads=whole.kv_heads // ranks)
@@ -105,9 +105,7 @@ class ParallelDecoder(Norms):
         nowhere = torch.zeros_like(position)
         for i, w in enumerate(self._layers):
             x, residual = self._normed(ops, x, w.input_norm, residual)
-            q = linear(x, *w.q).view(M, c.heads, c.head_dim)
-            k = linear(x, *w.k).view(M, c.kv_heads, c.head_dim)
-            v = linear(x, *w.v).view(M, c.kv_heads, c.head_dim)
+            q, k, v = (linear(x, *shard).view(M, -1, c.head_dim) for shard in w.qkv)
             if c.qk_norm:
                 q, _ = ops.rms_norm(q, w.q_norm, c.norm_eps)
                 k, _ = ops.rms_norm(k, w.k_norm, c.norm_eps)
@@ -116,7 +114,7 @@ class ParallelDecoder(Norms):
             attended = attend(i, q, **properties_of(c, i)).reshape(M, c.heads * c.head_dim)
             x = self._left(ops, self._sum(linear(attended, *w.out)))
             x, residual = self._normed(ops, x, w.post_norm, residual)
-            gate_up = torch.cat([linear(x, *w.gate), linear(x, *w.up)], dim=-1)
+            gate_up = torch.cat([linear(x, *shard) for shard in w.gate_up], dim=-1)
             x = self._left(ops, self._sum(linear(ops.swiglu(gate_up), *w.down)))
         return ops.rms_norm(x, self.norm, c.norm_eps, residual)[0]
 
@@ -171,15 +169,12 @@ class _Shards:
     """A rank's shards of a layer's weights: (matrix, bias) tuples, views of the DTensors."""
 
     input_norm: torch.Tensor  # [hidden]
-    q: tuple  # [H D / W, hidden], [H D / W] or None
-    k: tuple
-    v: tuple
+    qkv: list[tuple]  # [H D / W, hidden], [H D / W] or None; with K heads; with K heads
     q_norm: torch.Tensor | None  # [D]
     k_norm: torch.Tensor | None
     out: tuple  # [hidden, H D / W]
     post_norm: torch.Tensor
-    gate: tuple  # [F / W, hidden]
-    up: tuple
+    gate_up: list[tuple]  # [F / W, hidden] twice
     down: tuple  # [hidden, F / W]
 
     @classmethod
@@ -187,15 +182,12 @@ class _Shards:
         a, mlp = layer.self_attn, layer.mlp
         return cls(
             input_norm=layer.input_layernorm.weight.data,
-            q=_local(a.q_proj),
-            k=_local(a.k_proj),
-            v=_local(a.v_proj),
+            qkv=[*map(_local, (a.q_proj, a.k_proj, a.v_proj))],
             q_norm=a.q_norm.weight.data if hasattr(a, "q_norm") else None,
             k_norm=a.k_norm.weight.data if hasattr(a, "k_norm") else None,
             out=_local(a.o_proj),
             post_norm=layer.post_attention_layernorm.weight.data,
-            gate=_local(mlp.gate_proj),
-            up=_local(mlp.up_proj),
+            gate_up=[*map(_local, (mlp.gate_proj, mlp.up_proj))],
             down=_local(mlp.down_proj),
         )
 
@@ -205,16 +197,12 @@ def _local(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     return linear.weight.data.to_local(), bias
 
 
-def _plan(layers: int) -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {
+def _plan() -> dict[str, ParallelStyle]:
+    by_column = "self_attn.q_proj self_attn.k_proj self_attn.v_proj mlp.gate_proj mlp.up_proj"
+    by_row = "self_attn.o_proj mlp.down_proj"
+    return {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
+        **{f"model.layers.*.{name}": ColwiseParallel() for name in by_column.split()},
+        **{f"model.layers.*.{name}": RowwiseParallel() for name in by_row.split()},
     }
-    for i in range(layers):
-        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
-            plan[f"model.layers.{i}.{name}"] = ColwiseParallel()
-        for name in ("mlp.gate_proj", "mlp.up_proj"):
-            plan[f"model.layers.{i}.{name}"] = ColwiseParallel()
-        for name in ("self_attn.o_proj", "mlp.down_proj"):
-            plan[f"model.layers.{i}.{name}"] = RowwiseParallel()
-    return plan

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from csd.engine.generate import engine_for
 from csd.engine.options import SamplingOptions, read_options
@@ -156,8 +157,9 @@ def hf_generate(
     )
     if streamer is not None:
         streamer.end()
-    new = _padded([s.tokens for s in samples], _pad_id(generation_config), input_ids)
-    sequences = torch.cat([input_ids, new], dim=1)
+    tokens = [torch.tensor(s.tokens) for s in samples]
+    new = pad_sequence(tokens, batch_first=True, padding_value=_pad_id(generation_config))
+    sequences = torch.cat([input_ids, new.to(input_ids)], dim=1)
     if not generation_config.return_dict_in_generate:
         return sequences
 
@@ -206,15 +208,6 @@ def _pad_id(config: Any) -> int:
             return ids if isinstance(ids, int) else ids[0]
     # without end tokens every row has the same length, and nothing is padded
     return 0
-
-
-def _padded(tokens: list[list[int]], pad: int, like: torch.Tensor) -> torch.Tensor:
-    longest = max(map(len, tokens))
-    return torch.tensor(
-        [row + [pad] * (longest - len(row)) for row in tokens],
-        dtype=like.dtype,
-        device=like.device,
-    )
 
 
 def _to_streamer(streamer: Any) -> OnTokens | None:

@@ -119,14 +119,10 @@ _FORWARDS = (_norm_forward, _mlp_forward, _attention_forward)
 
 
 def _rotating_forward(cls: Any) -> Callable:
-    # a model unpickled in a process without `apply_kernels` first gets here in its forward
-    if cls not in _rotating:
-        _rotating[cls] = _with_rotary(cls)
-    return _rotating[cls]
-
-
-def _with_rotary(cls: Any) -> Callable:
     """Copy of the class's forward whose global name of the rotary embedding refers to csd's."""
+    # a model unpickled in a process without `apply_kernels` first gets here in its forward
+    if cls in _rotating:
+        return _rotating[cls]
     stock = cls.forward
     if ROTARY not in stock.__code__.co_names:
         raise TypeError(
@@ -137,7 +133,7 @@ def _with_rotary(cls: Any) -> Callable:
         stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__
     )
     forward.__kwdefaults__ = stock.__kwdefaults__
-    return forward
+    return _rotating.setdefault(cls, forward)
 
 
 def _rotary(

@@ -20,24 +20,11 @@ import torch
 
 
 class Rewards:
-    """Rewards of the rows of one batch, by a trainer's reward functions.
+    """Rewards of the rows of one batch, by one of a trainer's reward functions.
 
-    functions: the trainer's. rows: number of completions of its process.
+    rows: number of completions of the trainer's process.
     """
 
-    def __init__(self, functions: list[Callable], rows: int):
-        self.parts = [_Part(function, rows) for function in functions]
-
-    def of(self, drawn: list[bool], whole: bool) -> list[Callable]:
-        """Wrappers of the functions, which call them only for rows of `drawn` not yet scored.
-
-        whole: True for the last part, with which the columns that the functions log go to the
-            trainer.
-        """
-        return [part.scorer(drawn, whole) for part in self.parts]
-
-
-class _Part:
     def __init__(self, function: Callable, rows: int):
         self.function = function
         # rows that are not drawn get a reward here, since TRL warns of rows without one
@@ -46,6 +33,12 @@ class _Part:
         self.logged: dict[str, list] = {}
 
     def scorer(self, drawn: list[bool], whole: bool) -> Callable:
+        """Wrapper of the function, which calls it only for rows of `drawn` not yet scored.
+
+        whole: True for the last part, with which the columns that the function logs go to the
+            trainer.
+        """
+
         def finish(log: Callable, rows: list[int], rewards: Any) -> list:
             for i, reward in zip(rows, rewards, strict=True):
                 self.values[i], self.known[i] = reward, True
@@ -104,7 +97,7 @@ class Batch:
     inputs: list[dict[str, Any]]  # columns of the dataset
     drawn: list[bool] | None = None  # by row: drawn so far; None: all are, in one part
     whole: bool = False  # True after the last part
-    rewards: Rewards | None = None
+    rewards: list[Rewards] | None = None  # by each of the trainer's functions
     # rows of all processes
     scored: torch.Tensor | None = None  # [rows, functions], NaN for rows that are not drawn
     drawn_everywhere: torch.Tensor | None = None  # [rows] bool
@@ -166,8 +159,8 @@ def watch_trainers() -> None:
             return rate(self, inputs, *completions)
         functions = self.reward_funcs
         if batch.rewards is None:
-            batch.rewards = Rewards(functions, len(inputs))
-        self.reward_funcs = batch.rewards.of(batch.drawn, batch.whole)
+            batch.rewards = [Rewards(function, len(inputs)) for function in functions]
+        self.reward_funcs = [each.scorer(batch.drawn, batch.whole) for each in batch.rewards]
         try:
             rewards = rate(self, inputs, *completions)
         finally:

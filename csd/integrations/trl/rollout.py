@@ -242,11 +242,12 @@ class Rollout:
         return [s.tokens for s in drawn], [s.logprobs for s in drawn]
 
     def _count(self, trainer: Any, samples: list[Sample], seconds: float) -> None:
-        """Set the figures of a turn and log them."""
         self.tokens = sum(len(s.tokens) for s in samples)
         self.sample_steps = sum(len(set(s.steps)) for s in samples)
         self.seconds += seconds
-        _log(trainer, self.tokens, self.sample_steps, seconds)
+        log = trainer._metrics["train" if trainer.model.training else "eval"]
+        log["csd/tau"].append(self.tokens / max(self.sample_steps, 1))
+        log["csd/tokens_per_second"].append(self.tokens / max(seconds, 1e-9))
 
     def _check_tools(self, trainer: Any) -> None:
         if not trainer.tools:
@@ -296,13 +297,6 @@ def sampling_of(
     options = read_options(arguments | ({} if config.do_sample else GREEDY), SamplingOptions)
     params = resolve(config, options, vocab=model.vocab, tokenizer=tokenizer_of(trainer))
     return limited(params, model.context, prompt_tokens, name)
-
-
-def _log(trainer: Any, tokens: int, sample_steps: int, seconds: float) -> None:
-    """Append csd/tau and csd/tokens_per_second of this process to the trainer's log."""
-    log = trainer._metrics["train" if trainer.model.training else "eval"]
-    log["csd/tau"].append(tokens / max(sample_steps, 1))
-    log["csd/tokens_per_second"].append(tokens / max(seconds, 1e-9))
 
 
 def _indices(rows: list[list[int]], accelerator: Any) -> list[int]:

@@ -137,7 +137,6 @@ class Proposer:
                 left -= 1
 
     def _observe(self, samples: dict[int, RequestSample]) -> None:
-        """Insert the new tokens of all rows into the graph."""
         longest = max((len(s.new) for s in samples.values()), default=0)
         for begin in range(0, longest, ENTERED):
             part = {i: s for i, s in samples.items() if len(s.new) > begin}

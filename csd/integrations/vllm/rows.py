@@ -54,10 +54,6 @@ class RequestSample:
     calls: int = 0  # number of calls with this sample
     last: int = 0  # the latest of these calls
 
-    def tail(self, count: int) -> np.ndarray:
-        """The last `count` tokens, or as many as there are."""
-        return self.text[max(self.length - count, 0) : self.length]
-
 
 class InFlight:
     """The samples and groups in flight.
@@ -92,22 +88,20 @@ class InFlight:
         """
         self._call += 1
         samples: dict[int, RequestSample] = {}
+        rows = [(i, text, text[: text.size - new]) for i, (text, new) in texts.items()]
         # first the samples that are in the same row as before, which most are
-        for i, (text, new) in texts.items():
+        for i, text, before in rows:
             sample = self._at.get(i)
-            if sample and self._goes_on(sample, text[: text.size - new]):
+            if sample and self._goes_on(sample, before):
                 samples[i] = self._add(sample, text)
-        moved = [i for i in texts if i not in samples]
-        for i in moved:
-            text, new = texts[i]
-            before = text[: text.size - new]
+        moved = [row for row in rows if row[0] not in samples]
+        for i, text, before in moved:
             matches = [s for s in self.samples if self._goes_on(s, before)]
             if matches:
                 samples[i] = self._add(max(matches, key=lambda s: s.length), text)
-        for i in moved:
+        for i, text, before in moved:
             if i not in samples:
-                text, new = texts[i]
-                samples[i] = self._add(self._begin(text[: text.size - new]), text)
+                samples[i] = self._add(self._begin(before), text)
         self._at = samples
         self._retire()
         return samples

@@ -260,10 +260,10 @@ def test_async_rewards_and_conversations_are_rated_once():
     texts = [[{"role": "assistant", "content": c}] for c in "abcd"]
     logged = {}
     given = dict(completions=texts, unit=[0, 1, 2, 3], log_extra=logged.__setitem__)
-    rewards = Rewards([later], 4)
-    (part,) = rewards.of([True, True, False, False], whole=False)
+    rewards = Rewards(later, 4)
+    part = rewards.scorer([True, True, False, False], whole=False)
     assert asyncio.run(part(**given)) == [1.0, None, 0.0, 0.0] and not logged
-    (part,) = rewards.of([True, True, False, True], whole=True)
+    part = rewards.scorer([True, True, False, True], whole=True)
     assert asyncio.run(part(**given)) == [1.0, None, 0.0, 1.0]
     assert asked == [(texts[:2], [0, 1]), (texts[3:], [3])]
     assert logged == {"seen": ["a", "b", None, "d"]}
