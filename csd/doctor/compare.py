@@ -48,12 +48,12 @@ def differences(want: list[Request], got: list[Request]) -> list[Difference]:
     Each run drew the token with the largest log-probability + noise by its own logits. The gap is
     the difference between the scores of the two drawn tokens, each from the run that drew it.
     """
-    differing = []
-    for request, other in zip(want, got, strict=True):
-        for a, b in zip(request.result(), other.result(), strict=True):
-            if a.tokens != b.tokens:
-                differing.append(_first(request, a, b))
-    return differing
+    return [
+        _first(request, a, b)
+        for request, other in zip(want, got, strict=True)
+        for a, b in zip(request.result(), other.result(), strict=True)
+        if a.tokens != b.tokens
+    ]
 
 
 def _first(request: Request, a: Sample, b: Sample) -> Difference:

@@ -61,33 +61,22 @@ class Coverage:
         reach["heads too long to list"] = self._kernels and self._vocab > 8 * LIST
         reach[f"pools of {sizes.rows} rows"] = True
         reach["accepted drafts"] = sizes.tokens > PAGE
-        checks = []
-        for name, needed in reach.items():
-            if needed:
-                check = Check(f"reached: {name}", self._calls[name])
-                if not check.calls:
-                    check.fail("never reached")
-                checks.append(check)
+        names = [name for name, needed in reach.items() if needed]
+        checks = [Check(f"reached: {name}", self._calls[name]) for name in names]
+        for check in checks:
+            if not check.calls:
+                check.fail("never reached")
         return checks
 
     def _add(self, name: str, ran: bool) -> None:
         self._calls[name] += int(ran)
 
-    def _note_plan_attention(
-        self,
-        work: Any,
-        *_args: Any,
-        prompt_len: torch.Tensor,
-        slot_len: torch.Tensor,
-        slot_nodes: torch.Tensor,
-        group_start: torch.Tensor,
-        **_rest: Any,
-    ) -> None:
-        prompts, samples = prompt_len.tolist(), slot_len.tolist()
+    def _note_plan_attention(self, work: Any, *_args: Any, **where: Any) -> None:
+        prompts, samples = where["prompt_len"].tolist(), where["slot_len"].tolist()
         if not isinstance(work, Work):
-            used = (group_start.diff() > 0).tolist()
+            used = (where["group_start"].diff() > 0).tolist()
             of_prompts = [n // PAGE for n, u in zip(prompts, used, strict=True) if u]
-            live = slot_nodes.tolist()
+            live = where["slot_nodes"].tolist()
             of_samples = [n // PAGE for n, u in zip(samples, live, strict=True) if u]
         else:
             self._planned = True

@@ -83,12 +83,11 @@ class Report:
 
 def described(error: Exception) -> str:
     """First 200 characters of an error, after the name of the kernel whose launch raised it."""
+    text, trace, kernel = f"{type(error).__name__}: {error}"[:200], error.__traceback__, None
     if not has_triton():
-        return f"{type(error).__name__}: {error}"[:200]
+        return text
     from triton.runtime import KernelInterface
 
-    text, trace = f"{type(error).__name__}: {error}"[:200], error.__traceback__
-    kernel = None
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, KernelInterface):

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from csd.engine.generate import engine_for
 from csd.engine.options import SamplingOptions, read_options
 from csd.engine.options.params import asks_for, limited, resolve
-from csd.engine.requests.request import LiveSample, OnTokens, Request
+from csd.engine.requests.request import LiveSample, Request
 from csd.graph.prior import Prior
 from csd.integrations.groups import draw_rows
 from csd.state.filters import GREEDY
@@ -143,6 +143,11 @@ def hf_generate(
     params = limited(params, model_config.context, len(rows[longest]), f"row {longest}")
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()))
+
+    def on_tokens(request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
+        for token in tokens:
+            streamer.put(torch.tensor([token]))
+
     samples = draw_rows(
         engine,
         rows,
@@ -151,7 +156,7 @@ def hf_generate(
         first_sample=first_sample,
         budget=budget,
         speculate=speculate,
-        on_tokens=_to_streamer(streamer),
+        on_tokens=None if streamer is None else on_tokens,
         history=history,
         prior=prior,
     )
@@ -208,17 +213,6 @@ def _pad_id(config: Any) -> int:
             return ids if isinstance(ids, int) else ids[0]
     # without end tokens every row has the same length, and nothing is padded
     return 0
-
-
-def _to_streamer(streamer: Any) -> OnTokens | None:
-    if streamer is None:
-        return None
-
-    def on_tokens(request: Request, live: LiveSample, tokens: list[int], text: str) -> None:
-        for token in tokens:
-            streamer.put(torch.tensor([token]))
-
-    return on_tokens
 
 
 # generation config: option -> values that change nothing here
