@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -14,9 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import csd
+from csd.cli.main import Printed, _show
 from csd.engine.results.result import Sample
+from csd.engine.results.stats import Stats
 from csd.evaluate.answers.equality import canonical
 from csd.evaluate.answers.extract import answer_of
+from csd.evaluate.evaluation import run
+from csd.evaluate.problems.tasks import TASKS, Problem
 from csd.evaluate.vote import vote
 
 LINES = (Path(__file__).parent / "equal_answers.txt").read_text().splitlines()
@@ -209,48 +214,32 @@ def test_the_first_expression_imports_the_library_in_any_thread():
     subprocess.run([sys.executable, "-c", LAZY + THREADS], check=True)
 
 
-WITHOUT = """
-import sys
-for name in ("latex2sympy2_extended", "antlr4"):
-    sys.modules[name] = None
-import csd
-from argparse import Namespace
-from csd.cli.main import Printed, _show
-from csd.engine.results.stats import Stats
-from csd.evaluate.evaluation import run
-from csd.evaluate.problems.tasks import TASKS, Problem
-
-def samples(*texts):
+def drawn(*texts):
     made = [csd.Sample(i, text, [1], [-1.0], [-1.0], "stop") for i, text in enumerate(texts)]
     return csd.Samples(made, 0, [], Stats())
 
-def message(function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-    except ImportError as error:
-        return str(error)
 
-numbers = samples("So 5.", r"\\boxed{\\frac{10}{2}}", "It is $5.00", r"\\boxed{\\text{yes}}")
-assert csd.vote(numbers).count == 3
-assert csd.vote(samples("(B)", "B: Paris"), "letter").count == 2
-options = dict(num_samples=1, chat=False, seed=0)
-needed = "expressions, such as 'x^2+1', needs latex2sympy2_extended: pip install "
-roots = samples(r"\\boxed{x^2+1}")
-assert needed in message(csd.vote, roots)
-problem = Problem(0, "Factor it.", "x^2+1")
-assert needed in message(next, run(None, [problem], TASKS["math"], None, **options))
-for out in (numbers, roots):
-    _show(out, None, Namespace(json=False), Printed(True), None)
-"""
-
-
-def test_without_the_parser_all_but_expressions_vote():
+def test_without_the_parser_all_but_expressions_vote(monkeypatch, capsys):
     """`csd sample` prints its samples anyway; `csd eval` draws nothing that it cannot grade."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT], check=True, capture_output=True, text=True
-    )
-    assert "--- vote: 5 (3 of 4 votes" in done.stdout
-    assert "--- no vote: the comparison of answers that are expressions" in done.stdout
+    for name in ("latex2sympy2_extended", "antlr4"):
+        # neither is found nor imported
+        monkeypatch.setitem(sys.modules, name, None)
+    # forgets what was read with the parser
+    canonical.cache_clear()
+    numbers = drawn("So 5.", r"\boxed{\frac{10}{2}}", "It is $5.00", r"\boxed{\text{yes}}")
+    assert csd.vote(numbers).count == 3
+    assert csd.vote(drawn("(B)", "B: Paris"), "letter").count == 2
+    roots, problem = drawn(r"\boxed{x^2+1}"), Problem(0, "Factor it.", "x^2+1")
+    needed = r"expressions, such as 'x\^2\+1', needs latex2sympy2_extended: pip install "
+    with pytest.raises(ImportError, match=needed):
+        csd.vote(roots)
+    with pytest.raises(ImportError, match=needed):
+        next(run(None, [problem], TASKS["math"], None, num_samples=1, chat=False, seed=0))
+    for out in (numbers, roots):
+        _show(out, None, Namespace(json=False), Printed(True), None)
+    shown = capsys.readouterr().out
+    assert "--- vote: 5 (3 of 4 votes" in shown
+    assert "--- no vote: the comparison of answers that are expressions" in shown
 
 
 def test_a_pool_reads_as_one_thread_does():

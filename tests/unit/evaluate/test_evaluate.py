@@ -15,7 +15,7 @@ from csd.evaluate import evaluation as evaluate
 from csd.evaluate.vote import Vote
 from csd.models.demo import toy
 
-PROBLEMS = 14
+PROBLEMS = 7
 TIMES = ("seconds", "steps")  # how long it took is not what was drawn
 
 
@@ -24,7 +24,8 @@ def place(tmp_path_factory, toy_folder):
     """A folder with the toy model and a file of problems, two of which are the same."""
     folder = tmp_path_factory.mktemp("eval")
     (folder / "toy").symlink_to(toy_folder)
-    rows = [{"prompt": f"Say {i % 13}.", "answer": str(i % 10)} for i in range(PROBLEMS)]
+    # to three of these prompts a sample has an answer
+    rows = [{"prompt": f"Say {10 + i % 6}.", "answer": str(i % 10)} for i in range(PROBLEMS)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     yield folder
     csd.release()
@@ -100,7 +101,7 @@ def test_a_run_that_was_killed_goes_on_and_equals_one_that_was_not(place, whole,
     assert main(command(place, "killed.jsonl")) == 0
     streams = capsys.readouterr()
     assert f"holds {len(rows) - 1} of {PROBLEMS} problems" in streams.err
-    assert "56/56" in streams.err
+    assert f"{4 * PROBLEMS}/{4 * PROBLEMS}" in streams.err
     resumed = lines(path)
     assert resumed[: len(rows)] == rows
     assert drawn(resumed, but=["seconds"]) == drawn(whole, but=["seconds"])
@@ -115,13 +116,13 @@ def test_a_run_that_was_killed_goes_on_and_equals_one_that_was_not(place, whole,
 
 def test_rows_are_what_generate_draws(place, whole):
     assert [r["problem"] for r in whole[1:]] == list(range(PROBLEMS))
-    prompt = [{"role": "user", "content": "Say 0."}]
+    prompt = [{"role": "user", "content": "Say 10."}]
     model, tokenizer = toy()
     options = dict(tokenizer=tokenizer, max_new_tokens=24, seed=0, budget=8)
     out = csd.generate(model, prompt, num_samples=8, **options)
     assert whole[1]["texts"] == out.texts[:4]
-    # the 13th problem repeats the 0th and has samples of its own
-    assert whole[14]["texts"] == out.texts[4:]
+    # the last problem repeats the first and has samples of its own
+    assert whole[PROBLEMS]["texts"] == out.texts[4:]
     row = whole[1]
     assert row["correct"] == [a == row["answer"] for a in row["answers"]]
     assert row["vote"] == csd.vote(list(out)[:4], limited=False).answer
@@ -222,7 +223,7 @@ def test_fewer_problems_of_a_longer_run(place, whole, capsys):
 
 def test_a_file_of_problems_that_has_changed_is_refused(place, whole, tmp_path, capsys):
     changed = tmp_path / "problems.jsonl"
-    changed.write_text((place / "problems.jsonl").read_text().replace("Say 3.", "Say 4."))
+    changed.write_text((place / "problems.jsonl").read_text().replace("Say 13.", "Say 14."))
     arguments = command(place, "whole.jsonl")
     arguments[1] = str(changed)
     assert main(arguments) == 2
@@ -232,7 +233,7 @@ def test_a_file_of_problems_that_has_changed_is_refused(place, whole, tmp_path, 
 def test_a_problem_that_cannot_be_served_counts_as_unsolved(place, whole, capsys):
     problems = json.loads((place / "toy" / "config.json").read_text())
     long = "a" * problems["max_position_embeddings"]
-    rows = [{"prompt": p, "answer": str(i)} for i, p in enumerate(("Say 0.", long, "Say 2."))]
+    rows = [{"prompt": p, "answer": str(i)} for i, p in enumerate(("Say 10.", long, "Say 12."))]
     (place / "long.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     given = command(place, "served.jsonl", "--quiet", "--batch", "3")
     given[1] = str(place / "long.jsonl")

@@ -1,5 +1,6 @@
 """`csd_tree` in stock transformers models: sdpa without a tree, csd's kernel with one."""
 
+import importlib
 import subprocess
 import sys
 
@@ -8,10 +9,11 @@ import torch
 from helpers.checks.precision import within_eager
 from helpers.examples_main import main_of
 from helpers.models import checkpoints
-from helpers.targets import few
+from helpers.targets import slow
 from swapped_trees import PARENTS, PROMPTS, SAMPLES, TOKENS, filled_cache, one_by_one, swapped
 
 import csd
+from csd.integrations.transformers import attention
 
 pytestmark = pytest.mark.compiled
 
@@ -163,10 +165,34 @@ assert not any("csd" in type(finder).__module__ for finder in sys.meta_path)
 """
 
 
-@few(1)
+@slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_registered_in_any_order_of_imports(order):
     subprocess.run([sys.executable, "-c", ORDERS[order] + CHECK], check=True)
+
+
+def test_registered_once_the_models_are_imported(tmp_path, monkeypatch):
+    """Of a module in the place of transformers' models: the hook acts once, behind its import."""
+    registered = []
+    (tmp_path / "models_of_a_test.py").write_text("ready = True")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(attention, "MODELS", "models_of_a_test")
+    monkeypatch.setattr(
+        attention,
+        "register_attention",
+        lambda: registered.append(sys.modules["models_of_a_test"].ready),
+    )
+    finders = [*sys.meta_path]
+    attention.register_when_imported()
+    attention.register_when_imported()
+    assert len(sys.meta_path) == len(finders) + 1
+    assert not registered
+    importlib.import_module("models_of_a_test")
+    assert registered == [True] and sys.meta_path == finders
+    # csd is the last
+    attention.register_when_imported()
+    assert registered == [True, True] and sys.meta_path == finders
+    del sys.modules["models_of_a_test"]
 
 
 @torch.no_grad()
