@@ -9,7 +9,7 @@ import torch
 from helpers.checks.precision import within_eager
 from helpers.examples_main import main_of
 from helpers.models import checkpoints
-from helpers.targets import slow
+from helpers.targets import few, slow
 from swapped_trees import PARENTS, PROMPTS, SAMPLES, TOKENS, filled_cache, one_by_one, swapped
 
 import csd
@@ -54,6 +54,7 @@ def test_tree_equals_every_path_alone(family):
     torch.testing.assert_close(logits, one_by_one(dense), rtol=1e-9, atol=1e-9)
 
 
+@few(1)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_tree_on_the_triton_kernel(family, poison):
     model, dense = swapped(family), checkpoints.build(family)
@@ -172,7 +173,7 @@ def test_registered_in_any_order_of_imports(order):
 
 
 def test_registered_once_the_models_are_imported(tmp_path, monkeypatch):
-    """Of a module in the place of transformers' models: the hook acts once, behind its import."""
+    """The hook acts once, behind the import of a module in the place of transformers' models."""
     registered = []
     (tmp_path / "models_of_a_test.py").write_text("ready = True")
     monkeypatch.syspath_prepend(tmp_path)
