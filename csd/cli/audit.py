@@ -3,9 +3,10 @@
 import json
 import sys
 from argparse import Namespace, _SubParsersAction
+from itertools import chain
 from random import SystemRandom
 
-from csd.cli.common import MODEL, add_command, check_output, show, stamped
+from csd.cli.common import MODEL, add_command, add_plain_flags, check_output, show, stamped
 from csd.engine.call import trace_of
 from csd.engine.engine import Engine
 from csd.engine.generate import engine_for
@@ -44,25 +45,17 @@ def add(commands: _SubParsersAction) -> None:
     )
     parser.add_argument("file", help="trace file, written by csd record or record=")
     parser.add_argument("--model", required=True, help=MODEL)
-    parser.add_argument(
-        "--tie",
-        type=float,
-        help="largest gap between two perturbed scores that "
-        "counts as a tie; by default the rounding error "
-        "of the model's dtype",
-    )
-    parser.add_argument("--samples", type=int, help="check so many samples, drawn at random")
-    parser.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="also draw samples of the same "
-        "prompts with several budgets "
-        "and audit them; their share of "
-        "different tokens estimates the "
-        "false positives",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
+    add_plain_flags(
+        parser,
+        "json",
+        tie=(
+            float,
+            "largest gap between two perturbed scores that counts as a tie; by default the "
+            "rounding error of the model's dtype",
+        ),
+        samples=(int, "check so many samples, drawn at random"),
+        calibrate="also draw samples of the same prompts with several budgets and audit them; "
+        "their share of different tokens estimates the false positives",
     )
     add_flags(parser, (*FLAGS, *LOADING))
     parser.set_defaults(run=_audit)
@@ -82,18 +75,14 @@ def _audit(args: Namespace) -> int:
     tie = 0.0 if to_the_bit else TIES[engine.dtype]
     tie = tie if args.tie is None else check_number("tie", args.tie, 0)
     by_trace = [*audit(engine, traces, **sampling)]
-    samples = [s for of_prompt in by_trace for s in of_prompt]
+    samples = [*chain(*by_trace)]
     figures = summary(samples, tie) | {"compared": "bits" if to_the_bit else "scores"}
     different = _differences(engine, traces, by_trace) if to_the_bit else []
     if to_the_bit:
         figures["bits_equal"] = not different
     if args.calibrate:
-        own = [
-            s
-            for of_prompt in audit(engine, _drawn(engine, traces, sampling), **sampling)
-            for s in of_prompt
-        ]
-        figures["own_different_share"] = summary(own, tie)["different_share"]
+        own = audit(engine, _drawn(engine, traces, sampling), **sampling)
+        figures["own_different_share"] = summary(chain(*own), tie)["different_share"]
     if args.json:
         show(json.dumps(stamped("audit", figures)), ".json")
         return 0
@@ -125,8 +114,7 @@ def _differences(engine: Engine, traces: list[Trace], by_trace: list[list[Audite
     lines = []
     for trace, samples in zip(traces, by_trace, strict=True):
         for sample in samples:
-            difference = BitDifference.find(sample, trace)
-            if difference is not None:
+            if (difference := BitDifference.find(sample, trace)) is not None:
                 first, *rest = difference.lines()
                 lines += [f"problem {sample.problem}, sample {sample.index}: {first}", *rest]
     receipts = [trace.receipt for trace in traces if trace.receipt is not None]

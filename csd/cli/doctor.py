@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import csd.kernels
-from csd.cli.common import MODEL, add_command, stamped
+from csd.cli.common import MODEL, add_command, add_plain_flags, stamped
 from csd.doctor import SMALL, check
 from csd.doctor.cases import LARGE_VOCAB
 from csd.doctor.verification import shown_verification, verification
@@ -69,24 +69,17 @@ def add(commands: _SubParsersAction) -> None:
         "--kernels", choices=NAMES, help="backend to check; by default the one for the device"
     )
     parser.add_argument(
-        "--ops",
-        action="store_true",
-        help="print the implementation of each operation, and check nothing",
-    )
-    for name in LARGEST:
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=int, help=f"{name} to check instead of the model's")
-    parser.add_argument(
-        "--exact", action="store_true", help="check the operations of engines with exact=True"
-    )
-    parser.add_argument(
         "--decoder",
         choices=DECODERS,
-        help="also load the model, and print which decoder runs it and what the "
-        "checks of its module found",
+        help="also load the model, and print which decoder runs it and what the checks of its "
+        "module found",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
+    add_plain_flags(
+        parser,
+        "json",
+        ops="print the implementation of each operation, and check nothing",
+        exact="check the operations of engines with exact=True",
+        **{name: (int, f"{name} to check instead of the model's") for name in LARGEST},
     )
     parser.set_defaults(run=_doctor)
     _add_warmup(commands)
@@ -149,8 +142,7 @@ def _doctor(args: Namespace) -> int:
 def _costs(
     model: str | None, device: torch.device, dtype: str | None
 ) -> tuple[dict[str, Any], dict[str, Any], str | None] | None:
-    """Costs of a model's steps and of verification, on a CPU, and how its weights are held; None
-    without weights, on a GPU."""
+    """Costs of a CPU's steps and verification, and how weights are held; None without weights."""
     if model is None or device.type != "cpu":
         return None
     try:
@@ -171,36 +163,30 @@ def _admission(args: Namespace, device: torch.device) -> dict | None:
     if args.model is None:
         raise ValueError("--decoder needs a model, got none")
     dtype = DTYPES[args.dtype] if args.dtype else None
-    # loads the module too, if it decodes
+    # loads the module too, if it decodes; the decoder does not keep it
     loaded = load(args.model, device=device, dtype=dtype, decoder=args.decoder)
     decoder = loaded.decoder
     if not isinstance(decoder, ModuleDecoder):
         return {"decoder": "fused"}
-    static = decoder.why_not_static or "nothing in a pass reads the host"
-    sizes = decoder.config
     for name in LARGEST:
         if getattr(args, name) is None:
-            setattr(args, name, getattr(sizes, name))
-    calls = {call.place: str(call.spec) for call in decoder.calls}
+            setattr(args, name, getattr(decoder.config, name))
     return {
         "decoder": "module",
         "fused ruled out by": decoder.why,
         "differences": str(decoder.admission),
-        "static steps": static,
-        **calls,
+        "static steps": decoder.why_not_static or "nothing in a pass reads the host",
+        **{call.place: str(call.spec) for call in decoder.calls},
     }
 
 
 def _config(args: Namespace) -> ModelConfig:
     """Config of a small model with the sizes of the flags, or of the named model."""
-    for name, largest in LARGEST.items():
-        if getattr(args, name) is not None:
-            check_whole(name, getattr(args, name), 1, largest)
+    asked = {name: size for name in LARGEST if (size := getattr(args, name)) is not None}
+    for name, size in asked.items():
+        check_whole(name, size, 1, LARGEST[name])
     model = SMALL if args.model is None else config_of(args.model)
-    sizes = {
-        name: getattr(model, name) if getattr(args, name) is None else getattr(args, name)
-        for name in LARGEST
-    }
+    sizes = {name: getattr(model, name) for name in LARGEST} | asked
     if sizes["heads"] % sizes["kv_heads"]:
         raise ValueError(f"heads must be a multiple of kv_heads, got {sizes}")
     if sizes["head_dim"] % 2:
@@ -239,9 +225,8 @@ def table() -> str:
     load_loops()
     for name, operation in sorted(OPERATIONS.items()):
         if name not in STEP_OPERATIONS:
-            rows.append(
-                [name, *_cells([operation.reference, operation.loop, operation.triton]), ""]
-            )
+            run = [operation.reference, operation.loop, operation.triton]
+            rows.append([name, *_cells(run), ""])
     fused: dict[str, list[str]] = {}
     for i, ops in enumerate(backends.values()):
         for name, op in (ops.fused if ops else {}).items():
@@ -280,18 +265,14 @@ def step_costs(table: StepTimeTable) -> dict[str, Any]:
     An acceptance of more than 1 is not attainable. It is None for steps without drafts.
     """
     base = table(SLOTS)
-    rows = [
-        {
-            "rows": size,
-            "milliseconds": round(1000 * table(size), 2),
-            "acceptance_needed": round((table(size) / base - 1) * SLOTS / (size - SLOTS), 3)
-            if size > SLOTS
-            else None,
-        }
-        for size in sorted({*table.sizes, SLOTS})
-    ]
-    marks = {"steady": table.steady, "settled": table.settled}
-    return {"slots": SLOTS, **marks, "rows": rows}
+    rows = []
+    for size in sorted({*table.sizes, SLOTS}):
+        needed = None
+        if size > SLOTS:
+            needed = round((table(size) / base - 1) * SLOTS / (size - SLOTS), 3)
+        milliseconds = round(1000 * table(size), 2)
+        rows.append({"rows": size, "milliseconds": milliseconds, "acceptance_needed": needed})
+    return {"slots": SLOTS, "steady": table.steady, "settled": table.settled, "rows": rows}
 
 
 def shown_costs(costs: dict[str, Any]) -> str:
@@ -340,11 +321,10 @@ def _add_warmup(commands: _SubParsersAction) -> None:
         help="also write a prior without any text, of the model's likeliest tokens behind each "
         "token of its vocabulary, which takes one pass over it",
     )
-    parser.add_argument(
-        "--lora", action="store_true", help="also compile what a model with LoRA adapters runs"
-    )
-    parser.add_argument(
-        "--train", action="store_true", help="also compile what csd.logprobs and its gradient run"
+    add_plain_flags(
+        parser,
+        lora="also compile what a model with LoRA adapters runs",
+        train="also compile what csd.logprobs and its gradient run",
     )
     add_flags(parser, SIZE_FLAGS, WarmupOptions)
     add_flags(parser, MODEL_FLAGS)
@@ -388,8 +368,7 @@ def compile_more(engine: Engine, lora: bool, train: bool) -> None:
 
     Loops depend on dtypes and not on sizes, so a model of random weights stands for the engine's.
     """
-    prompt = [5, 6, 7]
-    models = [toy()[0]]
+    prompt, models = [5, 6, 7], [toy()[0]]
     if lora:
         import peft
 

@@ -16,6 +16,7 @@ from csd.cli.common import (
     MODEL,
     add_command,
     add_history_flag,
+    add_plain_flags,
     check_counts,
     open_history,
     stamped,
@@ -34,12 +35,10 @@ from csd.utils.phases import showing
 # options that the results of a run depend on
 OPTIONS = (
     *FILTERS,
-    "max_new_tokens",
-    "max_thinking_tokens",
-    "seed",
-    "truncate_prompt",
-    "on_error",
+    *("max_new_tokens", "max_thinking_tokens", "seed", "truncate_prompt", "on_error"),
 )
+# all that an engine or the run takes
+FLAGS = ("num_samples", *OPTIONS, "budget", "prior", *LOADING)
 # options added later: the settings of older results do not have them
 LATER = ("max_thinking_tokens",)
 
@@ -76,9 +75,6 @@ def add(commands: _SubParsersAction) -> None:
         "-o", "--out", help="results file, JSONL; an interrupted run continues from it"
     )
     parser.add_argument(
-        "--limit", type=int, help="number of problems to take from the start of the file"
-    )
-    parser.add_argument(
         "--batch",
         type=_batch,
         default="auto",
@@ -86,49 +82,42 @@ def add(commands: _SubParsersAction) -> None:
         "memory. The samples do not depend on it",
     )
     parser.add_argument(
-        "--shots",
-        type=int,
-        help="number of worked examples in front of each question, the first of the train split",
-    )
-    parser.add_argument(
         "--prompt-file",
         metavar="FILE",
         help="text of worked examples in front of each question",
     )
-    parser.add_argument(
-        "--run-code",
-        action="store_true",
-        help="run the programs that the model writes, for pass@k of humaneval, as this user, "
+    add_flags(parser, FLAGS, num_samples=16, seed=0)
+    add_history_flag(parser)
+    add_plain_flags(
+        parser,
+        "plain",
+        limit=(int, "number of problems to take from the start of the file"),
+        shots=(
+            int,
+            "number of worked examples in front of each question, the first of the train split",
+        ),
+        run_code="run the programs that the model writes, for pass@k of humaneval, as this user, "
         "guarded against accidents only: a hostile program can do what this user can; see "
         "docs/evaluation.md",
+        until_decided="stop drawing samples of a problem when its vote can no longer change",
+        limited_vote="also count the votes of samples that were cut at max_new_tokens; by default "
+        "they have no answer",
+        quiet="show no progress bar",
     )
-    flags = ("num_samples", *OPTIONS, "budget", "prior", *LOADING)
-    add_flags(parser, flags, num_samples=16, seed=0)
-    parser.add_argument(
-        "--until-decided",
-        action="store_true",
-        help="stop drawing samples of a problem when its vote can no longer change",
-    )
-    add_history_flag(parser)
-    parser.add_argument("--plain", action="store_true", help="do not use the chat template")
-    parser.add_argument(
-        "--limited-vote",
-        action="store_true",
-        help="also count the votes of samples that were cut at max_new_tokens; by "
-        "default they have no answer",
-    )
-    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     parser.set_defaults(run=_eval)
 
 
 def _eval(args: Namespace) -> int:
     from tqdm import tqdm
 
-    check_flags(args, ("num_samples", *OPTIONS, "budget", "prior", *LOADING))
+    check_flags(args, FLAGS)
     check_counts(args, ("batch", "limit", "shots"))
     source = Source.of(args.problems, args.task)
     task = source.task
-    _check(args, source)
+    lacking = [*_code_lacks(args, task)]
+    lacking += source.lacks(bool(lacking))
+    if lacking:
+        raise ValueError("; ".join(lacking))
     prefix = _examples(args, source)
     problems, digest = source.read(prefix)
     problems = problems[: args.limit]
@@ -212,14 +201,6 @@ def _batch(text: str) -> int | None:
     return None if text == "auto" else int(text)
 
 
-def _check(args: Namespace, source: Source) -> None:
-    """Raises ValueError for options that do not fit the task, and for all that the run lacks."""
-    lacking = [*_code_lacks(args, source.task)]
-    lacking += source.lacks(bool(lacking))
-    if lacking:
-        raise ValueError("; ".join(lacking))
-
-
 def _code_lacks(args: Namespace, task: Task) -> Iterator[str]:
     """Reasons for which programs must not run or cannot, and options without a meaning."""
     if not task.entry_point:
@@ -265,25 +246,19 @@ def _so_far(rows: list[dict], n: int) -> dict[str, str]:
 
 def named(figures: dict) -> dict:
     """Convert the figures of `csd.evaluate.evaluation.summary` to those of the JSON output."""
-    return {
-        name: [{k: _interval(v) for k, v in row.items()} for row in value]
-        if name == "by_k"
-        else value
-        for name, value in figures.items()
-    }
 
+    def interval(value: Any) -> Any:
+        if not isinstance(value, tuple):
+            return value
+        return dict(zip(("value", "low", "high"), value, strict=True))
 
-def _interval(value: Any) -> Any:
-    if not isinstance(value, tuple):
-        return value
-    return dict(zip(("value", "low", "high"), value, strict=True))
+    by_k = [{k: interval(v) for k, v in row.items()} for row in figures["by_k"]]
+    return figures | {"by_k": by_k}
 
 
 def shown(figures: dict, args: Namespace) -> str:
     """Table of accuracy and cost by the number of samples, then totals and cut samples."""
-    lines = [
-        "    k  maj@k (95% interval)    pass@k (95% interval)       tokens    seconds*",
-    ]
+    lines = ["    k  maj@k (95% interval)    pass@k (95% interval)       tokens    seconds*"]
     for row in figures["by_k"]:
         maj, passed = (
             "" if row[name] is None else "{:.3f} ({:.3f} to {:.3f})".format(*row[name])

@@ -18,6 +18,7 @@ from csd.cli.common import (
     Help,
     add_command,
     add_history_flag,
+    add_plain_flags,
     check_output,
     flush_output,
     keep,
@@ -54,17 +55,8 @@ def make_parser() -> tuple[argparse.ArgumentParser, _SubParsersAction]:
     parser.add_argument("--version", action="version", version=f"csd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_sample(commands)
-    modules: tuple[Any, ...] = (
-        cli_serve,
-        cli_eval,
-        cli_report,
-        cli_trace,
-        audit,
-        doctor,
-    )
-    for module in modules:
-        module.add(commands)
-    for add in COMMANDS:
+    modules: tuple[Any, ...] = (cli_serve, cli_eval, cli_report, cli_trace, audit, doctor)
+    for add in (*(module.add for module in modules), *COMMANDS):
         add(commands)
     return parser, commands
 
@@ -85,17 +77,8 @@ def main(argv: list[str] | None = None) -> int:
         code = args.run(args)
         flush_output()
         return code
-    except (
-        ValueError,
-        TypeError,
-        ImportError,
-        OSError,
-        MemoryError,
-        ArithmeticError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
-        if isinstance(error, RuntimeError) and not _is_of_user(error):
+    except Exception as error:
+        if not _is_of_user(error):
             raise
         # names of files, fields of files and texts of models are others'
         print(f"csd: {one_line(_reason(error))}", file=sys.stderr)
@@ -118,9 +101,12 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _is_of_user(error: RuntimeError) -> bool:
+def _is_of_user(error: Exception) -> bool:
     """True for errors that the command's user can remedy; others are csd's own, with traceback."""
-    return isinstance(error, NotImplementedError | RecursionError) or is_out_of_memory(error)
+    if isinstance(error, RuntimeError):
+        return isinstance(error, NotImplementedError | RecursionError) or is_out_of_memory(error)
+    kinds = ValueError | TypeError | ImportError | OSError | MemoryError | ArithmeticError
+    return isinstance(error, kinds)
 
 
 def _meant(unknown: list[str], flags: Iterable[str]) -> str:
@@ -134,30 +120,11 @@ def _meant(unknown: list[str], flags: Iterable[str]) -> str:
 
 
 SAMPLE_FLAGS = (
-    "num_samples",
-    "first_sample",
-    "max_new_tokens",
-    "min_new_tokens",
-    *FILTERS,
-    "seed",
-    "stop",
-    "bad_words",
-    "no_repeat_ngram_size",
-    "frequency_penalty",
-    "presence_penalty",
-    "max_thinking_tokens",
-    "top_logprobs",
-    "entropy",
-    "prompt_logprobs",
-    "ignore_eos",
-    "include_stop",
-    "skip_special_tokens",
-    "truncate_prompt",
-    "budget",
-    "speculate",
-    "prior",
-    "record",
-    "drafts",
+    *("num_samples", "first_sample", "max_new_tokens", "min_new_tokens", *FILTERS, "seed", "stop"),
+    *("bad_words", "no_repeat_ngram_size", "frequency_penalty", "presence_penalty"),
+    *("max_thinking_tokens", "top_logprobs", "entropy", "prompt_logprobs", "ignore_eos"),
+    *("include_stop", "skip_special_tokens", "truncate_prompt", "budget", "speculate", "prior"),
+    *("record", "drafts"),
 )
 
 
@@ -176,10 +143,7 @@ def _add_sample(commands: _SubParsersAction) -> None:
     sample.add_argument("prompt", help="prompt text; for a chat model it is the user's message")
     add_flags(sample, (*SAMPLE_FLAGS, *LOADING, "decoder"), num_samples=8)
     add_history_flag(sample)
-    sample.add_argument("--plain", action="store_true", help="do not use the chat template")
-    sample.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
-    )
+    add_plain_flags(sample, "plain", "json")
     sample.set_defaults(run=_sample)
 
 
@@ -233,11 +197,7 @@ class Printed:
 
         If standard output has failed, writes all to a file, and raises OSError with its name.
         """
-        rest = "\n".join([*(_text(s) for s in out if s.index not in self._seen), *lines])
-        if not self.live:
-            show(rest)
-            return
-        self._put(rest)
+        self._put("\n".join([*(_text(s) for s in out if s.index not in self._seen), *lines]))
         if self._failed is not None:
             path = keep("\n".join(self._texts), ".txt")
             raise OSError(f"{self._failed}; the output is in {path}") from self._failed
@@ -262,18 +222,16 @@ def _show(
     if args.json:
         show(_json(out, tokenizer, args), ".json")
         return
-    lines = _vote(out)
-    lines.append(f"--- {told(out, temperature)}")
-    lines.append(f"--- {out.stats}; seed {out.seed}")
-    printed.end(out, lines)
+    figures = f"--- {told(out, temperature)}", f"--- {out.stats}; seed {out.seed}"
+    printed.end(out, [*_vote(out), *figures])
 
 
 def _vote(out: Samples) -> list[str]:
-    lines = []
     try:
         decided = vote(out)
     except ImportError as error:
         return [f"--- no vote: {error}"]
+    lines = []
     answers = sum(answer is not None for answer in decided.answers)
     # a list or a story may have a last number, and is no answer
     if answers and 2 * answers >= len(out):

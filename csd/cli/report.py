@@ -74,8 +74,8 @@ def _add_plot(commands: _SubParsersAction) -> None:
         "--x",
         choices=COSTS,
         default="tokens",
-        help="cost per problem, on the x axis. "
-        "seconds: the run's, in proportion to the tokens; k samples alone take longer",
+        help="cost per problem, on the x axis. seconds: the run's, in proportion to the tokens; "
+        "k samples alone take longer",
     )
     parser.add_argument(
         "--y",

@@ -7,7 +7,7 @@ from argparse import Namespace, _SubParsersAction
 from importlib.util import find_spec
 from typing import Any
 
-from csd.cli.common import MODEL, add_command
+from csd.cli.common import MODEL, add_command, add_plain_flags
 from csd.engine.options.engine_arguments import ServerOptions, ServiceOptions
 from csd.engine.options.show import LOADING, add_flags, check_flags
 from csd.utils.arguments import options_of
@@ -19,6 +19,32 @@ ENGINE_FLAGS = (
     *("exact", "prefix_cache", "share_rows", *LOADING, "decoder"),
 )
 SERVER_FLAGS = tuple(options_of(ServerOptions))
+# flags that may be repeated: the name of a value, and the help
+REPEATED = (
+    (
+        "--api-key",
+        "KEY",
+        "API key that clients must send; repeatable. By default the words of the environment "
+        "variable CSD_API_KEYS; without any key, all requests are accepted",
+    ),
+    (
+        "--allowed-host",
+        "NAME",
+        "name under which clients reach a server without keys, beside loopback and its own "
+        "address; repeatable",
+    ),
+    (
+        "--allow-origin",
+        "ORIGIN",
+        "origin of web pages that may use the server, such as https://example.com; repeatable",
+    ),
+    (
+        "--learn-prior",
+        "KEY",
+        "API key whose requests draft from a prior of its own, which begins as --prior and "
+        "learns from this key's answers alone; repeatable",
+    ),
+)
 
 
 def add(commands: _SubParsersAction) -> None:
@@ -30,64 +56,25 @@ def add(commands: _SubParsersAction) -> None:
         "serve.md",
     )
     parser.add_argument("model", help=MODEL)
-    parser.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="API key that clients must send; repeatable. By default the words of "
-        "the environment variable CSD_API_KEYS; without any key, all "
-        "requests are accepted",
-    )
-    parser.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="name under which clients reach a server without keys, beside loopback and its own "
-        "address; repeatable",
-    )
-    parser.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="origin of web pages that may use the server, such as https://example.com; repeatable",
-    )
+    for flag, metavar, text in REPEATED:
+        parser.add_argument(flag, action="append", default=[], metavar=metavar, help=text)
     parser.add_argument(
         "--served-model-name",
         metavar="NAME",
         help="name of the model in requests; by default the model's own",
     )
     parser.add_argument(
-        "--access-log",
-        action="store_true",
-        help="write a line per request to standard error: address, method, path, status, seconds, "
-        "id",
-    )
-    parser.add_argument(
-        "--share",
-        action="store_true",
-        help="also group equal prompts of different requests that have no key",
-    )
-    parser.add_argument(
         "--weights-folder",
         metavar="FOLDER",
-        help="folder from whose subfolders /update_weights may load weights; by "
-        "default /update_weights is off",
+        help="folder from whose subfolders /update_weights may load weights; by default "
+        "/update_weights is off",
     )
-    parser.add_argument(
-        "--enable-auto-tool-choice",
-        action="store_true",
-        help="accepted for commands of vLLM; it is always on",
-    )
-    parser.add_argument(
-        "--learn-prior",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="API key whose requests draft from a prior of its own, which begins as --prior and "
-        "learns from this key's answers alone; repeatable",
+    add_plain_flags(
+        parser,
+        access_log="write a line per request to standard error: address, method, path, status, "
+        "seconds, id",
+        share="also group equal prompts of different requests that have no key",
+        enable_auto_tool_choice="accepted for commands of vLLM; it is always on",
     )
     add_flags(parser, ENGINE_FLAGS, ServiceOptions)
     add_flags(parser, SERVER_FLAGS, ServerOptions)
@@ -137,15 +124,11 @@ def _serve(args: Namespace) -> int:
     sockets = bound(args.host, args.port)
     # in a log too: a machine's first start takes a minute
     with showing(True):
-        engine = AsyncEngine(
-            args.model,
-            **given,
-            learn_from=[owner_of(key.encode()) for key in args.learn_prior],
-        )
+        owners = [owner_of(key.encode()) for key in args.learn_prior]
+        engine = AsyncEngine(args.model, **given, learn_from=owners)
         with phase("drawing a text and a JSON value, which compile what is left", None):
             _prepare(engine)
     name = args.served_model_name or os.path.basename(os.path.normpath(args.model))
-    limits = Limits(body=args.max_body, choices=args.max_n, requests=args.max_requests)
     server = Server(
         engine,
         name,
@@ -155,7 +138,7 @@ def _serve(args: Namespace) -> int:
         weights_folder=args.weights_folder,
         hosts=tuple(hosts),
         origins=tuple(origins),
-        limits=limits,
+        limits=Limits(body=args.max_body, choices=args.max_n, requests=args.max_requests),
         tool_call_parser=args.tool_call_parser,
     )
 
@@ -166,10 +149,9 @@ def _serve(args: Namespace) -> int:
         logging.getLogger("csd.access").setLevel(logging.INFO)
 
     def begun(port: int) -> None:
+        about = f"{args.max_slots} slots, up to {engine.longest} tokens per prompt and sample"
         print(
-            f"csd: serving {name} at http://{args.host}:{port} ({engine.fingerprint}; "
-            f"{args.max_slots} slots, up to {engine.longest} tokens per prompt and "
-            "sample)",
+            f"csd: serving {name} at http://{args.host}:{port} ({engine.fingerprint}; {about})",
             file=sys.stderr,
             flush=True,
         )

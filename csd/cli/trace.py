@@ -6,7 +6,7 @@ from argparse import Namespace, _SubParsersAction
 from pathlib import Path
 from typing import Any
 
-from csd.cli.common import MODEL, add_command, check_counts, stamped
+from csd.cli.common import MODEL, add_command, add_plain_flags, check_counts, stamped
 from csd.engine.generate import engine_for
 from csd.engine.options.engine_arguments import SharedOptions
 from csd.engine.options.show import LOADING, add_flags, check_flags, loading
@@ -25,15 +25,7 @@ from csd.utils.arguments import check_number
 from csd.utils.files import digest, naming, read_lines
 from csd.utils.phases import showing
 
-RECORD_FLAGS = (
-    "num_samples",
-    "max_new_tokens",
-    *FILTERS,
-    "seed",
-    "stop",
-    "ignore_eos",
-    "budget",
-)
+RECORD_FLAGS = ("num_samples", "max_new_tokens", *FILTERS, "seed", "stop", "ignore_eos", "budget")
 
 
 def add(commands: _SubParsersAction) -> None:
@@ -50,12 +42,10 @@ def add(commands: _SubParsersAction) -> None:
         help="JSONL file; each line has a prompt (a string or messages), a question or a problem",
     )
     record.add_argument("-o", "--out", required=True, help="trace file to write; must not exist")
-    record.add_argument(
-        "--limit", type=int, help="number of prompts to take from the start of the file"
-    )
     defaults: dict[str, Any] = dict(num_samples=16, max_new_tokens=256, temperature=0.7, seed=0)
     add_flags(record, (*RECORD_FLAGS, *LOADING), **defaults)
-    record.add_argument("--plain", action="store_true", help="do not use the chat template")
+    limit = int, "number of prompts to take from the start of the file"
+    add_plain_flags(record, "plain", limit=limit)
     record.set_defaults(run=_record)
 
     replay = add_command(
@@ -81,23 +71,21 @@ def add(commands: _SubParsersAction) -> None:
         default="consensus",
         help=f"drafter to replay: csd's own, or another for comparison: {', '.join(names())}",
     )
-    replay.add_argument(
-        "--limit", type=int, help="number of prompts to take from the start of each file"
-    )
-    replay.add_argument(
-        "--cost",
-        help='JSON file {"rows": [..], "seconds": [..]} with the time of a step by its '
-        "number of rows, as written by python -m bench step_times MODEL --json FILE",
-    )
-    replay.add_argument(
-        "--model",
-        help="measure the step times of this model on this machine instead of reading "
-        f"--cost: {MODEL}",
-    )
     add_flags(replay, LOADING)
     add_flags(replay, ("share_rows",), SharedOptions)
-    replay.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
+    add_plain_flags(
+        replay,
+        "json",
+        limit=(int, "number of prompts to take from the start of each file"),
+        cost=(
+            str,
+            'JSON file {"rows": [..], "seconds": [..]} with the time of a step by its number of '
+            "rows, as written by python -m bench step_times MODEL --json FILE",
+        ),
+        model=(
+            str,
+            f"measure the step times of this model on this machine instead of --cost: {MODEL}",
+        ),
     )
     replay.set_defaults(run=_replay)
     _add_import(commands)
@@ -225,9 +213,8 @@ def _add_import(commands: _SubParsersAction) -> None:
     )
     parser.add_argument(
         "log",
-        help="JSONL file; each line has a prompt (text, messages or "
-        "prompt_token_ids), and completions, choices in OpenAI's "
-        "format, or outputs in vLLM's",
+        help="JSONL file; each line has a prompt (text, messages or prompt_token_ids), and "
+        "completions, choices in OpenAI's format, or outputs in vLLM's",
     )
     parser.add_argument(
         "--model",
@@ -238,7 +225,7 @@ def _add_import(commands: _SubParsersAction) -> None:
     parser.add_argument(
         "--temperature", type=float, default=1.0, help="temperature of lines that have none"
     )
-    parser.add_argument("--plain", action="store_true", help="do not use the chat template")
+    add_plain_flags(parser, "plain")
     add_flags(parser, ("revision",))
     parser.set_defaults(run=_import)
 
@@ -248,15 +235,9 @@ def _import(args: Namespace) -> int:
     if Path(args.out).exists():
         raise ValueError(f"out must be a new file, got {args.out!r}")
     tokenizer = _tokenizer_of(args)
+    settings: dict[str, Any] = {"temperature": args.temperature, "plain": args.plain}
     with naming(args.log):
-        traces = [
-            *traces_of(
-                read_lines(args.log, dict),
-                tokenizer,
-                temperature=args.temperature,
-                plain=args.plain,
-            )
-        ]
+        traces = [*traces_of(read_lines(args.log, dict), tokenizer, **settings)]
         if not traces:
             raise ValueError("has no completions")
     write_traces(args.out, traces)
