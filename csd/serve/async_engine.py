@@ -43,17 +43,8 @@ OWN_CONTEXTS = 1 << 14
 # options of a single request: sampling, the samples to draw, the prompt, and the reported values of
 # tokens. logits_processor is left out: it runs inside a step, which all requests share
 SERVED = SAMPLING - {"logits_processor"} | {
-    "num_samples",
-    "first_sample",
-    "on_error",
-    "seed",
-    "until",
-    "history",
-    "truncate_prompt",
-    "chat_template_kwargs",
-    "top_logprobs",
-    "entropy",
-    "prompt_logprobs",
+    *("num_samples", "first_sample", "on_error", "seed", "until", "history", "truncate_prompt"),
+    *("chat_template_kwargs", "top_logprobs", "entropy", "prompt_logprobs"),
 }
 
 
@@ -80,23 +71,13 @@ def read_call(
     if isinstance(options.get("history"), History):
         raise ValueError("history must be a list of past samples, got a csd.History")
     asked = read_options(options)
-    call = Call.read(
-        prompt,
-        # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
-        asked | {"on_error": "raise"},
-        limits,
-        engine.generation_config,
-        engine.tokenizer,
-    )
+    # a prompt that cannot be served is refused here: `on_error` concerns samples in flight
+    early = asked | {"on_error": "raise"}
+    call = Call.read(prompt, early, limits, engine.generation_config, engine.tokenizer)
     call.settings = replace(call.settings, returns_errors=asked["on_error"] == "return")
     if call.many:
         raise ValueError(f"prompt must be one prompt, got {len(call.requests)}")
     return call
-
-
-def read_scores(count: int, limits: PromptLimits) -> PromptScores:
-    """`PromptScores` with `count` top tokens. Raises TypeError or ValueError."""
-    return PromptScores(check_whole("score_prompt", count, 0, min(MOST_TOP, limits.vocab)))
 
 
 def own_priors(prior: Prior | None, owners: Collection[str]) -> dict[str, Prior]:
@@ -106,12 +87,10 @@ def own_priors(prior: Prior | None, owners: Collection[str]) -> dict[str, Prior]
     """
     if isinstance(owners, str) or not all(isinstance(owner, str) for owner in owners):
         raise TypeError(f"learn_from must be a list of owners, got {shown(owners)}")
-    priors = {}
-    for owner in owners:
-        priors[owner] = own = Prior(
-            learn=True, contexts=OWN_CONTEXTS if prior is None else prior.config.capacity
-        )
-        if prior is not None:
+    contexts = OWN_CONTEXTS if prior is None else prior.config.capacity
+    priors = {owner: Prior(learn=True, contexts=contexts) for owner in owners}
+    if prior is not None:
+        for own in priors.values():
             own.merge(prior)
     return priors
 
@@ -157,7 +136,7 @@ class AsyncEngine:
         if self.priors and prior is None:
             prior = Prior(contexts=OWN_CONTEXTS)  # empty, for all other owners
         self._settings = replace(self._settings, prior=prior, own_priors=self.priors)
-        of_engine: dict[str, Any] = {name: asked[name] for name in engine_options}
+        of_engine: Any = {name: asked[name] for name in engine_options}
         self.engine = model if isinstance(model, Engine) else Engine(model, **of_engine)
         self.counters = Counters()
         self._inbox = Inbox(asked["max_queue"], self.counters)
@@ -170,8 +149,7 @@ class AsyncEngine:
         # folder, hub name or file of the model, as it was given; None for an object
         self.source = os.fspath(model) if isinstance(model, str | os.PathLike) else None
         # this run allocates the caches, so that an error of allocation is raised here
-        starting = replace(self._settings, progress=is_shown())
-        self.engine.serve(starting, self)
+        self.engine.serve(replace(self._settings, progress=is_shown()), self)
         # that run has ended
         self._requests = None
         self._thread = threading.Thread(target=self._run, name="csd.AsyncEngine", daemon=True)
@@ -262,7 +240,10 @@ class AsyncEngine:
         detached = check_flag("detached", detached)
         prefix_cache = check_flag("prefix_cache", prefix_cache)
         limits = self.limits()
-        scores = None if score_prompt is None else read_scores(score_prompt, limits)
+        scores = None
+        if score_prompt is not None:
+            most = min(MOST_TOP, limits.vocab)
+            scores = PromptScores(check_whole("score_prompt", score_prompt, 0, most))
         call = read_call(prompt, options, self.engine, limits)
         request: Request = call.requests[0]
         request.index, request.scope = next(self._index), owner if prefix_cache else None
@@ -279,14 +260,9 @@ class AsyncEngine:
         if priors:
             request.prior_part = 1 + [*self.priors].index(owner) if owner in self.priors else 0
             request.progress.stats.prior_tokens = priors[request.prior_part].tokens
+        until, returns_errors = call.settings.until, call.settings.returns_errors
         handle = Handle(
-            request,
-            owner=owner,
-            client=client,
-            until=call.settings.until,
-            streams=stream,
-            measures=call.settings.measures,
-            returns_errors=call.settings.returns_errors,
+            request, owner=owner, client=client, until=until, returns_errors=returns_errors
         )
         self._inbox.put(handle)
         return Reader(handle, detached)
@@ -320,12 +296,7 @@ class AsyncEngine:
 
         If they cannot be loaded, the current weights are kept.
         """
-
-        def change(engine: Engine) -> int:
-            self._weights.replace(engine, folder)
-            return self.weights
-
-        return self.update(change)
+        return self.update(lambda engine: self._weights.replace(engine, folder))
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Accept no more requests, and wait at most `timeout` seconds for the thread to end.
@@ -364,13 +335,7 @@ class AsyncEngine:
             error = RuntimeError(f"the engine's thread has ended: {raised!r}")
             error.__cause__ = raised
         finally:
-            for handle in self._inbox.end(error):
-                self.counters.ended(
-                    handle.request.progress.stats, 0, error is None, error is not None
-                )
-                handle.end(error, texts=False)
-            if self._requests is not None:
-                self._fail(error)
+            self._end([*self._inbox.end(error), *self._in_flight()], error)
 
     def _serve(self) -> None:
         while self._inbox.wait():
@@ -380,27 +345,26 @@ class AsyncEngine:
                 except BaseException as error:
                     future.set_exception(error)
             if self._inbox.abandoned:
-                self._fail(None)
+                self._end(self._inbox.take(), None)
             elif self._inbox.has_requests:
                 self._draw()
 
     def _draw(self) -> None:
         """Run the engine until nothing is in flight; if it fails, requests end with the error."""
-        self._requests = None
         try:
             self.engine.serve(self._settings, self)
         # every request in flight ends with this error
         except BaseException as error:
             LOG.exception("the engine has failed; requests in flight end with this error")
-            self._fail(error)
+            # those in the inbox if no run began
+            self._end(self._in_flight() if self._requests else self._inbox.take(), error)
         self._requests = None
 
-    def _fail(self, error: BaseException | None) -> None:
-        """End all requests in flight, or those in the inbox if no run began.
+    def _in_flight(self) -> list[Handle]:
+        return [] if self._requests is None else [*self._requests.handles.values()]
 
-        error: their error; None counts them as cancelled.
-        """
-        handles = [*self._requests.handles.values()] if self._requests else self._inbox.take()
+    def _end(self, handles: list[Handle], error: BaseException | None) -> None:
+        """End requests. error: their error; None counts them as cancelled."""
         self.counters.slots = self.counters.groups = 0
         for handle in handles:
             if not handle.admitted:

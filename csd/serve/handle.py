@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from csd.engine.requests.request import LiveSample, Request
-from csd.engine.results.logprobs import Measures
 from csd.engine.results.result import Sample, Samples, Until
 
 # token ids at one position with their log-probabilities, likeliest first
@@ -47,12 +46,9 @@ class Handle:
         owner: str | None = None,
         client: str | None = None,
         until: Until | None = None,
-        streams: bool = True,
-        measures: Measures | None = None,
         returns_errors: bool = False,
     ):
         self.request, self.owner, self.client, self.until = request, owner, client, until
-        self.streams, self.measures = streams, measures or Measures()
         # True: samples that cannot continue are results; else the first one's error is raised
         self.returns_errors = returns_errors
         # requests with equal groups share a prompt's keys, values and graph
@@ -106,12 +102,11 @@ class Handle:
         """Add a step's tokens and text of a sample to its piece; `wake` notifies the readers."""
         # this request's sample, even if another request draws it
         sample = self.request.progress.finished.get(live.index)
-        if not self.streams and sample is None:
+        if not self.request.streams:
+            if sample is not None:
+                self.give(sample)
             return
-        new = len(live.tokens) if not self.streams else len(tokens)
-        first = len(live.tokens) - new
-        if not self.streams and sample is not None:
-            text = sample.text or ""
+        first = len(live.tokens) - len(tokens)
         with self._changed:
             piece = self._pieces.setdefault(live.index, Piece(live.index))
             piece.text += text
@@ -145,7 +140,9 @@ class Handle:
             error = self.error or error
             if error is not None:
                 self.error = _passable(error)
-                _carry(self.error, result)
+                # a class may forbid attributes, and its own code must not end the engine's thread
+                with suppress(BaseException):
+                    object.__setattr__(self.error, "samples", result)
             self._result = result
         self.in_flight.clear()
         # it has megabytes, and a caller may keep the error, whose frames refer to the request
@@ -182,9 +179,3 @@ def _passable(error: BaseException) -> BaseException:
     passable = RuntimeError(f"the request was ended by a {type(error).__name__}")
     passable.__cause__ = error
     return passable
-
-
-def _carry(error: BaseException, samples: Samples) -> None:
-    # a class may not allow attributes, and its own code must not end the engine's thread
-    with suppress(BaseException):
-        object.__setattr__(error, "samples", samples)

@@ -5,22 +5,8 @@ from collections.abc import Iterator
 
 # seconds: a step of a small model, to a queue's minutes
 BOUNDS = (
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 
 
@@ -35,10 +21,6 @@ class Histogram:
         # a bound belongs to its bucket
         self._counts[bisect_left(BOUNDS, seconds)] += 1
         self.sum += seconds
-
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
         """Yield each upper bound, "+Inf" at last, with the number of durations up to it."""

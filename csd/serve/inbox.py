@@ -186,8 +186,6 @@ class Inbox:
                 self._reason = str(error)
             jobs, self._jobs = [*self._jobs], deque()
             handles, self._arrived = [*self._arrived], deque()
-            for handle in handles:
-                self._places.give(handle.client)
         for _, future in jobs:
             future.set_exception(Closed(self._reason))
         return handles

@@ -3,9 +3,8 @@
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing
+from contextlib import ExitStack, aclosing
 
-from csd.engine.requests.request import Request
 from csd.engine.results.logprobs import PromptScores
 from csd.engine.results.result import Samples
 from csd.serve.handle import Handle, Piece, Waker
@@ -26,26 +25,12 @@ class Reader:
 
     def __init__(self, handle: Handle, detached: bool = False):
         self._handle, self._detached = handle, detached
+        self.request, self.owner = handle.request, handle.owner
+        self.seed, self.prompt_ids = handle.request.seed, handle.request.prompt
         self._readers: set[object] = set()  # one mark per loop or wait in progress
         if not detached:
             # the process ends without waiting for requests
             weakref.finalize(self, _leave, handle.in_flight).atexit = False
-
-    @property
-    def request(self) -> Request:
-        return self._handle.request
-
-    @property
-    def owner(self) -> str | None:
-        return self._handle.owner
-
-    @property
-    def seed(self) -> int:
-        return self.request.seed
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        return self.request.prompt
 
     @property
     def scores(self) -> PromptScores | None:
@@ -102,13 +87,10 @@ class Reader:
         with self.reading():
             result = self._handle.wait_for_end(timeout)
             if result is None:
+                cancelled = " and is cancelled: submit it with detached=True to wait again"
                 raise TimeoutError(
                     f"the request has not finished within {timeout} seconds"
-                    + (
-                        ""
-                        if self._detached
-                        else " and is cancelled: submit it with detached=True to wait again"
-                    )
+                    + ("" if self._detached else cancelled)
                 )
         self.raise_error()
         return result
@@ -125,38 +107,24 @@ class Reader:
         if self.error is not None:
             raise self.error
 
-    def reading(self, waker: Waker | None = None) -> "_Reading":
+    def reading(self, waker: Waker | None = None) -> ExitStack:
         """Context of one reader. If no other one is left before the end, the request is cancelled.
 
         waker: notified of new pieces meanwhile.
         """
-        return _Reading(self, waker)
-
-    def begin(self, mark: object, waker: Waker | None) -> None:
+        # no @contextmanager: contextlib sets attributes of the error, which its class may forbid
+        mark, stack = object(), ExitStack()
         self._readers.add(mark)
+        stack.callback(self._end, mark)
         if waker is not None:
             self._handle.wakers.append(waker)
+            stack.callback(self._handle.wakers.remove, waker)
+        return stack
 
-    def end(self, mark: object, waker: Waker | None) -> None:
-        if waker is not None:
-            self._handle.wakers.remove(waker)
+    def _end(self, mark: object) -> None:
         self._readers.discard(mark)
         if not self._readers and not self._detached:
             self.cancel()
-
-
-class _Reading(AbstractContextManager[None]):
-    """`Reader.reading`."""
-
-    # no @contextmanager: contextlib sets attributes of the error, which its class may forbid
-    def __init__(self, reader: Reader, waker: Waker | None):
-        self._reader, self._waker = reader, waker
-
-    def __enter__(self) -> None:
-        self._reader.begin(self, self._waker)
-
-    def __exit__(self, *exc: object) -> None:
-        self._reader.end(self, self._waker)
 
 
 def _leave(in_flight: list[Handle]) -> None:

@@ -134,24 +134,22 @@ class ServedRequests:
 
     def finish(self, handle: Handle, error: BaseException | None) -> None:
         """End a request's handle; error: its error, None if it has ended or was cancelled."""
-        request = handle.request
-        self.touched.pop(request.index, None)
+        progress = handle.request.progress
+        self.touched.pop(handle.request.index, None)
         if not handle.admitted:
             self.inbox.admitted(handle)
         error = error or handle.error
-        stats = request.progress.stats
+        stats, samples = progress.stats, progress.finished.values()
         stats.seconds = {k: v - handle.began.get(k, v) for k, v in self.seconds.items()}
-        if error is None and request.progress.errors and not handle.returns_errors:
-            error = request.progress.errors[min(request.progress.errors)]
-        reasons = [sample.finish_reason for sample in request.progress.finished.values()]
+        if error is None and progress.errors and not handle.returns_errors:
+            error = progress.errors[min(progress.errors)]
+        reasons = [sample.finish_reason for sample in samples]
         ended = sum(reason not in UNFINISHED for reason in reasons)
         # a request whose `until` cancelled its samples counts as served
         cancelled = handle.until is None and "cancelled" in reasons and error is None
-        failed = error is not None or len(request.progress.errors) == len(reasons) > 0
+        failed = error is not None or len(progress.errors) == len(reasons) > 0
         self.counters.ended(stats, ended, cancelled, failed)
-        longest = max(
-            (len(sample.tokens) for sample in request.progress.finished.values()), default=0
-        )
+        longest = max((len(sample.tokens) for sample in samples), default=0)
         if longest > 1 and not math.isnan(handle.first_token):
             seconds = time.perf_counter() - handle.first_token
             self.counters.per_token.add(seconds / (longest - 1))

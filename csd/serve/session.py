@@ -17,12 +17,7 @@ class AsyncSession(SessionTurns):
     """
 
     def __init__(
-        self,
-        service: Any,
-        prompt: Any,
-        num_samples: int,
-        seed: int | None,
-        owner: str | None,
+        self, service: Any, prompt: Any, num_samples: int, seed: int | None, owner: str | None
     ) -> None:
         engine = service.engine
         first = engine.prepare(prompt, num_samples=num_samples, seed=seed).requests

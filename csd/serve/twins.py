@@ -103,9 +103,8 @@ def _copy_error(of: Request, to: Request, index: int) -> None:
 
 def alike(a: Handle, b: Handle) -> bool:
     """True if both requests have the same samples, streaming and measures, in one group."""
-    return (
-        a is not b
-        and a.group == b.group is not None
-        and (a.request.seed, a.request.params, a.measures, a.streams)
-        == (b.request.seed, b.request.params, b.measures, b.streams)
-    )
+    if a is b or a.group is None or a.group != b.group:
+        return False
+    one, other = a.request, b.request
+    names = ("seed", "params", "measures", "streams")
+    return all(getattr(one, name) == getattr(other, name) for name in names)

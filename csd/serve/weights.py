@@ -30,8 +30,8 @@ class Weights:
         self.fingerprint = engine.caches.fingerprint()
 
     @plain_torch()
-    def replace(self, engine: Engine, folder: str) -> None:
-        """Load the weights of a folder, and its tokenizer if there is one.
+    def replace(self, engine: Engine, folder: str) -> int:
+        """Load the weights of a folder, and its tokenizer if there is one; returns the version.
 
         The old weights stay until the new ones are loaded, and if these cannot be loaded.
         """
@@ -39,3 +39,4 @@ class Weights:
         with engine.between_calls():
             engine.take(loaded)
             self.mark(engine)
+        return self.version
