@@ -18,7 +18,9 @@
 It needs starlette and uvicorn: pip install 'starlette>=0.45' 'uvicorn>=0.34'.
 """
 
-from csd.serve.http.app import Limits, Server, make_app
+from csd.serve.http.app import make_app
+from csd.serve.http.checks import Limits
 from csd.serve.http.run import process, serve
+from csd.serve.http.server import Server
 
 __all__ = ["Limits", "Server", "make_app", "process", "serve"]

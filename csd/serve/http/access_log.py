@@ -11,7 +11,7 @@ import uuid
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from csd.utils.check import one_line
 
@@ -29,34 +29,23 @@ class Entry:
         own = request.headers.get(HEADER, "")
         self.id = own if _ID.match(own) else uuid.uuid4().hex
 
-    def of(self, response: Response) -> Response:
+    def of(self, response: Response) -> ASGIApp:
         """The response with the id, whose end writes the line."""
         response.headers[HEADER] = self.id
-        return Logged(self, response)
 
-    def write(self, status: int) -> None:
-        client = self._request.client
-        LOG.info(
-            "%s %s %s %d %.3f s %s",
-            client.host if client is not None else "-",
-            self._request.method,
-            one_line(self._request.url.path),
-            status,
-            time.perf_counter() - self._begun,
-            self.id,
-        )
+        async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await response(scope, receive, send)
+            finally:
+                client = self._request.client
+                LOG.info(
+                    "%s %s %s %d %.3f s %s",
+                    client.host if client is not None else "-",
+                    self._request.method,
+                    one_line(self._request.url.path),
+                    response.status_code,
+                    time.perf_counter() - self._begun,
+                    self.id,
+                )
 
-
-class Logged(Response):
-    """A response that writes a line of the log once it has ended."""
-
-    def __init__(self, entry: Entry, response: Response):
-        self._entry, self._response = entry, response
-        self.status_code = response.status_code
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._response(scope, receive, send)
-        finally:
-            self._entry.write(self.status_code)
+        return logged

@@ -9,6 +9,7 @@ without a preflight a page can send only texts and forms.
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -23,12 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from csd.serve.http import endpoints
 from csd.serve.http.access_log import Entry
-from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
 from csd.serve.http.server import Server
 from csd.utils.check import shown
-
-__all__ = ["Limits", "Server", "make_app"]
 
 
 class Guard:
@@ -157,28 +155,19 @@ def make_app(server: Server) -> Starlette:
         server.readers.close()
         await run_in_threadpool(server.engine.close, drain=False)
 
+    origins, open_to_all = server.origins, server.clients.open
+    middleware = [Middleware(Guard, hosts=server.hosts, origins=origins, open=open_to_all)]
+    if origins:
+        # answers preflights, and adds to answers what lets a page of these origins read them
+        allowed: Any = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        middleware.insert(0, Middleware(CORSMiddleware, allow_origins=origins, **allowed))
     app = Starlette(
         routes=[
             Route(path, endpoints.answered(endpoint), methods=[method])
             for path, (method, endpoint) in PATHS.items()
         ],
         exception_handlers={HTTPException: endpoints.not_found},
-        # answers preflights, and adds to answers what lets a page of these origins read them
-        middleware=[
-            *(
-                [
-                    Middleware(
-                        CORSMiddleware,
-                        allow_origins=server.origins,
-                        allow_methods=["GET", "POST"],
-                        allow_headers=["*"],
-                    )
-                ]
-                if server.origins
-                else []
-            ),
-            Middleware(Guard, hosts=server.hosts, origins=server.origins, open=server.clients.open),
-        ],
+        middleware=middleware,
         lifespan=lifespan,
     )
     app.state.server = server

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 from csd.engine.options.engine_arguments import ServerOptions
@@ -130,10 +129,7 @@ def check_sizes(body: Mapping[str, Any], limits: Limits, context: int, vocab: in
     for name in _grammars(body):
         value = body.get(name)
         _check_weight((name,), body, limits.grammar)
-        if (
-            isinstance(value, dict | list)
-            and (entries := _entries(value, limits.entries)) is not None
-        ):
+        if (entries := _entries(value, limits.entries)) > limits.entries:
             raise _over(name, f"at most {limits.entries} values", f"at least {entries}")
     for name in STRINGS:
         _check_length(name, body.get(name), limits.strings, "strings")
@@ -173,27 +169,23 @@ def weight(value: Any, limit: int) -> int:
     return total
 
 
-def _entries(value: Any, limit: int) -> int | None:
-    """The number of values in a value, if it is above `limit`."""
+def _entries(value: Any, limit: int) -> int:
+    """Number of values within a value of JSON; counting ends beyond `limit`."""
     total, left = 0, [value]
     while left and total <= limit:
         one = left.pop()
         inside = one if isinstance(one, list) else one.values() if isinstance(one, dict) else ()
         total += len(inside)
-        left.extend(chain(inside))
-    return total if total > limit else None
+        left.extend(inside)
+    return total
 
 
 def _check_weight(names: tuple[str, ...], body: Mapping[str, Any], limit: int) -> None:
     weights = {name: weight(body[name], limit) for name in names if body.get(name)}
     if (total := sum(weights.values())) > limit:
         largest = max(weights, key=lambda name: weights[name])
-        raise _over(
-            " and ".join(weights),
-            f"at most {limit} characters and values",
-            f"at least {total}",
-            largest,
-        )
+        expected = f"at most {limit} characters and values"
+        raise _over(" and ".join(weights), expected, f"at least {total}", largest)
 
 
 def _check_length(name: str, value: Any, limit: int, of: str) -> None:

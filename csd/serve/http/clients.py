@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from csd.serve.http.api.events import error_event
+from csd.serve.http.api.events import event_of
 from csd.serve.http.api.response import HttpAnswer
 from csd.serve.http.checks import Limits
 from csd.serve.http.errors import Refused
@@ -92,11 +92,9 @@ class Clients:
     def _key(self, request: Request) -> bytes:
         kind, _, credentials = request.headers.get("authorization", "").partition(" ")
         key = credentials.strip().encode()
-        if kind.lower() != "bearer" or not key:
-            raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
         # all keys are compared, so that the time does not depend on which one matches
         matches = [hmac.compare_digest(key, one) for one in self._keys]
-        if not any(matches):
+        if kind.lower() != "bearer" or not key or not any(matches):
             raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
         return key
 
@@ -146,13 +144,12 @@ class Shares:
 
 async def receive_body(request: Request, limits: Limits, take: Callable[[int], Any]) -> bytes:
     """Returns the bytes of a body, after `take` of each part's size. Raises Refused."""
-    body = bytearray()
+    body, limit = bytearray(), limits.body
 
     def check(size: int) -> None:
-        if size > limits.body:
-            raise Refused(
-                f"the body must have at most {limits.body} bytes", status=413, code="body_too_large"
-            )
+        if size > limit:
+            about = f"the body must have at most {limit} bytes"
+            raise Refused(about, status=413, code="body_too_large")
 
     async def read() -> None:
         async for chunk in request.stream():
@@ -166,9 +163,8 @@ async def receive_body(request: Request, limits: Limits, take: Callable[[int], A
     try:
         await asyncio.wait_for(read(), limits.body_seconds)
     except TimeoutError as error:
-        raise Refused(
-            f"the body was not received within {limits.body_seconds} seconds", status=408
-        ) from error
+        about = f"the body was not received within {limits.body_seconds} seconds"
+        raise Refused(about, status=408) from error
     return bytes(body)
 
 
@@ -190,10 +186,12 @@ async def gone(receive: Receive) -> None:
         pass
 
 
-async def unless_gone(receive: Receive, result: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(
+    receive: Receive, result: Coroutine[Any, Any, T], end: Callable[[], Any] = lambda: None
+) -> T:
     """Returns the result of a coroutine, which is cancelled when the client disconnects.
 
-    Raises ClientDisconnect in that case.
+    end: called before that, and at the result. Raises ClientDisconnect if the client has left.
     """
     work = asyncio.ensure_future(result)
     leaving = asyncio.ensure_future(gone(receive))
@@ -203,6 +201,7 @@ async def unless_gone(receive: Receive, result: Coroutine[Any, Any, T]) -> T:
             raise ClientDisconnect
         return work.result()
     finally:
+        end()
         for task in (work, leaving):
             task.cancel()
         await asyncio.gather(work, leaving, return_exceptions=True)
@@ -241,28 +240,18 @@ class EventStream(Response):
         self.events, self.answer, self.seconds, self.end = events, answer, seconds, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(gone(receive))
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self.answer.asked.cancel()
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
-            self.end()
-        error = None if sending.cancelled() else sending.exception()
         # a TimeoutError is a slow reader's, whose connection is closed after this
-        if error is not None and not isinstance(error, TimeoutError):
-            raise error
+        with suppress(ClientDisconnect, TimeoutError):
+            try:
+                await unless_gone(receive, self._send(send), self.answer.asked.cancel)
+            finally:
+                self.end()
 
     async def _send(self, send: Send) -> None:
         async def body(data: bytes, more: bool = True) -> None:
+            message = {"type": "http.response.body", "body": data, "more_body": more}
             # a TimeoutError here closes the connection
-            await asyncio.wait_for(
-                send({"type": "http.response.body", "body": data, "more_body": more}),
-                self.seconds,
-            )
+            await asyncio.wait_for(send(message), self.seconds)
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
@@ -271,7 +260,7 @@ class EventStream(Response):
         except TimeoutError:
             raise
         except Exception as error:
-            await body(error_event(self.answer.refused(error)))
+            await body(event_of(self.answer.refused(error).body()))
         await body(b"", more=False)
 
 

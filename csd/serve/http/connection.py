@@ -122,16 +122,12 @@ class Connection(H11Protocol):
 
     def _expect_head(self, seconds: float) -> None:
         self._cancel_late()
-        self._late = self.loop.call_later(seconds, self._close_late)
+        self._late = self.loop.call_later(seconds, self.transport.close)
 
     def _cancel_late(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
-
-    def _close_late(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
 
     def _check_reader(self) -> None:
         """Abort the connection if nothing was read in this period; a closed one waits for that."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp
 
 from csd.models.text.prompts import parse
 from csd.serve.http.access_log import Entry
@@ -41,10 +42,10 @@ Submit = Callable[[dict[str, Any], Read], Asked]
 A = TypeVar("A", bound=HttpAnswer)
 
 
-def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[ASGIApp]]:
     """Wrap an endpoint: errors become responses, and responses are counted by status."""
 
-    async def call(request: Request) -> Response:
+    async def call(request: Request) -> ASGIApp:
         server: Server = request.app.state.server
         entry = Entry(request)
         try:
@@ -60,9 +61,8 @@ def answered(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         except Exception as error:
             refused = server.refused(error)
             if refused.status == 500:
-                LOG.error(
-                    "%s %s: %s", request.method, shown(request.url.path), one_line(str(error))
-                )
+                path = shown(request.url.path)
+                LOG.error("%s %s: %s", request.method, path, one_line(str(error)))
             response = refused.response()
         server.count(response.status_code)
         return entry.of(response)
@@ -160,10 +160,8 @@ async def health(server: Server, request: Request) -> Response:
 
 async def metrics(server: Server, request: Request) -> Response:
     server.clients.owner(request)
-    return Response(
-        prometheus(server.snapshot(), server.engine.counters),
-        media_type="text/plain; version=0.0.4",
-    )
+    text = prometheus(server.snapshot(), server.engine.counters)
+    return Response(text, media_type="text/plain; version=0.0.4")
 
 
 async def stats(server: Server, request: Request) -> Response:
@@ -178,8 +176,7 @@ async def page(server: Server, request: Request) -> Response:
 async def tokenize(server: Server, request: Request) -> Response:
     """Token ids of a `prompt`, or of `messages` rendered by the chat template."""
     server.clients.owner(request)
-    tokenizer = _tokenizer(server)
-    limits = server.engine.limits()
+    tokenizer, limits = _tokenizer(server), server.engine.limits()
 
     def read(body: dict[str, Any]) -> dict[str, Any]:
         with Refused.reading(body, "messages" if "messages" in body else "prompt"):
@@ -188,9 +185,7 @@ async def tokenize(server: Server, request: Request) -> Response:
             more = {"token_strs": server.texts.of(ids)} if body.get("return_token_strs") else {}
             return {"tokens": ids, "count": len(ids), "max_model_len": limits.context} | more
 
-    client = server.clients.client(request)
-    with server.answering(client):
-        return as_json(await server.read(request, client, read))
+    return await _read(server, request, read)
 
 
 def _ids_of(body: dict[str, Any], tokenizer: Any, limits: Any) -> list[int]:
@@ -223,6 +218,12 @@ async def detokenize(server: Server, request: Request) -> Response:
             ids = check_ids("tokens", body.get("tokens"), limit, vocab)
             return {"prompt": server.texts.decode(ids)}
 
+    return await _read(server, request, read)
+
+
+async def _read(
+    server: Server, request: Request, read: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Response:
     client = server.clients.client(request)
     with server.answering(client):
         return as_json(await server.read(request, client, read))
@@ -261,7 +262,7 @@ async def update_weights(server: Server, request: Request) -> Response:
     return as_json({"weights_version": version, "system_fingerprint": server.engine.fingerprint})
 
 
-async def not_found(request: Request, error: Exception) -> Response:
+async def not_found(request: Request, error: Exception) -> Any:
     await asyncio.sleep(0)
     status = getattr(error, "status_code", 404)
     what = "has no such path" if status == 404 else "does not allow this method for the path"

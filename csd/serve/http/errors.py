@@ -13,15 +13,12 @@ from csd.serve import Closed, QueueFull
 from csd.serve.http.names import as_fields, as_messages, named
 from csd.utils.check import shown
 
+# of these statuses; others are errors of the request, from 500 on of the server
 KINDS = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
 }
 
@@ -62,10 +59,7 @@ class Refused(Exception):
     def of(
         cls, error: BaseException, change: Callable[[str], str] = lambda text: text
     ) -> "Refused":
-        """Convert an error raised while a request was handled to the answer to its client.
-
-        change: of its text.
-        """
+        """The answer to a client for an error of its request; change: of the error's text."""
         if isinstance(error, Refused):
             return error
         if isinstance(error, QueueFull):
@@ -109,15 +103,10 @@ class Refused(Exception):
             raise cls.of_fields(error, body, prompt) from error
 
     def body(self) -> dict[str, Any]:
-        kind = KINDS.get(self.status, "server_error")
-        return {
-            "error": {
-                "message": self.message,
-                "type": kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        other = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = KINDS.get(self.status, other)
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
     def response(self) -> Response:
         headers = {"Retry-After": "1"} if self.status in (429, 503) else {}

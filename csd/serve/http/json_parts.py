@@ -14,18 +14,10 @@ AT_ONCE = 1 << 14
 # likely ones
 LEVELS = 5
 
+# json's parser in Python
 _scanners: Any = json.scanner
-
-
-class _Decoder(json.JSONDecoder):
-    """json's parser in Python."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scan_once = _scanners.py_make_scanner(self)
-
-
-_decoder = _Decoder()
+_decoder: Any = json.JSONDecoder()
+_decoder.scan_once = _scanners.py_make_scanner(_decoder)
 
 
 def loads(data: bytes) -> Any:

@@ -25,9 +25,7 @@ def as_fields(message: str, body: Mapping[str, Any] | None = None) -> str:
     """
     # else of several fields of an option the first
     names = {option: name for name, option in reversed(SAMPLING.items())}
-    for name, option in SAMPLING.items():
-        if body is not None and body.get(name) is not None:
-            names[option] = name
+    names |= {o: name for name, o in SAMPLING.items() if body and body.get(name) is not None}
     names = {option: name for option, name in names.items() if option != name}
     return re.sub(r"\b(" + "|".join(names) + r")\b", lambda found: names[found[1]], message)
 

@@ -181,7 +181,6 @@ def process(
     drain: float = DRAIN,
     connections: int = CONNECTIONS,
     begun: Callable[[int], Any] = lambda port: None,
-    log_level: str = "warning",
 ) -> Process:
     """Make a process whose `run` listens until SIGINT or SIGTERM.
 
@@ -201,7 +200,7 @@ def process(
         http=Connection,
         ws="none",
         lifespan="on",
-        log_level=log_level,
+        log_level="warning",
         access_log=False,
         limit_concurrency=connection_limit(connections),
         timeout_keep_alive=30,

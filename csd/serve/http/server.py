@@ -212,30 +212,25 @@ class Server:
         if isinstance(samples, int) and prompts * samples > limit:
             what = "n" if prompts == 1 else "n times the number of prompts"
             got = shown(samples) if prompts == 1 else f"{shown(samples)} times {prompts}"
-            raise Refused(
-                f"{what} must be at most {limit} (--max-n of the server), got {got}", param="n"
-            )
-        longest, context = asked.options.get("max_new_tokens"), self.engine.longest
-        self._check_likely(asked, body)
-        if isinstance(longest, int) and longest > context:
+            about = f"{what} must be at most {limit} (--max-n of the server), got {got}"
+            raise Refused(about, param="n")
+        new, context = asked.options.get("max_new_tokens"), self.engine.longest
+        self._check_likely(asked)
+        if isinstance(new, int) and new > context:
             name = as_fields("max_new_tokens", body)
-            raise Refused(
-                f"{name} must be at most {context}, the context of the server, got "
-                f"{shown(longest)}",
-                param=name,
-            )
+            about = f"{name} must be at most {context}, the context of the server, got {shown(new)}"
+            raise Refused(about, param=name)
 
-    def _check_likely(self, asked: Asked, body: dict[str, Any]) -> None:
+    def _check_likely(self, asked: Asked) -> None:
         """Raises Refused if an answer would have too many probabilities of likely tokens."""
         limit, top = self.limits.likely, asked.top or 0
-        new, samples = asked.options.get("max_new_tokens"), asked.samples
+        new, samples = asked.options.get("max_new_tokens", CHAT_TOKENS), asked.samples
         # the engine refuses values of other types
-        if not isinstance(samples, int) or not isinstance(new, int | None):
+        if not isinstance(samples, int) or not isinstance(new, int):
             return
-        tokens = len(asked.prompts) * samples * (CHAT_TOKENS if new is None else new)
         # a token of a text has at least a character
-        tokens += sum(min(len(p), self.engine.longest) for p in asked.prompts if asked.echo)
-        tokens *= asked.repeats
+        echoed = sum(min(len(p), self.engine.longest) for p in asked.prompts if asked.echo)
+        tokens = (len(asked.prompts) * samples * new + echoed) * asked.repeats
         if top * tokens > limit:
             name = "top_logprobs" if asked.chat else "logprobs"
             raise Refused(

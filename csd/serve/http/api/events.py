@@ -9,17 +9,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from csd.serve import Piece, Reader, news
-from csd.serve.http.api.calls.streams import Stream
-from csd.serve.http.api.response import HttpAnswer, Offsets
+from csd.serve.http.api.response import HttpAnswer
 from csd.serve.http.errors import Refused
 
 
 async def events(answer: HttpAnswer) -> AsyncIterator[bytes]:
     """Yield the events of an answer. Raises the error that ended the request."""
     asked = answer.asked
-    head = answer.head | {
-        "object": "chat.completion.chunk" if asked.chat else "text_completion",
-    }
+    head = answer.head | {"object": "chat.completion.chunk" if asked.chat else "text_completion"}
     ended, total = 0, len(asked.handles) * asked.samples
 
     def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
@@ -29,7 +26,7 @@ async def events(answer: HttpAnswer) -> AsyncIterator[bytes]:
             # sent with the last choice: clients expect an event without choices only on request
             more = {"csd": answer.extras()}
         fingerprint = {"system_fingerprint": asked.handles[0].fingerprint}
-        return data(head | {"choices": choices} | fingerprint | more)
+        return event_of(head | {"choices": choices} | fingerprint | more)
 
     async for choices in choices_of(answer):
         lines = []
@@ -44,91 +41,63 @@ async def events(answer: HttpAnswer) -> AsyncIterator[bytes]:
 
 async def choices_of(answer: HttpAnswer) -> AsyncIterator[list[dict[str, Any]]]:
     """Yield choices with what is new of them. Raises the error that ended the request."""
-    begun: set[int] = set()
-    offsets: dict[int, Offsets] = {}
-    streams: dict[int, Stream] = {}
+    drawn: dict[int, _Choice] = {}
     async for handle, pieces in news(answer.asked.handles):
         choices = []
         for piece in pieces:
             index = answer.index(handle, piece.index)
-            new = _choices(answer, handle, piece, index not in begun, index, offsets, streams)
-            if new:
-                begun.add(index)
-            choices += new
+            if index not in drawn:
+                drawn[index] = _Choice(answer, handle, index)
+            choices += drawn[index].push(piece)
         if choices:
             yield choices
     answer.asked.raise_error()
 
 
-def data(value: dict[str, Any]) -> bytes:
+def event_of(value: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
 
 
-def error_event(error: Refused) -> bytes:
-    """The last event of a stream that ends with an error."""
-    return data(error.body())
+class _Choice:
+    """A choice while it is drawn."""
 
+    def __init__(self, answer: HttpAnswer, handle: Reader, index: int):
+        self._answer, self._handle, self._index = answer, handle, index
+        self._first = True
+        self._stream = answer.stream(handle)
+        self._offsets = answer.offsets(handle)
 
-def _choices(
-    answer: HttpAnswer,
-    handle: Reader,
-    piece: Piece,
-    first: bool,
-    index: int,
-    offsets: dict[int, Offsets],
-    streams: dict[int, Stream],
-) -> list[dict[str, Any]]:
-    """Choices of a piece: one for its text, and one for the finish reason if its sample ends."""
-    asked, choices = answer.asked, []
-    if asked.nothing_new:
-        piece = Piece(piece.index, sample=piece.sample)
-    text = piece.text
-    echoed = asked.echo and first
-    if echoed:
-        text = answer.echo(handle) + text
-    has_scores = piece.tokens and (asked.top is not None or asked.token_ids)
-    stream = streams.get(index) or answer.stream(handle)
-    if stream is not None:
-        streams[index] = stream
-        deltas = [*stream.push(text, piece.sample is not None)]
-        # the first event has the role, and each one with scores is an event
-        if first or (has_scores and not deltas):
-            deltas.insert(0, {"content": ""} if first else {})
-        choices = [_choice(True, index, "", False) | {"delta": delta} for delta in deltas]
-        if first:
+    def push(self, piece: Piece) -> list[dict[str, Any]]:
+        """Choices with its new parts: one for text, and one for the finish reason if it ends."""
+        answer, stream, asked = self._answer, self._stream, self._answer.asked
+        choices: list[dict[str, Any]] = []
+        first, self._first = self._first, False
+        if asked.nothing_new:
+            piece = Piece(piece.index, sample=piece.sample)
+        text = answer.echo(self._handle) + piece.text if asked.echo and first else piece.text
+        has_scores = piece.tokens and (asked.top is not None or asked.token_ids)
+        if stream is not None:
+            deltas = [*stream.push(text, piece.sample is not None)]
+            # the first event has the role, and each one with scores is an event
+            if first or (has_scores and not deltas):
+                deltas.insert(0, {"content": ""} if first else {})
+            choices = [self._new({"delta": delta}) for delta in deltas]
+        elif text or has_scores or first:
+            content = {"content": text} if text or first else {}
+            choices = [self._new({"delta": content} if asked.chat else {"text": text})]
+        if first and asked.chat:
             choices[0]["delta"] = {"role": "assistant"} | choices[0]["delta"]
-    elif text or has_scores or first:
-        choices = [_choice(asked.chat, index, text, first)]
-    if choices:
-        choice = choices[0]
-        if asked.top is not None:
-            if index not in offsets:
-                offsets[index] = Offsets(answer, handle)
-            scores = piece.tokens, piece.raw_logprobs, piece.top
-            choice["logprobs"] = (
-                answer.chat_logprobs(*scores)
-                if asked.chat
-                else answer.logprobs(*scores, offsets[index], handle if echoed else None)
-            )
-            choice["csd"] = {"logprobs": piece.logprobs}
-        if asked.token_ids:
-            choice["token_ids"] = piece.tokens
-            if first and not asked.chat:
-                choice["prompt_token_ids"] = handle.prompt_ids
-    if piece.sample is not None:
-        if piece.sample.finish_reason == "cancelled":
-            # an error ends the request's other samples too
-            handle.raise_error()
-            raise Refused("the server is shutting down", status=503, code="shutting_down")
-        end = _choice(asked.chat, index, "", False)
-        calls = stream is not None and stream.calls > 0
-        choices.append(end | answer.end(handle, piece.sample, calls))
-    return choices
+        if choices:
+            answer.add_scores(choices[0], self._handle, piece, self._offsets, first)
+        if piece.sample is not None:
+            if piece.sample.finish_reason == "cancelled":
+                # an error ends the request's other samples too
+                self._handle.raise_error()
+                raise Refused("the server is shutting down", status=503, code="shutting_down")
+            end = self._new({"delta": {}} if asked.chat else {"text": ""})
+            calls = stream is not None and stream.calls > 0
+            choices.append(end | answer.end(self._handle, piece.sample, calls))
+        return choices
 
-
-def _choice(chat: bool, index: int, text: str, first: bool) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
-    if not chat:
-        return choice | {"text": text}
-    role = {"role": "assistant"} if first else {}
-    return choice | {"delta": role | ({"content": text} if text or first else {})}
+    def _new(self, part: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self._index, "logprobs": None, "finish_reason": None} | part

@@ -16,17 +16,8 @@ from csd.utils.check import shown
 from csd.utils.other_names import similar
 
 IGNORED = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "prediction",
-    "priority",
-    "session_id",
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+    *("prompt_cache_retention", "prompt_cache_options", "prediction", "priority", "session_id"),
 )
 
 # field -> values without effect in any request
@@ -144,29 +135,13 @@ COMMON = ("model", "stream", "stream_options", "return_token_ids")
 # fields that are passed to a chat template, if it reads them
 TEMPLATE = {"tools": list, "reasoning_effort": str}
 CHAT = (
-    "messages",
-    "logprobs",
-    "top_logprobs",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tool_choice",
-    "parallel_tool_calls",
-    *TEMPLATE,
+    *("messages", "logprobs", "top_logprobs", "chat_template_kwargs", "add_generation_prompt"),
+    *("continue_final_message", "tool_choice", "parallel_tool_calls", *TEMPLATE),
 )
 COMPLETIONS = ("prompt", "logprobs", "echo")
 RESPONSES = (
-    "input",
-    "instructions",
-    "max_output_tokens",
-    "text",
-    "reasoning",
-    "include",
-    "top_logprobs",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "chat_template_kwargs",
+    *("input", "instructions", "max_output_tokens", "text", "reasoning", "include"),
+    *("top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"),
 )
 # fields of both other endpoints that a response has by other names, or not at all
 NO_RESPONSES = ("n", "max_tokens", "max_completion_tokens", "response_format", "return_token_ids")
@@ -193,10 +168,8 @@ def check_fields(
         if ignored or asks_for_nothing(name, value, nothing):
             continue
         if name not in known:
-            raise Refused(
-                f"{name} is not supported, got {shown(value)}{instead(name, known, hints)}",
-                param=name,
-            )
+            about = f"{name} is not supported, got {shown(value)}{instead(name, known, hints)}"
+            raise Refused(about, param=name)
         fields[name] = value
     return fields
 
@@ -209,21 +182,12 @@ def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
             continue
         value = fields[name]
         if option in options and options[option] != value:
-            raise Refused(
-                f"{name} must equal max_tokens if both are given, got {shown(value)} and "
-                f"{shown(options[option])}",
-                param=name,
-            )
-        read = _READ.get(name)
-        value = value if read is None else read(value)
+            both = f"{shown(value)} and {shown(options[option])}"
+            raise Refused(f"{name} must equal max_tokens if both are given, got {both}", param=name)
+        value = _READ[name](value) if name in _READ else value
         if value is not None:
             options[option] = value
     return options
-
-
-def _read_top_k(value: Any) -> Any:
-    # -1 turns top_k off in vLLM
-    return 0 if value == -1 else value
 
 
 def _read_bias(value: Any) -> Any:
@@ -257,7 +221,8 @@ def _read_format(value: Any) -> Any:
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
-    "top_k": _read_top_k,
+    # -1 turns top_k off in vLLM
+    "top_k": lambda value: 0 if value == -1 else value,
     "logit_bias": _read_bias,
     "response_format": _read_format,
 }

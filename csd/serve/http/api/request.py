@@ -9,13 +9,7 @@ from typing import Any
 from csd.engine.results.logprobs import MOST_TOP
 from csd.serve import AsyncEngine, Reader
 from csd.serve.http.api import fields
-from csd.serve.http.api.fields import (
-    NOTHING_IF_UNREAD,
-    NOTHING_IN_CHAT,
-    NOTHING_IN_COMPLETIONS,
-    NOTHING_IN_STREAM_OPTIONS,
-    asks_for_nothing,
-)
+from csd.serve.http.api.fields import asks_for_nothing
 from csd.serve.http.api.tools import Tools, read_tools
 from csd.serve.http.checks import check_template_names, read_names, template_text
 from csd.serve.http.errors import Refused, wrong
@@ -111,7 +105,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any, parser: str = "auto") -> 
 
     parser: of calls in texts, as in `read_tools`.
     """
-    values = fields.check_fields(body, fields.CHAT, NOTHING_IN_CHAT)
+    values = fields.check_fields(body, fields.CHAT, fields.NOTHING_IN_CHAT)
     messages = with_tools(read_messages(values.get("messages")), template_text(tokenizer))
     options = fields.options_of(values)
     single = not _an("parallel_tool_calls", values.get("parallel_tool_calls", True), bool)
@@ -121,8 +115,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any, parser: str = "auto") -> 
             options["json_schema"] = tools.schema
         elif tools.needs_special_tokens(tokenizer):
             options.setdefault("skip_special_tokens", False)
-    template = _an("chat_template_kwargs", values.get("chat_template_kwargs", {}), dict)
-    template = dict(template)
+    template = {**_an("chat_template_kwargs", values.get("chat_template_kwargs", {}), dict)}
     check_template_names(template, tokenizer)
     for name in ("add_generation_prompt", "continue_final_message"):
         if name in values:
@@ -134,7 +127,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any, parser: str = "auto") -> 
         value = _an(name, values[name], kind)
         if name in read:
             template[name] = value
-        elif not asks_for_nothing(name, value, NOTHING_IF_UNREAD):
+        elif not asks_for_nothing(name, value, fields.NOTHING_IF_UNREAD):
             raise Refused(
                 f"the model's chat template does not read {name}, so the model would not see it; "
                 f"take a model whose template does (docs/serve.md), got {shown(value)}",
@@ -143,8 +136,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any, parser: str = "auto") -> 
     if template:
         options["chat_template_kwargs"] = template
     asked = Asked(True, [messages], options, tools=tools)
-    wanted = _an("logprobs", values.get("logprobs", False), bool)
-    if wanted:
+    if _an("logprobs", values.get("logprobs", False), bool):
         asked.top = _top("top_logprobs", values.get("top_logprobs", 0))
     elif values.get("top_logprobs"):
         raise Refused("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -153,7 +145,7 @@ def read_chat(body: Mapping[str, Any], tokenizer: Any, parser: str = "auto") -> 
 
 def read_completion(body: Mapping[str, Any], tokenizer: Any) -> Asked:
     """Parse the body of a completion. Raises Refused, naming the field."""
-    values = fields.check_fields(body, fields.COMPLETIONS, NOTHING_IN_COMPLETIONS)
+    values = fields.check_fields(body, fields.COMPLETIONS, fields.NOTHING_IN_COMPLETIONS)
     options = {"max_new_tokens": COMPLETION_TOKENS} | fields.options_of(values)
     asked = Asked(False, _prompts(values.get("prompt")), options)
     asked.echo = _an("echo", values.get("echo", False), bool)
@@ -172,19 +164,19 @@ def read_completion(body: Mapping[str, Any], tokenizer: Any) -> Asked:
 def _with_common(asked: Asked, values: Mapping[str, Any]) -> Asked:
     asked.stream = _an("stream", values.get("stream", False), bool)
     asked.token_ids = _an("return_token_ids", values.get("return_token_ids", False), bool)
+    given, nothing = values.get("stream_options", {}), fields.NOTHING_IN_STREAM_OPTIONS
     more = {
         name: value
-        for name, value in _an("stream_options", values.get("stream_options", {}), dict).items()
-        if not asks_for_nothing(name, value, NOTHING_IN_STREAM_OPTIONS)
+        for name, value in _an("stream_options", given, dict).items()
+        if not asks_for_nothing(name, value, nothing)
     }
     if more and not asked.stream:
         raise Refused("stream_options needs stream: true", param="stream_options")
     for name in more:
         if name != "include_usage":
             raise Refused(f"stream_options.{name} is not supported", param=f"stream_options.{name}")
-    asked.include_usage = _an(
-        "stream_options.include_usage", more.get("include_usage", False), bool
-    )
+    usage = more.get("include_usage", False)
+    asked.include_usage = _an("stream_options.include_usage", usage, bool)
     if "seed" not in asked.options:
         asked.options["seed"], asked.seedless = secrets.randbits(63), True
     return asked

@@ -11,7 +11,7 @@ from csd.engine.results.result import Sample, Samples
 from csd.engine.results.stats import tokens_per_step
 from csd.models.text.streamed import TextStream
 from csd.models.text.token_bytes import token_bytes
-from csd.serve import Reader
+from csd.serve import Piece, Reader
 from csd.serve.handle import Top
 from csd.serve.http.api.calls.json_text import Call
 from csd.serve.http.api.calls.streams import Stream, call_of, merged
@@ -152,9 +152,8 @@ class HttpAnswer:
             for handle, result in zip(asked.handles, results, strict=True)
             for sample in result
         ]
-        kind = "chat.completion" if asked.chat else "text_completion"
         return self.head | {
-            "object": kind,
+            "object": "chat.completion" if asked.chat else "text_completion",
             "choices": choices,
             "usage": self.usage(),
             "system_fingerprint": asked.handles[0].fingerprint,
@@ -162,12 +161,12 @@ class HttpAnswer:
         }
 
     def _choice(self, handle: Reader, sample: Sample) -> dict[str, Any]:
-        asked, tokens = self.asked, sample.tokens
-        if asked.nothing_new:
-            tokens = []
-        new = len(tokens)
+        asked, piece = self.asked, Piece(sample.index)
+        if not asked.nothing_new:
+            scores = sample.logprobs, sample.raw_logprobs, sample.top_logprobs
+            piece = Piece(sample.index, sample.text or "", sample.tokens, *scores)
         choice: dict[str, Any] = {"index": self.index(handle, sample.index)}
-        text = "" if sample.text is None or asked.nothing_new else sample.text
+        text = piece.text
         calls: list[Call] = []
         if asked.chat:
             message: dict[str, Any] = {"content": text}
@@ -179,21 +178,37 @@ class HttpAnswer:
         else:
             choice["text"] = self.echo(handle) + text if asked.echo else text
         choice["logprobs"] = None
+        self.add_scores(choice, handle, piece, self.offsets(handle))
+        return choice | self.end(handle, sample, bool(calls))
+
+    def offsets(self, handle: Reader) -> Offsets | None:
+        """Places of the tokens of one choice; None for answers without them."""
+        return None if self.asked.chat or self.asked.top is None else Offsets(self, handle)
+
+    def add_scores(
+        self,
+        choice: dict[str, Any],
+        handle: Reader,
+        piece: Piece,
+        offsets: Offsets | None,
+        first: bool = True,
+    ) -> None:
+        """Add the log-probabilities and ids of a piece's tokens, as far as they are requested.
+
+        first: True for the choice's first piece, which has those of its prompt too.
+        """
+        asked, scores = self.asked, (piece.tokens, piece.raw_logprobs, piece.top)
+        if offsets is not None:
+            echoed = handle if asked.echo and first else None
+            choice["logprobs"] = self.logprobs(*scores, offsets, echoed)
+        elif asked.top is not None:
+            choice["logprobs"] = self.chat_logprobs(*scores)
         if asked.top is not None:
-            top = sample.top_logprobs
-            scores = tokens, sample.raw_logprobs[:new], top[:new]
-            choice["logprobs"] = (
-                self.chat_logprobs(*scores)
-                if asked.chat
-                else self.logprobs(*scores, Offsets(self, handle), handle if asked.echo else None)
-            )
-            choice["csd"] = {"logprobs": sample.logprobs[:new]}
-        choice |= self.end(handle, sample, bool(calls))
+            choice["csd"] = {"logprobs": piece.logprobs}
         if asked.token_ids:
-            choice["token_ids"] = tokens
-            if not asked.chat:
+            choice["token_ids"] = piece.tokens
+            if first and not asked.chat:
                 choice["prompt_token_ids"] = handle.prompt_ids
-        return choice
 
     def end(self, handle: Reader, sample: Sample, calls: bool = False) -> dict[str, Any]:
         """Fields of a choice that state how it ended; `error` if it could not continue.
@@ -238,8 +253,7 @@ class HttpAnswer:
         places += offsets.of(tokens)
         if echoed is not None and echoed.scores is not None:
             tokens = echoed.prompt_ids + tokens
-        texts = self.texts.of(tokens)
-        listed = None
+        texts, listed = self.texts.of(tokens), None
         if self.asked.top:
             listed = [
                 None if likeliest is None else self._by_text(likeliest, text, chance)
@@ -254,17 +268,14 @@ class HttpAnswer:
 
     def _by_text(self, likeliest: Top, text: str, chance: float | None) -> dict[str, float]:
         """Log-probabilities of likeliest and drawn tokens, by text; the larger of equal texts."""
-        pairs = self._named(likeliest)
+        texts = self.texts.of([token for token, _ in likeliest])
+        pairs = [(name, x) for name, (_, x) in zip(texts, likeliest, strict=True)]
         if chance is not None:
             pairs.append((text, chance))
         by_text: dict[str, float] = {}
         for name, x in pairs:
             by_text[name] = max(by_text.get(name, NEVER), _finite(x))
         return by_text
-
-    def _named(self, likeliest: Top) -> list[tuple[str, float]]:
-        texts = self.texts.of([token for token, _ in likeliest])
-        return [(text, x) for text, (_, x) in zip(texts, likeliest, strict=True)]
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         (text,) = self.texts.of([token])
@@ -274,9 +285,8 @@ class HttpAnswer:
         """Token counts of the prompts, each counted once, and of all choices."""
         handles = self.asked.handles
         prompt = sum(len(h.prompt_ids) for h in handles)
-        new = 0
-        if not self.asked.nothing_new:
-            new = sum(len(s.tokens) for h in handles for s in h.request.progress.finished.values())
+        new = sum(len(s.tokens) for h in handles for s in h.request.progress.finished.values())
+        new = 0 if self.asked.nothing_new else new
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,

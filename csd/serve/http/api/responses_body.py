@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from csd.serve.http.api.fields import (
+    CHAT,
     INSTEAD_IN_RESPONSES,
     NO_RESPONSES,
     NOTHING_IN_RESPONSES,
@@ -20,13 +21,9 @@ from csd.utils.check import shown
 LOGPROBS = "message.output_text.logprobs"
 # other values of `include`, of parts that no response of this server has
 NOT_INCLUDED = (
-    "reasoning.encrypted_content",
-    "message.input_image.image_url",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
+    *("reasoning.encrypted_content", "message.input_image.image_url", "file_search_call.results"),
+    *("web_search_call.results", "web_search_call.action.sources"),
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url"),
 )
 # values of `reasoning.summary`: no thought is summarized
 SUMMARIES = ("auto", "concise", "detailed")
@@ -38,15 +35,8 @@ _NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-_SAME = (
-    "model",
-    "stream",
-    "stream_options",
-    "top_logprobs",
-    "tool_choice",
-    "parallel_tool_calls",
-    "chat_template_kwargs",
-)
+# fields of a response alone
+_OWN = {*RESPONSES} - {*CHAT} | {"tools"}
 
 
 class ChatBody:
@@ -63,8 +53,7 @@ class ChatBody:
         )
         self.body, self._parser = body, parser
         self._items: list[str] = []  # name of each message's item in the body
-        own = {*RESPONSES} - {*_SAME}
-        chat = {name: value for name, value in fields.items() if name not in own}
+        chat = {name: value for name, value in fields.items() if name not in _OWN}
         chat["messages"] = self._messages(fields)
         if "max_output_tokens" in fields:
             chat["max_tokens"] = fields["max_output_tokens"]
@@ -83,11 +72,9 @@ class ChatBody:
                 raise wrong(f"reasoning.{name}", expected, summary)
         if reasoning.get("effort") is not None:
             chat["reasoning_effort"] = reasoning["effort"]
-        include = fields.get("include", [])
-        if not isinstance(include, list) or any(
-            one not in (LOGPROBS, *NOT_INCLUDED) for one in include
-        ):
-            raise wrong("include", f"a list of {', '.join((LOGPROBS, *NOT_INCLUDED))}", include)
+        include, known = fields.get("include", []), (LOGPROBS, *NOT_INCLUDED)
+        if not isinstance(include, list) or any(one not in known for one in include):
+            raise wrong("include", f"a list of {', '.join(known)}", include)
         if LOGPROBS in include:
             chat["logprobs"] = True
         elif fields.get("top_logprobs"):
@@ -180,24 +167,19 @@ def _message(name: str, item: Any) -> dict[str, Any]:
     if kind == "message":
         return {"role": item.get("role"), "content": item.get("content")}
     if kind == "function_call":
-        texts = {key: item.get(key) for key in ("call_id", "name", "arguments")}
-        for key, value in texts.items():
-            if not isinstance(value, str):
-                raise wrong(f"{name}.{key}", "a string", value, "input")
-        function = {"name": texts["name"], "arguments": texts["arguments"]}
-        call = {"id": texts["call_id"], "type": "function", "function": function}
+        for key in ("call_id", "name", "arguments"):
+            if not isinstance(item.get(key), str):
+                raise wrong(f"{name}.{key}", "a string", item.get(key), "input")
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        call = {"id": item["call_id"], "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
     if kind == "function_call_output":
         output = item.get("output")
         if not isinstance(output, str | list):
             raise wrong(f"{name}.output", "a string or a list of texts", output, "input")
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
-    raise wrong(
-        f"{name}.type",
-        "message, reasoning, function_call or function_call_output",
-        item["type"],
-        "input",
-    )
+    kinds = "message, reasoning, function_call or function_call_output"
+    raise wrong(f"{name}.type", kinds, kind, "input")
 
 
 def _tools(tools: Any) -> list[dict[str, Any]]:

@@ -15,16 +15,10 @@ from csd.engine.options.open_thought import Pairs, leaves_thought_open
 from csd.engine.options.thinking import PAIRS, special_ids
 from csd.serve.http.api.calls.answer_text import Shape
 from csd.serve.http.api.calls.forms import FORMS, LISTED, NONE, form_of
-from csd.serve.http.api.calls.streams import (
-    AnswerStream,
-    NamedStream,
-    Stream,
-    TemplateStream,
-)
+from csd.serve.http.api.calls.streams import AnswerStream, NamedStream, Stream, TemplateStream
+from csd.serve.http.checks import FREE, GRAMMARS
 from csd.serve.http.errors import wrong
 
-# fields that a named or required choice sets itself
-GRAMMARS = ("response_format", "regex", "grammar")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 
 
@@ -111,7 +105,7 @@ def read_tools(
     """
     listed, choice = fields.get("tools"), fields.get("tool_choice")
     if not listed:
-        if choice not in (None, "none", "auto"):
+        if choice not in FREE:
             raise wrong("tool_choice", "none or auto without tools", choice)
         return None
     schemas: dict[str, Any] = {}
@@ -120,7 +114,7 @@ def read_tools(
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not _NAME.match(name) or tool.get("type") != "function":
             # a template may have tools of its own; none is called without a name
-            if choice in (None, "none", "auto"):
+            if choice in FREE:
                 continue
             raise wrong(f"tools[{i}]", "a function with a name", tool, "tools")
         assert isinstance(function, dict)
@@ -133,22 +127,19 @@ def read_tools(
         choice, schemas = _allowed(choice, schemas)
     elif isinstance(choice, dict):
         choice = _function_of(choice, schemas, "tool_choice")
-    elif choice not in (None, "none", "auto", "required"):
+    elif choice not in (*FREE, "required"):
         raise wrong("tool_choice", "none, auto, required, allowed_tools or a function", choice)
     choice = choice or "auto"
     if choice == "none":
         return None
-    if choice != "auto":
-        for name in GRAMMARS:
-            if fields.get(name) is not None:
-                raise wrong(name, "left out with a named or required tool", fields[name])
-    parse = None
+    for name in GRAMMARS if choice != "auto" else ():
+        if fields.get(name) is not None:
+            raise wrong(name, "left out with a named or required tool", fields[name])
+    form, parse = None if parser == "none" else parser, None
     if parser == "auto":
         form = form_of(template)
         if getattr(tokenizer, "response_template", None) is not None:
             parse = partial(_parser, tokenizer, listed)
-    else:
-        form = None if parser == "none" else parser
     # names that are choices of their own
     if choice in ("auto", "required"):
         schemas = {name: x for name, x in schemas.items() if name not in ("auto", "required")}
@@ -217,5 +208,4 @@ def _with_own_names(schema: Any, prefix: str, definitions: dict[str, Any]) -> An
     for name in ("$defs", "definitions"):
         for key, value in (schema.get(name) or {}).items():
             definitions[f"{prefix}{key}"] = renamed(value)
-    left = {key: one for key, one in schema.items() if key not in ("$defs", "definitions")}
-    return renamed(left)
+    return renamed({k: one for k, one in schema.items() if k not in ("$defs", "definitions")})

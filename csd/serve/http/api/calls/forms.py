@@ -71,9 +71,8 @@ _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
 def _mistral(text: str, at: int, schemas: Mapping[str, Any]) -> Found:
     marked = text.startswith(_MISTRAL, at)
     at += len(_MISTRAL) if marked else 0
-    if text.startswith("[", behind_spaces(text, at)) and not text.startswith(
-        _MISTRAL, behind_spaces(text, at)
-    ):
+    start = behind_spaces(text, at)
+    if text.startswith("[", start) and not text.startswith(_MISTRAL, start):
         return objects_at(text, at, schemas, marked=marked)
     parts: list[Part] = []
     while (head := _NAMED.match(text, at)) is not None and (marked or head[1] in schemas):
@@ -81,10 +80,8 @@ def _mistral(text: str, at: int, schemas: Mapping[str, Any]) -> Found:
             _, end = members_at(text, head.end())
         except ValueError:
             break
-        source = text[head.end() : end]
-        call = call_of_object(
-            {"name": (head[1], ""), "arguments": ({}, source)}, schemas, marked=True
-        )
+        members = {"name": (head[1], ""), "arguments": ({}, text[head.end() : end])}
+        call = call_of_object(members, schemas, marked=True)
         parts.append(text[at:end] if call is None else call)
         at, marked = end, False
     return (parts, at) if parts else None
@@ -108,27 +105,11 @@ def _llama(text: str, at: int, schemas: Mapping[str, Any]) -> Found:
     return objects_at(text, at, schemas, between=";", marked=marked)
 
 
-def _front_llama(answer: str, names: Collection[str]) -> bool:
-    return answer[:1] in ("", "{")
-
-
-def _list(text: str, at: int, schemas: Mapping[str, Any]) -> Found:
-    return objects_at(text, at, schemas)
-
-
-def _nothing(text: str, at: int, schemas: Mapping[str, Any]) -> Found:
-    return None
-
-
-def _always(answer: str, names: Collection[str]) -> bool:
-    return True
-
-
 FORMS = {
     "mistral": Form((_MISTRAL,), _mistral, _front_mistral),
     "qwen3_coder": Form(("<tool_call>", "<function="), _tagged),
     "hermes": Form(("<tool_call>",), _tagged),
-    "llama3_json": Form((_LLAMA,), _llama, _front_llama),
+    "llama3_json": Form((_LLAMA,), _llama, lambda answer, names: answer[:1] in ("", "{")),
 }
 # words of the templates that have a format, in the order in which they are looked for
 SIGNS = {
@@ -138,8 +119,8 @@ SIGNS = {
     "llama3_json": re.compile(r"<\|python_tag\|>|Environment: ipython|\"parameters\":"),
 }
 # the format of a required choice: a grammar makes the whole answer a list of calls
-LISTED = Form((), _list, _always)
-NONE = Form((), _nothing)
+LISTED = Form((), objects_at, lambda answer, names: True)
+NONE = Form((), lambda text, at, schemas: None)
 
 PARSERS = ("auto", "none", *FORMS)
 

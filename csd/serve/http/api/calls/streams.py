@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from csd.engine.options.open_thought import Front
 from csd.serve.http.api.calls.answer_text import Certain, Shape, content_and_calls
@@ -16,18 +16,11 @@ from csd.serve.http.api.calls.json_text import Call, call_of_object, members_at
 Delta = dict[str, Any]
 
 
-class Stream(Protocol):
-    """One choice while it is drawn. calls: number of its calls so far."""
-
-    calls: int
-
-    def push(self, text: str, ended: bool) -> Iterator[Delta]:
-        """Yield the deltas of new text. ended: True for the choice's last text."""
-        ...
-
-
 class AnswerStream:
-    """A text in which calls have a format. opened: True if the prompt leaves a thought open."""
+    """A choice in whose text calls have a format. opened: True if its prompt leaves a thought open.
+
+    calls: number of its calls so far.
+    """
 
     def __init__(self, shape: Shape, opened: bool):
         self.calls = 0
@@ -36,6 +29,7 @@ class AnswerStream:
         self._text = ""
 
     def push(self, text: str, ended: bool) -> Iterator[Delta]:
+        """Yield the deltas of new text. ended: True for the choice's last text."""
         self._text += text
         sent = self._certain.length
         if not ended:
@@ -48,14 +42,12 @@ class AnswerStream:
         yield from _calls(calls)
 
 
-class NamedStream:
+class NamedStream(AnswerStream):
     """A text that a grammar makes the arguments of one tool, behind a thought or without one."""
 
     def __init__(self, name: str, shape: Shape, opened: bool):
-        self.calls = 0
-        self._name, self._shape, self._opened = name, shape, opened
-        self._certain = Certain(shape, opened)
-        self._text = ""
+        super().__init__(shape, opened)
+        self._name = name
         self._sent = 0  # characters of the arguments
 
     def push(self, text: str, ended: bool) -> Iterator[Delta]:
@@ -141,6 +133,9 @@ class TemplateStream:
         return fields
 
 
+Stream = AnswerStream | TemplateStream
+
+
 class _Fields:
     """Content, thoughts and calls from the events of transformers' parser."""
 
@@ -198,8 +193,7 @@ def merged(deltas: Iterable[Delta]) -> tuple[Delta, list[Call]]:
             if "id" in call:
                 calls.append([call["function"]["name"], ""])
             calls[call["index"]][1] += call["function"]["arguments"]
-    whole = [(name, arguments) for name, arguments in calls]
-    return {"content": None if whole else ""} | texts, whole
+    return {"content": None if calls else ""} | texts, [(name, text) for name, text in calls]
 
 
 def call_of(call: Call) -> dict[str, Any]:
