@@ -131,7 +131,7 @@ def within(states, act):
         return found
 
 
-@examples(few=12, many=10_000)
+@examples(few=8, many=10_000)
 @given(
     st.sampled_from(FAMILIES),
     st.lists(st.sampled_from([*STATES]), max_size=3, unique=True),

@@ -1,6 +1,7 @@
 """Every flag of every command with odd values: served, or an error that names it."""
 
 import json
+from functools import cache
 
 import pytest
 from helpers.runs.odd_values import ODD
@@ -109,10 +110,15 @@ class Served(Exception):
     """In place of drawing."""
 
 
+# takes longer than the check of a value
+parser = cache(command.make_parser)
+
+
 @few(20)
 @pytest.mark.parametrize("name, flag, dest", flags(), ids=lambda x: x)
 def test_flags(name, flag, dest, places, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "make_parser", parser)
 
     def stop(*args, **options):
         raise Served

@@ -1,6 +1,7 @@
 """`csd.AsyncEngine`: whatever fails for one request ends that request alone."""
 
 import asyncio
+from functools import cache
 
 import pytest
 from helpers.models.scripted import PrefixSum, engine
@@ -19,9 +20,9 @@ from csd.state.kv_cache import KVCache
 # prompt of the requests that fail
 BAD = [9, 8, 7, 6, 5]
 OPTIONS = [
-    dict(num_samples=3, max_new_tokens=60, seed=1),
-    dict(num_samples=2, max_new_tokens=70, seed=2, bad_words=[[3, 4], [5, 6, 7]]),
-    dict(num_samples=2, max_new_tokens=50, seed=3, logit_bias={4: 1.0}),
+    dict(num_samples=3, max_new_tokens=30, seed=1),
+    dict(num_samples=2, max_new_tokens=35, seed=2, bad_words=[[3, 4], [5, 6, 7]]),
+    dict(num_samples=2, max_new_tokens=25, seed=3, logit_bias={4: 1.0}),
 ]
 PROMPTS = [[1, 2], [3, 4, 5, 3], [6, 2]]
 
@@ -78,19 +79,27 @@ def let_fail(monkeypatch, owner, name, fails, after):
     return raised
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_failing_request_ends_alone(monkeypatch, kind):
-    bad = dict(num_samples=4, max_new_tokens=20, seed=5, suppress_tokens=[1])
-    grammar = kind in ("matcher", "second matcher", "grammar")
+@cache
+def drawn(grammar):
+    """A model; prompts, options and samples of requests beside which others fail."""
     options, prompts = [*OPTIONS], [*PROMPTS]
     if grammar:
-        pytest.importorskip("llguidance")
-        bad |= dict(regex="[a-f]+")
-        options.append(dict(num_samples=2, max_new_tokens=40, seed=3, regex="[a-z]+"))
+        options.append(dict(num_samples=2, max_new_tokens=30, seed=3, regex="[a-z]+"))
         prompts.append([2, 3])
     model = PrefixSum(sharpness=3.0)
     with engine(model, tokenizer=Pieces()) as plain:
         wanted = [plain.generate(p, **o) for p, o in zip(prompts, options, strict=True)]
+    return model, prompts, options, wanted
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_failing_request_ends_alone(monkeypatch, kind):
+    bad = dict(num_samples=4, max_new_tokens=20, seed=5, suppress_tokens=[1])
+    grammar = kind in ("matcher", "second matcher", "grammar")
+    if grammar:
+        pytest.importorskip("llguidance")
+        bad |= dict(regex="[a-f]+")
+    model, prompts, options, wanted = drawn(grammar)
     e = engine(model, tokenizer=Pieces(), max_slots=6)
     service = csd.AsyncEngine(e, max_tokens=256, budget=6)
     raised = let_fail(monkeypatch, *FAULTS[kind])

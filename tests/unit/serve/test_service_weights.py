@@ -13,7 +13,7 @@ import csd
 
 def test_changed_weights_wait_for_what_is_in_flight():
     model = checkpoints.build("llama", dtype=torch.float64)
-    prompt, options = PROMPTS[0], dict(num_samples=2, max_new_tokens=60, seed=1)
+    prompt, options = PROMPTS[0], dict(num_samples=2, max_new_tokens=40, seed=1)
     with csd.AsyncEngine(model, max_slots=4, max_tokens=200) as service:
         before = service.submit(prompt, detached=True, **options)
         fingerprint = service.fingerprint
@@ -68,7 +68,7 @@ def _replace(model):
 def test_changes_outside_of_update(change, decoder, mixes, versions):
     """The table of docs/serve.md: which changes requests in flight mix with the old weights."""
     model = checkpoints.build("llama", dtype=torch.float64)
-    options = dict(num_samples=8, max_new_tokens=20, seed=1, ignore_eos=True)
+    options = dict(num_samples=4, max_new_tokens=10, seed=1, ignore_eos=True)
     with csd.AsyncEngine(model, max_slots=2, max_tokens=100, decoder=decoder) as service:
         old = service.submit(PROMPTS[0], **options).result(60)
         done = []

@@ -8,6 +8,7 @@ from helpers.runs.served import CHAT, NAME, call, chat, events, served
 import csd
 from csd.serve.http.api import fields
 from csd.serve.http.api import fields as unsupported
+from csd.serve.http.api.request import read_chat, read_completion
 from csd.serve.http.names import SAMPLING
 
 pytest.importorskip("starlette")
@@ -32,19 +33,30 @@ def refused(port, path, **more):
 
 
 @pytest.mark.parametrize("path", NOTHING)
-def test_a_value_that_asks_for_nothing_is_accepted(port, path):
-    want = call(port, path, body(path))[1]["choices"]
+def test_a_value_that_asks_for_nothing_is_accepted(engine, port, path):
+    """Each is read as its absence; the server takes all of them, several in one body."""
     asked = [(name, value) for name, values in NOTHING[path].items() for value in values]
     asked += [(name, "x") for name in unsupported.IGNORED]
     needed = {"messages", "prompt", "max_tokens", "temperature", "seed"}
     asked += [(name, None) for name in {*NOTHING[path], *KNOWN[path], "model"} - needed]
-    asked += [(name, []) for name in ("stop", "stop_token_ids", "bad_words", "suppress_tokens")]
-    asked += [(name, 0) for name in ("min_tokens", "min_p", "no_repeat_ngram_size", "first_sample")]
-    asked += [("top_p", 1), ("top_k", -1), ("n", 1), ("repetition_penalty", 1), ("model", "")]
+    asked.remove(("seed", -1))
+    read, bodies = {CHATS: read_chat, TEXTS: read_completion}[path], []
+    without = read(body(path), engine.tokenizer)
     for name, value in asked:
-        if (name, value) != ("seed", -1):
-            status, answer = call(port, path, body(path, **{name: value}))
-            assert (status, answer.get("choices")) == (200, want), (name, value, answer)
+        assert read(body(path, **{name: value}), engine.tokenizer) == without, (name, value)
+        free = next((more for more in bodies if name not in more), None)
+        if free is None:
+            bodies.append(free := {})
+        free[name] = value
+    # these are the engine's
+    bodies += [{name: []} for name in ("stop", "stop_token_ids", "bad_words", "suppress_tokens")]
+    bodies += [{name: 0} for name in ("min_tokens", "min_p", "no_repeat_ngram_size")]
+    bodies += [{"first_sample": 0}, {"top_p": 1}, {"top_k": -1}, {"n": 1}, {"model": ""}]
+    bodies.append({"repetition_penalty": 1})
+    want = call(port, path, body(path))[1]["choices"]
+    for more in bodies:
+        status, answer = call(port, path, body(path, **more))
+        assert (status, answer.get("choices")) == (200, want), (more, answer)
 
 
 @pytest.mark.parametrize("path", NOTHING)
