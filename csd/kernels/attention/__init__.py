@@ -44,8 +44,8 @@ __all__ = [
 ]
 
 
-# optional properties of a call, as schema declarations
-PROPERTIES = "SymInt? window", "SymInt? chunk", "float? softcap", "Tensor? sinks"
+# types of a call's optional properties, the last arguments of the operators
+PROPERTIES = {"window": "SymInt?", "chunk": "SymInt?", "softcap": "float?", "sinks": "Tensor?"}
 
 
 @launcher
@@ -60,17 +60,9 @@ def _by_name(attend: Callable) -> Callable:
 
     @wraps(attend)
     def call(*args: Any) -> None:
-        *keys, layout, scale, _work, out, window, chunk, softcap, sinks = args
-        attend(
-            *keys,
-            **layout._asdict(),
-            scale=scale,
-            out=out,
-            window=window,
-            chunk=chunk,
-            softcap=softcap,
-            sinks=sinks,
-        )
+        *keys, layout, scale, _work, out = args[: -len(PROPERTIES)]
+        properties = dict(zip(PROPERTIES, args[-len(PROPERTIES) :], strict=True))
+        attend(*keys, **layout._asdict(), scale=scale, out=out, **properties)
 
     return call
 
@@ -85,16 +77,9 @@ def attention_operator(
 
     @wraps(launch)
     def on_gpu(*args: Any) -> None:
-        *operands, work, out, window, chunk, softcap, sinks = args
-        launch(
-            *operands,
-            work=work_list(*work) if work else None,
-            out=out,
-            window=window,
-            chunk=chunk,
-            softcap=softcap,
-            sinks=sinks,
-        )
+        *operands, work, out = args[: -len(PROPERTIES)]
+        properties = dict(zip(PROPERTIES, args[-len(PROPERTIES) :], strict=True))
+        launch(*operands, work=work_list(*work) if work else None, out=out, **properties)
 
     return RecordOperator(
         name,
@@ -104,7 +89,7 @@ def attention_operator(
             "float scale",
             "Tensor[] work",
             "Tensor! out",
-            *PROPERTIES,
+            *(f"{kind} {name}" for name, kind in PROPERTIES.items()),
         ),
         _by_name(tree_attention_ref),
         on_gpu,
@@ -159,8 +144,8 @@ def tree_attention(
     if out is not None:
         shape = *q.shape[:2], node_v.shape[2]
         check_tensor("out", out, shape, q.dtype, q.device)
-    properties = window, chunk, softcap, sinks
-    return _attend(q, node_k, node_v, k_pages, v_pages, layout, scale, work, out, properties)
+    operands = q, node_k, node_v, k_pages, v_pages, layout, scale
+    return _attend(operands, work, out, window, chunk, softcap, sinks)
 
 
 def next_layer_attention(
@@ -179,25 +164,16 @@ def next_layer_attention(
     """
     _refuse_grad(q, node_k, node_v, k_pages, v_pages)
     _check_rows(q, node_k, node_v)
-    return _attend(q, node_k, node_v, k_pages, v_pages, layout, scale, work)
+    operands = q, node_k, node_v, k_pages, v_pages, layout, scale
+    return _attend(operands, work, None, *[None] * len(PROPERTIES))
 
 
 def _attend(
-    q: torch.Tensor,
-    node_k: torch.Tensor,
-    node_v: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    layout: TreeLayout,
-    scale: float,
-    work: Work | None,
-    out: torch.Tensor | None = None,
-    properties: tuple = (None, None, None, None),
+    operands: tuple, work: Work | None, out: torch.Tensor | None, *properties: Any
 ) -> torch.Tensor:
+    q, _, node_v = operands[:3]
     out = q.new_empty(*q.shape[:2], node_v.shape[2]) if out is None else out
-    tables = [x for x in work or () if x is not None]
-    operands = q, node_k, node_v, k_pages, v_pages, layout, scale, tables, out
-    _tree_attention(*operands, *properties)
+    _tree_attention(*operands, [x for x in work or () if x is not None], out, *properties)
     return out
 
 

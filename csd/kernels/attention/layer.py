@@ -56,26 +56,23 @@ class LayerAttention:
             scale = self.scale if scale is None else scale
             return self.tree_attention(q, *tensors, **self.where, scale=scale, work=self.work)
         p = properties
+        key = q.shape[1], p.kv_heads, p.window, p.chunk
+        if key not in self.works and self.plan is not None:
+            self.works[key] = self.plan(
+                heads=q.shape[1], kv_heads=p.kv_heads, window=p.window, chunk=p.chunk, **self.where
+            )
         q, scale = _positive(q, p.scale)
         return self.tree_attention(
             q,
             *tensors,
             **self.where,
             scale=scale,
-            work=self._work_of(q.shape[1], p),
+            work=self.works.get(key),
             window=p.window,
             chunk=p.chunk,
             softcap=p.softcap,
             sinks=sinks,
         )
-
-    def _work_of(self, heads: int, p: Properties) -> Any:
-        key = heads, p.kv_heads, p.window, p.chunk
-        if key not in self.works and self.plan is not None:
-            self.works[key] = self.plan(
-                heads=heads, kv_heads=p.kv_heads, window=p.window, chunk=p.chunk, **self.where
-            )
-        return self.works.get(key)
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ of a key is its index in its sample's sequence: t for a prompt's token t, P + j 
 committed token j with P the prompt's tokens, and P + C + depth for a node with C the slot's
 committed tokens.
 
-`place_keys` reads the step's layout on the host, once for all layers. A group's T slots are laid
-out side by side, each padded to r rows, the most nodes of a slot, and to the committed tokens of
-the longest slot. Sums of a row are added in an order that depends on the step's other rows.
+`plan_reference` reads the step's layout on the host, once for all layers. A group's T slots are
+laid out side by side, each padded to r rows, the most nodes of a slot, and to the committed tokens
+of the longest slot. Sums of a row are added in an order that depends on the step's other rows.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,12 @@ def in_reach(
     return seen
 
 
-def place_keys(
+def plan_reference(
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
+    *,
     prompt_pages: torch.Tensor,  # [G, PP] int32
     prompt_len: torch.Tensor,  # [G] int32
     slot_pages: torch.Tensor,  # [S, SP] int32
@@ -75,7 +80,7 @@ def place_keys(
     slot_nodes: torch.Tensor,  # [S] int32
     group_start: torch.Tensor,  # [G + 1] int32
 ) -> list[PlacedGroup]:
-    """Returns rows and keys of each group that has rows; arguments as in `tree_attention_ref`."""
+    """Returns rows and keys of each group that has rows; they depend on the layout alone."""
     device, bounds = ancestors.device, group_start.tolist()
     starts, nodes, prompts = slot_start.tolist(), slot_nodes.tolist(), prompt_len.tolist()
     live = sorted((start, s) for s, start in enumerate(starts) if nodes[s])
@@ -146,17 +151,6 @@ class Properties(NamedTuple):
     softcap: float | None = None
 
 
-def plan_reference(
-    heads: int,
-    kv_heads: int,
-    window: int | None = None,
-    chunk: int | None = None,
-    **layout: torch.Tensor,
-) -> list[PlacedGroup]:
-    """`place_keys` of the layout; it does not depend on heads, window and chunk."""
-    return place_keys(**layout)
-
-
 @without_autocast
 def tree_attention_ref(
     q: torch.Tensor,  # [M, H, D]
@@ -172,7 +166,7 @@ def tree_attention_ref(
     chunk: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,  # [H]
-    **layout: torch.Tensor,
+    **layout: Any,
 ) -> torch.Tensor:
     """Returns [M, H, Dv], computed in at least float32. Rows of no slot give zeros.
 
@@ -183,7 +177,7 @@ def tree_attention_ref(
     out = q.new_empty(*q.shape[:2], Dv) if out is None else out
     out.zero_()
     k_tokens, v_tokens = k_pages.flatten(0, 1), v_pages.flatten(0, 1)
-    for group in place_keys(**layout) if work is None else work:
+    for group in plan_reference(**layout) if work is None else work:
         # [T, r, K, H / K, D]
         rows = q[group.row].to(dtype).unflatten(2, (K, -1)) * scale
         prompt_k, prompt_v = (x[group.prompt].to(dtype) for x in (k_tokens, v_tokens))
