@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from csd.kernels.attention import check_properties
-from csd.kernels.attention.packed.layout import PackedLayout, PackedRows, check_packed, pack_rows
+from csd.kernels.attention.packed.layout import PACKED, PackedLayout, PackedRows, pack_rows
 from csd.kernels.attention.packed.reference import (
     packed_attention_backward_ref,
     packed_attention_ref,
@@ -62,16 +62,10 @@ def packed_attention_backward_triton() -> Callable:
     return packed_attention_backward_triton
 
 
-def _forward_blocks() -> tuple[Callable[..., bool], Callable]:
-    from csd.kernels.attention.packed.blocks import packed_attention_blocks
+def _blocks(name: str) -> tuple[Callable[..., bool], Callable]:
+    from csd.kernels.attention.packed import blocks
 
-    return (lambda *args: True), packed_attention_blocks
-
-
-def _backward_blocks() -> tuple[Callable[..., bool], Callable]:
-    from csd.kernels.attention.packed.blocks import packed_backward_blocks
-
-    return (lambda *args: True), packed_backward_blocks
+    return (lambda *args: True), getattr(blocks, name)
 
 
 def _empty_results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> tuple:
@@ -91,7 +85,7 @@ _packed_attention = operator(
     "packed_attention",
     packed_attention_ref,
     packed_attention_triton,
-    loop=_forward_blocks,
+    loop=lambda: _blocks("packed_attention_blocks"),
     compiled=False,
     fake=_empty_results,
 )
@@ -99,7 +93,7 @@ _packed_attention_backward = operator(
     "packed_attention_backward",
     packed_attention_backward_ref,
     packed_attention_backward_triton,
-    loop=_backward_blocks,
+    loop=lambda: _blocks("packed_backward_blocks"),
     compiled=False,
     fake=_empty_gradients,
 )
@@ -214,4 +208,4 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayo
     check_tensor("q", q, q.shape, None, q.device, any_layout=True)
     for name, x, size in (("k", k, D), ("v", v, v.shape[2])):
         check_tensor(name, x, (R, K, size), q.dtype, q.device, any_layout=True)
-    check_packed(layout, R, q.device)
+    PACKED.check(layout, {"R": R}, q.device, prefix="layout.")

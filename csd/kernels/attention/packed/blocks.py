@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import torch
 
+from csd.kernels.attention.packed.layout import visible_rows
 from csd.kernels.attention.packed.reference import grad_of_sinks, wide_dtype
-from csd.kernels.attention.reference import in_reach, without_autocast
+from csd.kernels.attention.reference import without_autocast
 
 # rows of a block, and rows of a run that is a block of its own
 BLOCK, SMALL = 128, 32
@@ -28,6 +29,10 @@ class Block(NamedTuple):
     last: int
     low: int  # least and largest end of its rows
     high: int
+
+    @property
+    def all(self) -> slice:
+        return slice(self.first, self.last)
 
 
 def cut_rows(end: list[int]) -> list[Block]:
@@ -49,38 +54,26 @@ def cut_rows(end: list[int]) -> list[Block]:
     return [Block(n, a, b, min(end[a:b]), max(end[a:b])) for n, (a, b) in enumerate(cuts)]
 
 
-class Masks:
-    """The pairs of blocks of a layout, and what rows attend to in each."""
+def keys_of(
+    rows: Block,
+    blocks: list[Block],
+    layout: tuple[torch.Tensor, torch.Tensor, int | None, int | None],
+) -> Iterator[tuple[Block, torch.Tensor | None]]:
+    """Blocks of keys of which a row sees one, with [rows, keys] bool, or None for all True.
 
-    def __init__(
-        self, end: torch.Tensor, position: torch.Tensor, window: int | None, chunk: int | None
-    ):
-        self.end, self.position, self.window, self.chunk = end, position, window, chunk
-        self.blocks = cut_rows(end.tolist())
-        self._row = torch.arange(end.shape[0])
-
-    def keys_of(self, rows: Block) -> Iterator[tuple[Block, torch.Tensor | None]]:
-        """Blocks of keys of which a row sees one, with [rows, keys] bool, or None for all True.
-
-        The rows' own block is first: then every row has seen a key, its own.
-        """
-        for keys in reversed(self.blocks[: rows.number + 1]):
-            if keys.high <= rows.first:
-                continue
-            whole = keys.number < rows.number and keys.low >= rows.last
-            if whole and self.window is None and self.chunk is None:
-                yield keys, None
-                continue
-            seen = self._visible(rows, keys)
-            if seen.any():
-                yield keys, None if seen.all() else seen
-
-    def _visible(self, rows: Block, keys: Block) -> torch.Tensor:
-        i, j = (slice(block.first, block.last) for block in (rows, keys))
-        row = self._row[i, None]
-        seen = (self._row[j] <= row) & (row < self.end[j])
-        reach = in_reach(self.position[i, None], self.position[j], self.window, self.chunk)
-        return seen & reach
+    layout: as `visible_rows` takes it. The rows' own block is first: then every row has seen a key,
+    its own.
+    """
+    _, _, window, chunk = layout
+    for keys in reversed(blocks[: rows.number + 1]):
+        if keys.high <= rows.first:
+            continue
+        if keys.number < rows.number and keys.low >= rows.last and window is chunk is None:
+            yield keys, None
+            continue
+        seen = visible_rows(*layout, rows.all, keys.all)
+        if seen.any():
+            yield keys, None if seen.all() else seen
 
 
 def _by_kv_head(x: torch.Tensor, kv_heads: int, dtype: torch.dtype) -> torch.Tensor:
@@ -97,13 +90,7 @@ def _by_row(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class _Operands:
     """Rows and keys by key-value head, and the scores of blocks."""
 
-    def __init__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        scale: float,
-        softcap: float | None,
-    ):
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, scale: float, softcap: float | None):
         self.each, self.softcap = q.shape[1] // k.shape[1], softcap
         wide = wide_dtype(q)
         # [K, R H / K, D], [K, R, D]
@@ -124,7 +111,7 @@ class _Operands:
         self, rows: Block, keys: Block, seen: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[K, rows H / K, keys], and the cap's derivative at each if there is a cap."""
-        k = self.k[:, keys.first : keys.last]
+        k = self.k[:, keys.all]
         score, slope = torch.bmm(self.q[:, self.rows(rows)], k.transpose(1, 2)), None
         if self.softcap is not None:
             tanh = score.div_(self.softcap).tanh_()
@@ -150,23 +137,24 @@ def packed_attention_blocks(
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns out and lse, as `packed_attention_ref`."""
-    operands, masks = _Operands(q, k, scale, softcap), Masks(end, position, window, chunk)
+    operands, layout = _Operands(q, k, scale, softcap), (end, position, window, chunk)
+    blocks = cut_rows(end.tolist())
     values = _by_kv_head(v, k.shape[1], operands.k.dtype)
     out = values.new_empty(*operands.q.shape[:2], v.shape[2])
     lse = values.new_empty(*operands.q.shape[:2], 1)
-    for rows in masks.blocks:
+    for rows in blocks:
         part = operands.rows(rows)
         acc = torch.zeros_like(out[:, part])
         # a sink is a score without a value
         peak = operands.by_head(sinks, rows)
         total = torch.isfinite(peak).to(peak.dtype)
-        for keys, seen in masks.keys_of(rows):
+        for keys, seen in keys_of(rows, blocks, layout):
             score, _ = operands.scores(rows, keys, seen)
             top = torch.maximum(peak, score.amax(-1, keepdim=True))
             shrink, peak = peak.sub_(top).exp_(), top
             weight = score.sub_(top).exp_()
             total.mul_(shrink).add_(weight.sum(-1, keepdim=True))
-            acc.mul_(shrink).baddbmm_(weight, values[:, keys.first : keys.last])
+            acc.mul_(shrink).baddbmm_(weight, values[:, keys.all])
         out[:, part] = acc.div_(total)
         lse[:, part] = total.log_().add_(peak)
     return _by_row(out, q), _by_row(lse, operands.k[0, :, 0])[..., 0]
@@ -194,7 +182,8 @@ def packed_backward_blocks(
         lse = packed_attention_blocks(
             q, k, none, end, position, scale, window, chunk, softcap, sinks
         )[1]
-    operands, masks = _Operands(q, k, scale, softcap), Masks(end, position, window, chunk)
+    operands, layout = _Operands(q, k, scale, softcap), (end, position, window, chunk)
+    blocks = cut_rows(end.tolist())
     wide, K = operands.k.dtype, k.shape[1]
     dout, values = (_by_kv_head(x, K, wide) for x in (grad, v))
     delta = (grad.to(wide) * out.to(wide)).sum(-1)
@@ -202,11 +191,11 @@ def packed_backward_blocks(
     # [K, R H / K, 1], subtracted inside the products
     less_lse, less_delta = (_by_kv_head(-x[..., None], K, wide) for x in (lse, delta))
     dq, dk, dv = (torch.zeros_like(x) for x in (operands.q, operands.k, values))
-    for rows in masks.blocks:
+    for rows in blocks:
         part = operands.rows(rows)
         q_block, dout_block = operands.q[:, part], dout[:, part]
-        for keys, seen in masks.keys_of(rows):
-            columns = slice(keys.first, keys.last)
+        for keys, seen in keys_of(rows, blocks, layout):
+            columns = keys.all
             score, slope = operands.scores(rows, keys, seen)
             weight = score.add_(less_lse[:, part]).exp_()
             dv[:, columns].baddbmm_(weight.transpose(1, 2), dout_block)

@@ -30,21 +30,18 @@ class PackedLayout(NamedTuple):
 PACKED = View(PackedLayout)
 
 
-def check_packed(layout: PackedLayout, rows: int, device: torch.device) -> None:
-    """Raises ValueError unless `layout` is one of `rows` rows on the device."""
-    PACKED.check(layout, {"R": rows}, device, prefix="layout.")
-
-
 def visible_rows(
     end: torch.Tensor,  # [R] int32
     position: torch.Tensor,  # [R] int32
     window: int | None,
     chunk: int | None,
+    rows: slice = slice(None),
+    keys: slice = slice(None),
 ) -> torch.Tensor:
-    """[R, R] bool: row i attends to row j."""
+    """[R, R] bool, or a part of it: row i attends to row j."""
     row = torch.arange(end.shape[0], device=end.device)
-    path = (row <= row[:, None]) & (row[:, None] < end)
-    return path & in_reach(position[:, None], position, window, chunk)
+    path = (row[keys] <= row[rows, None]) & (row[rows, None] < end[keys])
+    return path & in_reach(position[rows, None], position[keys], window, chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +93,15 @@ def pack_rows(
         paths.append([walk(last, tokens) for tokens in samples])
     row, end, position = _depth_first(parent)
     order = sorted(range(len(row)), key=row.__getitem__)
-    host = torch.tensor([[token[node] for node in order], end, position], dtype=torch.int64)
+    columns = [[x[node] for node in order] for x in (token, end, position)]
+    host = torch.tensor(columns, dtype=torch.int64)
     ids, ends, positions = host.to(device)
     rows = [[torch.tensor([row[n] for n in path], device=device) for path in of] for of in paths]
     return PackedRows(ids, PackedLayout(ends.int(), positions.int()), rows)
 
 
 def _depth_first(parent: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """Row of each node, and of each row its end and position; a parent precedes its children."""
+    """Row, end and position of each node; a parent precedes its children."""
     size, depth, row = ([value] * len(parent) for value in (1, 0, 0))
     for node in range(len(parent) - 1, -1, -1):
         if parent[node] >= 0:
@@ -117,7 +115,4 @@ def _depth_first(parent: list[int]) -> tuple[list[int], list[int], list[int]]:
             row[node], depth[node] = free[above], depth[above] + 1
             free[above] += size[node]
         free[node] = row[node] + 1
-    end, position = [0] * len(parent), [0] * len(parent)
-    for node, index in enumerate(row):
-        end[index], position[index] = index + size[node], depth[node]
-    return row, end, position
+    return row, [first + count for first, count in zip(row, size, strict=True)], depth

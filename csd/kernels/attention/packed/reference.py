@@ -3,6 +3,8 @@
 The formulas are in `csd/kernels/attention/packed/`. Both compute in at least float32.
 """
 
+from typing import Any
+
 import torch
 
 from csd.kernels.attention.packed.layout import visible_rows
@@ -10,22 +12,18 @@ from csd.kernels.attention.reference import without_autocast
 
 
 def _scores(
-    q: torch.Tensor,  # [R, K, H / K, D]
-    k: torch.Tensor,  # [R, K, D]
-    end: torch.Tensor,
-    position: torch.Tensor,
-    scale: float,
-    window: int | None,
-    chunk: int | None,
-    softcap: float | None,
+    q: torch.Tensor, k: torch.Tensor, scale: float, softcap: float | None, *layout: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[K, H / K, R, R]: scores, -inf where a row does not attend, and their derivatives by q . k"""
+    """[K, H / K, R, R]: scores, -inf where a row does not attend, and their derivatives by q . k
+
+    q: [R, K, H / K, D], k: [R, K, D]. layout: as `visible_rows` takes it.
+    """
     score = torch.einsum("rkgd,nkd->kgrn", q, k) * scale
     slope = torch.full_like(score, scale)
     if softcap is not None:
         tanh = torch.tanh(score / softcap)
         score, slope = softcap * tanh, slope * (1 - tanh * tanh)
-    return score.masked_fill(~visible_rows(end, position, window, chunk), float("-inf")), slope
+    return score.masked_fill(~visible_rows(*layout), float("-inf")), slope
 
 
 def _log_sum(score: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
@@ -56,7 +54,7 @@ def packed_attention_ref(
     """Returns out [R, H, Dv] and lse [R, H]."""
     wide = wide_dtype(q)
     rows = q.to(wide).unflatten(1, (k.shape[1], -1))
-    score, _ = _scores(rows, k.to(wide), end, position, scale, window, chunk, softcap)
+    score, _ = _scores(rows, k.to(wide), scale, softcap, end, position, window, chunk)
     lse = _log_sum(score, sinks)
     out = torch.einsum("kgrn,nkd->rkgd", (score - lse[..., None]).exp(), v.to(wide))
     return out.flatten(1, 2).to(q.dtype), lse.flatten(0, 1).T.contiguous()
@@ -82,7 +80,7 @@ def packed_attention_backward_ref(
     wide, K = wide_dtype(q), k.shape[1]
     rows, dout, keys, values = q.to(wide), grad.to(wide), k.to(wide), v.to(wide)
     rows, dout = (x.unflatten(1, (K, -1)) for x in (rows, dout))
-    score, slope = _scores(rows, keys, end, position, scale, window, chunk, softcap)
+    score, slope = _scores(rows, keys, scale, softcap, end, position, window, chunk)
     # [K, H / K, R]
     total = _log_sum(score, sinks) if lse is None else lse.to(wide).T.unflatten(0, (K, -1))
     delta = (dout * out.to(wide).view_as(dout)).sum(-1).permute(1, 2, 0)

@@ -1,5 +1,6 @@
 """Packed samples of random prompts and completions, their mask token by token, and a plain pass."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import torch
@@ -26,6 +27,7 @@ PROPERTIES = {
 }
 
 
+@cache
 def samples(name, tokens=2):
     """Prompts and completions of few different tokens: many samples have prefixes in common."""
     g = torch.Generator().manual_seed(len(name))
@@ -37,8 +39,15 @@ def samples(name, tokens=2):
     return [draw(n, 9) for n in prompts], [[draw(n, tokens) for n in of] for of in completions]
 
 
-def visible_by_tokens(prompts, completions, packed, window=None, chunk=None):
+@cache
+def packed_samples(name):
+    return pack_rows(*samples(name))
+
+
+@cache
+def visible_by_tokens(name, window=None, chunk=None):
     """[R, R] bool: a row attends to those of its sample's tokens up to its own, by walking them."""
+    (prompts, _), packed = samples(name), packed_samples(name)
     R = len(packed.token)
     seen = torch.zeros(R, R, dtype=torch.bool)
     parents = dict(parent_rows(prompts, packed))
@@ -72,8 +81,7 @@ def packed_case(name, named="none", heads=(6, 2), D=16, value_dim=None, dtype=to
 
     The plain pass has the mask of `visible_by_tokens` and autograd's backward.
     """
-    prompts, completions = samples(name)
-    packed = pack_rows(prompts, completions)
+    packed = packed_samples(name)
     (H, K), R = heads, len(packed.token)
     g = torch.Generator().manual_seed(R)
     sizes = (H, D), (K, D), (K, value_dim or D), (H, value_dim or D)
@@ -89,9 +97,7 @@ def packed_case(name, named="none", heads=(6, 2), D=16, value_dim=None, dtype=to
         layout=packed.layout,
         scale=D**-0.5,
         properties=properties,
-        seen=visible_by_tokens(
-            prompts, completions, packed, properties["window"], properties["chunk"]
-        ),
+        seen=visible_by_tokens(name, properties["window"], properties["chunk"]),
     )
     case.want = plain_pass(case, torch.float64)
     return case
