@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.backends import cuda as backend
+from torch.nn.utils.rnn import pad_sequence
 
 from csd.kernels.attention.reference import Properties, in_reach, weights, without_autocast
 from csd.state.kv_cache import PAGE, pages_for
@@ -48,29 +49,19 @@ def attend_chunk(
     """Returns the attention [R, H, D] of rows r that are the prompt's tokens start + r."""
     if q.device.type == "cpu":
         return _attend_pages(q, k, v, start, scale)
-    rows, end = q.shape[0], k.shape[0]
     # [1, heads, tokens, D]
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    mask = None
-    if takes_flash(q, k, v):
+    heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    if takes_flash(*heads):
         # its causal mask is aligned to the last query and the last key
-        out = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
+        out = aten._scaled_dot_product_flash_attention(*heads, 0.0, True, scale=scale)[0]
         return out[0].transpose(0, 1)
+    mask = None
     if start:
         # loads PyTorch's compiler, over a second: at the first long prompt, not at csd's import
         from torch.nn.attention.bias import causal_lower_right
 
-        mask = causal_lower_right(rows, end)
-    out = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=start == 0,
-        scale=scale,
-        enable_gqa=True,
-    )
-    return out[0].transpose(0, 1)
+        mask = causal_lower_right(q.shape[0], k.shape[0])
+    return _attended(q, k, v, mask, scale)
 
 
 class PromptPiece(NamedTuple):
@@ -134,12 +125,14 @@ def _attended(
     q: torch.Tensor,  # [R, H, D]
     k: torch.Tensor,  # [T, K, D]
     v: torch.Tensor,  # [T, K, Dv]
-    mask: torch.Tensor,  # [R, T]
+    mask: torch.Tensor | None,  # [R, T], or None for a causal one
     scale: float,
 ) -> torch.Tensor:
     """PyTorch's attention [R, H, Dv]."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+    )
     return out[0].transpose(0, 1)
 
 
@@ -203,29 +196,19 @@ def attend_visible(
     sinks: torch.Tensor | None = None,  # [H]
 ) -> torch.Tensor:
     """Returns the attention [R, H, Dv] over the visible keys, which are read from the pages."""
-    outs = [_attend_piece(q, k_pages, v_pages, seen, properties, sinks) for seen in keys]
+    p, outs, dtype = properties, [], torch.promote_types(q.dtype, torch.float32)
+    for piece, places, visible in keys:
+        rows = piece.queries(q)
+        k, v = (piece.keys(x.flatten(0, 1)[places]) for x in (k_pages, v_pages))
+        if p.softcap is None and sinks is None:
+            out = _attended(rows, k, v, visible, p.scale)
+        else:
+            queries = rows.to(dtype).unflatten(1, (p.kv_heads, -1)) * p.scale
+            score = torch.einsum("rkgd,nkd->kgrn", queries, k.to(dtype))
+            weight = weights(score, visible, p.softcap, sinks)
+            out = torch.einsum("kgrn,nkd->rkgd", weight, v.to(dtype)).flatten(1, 2)
+        outs.append(piece.own(out).to(q.dtype))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
-
-
-def _attend_piece(
-    q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    seen: VisibleKeys,
-    p: Properties,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    piece, places, visible = seen
-    rows = piece.queries(q)
-    k, v = (piece.keys(x.flatten(0, 1)[places]) for x in (k_pages, v_pages))
-    if p.softcap is None and sinks is None:
-        return piece.own(_attended(rows, k, v, visible, p.scale))
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    queries = rows.to(dtype).unflatten(1, (p.kv_heads, -1)) * p.scale
-    score = torch.einsum("rkgd,nkd->kgrn", queries, k.to(dtype))
-    weight = weights(score, visible, p.softcap, sinks)
-    out = torch.einsum("kgrn,nkd->rkgd", weight, v.to(dtype)).flatten(1, 2)
-    return piece.own(out).to(q.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,17 +292,14 @@ class PromptRows:
         rows = tuple(len(part.tokens) for part in parts)
         keys = tuple(map(sum, zip(starts, rows, strict=True)))
         ends = [torch.tensor((0, *x)).cumsum(0) for x in (rows, keys)]
-        lists = (
+        lists = [
             torch.tensor([t for part in parts for t in part.tokens]),
             torch.cat([torch.arange(s, s + n) for s, n in zip(starts, rows, strict=True)]),
             torch.tensor([part.group for part in parts]).repeat_interleave(torch.tensor(rows)),
             *ends,
-        )
-        width = -(-max(map(len, lists)) // ALIGNED) * ALIGNED
-        host = torch.zeros(len(lists), width, dtype=torch.int32)
-        for target, x in zip(host, lists, strict=True):
-            target[: len(x)] = x
-        held = upload(host, prompt_pages.device)
+        ]
+        host = pad_sequence(lists, batch_first=True).int()
+        held = upload(F.pad(host, (0, -host.shape[1] % ALIGNED)), prompt_pages.device)
         token, position, group, row_ends, key_ends = (
             x[: len(values)] for x, values in zip(held, lists, strict=True)
         )

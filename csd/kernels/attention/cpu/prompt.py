@@ -6,6 +6,8 @@ group's prompt. So a row's bits follow from its keys and its place in the prompt
 chunks, and are those that a step would give the row.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -62,11 +64,8 @@ def _layout(start: int, rows: int) -> tuple[np.ndarray, ...]:
     ancestors = np.uint64(0xFFFFFFFFFFFFFFFF) >> (63 - place).astype(np.uint64)
     of_prompt = np.broadcast_to(np.arange(page[-1] + 1, dtype=int32), (len(page), page[-1] + 1))
     # late pages have more keys: each thread takes early and late ones
-    order = np.arange(len(page))
-    order[1::2], order[::2] = (
-        order[::-1][: len(page) // 2].copy(),
-        order[: -(-len(page) // 2)].copy(),
-    )
+    early = np.arange(len(page))
+    order = np.stack((early, early[::-1]), 1).flatten()[: len(page)]
     return (
         np.ascontiguousarray(of_prompt),
         page * int32(PAGE),
@@ -81,15 +80,6 @@ def _layout(start: int, rows: int) -> tuple[np.ndarray, ...]:
     )
 
 
-def prompt_attention(
-    q: torch.Tensor,  # [R, H, D]
-    k: torch.Tensor,  # [T, K, D]
-    v: torch.Tensor,  # [T, K, D]
-    chunks: prompt.Chunks,
-    scale: float,
-) -> torch.Tensor:
-    """The attention [R, H, D] of chunks of prompts, as `csd.kernels.attention.prompt` has it.
-
-    Raises as that does.
-    """
-    return prompt.prompt_attention(q, k, v, chunks, scale, attend_chunk)
+def prompt_attention(*operands: Any) -> torch.Tensor:
+    """`csd.kernels.attention.prompt.prompt_attention` by the `attend_chunk` of this file."""
+    return prompt.prompt_attention(*operands, attend=attend_chunk)
