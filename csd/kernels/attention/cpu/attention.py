@@ -32,7 +32,8 @@ from csd.kernels.attention.cpu.pages import (
     workspace,
     workspace_bytes,
 )
-from csd.kernels.attention.cpu.softmax import softmax, weights
+from csd.kernels.attention.cpu.softmax import softmax
+from csd.kernels.attention.layout import TreeLayout
 from csd.kernels.numba.isa import instruction
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.lanes import BLOCK, WIDTH
@@ -113,19 +114,13 @@ def weigh(x, scale, old, nodes, word, sums, first, properties, head):
     x[:hidden] = 0
     shown = x[hidden:]
     if properties.softcap > 0:
-        _cap(shown[: old - hidden + nodes], scale, properties.softcap)
+        for j in range(old - hidden + nodes):
+            shown[j] = properties.softcap * tanh(shown[j] * scale / properties.softcap)
         scale = type(scale)(1)
-    total, peak = weights(shown, scale, old - hidden, nodes, word, sums)
+    total, peak = softmax(shown, scale, old - hidden, nodes, word, sums)
     if properties.sinks.shape[0]:
         total += exp(properties.sinks[head] - peak * scale)
     return total
-
-
-@loop
-def _cap(x, scale, cap):
-    """x = cap tanh(x scale / cap), in place."""
-    for j in range(x.shape[0]):
-        x[j] = cap * tanh(x[j] * scale / cap)
 
 
 def tanh(x: Any) -> Any:
@@ -152,11 +147,7 @@ def _tanh(x):
 @intrinsic
 def count(typing_context, word):
     """Number of set bits of a word."""
-
-    def generate(context, builder, signature, args):
-        return builder.ctpop(args[0])
-
-    return types.int64(types.int64), generate
+    return types.int64(types.int64), lambda _, builder, __, args: builder.ctpop(args[0])
 
 
 @by_threads
@@ -245,7 +236,7 @@ def attend_rows(
                 for i in range(low, high):
                     word = ancestors[first + i % rows // each]
                     if properties is None:
-                        total[i] = softmax(score[i], scale, old, nodes, word, lanes)
+                        total[i] = softmax(score[i], scale, old, nodes, word, lanes)[0]
                     else:
                         sees = first_key(properties, prompt + length, word) - front
                         head = h * each + i % each
@@ -271,19 +262,6 @@ def attend_rows(
                 y[d] = rounded(sums[i, d] / total[i], like)
         # numba frees an array after its last use: this one keeps it while its parts are used
         buffer[0] = 0
-
-
-LAYOUT = (
-    "prompt_pages",
-    "prompt_len",
-    "slot_pages",
-    "slot_len",
-    "slot",
-    "ancestors",
-    "slot_start",
-    "slot_nodes",
-    "group_start",
-)
 
 
 def attention_kinds(
@@ -313,11 +291,11 @@ def shares(rows: tuple[np.ndarray, ...], kv_heads: int) -> tuple[int, int]:
 
 
 def plan_attention(heads: int, kv_heads: int, **layout: Any) -> tuple[np.ndarray, ...]:
-    """A step's layout as the loop takes it: the arrays of `LAYOUT`, and the groups with rows.
+    """A step's layout as the loop takes it: the arrays of a `TreeLayout`, and the groups with rows.
 
-    layout: tensors by name, those of `LAYOUT` and others, which are ignored.
+    layout: tensors by name, those of a `TreeLayout` and others, which are ignored.
     """
-    arrays = tuple(layout[name].numpy() for name in LAYOUT)
+    arrays = tuple(layout[name].numpy() for name in TreeLayout._fields)
     return *arrays, np.flatnonzero(np.diff(arrays[-1]))
 
 
@@ -348,7 +326,7 @@ def tree_attention(
     out = q.new_empty(M, H, Dv) if out is None else out
     rows = work or plan_attention(H, 0, **layout)
     out[int(rows[-2][-1]) :].zero_()
-    tensors = [x.contiguous() for x in (q, node_k, node_v, k_pages, v_pages)]
+    tensors = [x.contiguous() for x in operands]
     dense = out if out.is_contiguous() else torch.empty_like(out)
     kind = np.float64 if q.dtype == torch.float64 else np.float32
     attend_rows(

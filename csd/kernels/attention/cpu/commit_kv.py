@@ -4,8 +4,9 @@ import numpy as np
 import torch
 
 from csd.kernels.numba.jit import loop
-from csd.kernels.numba.tensors import PLAIN, memory, require
+from csd.kernels.numba.tensors import memory, require
 from csd.state.kv_cache import PAGE
+from csd.state.record import on_host
 
 BYTES = np.empty(0, np.uint8)
 
@@ -41,11 +42,9 @@ def _commit_kv(
                         to[j] = node[j]
 
 
-def reads_commit(
-    node_k: torch.Tensor, node_v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor
-) -> bool:
-    """True if the loop reads and writes `commit_kv`'s tensors."""
-    return all(map(_side_by_side, (node_k, node_v, k_pages, v_pages)))
+def reads_commit(*tensors: torch.Tensor) -> bool:
+    """True if the loop takes nodes and pages: layers on the CPU, each with contiguous rows."""
+    return on_host(*tensors) and all(x.shape[0] and x[0].is_contiguous() for x in tensors)
 
 
 def commit_kv(
@@ -76,8 +75,3 @@ def commit_kv(
         *(x.numpy() for x in (slot_pages, slot_len, accept_row, accept_count)),
         moved,
     )
-
-
-def _side_by_side(x: torch.Tensor) -> bool:
-    """True if each layer's rows are contiguous in the CPU's memory, and there is a layer."""
-    return x.device.type == "cpu" and type(x) in PLAIN and bool(x.shape[0]) and x[0].is_contiguous()

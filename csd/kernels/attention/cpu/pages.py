@@ -231,23 +231,17 @@ def _add_numbers(values, h, low, high, offset, weight, sums, work, isa):
 @loop
 def _add_pairs(values, h, low, high, offset, weight, sums, work, isa):
     tile, pairs = work
-    count, D = values.shape[0], values.shape[2]
-    wide, columns = sums.shape[1], weight.shape[1]
-    _pair_values(values, h, tile, wide)
-    for i in range(low, high):
-        for j in range(0, count, 2 * BLOCK):
-            round_pairs(weight, i * columns + offset + j, count - j, pairs, (i * PAGE + j) // 2)
-    add_terms(pairs, low, high, 0, (count + 1) // 2, tile, wide, D, sums, 0, isa)
-
-
-@loop
-def _pair_values(values, h, tile, wide):
-    """tile[j / 2, d] = pair of the values of keys j and j + 1, for even j; zero after the last."""
     count, K, D = values.shape
+    wide, columns = sums.shape[1], weight.shape[1]
+    # tile[j / 2, d]: the values of keys j and j + 1, zero after the last key
     for j in range(0, count, 2):
         stride = K * D if j + 1 < count else 0
         for d in range(0, D, BLOCK):
             pair(values, (j * K + h) * D + d, stride, tile, j // 2 * wide + d)
+    for i in range(low, high):
+        for j in range(0, count, 2 * BLOCK):
+            round_pairs(weight, i * columns + offset + j, count - j, pairs, (i * PAGE + j) // 2)
+    add_terms(pairs, low, high, 0, (count + 1) // 2, tile, wide, D, sums, 0, isa)
 
 
 @loop

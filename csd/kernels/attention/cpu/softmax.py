@@ -4,6 +4,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.cpython.unsafe.numbers import trailing_zeros
 from numba.extending import intrinsic
 
 from csd.kernels.numba.jit import loop
@@ -13,16 +14,9 @@ from csd.kernels.numba.simd import INT, exponential, halves, splat
 
 @loop
 def softmax(x, scale, old, nodes, word, sums):
-    """Overwrites a row's scores with its weights, not yet normalised; returns their sum.
+    """Overwrites a row's scores with its weights, not yet normalised.
 
-    Arguments as for `weights`.
-    """
-    return weights(x, scale, old, nodes, word, sums)[0]
-
-
-@loop
-def weights(x, scale, old, nodes, word, sums):
-    """Like `softmax`, but returns the sum and the largest visible score, which is not scaled.
+    Returns the weights' sum and the largest visible score, which is not scaled.
 
     x: scores of `old` keys and then `nodes` nodes, to be multiplied by scale > 0, with room for
     another block; word: bits of the nodes that the row attends to; sums: [BLOCK], workspace. A
@@ -54,7 +48,7 @@ def weights(x, scale, old, nodes, word, sums):
     offset = old - whole
     seen = word if nodes == 64 else word & ((1 << nodes) - 1)
     while seen:
-        sums[offset & (BLOCK - 1)] += x[old + lowest(seen)]
+        sums[offset & (BLOCK - 1)] += x[old + trailing_zeros(seen)]
         offset += 1
         seen &= seen - 1
     return _added(sums), peak
@@ -69,23 +63,9 @@ def _added(x):
 
 
 @intrinsic
-def lowest(typing_context, word):
-    """Index of the lowest set bit of a word that is not zero."""
-
-    def generate(context, builder, signature, args):
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic
 def larger(typing_context, x, other):
     """Maximum of each pair of lanes, if none is NaN."""
-
-    def generate(context, builder, signature, args):
-        return builder.select(builder.fcmp_ordered(">", *args), *args)
-
-    return x(x, x), generate
+    return x(x, x), lambda _, b, __, args: b.select(b.fcmp_ordered(">", *args), *args)
 
 
 @intrinsic

@@ -41,7 +41,7 @@ def test_weights_and_their_sum(old, nodes, dtype, scale):
     # the difference is rounded, which moves e^x by more than that itself
     scores = (scale * (x[: old + nodes] - x[: old + nodes][shown].max())).astype(np.float64)
     expected = np.where(shown, np.exp(scores), 0)
-    total = softmax(x, scale, old, nodes, word, np.full(WIDTH, np.nan, dtype))
+    total = softmax(x, scale, old, nodes, word, np.full(WIDTH, np.nan, dtype))[0]
     assert not x[: old + nodes][~shown].any()
     eps = np.finfo(dtype).eps
     np.testing.assert_allclose(x[: old + nodes], expected, rtol=3 * eps, atol=0)
@@ -59,13 +59,13 @@ def test_hidden_nodes_do_not_change_a_sum(old):
     x[: old + 9] = np.random.default_rng(old).standard_normal(old + 9)
     chain = x[:old].tolist() + x[old : old + 9].tolist()
     sums = np.empty(WIDTH, np.float32)
-    expected = softmax(x.copy(), ONE, old, 9, np.int64(0x1FF), sums)
+    expected = softmax(x.copy(), ONE, old, 9, np.int64(0x1FF), sums)[0]
     hidden = np.full(old + 18 + BLOCK, np.nan, np.float32)
     hidden[:old], hidden[old : old + 18 : 2] = chain[:old], chain[old:]
-    assert softmax(hidden, ONE, old, 17, np.int64(0x15555), sums) == expected
+    assert softmax(hidden, ONE, old, 17, np.int64(0x15555), sums)[0] == expected
     committed = np.full(old + 9 + BLOCK, np.nan, np.float32)
     committed[: old + 9] = chain
-    assert softmax(committed, ONE, old + 8, 1, np.int64(1), sums) == expected
+    assert softmax(committed, ONE, old + 8, 1, np.int64(1), sums)[0] == expected
 
 
 def test_a_score_that_is_no_number_shows():
@@ -73,7 +73,7 @@ def test_a_score_that_is_no_number_shows():
         x, _, _ = a_row(85, 3, np.float32)
         x[85:88] = 1
         x[at] = np.nan
-        assert np.isnan(softmax(x, ONE, 85, 3, np.int64(7), np.empty(WIDTH, np.float32)))
+        assert np.isnan(softmax(x, ONE, 85, 3, np.int64(7), np.empty(WIDTH, np.float32))[0])
 
 
 @njit
