@@ -15,7 +15,7 @@ logits depend. (Zhang and Sennrich, "Root mean square layer normalization", 2019
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import reduce, wraps
 
 import torch
 from torch.nn.functional import embedding
@@ -39,10 +39,7 @@ def rms_norm_ref(
         x = embedding(rows.clamp(min=0), x)
     if _in_parts(x, residual):
         assert residual is not None
-        parts, x = x, x[0]
-        for part in parts[1:]:
-            x = x + part
-        x = x.to(residual.dtype)
+        x = reduce(torch.add, x).to(residual.dtype)
     # contiguous like the kernel's result: a sum has the layout of its operands
     r = x if residual is None else (x + residual).contiguous()
     wide = r.float()
@@ -118,14 +115,6 @@ def _tiles(F: int) -> dict[str, int]:
     return dict(BLOCK_R=rows, BLOCK_F=block, num_warps=max(4, min(16, block // 1024)))
 
 
-def _fake(x, weight, eps, plus_one=False):
-    return x.new_empty(x.shape)
-
-
-def _fake_sum(x, weight, eps, residual, plus_one=False):
-    return x.new_empty(x.shape), x.new_empty(x.shape)
-
-
 def first_of(run: Callable) -> Callable:
     """Wraps `run` without a residual; returns only its first result."""
 
@@ -159,7 +148,7 @@ _rms_norm = operator(
     first_of(rms_norm_triton),
     loop=lambda: _loop(first_of),
     schema="(Tensor x, Tensor weight, float eps, bool plus_one=False) -> Tensor",
-    fake=_fake,
+    fake=lambda x, *rest, **options: x.new_empty(x.shape),
 )
 _add_rms_norm = operator(
     "add_rms_norm",
@@ -168,7 +157,7 @@ _add_rms_norm = operator(
     loop=lambda: _loop(of_sum),
     schema="(Tensor x, Tensor weight, float eps, Tensor residual, bool plus_one=False) -> "
     "(Tensor, Tensor)",
-    fake=_fake_sum,
+    fake=lambda x, *rest, **options: (x.new_empty(x.shape), x.new_empty(x.shape)),
 )
 
 
@@ -245,11 +234,5 @@ def rms_norm(
         x = embedding(rows.clamp(min=0), x)
     if residual is None:
         return _rms_norm(x, weight, eps, plus_one), x
-    if residual.shape != x.shape or residual.dtype != x.dtype:
-        raise ValueError(
-            f"residual must be {x.dtype} of shape {tuple(x.shape)}, got {residual.dtype} of "
-            f"{tuple(residual.shape)}"
-        )
-    if residual.device != x.device:
-        raise ValueError(f"residual must be on {x.device}, got {residual.device}")
+    check_tensor("residual", residual, x.shape, x.dtype, x.device, any_layout=True)
     return _add_rms_norm(x, weight, eps, residual, plus_one)

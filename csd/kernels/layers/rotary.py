@@ -19,6 +19,7 @@ one kernel.
 """
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -60,20 +61,13 @@ def _added_up(
 ) -> list[torch.Tensor]:
     summed, start = [], 0
     for part in parts:
-        x = part[0]
-        for other in part[1:]:
-            x = x + other
+        x = reduce(torch.add, part)
         if bias is not None:
             width = x[0].numel()
             x = x + bias[start : start + width].view(x.shape[1:]).to(x.dtype)
             start += width
         summed.append(x.to(dtype))
     return summed
-
-
-def _rotate_half(x: torch.Tensor) -> torch.Tensor:
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat((-high, low), dim=-1)
 
 
 def rotary_triton(
@@ -166,23 +160,29 @@ def rotary(
     """
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise RuntimeError("rotary has no backward: call it under torch.no_grad(), or use rotate")
-    if q.dim() != 3 or k.dim() != 3 or q.shape[2] % 2 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            "q and k must be [M, H, D] and [M, K, D] with an even D and H a multiple of K, got "
-            f"{tuple(q.shape)} and {tuple(k.shape)}"
-        )
-    (M, _, D), K = q.shape, k.shape[1]
-    check_tensor("q", q, q.shape, None, q.device, rows_apart=True)
-    for name, x in (("k", k), ("v", v)):
-        check_tensor(name, x, (M, K, D), q.dtype, q.device, rows_apart=True)
+    M, D = _check_heads(q, k)
+    check_tensor("v", v, k.shape, q.dtype, q.device, rows_apart=True)
     for name, x in (("node_k", node_k), ("node_v", node_v)):
-        check_tensor(name, x, (M, K, D), q.dtype, q.device)
+        check_tensor(name, x, k.shape, q.dtype, q.device)
     check_tensor("cos", cos, (None, None), q.dtype, q.device)
     if cos.shape[1] % 2 or cos.shape[1] > D:
         raise ValueError(f"cos must be [positions, R] with an even R <= {D}, got {[*cos.shape]}")
     check_tensor("sin", sin, cos.shape, q.dtype, q.device)
     check_tensor("position", position, (M,), torch.int32, q.device)
     return _rotary(q, k, v, position, cos, sin, node_k, node_v)
+
+
+def _check_heads(q: torch.Tensor, k: torch.Tensor) -> tuple[int, int]:
+    """Numbers of rows and of a head's elements; ValueError for queries and keys that do not fit."""
+    if q.dim() != 3 or k.dim() != 3 or q.shape[2] % 2 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            "q and k must be [M, H, D] and [M, K, D] with an even D and H a multiple of K, got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    M, _, D = q.shape
+    check_tensor("q", q, q.shape, None, q.device, rows_apart=True)
+    check_tensor("k", k, (M, None, D), q.dtype, q.device, rows_apart=True)
+    return M, D
 
 
 def rotate_ref(
@@ -192,8 +192,9 @@ def rotate_ref(
     sin: torch.Tensor,  # [M, D]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the rotated q [M, H, D] and k [M, K, D]."""
-    cos, sin = cos[:, None], sin[:, None]
-    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+    half = q.shape[-1] // 2
+    cos, sin = cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), -1)[:, None]
+    return q * cos + q.roll(half, -1) * sin, k * cos + k.roll(half, -1) * sin
 
 
 def rotate_triton(
@@ -234,14 +235,7 @@ def rotate(
     sin: torch.Tensor,  # [M, D]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the rotated q [M, H, D] and k [M, K, D]. Differentiable in q and k."""
-    if q.dim() != 3 or k.dim() != 3 or q.shape[2] % 2 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            "q and k must be [M, H, D] and [M, K, D] with an even D and H a multiple of K, got "
-            f"{tuple(q.shape)} and {tuple(k.shape)}"
-        )
-    M, _, D = q.shape
-    check_tensor("q", q, q.shape, None, q.device, rows_apart=True)
-    check_tensor("k", k, (M, None, D), q.dtype, q.device, rows_apart=True)
+    M, D = _check_heads(q, k)
     for name, x in (("cos", cos), ("sin", sin)):
         check_tensor(name, x, (M, D), q.dtype, q.device)
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):

@@ -100,8 +100,15 @@ def _save(ctx, inputs, output):
 
 
 def _backward(ctx, grad):
-    gate, up = ctx.saved_tensors
-    return torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+    return _gradients(grad, *ctx.saved_tensors, False)
+
+
+def _gradients(grad, gate, up, gelu) -> tuple[torch.Tensor, torch.Tensor]:
+    aten = torch.ops.aten
+    if gelu:
+        of_gate = aten.gelu_backward(grad * up, gate, approximate="tanh")
+        return of_gate, grad * F.gelu(gate, approximate="tanh")
+    return aten.silu_backward(grad * up, gate), grad * F.silu(gate)
 
 
 def _save_halves(ctx, inputs, output):
@@ -112,15 +119,7 @@ def _save_halves(ctx, inputs, output):
 def swiglu_backward(grad: torch.Tensor, gate_up: torch.Tensor, gelu: bool = False) -> torch.Tensor:
     """Gradient of gate_up [.., 2F] for that of the result, grad [.., F]."""
     gate, up = gate_up.chunk(2, dim=-1)
-    aten = torch.ops.aten
-    if gelu:
-        halves = (
-            aten.gelu_backward(grad * up, gate, approximate="tanh"),
-            grad * F.gelu(gate, approximate="tanh"),
-        )
-    else:
-        halves = aten.silu_backward(grad * up, gate), grad * F.silu(gate)
-    return torch.cat(halves, dim=-1)
+    return torch.cat(_gradients(grad, gate, up, gelu), dim=-1)
 
 
 def _halves_backward(ctx, grad):

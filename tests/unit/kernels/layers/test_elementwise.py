@@ -239,7 +239,10 @@ def test_errors():
     for call, message in (
         (lambda: rms_norm(x, torch.ones(5), 1e-5), r"weight must have shape \(6,\), got \(5,\)"),
         (lambda: rms_norm(x, torch.ones(6).half(), 1e-5), r"weight must be torch\.float32"),
-        (lambda: rms_norm(x, torch.ones(6), 1e-5, x[:1]), r"of shape \(2, 6\), got .* \(1, 6\)"),
+        (
+            lambda: rms_norm(x, torch.ones(6), 1e-5, x[:1]),
+            r"must have shape \(2, 6\), got \(1, 6\)",
+        ),
         (lambda: swiglu(x[:, :5]), r"gate_up must be \[\.\., 2F\], got \(2, 5\)"),
         (lambda: swiglu(x.T), "gate_up must be contiguous, got strides"),
         (lambda: rotary(**(case | {"sin": x})), r"sin must have shape \(50, 8\), got \(2, 6\)"),
