@@ -19,7 +19,8 @@ ggml's `block_q4_K` and the like define the types; tests compare them with the g
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,19 +103,14 @@ def _nibbles(x: np.ndarray) -> np.ndarray:
     return np.concatenate((x & 15, x >> 4), -2).reshape(*x.shape[:-3], -1)
 
 
-def _bits(x: np.ndarray) -> np.ndarray:
-    """[.., 4] bytes as 32 bits, the lowest first."""
-    return np.unpackbits(x, axis=-1, bitorder="little")
-
-
 def _simple(minima: bool, fifth: bool) -> Callable[[np.ndarray], Blocks]:
-    """Reader of Q4_0, Q4_1, Q5_0 and Q5_1: float16 scale, minimum, fifth bits, halves of bytes."""
+    """Reader of types with 16-bit scales: scale, minimum, fifth bits, halves of bytes."""
     at = 4 if minima else 2
 
     def read(x: np.ndarray) -> Blocks:
         q = _nibbles(x[..., at + 4 * fifth :])
         if fifth:
-            q = q | _bits(x[..., at : at + 4]) << 4
+            q = q | np.unpackbits(x[..., at : at + 4], axis=-1, bitorder="little") << 4
         return Blocks(q, _half(x[..., :2]), _half(x[..., 2:4]) if minima else None)
 
     return read
@@ -167,15 +163,13 @@ def _scales_k(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _q4_k(x: np.ndarray) -> Blocks:
     scale, low = _scales_k(x[..., 4:16])
-    q = _flat(_shifted(x[..., 16:].reshape(*x.shape[:-1], 4, 32), 4, 15), 3)
+    q = _flat(_shifted(x[..., -128:].reshape(*x.shape[:-1], 4, 32), 4, 15), 3)
     return Blocks(q, scale, low, _half(x[..., :2]), _low(x[..., 2:4]))
 
 
 def _q5_k(x: np.ndarray) -> Blocks:
-    scale, low = _scales_k(x[..., 4:16])
-    q = _flat(_shifted(x[..., 48:].reshape(*x.shape[:-1], 4, 32), 4, 15), 3)
-    fifth = _flat(_shifted(x[..., 16:48], 1, 1), 2)
-    return Blocks(q | fifth << 4, scale, low, _half(x[..., :2]), _low(x[..., 2:4]))
+    four, fifth = _q4_k(x), _flat(_shifted(x[..., 16:48], 1, 1), 2)
+    return four._replace(q=four.q | fifth << 4)
 
 
 def _q6_k(x: np.ndarray) -> Blocks:
@@ -183,10 +177,6 @@ def _q6_k(x: np.ndarray) -> Blocks:
     two = _shifted(x[..., 128:192].reshape(*x.shape[:-1], 2, 32), 2, 3)
     q = _flat(four, 3) | _flat(two, 3) << 4
     return Blocks(q, x[..., 192:208].view(np.int8), d=_half(x[..., 208:]))
-
-
-def _iq4_nl(x: np.ndarray) -> Blocks:
-    return Blocks(_nibbles(x[..., 2:]), _half(x[..., :2]))
 
 
 def _iq4_xs(x: np.ndarray) -> Blocks:
@@ -209,7 +199,7 @@ FORMATS = {
         Format("Q4_K", 4, 32, 144, _q4_k, minima=True, nested=True),
         Format("Q5_K", 5, 32, 176, _q5_k, minima=True, nested=True),
         Format("Q6_K", 6, 16, 210, _q6_k, offset=32, nested=True),
-        Format("IQ4_NL", 4, 32, 18, _iq4_nl, offset=TABLE_OFFSET, table=True),
+        Format("IQ4_NL", 4, 32, 18, _simple(False, False), offset=TABLE_OFFSET, table=True),
         Format("IQ4_XS", 4, 32, 136, _iq4_xs, offset=TABLE_OFFSET, nested=True, table=True),
     )
 }
@@ -220,18 +210,23 @@ def tiles_of(N: int) -> int:
     return -(-N // PAIR) * 2
 
 
-def read_blocks(rows: np.ndarray, format: Format) -> Blocks:
-    """The numbers and scales of rows of a file, [N, bytes of a row] uint8."""
-    N = rows.shape[0]
-    blocks: Any = format.read(rows.reshape(N, -1, format.size))
-    flat: Any = (None if x is None else np.ascontiguousarray(x).reshape(N, -1) for x in blocks)
-    return Blocks(*flat)
-
-
 def padded(rows: np.ndarray) -> np.ndarray:
     """Rows of a file with further rows of 0 up to an even number of tiles."""
     blank = tiles_of(len(rows)) * TILE - len(rows)
     return np.pad(rows, ((0, blank), (0, 0))) if blank else rows
+
+
+@cache
+def unit_of(format: Format) -> np.dtype:
+    """Type of a tile's bytes for a block of the file: blocks, then the scales of SUPER numbers.
+
+    The minima follow the scales, if the format has any.
+    """
+    kinds, scale = 1 + format.minima, np.int8 if format.nested else np.float16
+    numbers = "q", np.uint32, (BLOCK * format.bits // 32, TILE)
+    block = np.dtype([numbers, ("scales", scale, (kinds, format.groups, TILE))])
+    blocks = "blocks", block, (format.numbers // BLOCK,)
+    return np.dtype([blocks, ("d", np.float16, (kinds * format.nested, TILE))])
 
 
 def lay_out(rows: np.ndarray, format: Format) -> np.ndarray:
@@ -240,61 +235,35 @@ def lay_out(rows: np.ndarray, format: Format) -> np.ndarray:
     The number of tiles is even; missing rows are blocks of zeros.
     """
     rows, tiles = padded(rows), tiles_of(len(rows))
-    blocks = read_blocks(rows, format)
-    K = blocks.q.shape[1]
-    supers = K // format.numbers
-    each = K // BLOCK // supers
-    out = np.empty((tiles, supers, each * format.block_size + format.super_size), np.uint8)
-    inner = out[..., : each * format.block_size].reshape(tiles, supers, each, format.block_size)
-    n = format.numbers_size
-    inner[..., :n] = _numbers(blocks.q, format).reshape(tiles, supers, each, n)
-    for x in (blocks.scale, blocks.low):
+    file = format.read(rows.reshape(len(rows), -1, format.size))
+    out = np.empty((tiles, rows.shape[1] // format.size), unit_of(format))
+    blocks, d = out["blocks"], out["d"]
+    q = np.ascontiguousarray(file.q).reshape(len(rows), -1)
+    blocks["q"] = _numbers(q, format).reshape(blocks["q"].shape)
+    for i, x in enumerate((file.scale, file.low)):
         if x is not None:
-            groups = x.reshape(tiles, TILE, supers, each, format.groups)
-            part = np.ascontiguousarray(groups.transpose(0, 2, 3, 4, 1)).view(np.uint8)
-            part = part.reshape(tiles, supers, each, -1)
-            inner[..., n : n + part.shape[-1]] = part
-            n += part.shape[-1]
-    n = each * format.block_size
-    for x in (blocks.d, blocks.d_low):
+            groups = x.reshape(tiles, TILE, *blocks.shape[1:], format.groups)
+            blocks["scales"][..., i, :, :] = groups.transpose(0, 2, 3, 4, 1)
+    for i, x in enumerate((file.d, file.d_low)):
         if x is not None:
-            part = np.ascontiguousarray(x.reshape(tiles, TILE, supers).transpose(0, 2, 1))
-            out[..., n : n + 2 * TILE] = part.view(np.uint8)
-            n += 2 * TILE
-    return out.reshape(tiles, -1)
+            d[..., i, :] = x.reshape(tiles, TILE, -1).transpose(0, 2, 1)
+    return out.view(np.uint8)
 
 
 def rows_of(data: np.ndarray, format: Format, K: int, ids: np.ndarray) -> np.ndarray:
     """Rows `ids` [M] of a matrix that `lay_out` made, dequantised: [M, K] float32."""
-    supers = K // format.numbers
-    each = K // BLOCK // supers
-    data = data.reshape(-1, supers, each * format.block_size + format.super_size)
-    blocks = data[..., : each * format.block_size]
-    blocks = blocks.reshape(len(data), supers, each, format.block_size)
-    tile, lane, n = ids // TILE, ids % TILE, format.numbers_size
-
-    def taken(part: np.ndarray, dtype: Any) -> np.ndarray:
-        """Numbers of the rows, of [.., TILE] numbers: [M, supers, .., n]."""
-        x = part.view(dtype)
-        return x.reshape(*x.shape[:-1], -1, TILE)[tile, ..., lane]
-
-    words = taken(blocks[..., :n], np.uint32)
-    scaled = np.int8 if format.nested else np.float16
-    width = TILE * format.groups * np.dtype(scaled).itemsize
-    scale = taken(blocks[..., n : n + width], scaled).astype(np.float32)
-    low = None
-    if format.minima:
-        low = taken(blocks[..., n + width :], scaled).astype(np.float32)
+    units, tile, lane = data.view(unit_of(format)), ids // TILE, ids % TILE
+    blocks = units["blocks"]
+    # [M, supers, blocks, kinds, groups]
+    scales = blocks["scales"][tile, ..., lane].astype(np.float32)
     if format.nested:
-        of_super = taken(data[..., each * format.block_size :], np.float16).astype(np.float32)
-        scale *= of_super[..., None, :1]
-        low = None if low is None else low * of_super[..., None, 1:]
-    q = _unpacked(words, format)
+        of_super = units["d"][tile, ..., lane].astype(np.float32)
+        scales *= of_super[:, :, None, :, None]
+    q = _unpacked(blocks["q"][tile, ..., lane], format)
     w = TABLE[q] if format.table else q.astype(np.int16) - np.int16(format.offset)
-    groups = w.reshape(*w.shape[:-1], format.groups, format.group)
-    out = groups * scale[..., None]
-    if low is not None:
-        out += low[..., None]
+    out = w.reshape(*w.shape[:-1], format.groups, -1) * scales[..., 0, :, None]
+    if format.minima:
+        out += scales[..., 1, :, None]
     return out.reshape(len(ids), K)
 
 
@@ -315,12 +284,12 @@ def _unpacked(words: np.ndarray, format: Format) -> np.ndarray:
 
 
 def _numbers(q: np.ndarray, format: Format) -> np.ndarray:
-    """The vectors of numbers of all tiles and blocks, [tiles, K / BLOCK, bytes]."""
+    """The vectors of numbers of all tiles and blocks, [tiles, K / BLOCK, vectors, TILE] uint32."""
     N, K = q.shape
     words = q.view(np.uint32).reshape(N // TILE, TILE, K // BLOCK, 8)
     words = np.ascontiguousarray(words.transpose(0, 2, 3, 1))
     if format.bits == 8:
-        return words.view(np.uint8).reshape(N // TILE, K // BLOCK, -1)
+        return words
     low = words & np.uint32(0x0F0F0F0F)
     out = [low[:, :, :4] | low[:, :, 4:] << np.uint32(4)]
     if format.bits > 4:
@@ -330,4 +299,4 @@ def _numbers(q: np.ndarray, format: Format) -> np.ndarray:
         high = high.reshape(*high.shape[:2], width, 8 // width, TILE)
         shifts = (np.arange(8 // width, dtype=np.uint32) * width)[:, None]
         out.append(np.bitwise_or.reduce(high << shifts, axis=3))
-    return np.concatenate(out, 2).view(np.uint8).reshape(N // TILE, K // BLOCK, -1)
+    return np.concatenate(out, 2)

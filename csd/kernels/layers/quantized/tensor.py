@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,9 +35,19 @@ class Part(NamedTuple):
 class _InBlocks(torch.Tensor):
     """A tensor whose numbers are not in a storage of its own."""
 
+    stored: tuple[torch.Tensor, ...]  # the plain tensors with its numbers
+
     def _held(self) -> tuple[Any, ...]:
         """Arguments that make it again, over the same memory."""
         raise NotImplementedError
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that a product reads."""
+        return sum(x.numel() for x in self.stored)
+
+    def data_ptr(self) -> int:
+        return self.stored[0].data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         memo[id(self)] = made = _made(type(self), self._held(), isinstance(self, nn.Parameter))
@@ -90,16 +99,12 @@ class Quantized(_InBlocks):
 
     parts: tuple[Part, ...]
 
-    @staticmethod
     def __new__(cls, parts: Iterable[Part], K: int) -> "Quantized":
         parts = tuple(parts)
         size = sum(part.rows for part in parts), K
         made = torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.float32)
         made.parts = parts
         return made
-
-    def __init__(self, parts: Iterable[Part], K: int):
-        pass
 
     @classmethod
     def of_file(cls, rows: Any, format: Format) -> "Quantized":
@@ -148,10 +153,9 @@ class Quantized(_InBlocks):
         first = 0
         for part in self.parts:
             mine = (flat >= first) & (flat < first + part.rows)
-            if len(self.parts) == 1 or mine.any():
-                own = flat if len(self.parts) == 1 else flat[mine] - first
-                found = rows_of(part.data.numpy(), FORMATS[part.format], self.shape[1], own)
-                out[slice(None) if len(self.parts) == 1 else mine] = found
+            if mine.any():
+                own, format = flat[mine] - first, FORMATS[part.format]
+                out[mine] = rows_of(part.data.numpy(), format, self.shape[1], own)
             first += part.rows
         return torch.from_numpy(out).view(*ids.shape, -1)
 
@@ -160,16 +164,8 @@ class Quantized(_InBlocks):
         return self.rows(torch.arange(self.shape[0]))
 
     @property
-    def bytes(self) -> int:
-        """Bytes that a product reads."""
-        return sum(x.numel() for x in self.stored)
-
-    @property
-    def stored(self) -> tuple[torch.Tensor, ...]:
+    def stored(self) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
         return tuple(part.data for part in self.parts)
-
-    def data_ptr(self) -> int:
-        return self.parts[0].data.data_ptr()
 
     def _held(self) -> tuple[Any, ...]:
         return self.parts, self.shape[1]
@@ -190,16 +186,12 @@ class QuantizedStack(_InBlocks):
 
     matrices: tuple[Quantized, ...]
 
-    @staticmethod
     def __new__(cls, matrices: Iterable[Quantized]) -> "QuantizedStack":
         matrices = tuple(matrices)
         size = len(matrices), *matrices[0].shape
         made = torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.float32)
         made.matrices = matrices
         return made
-
-    def __init__(self, matrices: Iterable[Quantized]):
-        pass
 
     def __getitem__(self, index: Any) -> Any:
         return self.matrices[index]
@@ -215,15 +207,8 @@ class QuantizedStack(_InBlocks):
         return torch.stack([x.dequantize() for x in self.matrices])
 
     @property
-    def bytes(self) -> int:
-        return sum(x.bytes for x in self.matrices)
-
-    @property
-    def stored(self) -> tuple[torch.Tensor, ...]:
+    def stored(self) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
         return tuple(data for x in self.matrices for data in x.stored)
-
-    def data_ptr(self) -> int:
-        return self.matrices[0].data_ptr()
 
     def _held(self) -> tuple[Any, ...]:
         return (self.matrices,)
@@ -266,16 +251,8 @@ class _Linear(torch.autograd.Function):
 
 def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
     # autograd records tensors among the arguments, and a function is none
-    out: torch.Tensor = _Linear.apply(input, partial(_same, weight), bias)
+    out: torch.Tensor = _Linear.apply(input, lambda: weight, bias)
     return out
-
-
-def _same(x: Any) -> Any:
-    return x
-
-
-def _embedding(input: torch.Tensor, weight: Quantized, *_: Any, **__: Any) -> torch.Tensor:
-    return weight.rows(input)
 
 
 def _matmul(x: torch.Tensor, weight: Any) -> torch.Tensor:
@@ -286,7 +263,7 @@ def _matmul(x: torch.Tensor, weight: Any) -> torch.Tensor:
 
 _FUNCTIONS: dict[Any, Callable] = {
     F.linear: _linear,
-    F.embedding: _embedding,
+    F.embedding: lambda input, weight, *_, **__: weight.rows(input),
     torch.Tensor.__matmul__: _matmul,
     torch.Tensor.matmul: _matmul,
     torch.matmul: _matmul,

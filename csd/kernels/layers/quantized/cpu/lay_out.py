@@ -86,11 +86,8 @@ def _word_of(begin: int, width: int, size: int) -> int:
 @intrinsic
 def _word_at(typing_context, address):
     """The uint32 at an address of any alignment."""
-
-    def generate(context, builder, signature, args):
-        return builder.load(builder.inttoptr(args[0], INT.as_pointer()), align=1)
-
-    return types.uint32(types.intp), generate
+    kind = INT.as_pointer()
+    return types.uint32(types.intp), lambda _, b, __, x: b.load(b.inttoptr(*x, kind), align=1)
 
 
 @intrinsic

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from csd.kernels.layers.quantized.cpu.round_rows import WORDS, places, round_rows, size
+from csd.kernels.layers.quantized.cpu.round_rows import WORDS, places, round_rows, workspace_size
 from csd.kernels.layers.quantized.cpu.tile import ROWS, instructions, tile_of
 from csd.kernels.layers.quantized.formats import BLOCK, FORMATS, PAIR
 from csd.kernels.numba.jit import loop
@@ -121,8 +122,6 @@ def _call(typing_context, address, arguments):
     kinds = tuple(types.intp for _ in arguments)
 
     def generate(context, builder, signature, args):
-        from numba.core import cgutils
-
         kind = context.call_conv.get_function_type(types.none, kinds)
         function = builder.inttoptr(args[0], kind.as_pointer())
         values = cgutils.unpack_tuple(builder, args[1], len(kinds))
@@ -158,11 +157,6 @@ def multiply_parts(threads, shape, x, workspace, table, bias, y):
             (threads, M, rows, K, workspace, entries[e + 2], entries[e + 3], at, y + first * 4, N),
         )
         first += rows
-
-
-def workspace_size(M: int, K: int) -> int:
-    """Bytes of the workspace of a product of M rows."""
-    return size(M, K)
 
 
 def table_of(weight: Any, instruction: str | None = None) -> np.ndarray:

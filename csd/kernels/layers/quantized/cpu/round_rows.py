@@ -119,7 +119,7 @@ def places(M, K):
 
 
 @loop
-def size(M, K):
+def workspace_size(M, K):
     """Bytes of a workspace for M rows."""
     return places(M, K)[3] + M * (K // BLOCK) * WORDS * 4
 

@@ -1,6 +1,6 @@
 """Code of a tile: sums of a few rows of x with one or two tiles of a quantised matrix.
 
-Instructions by name, of which a CPU's best is `best()`; all compute the same integers, and the
+Instructions by name, of which `instructions` has a CPU's; all compute the same integers, and the
 float32 operations on them are the same for each number, so the bits are equal:
 
 - "vnni": AVX512-VNNI's vpdpbusd, 16 sums of 4 products of a number of w (unsigned) and of x.
