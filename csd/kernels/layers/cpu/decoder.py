@@ -5,6 +5,7 @@ a small model's norms and attention. Results equal those of separate operations 
 """
 
 from collections import namedtuple
+from itertools import product
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,8 @@ from csd.kernels.layers.cpu.linear import (
 )
 from csd.kernels.layers.cpu.lora import Stacks, add_lora
 from csd.kernels.layers.quantized import Quantized, has_loop
-from csd.kernels.layers.quantized.cpu.product import table_of, workspace_size
+from csd.kernels.layers.quantized.cpu.product import table_of
+from csd.kernels.layers.quantized.cpu.round_rows import workspace_size
 from csd.kernels.numba.isa import instruction
 from csd.kernels.numba.jit import loop
 from csd.kernels.numba.tensors import LIKE, memory, readable
@@ -33,19 +35,9 @@ from csd.kernels.numba.tiles import ISA
 from csd.state.kv_cache import PAGE
 
 norm, rotary, swiglu, attention = (x.run for x in (norm_rows, rotate_rows, gate_rows, attend_rows))
-# weights of a layer, in the order in which the loop reads them
-WEIGHTS = (
-    "input_norm",
-    "qkv",
-    "qkv_bias",
-    "q_norm",
-    "k_norm",
-    "out",
-    "post_norm",
-    "gate_up",
-    "down",
-)
-INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, POST_NORM, GATE_UP, DOWN = range(len(WEIGHTS))
+# names of a layer's weights, in the order in which the loop reads them
+NAMES = "input_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "out", "post_norm", "gate_up", "down"
+INPUT_NORM, QKV, QKV_BIAS, Q_NORM, K_NORM, OUT, POST_NORM, GATE_UP, DOWN = range(len(NAMES))
 # addresses of the first layer's tensors, or bytes from one layer's to the next one's
 Caches = namedtuple("Caches", "node_k node_v k v")
 PRODUCTS = "qkv", "out", "gate_up", "down"
@@ -57,7 +49,7 @@ ALIGNED = 32
 def _layers(
     sizes,  # L, M, hidden, H, K, D, F, n_pages
     threads,  # number for norms, rotary embedding, attention, SwiGLU, and each of `PRODUCTS`
-    weights,  # [L, 9] addresses of `WEIGHTS`, 0 for none
+    weights,  # [L, 9] addresses of `NAMES`, 0 for none
     eps,
     residual,  # [M, hidden], the embeddings; written: the residual without the last layer's output
     x,  # [M, hidden], written: the last layer's output
@@ -94,19 +86,8 @@ def _layers(
                 offset = m * width * size
                 norm(1, H, D, qkv + offset, 0, w[Q_NORM], eps, qkv + offset, 0, like, False)
                 norm(1, K, D, k_at + offset, 0, w[K_NORM], eps, k_at + offset, 0, like, False)
-        rotary(
-            rotates,
-            (M, H, K, D, D),
-            qkv,
-            k_at,
-            v_at,
-            (width, width, width),
-            *rotation,
-            q,
-            node_k,
-            node_v,
-            like,
-        )
+        shape, widths = (M, H, K, D, D), (width, width, width)
+        rotary(rotates, shape, qkv, k_at, v_at, widths, *rotation, q, node_k, node_v, like)
         shape = M, H, K, D, D, pages
         attention(attends, shape, q, node_k, node_v, k, v, attended, *attention_options)
         shape = M, hidden, H * D
@@ -215,27 +196,23 @@ def _weights(decoder: Any) -> _Weights | None:
     kind = {"plain": True, "laid out": None, "quantised": QUANTIZED}[kinds.pop()]
     held: list[Any] = []
     biases: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-    rows = []
-    for layer in decoder.layers:
-        row = []
-        for name in WEIGHTS:
-            weight = getattr(layer, name)
-            if weight is None:
-                row.append(0)
-                continue
-            if isinstance(weight, Quantized):
-                held.extend((weight, table := table_of(weight)))
-                row.append(table.ctypes.data)
-                continue
-            if weight.dtype != decoder.norm.dtype or not weight.is_contiguous():
-                return None
+    addresses = []
+    for layer, name in product(decoder.layers, NAMES):
+        weight = getattr(layer, name)
+        if weight is None:
+            addresses.append(0)
+        elif isinstance(weight, Quantized):
+            held.extend((weight, table := table_of(weight)))
+            addresses.append(table.ctypes.data)
+        elif weight.dtype != decoder.norm.dtype or not weight.is_contiguous():
+            return None
+        else:
             held.append(weight.float() if name == "qkv_bias" else weight)
             if held[-1] is not weight:
                 biases[0].append(held[-1])
                 biases[1].append(weight)
-            row.append(held[-1].data_ptr())
-        rows.append(row)
-    return _Weights(np.array(rows), kind, held, biases)
+            addresses.append(held[-1].data_ptr())
+    return _Weights(np.array(addresses).reshape(-1, len(NAMES)), kind, held, biases)
 
 
 def _kind(weight: torch.Tensor) -> str | None:

@@ -181,17 +181,12 @@ def _rotate(D, x, cos, sin, y, like):
         y_high[j] = rounded(rotated + read(low[j]) * read(sin_h[j]), like)
 
 
-def reads_rotary(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    position: torch.Tensor,
-    *dense: torch.Tensor,
-) -> bool:
+def reads_rotary(*tensors: torch.Tensor) -> bool:
     """True if the loop reads `rotary`'s tensors; a row's heads must be adjacent in memory."""
-    rows = all(x.stride()[1:] == (x.shape[2], 1) or not x.numel() for x in (q, k, v))
+    heads, position, dense = tensors[:3], tensors[3], tensors[4:]
+    rows = all(x.stride()[1:] == (x.shape[2], 1) or not x.numel() for x in heads)
     whole = rows and all(x.is_contiguous() for x in (position, *dense))
-    return q.dtype in LOW and whole and readable(q, k, v, *dense)
+    return heads[0].dtype in LOW and whole and readable(*heads, *dense)
 
 
 def rotary(

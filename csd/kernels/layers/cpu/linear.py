@@ -67,19 +67,9 @@ def multiply(
 
 
 @by_threads
-def _columns(
-    part,
-    parts,
-    sizes,  # N, words, bytes of a block of columns, rows, rows of a tile
-    transposed,
-    weight,
-    bias,
-    zeros,  # [COLUMNS] float32
-    y,  # [rows, N], written
-    like,
-    isa,
-):
-    """Multiply the tiles of `transposed` with blocks of COLUMNS columns."""
+def _columns(part, parts, sizes, transposed, weight, bias, zeros, y, like, isa):
+    """Multiply the tiles of `transposed` with blocks of COLUMNS columns; zeros: [COLUMNS]."""
+    # words of a row; bytes of a block of columns; rows, and rows of a tile
     N, words, size, left, each = sizes
     tiles = -(-left // each)
     begin, end = share(N // COLUMNS, part, parts)
@@ -214,10 +204,6 @@ def _choose(plain, *args):
     if isinstance(plain, types.NoneType):
         return lambda plain, *args: multiply(*args)
     if isinstance(plain, types.Array):
-        return lambda plain, *args: _multiply_quantized(*args)
+        # without `like` and the instruction
+        return lambda plain, *args: multiply_parts(*args[:7])
     return lambda plain, *args: multiply_plain(*args)
-
-
-@loop
-def _multiply_quantized(threads, shape, x, workspace, table, bias, y, like, isa):
-    multiply_parts(threads, shape, x, workspace, table, bias, y)

@@ -109,10 +109,9 @@ class Stacks(NamedTuple):
         if not all_stacks:
             return cls(np.empty(0), np.empty(0), [], 0, 0, None)
         dtype = all_stacks[0].a.dtype
-        for stack in all_stacks:
-            if any(x.dtype != dtype or x.dim() != 3 or not in_loops(x) for x in stack):
-                return None
-        if max(map(len, lists)) > 1:
+        matrices = [x for stack in all_stacks for x in stack]
+        fit = all(x.dtype == dtype and x.dim() == 3 and in_loops(x) for x in matrices)
+        if not fit or max(map(len, lists)) > 1:
             return None
         addresses = [[x.data_ptr() for x in s[0]] if s else [0, 0] for s in lists]
         rows = [s[0].ranks if s else 0 for s in lists]
@@ -122,15 +121,8 @@ class Stacks(NamedTuple):
         # shapes are those of `linear.by_columns`
         wide = max(stack.a.shape[1] for stack in all_stacks)
         widest = max(stack.b.shape[0] * stack.b.shape[2] for stack in all_stacks)
-        shape = -1, len(products)
-        return cls(
-            np.array(addresses).reshape(*shape, 2),
-            np.array(rows).reshape(shape),
-            each,
-            wide,
-            widest,
-            dtype,
-        )
+        held = np.array(addresses).reshape(-1, len(products), 2)
+        return cls(held, np.array(rows).reshape(held.shape[:2]), each, wide, widest, dtype)
 
     def for_rows(self, M: int) -> tuple[Lora | None, list[torch.Tensor]]:
         """The loop's argument for M rows, None without adapters, and the buffers it points to."""
@@ -138,18 +130,9 @@ class Stacks(NamedTuple):
             return None, []
         widths = self.wide, int(self.rows.max()), self.most
         buffers = [torch.empty(M * wide, dtype=self.dtype) for wide in widths]
-        counts = np.array(
-            [
-                [1 if stack is None else parts_for(numbers(x, M)) for x in stack or (0, 0)]
-                for stack in self.each
-            ]
-        )
-        made = Lora(
-            self.addresses,
-            self.rows,
-            counts,
-            *(x.data_ptr() for x in buffers),
-            LIKE[self.dtype],
-            ISA[instruction(self.dtype)],
-        )
-        return made, buffers
+        counts = [
+            [parts_for(numbers(x, M)) for x in stack] if stack else [1, 1] for stack in self.each
+        ]
+        places, isa = [x.data_ptr() for x in buffers], ISA[instruction(self.dtype)]
+        lora = Lora(self.addresses, self.rows, np.array(counts), *places, LIKE[self.dtype], isa)
+        return lora, buffers

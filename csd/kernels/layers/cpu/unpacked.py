@@ -167,19 +167,8 @@ def multiply(
 
 
 @by_threads
-def _columns(
-    part,
-    parts,
-    shape,  # M, N, K
-    source,  # [M, width]: x, or `apart`
-    width,  # bytes of a row of `source`
-    weight,
-    bias,
-    y,
-    like,
-    isa,
-):
-    """Multiply all rows with blocks of COLUMNS columns."""
+def _columns(part, parts, shape, source, width, weight, bias, y, like, isa):
+    """Multiply all rows of `source`, of `width` bytes, with blocks of COLUMNS columns."""
     M, N, K = shape
     row = K * like.itemsize
     steps = row // (4 * LANES)
