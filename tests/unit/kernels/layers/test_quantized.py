@@ -215,6 +215,11 @@ def test_an_unrounded_product_is_that_of_the_dequantised_matrix(name):
     with unrounded():
         found = F.linear(x, weight, bias)
     near_in_float32(found - bias, x, weight.dequantize().T)
+
+
+def test_a_rounded_product_is_not_that_of_the_dequantised_matrix():
+    """The control of the test above, by a type whose loop other tests compile."""
+    weight, x = random_matrix("Q4_K", 75, 768), torch.randn(3, 768)
     with pytest.raises(AssertionError):
         near_in_float32(F.linear(x, weight), x, weight.dequantize().T)
 

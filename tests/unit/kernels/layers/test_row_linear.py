@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.checks.precision import within_eager
 from helpers.kernels.elementwise_cases import rotary_case
-from helpers.targets import few, pairs
+from helpers.targets import few, pairs, slow
 
 from csd.kernels.layers.rms_norm import rms_norm_ref, rms_norm_triton
 from csd.kernels.layers.rotary import rotary_ref, rotary_triton
@@ -75,12 +75,16 @@ def test_is_no_further_from_float64_than_pytorch(N, K, dtype, split):
 
 @few(2)
 @DTYPES
-@pytest.mark.parametrize("N,K", [(40, 64), (129, 330)], ids=str)
-def test_a_row_has_the_same_bits_among_any_others(N, K, dtype, split, ordered_products):
+@pytest.mark.parametrize(
+    "N,K,rows",
+    [(40, 64, ROWS), (129, 330, ROWS), pytest.param(40, 64, range(1, 257), marks=slow)],
+    ids=["one split", "splits", "any rows"],
+)
+def test_a_row_has_the_same_bits_among_any_others(N, K, rows, dtype, split, ordered_products):
     x, weight, bias = operands(256, N, K, dtype, True)
     assert splits_of(129, 330, dtype)[0] > 1 == splits_of(40, 64, dtype)[0]
     whole = row_linear_triton(x, weight, bias)
-    for M in ROWS if "CSD_PTX" in os.environ or K > 64 else range(1, 257):
+    for M in ROWS if "CSD_PTX" in os.environ else rows:
         # the rows are at other places of other tiles
         assert torch.equal(row_linear_triton(x[-M:], weight, bias), whole[-M:]), f"{M} rows"
 
