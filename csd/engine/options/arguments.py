@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypedDict
 import torch
 
 from csd.engine.options.checks import (
+    boolean,
     check_drafter,
     check_dtype,
     check_function,
@@ -28,6 +29,7 @@ from csd.engine.options.checks import (
     check_template,
     check_tokenizer,
     check_type,
+    whole,
 )
 from csd.engine.results.logprobs import MOST_TOP
 from csd.engine.results.result import OnText, Samples, Until, UntilRule
@@ -41,12 +43,10 @@ from csd.utils.arguments import (
     LARGEST,
     Option,
     check_budget,
-    check_flag,
     check_ids,
     check_one_of,
     check_seed,
     check_strings,
-    check_whole,
 )
 
 # most samples of a prompt per call: each is an object in memory
@@ -58,23 +58,15 @@ class SampleOptions(TypedDict, total=False):
 
     num_samples: Annotated[
         int,
-        Option(
-            1,
-            "number of samples per prompt",
-            partial(check_whole, low=1, high=MOST_SAMPLES),
-            int,
-            "-n",
-            fields="n",
-        ),
+        whole(1, "number of samples per prompt", low=1, high=MOST_SAMPLES, short="-n", fields="n"),
     ]
     first_sample: Annotated[
         int,
-        Option(
+        whole(
             0,
             "index of the first sample: two calls of 8 samples, with 0 and then 8, draw the same "
             "as one call of 16",
-            partial(check_whole, low=0, high=LARGEST),
-            int,
+            high=LARGEST,
             fields="first_sample",
         ),
     ]
@@ -97,23 +89,22 @@ class EndOptions(TypedDict, total=False):
 
     max_new_tokens: Annotated[
         int | None,
-        Option(
+        whole(
             None,
             "maximum number of new tokens per sample; by default 512, limited by the model's "
             "context",
-            partial(check_whole, low=1, high=LARGEST),
-            int,
+            low=1,
+            high=LARGEST,
             off=512,
             fields="max_tokens max_completion_tokens",
         ),
     ]
     min_new_tokens: Annotated[
         int | None,
-        Option(
+        whole(
             None,
             "minimum number of new tokens: no end token is sampled before",
-            partial(check_whole, low=0, high=LARGEST),
-            int,
+            high=LARGEST,
             off=0,
             processor="MinNewTokensLengthLogitsProcessor.min_new_tokens",
             fields="min_tokens",
@@ -154,35 +145,24 @@ class EndOptions(TypedDict, total=False):
     ]
     ignore_eos: Annotated[
         bool,
-        Option(
+        boolean(
             False,
             "do not end a sample at the model's end tokens, or at those of `end_token_ids`; "
             "`stop_token_ids` still end it",
-            check_flag,
-            bool,
             flag_help="do not end a sample at the model's end tokens",
             fields="ignore_eos",
         ),
     ]
     include_stop: Annotated[
         bool,
-        Option(
+        boolean(
             False,
             "keep the stop string or end token at the end of a text",
-            check_flag,
-            bool,
             fields="include_stop_str_in_output",
         ),
     ]
     skip_special_tokens: Annotated[
-        bool,
-        Option(
-            True,
-            "remove special tokens from texts",
-            check_flag,
-            bool,
-            fields="skip_special_tokens",
-        ),
+        bool, boolean(True, "remove special tokens from texts", fields="skip_special_tokens")
     ]
 
 
@@ -191,11 +171,10 @@ class PromptOptions(TypedDict, total=False):
 
     truncate_prompt: Annotated[
         int | None,
-        Option(
+        whole(
             None,
             "keep only N tokens of a longer prompt: its last ones, behind leading special tokens",
-            partial(check_whole, low=1),
-            int,
+            low=1,
             fields="truncate_prompt_tokens",
         ),
     ]
@@ -235,8 +214,12 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
+# arguments of a call and of an engine
+Tokenizer = Annotated[
+    Any, Option(None, "tokenizer to use instead of the model's own", check_tokenizer)
+]
 # arguments of a call, and of an `AsyncEngine` for all its requests
-Speculate = Annotated[bool, Option(True, "use speculative decoding", check_flag, bool)]
+Speculate = Annotated[bool, boolean(True, "use speculative decoding")]
 Drafter = Annotated[
     str | Callable | None,
     Option(
@@ -308,9 +291,7 @@ class DraftingOptions(TypedDict, total=False):
 class ResultOptions(TypedDict, total=False):
     """Arguments that change no token: the form of prompts, and the records of samples."""
 
-    tokenizer: Annotated[
-        Any, Option(None, "tokenizer to use instead of the model's own", check_tokenizer)
-    ]
+    tokenizer: Tokenizer
     attention_mask: Annotated[
         torch.Tensor | None,
         Option(
@@ -330,11 +311,11 @@ class ResultOptions(TypedDict, total=False):
     ]
     progress: Annotated[
         bool | None,
-        Option(
+        boolean(
             None,
             "show one line per phase of a first call and a progress bar in tokens; None shows "
             "them on a terminal, in IPython and in notebooks",
-            check_flag,
+            flag=None,
         ),
     ]
     callback: Annotated[
@@ -349,44 +330,37 @@ class ResultOptions(TypedDict, total=False):
     record: Annotated[str | None, Option(None, "path of a trace file to write", check_record, str)]
     top_logprobs: Annotated[
         int,
-        Option(
+        whole(
             0,
             "number of most likely tokens to keep at each position, up to 20, with their raw "
             "log-probabilities, in `out[i].top_logprobs`",
-            partial(check_whole, low=0, high=MOST_TOP),
-            int,
+            high=MOST_TOP,
             flag_help="number of most likely tokens at each position, up to 20, with their raw "
             "log-probabilities, in the output of --json",
         ),
     ]
     entropy: Annotated[
         bool,
-        Option(
+        boolean(
             False,
             "keep the entropy of the model's distribution at each position in `out[i].entropies`",
-            check_flag,
-            bool,
             flag_help="entropy of the model's distribution at each position, in the output of "
             "--json",
         ),
     ]
     prompt_logprobs: Annotated[
         bool,
-        Option(
+        boolean(
             False,
             "keep the raw log-probabilities of the prompt's tokens in `out.prompt_logprobs`",
-            check_flag,
-            bool,
             flag_help="raw log-probabilities of the prompt's tokens, in the output of --json",
         ),
     ]
     drafts: Annotated[
         bool,
-        Option(
+        boolean(
             False,
             "keep the drafts of each step in `out[i].drafts`",
-            check_flag,
-            bool,
             flag_help="drafts of each step, in the output of --json",
         ),
     ]

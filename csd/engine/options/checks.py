@@ -1,6 +1,10 @@
-"""Checks of single arguments. Each raises TypeError or ValueError that names its argument."""
+"""Checks of single arguments. Each raises TypeError or ValueError that names its argument.
+
+`whole` and `boolean` declare options of a common kind, with the check and the parser of the kind.
+"""
 
 import os
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +13,7 @@ from csd.engine.results.result import Samples, UntilRule
 from csd.graph.prior import Prior
 from csd.graph.registry import check_known
 from csd.traces.history import History
-from csd.utils.arguments import check_path, takes
+from csd.utils.arguments import Option, check_flag, check_path, check_whole, takes
 from csd.utils.check import shown
 
 SAMPLES_EXPECTED = "must be a csd.History or a list of past samples (token ids, texts or Samples)"
@@ -105,3 +109,20 @@ def check_record(name: str, value: Any) -> Any:
     if os.path.isdir(value) or not os.access(folder, os.W_OK | os.X_OK):
         raise OSError(f"{name} must be a file in a writable folder, got {value!r}")
     return value
+
+
+def whole(
+    default: int | None,
+    help: str,
+    *,
+    low: int = 0,
+    high: int | None = None,
+    flag: Any = int,
+    **more: Any,
+) -> Option:
+    """An option of a whole number in [low, high]."""
+    return Option(default, help, partial(check_whole, low=low, high=high), flag, **more)
+
+
+def boolean(default: bool | None, help: str, flag: Any = bool, **more: Any) -> Option:
+    return Option(default, help, check_flag, flag, **more)

@@ -20,17 +20,10 @@ from csd.engine.options.arguments import (
     LoadingOptions,
     Priors,
     Speculate,
+    Tokenizer,
 )
-from csd.engine.options.checks import check_drafter, check_tokenizer, check_type
-from csd.utils.arguments import (
-    LARGEST,
-    Option,
-    Switch,
-    check_flag,
-    check_number,
-    check_whole,
-    options_of,
-)
+from csd.engine.options.checks import boolean, check_drafter, check_type, whole
+from csd.utils.arguments import LARGEST, Option, Switch, check_flag, check_number, options_of
 
 # far more than pay off; limited by the int32 index of a step's rows and the time to time its sizes
 MAX_SLOTS = 4096
@@ -50,16 +43,14 @@ def check_prefix_cache(name: str, value: Any) -> float | Literal[False]:
 class SizeOptions(TypedDict, total=False):
     """Memory, backend and steps of an engine."""
 
-    tokenizer: Annotated[
-        Any, Option(None, "tokenizer to use instead of the model's own", check_tokenizer)
-    ]
+    tokenizer: Tokenizer
     max_slots: Annotated[
         int,
-        Option(
+        whole(
             64,
             f"maximum number of samples in flight, up to {MAX_SLOTS}; fewer if memory is short",
-            partial(check_whole, low=1, high=MAX_SLOTS),
-            int,
+            low=1,
+            high=MAX_SLOTS,
             also=("--max-num-seqs",),
         ),
     ]
@@ -75,11 +66,12 @@ class SizeOptions(TypedDict, total=False):
     ]
     prefill_chunk: Annotated[
         int,
-        Option(
+        whole(
             512,
             "most prompt tokens read per pass. While samples are in flight, a longer prompt is "
             "read one chunk at a time, between two of their steps",
-            partial(check_whole, low=1),
+            low=1,
+            flag=None,
         ),
     ]
     kernels: Annotated[
@@ -92,41 +84,43 @@ class SizeOptions(TypedDict, total=False):
     ]
     static: Annotated[
         bool | None,
-        Option(
+        boolean(
             None,
             "whether steps have fixed shapes and never read the device, as CUDA graphs need; by "
             'default on a GPU. Drafters that read the device, and verifiers other than "match", '
             "run without fixed shapes",
-            check_flag,
+            flag=None,
         ),
     ]
     lag: Annotated[
         int | None,
-        Option(
+        whole(
             None,
             f"number of steps that the host stays behind the device, at most {MAX_LAG}; by default "
             "1 if steps are static. Results do not depend on it",
-            partial(check_whole, low=0, high=MAX_LAG),
+            high=MAX_LAG,
+            flag=None,
         ),
     ]
     together: Annotated[
         int | None,
-        Option(
+        whole(
             None,
             "most samples of a prompt in flight while other prompts wait; by default one, or a "
             "quarter of a request's samples in an `AsyncEngine`. Later samples draft from finished "
             "ones. Results do not depend on it, except for the order in which samples finish",
-            partial(check_whole, low=1),
+            low=1,
+            flag=None,
         ),
     ]
     self_check: Annotated[
         bool,
-        Option(
+        boolean(
             True,
             "whether the first engine on a GPU checks its kernels there, as `csd doctor` does, "
             "before a model is loaded, once per machine, version, dtype and sizes of heads and "
             "vocabulary. Raises RuntimeError if a kernel is wrong",
-            check_flag,
+            flag=None,
         ),
     ]
     exact: Annotated[
@@ -198,24 +192,15 @@ class RequestsOptions(TypedDict, total=False):
     budget: Budget
     max_tokens: Annotated[
         int | None,
-        Option(
+        whole(
             None,
             "maximum number of tokens of a prompt and one of its samples together; by default the "
             "model's context, or less if memory is short",
-            partial(check_whole, low=2),
-            int,
+            low=2,
             also=("--max-model-len",),
         ),
     ]
-    max_queue: Annotated[
-        int,
-        Option(
-            512,
-            "maximum number of requests waiting for a slot",
-            partial(check_whole, low=1),
-            int,
-        ),
-    ]
+    max_queue: Annotated[int, whole(512, "maximum number of requests waiting for a slot", low=1)]
     learn_from: Annotated[
         Collection[str],
         Option(
@@ -234,27 +219,16 @@ class WarmupOptions(TypedDict, total=False):
     """The keyword arguments of `Engine.warmup`: the largest sizes of the calls that follow."""
 
     num_samples: Annotated[
-        int,
-        Option(
-            16,
-            "number of samples per prompt",
-            partial(check_whole, low=1, high=MOST_SAMPLES),
-            int,
-            "-n",
-        ),
+        int, whole(16, "number of samples per prompt", low=1, high=MOST_SAMPLES, short="-n")
     ]
-    prompt_tokens: Annotated[
-        int,
-        Option(512, "number of tokens of the longest prompt", partial(check_whole, low=2), int),
-    ]
+    prompt_tokens: Annotated[int, whole(512, "number of tokens of the longest prompt", low=2)]
     max_new_tokens: Annotated[
         int,
-        Option(
-            # of a call that does not name it
+        whole(
             options_of(EndOptions)["max_new_tokens"][1].off,
             "maximum number of new tokens per sample",
-            partial(check_whole, low=1, high=LARGEST),
-            int,
+            low=1,
+            high=LARGEST,
         ),
     ]
 
@@ -271,15 +245,7 @@ class ServerOptions(TypedDict, total=False):
             str,
         ),
     ]
-    port: Annotated[
-        int,
-        Option(
-            8000,
-            "port to listen on; 0 takes a free one",
-            partial(check_whole, low=0, high=65535),
-            int,
-        ),
-    ]
+    port: Annotated[int, whole(8000, "port to listen on; 0 takes a free one", high=65535)]
     tool_call_parser: Annotated[
         str,
         Option(
@@ -303,29 +269,10 @@ class ServerOptions(TypedDict, total=False):
             float,
         ),
     ]
-    max_n: Annotated[
-        int,
-        Option(128, "maximum number of choices per request", partial(check_whole, low=1), int),
-    ]
-    max_body: Annotated[
-        int,
-        Option(
-            2 << 20,
-            "maximum size of a request's body, in bytes",
-            partial(check_whole, low=1),
-            int,
-        ),
-    ]
-    max_requests: Annotated[
-        int,
-        Option(
-            1024, "maximum number of requests answered at once", partial(check_whole, low=1), int
-        ),
-    ]
-    max_connections: Annotated[
-        int,
-        Option(2048, "maximum number of open connections", partial(check_whole, low=1), int),
-    ]
+    max_n: Annotated[int, whole(128, "maximum number of choices per request", low=1)]
+    max_body: Annotated[int, whole(2 << 20, "maximum size of a request's body, in bytes", low=1)]
+    max_requests: Annotated[int, whole(1024, "maximum number of requests answered at once", low=1)]
+    max_connections: Annotated[int, whole(2048, "maximum number of open connections", low=1)]
     drain: Annotated[
         float,
         Option(

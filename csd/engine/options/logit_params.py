@@ -6,6 +6,7 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Annotated, Any, TypedDict
 
+from csd.engine.options.checks import whole
 from csd.engine.options.grammar import check_grammar, check_one, check_schema, check_text
 from csd.engine.options.thinking import Tag, find_tags, spell, spell_behind, spell_tags
 from csd.utils.arguments import (
@@ -15,7 +16,6 @@ from csd.utils.arguments import (
     check_ids,
     check_number,
     check_strings,
-    check_whole,
     takes,
 )
 from csd.utils.check import shown
@@ -255,11 +255,10 @@ class LogitOptions(TypedDict, total=False):
     ]
     no_repeat_ngram_size: Annotated[
         int | None,
-        Option(
+        whole(
             None,
             "size of n-grams that must not occur twice in prompt and sample; 0 is off",
-            partial(check_whole, low=0, high=LONGEST),
-            int,
+            high=LONGEST,
             off=0,
             config="no_repeat_ngram_size",
             processor="NoRepeatNGramLogitsProcessor.ngram_size",
@@ -302,12 +301,11 @@ class LogitOptions(TypedDict, total=False):
     ]
     max_thinking_tokens: Annotated[
         int | None,
-        Option(
+        whole(
             None,
             "maximum number of tokens of a thought; then the tokens that end the thought are "
             "forced, and `out[i].forced` marks them",
-            partial(check_whole, low=0, high=LARGEST),
-            int,
+            high=LARGEST,
             flag_help="maximum number of tokens of a thought; then the tokens that end the thought "
             "are forced",
             fields="max_thinking_tokens",
