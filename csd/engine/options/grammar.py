@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from copy import deepcopy
 from itertools import islice
 from typing import Any
 
-from csd.engine.options.thinking import split
+from csd.engine.options.thinking import of_tokenizer, split
 from csd.models.text.token_bytes import token_bytes
 from csd.utils.check import shown
 from csd.utils.lazy import check_installed
@@ -29,9 +28,6 @@ GRAMMARS = ("json_schema", "regex", "grammar")
 # limits spaces between parts of a JSON text, since a model might write spaces for ever
 SPACE = {"whitespace_pattern": "[ \\t\\n]{0,40}"}
 
-# llguidance's tokenizer by tokenizer and vocabulary size; making one reads the whole vocabulary
-_READERS: "weakref.WeakKeyDictionary[Any, dict[int, Any]]" = weakref.WeakKeyDictionary()
-
 # states of a grammar's lexer, about 400 bytes each, which a sample's tokens add
 LEXER_STATES = 50_000
 
@@ -41,11 +37,8 @@ PANIC = "it panics:"
 # characters that are read to find the faulty part of a schema, about a second
 PLACE_CHARACTERS = 1 << 20
 
-# digests of the last valid grammars by tokenizer, the oldest first. Matchers are not cached: copies
-# share their lexer, and one that has used up its states would fail for other requests
-_VALID: "weakref.WeakKeyDictionary[Any, OrderedDict[bytes, None]]" = weakref.WeakKeyDictionary()
-_VALID_SIZE = 1024
-_LOCK = threading.Lock()
+# grammars of a tokenizer whose digests are kept
+KEPT = 1024
 
 
 def check_schema(name: str, value: Any) -> str:
@@ -123,6 +116,34 @@ def _of_schema(text: str) -> str:
     return LLMatcher.grammar_from_json_schema(text, options)
 
 
+class Recent:
+    """Digests of the grammars that were added last or asked for, at most `KEPT`."""
+
+    def __init__(self) -> None:
+        self._digests: OrderedDict[bytes, None] = OrderedDict()  # the oldest first
+        self._lock = threading.Lock()
+
+    def __contains__(self, digest: bytes) -> bool:
+        with self._lock:
+            if digest not in self._digests:
+                return False
+            self._digests.move_to_end(digest)
+            return True
+
+    def add(self, digest: bytes) -> None:
+        with self._lock:
+            self._digests[digest] = None
+            if len(self._digests) > KEPT:
+                self._digests.popitem(last=False)
+
+
+@of_tokenizer
+def _valid(tokenizer: Any) -> Recent:
+    """The valid grammars. Matchers are not kept: copies share their lexer, and one that has used up
+    its states would fail for other requests."""
+    return Recent()
+
+
 def check_grammar(options: Mapping[str, Any], tokenizer: Any, vocab: int) -> None:
     """Raises ValueError for a grammar that llguidance rejects; in a schema, with the place."""
     grammar = source(options)
@@ -132,21 +153,15 @@ def check_grammar(options: Mapping[str, Any], tokenizer: Any, vocab: int) -> Non
     if tokenizer is None:
         raise ValueError(f"{name} needs a tokenizer: pass tokenizer=")
     # all prompts of a call have the same grammar
-    digest = hashlib.sha256(f"{vocab} {text}".encode()).digest()
-    with _LOCK:
-        valid = _VALID.setdefault(tokenizer, OrderedDict())
-        if digest in valid:
-            valid.move_to_end(digest)
-            return
+    digest, valid = hashlib.sha256(f"{vocab} {text}".encode()).digest(), _valid(tokenizer)
+    if digest in valid:
+        return
     message = _error_of(text, reader_of(tokenizer, vocab))
     if message is not None:
         located = name == "json_schema" and not message.startswith(PANIC)
         where = f"; at {_place(options[name])}" if located else ""
         raise ValueError(f"{name} must be accepted by llguidance{where}: {message}")
-    with _LOCK:
-        valid[digest] = None
-        if len(valid) > _VALID_SIZE:
-            valid.popitem(last=False)
+    valid.add(digest)
 
 
 def _error_of(text: str, reader: Any = None) -> str | None:
@@ -226,15 +241,9 @@ def matcher_of(params: Any, tokenizer: Any, vocab: int) -> Any:
     return _compiled(grammar[1], reader_of(tokenizer, vocab))
 
 
+@of_tokenizer
 def reader_of(tokenizer: Any, vocab: int) -> Any:
-    """llguidance's version of a tokenizer, made once per tokenizer and vocabulary size."""
-    made = _READERS.setdefault(tokenizer, {})
-    if vocab not in made:
-        made[vocab] = _reader(tokenizer, vocab)
-    return made[vocab]
-
-
-def _reader(tokenizer: Any, vocab: int) -> Any:
+    """llguidance's version of a tokenizer; making one reads the whole vocabulary."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     pieces: _Pieces | _Spelled = _Pieces(tokenizer, vocab)

@@ -7,13 +7,12 @@ apply: a schema of 1,400 characters takes minutes and gigabytes.
 import hashlib
 import subprocess
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from csd.engine.options import LogitOptions
-from csd.engine.options.grammar import GRAMMARS, source
+from csd.engine.options.grammar import GRAMMARS, Recent, source
 from csd.utils.arguments import checked
 from csd.utils.isolated_python import environment
 
@@ -35,10 +34,7 @@ LLMatcher.validate_grammar_with_warnings(sys.stdin.buffer.read().decode())
 sys.exit({COMPILED})
 """
 
-# digests of the last grammars that compiled, the oldest first
-_COMPILED: OrderedDict[bytes, None] = OrderedDict()
-_SIZE = 1024
-_LOCK = threading.Lock()
+_compiled = Recent()
 
 
 def check_compiles(arguments: Mapping[str, Any]) -> None:
@@ -48,29 +44,21 @@ def check_compiles(arguments: Mapping[str, Any]) -> None:
         return
     name, text = grammar
     digest = hashlib.sha256(text.encode()).digest()
-    with _LOCK:
-        if digest in _COMPILED:
-            _COMPILED.move_to_end(digest)
-            return
-    try:
-        done = subprocess.run(
+    if digest in _compiled:
+        return
+    status = None
+    with suppress(subprocess.TimeoutExpired):
+        status = subprocess.run(
             [sys.executable, "-P", "-c", _CODE],
             input=text.encode(),
             timeout=WAIT,
             env=environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            check=False,
-        )
-        status = done.returncode
-    except subprocess.TimeoutExpired:
-        status = None
+        ).returncode
     if status != COMPILED:
         raise ValueError(
             f"{name} must compile within {SECONDS} seconds and {MEMORY >> 30} GB: use fewer or "
             "shorter patterns"
         )
-    with _LOCK:
-        _COMPILED[digest] = None
-        if len(_COMPILED) > _SIZE:
-            _COMPILED.popitem(last=False)
+    _compiled.add(digest)

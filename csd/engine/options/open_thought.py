@@ -5,11 +5,10 @@ prompt counts in two places only: at the prompt's very end, and at the beginning
 the prompt begins, behind the header that the chat template writes in front of an answer.
 """
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from csd.engine.options.thinking import PAIRS, TAG, Tag, Tags
+from csd.engine.options.thinking import PAIRS, TAG, Tag, Tags, of_tokenizer
 from csd.models.text.messages import check_template_options
 from csd.models.text.prompts import chat_ids, has_chat
 from csd.models.text.streamed import StopStrings
@@ -75,8 +74,6 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return tokenizer.decode([*ids], skip_special_tokens=False) if ids else ""
 
 
-_HEADERS: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictionary()
-
 # a message's text, behind which a template's header stands
 _WORD = "Lorem"
 
@@ -89,17 +86,18 @@ def answer_header(tokenizer: Any) -> str:
     if not has_chat(tokenizer):
         return ""
     try:
-        made = _HEADERS.setdefault(tokenizer, {})
+        return _rendered_header(tokenizer, str(tokenizer.chat_template))
     # an object without a hash or without weak references
     except TypeError:
-        made = {}
-    template = str(tokenizer.chat_template)
-    if template not in made:
-        made[template] = _rendered_header(tokenizer)
-    return made[template]
+        return _render_header(tokenizer)
 
 
-def _rendered_header(tokenizer: Any) -> str:
+@of_tokenizer
+def _rendered_header(tokenizer: Any, template: str) -> str:
+    return _render_header(tokenizer)
+
+
+def _render_header(tokenizer: Any) -> str:
     messages = [{"role": "user", "content": _WORD}]
     try:
         ids = chat_ids(messages, tokenizer, "prompt", check_template_options({}))

@@ -19,11 +19,11 @@ symbols end the pattern, or if it contains the whole pattern, last up to its sym
 
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, TypeVar
 
 from csd.models.text.token_bytes import token_bytes
 from csd.utils.check import shown
@@ -32,6 +32,7 @@ from csd.utils.check import shown
 LONGEST_TAG = 31
 
 Symbols = bytes | tuple[int, ...]
+T = TypeVar("T")
 
 
 class Transition(NamedTuple):
@@ -67,17 +68,7 @@ class Tag:
     @classmethod
     def of_text(cls, ids: tuple[int, ...], text: bytes, tokenizer: Any, vocab: int) -> "Tag":
         """A tag that is searched for in the text of a vocabulary's first `vocab` tokens."""
-        made = _TAGS.setdefault(tokenizer, {})
-        if (ids, text, vocab) not in made:
-            tokens, steps = {}, {}
-            for token, read in vocabulary(tokenizer, vocab).items():
-                # most tokens have nothing in common with the tag
-                if text[:1] in read or text[-1:] in read or read in text:
-                    taken = step(text, read)
-                    if taken != NONE:
-                        tokens[token], steps[token] = read, taken
-            made[ids, text, vocab] = cls(ids, text, tokens, steps)
-        return made[ids, text, vocab]
+        return _tag_of_text(tokenizer, ids, text, vocab)
 
     @cached_property
     def kinds(self) -> tuple[list[Transition], dict[int, int]]:
@@ -142,9 +133,7 @@ def step(pattern: Symbols, token: Symbols) -> Transition:
     m, k = len(pattern), len(token)
     within = suffix = ends = 0
     for j in range(1, m):
-        if j < k and token[k - j :] == pattern[:j]:
-            suffix |= 1 << j
-        if j == k and token == pattern[:j]:
+        if j <= k and token[k - j :] == pattern[:j]:
             suffix |= 1 << j
         if j > k and pattern[j - k : j] == token:
             within |= 1 << j
@@ -154,26 +143,42 @@ def step(pattern: Symbols, token: Symbols) -> Transition:
     return Transition(k if within else 0, within, suffix, ends, max(places, default=0))
 
 
-_TAGS: "weakref.WeakKeyDictionary[Any, dict[tuple, Tag]]" = weakref.WeakKeyDictionary()
-_VOCABULARIES: "weakref.WeakKeyDictionary[Any, dict[int, dict[int, bytes]]]"
-_VOCABULARIES = weakref.WeakKeyDictionary()
-_BY_BYTES: "weakref.WeakKeyDictionary[Any, dict[int, dict[bytes, int]]]"
-_BY_BYTES = weakref.WeakKeyDictionary()
+def of_tokenizer(make: Callable[..., T]) -> Callable[..., T]:
+    """Decorator that keeps the results of make(tokenizer, *key) as long as the tokenizer lives."""
+    kept: weakref.WeakKeyDictionary[Any, dict[tuple, T]] = weakref.WeakKeyDictionary()
+
+    @wraps(make)
+    def get(tokenizer: Any, *key: Any) -> T:
+        made = kept.setdefault(tokenizer, {})
+        if key not in made:
+            made[key] = make(tokenizer, *key)
+        return made[key]
+
+    return get
 
 
+@of_tokenizer
+def _tag_of_text(tokenizer: Any, ids: tuple[int, ...], text: bytes, vocab: int) -> Tag:
+    tokens, steps = {}, {}
+    for token, read in vocabulary(tokenizer, vocab).items():
+        # most tokens have nothing in common with the tag
+        if text[:1] in read or text[-1:] in read or read in text:
+            taken = step(text, read)
+            if taken != NONE:
+                tokens[token], steps[token] = read, taken
+    return Tag(ids, text, tokens, steps)
+
+
+@of_tokenizer
 def vocabulary(tokenizer: Any, vocab: int) -> dict[int, bytes]:
-    """Bytes of the tokens of text among the first `vocab`; read once per tokenizer.
+    """Bytes of the tokens of text among the first `vocab`.
 
     Special tokens are no text: the name of `<pad>` does not end a tag with its `>`.
     """
-    made = _VOCABULARIES.setdefault(tokenizer, {})
-    if vocab not in made:
-        of = token_bytes(tokenizer).of
-        size = min(vocab, len(tokenizer)) if hasattr(tokenizer, "__len__") else vocab
-        special = special_ids(tokenizer)
-        text = (t for t in range(size) if t not in special)
-        made[vocab] = {t: read for t in text if (read := _read(of, t))}
-    return made[vocab]
+    of, special = token_bytes(tokenizer).of, special_ids(tokenizer)
+    size = min(vocab, len(tokenizer)) if hasattr(tokenizer, "__len__") else vocab
+    text = (t for t in range(size) if t not in special)
+    return {t: read for t in text if (read := _read(of, t))}
 
 
 def special_ids(tokenizer: Any) -> set[int]:
@@ -190,12 +195,10 @@ def _read(of: Any, token: int) -> bytes | None:
         return None
 
 
+@of_tokenizer
 def by_bytes(tokenizer: Any, vocab: int) -> dict[bytes, int]:
-    """The first token of a vocabulary with each text, made once per tokenizer."""
-    made = _BY_BYTES.setdefault(tokenizer, {})
-    if vocab not in made:
-        made[vocab] = {x: t for t, x in reversed(vocabulary(tokenizer, vocab).items())}
-    return made[vocab]
+    """The first token of a vocabulary with each text."""
+    return {x: t for t, x in reversed(vocabulary(tokenizer, vocab).items())}
 
 
 def split(text: bytes, tokens: dict[bytes, int]) -> list[int]:
