@@ -154,14 +154,11 @@ def jobs_of(step: StaticStep, target: CompileTarget) -> list[CompileJob]:
     torch.cuda._lazy_init = lambda: None
     if isinstance(step.decoder, Decoder):
         step.decoder.layers = step.decoder.layers[: step.decoder.config.unlike_layers]
-    by_key: dict[tuple, CompileJob] = {}
     with recording(target) as jobs, WithoutMemory():
         for rows in sizes_for(step.slots.count):
             for nodes in (0, rows):
                 step.body(rows, nodes)
-    for job in jobs:
-        by_key.setdefault(job.key, job)
-    return list(by_key.values())
+    return list({job.key: job for job in jobs}.values())
 
 
 class WithoutMemory(TorchDispatchMode):

@@ -106,7 +106,13 @@ def load_step_times(key: str) -> StepTimeTable | None:
     """The cached table for a key; None, with a warning unless it is absent, if not usable."""
     try:
         path = path_of("steps", key)
-        return _read(path, key)
+        data = read(path)
+        with naming(f"{path}"):
+            entry = parse(data, StepTimesEntry)
+            if entry["of"] != key:
+                raise ValueError("has the times of other steps")
+            marks = entry["steady"], entry["measurements"]
+            return StepTimeTable(entry["rows"], entry["seconds"], *marks)
     except FileNotFoundError:
         return None
     # a user may have no home
@@ -128,19 +134,6 @@ def save_step_times(key: str, table: StepTimeTable) -> None:
         save(path_of("steps", key), json.dumps(entry))
     except (OSError, RuntimeError) as error:
         LOG.warning("step times cannot be cached, so each process measures its own: %s", error)
-
-
-def _read(path: Path, key: str) -> StepTimeTable:
-    data = read(path)
-    with naming(f"{path}"):
-        entry = parse(data, StepTimesEntry)
-    if entry["of"] != key:
-        raise ValueError(f"{path} has the times of other steps")
-    try:
-        marks = entry["steady"], entry["measurements"]
-        return StepTimeTable(entry["rows"], entry["seconds"], *marks)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 # a step that takes more than this many times the smallest step's time is never worth its drafts

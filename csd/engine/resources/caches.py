@@ -7,7 +7,7 @@ many pages as fit in memory, and a request waits until enough of them are free.
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -131,12 +131,12 @@ class Caches:
 
         def demand(slots: int) -> Demand:
             sizes = replace(wanted, slots=slots)
-            own = Demand.of(config, dtype, **asdict(sizes), rows=rows(slots), gathers=self._gathers)
+            own = Demand.of(config, dtype, sizes, rows(slots), model.ops.gathers)
             step = own.step + changed(rows(slots))
             return replace(own, step=step, drafter=made.cache_bytes(sizes.pages))
 
         def needed(room: Room) -> int:
-            own = room.bytes(config, dtype, self._gathers)
+            own = room.bytes(config, dtype, model.ops.gathers)
             return own + made.cache_bytes(room.pages) + changed(room.rows)
 
         free = int(self.memory * free_bytes(model.device))
@@ -156,14 +156,14 @@ class Caches:
 
         Without the bytes of a draft model and of changed rows.
         """
-        config, dtype = self._model.decoder.config, self._model.dtype
+        model = self._model
         wanted = CacheSizes.of(requests, self.max_slots, self._reach, self.prefill_chunk)
 
         def demand(slots: int) -> Demand:
-            sizes, rows = replace(wanted, slots=slots), self.rows(slots, 0, 0)
-            return Demand.of(config, dtype, **asdict(sizes), rows=rows, gathers=self._gathers)
+            sizes, rows = replace(wanted, slots=slots), self.rows(slots)
+            return Demand.of(model.decoder.config, model.dtype, sizes, rows, model.ops.gathers)
 
-        free = int(self.memory * free_bytes(self._model.device))
+        free = int(self.memory * free_bytes(model.device))
         return slots_that_fit(demand, wanted.slots, free)
 
     def prepare_served(
@@ -200,7 +200,7 @@ class Caches:
 
         def needed(pages: int, units: int = 0) -> int:
             room = Room(slots, table, table, pages, rows)
-            own = room.bytes(config, dtype, self._gathers) + made.cache_bytes(pages)
+            own = room.bytes(config, dtype, self._model.ops.gathers) + made.cache_bytes(pages)
             return own + changed + units * states
 
         # copies of the states of recurrent layers are not in pages: they leave room for a longest
@@ -322,11 +322,6 @@ class Caches:
     # sizes
 
     @property
-    def _gathers(self) -> bool:
-        """True if attention copies a layer's keys and values."""
-        return self._model.ops.gathers
-
-    @property
     def _reach(self) -> int | None:
         """Largest number of keys that a row of any layer sees, which limits pages; None: no limit.
 
@@ -395,11 +390,7 @@ class Caches:
                 f"history needs drafter='consensus', got drafter={self._drafter_name!r}"
             )
         for request in with_history:
-            count = self.drafter.max_history(request.history, groups)
-            left = request.history[count:]
-            request.history = request.history[:count]
-            request.progress.stats.history_tokens = sum(map(len, request.history))
-            request.progress.stats.history_left_out = sum(map(len, left))
+            request.cut_history(self.drafter.max_history(request.history, groups))
 
     def newly_dropped(self, requests: list[Request]) -> int:
         """Number of contexts that did not fit in the graph since the previous call of this method.

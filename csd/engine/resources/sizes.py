@@ -153,35 +153,22 @@ class Demand:
 
     @classmethod
     def of(
-        cls,
-        config: Any,
-        dtype: torch.dtype,
-        *,
-        slots: int,
-        groups: int,
-        slot_pages: int,
-        prompt_pages: int,
-        rows: int,
-        gathers: bool = False,
-        slot_held: int | None = None,
-        prompt_held: int | None = None,
+        cls, config: Any, dtype: torch.dtype, sizes: CacheSizes, rows: int, gathers: bool = False
     ) -> "Demand":
         """Returns the demand of a model for cache sizes and the rows of a step.
 
-        slot_pages, prompt_pages: pages of a sample's tokens and of a prompt; slot_held,
-        prompt_held: of these, the most that are held at once, by default all. gathers: whether
-        attention copies a layer's keys and values, as the reference does: once in their dtype,
-        and once as float32.
+        gathers: whether attention copies a layer's keys and values, as the reference does: once in
+        their dtype, and once as float32.
         """
         page, (state, state_row) = KVCache.bytes_per_page(config, dtype), _states(config, dtype)
-        new = slots * ((slot_held or slot_pages) * page + state)
         # each group in flight has at least one slot
-        prompts = min(slots, groups) * ((prompt_held or prompt_pages) * page + state)
+        slots, groups = sizes.slots, min(sizes.slots, sizes.groups)
         step = rows * (page // PAGE + config.vocab * dtype.itemsize + state_row)
         if gathers:
-            pages = slots * slot_pages + min(slots, groups) * prompt_pages
+            pages = slots * sizes.slot_pages + groups * sizes.prompt_pages
             step += _gathered(pages * page, config, dtype)
-        return cls(slots, new, prompts, step)
+        new = slots * (sizes.slot_held * page + state)
+        return cls(slots, new, groups * (sizes.prompt_held * page + state), step)
 
     @property
     def total(self) -> int:

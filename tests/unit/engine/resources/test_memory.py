@@ -16,7 +16,7 @@ from bench.lib.shapes import SHAPES
 from csd.engine.options.params import SamplingParams
 from csd.engine.requests.request import Request
 from csd.engine.resources import caches as resources
-from csd.engine.resources.sizes import Demand, slots_that_fit
+from csd.engine.resources.sizes import CacheSizes, Demand, slots_that_fit
 from csd.engine.rules.changes import Changes
 from csd.engine.rules.tables import changed_bytes
 from csd.models.demo import toy
@@ -32,15 +32,9 @@ ROOM = int(0.9 * (80e9 - 16.06e9))
 
 def demand(new_tokens, prompt=1024, groups=1):
     def of(slots):
-        return Demand.of(
-            LLAMA,
-            torch.bfloat16,
-            slots=slots,
-            groups=groups,
-            slot_pages=pages_for(new_tokens),
-            prompt_pages=pages_for(prompt),
-            rows=slots + 512,
-        )
+        slot, prompt_pages = pages_for(new_tokens), pages_for(prompt)
+        sizes = CacheSizes(slots, groups, slot, prompt_pages, slot, prompt_pages)
+        return Demand.of(LLAMA, torch.bfloat16, sizes, slots + 512)
 
     return of
 
@@ -84,16 +78,8 @@ def test_an_engine_short_of_memory_takes_fewer_slots(monkeypatch, kernels, gathe
     short = engine(model, memory=1.0, kernels=kernels)
     page = KVCache.bytes_per_page(model.config, torch.float64)
     # three pages: the prompt's and two slots'
-    two = Demand.of(
-        model.config,
-        torch.float64,
-        slots=2,
-        groups=1,
-        slot_pages=1,
-        prompt_pages=1,
-        rows=short.caches.rows(2),
-        gathers=gathers,
-    )
+    sizes = CacheSizes(2, 1, 1, 1, 1, 1)
+    two = Demand.of(model.config, torch.float64, sizes, short.caches.rows(2), gathers)
     assert two.new + two.prompts == 3 * page
     monkeypatch.setattr(resources, "free_bytes", lambda device: two.total)
     assert csd.generate(short, [1, 2], **options).tokens == expected.tokens

@@ -12,7 +12,7 @@ from helpers.runs.hybrid_draws import TOKENS, drawn, prompt
 from helpers.targets import few, slow
 
 import csd
-from csd.engine.resources.sizes import Demand
+from csd.engine.resources.sizes import CacheSizes, Demand
 from csd.kernels.ops import reference
 from csd.kernels.states import SSM
 from csd.models.module.admit import admit
@@ -130,10 +130,10 @@ def test_memory_is_as_calculated():
     rows += [part.node for part in memory.convs]
     count = cache.node_k.shape[1]
     assert sum(x.nbytes for x in rows) == count * of_model.row_bytes(torch.float32)
-    less = dict(slots=slots, groups=1, slot_pages=1, prompt_pages=1, rows=count)
-    with_states = Demand.of(engine.decoder.config, torch.float32, **less)
+    less = CacheSizes(slots, 1, 1, 1, 1, 1)
+    with_states = Demand.of(engine.decoder.config, torch.float32, less, count)
     engine.decoder.config = replace(engine.decoder.config, states=None)
-    without = Demand.of(engine.decoder.config, torch.float32, **less)
+    without = Demand.of(engine.decoder.config, torch.float32, less, count)
     of_prompt = of_model.slot_bytes(torch.float32)
     assert with_states.total - without.total == given + of_prompt + sum(x.nbytes for x in rows)
 
